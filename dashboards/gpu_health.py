@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dashboards.gpu_problems import (
+    GPUS_OF_TABLE,
     GPUS_WITH_RANK,
     RECOVERY_ACTION_TEXTS,
     THROTTLED,
+    WORST_PROBLEM_TEXTS,
     XID_TEXTS,
-    problem_counts,
 )
-from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, NEUTRAL, PURPLE, WARNING, colors_by_prefix
+from dashboards.palette import (
+    ABSENT,
+    BAD,
+    GOOD,
+    GREY,
+    KHAKI,
+    NEUTRAL,
+    PURPLE,
+    RED,
+    SKY_BLUE,
+    WARNING,
+    colors_by_prefix,
+)
 from dashboards.panels import Panel, bad_from, dashboard_link, time_series, value_mappings, warn_from
 from dashboards.queries import Query, event_counts
 from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, table
+from exporter.status.conditions.gpus import CRITICAL_XIDS
 
 
 def health_panels() -> tuple[Panel, ...]:
@@ -21,13 +37,32 @@ def health_panels() -> tuple[Panel, ...]:
 
 
 def _health_table() -> Panel:
+    in_table = f"and on (instance, gpu) {GPUS_OF_TABLE}"
+    columns = [
+        dataclasses.replace(column, source=f"({column.source}) {in_table}") if column.is_value else column
+        for column in _health_columns()
+    ]
     return table(
         "Health of each GPU",
-        Column("instance", "Node", width=110),
+        *columns,
+        row_query=f"({GPUS_WITH_RANK}) {in_table}",
+        sort="Worst problem",
+        h=8,
+    )
+
+
+def _health_columns() -> tuple[Column, ...]:
+    return (
+        Column("instance", "Node", width=100),
         Column("gpu", "GPU", width=60),
         Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("rank", "Rank", width=70),
-        Column(problem_counts(), "Problems", width=90, thresholds=bad_from(1)),
+        Column(
+            GPUS_OF_TABLE,
+            "Worst problem",
+            width=255,
+            mappings=WORST_PROBLEM_TEXTS,
+        ),
         Column(
             "min by (instance, gpu) (gpu_up{@gpu})"
             " or on (instance, gpu) min by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0 - 1)",
@@ -41,9 +76,9 @@ def _health_table() -> Panel:
             "Xids, 1 h",
             decimals=0,
             width=80,
-            thresholds=bad_from(1),
+            thresholds=warn_from(1),
         ),
-        percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled", 130, warn_from(0.01, 0.1)),
+        percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled, 5 min", 130, warn_from(0.01, 0.1)),
         Column(
             "max by (instance, gpu) (gpu_recovery_action{@gpu})",
             "Recovery action",
@@ -57,16 +92,13 @@ def _health_table() -> Panel:
             thresholds=bad_from(1),
         ),
         Column(
-            "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
-            "Remap pending",
+            "2 * max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})"
+            " + max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
+            "Row remap",
             width=100,
-            mappings=value_mappings({0: ("no", NEUTRAL), 1: ("yes", WARNING)}),
-        ),
-        Column(
-            "max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})",
-            "Remap failed",
-            width=120,
-            mappings=value_mappings({0: ("no", NEUTRAL), 1: ("replace the GPU", BAD)}),
+            mappings=value_mappings(
+                {0: ("none", NEUTRAL), 1: ("pending", WARNING), 2: ("failed", BAD), 3: ("failed", BAD)}
+            ),
         ),
         Column(
             'sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})',
@@ -77,13 +109,10 @@ def _health_table() -> Panel:
         Column(
             'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
             ' gpu_pcie_link_width{@gpu, kind="current"})',
-            "PCIe lanes missing",
+            "PCIe lanes lost",
             width=145,
             thresholds=warn_from(1),
         ),
-        row_query=GPUS_WITH_RANK,
-        sort="Problems",
-        h=8,
     )
 
 
@@ -103,7 +132,17 @@ def _new_errors() -> Panel:
         "New errors",
         Query(f"{' or '.join(errors)} or {no_error}", "{{error}}"),
         unit="none",
-        overrides=colors_by_prefix({"Xid": BAD, "ECC": WARNING, "PCIe": KHAKI, "NVLink": PURPLE, "no": GREY}),
+        overrides=colors_by_prefix(
+            {
+                "Xid": WARNING,
+                f"Xid ({'|'.join(str(xid) for xid in sorted(CRITICAL_XIDS))})$": BAD,
+                "ECC corrected": SKY_BLUE,
+                "ECC uncorrected": RED,
+                "PCIe": KHAKI,
+                "NVLink": PURPLE,
+                "no": GREY,
+            }
+        ),
         bars=True,
         w=10,
         h=6,

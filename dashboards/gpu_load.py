@@ -24,13 +24,24 @@ from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
 MAX_LINES = 8
+MAX_POINTS = 200
+"""Maximum number of points of a line, which limits the samples of a query that compares thousands of GPUs."""
 LEGEND = "{{instance}} GPU {{gpu}}"
 OUTLIER_NOTE = ": outlier"
 """Addition to the legend of a GPU that differs from the median at the end of the time range."""
 _OUTLIER_OVERRIDE: Override = {
     "matcher": {"id": "byRegexp", "options": f"/{OUTLIER_NOTE}$/"},
-    "properties": [{"id": "color", "value": HASHED_COLOR}, {"id": "custom.lineWidth", "value": 3}],
+    "properties": [
+        {"id": "color", "value": HASHED_COLOR},
+        {"id": "custom.lineWidth", "value": 3},
+        {"id": "custom.hideFrom", "value": {"legend": False, "tooltip": False, "viz": False}},
+    ],
 }
+_NO_LEGEND_OF_GPUS: Override = {
+    "matcher": {"id": "byFrameRefID", "options": "A"},
+    "properties": [{"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}}],
+}
+"""Override that leaves the lines of the GPUs out of the legend: up to sixteen gray lines would fill it."""
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 GPUS_OF_ANY_RUN = (
     'last_over_time(training_rank_info{@cluster, uuid!=""}[$__range] @ end())'
@@ -76,7 +87,7 @@ def _gpu_plot(
         f'label_replace({used_gpus(expression)} and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
         f" or on (instance, gpu) {_extreme_gpus(expression, lowest=quantity.is_low_bad)}"
     )
-    return time_series(
+    panel = time_series(
         title,
         Query(lines, f"{LEGEND}{{{{note}}}}"),
         Query(f"quantile(0.5, {used_gpus(expression)})", "median", BLUE, reference=True),
@@ -85,10 +96,12 @@ def _gpu_plot(
         maximum=maximum,
         minimum=minimum,
         color=fixed_color(GREY),
-        overrides=[_OUTLIER_OVERRIDE],
+        overrides=[_NO_LEGEND_OF_GPUS, _OUTLIER_OVERRIDE],
         w=w,
         links=links,
     )
+    panel.body["maxDataPoints"] = MAX_POINTS
+    return panel
 
 
 def _extreme_gpus(expression: str, *, lowest: bool) -> str:

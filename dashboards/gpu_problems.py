@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last_time
-from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
+from dashboards.palette import BAD, NEUTRAL, WARNING
+from dashboards.panels import NO_VALUE, value_mappings
 from dashboards.queries import NODES_OF_RUN
-from dashboards.tables import Column, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
 from exporter.status.xids import XID_MEANINGS
 
-THROTTLED = "rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval])"
+THROTTLED = "clamp(deriv(gpu_clocks_event_seconds_total{@gpu, @throttling}[5m]), 0, 1)"
+"""PromQL for the share of the last five minutes with throttling by heat or the power brake, by reason.
+
+A slope, unlike a rate, is right for a series younger than five minutes, such as that of a GPU after a restart of the exporter.
+"""
+_BRIEFLY_THROTTLED = (
+    "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))"
+)
+"""PromQL for the share of a shorter time, for the start of throttling."""
 THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
 XID_SECONDS = 3600
@@ -54,17 +59,28 @@ class Impact(enum.IntEnum):
     STANDSTILL = 5
 
 
+IMPACT_NAMES = {
+    Impact.STANDSTILL: "stops the run",
+    Impact.WRONG_RESULTS: "may damage results",
+    Impact.UNKNOWN: "unknown",
+    Impact.SLOW: "slows the run",
+    Impact.POSSIBLE: "possible",
+    Impact.NO_RUN: "no run",
+}
+IMPACT_COLORS = {
+    Impact.STANDSTILL: BAD,
+    Impact.WRONG_RESULTS: BAD,
+    Impact.UNKNOWN: WARNING,
+    Impact.SLOW: WARNING,
+    Impact.POSSIBLE: WARNING,
+    Impact.NO_RUN: NEUTRAL,
+}
 IMPACT_TEXTS = value_mappings(
-    {
-        Impact.STANDSTILL.value: ("stops the run", BAD),
-        Impact.WRONG_RESULTS.value: ("may damage results", BAD),
-        Impact.UNKNOWN.value: ("unknown", WARNING),
-        Impact.SLOW.value: ("slows the run", WARNING),
-        Impact.POSSIBLE.value: ("possible", WARNING),
-        Impact.NO_RUN.value: ("no run", NEUTRAL),
-        -1: (NO_VALUE, NEUTRAL),
-    }
+    {impact.value: (text, IMPACT_COLORS[impact]) for impact, text in IMPACT_NAMES.items()}
+    | {-1: (NO_VALUE, NEUTRAL)}
 )
+PROBLEMS_TITLE = "What is wrong"
+NO_PROBLEM = "nothing is wrong"
 PRIORITIES_PER_IMPACT = 100
 """Distance between the values of two impacts. A value is `impact * PRIORITIES_PER_IMPACT + priority`, so that the maximum is the problem with
 the largest impact, and the earliest in the list of problems among equal impacts."""
@@ -85,10 +101,10 @@ NO_RESPONSE = "GPU does not respond: "
 ERROR_TEXTS = {
     "gpu_is_lost": "GPU lost: fell off the bus",
     "reset_required": "GPU does not respond: needs a reset",
-    "gpu_not_found": "GPU does not respond: the driver no longer lists the GPU",
+    "gpu_not_found": "GPU lost: the driver does not list it",
 }
 """Texts of errors of NVML."""
-_RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@cluster}[$__range]))"
+RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@cluster}[$__range]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +117,12 @@ class Problem:
     remedy: str
     impact: Impact
     label: str = "instance"
+    summary: str = ""  # name of the problem if `text` has the value of a label
+
+    @property
+    def name(self) -> str:
+        """Name of the problem without the value of a label."""
+        return self.summary or self.text
 
     def row(self, priority: int) -> str:
         """Return PromQL for impact and priority as one number (see `PRIORITIES_PER_IMPACT`), with text and remedy as labels."""
@@ -120,7 +142,7 @@ def _gpu_flag(family: str, text: str, remedy: str, impact: Impact) -> Problem:
     return Problem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
 
 
-def _xid(matcher: str, remedy: str, impact: Impact) -> Problem:
+def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> Problem:
     """Return the problem of recent Xids.
 
     `matcher` selects or excludes the Xids that point to the hardware. The problem starts at the last occurrence.
@@ -128,7 +150,7 @@ def _xid(matcher: str, remedy: str, impact: Impact) -> Problem:
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
     recent = f"({last} > time() - {XID_SECONDS})"
-    return Problem("Xid $1", recent, recent, remedy, impact, "xid")
+    return Problem("Xid $1", recent, recent, remedy, impact, "xid", summary)
 
 
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
@@ -167,13 +189,14 @@ GPU_PROBLEMS = (
         "drain the node, then reset the GPU",
         Impact.STANDSTILL,
         "reason",
+        "GPU does not respond",
     ),
-    _xid('xid=~"{}"', "drain the node; reset the GPU or reboot", Impact.WRONG_RESULTS),
+    _xid('xid=~"{}"', "drain the node; reset the GPU or reboot", Impact.WRONG_RESULTS, "Xid of the hardware"),
     Problem(
         "uncorrected memory errors",
         f"{_UNCORRECTED} > 0",
         last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
-        "return to a checkpoint from before the error; reset the GPU",
+        "resume from an earlier checkpoint; reset the GPU",
         Impact.WRONG_RESULTS,
     ),
     _gpu_flag(
@@ -191,7 +214,7 @@ GPU_PROBLEMS = (
     Problem(
         "throttled by heat or the power brake",
         f"{_MAX_THROTTLED} > {THROTTLED_RATIO}",
-        last_time(f"{_MAX_THROTTLED} <= bool {THROTTLED_RATIO}"),
+        last_time(f"{_BRIEFLY_THROTTLED} <= bool {THROTTLED_RATIO}"),
         "check the cooling and the power supply",
         Impact.SLOW,
     ),
@@ -201,7 +224,7 @@ GPU_PROBLEMS = (
         "reset the GPU; check the links",
         Impact.SLOW,
     ),
-    _xid('xid!~"{}"', "read the log of the job; reset the GPU if it returns", Impact.POSSIBLE),
+    _xid('xid!~"{}"', "read the log of the job; if repeated, reset the GPU", Impact.POSSIBLE, "other Xid"),
     _gpu_flag(
         "gpu_remapped_rows_pending{@gpu_any_run}",
         "a memory row waits for a reset",
@@ -211,132 +234,51 @@ GPU_PROBLEMS = (
 )
 
 
-def problem_counts() -> str:
-    """Return PromQL for the number of problems of each GPU."""
+MAX_GPUS = 200
+"""Maximum number of GPUs of which the table of all GPUs also shows those without a problem."""
+_ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
+
+
+def worst_gpu_problems() -> str:
+    """Return PromQL for the impact and priority of the worst problem of each GPU as one number, without a value for other GPUs."""
     conditions = (
-        ("lost", "gpu_up{@gpu_any_run} == bool 0"),
-        ("recovery", "gpu_recovery_action{@gpu_any_run} > bool 0"),
-        ("ecc", 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"} > bool 0'),
-        ("row remap failed", "gpu_remapped_rows_failed{@gpu_any_run} > bool 0"),
-        ("row remap pending", "gpu_remapped_rows_pending{@gpu_any_run} > bool 0"),
-        ("xid", f"time() - gpu_xid_last_timestamp_seconds{{@gpu_any_run}} < bool {XID_SECONDS}"),
-        ("heat", f"{THROTTLED} > bool {THROTTLED_RATIO}"),
-        ("nvlink", 'gpu_nvlink_links{@gpu_any_run, state="inactive"} > bool 0'),
+        f"max by (instance, gpu) (0 * ({problem.condition}) + {value})"
+        for value, problem in _gpu_problem_values().items()
     )
-    terms = (
-        f'label_replace(max by (instance, gpu) ({expression}), "condition", "{name}", "", "")'
-        for name, expression in conditions
-    )
-    return f"(sum by (instance, gpu) ({' or '.join(terms)}) and {SELECTED_GPUS})"
+    return f"(({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS})"
 
 
-def _xid_color(xid: int) -> str:
+def _gpu_problem_values() -> dict[int, Problem]:
+    """Return the problems of GPUs by impact and priority, the worst first."""
+    count = len(GPU_PROBLEMS)
+    return {
+        PRIORITIES_PER_IMPACT * problem.impact + count - index: problem
+        for index, problem in enumerate(GPU_PROBLEMS)
+    }
+
+
+GPUS_OF_TABLE = (
+    f"({worst_gpu_problems()} or on (instance, gpu) {_ALL_GPUS} unless on () count({_ALL_GPUS}) > {MAX_GPUS})"
+)
+"""PromQL for the rows of the table of all GPUs: the GPUs with a problem, and all others unless there are too many."""
+
+
+def xid_color(xid: int) -> str:
     """Return the color of an Xid: bad if the Xid points to the hardware, neutral if a program caused the Xid."""
     return BAD if xid in CRITICAL_XIDS else WARNING if xid in WARNING_XIDS else NEUTRAL
 
 
 XID_TEXTS = value_mappings(
-    {str(xid): (f"{xid}: {meaning}", _xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
+    {str(xid): (f"{xid}: {meaning}", xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
 )
 """Value mappings from the number of an Xid to the number with its meaning."""
 
 
-PROBLEMS_TITLE = "What is wrong"
-NO_PROBLEM = "nothing is wrong"
-PROBLEM_TEXTS = [
-    *value_mappings(
-        {NO_PROBLEM: (NO_PROBLEM, GOOD)}
-        | {f"{NO_RESPONSE}{error}": (text, BAD) for error, text in ERROR_TEXTS.items()}
-        | {f"Xid {xid}": (f"Xid {xid}: {meaning}", _xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
-    ),
+WORST_PROBLEM_TEXTS = value_mappings(
     {
-        "type": "regex",
-        "options": {
-            "pattern": ".+",
-            "result": {"color": BAD, "index": len(XID_MEANINGS) + len(ERROR_TEXTS) + 1},
-        },
-    },
-]
-"""Value mappings of the column *Problem*: an Xid with its meaning, and the color of all other problems."""
-NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
-
-
-def _rows(problems: Sequence[Problem]) -> str:
-    """Return PromQL for the impact and priority of all current problems; an earlier problem has a higher priority."""
-    return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
-
-
-def _starts(problems: Sequence[Problem]) -> str:
-    """Return PromQL for the start of the first of the problems of each node and GPU."""
-    starts = " or ".join(
-        f'label_replace({problem.start_by_gpu}, "problem", "{index}", "", "")'
-        for index, problem in enumerate(problems)
-    )
-    return f"min by (instance, gpu) ({starts})"
-
-
-def current_problems() -> Panel:
-    """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest impact first."""
-    return table(PROBLEMS_TITLE, *_problem_columns(), sort="Impact", w=24, h=7, max_data_points=120)
-
-
-def _problem_columns() -> tuple[Column, ...]:
-    gpus = f"(({_rows(GPU_PROBLEMS)}) and {SELECTED_GPUS})"
-    nodes = f"(({_rows(NODE_PROBLEMS)}) and {SELECTED_NODES})"
-    labels = ", ".join(sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"}))
-    # Adding 0 joins the labels `run` and `rank` of the last rank on the GPU.
-    gpus_of_runs = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
-    # The remainder removes the impact and keeps the priority: without a run, the impact is NO_RUN, which is 0.
-    gpus_without_run = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_IMPACT}"
-    runs_of_nodes = f"0 * topk by (instance) (1, {_RUNS_ON_NODES})"
-    nodes_with_run = f"(({nodes}) + on (instance) group_left (run) {runs_of_nodes} or ({nodes}) unless on (instance) {runs_of_nodes})"
-    # The worst problem of each GPU and node. `max without` removes the labels that only the text of a problem needs.
-    rows = f"max without ({labels}) (topk by (instance, gpu) (1, {gpus_of_runs} or {gpus_without_run} or {nodes_with_run}))"
-    gpu_starts, node_starts = _starts(GPU_PROBLEMS), _starts(NODE_PROBLEMS)
-    start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"
-    no_problem = (
-        f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({gpus} or {nodes})'
-    )
-    return (
-        Column(
-            f"floor(({rows}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
-            "Impact",
-            decimals=0,
-            width=145,
-            mappings=IMPACT_TEXTS,
-        ),
-        Column("instance", "Node", width=100, links=(NODE_LINK,)),
-        Column("gpu", "GPU", width=60),
-        Column("run", "Run", width=130, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
-        Column("rank", "Rank", width=70),
-        Column("problem", "Problem", width=300, mappings=PROBLEM_TEXTS),
-        Column(
-            f"count by (instance, gpu) ({gpus} or {nodes}) - 1 or {no_problem}",
-            "Other problems",
-            decimals=0,
-            width=140,
-            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
-        ),
-        Column(
-            f"max by (instance, gpu) (gpu_recovery_action{{@gpu_any_run}}) and on (instance, gpu) ({gpus}) or {no_problem}",
-            "Driver requests",
-            width=140,
-            mappings=RECOVERY_ACTION_TEXTS,
-        ),
-        Column("remedy", "Remedy"),
-        Column(
-            f"{start} * 1000 or {no_problem}",
-            "Since",
-            unit=CLOCK_TIME,
-            width=CLOCK_TIME_WIDTH,
-            mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
-        ),
-        Column(
-            f"time() - ({start} > 0) or {no_problem}",
-            "For",
-            unit="s",
-            decimals=0,
-            width=65,
-            mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
-        ),
-    )
+        value: (problem.name, BAD if problem.impact >= Impact.WRONG_RESULTS else WARNING)
+        for value, problem in _gpu_problem_values().items()
+    }
+    | {0: (NO_VALUE, NEUTRAL)}
+)
+"""Value mappings from the number of `worst_gpu_problems` to the name of the problem."""

@@ -16,9 +16,25 @@ from dashboards.gpu_load import (
     used_gpus,
     utilization_panels,
 )
-from dashboards.gpu_problems import GPUS_OF_RANKS, SELECTED_NODES, THROTTLED, current_problems, problem_counts
+from dashboards.gpu_problem_table import current_problems, problem_counts_by_impact
+from dashboards.gpu_problems import (
+    GPUS_OF_RANKS,
+    IMPACT_COLORS,
+    IMPACT_NAMES,
+    SELECTED_NODES,
+    THROTTLED,
+    worst_gpu_problems,
+)
 from dashboards.palette import BAD, GOOD, WARNING
-from dashboards.panels import Panel, stat, state_timeline, value_mappings, warn_below, warn_from
+from dashboards.panels import (
+    Panel,
+    stat,
+    state_timeline,
+    threshold_steps,
+    value_mappings,
+    warn_below,
+    warn_from,
+)
 from dashboards.queries import NODES_OF_RUN, Query, instant_query
 
 UID = "training-gpus"
@@ -75,7 +91,7 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
-    gpus_in_trouble = f"({problem_counts()} > 0)"
+    gpus_in_trouble = worst_gpu_problems()
     runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
     return (
         stat(
@@ -84,7 +100,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(f"count({exporters} == 0) or 0 * count({exporters})", "down", BAD),
             unit="none",
             text_mode="value_and_name",
-            w=4,
+            w=3,
         ),
         stat(
             "GPUs",
@@ -102,6 +118,20 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
+            w=4,
+        ),
+        stat(
+            "Nodes and GPUs with a problem",
+            instant_query(problem_counts_by_impact(), "{{impact}}"),
+            unit="none",
+            text_mode="value_and_name",
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": IMPACT_NAMES[impact]},
+                    "properties": [{"id": "thresholds", "value": threshold_steps((None, color))}],
+                }
+                for impact, color in IMPACT_COLORS.items()
+            ],
             w=5,
         ),
         stat(
@@ -110,7 +140,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                 f"3600 * sum by (currency) ({COST} and on (run) {runs_in_trouble}) or 0 * sum by (currency) ({COST})"
                 f" unless on () ({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS}"
                 ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})',
-                "{{currency}} per hour",
+                "{{currency}} per hour, 5 min",
             ),
             unit="none",
             decimals=2,
@@ -119,21 +149,21 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Mean SM activity of used GPUs",
+            "Mean SM activity",
             instant_query(f"avg({used_gpus('gpu_sm_activity_ratio{@gpu}')})"),
             unit="percentunit",
             decimals=0,
             thresholds=warn_below(0.5, 0.2),
-            w=5,
+            w=3,
         ),
         stat(
-            "Most throttled GPU",
+            "Most throttled GPU, last 5 min",
             instant_query(f"topk(1, max by (instance, gpu) ({THROTTLED}))", LEGEND),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_from(0.01, 0.1),
-            w=5,
+            w=4,
         ),
         current_problems(),
         state_timeline(

@@ -9,7 +9,8 @@ import pytest
 from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
 
-from dashboards.gpu_problems import PROBLEM_TEXTS, XID_TEXTS
+from dashboards.gpu_problem_table import PROBLEM_TEXTS
+from dashboards.gpu_problems import MAX_GPUS, WORST_PROBLEM_TEXTS, XID_TEXTS
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from exporter.collectors.gpu.nvml.library import DEVICE_DOWN_ERRORS
 
@@ -94,6 +95,71 @@ def test_a_card_with_several_problems_has_one_row(
     }
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: value}, query_id=query_id)
+
+
+EXPORTER_AND_RANK = {
+    'up{job="training",instance="n1"}': "1x60",
+    'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
+}
+
+
+def gpu_series(name: str, values: str, gpu: int = 0, labels: str = "") -> dict[str, str]:
+    return {GPU.format(name=name, gpu=gpu, labels=f',job="training"{labels}'): values}
+
+
+def test_a_lost_gpu_is_above_a_gpu_with_several_ecc_problems(tmp_path: Path) -> None:
+    series = (
+        EXPORTER_AND_RANK
+        | gpu_series("up", "1x20 0x40")
+        | gpu_series("error_info", "_x21 1x40", labels=',reason="gpu_is_lost"')
+        | gpu_series("up", "1x60", gpu=1)
+        | gpu_series("ecc_errors_total", "2x60", gpu=1, labels=',kind="uncorrected"')
+        | gpu_series("remapped_rows_pending", "1x60", gpu=1)
+        | gpu_series("recovery_action", "1x60", gpu=1)
+        | gpu_series("up", "1x60", gpu=2)
+    )
+    texts = WORST_PROBLEM_TEXTS[0]["options"]
+    values = {option["text"]: float(value) for value, option in texts.items()}
+    lost, ecc = values["GPU does not respond"], values["uncorrected memory errors"]
+    rows = {f'{{instance="n1",gpu="{gpu}"}}': value for gpu, value in enumerate((lost, ecc, 0))}
+
+    assert lost > ecc > 0
+    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, rows, query_id="B")
+
+
+@pytest.mark.parametrize(("gpus", "rows"), [(MAX_GPUS, MAX_GPUS), (MAX_GPUS + 1, 1)])
+def test_only_gpus_with_a_problem_are_listed_if_there_are_too_many(
+    tmp_path: Path, gpus: int, rows: int
+) -> None:
+    series = EXPORTER_AND_RANK | gpu_series("ecc_errors_total", "2x4", gpu=0, labels=',kind="uncorrected"')
+    for gpu in range(gpus):
+        series |= gpu_series("up", "1x4", gpu=gpu)
+    states = {f'{{instance="n1",gpu="{gpu}"}}': 1.0 for gpu in range(rows)}
+
+    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, states, query_id="C", minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("series", "counts"),
+    [
+        (gpu_series("up", "1x60"), {"nothing is wrong": 0}),
+        (
+            gpu_series("up", "1x60")
+            | gpu_series("ecc_errors_total", "2x60", labels=',kind="uncorrected"')
+            | {'up{job="training",instance="n2"}': DOWN_AT_5_MIN},
+            {"may damage results": 1, "unknown": 1},
+        ),
+    ],
+    ids=["healthy", "damaged GPU and dead exporter"],
+)
+def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
+    tmp_path: Path, series: dict[str, str], counts: dict[str, float]
+) -> None:
+    expected = {f'{{impact="{impact}"}}': count for impact, count in counts.items()}
+
+    assert_panel(
+        tmp_path, "training-gpus", "Nodes and GPUs with a problem", EXPORTER_AND_RANK | series, expected
+    )
 
 
 HOT_GPU = {
@@ -226,7 +292,7 @@ def test_the_mean_sm_activity_covers_gpus_that_a_run_holds(tmp_path: Path) -> No
     activity |= {GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(2)}
     held = {'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60"}
 
-    panel = "Mean SM activity of used GPUs"
+    panel = "Mean SM activity"
     assert_panel(tmp_path, "training-gpus", panel, activity | held, {"{}": 90}, factor=100)
     assert_panel(tmp_path, "training-gpus", panel, activity, {"{}": 50}, factor=100)
 

@@ -1,0 +1,143 @@
+"""Table *What is wrong* of the dashboard *GPUs*: the worst current problem of each node and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
+from dashboards.gpu_problems import (
+    ERROR_TEXTS,
+    GPU_PROBLEMS,
+    GPUS_OF_RANKS,
+    IMPACT_NAMES,
+    IMPACT_TEXTS,
+    NO_PROBLEM,
+    NO_RESPONSE,
+    NODE_PROBLEMS,
+    PRIORITIES_PER_IMPACT,
+    PROBLEMS_TITLE,
+    RECOVERY_ACTION_TEXTS,
+    RUNS_ON_NODES,
+    SELECTED_GPUS,
+    SELECTED_NODES,
+    Problem,
+    xid_color,
+)
+from dashboards.palette import BAD, GOOD, NEUTRAL
+from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
+from dashboards.tables import Column, table
+from exporter.status.xids import XID_MEANINGS
+
+PROBLEM_TEXTS = [
+    *value_mappings(
+        {NO_PROBLEM: (NO_PROBLEM, GOOD)}
+        | {f"{NO_RESPONSE}{error}": (text, BAD) for error, text in ERROR_TEXTS.items()}
+        | {f"Xid {xid}": (f"Xid {xid}: {meaning}", xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
+    ),
+    {
+        "type": "regex",
+        "options": {
+            "pattern": ".+",
+            "result": {"color": BAD, "index": len(XID_MEANINGS) + len(ERROR_TEXTS) + 1},
+        },
+    },
+]
+"""Value mappings of the column *Problem*: an Xid with its meaning, and the color of all other problems."""
+NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
+
+
+def _rows(problems: Sequence[Problem]) -> str:
+    """Return PromQL for the impact and priority of all current problems; an earlier problem has a higher priority."""
+    return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
+
+
+def _starts(problems: Sequence[Problem]) -> str:
+    """Return PromQL for the start of the first of the problems of each node and GPU."""
+    starts = " or ".join(
+        f'label_replace({problem.start_by_gpu}, "problem", "{index}", "", "")'
+        for index, problem in enumerate(problems)
+    )
+    return f"min by (instance, gpu) ({starts})"
+
+
+def current_problems() -> Panel:
+    """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest impact first."""
+    return table(PROBLEMS_TITLE, *_problem_columns(), sort="Impact", w=24, h=7, max_data_points=120)
+
+
+def _current_gpu_problems() -> str:
+    """Return PromQL for the impact and priority of all current problems of the selected GPUs."""
+    return f"(({_rows(GPU_PROBLEMS)}) and {SELECTED_GPUS})"
+
+
+def _current_node_problems() -> str:
+    """Return PromQL for the impact and priority of all current problems of the selected nodes."""
+    return f"(({_rows(NODE_PROBLEMS)}) and {SELECTED_NODES})"
+
+
+def _worst_problems() -> str:
+    """Return PromQL for the impact and priority of the worst problem of each node and GPU, with the last run and rank."""
+    gpus, nodes = _current_gpu_problems(), _current_node_problems()
+    labels = ", ".join(sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"}))
+    # Adding 0 joins the labels `run` and `rank` of the last rank on the GPU.
+    gpus_of_runs = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
+    # The remainder removes the impact and keeps the priority: without a run, the impact is NO_RUN, which is 0.
+    gpus_without_run = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_IMPACT}"
+    runs_of_nodes = f"0 * topk by (instance) (1, {RUNS_ON_NODES})"
+    nodes_with_run = f"(({nodes}) + on (instance) group_left (run) {runs_of_nodes} or ({nodes}) unless on (instance) {runs_of_nodes})"
+    # The worst problem of each GPU and node. `max without` removes the labels that only the text of a problem needs.
+    return f"max without ({labels}) (topk by (instance, gpu) (1, {gpus_of_runs} or {gpus_without_run} or {nodes_with_run}))"
+
+
+def problem_counts_by_impact() -> str:
+    """Return PromQL for the number of nodes and GPUs with a problem, with the impact of their worst problem in words as a label."""
+    impacts = f"floor({_worst_problems()} / {PRIORITIES_PER_IMPACT})"
+    counts = f'count_values("impact", {impacts})'
+    for impact, text in IMPACT_NAMES.items():
+        counts = f'label_replace({counts}, "impact", "{text}", "impact", "{impact.value}")'
+    return f'{counts} or on () label_replace(vector(0), "impact", "{NO_PROBLEM}", "", "")'
+
+
+def _problem_columns() -> tuple[Column, ...]:
+    gpus, nodes = _current_gpu_problems(), _current_node_problems()
+    rows = _worst_problems()
+    gpu_starts, node_starts = _starts(GPU_PROBLEMS), _starts(NODE_PROBLEMS)
+    start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"
+    no_problem = (
+        f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({gpus} or {nodes})'
+    )
+    return (
+        Column(
+            f"floor(({rows}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
+            "Impact",
+            decimals=0,
+            width=145,
+            mappings=IMPACT_TEXTS,
+        ),
+        Column("instance", "Node", width=100, links=(NODE_LINK,)),
+        Column("gpu", "GPU", width=60),
+        Column("run", "Run", width=125, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("rank", "Rank", width=70),
+        Column("problem", "Problem", width=275, mappings=PROBLEM_TEXTS),
+        Column(
+            f"count by (instance, gpu) ({gpus} or {nodes}) - 1 or {no_problem}",
+            "Other problems",
+            decimals=0,
+            width=140,
+            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+        ),
+        Column(
+            f"max by (instance, gpu) (gpu_recovery_action{{@gpu_any_run}}) and on (instance, gpu) ({gpus}) or {no_problem}",
+            "Driver requests",
+            width=140,
+            mappings=RECOVERY_ACTION_TEXTS,
+        ),
+        Column("remedy", "Remedy"),
+        Column(
+            f"{start} * 1000 or {no_problem}",
+            "Since",
+            unit=CLOCK_TIME,
+            width=CLOCK_TIME_WIDTH,
+            mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+        ),
+    )
