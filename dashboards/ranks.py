@@ -41,29 +41,37 @@ from dashboards.queries import (
 )
 from dashboards.ranks_overview import overview_panels
 from dashboards.run_problems import (
+    DATA_WAIT,
+    ENDED_FIRST,
     FEED_AGE_SECONDS,
     GPUS_LINK,
     LOST_GPUS,
     NODE_LINK,
     ODD_RANK,
     SILENT_SECONDS,
+    THROTTLED,
     THROTTLED_GPUS,
 )
 from dashboards.tables import Column, hanging_ranks, percent, table
 
 UID = "training-ranks"
 SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
-FIRST_RANK = 1e6
-"""Value above the compute time of each rank in seconds, for the ranks that stop the run."""
+RANK_WITH_LOST_GPU, RANK_THAT_STOPS = 2e6, 1e6
+"""Values above the compute time of each rank in seconds, for the ranks that stop the run."""
+_RANKS_TO_LOOK_AT = (
+    f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPUS}) + {RANK_WITH_LOST_GPU})"
+    f" or max by (rank) (0 * ({ODD_RANK}) + {RANK_THAT_STOPS}) or max by (rank) (0 * {ENDED_FIRST} + {RANK_THAT_STOPS})"
+    f" or {SAMPLED_COMPUTE_SECONDS} or 0 * max by (rank) (training_rank_info{{@run}})))"
+).replace("$__interval", "1m")
+"""Query of the ranks; Grafana has no `$__interval` for a variable."""
 RANK_VARIABLE = Variable(
     "rank",
     "Rank",
-    f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPUS}) + {FIRST_RANK}) or max by (rank) (0 * ({ODD_RANK}) + {FIRST_RANK})"
-    f" or {SAMPLED_COMPUTE_SECONDS} or 0 * max by (rank) (training_rank_info{{@run}})))",
+    _RANKS_TO_LOOK_AT,
     include_all=False,
     regex='/rank="([^"]+)"/',
     sort=0,
-    description="Ranks in the row of selected ranks, the rank with a lost GPU, the rank that holds up a hang, or the slowest rank first.",
+    description="Ranks in the row of selected ranks; first the rank with a lost GPU, the rank that holds up a hang, the rank that ended first, or the slowest rank.",
 )
 GPU_PROBLEMS = f"topk by (instance, rank) (1, {LOST_GPUS} or on (instance, rank) {THROTTLED_GPUS})"
 RANK_ROWS = (
@@ -132,7 +140,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
             Column("rank", "Rank", width=70),
             Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
             Column("gpu", "GPU", width=60),
-            Column("problem", "Problem of the GPU", width=285, mappings=BAD_TEXT),
+            Column("problem", "Problem of the GPU", width=190, mappings=BAD_TEXT),
             percent(
                 SPEED_RATIO_BY_NODE,
                 "Speed",
@@ -142,12 +150,12 @@ def _straggler_panels() -> tuple[Panel, ...]:
             ),
             percent(
                 f"avg_over_time((({SPEED_RATIO_BY_NODE}) < bool 0.9)[$__range:$__interval])",
-                "Share of time slow",
+                "Share of range slow",
                 160,
             ),
             percent(
-                gpu_values_by_rank("rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval])"),
-                "Throttled",
+                gpu_values_by_rank(THROTTLED),
+                "Throttled, 5 min",
                 130,
                 warn_from(0.01, 0.1),
             ),
@@ -159,9 +167,9 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 width=100,
             ),
             percent(
-                'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))',
-                "Waiting for data",
-                170,
+                DATA_WAIT,
+                "Data wait, 5 min",
+                150,
                 warn_from(0.2),
             ),
             percent(

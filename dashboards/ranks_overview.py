@@ -24,9 +24,12 @@ from dashboards.queries import (
     instant_query,
 )
 from dashboards.run_problems import (
+    DATA_WAIT,
     GPUS_LINK,
     HANG_LABELS,
     HANGING,
+    LOST_GPUS,
+    NO_STEP,
     NODE_LINK,
     ODD_GROUP,
     ODD_RANK,
@@ -70,16 +73,13 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         straggler_cost(),
         stat(
-            "Waiting for data",
-            instant_query(
-                'topk(1, max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
-                "rank {{rank}} on {{instance}}",
-            ),
+            "Waiting for data, last 5 min",
+            instant_query(f"topk(1, {DATA_WAIT})", "rank {{rank}} on {{instance}}"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_from(0.1, 0.2),
-            w=3,
+            w=4,
         ),
         stat(
             "Rank that holds up a hang",
@@ -87,7 +87,7 @@ def overview_panels() -> tuple[Panel, ...]:
             unit="none",
             text_mode="name",
             thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
-            w=7,
+            w=6,
         ),
         what_is_wrong(w=24, h=5),
         _node_table(),
@@ -95,11 +95,12 @@ def overview_panels() -> tuple[Panel, ...]:
 
 
 def _hang_query() -> str:
-    """Return PromQL for the odd rank or group of a hang, with the label `odd`; 1 during a hang, otherwise 0."""
+    """Return PromQL for the rank with a lost GPU, or the odd rank or group of a hang, with the label `odd`; 1 during a hang, otherwise 0."""
 
     def with_text(expression: str, text: str, label: str = "") -> str:
         return f'label_replace({expression}, "odd", "{text}", "{label}", "{"(.+)" if label else ""}")'
 
+    lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "odd", ": ", "rank", "problem") and on () {NO_STEP}'
     ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING})"
     hang = " or ".join(
         (
@@ -108,6 +109,7 @@ def _hang_query() -> str:
             with_text(f"topk(1, {ranks_at_line}) * 0 + 1 unless on () {ODD_GROUP}", "no odd rank:"),
         )
     )
+    hang = f"{with_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'odd')} or on () ({hang})"
     no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
     return f"{hang} or on () {no_hang} or on () {with_text('vector(0)', 'unknown: no sample of this run')}"
 

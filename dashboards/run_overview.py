@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, firing_alerts
-from dashboards.energy_loss import CAUSE_TEXTS, COST_PER_HOUR, LOST_SHARE_NOW
+from dashboards.losses_now import CAUSE_TEXTS, COST_PER_HOUR, LOST_SHARE_NOW, SMALLEST_LOSS
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -43,7 +43,7 @@ from dashboards.queries import (
     event_counts,
     instant_query,
 )
-from dashboards.run_problems import events_in_range, what_is_wrong
+from dashboards.run_problems import DATA_WAIT, events_in_range, what_is_wrong
 from dashboards.run_state import BAD_LEVEL, LOOKBACK, STATE_LEGEND, WARNING_LEVEL, state_query
 from dashboards.tables import ZERO_AS_DASH, Column, table
 from dashboards.unsaved_work import work_at_risk_or_lost
@@ -88,13 +88,14 @@ def _state_panels() -> tuple[Panel, ...]:
             unit="none",
             text_mode="name",
             thresholds=threshold_steps((None, GOOD), (WARNING_LEVEL, WARNING), (BAD_LEVEL, BAD)),
-            w=6,
+            w=7,
             h=3,
         ),
         stat(
             "In state since",
             instant_query(f"{state_since} * 1000"),
             unit=CLOCK_TIME,
+            w=3,
             h=3,
         ),
         firing_alerts(
@@ -149,8 +150,6 @@ _NOTHING_LOST = (
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
 """PromQL for the row of a run that loses nothing, has ended, or has no sample."""
-SMALLEST_LOSS = 0.005
-"""Smallest share of the time that is a loss."""
 
 
 def _losses(w: int, h: int) -> Panel:
@@ -159,13 +158,14 @@ def _losses(w: int, h: int) -> Panel:
     gpu_hours = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"
     cost = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR})"
     return table(
-        "Lost per hour, by cause",
+        "Lost per hour, by cause, last 5 min",
         Column("cause", "Cause", mappings=CAUSE_TEXTS),
         Column(
             f"{share} or on () {_NOTHING_LOST}",
             "of time",
             "percentunit",
             100,
+            thresholds=warn_from(0.1, 0.3),
             mappings=ZERO_AS_DASH,
             decimals=0,
         ),
@@ -194,12 +194,8 @@ def _number_panels() -> tuple[Panel, ...]:
             w=4,
         ),
         stat(
-            "Waiting for data",
-            instant_query(
-                'topk(1, max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
-                f" / on () group_left () {OBSERVED_RATIO}",
-                "rank {{rank}} on {{instance}}",
-            ),
+            "Waiting for data, last 5 min",
+            instant_query(f"topk(1, {DATA_WAIT})", "rank {{rank}} on {{instance}}"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -223,7 +219,7 @@ def _number_panels() -> tuple[Panel, ...]:
             decimals=0,
             text_mode="value_and_name",
             thresholds=bad_from(1),
-            w=5,
+            w=4,
         ),
         stat(
             "Time left",
@@ -250,7 +246,7 @@ def _number_panels() -> tuple[Panel, ...]:
                     "properties": [{"id": "thresholds", "value": NO_THRESHOLDS}],
                 }
             ],
-            w=3,
+            w=4,
         ),
         stat(
             "Cost so far",

@@ -14,7 +14,13 @@ from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
-from dashboards.queries import LOCAL_RANK_AS_GPU, SPEED_RATIO_BY_NODE, STANDS_STILL, WALL_SECONDS
+from dashboards.queries import (
+    LOCAL_RANK_AS_GPU,
+    OBSERVED_RATIO,
+    SPEED_RATIO_BY_NODE,
+    STANDS_STILL,
+    WALL_SECONDS,
+)
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -74,12 +80,12 @@ PROBLEM_TEXTS: list[Json] = [
     *(
         {
             "type": "regex",
-            "options": {"pattern": f"/Xid {xid}$/", "result": {"text": f"Xid {xid} ({meaning})"}},
+            "options": {"pattern": f"/Xid {xid}\\b/", "result": {"text": f"Xid {xid}: {meaning}"}},
         }
         for xid, meaning in XID_MEANINGS.items()
     ),
 ]
-"""Value mappings of the problems. The regular expression of an Xid replaces only the end of a text."""
+"""Value mappings of the problems. The regular expression of an Xid replaces only the Xid within a text."""
 GPUS_LINK = dashboard_link("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
 NODE_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}")
 
@@ -90,6 +96,12 @@ class Problem:
 
     rows: str  # PromQL for the start, with the text of the problem as a label
     effect: Effect
+    remedy: str = ""
+
+    @property
+    def rows_with_remedy(self) -> str:
+        """PromQL for the start, with the texts of the problem and of the remedy as labels."""
+        return f'label_replace({self.rows}, "remedy", "{self.remedy}", "", "")'
 
 
 def _with_text(expression: str, text: str, label: str = "", pattern: str = "(.+)") -> str:
@@ -101,6 +113,15 @@ def _with_number(number: str, since: str, text: str, by: str = "") -> str:
     """Return PromQL for the start of a problem with a number in its text."""
     counted = f'count_values by ({by}) ("number", {number})'
     return f"{_with_text(counted, text, 'number')} * 0 + on ({by}) group_left () ({since})"
+
+
+def _with_suffix(rows: str, number: str, suffix: str) -> str:
+    """Return PromQL that appends a text with a number to the label `problem`, if the number is known."""
+    suffixes = f'label_replace(count_values("suffix", {number}), "suffix", "{suffix}", "suffix", "(.+)")'
+    joined = (
+        f'label_join({rows} + on () group_left (suffix) 0 * {suffixes}, "problem", "", "problem", "suffix")'
+    )
+    return f"({joined} or on () {rows})"
 
 
 # GPUs of the ranks -------------------------------------------------------------------------------------------
@@ -115,19 +136,25 @@ LAST_GPUS = f"({_REPORTED_GPUS} or on (instance, rank) {_INFERRED_GPUS})"
 _GPU_LOST = "max by (uuid) (gpu_up) == 0"
 _LOST_SINCE = f"{last_time('max by (uuid) (gpu_up) == bool 1')} and on (uuid) {_GPU_LOST}"
 _LAST_XID = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}) * 0 + 1"
-_LOST_GPUS = _with_text(f"{LAST_GPUS} * on (uuid) group_left () ({_LOST_SINCE})", "GPU $1 lost", "gpu")
-LOST_GPUS = (
-    f'(label_join({_LOST_GPUS} * on (uuid) group_left (xid) ({_LAST_XID}), "problem", ", Xid ", "problem", "xid")'
-    f" or on (instance, rank, gpu) {_LOST_GPUS})"
+_LOST_GPUS = f"{LAST_GPUS} * on (uuid) group_left () ({_LOST_SINCE})"
+_LOST_GPUS_WITH_XID = (
+    f"label_replace({_LOST_GPUS} * on (uuid) group_left (xid) ({_LAST_XID}) or on (instance, rank, gpu) {_LOST_GPUS},"
+    ' "note", " (Xid $1)", "xid", "(.+)")'
 )
-"""PromQL for the lost GPUs of the ranks, with the Xid in the label `problem`."""
+LOST_GPUS = _with_text(
+    f'label_join({_LOST_GPUS_WITH_XID}, "problem", " lost", "gpu", "note")', "GPU $1", "problem"
+)
+"""PromQL for the lost GPUs of the ranks, with the Xid in the label `problem`, and as the label `note`."""
 _XIDS = (
     f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}"
     f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS})"
 )
-_THROTTLED = "max by (uuid) (rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval]))"
+THROTTLED = "clamp(deriv(gpu_clocks_event_seconds_total{@throttling}[5m]), 0, 1)"
+"""PromQL for the share of the last five minutes with throttling by heat or the power brake, as on *GPUs*."""
+_BRIEFLY_THROTTLED = "max by (uuid) (rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval]))"
 _THROTTLED_SINCE = (
-    f"{last_time(f'{_THROTTLED} <= bool {THROTTLED_RATIO}')} and on (uuid) {_THROTTLED} > {THROTTLED_RATIO}"
+    f"{last_time(f'{_BRIEFLY_THROTTLED} <= bool {THROTTLED_RATIO}')}"
+    f" and on (uuid) max by (uuid) ({THROTTLED}) > {THROTTLED_RATIO}"
 )
 _CELSIUS = (
     'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'
@@ -135,7 +162,7 @@ _CELSIUS = (
 )
 _THROTTLED_GPUS = _with_text(
     f"{LAST_GPUS} * on (uuid) group_left () ({_THROTTLED_SINCE})",
-    "GPU $1 throttled by heat or the power brake",
+    "GPU $1 throttled",
     "gpu",
 )
 THROTTLED_GPUS = (
@@ -156,9 +183,9 @@ _OF_ENDED_RANKS = (
 )
 _KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
 _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {EXITS_SECONDS})"
-_ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
-_ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {_ENDED_FIRST})"
-_FIRST_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_FIRST})", "ended first: $1", "reason", _REASON)
+ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
+_ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST})"
+_FIRST_RANKS = _with_text(f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", _REASON)
 _ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_LATER})", "ended: $1", "reason", _REASON)
 _RESTARTED = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {_ANYWHERE_UP} == 1"
 _FIRST_EXIT = f"bottomk(1, ({_RESTARTED}) >= scalar(max({_RESTARTED})) - 60)"
@@ -183,17 +210,18 @@ ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} 
 """PromQL for the rank that holds up a hang, by the rule of the alert TrainingHang."""
 _STATE_SINCE = "max(training_run_state_since_timestamp_seconds{@run})"
 _HANG = (
-    f'label_join({ODD_RANK}, "place", " ", "function", "location")'
+    f'label_join({ODD_RANK} unless on (instance, rank) ({_LOST_GPUS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP} > 1), "place", " ", "function", "location")'
 )
 _HANGING_PLACE = _with_text(
     f"({_HANG}) * 0 + on () group_left () {_STATE_SINCE}", "holds up the others: $1", "place"
 )
 _LAST_STEP = "max(training_last_progress_timestamp_seconds{@run})"
-_NO_STEP = (
+NO_STEP = (
     f"({_LAST_STEP} and on () (max(run:training_step_overdue:seconds{{@run}}) > 0"
     ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1))'
 )
+"""PromQL for the time of the last step of a run whose step is overdue, or that hangs or is stalled."""
 
 # Speed, numbers and saves ------------------------------------------------------------------------------------
 
@@ -208,12 +236,17 @@ _SLOW_RANKS = (
     f"({_SLOW} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS})"
     f" or on (instance, rank) {_SLOW}) unless on () {STANDS_STILL}"
 )
-DATA_WAIT = 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
-_DATA_WAIT_SINCE = last_time(f"max({DATA_WAIT}) <= bool {DATA_WAIT_RATIO}")
+_BRIEF_DATA_WAIT = 'max(rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
+DATA_WAIT = (
+    '(max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m]))'
+    f" / on () group_left () {OBSERVED_RATIO})"
+)
+"""PromQL for the share of the last five minutes in which each rank waited for data, also of a younger run."""
+_DATA_WAIT_SINCE = last_time(f"{_BRIEF_DATA_WAIT} <= bool {DATA_WAIT_RATIO}")
 _WAITING_RANK = _with_number(
     f"round(100 * topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO}))",
     f"0 * {_RANK_UP} + on () group_left () {_DATA_WAIT_SINCE}",
-    "waits longest for data: $1 % of the time",
+    "waits longest for data: $1 % of the last 5 min",
     "instance, rank",
 )
 
@@ -226,51 +259,76 @@ def events_in_range(counter: str, by: str) -> str:
 
 _NONFINITE = 'training_nonfinite_total{@run, kind="loss"}'
 _NEW_NONFINITE = f"sum(increase({_NONFINITE}[$__rate_interval]))"
-_NONFINITE_NOW = f"{_NEW_NONFINITE} > 0"
+NONFINITE_NOW = f"{_NEW_NONFINITE} > 0"
+"""PromQL with a value while losses are NaN or infinite."""
 _FIRST_NONFINITE = f"min_over_time((time() * ({_NEW_NONFINITE} > bool 0) > 0)[$__range:$__interval])"
 _NONFINITE_COUNT = f"round({events_in_range(_NONFINITE, 'value')}) > 0"
-_NONFINITE_TEXT = "loss was NaN or infinite in $1 steps"
-_NONFINITE_LOSS = _with_number(_NONFINITE_COUNT, _FIRST_NONFINITE, _NONFINITE_TEXT)
-_NONFINITE_PAUSED = f"({_with_number(_NONFINITE_COUNT, _FIRST_NONFINITE, f'{_NONFINITE_TEXT}, none recently')} unless on () {_NONFINITE_NOW})"
-_NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
+# The counter has no sample before the first such loss, so that the last step without a sample is the last finite step.
+_LAST_FINITE_STEP = (
+    f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}))[$__range:$__interval])"
+)
+_NONFINITE_ROW = _with_number(_NONFINITE_COUNT, _FIRST_NONFINITE, "loss was NaN or infinite in $1 steps")
+_NONFINITE_LOSS = _with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
+_NONFINITE_PAUSED = f'(label_replace({_NONFINITE_LOSS}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
+NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
 """PromQL with a value while the alert fires: the weights may be invalid, although the loss is finite again."""
 _FAILED_COUNTER = 'training_checkpoints_total{@run, result="failed"}'
 _LAST_FAILURE = last_time(
     f"(sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}) < bool scalar(sum({_FAILED_COUNTER} @ end()))"
 )
 _LAST_SAVE = f"(max(training_checkpoint_last_success_timestamp_seconds{{@run}}) or 0 * {WALL_SECONDS})"
-_FAILED_LAST = f"{_LAST_FAILURE} > {_LAST_SAVE}"
+LAST_SAVE_FAILED = f"{_LAST_FAILURE} > {_LAST_SAVE}"
+"""PromQL with a value while no save has succeeded after the last failed save."""
 _FAILED_COUNT = f"round({events_in_range(_FAILED_COUNTER, 'kind')}) > 0"
+_SAVES_ALERT = 'max(ALERTS{@run, alertname="TrainingCheckpointFailing", alertstate="firing"})'
 _SAVES_FAIL = _with_number(_FAILED_COUNT, _LAST_SAVE, "no checkpoint: $1 saves failed")
 _SAVES_FAILED = _with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 
+_RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
+_CHECK_DISK = "check the free space and the quota of the checkpoints"
+_DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU"
 PROBLEMS = (
-    Problem(f"{LOST_GPUS} and on () {_NO_STEP}", Effect.CAUSES_STOP),
-    Problem(f"{LOST_GPUS} unless on () {_NO_STEP}", Effect.ENDANGERS),
-    Problem(_HANGING_PLACE, Effect.CAUSES_STOP),
-    Problem(_FIRST_RANKS, Effect.CAUSES_STOP),
+    Problem(
+        f'label_replace({LOST_GPUS} and on () {NO_STEP}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',
+        Effect.CAUSES_STOP,
+        _DRAIN_NODE,
+    ),
+    Problem(f"{LOST_GPUS} unless on () {NO_STEP}", Effect.ENDANGERS, _DRAIN_NODE),
+    Problem(_HANGING_PLACE, Effect.CAUSES_STOP, "read this line of the job; restart the run"),
+    Problem(_FIRST_RANKS, Effect.CAUSES_STOP, "read the log of this rank first"),
     Problem(_ENDED_RANKS, Effect.STOPS),
-    Problem(_with_text(_NO_STEP, "no rank finishes a step"), Effect.STOPS),
-    Problem(f"{_SAVES_FAIL} and on () {_FAILED_LAST}", Effect.ENDANGERS),
-    Problem(f"{_NONFINITE_LOSS} and on () {_NONFINITE_NOW}", Effect.ENDANGERS),
-    Problem(f"{_NONFINITE_PAUSED} and on () {_NONFINITE_ALERT}", Effect.ENDANGERS),
+    Problem(
+        f"{_with_text(NO_STEP, 'no rank finishes a step')} unless on () ({_LOST_GPUS})",
+        Effect.STOPS,
+        "read Where hanging ranks wait on Ranks",
+    ),
+    Problem(f"{_SAVES_FAIL} and on () {LAST_SAVE_FAILED}", Effect.ENDANGERS, _CHECK_DISK),
+    Problem(
+        f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} and on () {_SAVES_ALERT}",
+        Effect.ENDANGERS,
+        _CHECK_DISK,
+    ),
+    Problem(f"{_NONFINITE_LOSS} and on () {NONFINITE_NOW}", Effect.ENDANGERS, _RESUME_FINITE),
+    Problem(f"{_NONFINITE_PAUSED} and on () {NONFINITE_ALERT}", Effect.ENDANGERS, _RESUME_FINITE),
     Problem(
         _with_text(f'label_join({_XIDS}, "place", ": Xid ", "gpu", "xid")', "GPU $1", "place"),
         Effect.ENDANGERS,
+        "read What is wrong on GPUs",
     ),
     Problem(
         _with_number(_UNKNOWN_RANKS, _LAST_SAMPLE, "exporter down, ranks unknown: $1", "instance"),
         Effect.HIDES,
+        "check the node and the log of the exporter",
     ),
-    Problem(_with_text(_SILENT, "alive, but does not report"), Effect.HIDES),
-    Problem(_SLOW_RANKS, Effect.SLOWS),
-    Problem(THROTTLED_GPUS, Effect.SLOWS),
-    Problem(_WAITING_RANK, Effect.SLOWS),
+    Problem(_with_text(_SILENT, "alive, but does not report"), Effect.HIDES, "check the process of the rank"),
+    Problem(_SLOW_RANKS, Effect.SLOWS, "compare clock and heat of its GPU on Ranks"),
+    Problem(THROTTLED_GPUS, Effect.SLOWS, "check the cooling and the power supply of the node"),
+    Problem(_WAITING_RANK, Effect.SLOWS, "use more or faster data workers"),
     Problem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", _REASON), Effect.PAST),
-    Problem(f"{_SAVES_FAILED} unless on () {_FAILED_LAST}", Effect.PAST),
-    Problem(f"{_NONFINITE_PAUSED} unless on () {_NONFINITE_ALERT}", Effect.PAST),
+    Problem(f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", Effect.PAST),
+    Problem(f"{_NONFINITE_PAUSED} unless on () {NONFINITE_ALERT}", Effect.PAST),
 )
-_COLUMNS = "problem, instance, rank, gpu"
+_COLUMNS = "problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
 _NO_PROBLEM = (
     f"{_with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
@@ -285,8 +343,8 @@ def _union(expressions: Sequence[str]) -> str:
 
 def what_is_wrong(w: int, h: int) -> Panel:
     """Return the table of the current problems of a run, problems that stop the run first."""
-    since = _union([f"1000 * ({problem.rows})" for problem in PROBLEMS])
-    effect = _union([f"0 * ({problem.rows}) + {problem.effect.value}" for problem in PROBLEMS])
+    since = _union([f"1000 * ({problem.rows_with_remedy})" for problem in PROBLEMS])
+    effect = _union([f"0 * ({problem.rows_with_remedy}) + {problem.effect.value}" for problem in PROBLEMS])
     panel = table(
         "What is wrong",
         Column(effect, "Effect", decimals=0, width=130, mappings=EFFECT_TEXTS),
@@ -294,6 +352,7 @@ def what_is_wrong(w: int, h: int) -> Panel:
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=100, links=(GPUS_LINK, NODE_LINK)),
         Column("gpu", "GPU", width=65),
+        Column("remedy", "Remedy"),
         Column(
             since,
             "Since",

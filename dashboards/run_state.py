@@ -6,7 +6,10 @@ from dashboards.queries import SPEED_RATIO_BY_NODE, STANDS_STILL
 from dashboards.run_problems import (
     DATA_WAIT,
     DATA_WAIT_RATIO,
+    LAST_SAVE_FAILED,
     LOST_GPUS,
+    NONFINITE_ALERT,
+    NONFINITE_NOW,
     ODD_RANK,
     SLOW_RATIO,
     THROTTLED_GPUS,
@@ -79,19 +82,28 @@ def _overdue() -> str:
 
 
 def _culprit() -> str:
-    """Return PromQL that adds the rank that holds up a hang, whose GPU is lost, or that slows the run, as the label `culprit`.
+    """Return PromQL for the cause of a bad state as the label `culprit`.
 
-    The value is `WARNING_LEVEL` for a slow run, otherwise 0.
+    The cause is the rank whose GPU is lost or that holds up a hang, else a NaN loss, else failing saves, else the slow rank. The value is `WARNING_LEVEL` for a slow run, otherwise 0.
     """
     odd_rank = f'label_join(topk(1, {ODD_RANK}), "culprit", " on ", "rank", "instance")'
-    lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "culprit", " on ", "rank", "instance")'
+    rank_of_lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "culprit", " on ", "rank", "instance")'
+    lost_gpu = f'label_join({rank_of_lost_gpu}, "culprit", " of rank ", "gpu", "culprit")'
+    lost_gpu_with_xid = f'label_join({lost_gpu}, "culprit", " lost", "culprit", "note")'
     with_text = (
-        f'label_replace({odd_rank}, "culprit", ", rank $1", "culprit", "(.+)")'
-        f' or on () label_replace({lost_gpu}, "culprit", ", GPU of rank $1 lost", "culprit", "(.+)")'
+        f'label_replace({lost_gpu_with_xid}, "culprit", ": GPU $1", "culprit", "(.+)")'
+        f' or on () label_replace({odd_rank}, "culprit", ", rank $1", "culprit", "(.+)")'
     )
     is_live = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
     stopped = f"0 * max by (culprit) ({with_text}) and on () {is_live}"
-    return f"{stopped} or on () {_slow_part()} or on () vector(0)"
+    damages = " or on () ".join(
+        f'label_replace(0 * ({condition}) and on () {is_live}, "culprit", ", {text}", "", "")'
+        for condition, text in (
+            (f"{NONFINITE_NOW} or on () {NONFINITE_ALERT}", "loss was NaN or infinite"),
+            (LAST_SAVE_FAILED, "saves fail"),
+        )
+    )
+    return f"{stopped} or on () {damages} or on () {_slow_part()} or on () vector(0)"
 
 
 def _slow_part() -> str:

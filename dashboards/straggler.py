@@ -1,4 +1,4 @@
-"""Panel with the cost of the slowest rank, which *Run* and *Ranks* share."""
+"""Panel of the dashboard *Ranks* with the cost of waiting for the slowest rank, or of a hang."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dashboards.queries import LOST_COST_PER_HOUR, LOST_GPU_HOURS_PER_HOUR, LOST
 
 
 def straggler_cost() -> Panel:
-    """Return the panel with the share of time, the GPU hours and the cost that waiting for the slowest rank takes."""
+    """Return the panel with the share of time, the GPU hours and the cost that waiting for the slowest rank or a hang takes."""
     share_legend = "time"
     return stat(
-        "Cost of the slowest rank",
+        "Lost to the slowest rank or a hang",
         instant_query(LOST_RATIO, share_legend),
         instant_query(LOST_GPU_HOURS_PER_HOUR, "GPU h/h"),
         instant_query(LOST_COST_PER_HOUR, "{{currency}}/h"),

@@ -6,187 +6,23 @@ import json
 from pathlib import Path
 
 import pytest
-from dashboards_support import panel_queries
 from panel_support import assert_panel, run_series
 from rules_support import ROOT, needs_promtool
+from run_panel_support import (
+    DATA_STALL,
+    DIED,
+    GPU_1,
+    HANG,
+    HOT_GPU,
+    HUNG,
+    LOST_GPU,
+    RANK_1,
+    RANK_1_ON_GPU_1,
+    RANKS,
+    SLOW_RANK,
+)
 
 pytestmark = needs_promtool
-
-RANKS = (
-    run_series("run_state", "1x60", labels=',state="running"')
-    | run_series("wall_seconds_total", "0+15x60")
-    | run_series("process_up", "1x60", labels=',rank="0"')
-    | run_series("process_up", "1x60", labels=',rank="1"')
-)
-"""A live run of two ranks on n1."""
-RANK_1 = 'instance="n1",rank="1"'
-GPU_1 = 'gpu="1",uuid="G1"'
-RANK_1_ON_GPU_1 = {f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x60"}
-HANG = {
-    f'training_hang_info{{run="a",{RANK_1},function="read",location="data.py:40",phase="forward"}}': "_x40 1x20",
-    'training_hang_info{run="a",instance="n1",rank="0",function="all_reduce",location="train.py:8",phase="grad_sync"}': "_x40 1x20",
-}
-DIED = (
-    run_series("run_state", "1x40 0x20", labels=',state="running"')
-    | run_series("run_state", "0x40 1x20", labels=',state="lost"')
-    | run_series("process_up", "1x40 0x20", labels=',rank="0"')
-    | run_series("process_up", "1x40 0x20", labels=',rank="1"')
-    | run_series("rank_last_exit_timestamp_seconds", "_x41 605x20", labels=',rank="0",reason="exit status 1"')
-    | run_series(
-        "rank_last_exit_timestamp_seconds", "_x41 600x20", labels=',rank="1",reason="signal SIGKILL"'
-    )
-    | run_series("cost_total", "0+0.15x40 6x20", labels=',kind="device_time",currency="EUR"')
-    | run_series("uncommitted_seconds", "600x60")
-    | run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
-    | run_series("rank_compute_seconds", "1x60", labels=',rank="1"')
-)
-"""A run at 36 EUR per hour whose rank 1 is killed after 10 min; rank 0 fails five seconds later."""
-NONFINITE_BEFORE = run_series("nonfinite_total", "_x21 1+15x9 136x30", labels=',kind="loss",value="nan"')
-"""Steps with a NaN loss, the last of them seven minutes before the end of the time range."""
-SLOW_RANK = run_series("rank_compute_seconds", "1x60", labels=',rank="0"') | run_series(
-    "rank_compute_seconds", "1x20 1.5x40", labels=',rank="1"'
-)
-HOT_GPU = RANK_1_ON_GPU_1 | {
-    f'gpu_clocks_event_seconds_total{{instance="n1",{GPU_1},reason="thermal"}}': "0x20 9+9x40"
-}
-DATA_STALL = run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
-HUNG = (
-    RANKS
-    | run_series("run_state", "1x39 0x20", labels=',state="running"')
-    | run_series("run_state", "0x39 1x20", labels=',state="hung"')
-    | run_series("run_state_since_timestamp_seconds", "0x39 600x20")
-    | run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
-)
-"""A run that makes no step from 5 min on, and hangs from 10 min on."""
-
-
-@pytest.mark.parametrize(
-    ("series", "expected"),
-    [
-        pytest.param(RANKS, {'problem="no problem found"': -1}, id="healthy run"),
-        pytest.param(
-            RANKS
-            | {
-                f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x20 stale",
-                f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
-                f'gpu_xid_last_timestamp_seconds{{instance="n1",{GPU_1},xid="79"}}': "_x21 305x39",
-            },
-            {f'problem="GPU 1 lost, Xid 79",{RANK_1},gpu="1"': 300_000},
-            id="lost GPU",
-        ),
-        pytest.param(
-            RANKS
-            | RANK_1_ON_GPU_1
-            | run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
-            | run_series("rank_compute_seconds", "1x20 1.5x40", labels=',rank="1"')
-            | {
-                f'gpu_clocks_event_seconds_total{{instance="n1",{GPU_1},reason="thermal"}}': "0x20 9+9x40",
-                f'gpu_temperature_celsius{{instance="n1",{GPU_1},sensor="gpu"}}': "60x20 89x40",
-            },
-            {
-                f'problem="computes at 67 % of the fastest rank",{RANK_1},gpu="1"': 300_000,
-                f'problem="GPU 1 throttled by heat or the power brake, 89 °C",{RANK_1},gpu="1"': 300_000,
-            },
-            id="straggler on a hot GPU",
-        ),
-        pytest.param(
-            HUNG | HANG,
-            {
-                f'problem="holds up the others: read data.py:40",{RANK_1}': 600_000,
-                'problem="no rank finishes a step"': 300_000,
-            },
-            id="hang",
-        ),
-        pytest.param(
-            RANKS
-            | run_series("run_state", "1x39 0x20", labels=',state="running"')
-            | run_series("run_state", "0x39 1x20", labels=',state="failed"')
-            | run_series("process_up", "1x39 0x20", labels=',rank="1"')
-            | run_series(
-                "rank_last_exit_timestamp_seconds", "_x40 590x20", labels=',rank="1",reason="exit status 1"'
-            ),
-            {f'problem="ended first: exit status 1",{RANK_1}': 590_000},
-            id="ended rank",
-        ),
-        pytest.param(
-            RANKS
-            | run_series(
-                "rank_last_exit_timestamp_seconds",
-                "_x21 300x40",
-                labels=',rank="1",reason="inferred: the process was killed or crashed"',
-            )
-            | run_series(
-                "rank_last_exit_timestamp_seconds", "_x21 301x40", labels=',rank="0",reason="signal SIGTERM"'
-            ),
-            {f'problem="restarted after: killed or crashed",{RANK_1}': 300_000},
-            id="kill and restart",
-        ),
-        pytest.param(
-            run_series("run_state", "1x20 stale", labels=',state="running"')
-            | run_series("process_up", "1x20 stale", labels=',rank="0"')
-            | run_series("process_up", "1x20 stale", labels=',rank="1"'),
-            {'problem="exporter down, ranks unknown: 2",instance="n1"': 300_000},
-            id="exporter down",
-        ),
-        pytest.param(
-            RANKS
-            | run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
-            | run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"')
-            | run_series("checkpoint_last_success_timestamp_seconds", "240x60"),
-            {
-                'problem="loss was NaN or infinite in 586 steps"': 330_000,
-                'problem="no checkpoint: 2 saves failed"': 240_000,
-            },
-            id="NaN and failing saves",
-        ),
-        pytest.param(
-            RANKS
-            | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {f'problem="waits longest for data: 50 % of the time",{RANK_1}': 300_000},
-            id="loader stall",
-        ),
-        pytest.param(
-            DIED,
-            {
-                f'problem="ended first: signal SIGKILL",{RANK_1}': 600_000,
-                'problem="ended: exit status 1",instance="n1",rank="0"': 605_000,
-            },
-            id="killed rank",
-        ),
-        pytest.param(
-            RANKS | NONFINITE_BEFORE,
-            {'problem="loss was NaN or infinite in 136 steps, none recently"': 330_000},
-            id="NaN in the past",
-        ),
-        pytest.param({}, {'problem="unknown: no sample of this run"': -1}, id="unknown run"),
-    ],
-)
-def test_a_problem_is_named_with_rank_gpu_and_start(
-    tmp_path: Path, series: dict[str, str], expected: dict[str, float]
-) -> None:
-    rows = {f"{{{labels}}}": value for labels, value in expected.items()}
-
-    assert_panel(tmp_path, "training-run", "What is wrong", series, rows, query_id="B")
-
-
-def test_both_dashboards_name_the_same_problems() -> None:
-    run, ranks = (
-        [query.expression for query in panel_queries(uid) if query.panel == "What is wrong"]
-        for uid in ("training-run", "training-ranks")
-    )
-
-    assert run == ranks
-
-
-def test_problems_that_stop_the_run_are_first(tmp_path: Path) -> None:
-    waiting = run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
-    effects = {
-        f'{{problem="holds up the others: read data.py:40",{RANK_1}}}': 6.0,
-        '{problem="no rank finishes a step"}': 5.0,
-        f'{{problem="waits longest for data: 50 % of the time",{RANK_1}}}': 2.0,
-    }
-
-    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects)
 
 
 def test_the_state_names_the_rank_that_holds_up_a_hang(tmp_path: Path) -> None:
@@ -200,7 +36,7 @@ def test_the_state_names_the_rank_of_a_lost_gpu(tmp_path: Path) -> None:
         f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x20 stale",
         f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
     }
-    expected = {'{state="running",culprit=", GPU of rank 1 on n1 lost"}': 0.0}
+    expected = {'{state="running",culprit=": GPU 1 of rank 1 on n1 lost"}': 0.0}
 
     assert_panel(tmp_path, "training-run", "State", RANKS | lost, expected)
 
@@ -254,7 +90,13 @@ def test_steps_with_a_nan_loss_are_lost_in_time_gpu_hours_and_money(
     expected = {f'{{cause="nonfinite_loss"{labels}}}': value}
 
     assert_panel(
-        tmp_path, "training-run", "Lost per hour, by cause", series, expected, query_id=query_id, factor=100
+        tmp_path,
+        "training-run",
+        "Lost per hour, by cause, last 5 min",
+        series,
+        expected,
+        query_id=query_id,
+        factor=100,
     )
 
 
@@ -267,7 +109,9 @@ def test_steps_with_a_nan_loss_are_lost_in_time_gpu_hours_and_money(
     ],
 )
 def test_a_run_without_a_loss_says_why(tmp_path: Path, series: dict[str, str], cause: str) -> None:
-    assert_panel(tmp_path, "training-run", "Lost per hour, by cause", series, {f'{{cause="{cause}"}}': 0})
+    assert_panel(
+        tmp_path, "training-run", "Lost per hour, by cause, last 5 min", series, {f'{{cause="{cause}"}}': 0}
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,7 +149,7 @@ def test_all_gpus_of_a_hung_run_wait_and_a_lost_gpu_too(
     assert_panel(
         tmp_path,
         "training-ranks",
-        "Cost of the slowest rank",
+        "Lost to the slowest rank or a hang",
         series,
         {labels: value},
         query_id=query_id,
@@ -318,15 +162,6 @@ def test_without_a_sample_of_the_run_it_is_unknown_whether_a_rank_hangs(tmp_path
         assert_panel(
             tmp_path, "training-ranks", "Rank that holds up a hang", series, {f'{{odd="{text}"}}': 0}
         )
-
-
-def test_the_rank_that_ended_first_is_above_the_ranks_that_follow(tmp_path: Path) -> None:
-    effects = {
-        f'{{problem="ended first: signal SIGKILL",{RANK_1}}}': 6.0,
-        '{problem="ended: exit status 1",instance="n1",rank="0"}': 5.0,
-    }
-
-    assert_panel(tmp_path, "training-run", "What is wrong", DIED, effects)
 
 
 @pytest.mark.parametrize(
@@ -343,16 +178,21 @@ def test_a_run_that_died_has_lost_its_unsaved_work_and_has_no_slowest_rank(
     assert_panel(tmp_path, "training-run", panel, DIED, expected, query_id=query_id)
 
 
-@pytest.mark.parametrize(("alert", "effect"), [("1x60", 4), ("1x20 stale", 1)])
-def test_a_nan_loss_endangers_work_until_its_alert_ends(tmp_path: Path, alert: str, effect: int) -> None:
-    series = (
-        RANKS
-        | NONFINITE_BEFORE
-        | {'ALERTS{alertname="TrainingLossNonFinite",alertstate="firing",severity="critical",run="a"}': alert}
-    )
-    expected = {'{problem="loss was NaN or infinite in 136 steps, none recently"}': effect}
+def test_the_state_and_the_rank_of_a_hang_name_its_lost_gpu(tmp_path: Path) -> None:
+    series = HUNG | HANG | LOST_GPU
+    state = {'{state="hung",culprit=": GPU 1 of rank 1 on n1 lost (Xid 79)"}': 10}
+    odd_rank = {
+        f'{{odd="rank 1: GPU 1 lost (Xid 79)",problem="GPU 1 lost (Xid 79)",note=" (Xid 79)",xid="79",{RANK_1},{GPU_1}}}': 1
+    }
 
-    assert_panel(tmp_path, "training-run", "What is wrong", series, expected)
+    assert_panel(tmp_path, "training-run", "State", series, state)
+    assert_panel(tmp_path, "training-ranks", "Rank that holds up a hang", series, odd_rank)
+
+
+def test_the_rank_of_a_lost_gpu_is_selected_before_the_rank_that_holds_up_a_hang(tmp_path: Path) -> None:
+    series = HUNG | HANG | {name.replace('rank="1"', 'rank="0"'): value for name, value in LOST_GPU.items()}
+
+    assert_panel(tmp_path, "training-ranks", "$rank", series, {'{rank="0"}': 2e6, '{rank="1"}': 1e6})
 
 
 @pytest.mark.parametrize(
@@ -389,5 +229,26 @@ def test_the_table_of_problems_has_the_meaning_of_an_xid_and_is_sorted_by_effect
     panel = next(panel for panel in model["panels"] if panel["title"] == "What is wrong")
     texts = json.dumps(panel["fieldConfig"]["overrides"])
 
-    assert '"/Xid 79$/", "result": {"text": "Xid 79 (GPU has fallen off the bus)"}' in texts
+    assert r'"/Xid 79\\b/", "result": {"text": "Xid 79: GPU has fallen off the bus"}' in texts
     assert [column["displayName"] for column in panel["options"]["sortBy"]] == ["Effect", "Since"]
+
+
+@pytest.mark.parametrize(
+    ("series", "cause"),
+    [
+        (
+            run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"'),
+            "loss was NaN or infinite",
+        ),
+        (
+            run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"'),
+            "saves fail",
+        ),
+    ],
+)
+def test_the_state_names_a_nan_loss_and_failing_saves(
+    tmp_path: Path, series: dict[str, str], cause: str
+) -> None:
+    expected = {f'{{state="running",culprit=", {cause}"}}': 0}
+
+    assert_panel(tmp_path, "training-run", "State", RANKS | series, expected)

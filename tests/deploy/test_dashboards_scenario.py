@@ -86,18 +86,18 @@ def queries_without_data() -> set[tuple[str, str, str]]:
 ALL_TARGETS_UP = "min(min_over_time(up[8s]))"
 MOMENTARY_PANELS = {
     "Loss by step",  # the last row is not complete
-    "Losses now",  # a loss close to zero is a row, or none
-    "Lost per hour, by cause",
+    "Losses now, last 5 min",  # a loss close to zero is a row, or none
+    "Lost per hour, by cause, last 5 min",
     "What is wrong",  # a text contains the value
     "State",  # the text contains the slowest rank
     "Time by phase",  # the rest of the phases is close to zero
-    "Cost of the slowest rank",
+    "Lost to the slowest rank or a hang",
     "Exporters, drivers and GPUs with a failure",  # a start of seconds may lie between two scrapes
-    "Mean SM activity of used GPUs",
+    "Mean SM activity",
     "SM activity of used GPUs, 5 min",
     "Ranks by phase",
     "Slowest rank",
-    "Waiting for data",
+    "Waiting for data, last 5 min",
     "Swap and page faults",  # single page faults of the test machine
 }
 """Panels whose values change every second, so that two servers with different scrape times disagree."""

@@ -201,7 +201,7 @@ def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another
 
     messages = failures(
         tmp_path,
-        "Cost of the slowest rank",
+        "Lost to the slowest rank or a hang",
         series,
         {"4m": 5},
         dashboard="training-ranks",

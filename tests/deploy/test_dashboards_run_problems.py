@@ -1,0 +1,224 @@
+"""Table *What is wrong* of *Run* and *Ranks*, for synthetic series, evaluated by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dashboards_support import panel_queries
+from panel_support import assert_panel, run_series
+from rules_support import needs_promtool
+from run_panel_support import (
+    DIED,
+    GPU_1,
+    HANG,
+    HUNG,
+    LOST_GPU,
+    NONFINITE_BEFORE,
+    RANK_1,
+    RANK_1_ON_GPU_1,
+    RANKS,
+)
+
+pytestmark = needs_promtool
+
+REMEDIES = {
+    "lost": "drain the node; restart the run without it; then reset the GPU",
+    "holds up": "read this line of the job; restart the run",
+    "ended first": "read the log of this rank first",
+    "no rank finishes": "read Where hanging ranks wait on Ranks",
+    "saves failed": "check the free space and the quota of the checkpoints",
+    "NaN": "end the run; resume from a checkpoint before the first such step",
+    "exporter down": "check the node and the log of the exporter",
+    "computes at": "compare clock and heat of its GPU on Ranks",
+    "throttled": "check the cooling and the power supply of the node",
+    "waits longest": "use more or faster data workers",
+}
+"""Remedy by a part of the problem."""
+
+
+def problem_row(labels: str, *, is_past: bool = False) -> str:
+    """Return the labels of a row of *What is wrong*, with the remedy unless the problem is past."""
+    remedy = next((text for part, text in REMEDIES.items() if part in labels and not is_past), "")
+    return f'{{{labels},remedy="{remedy}"}}' if remedy else f"{{{labels}}}"
+
+
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        pytest.param(RANKS, {'problem="no problem found"': -1}, id="healthy run"),
+        pytest.param(
+            RANKS
+            | {
+                f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x20 stale",
+                f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
+                f'gpu_xid_last_timestamp_seconds{{instance="n1",{GPU_1},xid="79"}}': "_x21 305x39",
+            },
+            {f'problem="GPU 1 lost (Xid 79)",{RANK_1},gpu="1"': 300_000},
+            id="lost GPU",
+        ),
+        pytest.param(
+            RANKS
+            | RANK_1_ON_GPU_1
+            | run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
+            | run_series("rank_compute_seconds", "1x20 1.5x40", labels=',rank="1"')
+            | {
+                f'gpu_clocks_event_seconds_total{{instance="n1",{GPU_1},reason="thermal"}}': "0x20 9+9x40",
+                f'gpu_temperature_celsius{{instance="n1",{GPU_1},sensor="gpu"}}': "60x20 89x40",
+            },
+            {
+                f'problem="computes at 67 % of the fastest rank",{RANK_1},gpu="1"': 300_000,
+                f'problem="GPU 1 throttled, 89 °C",{RANK_1},gpu="1"': 300_000,
+            },
+            id="straggler on a hot GPU",
+        ),
+        pytest.param(
+            HUNG | HANG,
+            {
+                f'problem="holds up the others: read data.py:40",{RANK_1}': 600_000,
+                'problem="no rank finishes a step"': 300_000,
+            },
+            id="hang",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("run_state", "1x39 0x20", labels=',state="running"')
+            | run_series("run_state", "0x39 1x20", labels=',state="failed"')
+            | run_series("process_up", "1x39 0x20", labels=',rank="1"')
+            | run_series(
+                "rank_last_exit_timestamp_seconds", "_x40 590x20", labels=',rank="1",reason="exit status 1"'
+            ),
+            {f'problem="ended first: exit status 1",{RANK_1}': 590_000},
+            id="ended rank",
+        ),
+        pytest.param(
+            RANKS
+            | run_series(
+                "rank_last_exit_timestamp_seconds",
+                "_x21 300x40",
+                labels=',rank="1",reason="inferred: the process was killed or crashed"',
+            )
+            | run_series(
+                "rank_last_exit_timestamp_seconds", "_x21 301x40", labels=',rank="0",reason="signal SIGTERM"'
+            ),
+            {f'problem="restarted after: killed or crashed",{RANK_1}': 300_000},
+            id="kill and restart",
+        ),
+        pytest.param(
+            run_series("run_state", "1x20 stale", labels=',state="running"')
+            | run_series("process_up", "1x20 stale", labels=',rank="0"')
+            | run_series("process_up", "1x20 stale", labels=',rank="1"'),
+            {'problem="exporter down, ranks unknown: 2",instance="n1"': 300_000},
+            id="exporter down",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
+            | run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"')
+            | run_series("checkpoint_last_success_timestamp_seconds", "240x60"),
+            {
+                'problem="loss was NaN or infinite in 586 steps"': 330_000,
+                'problem="no checkpoint: 2 saves failed"': 240_000,
+            },
+            id="NaN and failing saves",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
+            {f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}': 300_000},
+            id="loader stall",
+        ),
+        pytest.param(
+            DIED,
+            {
+                f'problem="ended first: signal SIGKILL",{RANK_1}': 600_000,
+                'problem="ended: exit status 1",instance="n1",rank="0"': 605_000,
+            },
+            id="killed rank",
+        ),
+        pytest.param(
+            RANKS | NONFINITE_BEFORE,
+            {'problem="loss was NaN or infinite in 136 steps, none recently"': 330_000},
+            id="NaN in the past",
+        ),
+        pytest.param({}, {'problem="unknown: no sample of this run"': -1}, id="unknown run"),
+    ],
+)
+def test_a_problem_is_named_with_rank_gpu_and_start(
+    tmp_path: Path, series: dict[str, str], expected: dict[str, float]
+) -> None:
+    is_past = series == RANKS | NONFINITE_BEFORE
+    rows = {problem_row(labels, is_past=is_past): value for labels, value in expected.items()}
+
+    assert_panel(tmp_path, "training-run", "What is wrong", series, rows, query_id="B")
+
+
+def test_both_dashboards_name_the_same_problems() -> None:
+    run, ranks = (
+        [query.expression for query in panel_queries(uid) if query.panel == "What is wrong"]
+        for uid in ("training-run", "training-ranks")
+    )
+
+    assert run == ranks
+
+
+def test_problems_that_stop_the_run_are_first(tmp_path: Path) -> None:
+    waiting = run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
+    effects = {
+        problem_row(f'problem="holds up the others: read data.py:40",{RANK_1}'): 6.0,
+        problem_row('problem="no rank finishes a step"'): 5.0,
+        problem_row(f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}'): 2.0,
+    }
+
+    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects)
+
+
+def test_the_rank_that_ended_first_is_above_the_ranks_that_follow(tmp_path: Path) -> None:
+    effects = {
+        problem_row(f'problem="ended first: signal SIGKILL",{RANK_1}'): 6.0,
+        problem_row('problem="ended: exit status 1",instance="n1",rank="0"'): 5.0,
+    }
+
+    assert_panel(tmp_path, "training-run", "What is wrong", DIED, effects)
+
+
+FAILED_SAVES_BEFORE = run_series(
+    "checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"'
+) | run_series("checkpoint_last_success_timestamp_seconds", "240x45 660x15")
+"""Failed saves, and a save that succeeded after them."""
+
+
+@pytest.mark.parametrize(("alert", "effect"), [("1x60", 4), ("1x20 stale", 1)])
+@pytest.mark.parametrize(
+    ("alert_name", "series", "problem"),
+    [
+        (
+            "TrainingLossNonFinite",
+            NONFINITE_BEFORE,
+            "loss was NaN or infinite in 136 steps, none recently",
+        ),
+        ("TrainingCheckpointFailing", FAILED_SAVES_BEFORE, "2 saves failed; a later save succeeded"),
+    ],
+    ids=["NaN loss", "failed saves"],
+)
+def test_a_problem_endangers_work_until_its_alert_ends(
+    tmp_path: Path, alert_name: str, series: dict[str, str], problem: str, alert: str, effect: int
+) -> None:
+    alerts = {f'ALERTS{{alertname="{alert_name}",alertstate="firing",severity="critical",run="a"}}': alert}
+    expected = {problem_row(f'problem="{problem}"', is_past=effect == 1): effect}
+
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | series | alerts, expected)
+
+
+def test_a_nan_loss_names_the_last_finite_step(tmp_path: Path) -> None:
+    nonfinite = run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
+    steps = run_series("step", "0+10x60", labels=',rank="0"')
+    row = problem_row('problem="loss was NaN or infinite in 586 steps, the first after step 200"')
+
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite | steps, {row: 4})
+
+
+def test_a_hang_by_a_lost_gpu_is_one_problem_with_the_drain_as_its_remedy(tmp_path: Path) -> None:
+    row = problem_row(f'problem="GPU 1 lost (Xid 79): no rank finishes a step",{RANK_1},gpu="1"')
+
+    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | LOST_GPU, {row: 6})
