@@ -92,10 +92,9 @@ NO_PROGRESS_RUNS = (
 )
 """PromQL with a value for each run that failed, hangs, is lost or completes no steps."""
 LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
-_SLOW_RANK = f"(max by (run, instance, rank) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
-_DATA_WAIT_RANK = (
-    f"(max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"
-)
+_SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
+_DATA_WAIT_RANK = f"topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"
+"""PromQL for one rank of each run. After a restart of Prometheus, the series of the rank before remains for five minutes."""
 _HANGING_RANK = (
     'max by (run, instance, rank) (ALERTS{@cluster, alertstate="firing", alertname="TrainingHang", rank!=""})'
 )
@@ -234,7 +233,7 @@ def _all_runs() -> Panel:
                 dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
                 dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
             ),
-            width=140,
+            width=125,
         ),
         Column(_urgency_query(), "Verdict", decimals=0, width=95, mappings=RUN_URGENCY_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
@@ -254,7 +253,7 @@ def _all_runs() -> Panel:
         Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h", decimals=2, width=75),
         Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h", decimals=2, width=75),
         percent(LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
-        Column("cause", "Mostly lost to", width=130, mappings=MAIN_CAUSE_TEXTS),
+        Column("cause", "Lost to", width=130, mappings=MAIN_CAUSE_TEXTS),
         Column(
             f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
             "Last step",

@@ -113,7 +113,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Shared memory used",
+            "Shared memory",
             instant_query("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
             unit="percentunit",
             decimals=0,

@@ -25,7 +25,7 @@ from dashboards.node_cost import LOST_PER_HOUR
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings, warn_below
 from dashboards.run_problems import DATA_WAIT_RATIO, SILENT_SECONDS, SLOW_RATIO
-from dashboards.tables import Column, percent, table
+from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
 SPEED = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
@@ -202,7 +202,7 @@ def problems_of_node() -> Panel:
             f"floor({worst} / {PRIORITIES_PER_IMPACT}) or {_NONE}",
             "Impact",
             decimals=0,
-            width=150,
+            width=160,
             mappings=IMPACT_TEXTS,
         ),
         Column("problem", "Problem", mappings=_PROBLEM_TEXTS),
@@ -216,7 +216,15 @@ def problems_of_node() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
         ),
-        percent(f"{SPEED} and on (run, rank) {_ANY} or {_NONE}", "Speed", 75, warn_below(0.9, 0.75)),
+        Column(
+            f"{SPEED} and on (run, rank) {_ANY} or {_NONE}",
+            "Speed",
+            "percentunit",
+            75,
+            warn_below(0.9, 0.75),
+            value_mappings({-1: (NO_VALUE, NEUTRAL)}),
+            decimals=0,
+        ),
         Column(
             f"sum by (run) ({LOST_PER_HOUR}) and on (run) {_ANY} or {_NONE}",
             "Lost/h here",

@@ -85,7 +85,7 @@ def runs_table() -> Panel:
         Column(f"sum by (run) ({COST_PER_HOUR})", "Cost/h here", decimals=2, width=110),
         Column(f"sum by (run) ({LOST_PER_HOUR})", "Lost/h here", decimals=2, width=110),
         percent(f"{LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
-        Column("cause", "Mostly lost to", width=150, mappings=MAIN_CAUSE_TEXTS),
+        Column("cause", "Lost to", width=150, mappings=MAIN_CAUSE_TEXTS),
         row_query=rows,
         sort="Lost",
         w=24,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dashboards.palette import NEUTRAL
 from dashboards.panels import value_mappings, warn_from
 
-LOST_THRESHOLDS = warn_from(0.1, 0.3)
-"""Thresholds of a share of lost time. Saves and short waits for data are normal."""
+LOST_THRESHOLDS = warn_from(0.15, 0.3)
+"""Thresholds of a share of lost time. Saves, short waits for data and small differences between ranks are normal."""
 MAIN_CAUSE_TEXTS = value_mappings(
     {
         "standstill": ("no step", NEUTRAL),
