@@ -16,7 +16,11 @@ from exporter.status.numbers import DASH, age, duration, quantity, share
 MAX_ROWS = 200
 """Maximum number of rows of a table. The metrics contain all rows."""
 COLORS = 8
+"""Number of plot colors in the style sheet, and the maximum number of segments of a bar."""
 WIDTH, HEIGHT = 600.0, 120.0
+"""Size of the view box of a plot. The width is also that of a bar."""
+MARGIN = 3.0
+"""Distance of the highest and the lowest point from the edges of a plot, so that a line is not cut."""
 MIN_PLOT_SECONDS = 300.0
 
 T = TypeVar("T")
@@ -27,7 +31,7 @@ class StyledText:
     """Text with a style."""
 
     text: str
-    kind: str = ""  # good, warn, bad, dim, missing, code, remark, or "" for none
+    kind: str = ""  # style: good, warn, bad, dim, missing, code, remark, or "" for none
     color: int | None = None  # index of a plot color, drawn as a square before the text
 
 
@@ -201,11 +205,12 @@ def append_current(line: Line, value: float | None, now: float) -> Line:
 
 
 def _path(line: Line, now: float, seconds: float, low: float, high: float) -> str:
+    """Return the SVG path data of a line over the last `seconds`, between the numbers *low* and *high*."""
     path, is_gap = "", True
     for timestamp, value in line:
         if value is not None:
             x = WIDTH * (1 - (now - timestamp) / seconds)
-            y = (HEIGHT - 6) * (1 - (value - low) / ((high - low) or 1.0)) + 3
+            y = (HEIGHT - 2 * MARGIN) * (1 - (value - low) / ((high - low) or 1.0)) + MARGIN
             # A single point between two gaps is a dot: a line of length 0 with round ends.
             path += f"M{x:.0f} {y:.0f}h0" if is_gap else f"L{x:.0f} {y:.0f}"
         is_gap = value is None
@@ -213,7 +218,7 @@ def _path(line: Line, now: float, seconds: float, low: float, high: float) -> st
 
 
 def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
-    """Return the largest amounts as the segments of a stacked bar."""
+    """Return the `COLORS` largest amounts as the segments of a stacked bar."""
     total = sum(amounts.values())
     segments: list[BarSegment] = []
     if total <= 0:

@@ -58,10 +58,10 @@ def run_section(view: View, run: Run) -> RunSection:
     state_style = "warn" if run.late_since is not None else _STATES.get(run.state, "good")
     badges = [StyledText(run.state, state_style)] if run.state else []
     if run.state and run.state_since is not None:
-        text = (
-            age(run.state_since, now) if run.is_ended else f"for {duration(max(0.0, now - run.state_since))}"
+        seconds = max(0.0, now - run.state_since)
+        badges.append(
+            StyledText(age(run.state_since, now) if run.is_ended else f"for {duration(seconds)}", "dim")
         )
-        badges.append(StyledText(text, "dim"))
     if run.late_since is not None:
         badges.append(StyledText(f"no step for {duration(now - run.late_since)}", "warn"))
     if attempt is not None and attempt > 1:
@@ -162,11 +162,11 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         figures += figure(
             f"cost{node_note}", styled(f"{amount:,.2f} {currency}"), *hourly_cost_texts(view, {name})
         )
-    return figures + _lost(view, run)
+    return figures + _lost_time(view, run)
 
 
-def _lost(view: View, run: Run) -> list[Figure]:
-    """Return the share of the time that was badput, with the cost of that time and the largest causes."""
+def _lost_time(view: View, run: Run) -> list[Figure]:
+    """Return the share of badput in the wall time, with its cost and its largest causes."""
     badput = {
         labels["cause"]: seconds
         for labels, seconds in view.readings.rows("training_badput_seconds_total", run=run.name)

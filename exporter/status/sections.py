@@ -32,7 +32,7 @@ MAX_OPEN_STATISTICS = 8
 """Number of statistics up to which the fold is open."""
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
 """Gauges that can represent a statistic, in order of preference."""
-_CONDITIONS = {
+_CONDITIONS = {  # by condition of `Rank`
     "alive": StyledText("alive", "good"),
     "ended early": StyledText("ended", "bad"),
     "slow": StyledText("slow", "warn"),
@@ -116,10 +116,10 @@ def ranks_section(view: View) -> TableSection:
     )
 
 
-def gpus_section(view: View, current: Sequence[Finding]) -> TableSection:
+def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
     """Return the table and the plots of the GPUs. The state of a GPU includes its urgent findings."""
     faults: dict[str, list[str]] = {}
-    for finding in current:
+    for finding in findings:
         name = _FAULTS.get(finding.condition.alert)
         if name and finding.is_urgent:
             faults.setdefault(finding.match.subject[0], []).append(name.format(*finding.match.subject))

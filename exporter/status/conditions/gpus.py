@@ -15,6 +15,7 @@ from exporter.status.xids import with_meaning
 CRITICAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 WARNING_XIDS = frozenset({94, *range(144, 151)})
 EVENT_SECONDS = 600.0
+"""Time range of the alerts on Xids and uncorrected errors."""
 KEPT_SECONDS = 3600.0
 """`keep_firing_for` of the alerts on Xids and uncorrected errors."""
 RATE_SECONDS = 300.0
@@ -23,7 +24,7 @@ BRAKE_RATIO = 0.01
 MIN_MARGIN_CELSIUS = 5.0
 IDLE_SECONDS = 900.0
 LOOKBACK_SECONDS = 300.0
-"""Prometheus uses a sample for this time."""
+"""Time for which Prometheus uses a sample (`query.lookback-delta`)."""
 RECOVERY_ACTIONS = {
     1: "reset the GPU",
     2: "reboot the node",
@@ -69,16 +70,16 @@ def _warning_xids(view: View) -> Iterator[Match]:
 
 
 def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
-    last = {
+    last_times = {
         (labels["uuid"], labels["xid"]): timestamp
         for labels, timestamp in view.readings.rows("gpu_xid_last_timestamp_seconds")
     }
     titles = {gpu.uuid: gpu.title for gpu in view.gpus}
-    for uuid, xid in sorted({*last, *((owner[0], owner[1]) for owner in view.history.owners("xid"))}):
+    for uuid, xid in sorted({*last_times, *((owner[0], owner[1]) for owner in view.history.owners("xid"))}):
         if not xid.isdecimal() or int(xid) not in codes or uuid not in titles:
             continue
         increase = view.history.increase("xid", uuid, xid, seconds=EVENT_SECONDS + KEPT_SECONDS)
-        since = last.get((uuid, xid)) or (increase.last if increase else None)
+        since = last_times.get((uuid, xid)) or (increase.last if increase else None)
         if since is None:
             continue
         count = view.readings.total("gpu_xid_errors_total", uuid=uuid, xid=xid) or 1
@@ -188,7 +189,7 @@ def _has_trained(view: View, run: str) -> bool:
     levels = view.history.levels("trainers", run, seconds=IDLE_SECONDS + LOOKBACK_SECONDS)
     return (
         bool(view.readings.total("training_process_instances", run=run, role="trainer"))
-        and any(trainers for at, trainers in levels if at <= latest)
+        and any(trainers for timestamp, trainers in levels if timestamp <= latest)
         and not view.history.mean("starting", run, seconds=IDLE_SECONDS)
     )
 

@@ -48,10 +48,12 @@ def _ranks_text(ranks: list[Rank]) -> str:
 
 
 def _ended(view: View) -> Iterator[Match]:
-    running = {rank.run for rank in view.ranks if rank.alive and rank.rank}
-    for affected in _affected_ranks(
-        view, lambda rank: rank.alive == 0 and bool(rank.rank) and rank.run in running
-    ):
+    runs_with_live_ranks = {rank.run for rank in view.ranks if rank.alive and rank.rank}
+
+    def has_ended_early(rank: Rank) -> bool:
+        return rank.alive == 0 and bool(rank.rank) and rank.run in runs_with_live_ranks
+
+    for affected in _affected_ranks(view, has_ended_early):
         if not view.runs[affected.run].is_ended:
             since = min(
                 (rank.updated_at for rank in affected.ranks if rank.updated_at is not None), default=None
@@ -60,34 +62,36 @@ def _ended(view: View) -> Iterator[Match]:
 
 
 def _silent_seconds(rank: Rank, view: View) -> float:
+    """Return the age of the last snapshot of a living process; 0 for other processes."""
     return view.exporter.now - rank.updated_at if rank.alive and rank.updated_at is not None else 0.0
 
 
 def _stopped_runs(view: View) -> set[str]:
-    """Return the runs that have made no step since a rank fell silent, outside start, compilation, saves and validation."""
-    stopped: set[str] = set()
+    """Return the runs without a step for `STOPPED_SECONDS`, except runs that start, compile, save, load or validate."""
+    stopped_runs: set[str] = set()
     for name in view.runs:
         ranks = [rank for rank in view.ranks if rank.run == name]
-        last = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
+        last_progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
         pauses = any(PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES)
-        if last is not None and view.exporter.now - last > STOPPED_SECONDS and not pauses:
-            stopped.add(name)
-    return stopped
+        if last_progress is not None and view.exporter.now - last_progress > STOPPED_SECONDS and not pauses:
+            stopped_runs.add(name)
+    return stopped_runs
 
 
 def _blocking(view: View) -> Iterator[Match]:
-    stopped = _stopped_runs(view)
+    stopped_runs = _stopped_runs(view)
     for affected in _affected_ranks(view, lambda rank: _silent_seconds(rank, view) > STOPPED_SECONDS):
-        if affected.run in stopped:
+        if affected.run in stopped_runs:
             yield _silent_match(affected)
 
 
 def _silent(view: View) -> Iterator[Match]:
-    stopped = _stopped_runs(view)
-    for affected in _affected_ranks(
-        view, lambda rank: STOPPED_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
-    ):
-        if affected.run not in stopped:
+    def is_silent(rank: Rank) -> bool:
+        return STOPPED_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
+
+    stopped_runs = _stopped_runs(view)
+    for affected in _affected_ranks(view, is_silent):
+        if affected.run not in stopped_runs:
             yield _silent_match(affected)
 
 
@@ -104,22 +108,20 @@ def _silent_match(affected: AffectedRanks) -> Match:
 
 
 def _stuck(view: View) -> Iterator[Match]:
-    def start(rank: Rank) -> float | None:
-        if rank.alive == 0:
+    def last_progress(rank: Rank) -> float | None:
+        """Return the start of a long phase, or the time of the last batch of a validation."""
+        if rank.alive == 0 or rank.phase not in LONG_PHASES | {"validation"}:
             return None
         return rank.phase_since if rank.phase in LONG_PHASES else rank.progress
 
-    for affected in _affected_ranks(
-        view,
-        lambda rank: (
-            rank.phase in LONG_PHASES | {"validation"}
-            and (since := start(rank)) is not None
-            and view.exporter.now - since > STUCK_SECONDS
-        ),
-    ):
+    def is_stuck(rank: Rank) -> bool:
+        progress = last_progress(rank)
+        return progress is not None and view.exporter.now - progress > STUCK_SECONDS
+
+    for affected in _affected_ranks(view, is_stuck):
         phases = ", ".join(sorted({rank.phase for rank in affected.ranks}))
-        first = min(since for rank in affected.ranks if (since := start(rank)) is not None)
-        yield Match((affected.run,), {"ranks": affected.title, "phases": phases}, since=first)
+        since = min(progress for rank in affected.ranks if (progress := last_progress(rank)) is not None)
+        yield Match((affected.run,), {"ranks": affected.title, "phases": phases}, since=since)
 
 
 def _stragglers(view: View) -> Iterator[Match]:

@@ -11,12 +11,14 @@ from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_S
 from exporter.status.view import Gpu, Run, View
 
 NONFINITE_SECONDS = 900.0
+"""Time for which a nonfinite loss counts as current."""
 GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
 RESTART_SECONDS, MAX_RESTARTS = 3600.0, 3
 ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
 LOST_GPU_REMEDY = "drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}"
 NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"
-SAVING_OR_VALIDATING = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
+PAUSING_PHASES = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
+"""Phases in which a run makes no steps, although it is not slow."""
 
 
 def _died(view: View) -> Iterator[Match]:
@@ -72,7 +74,7 @@ def _late(view: View) -> Iterator[Match]:
 
 
 def _phases(view: View, run: Run) -> str:
-    """Return the phases of the ranks of this node."""
+    """Return a text with the phases of the run's ranks on this node."""
     phases: dict[str, list[int]] = {}
     for rank in view.ranks:
         if rank.run == run.name and rank.alive and rank.phase and rank.rank.isdecimal():
@@ -85,24 +87,23 @@ def _phases(view: View, run: Run) -> str:
 
 def _slow_start(view: View) -> Iterator[Match]:
     for name in view.runs:
-        started = view.readings.value("training_attempt_start_timestamp_seconds", run=name)
+        attempt_start = view.readings.value("training_attempt_start_timestamp_seconds", run=name)
+        if attempt_start is None or view.readings.value("training_attempt_steps", run=name) != 0:
+            continue
         ranks = [rank for rank in view.ranks if rank.run == name]
-        progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
-        if (
-            started is not None
-            and view.exporter.now - started > STARTUP_SECONDS
-            and view.readings.value("training_attempt_steps", run=name) == 0
-            and (progress is None or view.exporter.now - progress >= STARTUP_SECONDS)
-            and any(rank.alive != 0 for rank in ranks)
-        ):
-            yield Match((name,), {"run": name, "where": _phases(view, view.runs[name])}, since=started)
+        last_progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
+        is_late = view.exporter.now - attempt_start > STARTUP_SECONDS
+        # A rank may have validated batches before its first step.
+        has_progress = last_progress is not None and view.exporter.now - last_progress < STARTUP_SECONDS
+        if is_late and not has_progress and any(rank.alive != 0 for rank in ranks):
+            yield Match((name,), {"run": name, "where": _phases(view, view.runs[name])}, since=attempt_start)
 
 
 def _slower(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         rate = view.history.rate("executed steps", name, seconds=PACE_SECONDS)
-        busy = any(rank.run == name and rank.phase in SAVING_OR_VALIDATING for rank in view.ranks)
-        if rate is None or busy or run.is_ended or run.state in {"hung", "stalled"}:
+        pauses = any(rank.run == name and rank.phase in PAUSING_PHASES for rank in view.ranks)
+        if rate is None or pauses or run.is_ended or run.state in {"hung", "stalled"}:
             continue
         usual_rate = view.history.usual_rate("executed steps", name)
         if usual_rate and rate / usual_rate < SLOWER_RATIO:
