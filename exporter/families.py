@@ -108,15 +108,19 @@ class FamilySpec(Family):
     """Specification of a family of the exporter: a named constant next to the code that fills the family.
 
     docs/METRICS.md is generated from the specifications. A specification that contradicts itself raises ValueError.
+
+    Attributes:
+        help: Meaning of the value in one or two sentences, which a scrape contains. The other texts are Markdown for the
+            document.
+        source: File, call or formula from which the value comes.
+        absent: Conditions under which the series is absent, such as "without a limit". Empty if it never is.
+        details: Items of a list: meanings of label values, and rules.
     """
 
-    help: str  # meaning of the value in one or two sentences; `# HELP` in a scrape
-    # The other texts are Markdown for docs/METRICS.md.
-    source: str  # file, call or formula from which the value comes
-    absent: str = (
-        ""  # conditions under which the series is absent, such as "without a limit"; "" if it never is
-    )
-    details: tuple[str, ...] = ()  # items of a list: meanings of label values, and rules
+    help: str
+    source: str
+    absent: str = ""
+    details: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         problem = _contradiction(self)

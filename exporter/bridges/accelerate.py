@@ -46,9 +46,8 @@ def _accelerator_created(source: Any, accelerator: Any, *_args: Any, **_kwargs: 
     _, error = yield
     if error is not None:
         return
-    source.batches.fetches_ahead = (
-        True  # a loader of Accelerate fetches one batch ahead, to detect the last batch
-    )
+    # A loader of Accelerate fetches one batch ahead, to detect the last batch.
+    source.batches.fetches_ahead = True
     set_rank(int(accelerator.process_index))
     training.describe(
         framework="accelerate",

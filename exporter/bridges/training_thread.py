@@ -65,9 +65,8 @@ class TrainingThread(Source):
         self._state = WATCHING
         self._tracker: LoopTracker | None = None  # None before the first event, and in a silent state
         self._phases = _NO_PHASES  # of the tracker
-        self._thread: int | None = (
-            None  # identifier of the thread that trains; None before the first backward pass
-        )
+        # Identifier of the thread that trains; None before the first backward pass.
+        self._thread: int | None = None
 
     @property
     def is_reporting(self) -> bool:

@@ -158,10 +158,10 @@ class Push:
             problem, self._may_exist = "the metrics cannot be pushed", True
             self._target.put(_without_process_families(page), _start_of(page))
         except _FAILURES as error:
-            self._say(f"{problem}: {error}")
+            self._log_change(f"{problem}: {error}")
             self.remove()
             return False
-        self._say(None)
+        self._log_change(None)
         return True
 
     def remove(self) -> None:
@@ -172,9 +172,9 @@ class Push:
                 self._may_exist = False
             except _FAILURES as error:
                 if self._logged_problem is None:
-                    self._say(f"the pushed metrics cannot be removed: {error}")
+                    self._log_change(f"the pushed metrics cannot be removed: {error}")
 
-    def _say(self, problem: str | None) -> None:
+    def _log_change(self, problem: str | None) -> None:
         """Log a new problem, or the end of a problem."""
         if problem != self._logged_problem:
             self._logged_problem = problem
@@ -183,6 +183,30 @@ class Push:
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
     """Push until SIGTERM or SIGINT. With `--once`, push once and return 1 on failure. Raises ConfigurationError."""
+    flags = vars(_parser().parse_flags(arguments))
+    seconds, source = parse_duration_flag("--interval", flags["interval"]), flags["from"]
+    if seconds < MIN_INTERVAL_SECONDS:
+        raise flag_error("--interval", f"must be at least {MIN_INTERVAL_SECONDS} s")
+    if not _is_web(source):
+        raise flag_error("--from", f"{source!r} is not an http or https address")
+    if flags["name"]:
+        names = urlencode([("name[]", name) for name in flags["name"]])
+        source += f"{'&' if urlsplit(source).query else '?'}{names}"
+    push = Push(source, target_of(flags["target"], source), _access(flags))
+    if flags["once"]:
+        return 0 if push.step() else 1
+    signals = Signals()
+    signal_number: int | None = None
+    while signal_number not in ENDING:
+        push.step()
+        signal_number = signals.wait(seconds)
+    signals.ending = True
+    push.remove()
+    return 0
+
+
+def _parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(f"{PROGRAM} push", DESCRIPTION, " TARGET")
     for flag, metavar, default, text in (
         ("--from", "URL", _DEFAULT_SOURCE, f"read the metrics here (default {_DEFAULT_SOURCE})"),
@@ -204,26 +228,7 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     )
     text = "FILE.prom, the URL of a Pushgateway's group, or otlp ENDPOINT"
     parser.add_argument("target", nargs="+", metavar="TARGET", help=text)
-    flags = vars(parser.parse_flags(arguments))
-    seconds, source = parse_duration_flag("--interval", flags["interval"]), flags["from"]
-    if seconds < MIN_INTERVAL_SECONDS:
-        raise flag_error("--interval", f"must be at least {MIN_INTERVAL_SECONDS} s")
-    if not _is_web(source):
-        raise flag_error("--from", f"{source!r} is not an http or https address")
-    if flags["name"]:
-        names = urlencode([("name[]", name) for name in flags["name"]])
-        source += f"{'&' if urlsplit(source).query else '?'}{names}"
-    push = Push(source, target_of(flags["target"], source), _access(flags))
-    if flags["once"]:
-        return 0 if push.step() else 1
-    signals = Signals()
-    signal_number: int | None = None
-    while signal_number not in ENDING:
-        push.step()
-        signal_number = signals.wait(seconds)
-    signals.ending = True
-    push.remove()
-    return 0
+    return parser
 
 
 def _access(flags: Mapping[str, Any]) -> Access:

@@ -203,9 +203,9 @@ class Supervision:
         self._diagnosis_due = math.inf
         self._wait_status: int | None = None
         self._is_terminating = False
-        self._job_stopped = False
+        self._is_job_stopped = False
         self._stop_signal = 0
-        self._stop_requested = -math.inf
+        self._stop_requested_at = -math.inf
 
     def run(self) -> int:
         """Start the job, wait for the job and the sidecar, and return the job's wait status."""
@@ -327,7 +327,7 @@ class Supervision:
                 pid, status = result
                 if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                     if pid == self._job.pid:
-                        self._job_stopped = os.WIFSTOPPED(status)
+                        self._is_job_stopped = os.WIFSTOPPED(status)
                 elif pid == self._job.pid:
                     self._wait_status = status
                 elif self._sidecar is not None and pid == self._sidecar.pid:
@@ -338,14 +338,14 @@ class Supervision:
 
     def _forward(self, info: signal.struct_siginfo) -> None:
         """Forward a signal to the job unless its sender has already sent it to the job."""
-        number = info.si_signo
-        self._is_terminating = self._is_terminating or number in TERMINATION_SIGNALS
-        if number in STOP_SIGNALS:
-            self._stop_signal, self._stop_requested = number, time.monotonic()
+        signal_number = info.si_signo
+        self._is_terminating = self._is_terminating or signal_number in TERMINATION_SIGNALS
+        if signal_number in STOP_SIGNALS:
+            self._stop_signal, self._stop_requested_at = signal_number, time.monotonic()
         if not self._has_reached_job(info):
             # PermissionError: the job runs as another user now.
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self._job.pid, number)
+                os.kill(self._job.pid, signal_number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
         is_group_signal = None if self._probe is None else self._probe.has_received(info.si_signo)
@@ -362,16 +362,16 @@ class Supervision:
 
     def _stop_with_job(self) -> None:
         """Stop `run` once the job has stopped after Ctrl-Z, so that the shell sees a stopped job."""
-        is_recent = time.monotonic() - self._stop_requested < STOP_GRACE_SECONDS
-        if self._job_stopped and is_recent and self._wait_status is None:
-            self._stop_requested = -math.inf
+        is_recent = time.monotonic() - self._stop_requested_at < STOP_GRACE_SECONDS
+        if self._is_job_stopped and is_recent and self._wait_status is None:
+            self._stop_requested_at = -math.inf
             _stop_self(self._stop_signal)
 
 
-def _stop_self(number: int) -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    os.kill(os.getpid(), number)  # returns after SIGCONT
-    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+def _stop_self(signal_number: int) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number})
+    os.kill(os.getpid(), signal_number)  # returns after SIGCONT
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal_number})
 
 
 def _is_foreign_address(plan: Plan) -> bool:

@@ -38,7 +38,7 @@ CHECKPOINT_STEPS = 25
 TARGET_STEPS = 100_000
 FLOPS_PER_TOKEN = 6 * 1.3e9
 """Forward and backward pass of a model with 1.3 billion parameters."""
-DATA, FORWARD, BACKWARD, OPTIMIZER = 0.05, 0.28, 0.52, 0.15
+DATA_RATIO, FORWARD_RATIO, BACKWARD_RATIO, OPTIMIZER_RATIO = 0.05, 0.28, 0.52, 0.15
 """Shares of the phases in the compute time of a step."""
 STOP_SECONDS = 5.0
 """Maximum wait of the launcher for the exit of the ranks at the end of the demo."""
@@ -120,18 +120,18 @@ class SimulatedRank:
         # The ranks are synchronous, so a step is as slow as the slowest rank.
         slowest_seconds = max(self._compute_seconds(any_rank, step) for any_rank in range(RANKS))
         with training.data_loading():
-            self._wait(own_seconds * DATA + (PAUSE_SECONDS if cycle_step == PAUSE_STEP else 0.0))
+            self._wait(own_seconds * DATA_RATIO + (PAUSE_SECONDS if cycle_step == PAUSE_STEP else 0.0))
         with training.training_iteration():
             if crashes(rank, step, self._settings.attempt):
                 os.kill(os.getpid(), signal.SIGKILL)
             with training.model_forward():
-                self._wait(own_seconds * FORWARD)
+                self._wait(own_seconds * FORWARD_RATIO)
             with training.model_backward():
-                self._wait(own_seconds * BACKWARD)
+                self._wait(own_seconds * BACKWARD_RATIO)
             with training.phase("grad_sync"):
                 self._wait(slowest_seconds - own_seconds)
             with training.optimizer_update():
-                self._wait(own_seconds * OPTIMIZER)
+                self._wait(own_seconds * OPTIMIZER_RATIO)
             loss = 1.8 + 8.0 / (1.0 + step / 30.0) + self._random("loss", rank, step).gauss(0.0, 0.05)
             gradient = self._random("gradient", 0, step).gauss(0.0, 0.1)
             decay = 0.1 + 0.45 * (1.0 + math.cos(math.pi * step / TARGET_STEPS))
@@ -186,11 +186,11 @@ class Launcher:
     def __init__(self, settings: SimpleNamespace) -> None:
         self._settings = settings
         self._is_ended = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, self._end)
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(signal_number, self._end)
 
     def run(self) -> None:
-        """Run the ranks until a signal, or until the parent process ends. Announce the sidecar once it listens."""
+        """Run the ranks until a signal, or until the parent process ends. Print the introduction once the sidecar listens."""
         parent = os.getppid()
         attempt, processes, is_announced = 0, self._start(0), False
         while not self._is_ended and os.getppid() == parent:
@@ -198,12 +198,10 @@ class Launcher:
                 is_announced = True
                 with contextlib.suppress(OSError):  # no reader
                     print(self._introduction(), flush=True)
-            dead_rank = next((process for process in processes if process.poll() is not None), None)
-            if dead_rank is not None:
+            exited_process = next((process for process in processes if process.poll() is not None), None)
+            if exited_process is not None:
                 delay = RESTART_SECONDS / self._settings.speed
-                message = (
-                    f"exporter: rank {processes.index(dead_rank)} exited; all ranks restart in {delay:g} s"
-                )
+                message = f"exporter: rank {processes.index(exited_process)} exited; all ranks restart in {delay:g} s"
                 print(message, file=sys.stderr, flush=True)
                 self._stop(processes, 0.0)
                 restart_time = time.monotonic() + delay
@@ -214,7 +212,7 @@ class Launcher:
             time.sleep(0.05)
         self._stop(processes, STOP_SECONDS)
 
-    def _end(self, _number: int, _frame: object) -> None:
+    def _end(self, _signal_number: int, _frame: object) -> None:
         self._is_ended = True
 
     def _start(self, attempt: int) -> list[subprocess.Popen[bytes]]:
@@ -286,5 +284,5 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _exit_normally(number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + number)
+def _exit_normally(signal_number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + signal_number)

@@ -204,9 +204,8 @@ class Wiring:
                 name=GpuCollector.name,
                 create=partial(self._create_gpus, gpu),
                 times=Times(interval_seconds=gpu.interval, deadline_seconds=gpu.effective_deadline),
-                options=replace(
-                    gpu, interval=1.0, deadline=1.0
-                ),  # constant, because new times need no new NVML child
+                # Constant times, because new times need no new NVML child.
+                options=replace(gpu, interval=1.0, deadline=1.0),
             )
         if energy.enabled:
             yield ScheduleEntry(

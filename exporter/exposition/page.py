@@ -112,13 +112,17 @@ class BlockText:
 
 @dataclass(frozen=True, slots=True)
 class PublishedBlock:
-    """Families of one publisher, with the text of families that were rendered early."""
+    """Families of one publisher, with the text of families that were rendered early.
+
+    Attributes:
+        families: The families.
+        early_texts: Texts in the order of the families. None for a family that the next scrape renders.
+        complete_text: Text of the block, if each family was rendered early without a dropped series. Otherwise None.
+    """
 
     families: Families
-    early_texts: Sequence[
-        FamilyText | None
-    ]  # in the order of the families; None to render at the next scrape
-    complete_text: BlockText | None = None  # if each family was rendered early, without a dropped series
+    early_texts: Sequence[FamilyText | None]
+    complete_text: BlockText | None = None
 
     @property
     def series(self) -> int:

@@ -108,11 +108,13 @@ class FeedReader:
 
     The user's default directory may be missing before the first recording, and files of other users in it are refused. In a
     configured directory, the files of all users are read. Files beyond the limits are refused; known files have precedence.
+
+    Attributes:
+        ownership: Ownership of the directory.
+        foreign_entries: Entries of other users under the exporter's names, as of the last scan.
     """
 
-    foreign_entries: tuple[
-        ForeignEntry, ...
-    ] = ()  # entries of other users under the exporter's names, as of the last scan
+    foreign_entries: tuple[ForeignEntry, ...] = ()
 
     def __init__(
         self,
@@ -271,7 +273,7 @@ class FeedReader:
         return Scan(tuple(entries), reasons, tuple(unread_files))
 
     def _precedence(self, name: str) -> tuple[int, str]:
-        # Known files have precedence over new files, and new files over refused files.
+        """Return the sort key of a file: known files precede new files, and new files precede refused files."""
         file = self._files.get(name)
         if file is None:
             return 1, name
@@ -381,9 +383,8 @@ class FeedReader:
             if now - noticed_at >= LEFTOVER_SECONDS:
                 is_unchanged = partial(self._is_as_read, process_id + FEED)
                 remove_process(self._directory, process_id, if_true=is_unchanged)
-                self._leftovers[process_id] = (
-                    now  # files that are left belong to other users: the next attempt is later
-                )
+                # Files that are left belong to other users: the next attempt is later.
+                self._leftovers[process_id] = now
 
 
 def _uid(name: str, directory: int) -> int:

@@ -75,7 +75,7 @@ class End:
     run: str = ""  # name of the run; empty from older releases
     started_at: float = 0.0  # Unix time of the job's start; 0 from older releases
     launch: str = ""  # launch id in the environment of the job's processes; empty from older releases
-    worker: bool = False  # True for a worker of torchrun
+    is_worker: bool = False  # True for a worker of torchrun
 
 
 class Registration:
@@ -180,7 +180,7 @@ def ends(feed_directory: Path) -> list[End]:
                 run=str(body.get("run", "")),
                 started_at=float(body.get("started", 0.0)),
                 launch=str(body.get("launch", "")),
-                worker=body.get("worker") is True,
+                is_worker=body.get("worker") is True,
             )
             if isfinite(end.noticed_at) and isfinite(end.started_at):
                 exit_statuses.append(end)

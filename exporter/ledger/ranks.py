@@ -44,9 +44,7 @@ class RankTotals:
     folded_ids: dict[str, None] = field(default_factory=dict)
     saved_hash: int = 0  # hash of the last saved content
     is_loaded: bool = False  # the state was loaded: totals are complete and may be saved
-    is_saved: bool = (
-        False  # the totals may be shown: they are saved, or another sidecar is responsible for saving
-    )
+    is_saved: bool = False  # the totals may be shown: they are saved, or another sidecar saves them
     is_released: bool = False  # True after the rank exited: other sidecars may claim the state
 
     def processes(self) -> Iterator[tuple[WorkerSlot, ProcessTotals]]:
@@ -55,13 +53,13 @@ class RankTotals:
             for process in slot.processes:
                 yield slot, process
 
-    def resume(self, present: Collection[str], now: Moment) -> None:
+    def resume(self, present_ids: Collection[str], now: Moment) -> None:
         """Continue from a loaded state. A process that was running at the last save and has no feed file now has exited."""
         for _, process in self.processes():
             process.last_seen_monotonic = process.first_seen_monotonic = now.monotonic
             if process.exited_at is not None:
                 process.record_exit(process.exited_at, now)
-            elif process.identity.id not in present:
+            elif process.identity.id not in present_ids:
                 process.record_exit(process.written_at, now)
         for slot in self.slots.values():
             if slot.base.exited_at is not None:
@@ -70,7 +68,7 @@ class RankTotals:
     def update(
         self,
         entries: Sequence[FeedEntry],
-        unreadable: Collection[str],
+        unreadable_ids: Collection[str],
         now: Moment,
         *,
         patience_seconds: float,
@@ -78,7 +76,7 @@ class RankTotals:
         """Update the known processes from the feed, and bind new processes to slots, exited processes first.
 
         A process without a file counts as exited from the second pass on, and a process with an unreadable file after
-        *patience_seconds*. *unreadable* contains process ids.
+        *patience_seconds*. *unreadable_ids* contains process ids.
         """
         known_processes = {process.identity.id: process for _, process in self.processes()}
         present_entries = {entry.snapshot.process.id: entry for entry in entries}
@@ -96,7 +94,7 @@ class RankTotals:
             if process_id not in present_entries and process.is_alive:
                 process.missed_passes += 1
                 # A listing during a rename may lack the file once.
-                patience = patience_seconds if process_id in unreadable else 0.0
+                patience = patience_seconds if process_id in unreadable_ids else 0.0
                 if process.missed_passes > 1 and now.monotonic - process.last_seen_monotonic > patience:
                     process.record_exit(now.wall, now)
         # Exited processes are bound first, so that their successors can use the same slots.
@@ -106,11 +104,11 @@ class RankTotals:
         ):
             self._free_slot().processes.append(process)
         self._prefer_training()
-        present = {*present_entries, *unreadable}
+        present_ids = {*present_entries, *unreadable_ids}
         for slot in self.slots.values():
-            for process_id in slot.fold(MAX_EXITED_PROCESSES, present):
+            for process_id in slot.fold(MAX_EXITED_PROCESSES, present_ids):
                 self.folded_ids[process_id] = None
-        while len(self.folded_ids) > MAX_FOLDED_IDS and next(iter(self.folded_ids)) not in present:
+        while len(self.folded_ids) > MAX_FOLDED_IDS and next(iter(self.folded_ids)) not in present_ids:
             del self.folded_ids[next(iter(self.folded_ids))]
 
     def _prefer_training(self) -> None:
@@ -180,13 +178,13 @@ class Ranks:
         self,
         is_owner: bool,
         entries: Mapping[str, FeedEntry],
-        unreadable: Collection[str],
+        unreadable_ids: Collection[str],
         rules: GapRules,
         now: Moment,
     ) -> None:
         """Bind all processes, and load the state of new ranks.
 
-        *entries* contains the readable files by process id, and *unreadable* the process ids of all other files.
+        *entries* contains the readable files by process id, and *unreadable_ids* the process ids of all other files.
         """
         if is_owner != self.is_owner:
             # The state files may be newer than memory, or belong to a new owner.
@@ -199,9 +197,9 @@ class Ranks:
         for entry in entries.values():
             entries_by_rank.setdefault(RankKey.of_process(entry.snapshot.process), []).append(entry)
         self._drop_moved_processes(entries)
-        present = {*entries, *unreadable}
+        present_ids = {*entries, *unreadable_ids}
         if not self._is_resumed:
-            self._resume_recent(entries_by_rank, present, rules, now)
+            self._resume_recent(entries_by_rank, present_ids, rules, now)
         for key in entries_by_rank:
             rank = self._ranks.get(key)
             if rank is None:
@@ -212,9 +210,9 @@ class Ranks:
         for key, rank in self._ranks.items():
             if not rank.is_released:
                 if not rank.is_loaded:
-                    self._load(rank, present, now)
+                    self._load(rank, present_ids, now)
                 patience = rules.stale_after_seconds
-                rank.update(entries_by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
+                rank.update(entries_by_rank.get(key, ()), unreadable_ids, now, patience_seconds=patience)
 
     def _drop_moved_processes(self, entries: Mapping[str, FeedEntry]) -> None:
         """Remove each process that has changed its run, rank or role from its former rank."""
@@ -230,7 +228,11 @@ class Ranks:
         self._key_by_process = key_by_process
 
     def _resume_recent(
-        self, ranks_with_entries: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
+        self,
+        ranks_with_entries: Collection[RankKey],
+        present_ids: Collection[str],
+        rules: GapRules,
+        now: Moment,
     ) -> None:
         """Load the ranks without feed files that this sidecar has saved recently."""
         try:
@@ -245,12 +247,12 @@ class Ranks:
             if key in ranks_with_entries or key in self._ranks:
                 continue
             rank = self._ranks[key] = RankTotals(key)
-            self._load(rank, present, now)
+            self._load(rank, present_ids, now)
             if not rank.slots:
                 self._state.release(state_key)
                 del self._ranks[key]
 
-    def _load(self, rank: RankTotals, present: Collection[str], now: Moment) -> None:
+    def _load(self, rank: RankTotals, present_ids: Collection[str], now: Moment) -> None:
         """Load the state of a rank. The owner suppresses the totals until the load succeeds."""
         state_key = self._state_key(rank.key)
         try:
@@ -268,7 +270,7 @@ class Ranks:
         rank.is_loaded = True
         if record is not None:  # otherwise there is no saved state, and the totals in memory are used
             rank.slots, rank.folded_ids = record.slots, record.folded_ids
-            rank.resume(present, now)
+            rank.resume(present_ids, now)
 
     def decide_outcomes(self, endings: Endings) -> None:
         """Decide the outcomes of exited processes for which no further evidence is expected."""
@@ -294,12 +296,16 @@ class Ranks:
                     self._state.report(str(error))
                     rank.is_saved = False
 
-    def forget(self, visible_slots: Collection[WorkerSlot], present: Collection[str], now: Moment) -> None:
+    def forget(
+        self, visible_slots: Collection[WorkerSlot], present_ids: Collection[str], now: Moment
+    ) -> None:
         """Release exited ranks for other sidecars, and remove them from memory when no slot is shown any more."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.folded_ids)
-            is_over = ids.isdisjoint(present) and all(process.outcome is not None for process in processes)
+            is_over = ids.isdisjoint(present_ids) and all(
+                process.outcome is not None for process in processes
+            )
             lingers = any(slot in visible_slots for slot in rank.slots.values())
             # A rank whose state is not loaded yet stays claimed.
             if is_over and not rank.is_released and (rank.is_saved or not (rank.is_loaded or lingers)):

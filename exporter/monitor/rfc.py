@@ -68,9 +68,8 @@ class Event:
     severity: str = "info"  # value of an `exporter.Severity`
     monotonic_ns: int = field(default=0, compare=False, kw_only=True)  # monotonic time of logging
     id: str = field(default="", compare=False, kw_only=True)  # 16 hexadecimal digits
-    span_id: str | None = field(
-        default=None, compare=False, kw_only=True
-    )  # innermost open span of the logging thread
+    # innermost open span of the logging thread
+    span_id: str | None = field(default=None, compare=False, kw_only=True)
 
     def asdict(self) -> dict[str, Any]:
         """Return the fields as a new dict, including the fields of a subclass that is a dataclass."""

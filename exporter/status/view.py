@@ -95,9 +95,8 @@ class Run:
     ranks: tuple[int, ...]  # ranks of this node
     reporting: int  # number of these ranks that are alive and report; sums and rates cover only these
     world_size: int | None
-    late_since: float | None = (
-        None  # Unix time of the last step if the next step is late; None if no step is late
-    )
+    # Unix time of the last step if the next step is late; None if no step is late
+    late_since: float | None = None
 
     @property
     def is_stepping(self) -> bool:

@@ -30,11 +30,16 @@ class ReadingSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFamily:
-    """GPU family with alternative sources, of which each GPU has one."""
+    """GPU family with alternative sources, of which each GPU has one.
 
-    spec: FamilySpec  # labels: `gpu`, `uuid`, then the reading's labels
+    Attributes:
+        spec: Specification. Its labels are `gpu` and `uuid`, then those of the reading.
+        sources: Alternative sources.
+        by_link: True if the value is a sum over the NVLinks. The first label of the reading is then the link.
+        rare: Values of the last label whose series are omitted while they are 0.
+    """
+
+    spec: FamilySpec
     sources: tuple[ReadingSource, ...]
-    by_link: bool = (
-        False  # True if the value is a sum over the NVLinks: the first label of the reading is the link
-    )
-    rare: frozenset[str] = frozenset()  # values of the last label whose series are omitted while 0
+    by_link: bool = False
+    rare: frozenset[str] = frozenset()

@@ -45,9 +45,8 @@ class DeviceEnergy:
 
     reading: EnergyReading  # the latest
     saved_record: DeviceRecord | None = None  # by the previous sidecar, in the same boot
-    bridged_joules: float = (
-        0.0  # undivided energy of the previous sidecar, and energy used while no sidecar was running
-    )
+    # undivided energy of the previous sidecar, and energy used while no sidecar was running
+    bridged_joules: float = 0.0
     pending_joules: float = 0.0  # undivided energy that this sidecar has read
     idle: IdlePower = field(default_factory=IdlePower)
     gaps: dict[str, float] = field(default_factory=dict)  # joules attributed to no run, by reason

@@ -24,7 +24,7 @@ from exporter.training.phases import PHASES, WORK_PHASES
 DOWNTIME_LAG_SECONDS = 60.0
 """Delay before downtime is counted, because the next process may have started this long before its first snapshot."""
 MAX_PROCESS_IDS = 64
-"""Maximum number of stored ids of counted processes, which prevent that a process is counted again."""
+"""Maximum number of stored ids of counted processes. A process with a stored id is not counted again."""
 
 CAUSE_OF_PHASE: Mapping[str, str] = {
     name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
@@ -324,9 +324,8 @@ class Goodput:
             self.lost_steps += max(0, self.saved_step - resume_step)
         self.saved_step = resume_step
         if not is_comparable:
-            self.highest_step = self.saved_step = (
-                None  # the steps of this process count from a different start
-            )
+            # The steps of this process count from a different start.
+            self.highest_step = self.saved_step = None
 
     def _start_over(self, previous: Attempt | None) -> None:
         """Start a new task. The uncommitted work is lost, and the time between the tasks is not counted."""

@@ -58,9 +58,8 @@ class ExitedProcess:
     is_finished: bool  # True if the job reported the end of the application
     exception: str = ""
     failure: str = ""  # reported reason, from END_REASONS
-    is_doubtful: bool = (
-        False  # True if the process exited during a step, and this rank or another was killed or crashed
-    )
+    # True if the process exited during a step, and this rank or another was killed or crashed
+    is_doubtful: bool = False
     is_superseded: bool = False  # True if a later process has the same rank
     is_restarted: bool = False  # True if torchrun's agent started the later process
     has_agent: bool = False  # True if torchrun's agent may still report an exit status or restart the process
@@ -325,7 +324,7 @@ def _is_end_of_process(end: End, process: ExitedProcess) -> bool:
 
 def _is_end_of_launch(end: End, process: ExitedProcess) -> bool:
     """Return True if an end belongs to the launch of a process. Ends of older releases contain the run and no launch."""
-    if end.worker:
+    if end.is_worker:
         return False
     if end.launch and process.launch:
         return end.launch == process.launch

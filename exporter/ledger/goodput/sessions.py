@@ -161,14 +161,11 @@ class Sessions:
         """Return True if a process does not train, and follows a training of the same launch that may have completed."""
         session = self._sessions.get(("goodput", process.identity.run, "run", "", ""))
         attempt = None if session is None else session.goodput.attempt
-        return (
-            attempt is not None
-            and attempt.reading.loop > 0
-            and (
-                attempt.has_completed
-                or (attempt.ended_at is None and not endings.expects_restart(attempt.run))
-            )
-            and follows(process, attempt.launch, attempt.recorded_at)
+        if attempt is None or not attempt.reading.loop:
+            return False
+        may_complete = attempt.ended_at is None and not endings.expects_restart(attempt.run)
+        return (attempt.has_completed or may_complete) and follows(
+            process, attempt.launch, attempt.recorded_at
         )
 
     def _release(self, key: StateKey) -> None:
