@@ -27,6 +27,7 @@ from dashboards.energy_loss import (
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
     CAUSE_TEXTS,
+    COST_OF_LOSSES,
     COST_PER_HOUR,
     INCOMPLETE_RUNS,
     LOSS_SINCE,
@@ -275,7 +276,7 @@ def _losses_now() -> Panel:
         Column("instance", "Node", width=110),
         Column("gpu", "GPU", width=65),
         percent(f"{LOST_SHARE_NOW} > {SMALLEST_LOSS}", "of its time", 140, warn_from(0.1, 0.3), bar=(0, 1)),
-        Column(LOST_PER_HOUR_BY_CAUSE, "Cost per hour", decimals=2, width=115),
+        Column(COST_OF_LOSSES, "Cost per hour", decimals=2, width=115),
         Column("currency", "Currency", width=80),
         Column(LOST_POWER_BY_CAUSE, "Power", unit="watt", decimals=1, width=80),
         Column(

@@ -186,6 +186,14 @@ UNKNOWN_LOSSES = (
     f" or {as_cause(f'({_SILENT_NODES} unless on (run) {_UNKNOWN_RUNS})', 'partly_unknown')})"
 )
 """PromQL for the rows of runs whose loss is unknown; the value is the time of the last sample."""
+COST_OF_LOSSES = (
+    f"{LOST_PER_HOUR_BY_CAUSE} or 3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{{@run}}[15m]))"
+    f" * on (run) group_left (cause) (0 * max by (run, cause) ({UNKNOWN_LOSSES}) + 1)"
+)
+"""PromQL for the cost per hour of each loss; of an unknown loss, the largest cost per hour of the run in fifteen minutes.
+
+The run may lose all of this cost, so that its row is not below the small losses.
+"""
 LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 """PromQL for the start of each loss in Unix seconds; 0 for a loss that began before the time range."""
 

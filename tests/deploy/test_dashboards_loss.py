@@ -439,7 +439,9 @@ def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_s
 ) -> None:
     panel = "Cost and CO2 per hour, last 5 min"
     row = {f'{{run="a",instance="{node}",cause="{cause}"}}': 300}
+    cost = {f'{{run="a",cause="{cause}",currency="EUR"}}': 36}
 
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, cost, query_id="C")
     assert_panel(tmp_path, "training-energy", panel, series, {"{}": 1}, query_id="C")
     assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {"{}": 0}, query_id="C")
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
