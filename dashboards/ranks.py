@@ -236,7 +236,7 @@ def _aggregate_panels() -> tuple[Panel, ...]:
         time_series(
             "Ranks by phase",
             Query(f"{work} unless on () {STANDS_STILL}", "work", BLUE),
-            Query(f"{work} and on () {STANDS_STILL}", "work, no step", VERMILION),
+            Query(f"{work} and on () {STANDS_STILL} or 0 * {work}", "work, no step", VERMILION),
             Query(ranks_in('phase="grad_sync"'), "waiting for other ranks", PHASE_COLORS["grad_sync"]),
             Query(ranks_in('phase="data_loading"'), "waiting for data", ORANGE),
             Query(ranks_in(f'phase=~"{SAVE_PHASES}"'), "saving", PURPLE),

@@ -41,7 +41,6 @@ REPLAYED = "a replayed GPU has replayed processes, which are not the ranks of th
 NO_LIMIT = "the tests do not run in a container with this limit"
 NO_MIG = "the GPUs of node-2 are not in MIG mode; a separate test covers node-4"
 NOT_OVERDUE = "a failed save is followed by a save before three intervals"
-NO_STANDSTILL = "the run makes steps at the end of the scenario"
 NO_OUTAGE = "every run has samples at the end of the scenario"
 TOO_SHORT = "the query needs data from a longer time than the scenario"
 
@@ -61,7 +60,6 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
     ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
-    ("training-ranks", NO_STANDSTILL): {"Ranks by phase": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "G"},
     ("training-run", NO_TORCH): {
         "Memory of tensors": "A",
