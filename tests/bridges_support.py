@@ -12,16 +12,16 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from elastic_support import REPOSITORY, child, page_of, series
+from elastic_support import REPOSITORY, page_of, run_program, series
 from places import TESTS
 
-STEPS, VALIDATED, SAMPLES = (
+STEPS, VALIDATION_STEPS, SAMPLES = (
     "steps_total mode=train",
     "steps_total mode=validation",
     "samples_total mode=train",
 )
-SAVED, FAILED = "checkpoints_total result=ok", "checkpoints_total result=failed"
-"""Quantities of a run, in the notation of `Job.number`."""
+SAVES, FAILED_SAVES = "checkpoints_total result=ok", "checkpoints_total result=failed"
+"""Quantities of a run, in the notation of `Job.quantity_value`."""
 
 AUTO: Mapping[str, str] = {"EXPORTER_AUTO": "1"}
 """Environment variable that `training-exporter run` sets for the job."""
@@ -66,13 +66,13 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 
 def installed_distribution(directory: Path) -> Path:
-    """Create the metadata of an installed distribution for `importlib.metadata`."""
-    info = directory / "training_exporter-0.0.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: training-exporter\nVersion: 0.0.0\n")
+    """Create the metadata of this distribution, as `importlib.metadata` reads them, and return the directory."""
+    dist_info = directory / "training_exporter-0.0.0.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: training-exporter\nVersion: 0.0.0\n")
     project = (REPOSITORY / "pyproject.toml").read_text()
     groups = [f"[{group}]\n{lines.replace(chr(34), '')}" for group, lines in ENTRY_POINTS.findall(project)]
-    (info / "entry_points.txt").write_text("\n".join(groups))
+    (dist_info / "entry_points.txt").write_text("\n".join(groups))
     return directory
 
 
@@ -84,16 +84,18 @@ class Job:
         self.page = page
 
     def value(self, name: str, run: str | None = None, **labels: str) -> float | None:
-        """Return the sum of the series of a family with these labels, or None without a series."""
+        """Return the sum of a family's series that have these labels, or None without such a series."""
         if run is not None:
             labels["run"] = run
-        pairs = [f'{label}="{value}"' for label, value in labels.items()]
-        values = [
-            value for key, value in series(self.page, name).items() if all(pair in key for pair in pairs)
+        matchers = [f'{label}="{value}"' for label, value in labels.items()]
+        matching_values = [
+            value
+            for series_labels, value in series(self.page, name).items()
+            if all(matcher in series_labels for matcher in matchers)
         ]
-        return sum(values) if values else None
+        return sum(matching_values) if matching_values else None
 
-    def number(self, quantity: str, run: str | None = None) -> float | None:
+    def quantity_value(self, quantity: str, run: str | None = None) -> float | None:
         """Return the value of a quantity of a run.
 
         Args:
@@ -101,29 +103,29 @@ class Job:
                 `gauge NAME` for a gauge that the job has printed.
             run: Name of the run; any run by default.
         """
-        name, *rest = quantity.split()
+        name, *arguments = quantity.split()
         if name == "phase":
-            return self.value("training_phase_entries_total", run, phase=rest[0]) or 0
+            return self.value("training_phase_entries_total", run, phase=arguments[0]) or 0
         if name == "gauge":
-            return self.gauges(run)[rest[0]]
-        return self.value(f"training_{name}", run, **dict(label.split("=") for label in rest))
+            return self.gauges(run)[arguments[0]]
+        return self.value(f"training_{name}", run, **dict(label.split("=") for label in arguments))
 
     def differences(
         self, expected: Mapping[str, float | None], run: str | None = None
     ) -> dict[str, float | None]:
-        """Return the actual values of the quantities that differ from their expected values."""
-        actual = {quantity: self.number(quantity, run) for quantity in expected}
+        """Return the actual values of the quantities whose actual and expected values differ."""
+        actual = {quantity: self.quantity_value(quantity, run) for quantity in expected}
         return {quantity: value for quantity, value in actual.items() if value != expected[quantity]}
 
     def gauges(self, run: str | None = None) -> dict[str, float]:
         """Return the gauges that the job has printed for a run, or for its first run."""
         lines = (line.partition(" ") for line in self.process.stdout.splitlines())
-        texts = (text for name, _, text in lines if text.startswith("{") and run in {name, None})
-        values: dict[str, float] = json.loads(next(texts))
-        return values
+        json_texts = (text for name, _, text in lines if text.startswith("{") and run in {name, None})
+        value_by_gauge: dict[str, float] = json.loads(next(json_texts))
+        return value_by_gauge
 
 
-def job(
+def run_job(
     directory: Path,
     program: str,
     environment: Mapping[str, str] = MappingProxyType({}),
@@ -135,7 +137,7 @@ def job(
     if not site.exists():
         installed_distribution(site)
     feed = directory / "feed"
-    completed = child(
+    completed = run_program(
         feed,
         PROLOGUE + program,
         check=check,
@@ -145,21 +147,26 @@ def job(
     return Job(completed, page_of(feed))
 
 
-def script(directory: Path, text: str, launch: str = "subprocess.run([sys.executable, 'train.py'])") -> Job:
-    """Run a program from a file in a child process with `EXPORTER_AUTO=1`."""
-    (directory / "train.py").write_text(text)
-    return job(directory, f"import subprocess, sys\n{launch}", AUTO)
+def run_script(
+    directory: Path, code: str, launch: str = "subprocess.run([sys.executable, 'train.py'])"
+) -> Job:
+    """Write a training script to train.py, and run a job that launches it, with `EXPORTER_AUTO=1`.
+
+    *launch* is the Python code of the launch; by default, it starts an interpreter.
+    """
+    (directory / "train.py").write_text(code)
+    return run_job(directory, f"import subprocess, sys\n{launch}", AUTO)
 
 
-def recorded_job(program: str) -> Any:
-    """Return a fixture that runs a job once per module. A misuse or a notice of the exporter fails the test."""
+def job_fixture(program: str) -> Any:
+    """Return a fixture that runs a job once per test module. A misuse or a notice of the exporter fails the tests."""
 
     @pytest.fixture(scope="module")
-    def recorded(tmp_path_factory: pytest.TempPathFactory) -> Job:
-        result = job(tmp_path_factory.mktemp("loops"), program)
+    def ended_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+        job = run_job(tmp_path_factory.mktemp("loops"), program)
 
-        assert "training_misuse_total" not in result.page
-        assert "exporter" not in result.process.stderr
-        return result
+        assert "training_misuse_total" not in job.page
+        assert "exporter" not in job.process.stderr
+        return job
 
-    return recorded
+    return ended_job

@@ -21,15 +21,29 @@ CHROMIUM = next(
 )
 
 CHROMIUM_FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
-    *(
-        "--disable-extensions",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ),
-    *("--mute-audio", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-pipe"),
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--mute-audio",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+    "--remote-debugging-pipe",
 )
+
+LAUNCHER = """
+import os, sys
+read_descriptor, write_descriptor = (os.dup(int(argument)) for argument in sys.argv[1:3])
+for descriptor, number in ((read_descriptor, 3), (write_descriptor, 4)):
+    os.dup2(descriptor, number)
+    os.set_inheritable(number, True)  # dup2 does nothing if both are equal
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Program that moves two descriptors to 3 and 4, where the browser expects its pipe, and becomes the browser."""
 
 needs_chromium = pytest.mark.skipif(
     not CHROMIUM and not os.environ.get("CI"), reason="needs a browser: apt-get install chromium"
@@ -62,8 +76,8 @@ class Browser:
             chunk = os.read(self._read_descriptor, 1 << 16)
             assert chunk, "the browser ended"
             self._buffer += chunk
-        text, self._buffer = self._buffer.split(b"\0", 1)
-        message: dict[str, Any] = json.loads(text)
+        encoded_message, self._buffer = self._buffer.split(b"\0", 1)
+        message: dict[str, Any] = json.loads(encoded_message)
         return message
 
 
@@ -143,20 +157,9 @@ class Tab:
 def chromium(directory: Path) -> Iterator[Browser]:
     """Run a browser that can only connect to 127.0.0.1."""
     to_browser, from_browser = os.pipe(), os.pipe()
-    # The browser expects its pipe at descriptors 3 and 4, which Popen alone does not guarantee.
-    start = "import os, sys; r, w = map(int, sys.argv[1:3]); r, w = os.dup(r), os.dup(w); os.dup2(r, 3); os.dup2(w, 4)"
-    start += "; os.set_inheritable(3, True); os.set_inheritable(4, True)"
+    browser_command = [CHROMIUM, *CHROMIUM_FLAGS, f"--user-data-dir={directory / 'browser'}"]
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", f"{start}; os.execv(sys.argv[3], sys.argv[3:])"),
-            *(
-                str(to_browser[0]),
-                str(from_browser[1]),
-                CHROMIUM,
-                *CHROMIUM_FLAGS,
-                f"--user-data-dir={directory / 'browser'}",
-            ),
-        ],
+        [sys.executable, "-c", LAUNCHER, str(to_browser[0]), str(from_browser[1]), *browser_command],
         pass_fds=(to_browser[0], from_browser[1]),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -60,7 +60,7 @@ def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
 
 
 def disabled_options(entry: CollectorEntry) -> dict[str, bool]:
-    """Return the options of a collector that are off by default, with the value True."""
+    """Return the options of a collector that are off by default, each turned on."""
     return {name: True for name, value in entry.options.own_options().items() if value is False}
 
 
@@ -78,14 +78,14 @@ def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
 def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
     """Return a statvfs with the recorded results of a machine: ten numbers or the name of an error."""
     path = root / "statvfs.json"
-    answers = json.loads(path.read_text()) if path.exists() else {}
+    result_by_mount_point = json.loads(path.read_text()) if path.exists() else {}
 
     def statvfs(mount_point: str) -> os.statvfs_result:
-        response = answers.get(mount_point, "ENOENT")
-        if isinstance(response, str):
-            error_number = getattr(errno, response)
+        result = result_by_mount_point.get(mount_point, "ENOENT")
+        if isinstance(result, str):
+            error_number = getattr(errno, result)
             raise OSError(error_number, os.strerror(error_number))
-        return os.statvfs_result(response)
+        return os.statvfs_result(result)
 
     return statvfs
 
@@ -96,11 +96,11 @@ def copy_machine(machine: str, directory: Path) -> Path:
 
 
 def value_of(collected: Collected, name: str, *labels: str) -> float | None:
-    """Return the value of a sample, or None if absent."""
-    expected = [label for label in labels if label]
+    """Return the value of the sample with these label values, or None if absent. Empty values are ignored."""
+    expected_values = [label_value for label_value in labels if label_value]
     for metric in collected:
         for sample in metric.samples:
-            if sample.name == name and list(sample.labels.values()) == expected:
+            if sample.name == name and list(sample.labels.values()) == expected_values:
                 return float(sample.value)
     return None
 
@@ -114,12 +114,12 @@ def text_of(metrics: Iterable[Metric]) -> str:
         lines += [f"# HELP {name} {metric.documentation}", f"# TYPE {name} {metric_type}"]
         for sample in metric.samples:
             labels = ",".join(f'{label}="{value}"' for label, value in sample.labels.items())
-            lines.append(f"{sample.name}{{{labels}}} {_shortest(sample.value)}".replace("{}", ""))
+            lines.append(f"{sample.name}{{{labels}}} {_rounded(sample.value)}".replace("{}", ""))
     return "".join(f"{line}\n" for line in lines)
 
 
-def _shortest(value: float) -> str:
-    """Return a number rounded to 12 digits. Whole numbers stay exact."""
+def _rounded(value: float) -> str:
+    """Return the text of a number with at most 12 significant digits. Whole numbers stay exact."""
     return repr(value) if float(value).is_integer() else f"{value:.12g}"
 
 
@@ -131,7 +131,7 @@ def assert_golden(text: str, golden: Path) -> None:
 
 
 def assert_sound(collector: Any, collected: Collected) -> None:
-    """Check the invariants of a block."""
+    """Check the invariants of the families and problems that one pass of a collector returns."""
     assert {reason for reason, _ in collected.problems} <= {*REASONS, *getattr(collector, "reasons", ())}
     names = [metric.name for metric in collected]
     assert len(names) == len(set(names))
@@ -151,7 +151,7 @@ def assert_sound(collector: Any, collected: Collected) -> None:
 
 
 class BlockPublisher:
-    """Publisher for a scheduler that keeps the current blocks and all events."""
+    """Publisher that a scheduler calls. Keeps the current blocks and a log of all calls."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, Sequence[Metric]] = {}

@@ -53,7 +53,7 @@ def _states(name: str, labels: dict[str, str]) -> list[StatState]:
     ]
 
 
-def child(
+def run_program(
     feed: Path, program: str | Path, *, check: bool = True, timeout: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program, or a script, that records into a feed directory."""
@@ -88,7 +88,7 @@ def run_function(
     feed: Path, function: Callable[..., None], *arguments: object, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a function of `programs` in a new interpreter that records into a feed directory."""
-    return child(feed, code_of(function, *arguments), check=True, timeout=60, **environment)
+    return run_program(feed, code_of(function, *arguments), check=True, timeout=60, **environment)
 
 
 def run(
@@ -97,13 +97,13 @@ def run(
     """Run a training program, prefixed with `IMPORTS`, as a script."""
     script = feed.parent / "train.py"
     script.write_text(IMPORTS + textwrap.dedent(program), encoding="utf-8")
-    return child(feed, script, check=check, timeout=60, **environment)
+    return run_program(feed, script, check=check, timeout=60, **environment)
 
 
 def snapshots(feed: Path) -> list[Snapshot]:
     """Return the last snapshot of each process, ordered by start time."""
-    decoded = [Decoder().decode(path.read_bytes()) for path in feed.glob("*.feed")]
-    return sorted(decoded, key=lambda snapshot: snapshot.process.started)
+    unordered = [Decoder().decode(path.read_bytes()) for path in feed.glob("*.feed")]
+    return sorted(unordered, key=lambda snapshot: snapshot.process.started)
 
 
 def single_reading(feed: Path, name: str = "train.loss") -> StatReading:
@@ -114,33 +114,39 @@ def single_reading(feed: Path, name: str = "train.loss") -> StatReading:
 
 
 def page_of(feed: Path) -> str:
-    """Return the page of a sidecar for a feed directory."""
-    state = feed.parent / f"{feed.name}-state"
-    state.mkdir(exist_ok=True)
+    """Return the page of a sidecar that reads a feed directory 12 s after the exit of its processes."""
+    state_directory = feed.parent / f"{feed.name}-state"
+    state_directory.mkdir(exist_ok=True)
     elapsed_seconds = 0.0
     collector = JobCollector(
         FeedReader(feed),
-        StateStore(state, sidecar="test"),
+        StateStore(state_directory, sidecar="test"),
         monotonic=lambda: time.monotonic() + elapsed_seconds,
     )
     collector.collect()
-    elapsed_seconds = 12.0  # without an exit status in time, the report of the job counts
+    elapsed_seconds = (
+        12.0  # by then the sidecar no longer waits for an exit status; the report of the job counts
+    )
     page = Page()
     page.publish("feed", collector.collect())
     return page.render(Format.TEXT).decode()
 
 
 def series(page: str, name: str) -> dict[str, float]:
-    """Return the values of the series of a sample name, by label text."""
+    """Return the values of the series of a sample name, by labels as printed on the page."""
     values = {}
     for line in page.splitlines():
-        head, _, value = line.rpartition(" ")
-        if head == name or head.startswith(f"{name}{{"):
-            values[head.removeprefix(name)] = float(value)
+        name_and_labels, _, value = line.rpartition(" ")
+        if name_and_labels == name or name_and_labels.startswith(f"{name}{{"):
+            values[name_and_labels.removeprefix(name)] = float(value)
     return values
 
 
 def sum_by_labels(page: str, name: str, **labels: str) -> float:
     """Return the sum of the series of a family that have these labels."""
-    expected = [f'{label}="{value}"' for label, value in labels.items()]
-    return sum(value for key, value in series(page, name).items() if all(pair in key for pair in expected))
+    matchers = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(
+        value
+        for series_labels, value in series(page, name).items()
+        if all(matcher in series_labels for matcher in matchers)
+    )

@@ -17,7 +17,7 @@ from serve_support import Sidecar, environment
 from waiting import wait_until
 
 WATTS = 500.0
-CARD = "GPU-00000001-fa4e-4e47-8888-123456789abc"
+SECOND_GPU = "GPU-00000001-fa4e-4e47-8888-123456789abc"
 """UUID of the stand-in's second GPU."""
 
 UNCHANGED_PASSES = 4
@@ -75,7 +75,10 @@ class Job:
 
 
 def joules(running: Sidecar | ContainedSidecar, family: str, run: str, label: str = "") -> float:
-    """Return the energy of a run in joules: the sum over the series of a family, optionally with a `label="value"`."""
+    """Return the energy of a run in joules: the sum over the series of a family.
+
+    *label*, a text such as `phase="forward"`, restricts the sum to the series with this label.
+    """
     pattern = rf'^{family}{{(?=[^}}]*run="{run}")(?=[^}}]*{label})[^}}]*}} (\S+)$'
     return sum(float(value) for value in re.findall(pattern, running.page, re.MULTILINE))
 
@@ -101,22 +104,22 @@ def _last_energy_pass(running: Sidecar | ContainedSidecar) -> str:
 
 
 def hold(fake: FakeNvml, jobs: Sequence[Job], gpus: range | None = None) -> None:
-    """Assign GPUs to the processes of jobs, by default all GPUs to each process."""
+    """Let NVML list the processes of jobs on GPUs, by default each process on all GPUs."""
     fake.hold(*((job.process.pid, gpu) for job in jobs for gpu in gpus or range(fake.count)))
 
 
 def start_fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> FakeNvml:
-    """Return a machine whose GPUs draw WATTS, and which sidecars of this test load in place of NVML."""
+    """Create the feed directory and a machine whose GPUs draw WATTS. Sidecars of this test load it in place of NVML."""
     (tmp_path / "feed").mkdir(mode=0o700)
     fake = FakeNvml(tmp_path / "nvml", count=count)
     play_constant_load(fake, Load(watts=WATTS))
-    for name, text in fake.environment.items():
-        monkeypatch.setenv(name, text)
+    for variable, setting in fake.environment.items():
+        monkeypatch.setenv(variable, setting)
     return fake
 
 
 def energy_flag(tmp_path: Path, *settings: str) -> str:
-    """Return the flag of a configuration with settings of the section `energy`."""
+    """Write a configuration with these settings of the section `energy`, and return the flag that selects it."""
     file = tmp_path / "config.yaml"
     file.write_text(f"energy: {{{', '.join([f'lock_dir: {tmp_path}', *settings])}}}\n")
     return f"--config.file={file}"

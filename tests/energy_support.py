@@ -1,4 +1,4 @@
-"""Machines with controlled energy registers (trees of /sys/class/powercap) and clocks."""
+"""Simulated machines: RAPL registers in a tree of /sys/class/powercap, an energy ledger, and their clocks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,13 @@ MACHINES: dict[str, Zones] = {"xeon": XEON, "laptop": LAPTOP, "threadripper": TH
 
 @dataclass
 class Machine:
-    """Simulated machine. `joules` has the energy of each zone without the wrap-around of its register."""
+    """Simulated machine with RAPL zones.
+
+    Attributes:
+        zones: RAPL zones by directory name.
+        busy_seconds: CPU time of the machine since boot.
+        joules: Energy of each zone without the wrap-around of its register, by directory name.
+    """
 
     root: Path
     zones: Zones = field(default_factory=lambda: dict(XEON))
@@ -74,9 +80,11 @@ class Machine:
         self.write()
 
     def register(self, key: str) -> Path:
+        """Return the file of a zone's energy register."""
         return self.root / "sys/class/powercap" / key / "energy_uj"
 
     def write(self) -> None:
+        """Write the registers, the CPU time and the clocks to the tree."""
         for key, joules in self.joules.items():
             microjoules = round(joules % self.zones[key][1] * 1e6)
             self.register(key).write_text(f"{microjoules}\n")
@@ -190,7 +198,7 @@ def energy_of(page: Page) -> float:
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """Drop root privileges, for files that only root can read."""
+    """Run a block without root privileges, so that files of root cannot be read."""
     if os.geteuid() != 0:
         pytest.skip("only root can change to another user")
     os.seteuid(65534)

@@ -41,11 +41,11 @@ needs_fake_nvml = pytest.mark.skipif(
 
 @functools.cache
 def library() -> Path:
-    """Build the library once, and return the directory."""
+    """Build the library once, and return its directory."""
     directory = Path(tempfile.mkdtemp(prefix="fakenvml-"))
-    target = directory / "libnvidia-ml.so.1"
+    library_file = directory / "libnvidia-ml.so.1"
     options = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{_headers()}"]
-    arguments = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(target), str(SOURCE), "-lm", "-lpthread"]
+    arguments = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(library_file), str(SOURCE), "-lm", "-lpthread"]
     subprocess.run(["gcc", *options, *arguments], check=True)
     return directory
 
@@ -55,19 +55,27 @@ class Load:
     """State of a GPU from a given time."""
 
     watts: float = 300.0
-    busy: float = 50.0  # percent
-    received_mebibytes: float = 100.0  # MiB per second over PCIe
-    sent_mebibytes: float = 50.0  # MiB per second over PCIe
+    busy_percent: float = 50.0
+    received_mebibytes_per_second: float = 100.0  # over PCIe
+    sent_mebibytes_per_second: float = 50.0  # over PCIe
     throttled_ratio: float = 0.25  # share of the time under a power cap
 
 
-def _line(gpu: int, start_time: float, load: Load) -> str:
-    return f"{gpu} {start_time:.6f} {load.watts} {load.busy} 20 60 40 30 {load.received_mebibytes} {load.sent_mebibytes} {load.throttled_ratio} 0\n"
+def _schedule_line(gpu: int, start_time: float, load: Load) -> str:
+    """Return a line of the file `schedule`. Its fields are described in fakenvml.c."""
+    pcie = f"{load.received_mebibytes_per_second} {load.sent_mebibytes_per_second}"
+    return f"{gpu} {start_time:.6f} {load.watts} {load.busy_percent} 20 60 40 30 {pcie} {load.throttled_ratio} 0\n"
 
 
 @dataclass(slots=True)
 class FakeNvml:
-    """Machine whose GPUs the stand-in simulates."""
+    """Machine whose GPUs the stand-in simulates.
+
+    Args:
+        directory: Directory of the files that the stand-in reads.
+        count: Number of GPUs.
+        state: Further keys and values of the file `state`.
+    """
 
     directory: Path
     count: int = 1
@@ -80,26 +88,32 @@ class FakeNvml:
         self._write("state", "\n".join(lines) + "\n")
 
     def play(self, *loads: tuple[float, Load]) -> None:
-        """Write the schedule of all GPUs: loads with their start times (Unix time)."""
+        """Let all GPUs follow a schedule: pairs of a start time (Unix time) and the load from that time."""
         self._write(
             "schedule",
-            "".join(_line(gpu, start_time, load) for gpu in range(self.count) for start_time, load in loads),
+            "".join(
+                _schedule_line(gpu, start_time, load)
+                for gpu in range(self.count)
+                for start_time, load in loads
+            ),
         )
 
     def draw(self, *watts: float) -> None:
-        """Set a constant power in watts for each GPU, in order."""
+        """Let the GPUs draw a constant power, one value in watts per GPU."""
         start_time = time.time() - 1000.0
         self._write(
             "schedule",
-            "".join(_line(gpu, start_time, Load(power_watts)) for gpu, power_watts in enumerate(watts)),
+            "".join(
+                _schedule_line(gpu, start_time, Load(power_watts)) for gpu, power_watts in enumerate(watts)
+            ),
         )
 
     def fail(self, *lines: str) -> None:
-        """Write errors as lines: function, GPU, code, start, end, seconds of a hang, kind of garbage."""
+        """Let NVML functions fail. Each line has: function, GPU, code, start, end, seconds of a hang, kind of garbage."""
         self._write("errors", "".join(f"{line}\n" for line in lines))
 
     def hold(self, *processes: tuple[int, int]) -> None:
-        """Assign processes (pid) to GPUs."""
+        """Let NVML list these processes: pairs of a process id and the index of its GPU."""
         self._write("procs", "".join(f"{pid} {gpu} 1000000000 50\n" for pid, gpu in processes))
 
     def report_xid(self, time_seconds: float, gpu: int, xid: int) -> None:
@@ -134,7 +148,7 @@ def running_collector(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.
 
 
 def play_constant_load(fake: FakeNvml, load: Load | None = None) -> float:
-    """Give all GPUs the same constant load, and return the current Unix time."""
-    now = time.time()
-    fake.play((now - 1000.0, load or Load()))
-    return now
+    """Play a constant load on all GPUs, and return the current Unix time."""
+    current_time = time.time()
+    fake.play((current_time - 1000.0, load or Load()))
+    return current_time

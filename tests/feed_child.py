@@ -1,5 +1,6 @@
-"""Training process for the tests of the feed: reads commands from stdin and prints one line for each.
+"""Training process for the tests of the feed. Reads commands from stdin and prints a line after each.
 
+A command is the name of a function of this module, followed by integers. The first line printed is the process id of the feed.
 The imports are those of a training process, without pytest.
 """
 
@@ -23,19 +24,19 @@ IDENTITY = ProcessIdentity(id=os.urandom(16).hex(), pid=os.getpid(), started=tim
 
 def main() -> None:
     writer = FeedWriter(DIRECTORY, IDENTITY)
-    say(IDENTITY.id)
+    print_line(IDENTITY.id)
     for line in sys.stdin:
         command, *arguments = line.split()
-        say(str(globals()[command](writer, *map(int, arguments))))  # one of the functions below
+        print_line(str(globals()[command](writer, *map(int, arguments))))  # one of the functions below
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     os.write(1, f"{text}\n".encode())  # unbuffered, also after a fork
 
 
 def recording(stats: int = 1, *, count: int = 1, final: bool = False) -> Recording:
     definitions = [
-        StatDefinition(f"train.stat{number}", frozenset({Aggregation.MEAN})) for number in range(stats)
+        StatDefinition(f"train.stat{index}", frozenset({Aggregation.MEAN})) for index in range(stats)
     ]
     return Recording(
         tuple(StatReading(definition, count=count, sum=1.0) for definition in definitions), final=final
@@ -57,15 +58,15 @@ def close_all(writer: FeedWriter) -> str:
     return "closed"
 
 
-def open_own(writer: FeedWriter) -> str:
+def open_own_lock(writer: FeedWriter) -> str:
     with (DIRECTORY / f"{IDENTITY.id}.lock").open("rb"):
         return "opened"
 
 
 def fork(writer: FeedWriter, close: int = 0) -> int:
-    """Fork a child like a DataLoader worker, which attempts to publish as a child and as an orphan."""
+    """Fork a child like a DataLoader worker, which attempts to publish as a child and as an orphan. Return its pid."""
     parent = os.getpid()
-    ready, ready_writer = os.pipe()
+    ready_pipe, ready_writer = os.pipe()
     child = os.fork()
     if not child:
         writer.publish(recording())
@@ -79,12 +80,12 @@ def fork(writer: FeedWriter, close: int = 0) -> int:
         (DIRECTORY / "orphan").touch()
         time.sleep(60)
         os._exit(0)
-    os.read(ready, 1)
+    os.read(ready_pipe, 1)
     return child
 
 
-def ask_in_fork(writer: FeedWriter) -> int:
-    """Report the holder of the lock as seen by a forked child."""
+def holder_in_fork(writer: FeedWriter) -> int:
+    """Return the holder of the lock as seen by a forked child."""
     reader, writer_end = os.pipe()
     child = os.fork()
     if not child:
@@ -94,9 +95,9 @@ def ask_in_fork(writer: FeedWriter) -> int:
     return int(os.read(reader, 100))
 
 
-def remove_for_ever(writer: FeedWriter) -> str:
+def remove_repeatedly(writer: FeedWriter) -> str:
     """Remove the files of a process repeatedly until killed, like two competing sidecars."""
-    say("removing")
+    print_line("removing")
     while True:
         remove_process(str(DIRECTORY), "0" * 32)
 
@@ -115,18 +116,18 @@ def flood(writer: FeedWriter) -> str:
     """Write as fast as possible and print each sequence number after its write, until killed."""
     for sequence in range(1, 1_000_000_000):
         if writer.publish(recording(50, count=sequence)):
-            say(str(sequence))
+            print_line(str(sequence))
     return "never"
 
 
-def short_lives(writer: FeedWriter, lives: int) -> str:
-    """Simulate many consecutive processes that write two snapshots and exit normally."""
-    for _ in range(lives):
-        writer_of_life = FeedWriter(DIRECTORY, IDENTITY.replace(id=os.urandom(16).hex()))
-        writer_of_life.publish(recording(count=1))
-        writer_of_life.publish(recording(count=2, final=True))
-        writer_of_life.close()
-    return "lived"
+def simulate_processes(writer: FeedWriter, count: int) -> str:
+    """Simulate consecutive processes that write two snapshots and exit normally."""
+    for _ in range(count):
+        simulated_writer = FeedWriter(DIRECTORY, IDENTITY.replace(id=os.urandom(16).hex()))
+        simulated_writer.publish(recording(count=1))
+        simulated_writer.publish(recording(count=2, final=True))
+        simulated_writer.close()
+    return "simulated"
 
 
 if __name__ == "__main__":

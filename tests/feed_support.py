@@ -21,7 +21,7 @@ CHILD = Path(__file__).with_name("feed_child.py")
 
 
 def redirect_default_directory(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Redirect the default directory of the user into the test directory, without creating it."""
+    """Move the user's default feed directory below *parent* and return its path, without creating it."""
     monkeypatch.setattr(feed_directory, "SHARED_MEMORY", str(parent))
     return feed_directory.default_directory()
 
@@ -82,7 +82,7 @@ class Child:
             text=True,
             bufsize=1,
         )
-        self.id = self.answer()
+        self.id = self.read_line()
 
     def send(self, command: str) -> None:
         assert self.process.stdin is not None
@@ -90,10 +90,11 @@ class Child:
         self.process.stdin.flush()
 
     def execute(self, command: str) -> str:
+        """Send a command and return the line printed after it."""
         self.send(command)
-        return self.answer()
+        return self.read_line()
 
-    def answer(self) -> str:
+    def read_line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -102,9 +103,9 @@ class Child:
         stdout = self.process.stdout
         assert stdout is not None
         self.process.kill()
-        rest = "" if stdout.closed else stdout.read()
+        remaining_output = "" if stdout.closed else stdout.read()
         with self.process:  # closes the pipes and waits
-            return rest
+            return remaining_output
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from exporter.one_logger.provider import TrainingTelemetryProvider
 STEP_SECONDS = 0.01
 
 
-def parse() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("steps", type=int)
@@ -35,6 +35,7 @@ def parse() -> argparse.Namespace:
 
 
 def saved_step(directory: Path) -> int:
+    """Return the step of the checkpoint, or 0 without a checkpoint."""
     path = directory / "saved"
     return int(path.read_text()) if path.exists() else 0
 
@@ -47,7 +48,7 @@ def save(directory: Path, step: int) -> None:
 
 
 def main() -> None:
-    options = parse()
+    options = parse_arguments()
     if options.session is not None:
         base = OneLoggerConfig(
             application_name="goodput", session_tag_or_fn=options.session, world_size_or_fn=options.world_size
@@ -61,13 +62,13 @@ def main() -> None:
     with training.application():
         if options.session is not None:
             TrainingTelemetryProvider.instance().set_training_telemetry_config(config)
-        start = 0
+        first_step = 0
         if not options.from_nothing:
             with training.checkpoint_load():
                 time.sleep(STEP_SECONDS)
-                start = saved_step(options.directory)
-        with training.training_loop(train_iterations_start=start):
-            for step in range(start, options.steps):
+                first_step = saved_step(options.directory)
+        with training.training_loop(train_iterations_start=first_step):
+            for step in range(first_step, options.steps):
                 start_time = time.monotonic()
                 with training.training_iteration():
                     time.sleep(STEP_SECONDS)

@@ -60,14 +60,17 @@ class SimulatedJob:
             self.steps += 1
             self.work_seconds += seconds
             self.longest_step_seconds = max(self.longest_step_seconds or 0.0, seconds)
-            first_step, previous_seconds = current_step, 0.0
-            if (
-                self.segments
-                and self.segments[-1][0] == self.loop
-                and self.segments[-1][2] == current_step - 1
-            ):
-                _, first_step, _, previous_seconds = self.segments.pop()
-            self.segments.append((self.loop, first_step, current_step, previous_seconds + seconds))
+            self._add_to_segments(current_step, seconds)
+
+    def _add_to_segments(self, step: int, seconds: float) -> None:
+        """Extend the last segment (loop, first step, last step, seconds) by a step, or start a segment."""
+        first_step, previous_seconds = step, 0.0
+        if self.segments:
+            loop, segment_first_step, last_step, segment_seconds = self.segments[-1]
+            if (loop, last_step) == (self.loop, step - 1):
+                first_step, previous_seconds = segment_first_step, segment_seconds
+                del self.segments[-1]
+        self.segments.append((self.loop, first_step, step, previous_seconds + seconds))
 
     def hold(self, seconds: float) -> None:
         """Spend time in an iteration that does not end."""
@@ -98,7 +101,7 @@ def job_in_loop(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **
 
 
 def training_value(page: Page, name: str, run: str = "r", **labels: str) -> float | None:
-    """Return the value of a family `training_NAME` of a run, or None if absent."""
+    """Return the value of the family `training_NAME` of a run, rounded to six decimals, or None if absent."""
     value = page.get(f"training_{name}", run=run, **labels)
     return value if value is None else round(value, 6)
 
@@ -119,13 +122,11 @@ def counts_by_reason(page: Page, family: str = "interruptions", run: str = "r") 
 
 def check_identity(page: Page, run: str = "r") -> None:
     """Check that productive, uncommitted and lost seconds add up to the wall time."""
-    parts = [
-        training_value(page, "productive_seconds_total", run),
-        training_value(page, "uncommitted_seconds", run),
-    ]
-    parts += badput_seconds(page, run).values()
-    wall = training_value(page, "wall_seconds_total", run)
-    assert wall == pytest.approx(sum(part or 0.0 for part in parts), abs=1e-4)
+    productive_seconds = training_value(page, "productive_seconds_total", run) or 0.0
+    uncommitted_seconds = training_value(page, "uncommitted_seconds", run) or 0.0
+    lost_seconds = sum(badput_seconds(page, run).values())
+    wall_seconds = training_value(page, "wall_seconds_total", run)
+    assert wall_seconds == pytest.approx(productive_seconds + uncommitted_seconds + lost_seconds, abs=1e-4)
 
 
 class MonitoredJob:

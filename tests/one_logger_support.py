@@ -24,15 +24,19 @@ TELEMETRY: dict[str, Any] = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn"
 """Required fields of TrainingTelemetryConfig."""
 
 
-class KeepingExporter(BaseExporter):
+class InMemoryExporter(BaseExporter):
     """Exporter that keeps every record in memory.
 
     Args:
-        refuses: Function of method and name of a call. If it returns True, the call raises *error* and keeps no record.
+        refuses: Function of the method and name of a call. If the function returns True, the call raises *error* and keeps no
+            record.
+        error: Exception of refused calls, by default a ConnectionError.
 
     Attributes:
-        gate: Calls wait until the gate is set.
+        gate: Calls wait until the gate is set. The gate is set at the start.
+        calls: Method of each call, also of refused calls.
         records: Method, name, and span or event of each record.
+        threads: Names of the threads that called the exporter.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class KeepingExporter(BaseExporter):
         """Method and name of each record."""
         return [record[:2] for record in self.records]
 
-    def all_of(self, method: str) -> list[Any]:
+    def records_of(self, method: str) -> list[Any]:
         """Return the spans or events of a method."""
         return [subject for record_method, _, subject in self.records if record_method == method]
 
@@ -93,8 +97,10 @@ class KeepingExporter(BaseExporter):
         return [name for record_method, name, _ in self.records if record_method == method]
 
     def attributes(self, event: str) -> list[dict[str, Any]]:
-        """Return the attributes of all events with a name."""
-        return [record.attributes.to_json() for record in self.all_of("event") if record.name_str == event]
+        """Return the attributes of all records of an event."""
+        return [
+            record.attributes.to_json() for record in self.records_of("event") if record.name_str == event
+        ]
 
 
 @contextmanager
@@ -113,12 +119,12 @@ def unconfigured() -> Iterator[None]:
 def _restart() -> None:
     forget()
     TRAINING.after_fork()
-    RECORDER.process.after_fork()  # no rank before the process trains
+    RECORDER.process.after_fork()  # drops the rank that a test claimed
 
 
 def configured(
     *, telemetry: dict[str, Any] | None = None, export: tuple[Any, ...] = (), **base: Any
-) -> KeepingExporter:
+) -> InMemoryExporter:
     """Configure the provider and return its exporter, which keeps its records in memory.
 
     *export* has the arguments of `with_export_customization`, which selects the exported spans.
@@ -132,7 +138,7 @@ def configured(
     if telemetry is not None:
         defaults = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 4, "log_every_n_train_iterations": 2}
         settings["telemetry_config"] = one_logger.TrainingTelemetryConfig(**defaults | telemetry)
-    memory = KeepingExporter()
+    memory = InMemoryExporter()
     builder = one_logger.TrainingTelemetryProvider.instance()
     builder.with_base_config(one_logger.OneLoggerConfig(**settings)).with_exporter(memory)
     if export:
@@ -141,7 +147,7 @@ def configured(
     return memory
 
 
-def exported(memory: KeepingExporter) -> KeepingExporter:
+def exported(memory: InMemoryExporter) -> InMemoryExporter:
     """Wait until all records have been delivered, and return the exporter."""
     assert TRAINING.flush(5)
     return memory

@@ -31,11 +31,20 @@ def assert_panel(
     minutes: float = 15,
     selected: dict[str, str] | None = None,
 ) -> None:
-    """Check the values of the query of a panel or of a variable (`$name`), multiplied by *factor* and rounded. The series have a sample every 15 s.
-
-    *selected* are values of variables.
+    """Check the values of a query of a panel or of a variable.
 
     The time range of a plot starts at 0.
+
+    Args:
+        tmp_path: Directory of the test case for promtool.
+        dashboard: Identifier (uid) of the dashboard.
+        panel: Title of the panel, or `$NAME` for a variable.
+        series: Values of each series in promtool's notation, one sample every 15 s.
+        expected: Expected values by labels, multiplied by *factor* and rounded.
+        query_id: Reference of the query in the panel.
+        factor: Factor that makes fractions comparable as integers.
+        minutes: Evaluation time.
+        selected: Values of variables.
     """
     query = next(
         query for query in all_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)

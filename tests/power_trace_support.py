@@ -32,50 +32,52 @@ BUFFER_SAMPLES = 119
 
 
 class FakePynvml:
-    """Stand-in for pynvml, which returns the power samples of the trace up to a time."""
+    """Stand-in for pynvml. Returns the power samples that the driver buffer holds at `seconds` of the trace."""
 
     NVMLError = RuntimeError
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def nvmlDeviceGetSamples(self, _handle: object, _value_type: int, last: int) -> tuple[int, list[Any]]:  # noqa: N802
+    def nvmlDeviceGetSamples(self, _handle: object, _value_type: int, since_us: int) -> tuple[int, list[Any]]:  # noqa: N802
         pynvml = pytest.importorskip("pynvml")
-        ring = [sample for sample in TRACE["power_samples_watts"] if sample[0] <= self.seconds][
-            -BUFFER_SAMPLES:
-        ]
-        samples = (pynvml.c_nvmlSample_t * len(ring))()
-        for sample, (sample_seconds, watts) in zip(samples, ring, strict=True):
+        past_samples = [sample for sample in TRACE["power_samples_watts"] if sample[0] <= self.seconds]
+        buffered_samples = past_samples[-BUFFER_SAMPLES:]
+        samples = (pynvml.c_nvmlSample_t * len(buffered_samples))()
+        for sample, (sample_seconds, watts) in zip(samples, buffered_samples, strict=True):
             sample.timeStamp = int((EPOCH + sample_seconds) * 1e6)
             sample.sampleValue.uiVal = int(watts * 1000)
-        return 1, [sample for sample in samples if sample.timeStamp > last]
+        return 1, [sample for sample in samples if sample.timeStamp > since_us]
 
 
 def energy_joules_at(at_seconds: float) -> float:
     """Return the energy counter in joules, interpolated between the values of the trace (every half second)."""
     points = TRACE["energy_counter_joules"]
-    (start, low), (end, high) = next(pair for pair in itertools.pairwise(points) if at_seconds < pair[1][0])
-    return float(low + (high - low) * (at_seconds - start) / (end - start))
+    (start_seconds, start_joules), (end_seconds, end_joules) = next(
+        (start, end) for start, end in itertools.pairwise(points) if at_seconds < end[0]
+    )
+    elapsed_ratio = (at_seconds - start_seconds) / (end_seconds - start_seconds)
+    return float(start_joules + (end_joules - start_joules) * elapsed_ratio)
 
 
-class Card:
+class TracedGpu:
     """GPU whose power comes from the trace. The samples pass through the NVML reader and the registry of the sidecar."""
 
     uuid = "GPU-a"
 
-    def __init__(self, every_seconds: float = 2.0) -> None:
+    def __init__(self, sample_interval_seconds: float = 2.0) -> None:
         self.pynvml = FakePynvml()
         self.registry = GpuRegistry()
         library = NvmlLibrary(self.pynvml, clock=time.monotonic)
         self._device = NvmlDevice(library, None)
-        self._buffers = DriverSamples(self._device, every_seconds, {})
+        self._buffers = DriverSamples(self._device, sample_interval_seconds, {})
 
-    def read(self, at_seconds: float, *, counter: bool) -> None:
-        """Read the samples at a time of the trace, and the counter if due, as the child does."""
+    def read(self, at_seconds: float, *, reads_counter: bool) -> None:
+        """Read the power samples at a time of the trace, and optionally the energy counter, as the NVML child does."""
         self.pynvml.seconds = self._device.pass_time = at_seconds
         readings = PassReadings()
         self._buffers.read_power(wall=EPOCH + at_seconds, readings=readings)
-        if counter:
+        if reads_counter:
             readings.set_value(ENERGY, 1000 * energy_joules_at(at_seconds))
         entry = {"index": 0, "uuid": self.uuid, "number": 0, **readings.message()}
         self.registry.take_sample(parse(encode({"kind": "sample", "time": at_seconds, "gpus": [entry]})), 1)
@@ -111,7 +113,7 @@ class Node(SidecarNode):
     def __init__(
         self, directory: Path, *, other_processes: int = 0, phase_spans: Sequence[PhaseSpan] = PHASE_SPANS
     ) -> None:
-        self.card, self.other_processes = Card(), other_processes
+        self.traced_gpu, self.other_processes = TracedGpu(), other_processes
         self.job = SimulatedTraining(start_seconds=MONOTONIC_START_SECONDS)
         self.process = make_process(started=EPOCH)
         ends = [(end, False, phase) for phase, _, end in phase_spans]
@@ -120,15 +122,16 @@ class Node(SidecarNode):
         super().__init__(directory)
 
     def readings(self) -> Sequence[EnergyReading]:
-        return self.card.registry.energies()
+        return self.traced_gpu.registry.energies()
 
     def gpu_use(self) -> Sequence[GpuProcessUse]:
         return tuple(
-            GpuProcessUse(JOB_PID + index, "0", self.card.uuid) for index in range(1 + self.other_processes)
+            GpuProcessUse(JOB_PID + index, "0", self.traced_gpu.uuid)
+            for index in range(1 + self.other_processes)
         )
 
     def power(self, since_by_uuid: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
-        return self.card.registry.power_samples(since_by_uuid)
+        return self.traced_gpu.registry.power_samples(since_by_uuid)
 
     def publish_and_collect(self) -> None:
         """Write the feed of the job, and read it in the sidecar."""
@@ -154,12 +157,12 @@ class Node(SidecarNode):
                 MONOTONIC_START_SECONDS + self.seconds,
             )
             if tenth % 20 == 0:
-                self.card.read(self.seconds, counter=tenth % 100 == 0)
+                self.traced_gpu.read(self.seconds, reads_counter=tenth % 100 == 0)
             if tenth % 10 == 3:
                 self.publish_and_collect()
             if tenth % 50 == 5:
                 self.collect()
-        self.card.read(self.seconds, counter=True)
+        self.traced_gpu.read(self.seconds, reads_counter=True)
         self.publish_and_collect()
         return self.collect()
 

@@ -15,7 +15,9 @@ from exporter.collectors.processes.collector import ProcessCollector
 from exporter.families import Collected
 
 BOOT_TIME = START - 100_000.0
-HERTZ = 100
+MONOTONIC_START_SECONDS = 1000.0
+"""Time of the simulated monotonic clock at START."""
+CLOCK_TICKS_PER_SECOND = 100
 
 
 @dataclass
@@ -28,7 +30,7 @@ class FakeProcess:
     command: str = "python\0train.py\0"
     state: str = "S"
     started_at: float = START - 50.0
-    user: float = 1.0
+    user_seconds: float = 1.0
     threads: int = 4
     namespace_pid: int | None = None
     cpus: str = "0-3"
@@ -40,7 +42,7 @@ class Proc:
 
     root: Path
     processes: dict[int, FakeProcess] = field(default_factory=dict)
-    monotonic_seconds: float = 1000.0
+    monotonic_seconds: float = MONOTONIC_START_SECONDS
     wall: float = START
 
     def add(self, process: FakeProcess) -> FakeProcess:
@@ -58,20 +60,22 @@ class Proc:
         self.wall += seconds
 
     @property
-    def uptime(self) -> float:
-        return self.monotonic_seconds - 1000.0 + START - BOOT_TIME
+    def uptime_seconds(self) -> float:
+        return self.monotonic_seconds - MONOTONIC_START_SECONDS + START - BOOT_TIME
 
     def write(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir(parents=True)
-        boot_time = round(self.wall - self.uptime)
+        boot_time = round(self.wall - self.uptime_seconds)
         (self.root / "stat").write_text(
             f"cpu  10000 0 0 9000 900 0 0 0 0 0\nintr 1\nbtime {boot_time}\nprocesses 9\n"
         )
-        (self.root / "uptime").write_text(f"{self.uptime:.2f} 1.00\n")
-        sizes = {"MemTotal": 1000000, "MemAvailable": 600000}
-        names = (*sizes, "MemFree", "Buffers", "Cached", "Shmem", "Slab", "Active", "Inactive")
-        (self.root / "meminfo").write_text("".join(f"{name}: {sizes.get(name, 1)} kB\n" for name in names))
+        (self.root / "uptime").write_text(f"{self.uptime_seconds:.2f} 1.00\n")
+        kibibytes_by_name = {"MemTotal": 1000000, "MemAvailable": 600000}
+        names = (*kibibytes_by_name, "MemFree", "Buffers", "Cached", "Shmem", "Slab", "Active", "Inactive")
+        (self.root / "meminfo").write_text(
+            "".join(f"{name}: {kibibytes_by_name.get(name, 1)} kB\n" for name in names)
+        )
         boot = self.root / "sys/kernel/random"
         boot.mkdir(parents=True)
         (boot / "boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
@@ -80,12 +84,14 @@ class Proc:
 
     def _write(self, process: FakeProcess) -> None:
         directory = self.root / str(process.pid)
-        start = round((process.started_at - BOOT_TIME) * HERTZ)
-        fields = ["0"] * 52
-        fields[:2] = [str(process.pid), f"({process.comm})"]
-        fields[2:4] = [process.state, str(process.parent)]
-        fields[13:15] = [str(round(process.user * HERTZ)), str(HERTZ // 2)]
-        fields[19], fields[21] = str(process.threads), str(start)
+        start_ticks = round((process.started_at - BOOT_TIME) * CLOCK_TICKS_PER_SECOND)
+        user_ticks = round(process.user_seconds * CLOCK_TICKS_PER_SECOND)
+        fields = [
+            "0"
+        ] * 52  # of proc_pid_stat(5): pid, comm, state, ppid … utime, stime … num_threads … starttime
+        fields[:4] = [str(process.pid), f"({process.comm})", process.state, str(process.parent)]
+        fields[13:15] = [str(user_ticks), str(CLOCK_TICKS_PER_SECOND // 2)]
+        fields[19], fields[21] = str(process.threads), str(start_ticks)
         task = directory / "task" / str(process.pid)
         task.mkdir(parents=True)
         children = [f"{child.pid} " for child in self.processes.values() if child.parent == process.pid]
@@ -104,8 +110,8 @@ class Proc:
             "00400000-7fff00000000 ---p 00000000 00:00 0  [rollup]\nRss: 9 kB\nPss: 300 kB\n"
             "Private_Clean: 20 kB\nPrivate_Dirty: 100 kB\n"
         )
-        for number in range(5):
-            (directory / "fd" / str(number)).mkdir(parents=True)
+        for descriptor in range(5):
+            (directory / "fd" / str(descriptor)).mkdir(parents=True)
 
 
 @dataclass
@@ -130,7 +136,7 @@ class SimulatedJob:
         self.proc.wall = wall
 
     def add_recording(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
-        """Add a recording process that makes its first Stat 10 s after its start."""
+        """Add a recording process. Its first Stat was created 10 s after its start."""
         role = "trainer" if rank is not None else "agent"
         identity = make_process(run="r", rank=rank, role=role, started=process.started_at + 10.0)
         namespace_pid = process.namespace_pid or process.pid

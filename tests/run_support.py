@@ -20,7 +20,6 @@ from waiting import PATIENCE
 
 REPOSITORY = PROJECT
 
-# Logs every received signal to the file of its argument; exits at SIGUSR2 or after a time limit.
 SIGNAL_LOGGING_JOB = """
 import os, signal, sys, time
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -36,6 +35,7 @@ deadline = time.monotonic() + 30
 while not has_ended and time.monotonic() < deadline:
     time.sleep(0.02)
 """
+"""Program that logs every received signal to the file of its argument, and exits at SIGUSR2 or after 30 s."""
 
 
 def child_environment(**variables: str) -> dict[str, str]:
@@ -123,7 +123,7 @@ def fetch(url: str) -> str | None:
 
 
 def page(port: int, path: str = "/metrics") -> str:
-    """Return a page of the sidecar, an empty text without a server."""
+    """Return a page of the sidecar, or an empty text without a successful response."""
     return fetch(f"http://127.0.0.1:{port}{path}") or ""
 
 
@@ -131,12 +131,12 @@ def scrape(port: int, path: str = "/metrics") -> str:
     """Return a page of the sidecar.
 
     Raises:
-        OSError: No server listens.
+        OSError: No server listens, or the response is empty or an error.
     """
-    text = page(port, path)
-    if not text:
+    body = page(port, path)
+    if not body:
         raise OSError(path)
-    return text
+    return body
 
 
 def is_ready(port: int, path: str = "/-/ready") -> bool:
@@ -151,18 +151,18 @@ def sample_value(port: int, prefix: str) -> float | None:
 
 
 @contextlib.contextmanager
-def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[str]:
+def web_server(respond_to: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[str]:
     """Run a server that responds with the result of a function of method, path and body, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def respond(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            status, content = answer(self.command, self.path, body)
+            status, response_body = respond_to(self.command, self.path, body)
             self.send_response(status)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Content-Length", str(len(response_body)))
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(response_body)
 
         do_GET = do_PUT = do_POST = do_DELETE = respond  # noqa: N815  # http.server calls these names
 
@@ -211,11 +211,11 @@ registration.release()
 
 def start_run(feed: Path) -> subprocess.Popen[str]:
     """Start a process that is an active run until its input closes."""
-    return start(REGISTRATION_PROGRAM, feed)
+    return start_program(REGISTRATION_PROGRAM, feed)
 
 
-def start(program: str, path: Path) -> subprocess.Popen[str]:
-    """Start a program, wait for its first line, and return the process."""
+def start_program(program: str, path: Path) -> subprocess.Popen[str]:
+    """Start a program with a path as its argument, wait for its first line, and return the process."""
     command, pipe = [sys.executable, "-c", program, str(path)], subprocess.PIPE
     process = subprocess.Popen(command, env=child_environment(), stdin=pipe, stdout=pipe, text=True)
     assert process.stdout is not None
@@ -223,7 +223,6 @@ def start(program: str, path: Path) -> subprocess.Popen[str]:
     return process
 
 
-# Runs the supervision alone, with any program as the sidecar: FEED LINGER SIDECAR... -- JOB...
 SUPERVISION_PROGRAM = """
 import os, sys
 from pathlib import Path
@@ -234,6 +233,7 @@ sidecar, job = sys.argv[3:separator], sys.argv[separator + 1:]
 plan = run.Plan(tuple(job), dict(os.environ), tuple(sidecar), feed, linger, run="r")
 sys.exit(run.supervise(plan))
 """
+"""Program that runs only the supervision of `run`. Arguments: FEED LINGER_SECONDS SIDECAR... -- JOB..."""
 FIRST_LINE = "exporter: run r\n"
 """First line that `run` writes to stderr."""
 JOINING_SIDECAR = ("/bin/sh", "-c", "exit 3")

@@ -22,12 +22,13 @@ NOW = 10_000.0
 """Time of the page, Unix time."""
 VOID_ELEMENTS = {"meta", "link", "path", "rect"}
 Rows = dict[str, list[tuple[dict[str, str], float | Distribution]]]
+"""Samples by family name: pairs of labels and value."""
 
 
 def run_sample(
     value: float | Distribution, **labels: str
 ) -> list[tuple[dict[str, str], float | Distribution]]:
-    """Return a sample of the run "night"."""
+    """Return the samples of a family with a single sample, of the run "night"."""
     return [({"run": "night", **labels}, value)]
 
 
@@ -49,7 +50,13 @@ JOB: Rows = {
 
 
 class Document(HTMLParser):
-    """Parsed page with its tags, attributes and text. Unbalanced elements fail the test."""
+    """Parsed page with its tags, attributes and text. Unbalanced elements fail the test.
+
+    Attributes:
+        open: Open elements, outermost first.
+        links: Values of the attributes `href`, `src` and `action`.
+        text: Texts outside of styles and scripts.
+    """
 
     def __init__(self, page: bytes) -> None:
         super().__init__()
@@ -84,6 +91,7 @@ class Document(HTMLParser):
 
 
 def families_of(rows: Rows) -> list[Metric]:
+    """Return the families of rows: histograms for distributions, otherwise gauges."""
     families = []
     for name, samples in rows.items():
         family_type: FamilyType = "histogram" if isinstance(samples[0][1], Distribution) else "gauge"
@@ -95,12 +103,12 @@ def families_of(rows: Rows) -> list[Metric]:
     return families
 
 
-def history_of(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
-    """Return a history with a point for each tick, `every` seconds apart. The last point is `every` seconds old."""
-    times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
+def history_of(ticks: int, rows: Callable[[int], Rows], interval_seconds: float = 5.0) -> History:
+    """Return a history with the rows of each tick. The ticks are an interval apart, and the last is an interval old."""
+    times = iter(NOW - interval_seconds * (ticks - tick) for tick in range(ticks))
     history = History(interval_seconds=5, clock=lambda: next(times))
     for tick in range(ticks):
-        history.record(every * tick, Readings(families_of(rows(tick))))
+        history.record(interval_seconds * tick, Readings(families_of(rows(tick))))
     return history
 
 
@@ -121,10 +129,10 @@ def view_of(rows: Rows, history: History | None = None) -> View:
 
 
 def status_page(
-    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
+    rows: Rows, *collectors: CollectorStatus, history: History | None = None, **changes: Any
 ) -> Document:
     status_view = build_view(
-        exporter_info(**changes), Readings(families_of(rows)), past or History(), collectors
+        exporter_info(**changes), Readings(families_of(rows)), history or History(), collectors
     )
     return Document(render(status_view, Onsets()))
 
@@ -132,19 +140,19 @@ def status_page(
 def finding_views_of(
     rows: Rows,
     *collectors: CollectorStatus,
-    past: History | None = None,
+    history: History | None = None,
     onsets: Onsets | None = None,
     **changes: Any,
 ) -> list[FindingView]:
     """Return the findings that a page shows."""
     status_view = build_view(
-        exporter_info(**changes), Readings(families_of(rows)), past or History(), collectors
+        exporter_info(**changes), Readings(families_of(rows)), history or History(), collectors
     )
     return finding_views(findings(status_view), onsets or Onsets(), status_view.exporter.now)
 
 
 def finding_texts(
-    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
+    rows: Rows, *collectors: CollectorStatus, history: History | None = None, **changes: Any
 ) -> list[str]:
     """Return the sentences of the findings that a page shows."""
-    return [finding.text for finding in finding_views_of(rows, *collectors, past=past, **changes)]
+    return [finding.text for finding in finding_views_of(rows, *collectors, history=history, **changes)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import places
 from bridges_support import needs
-from elastic_support import child, page_of
+from elastic_support import page_of, run_program
 
 from exporter.one_logger import StandardTrainingJobSpanName
 
@@ -19,7 +19,7 @@ ROWS = re.findall(r"^\| (.*) \| `(.*?)` \|(.*)\|$", DOCUMENT, flags=re.MULTILINE
 def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path: Path) -> None:
     (preamble,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     program = "\n".join([preamble, *(line for _, line, _ in ROWS), "exporter.flush(timeout_seconds=10)"])
-    completed = child(tmp_path / "feed", program)
+    completed = run_program(tmp_path / "feed", program)
 
     records = (tmp_path / "telemetry.jsonl").read_text(encoding="ascii")
     output = "\n".join([completed.stdout, records, page_of(tmp_path / "feed")])

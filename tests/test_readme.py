@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bridges_support import job
-from elastic_support import REPOSITORY, child
+from bridges_support import run_job
+from elastic_support import REPOSITORY, run_program
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,7 +35,7 @@ def test_the_plain_loop_is_the_tested_example() -> None:
 
 
 def test_the_statistics_example_records_its_samples_and_events(tmp_path: Path) -> None:
-    result = job(tmp_path, program("from exporter import Stat"))
+    result = run_job(tmp_path, program("from exporter import Stat"))
 
     assert result.value("train_reward_count") == 600
     assert result.value("training_events_total", type="rollout.done") == 1
@@ -63,7 +63,7 @@ print(exporter.flush())
 def test_on_another_system_a_job_records_and_a_notice_says_that_nothing_is_exported(
     tmp_path: Path,
 ) -> None:
-    completed = child(tmp_path / "feed", WINDOWS_PROGRAM)
+    completed = run_program(tmp_path / "feed", WINDOWS_PROGRAM)
 
     assert completed.stdout == "False\n"
     assert "the feed needs Linux" in completed.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import places
 import pytest
-from elastic_support import child
+from elastic_support import run_program
 
 from exporter.ledger.family_owners import TRAINING_FAMILIES
 
@@ -32,12 +32,12 @@ def test_every_row_of_the_rfc_is_complete_and_its_example_runs(tmp_path: Path) -
 
     assert set(rows) == {row for row in cells if re.fullmatch(r"[RV]\d+", row)}
     assert all(cell.strip() for row in rows for cell in cells[row][1:5])
-    assert child(tmp_path / "feed", program).stderr == ""
+    assert run_program(tmp_path / "feed", program).stderr == ""
 
 
 @pytest.mark.parametrize("example", code_blocks(ELASTIC), ids=["0", "1", "2"])
 def test_the_examples_of_the_torchelastic_guide_run(example: str, tmp_path: Path) -> None:
-    assert child(tmp_path / "feed", example).stderr == ""
+    assert run_program(tmp_path / "feed", example).stderr == ""
 
 
 def test_every_row_of_the_torchelastic_guide_names_an_existing_test() -> None:

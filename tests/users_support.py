@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NOBODY = 65534
+"""User id of `nobody`."""
 
 
 def as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:

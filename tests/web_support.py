@@ -151,14 +151,15 @@ def exchange(port: int, payload: bytes, *, timeout: float = 8.0 * PATIENCE) -> b
 
 
 def read_to_end(peer: socket.socket) -> bytes:
-    received = b""
+    """Return all bytes that a connection receives until its end."""
+    received_bytes = b""
     with contextlib.suppress(ConnectionResetError):
-        while data := peer.recv(65536):
-            received += data
-    return received
+        while chunk := peer.recv(65536):
+            received_bytes += chunk
+    return received_bytes
 
 
-def read_answer(peer: socket.socket) -> tuple[int, bytes]:
+def read_response(peer: socket.socket) -> tuple[int, bytes]:
     """Return the next response of a connection."""
     response = http.client.HTTPResponse(peer)
     response.begin()
@@ -166,7 +167,7 @@ def read_answer(peer: socket.socket) -> tuple[int, bytes]:
 
 
 class ClientCrowd:
-    """Context manager of many simultaneous connections."""
+    """Context manager of many simultaneous connections, each of which sends the same request."""
 
     def __init__(
         self,
@@ -194,12 +195,12 @@ class ClientCrowd:
                 member.sendall(request)
             self.members.append(member)
 
-    def trickle(self, data: bytes, interval_seconds: float) -> None:
-        """Let each member send a byte of `data` per interval."""
-        for index in range(len(data)):
+    def trickle(self, payload: bytes, interval_seconds: float) -> None:
+        """Let each member send a byte of *payload* per interval."""
+        for index in range(len(payload)):
             for member in self.members:
                 with contextlib.suppress(OSError):
-                    member.send(data[index : index + 1])
+                    member.send(payload[index : index + 1])
             time.sleep(interval_seconds)
 
     def __enter__(self) -> Self:
@@ -228,14 +229,14 @@ class Authority:
         certificate.cert_chain_pems[0].write_to_path(str(self.directory / "cert.pem"))
         return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
 
-    def config(self, text: str = "") -> Path:
-        """Write a web.config.yml with this certificate, followed by further lines, and return its path."""
+    def config(self, further_yaml: str = "") -> Path:
+        """Write a web.config.yml with this certificate and further YAML, and return its path."""
         path = self.directory / "web.config.yml"
-        path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + text)
+        path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + further_yaml)
         return path
 
     def client(self, *names: str) -> ssl.SSLContext:
-        """Return the TLS context of a client, with a certificate of this authority if `names` are passed."""
+        """Return the TLS context of a client. With *names*, the client has a certificate for them."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
         if names:
             self.ca.issue_cert(*names).configure_cert(context)

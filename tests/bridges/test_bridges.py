@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from bridges_support import PRINT_PAGE, STEPS, installed_distribution, job, needs
-from elastic_support import REPOSITORY, child, page_of, series, sum_by_labels, total
+from bridges_support import PRINT_PAGE, STEPS, installed_distribution, needs, run_job
+from elastic_support import REPOSITORY, page_of, run_program, series, sum_by_labels, total
 
 import exporter
 import exporter_auto
@@ -28,8 +28,9 @@ needs_torch = needs("torch")
 
 @pytest.fixture
 def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"watched_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text("value = 5\nseen = __spec__.loader, __loader__\n")
+    """Write a module onto the import path, and return its name."""
+    name = f"imported_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text("answer = 5\nloaders = __spec__.loader, __loader__\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return name
 
@@ -46,8 +47,8 @@ def test_a_hook_is_called_once_after_the_import_and_is_then_removed(
     module = importlib.import_module(module_name)
 
     assert modules == [module]
-    assert module.value == 5
-    assert {type(loader).__name__ for loader in module.seen} == {"SourceFileLoader"}
+    assert module.answer == 5
+    assert {type(loader).__name__ for loader in module.loaders} == {"SourceFileLoader"}
     assert sys.meta_path == finders
 
 
@@ -75,7 +76,7 @@ def test_an_unknown_bridge_is_reported() -> None:
         bridges.install("elastc")
 
 
-def bare(program: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_bare(program: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program with a single directory on the import path."""
     command = [sys.executable, "-S", "-c", program]
     return subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, check=False)
@@ -90,7 +91,7 @@ exporter_auto.start()
 print(sorted(set(sys.modules) - before))
 """
     for environment in ({}, {"EXPORTER_AUTO": "0"}, {"EXPORTER_AUTO": ""}):
-        assert bare(program, REPOSITORY, **environment).stdout == "[]\n"
+        assert run_bare(program, REPOSITORY, **environment).stdout == "[]\n"
 
 
 def test_the_entry_point_never_raises(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_the_entry_point_never_raises(tmp_path: Path) -> None:
     (tmp_path / "exporter/__init__.py").write_text("raise RuntimeError('a broken installation')")
     (tmp_path / "exporter_auto.py").write_text((REPOSITORY / "exporter_auto.py").read_text())
 
-    completed_run = bare("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
+    completed_run = run_bare("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
 
     assert (completed_run.returncode, completed_run.stdout, completed_run.stderr) == (0, "", "")
 
@@ -111,7 +112,7 @@ exporter_auto.start()
 from exporter.bridges import install
 print("torch" in sys.modules, install() == tuple(exporter_auto.BRIDGES))
 """
-    completed_run = child(tmp_path / "feed", program, EXPORTER_AUTO="1")
+    completed_run = run_program(tmp_path / "feed", program, EXPORTER_AUTO="1")
 
     assert (completed_run.stdout, completed_run.stderr) == ("False True\n", "")
 
@@ -132,7 +133,7 @@ bridges.install("keras")
 import keras
 print(bridges.install("accelerate"))
 """
-    completed_run = child(tmp_path / "feed", program, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    completed_run = run_program(tmp_path / "feed", program, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
 
     assert completed_run.stdout == "('accelerate',)\n"
     assert "the bridge keras could not be installed: ZeroDivisionError" in completed_run.stderr
@@ -141,8 +142,8 @@ print(bridges.install("accelerate"))
 @needs("torch")
 def test_a_torch_without_the_optional_interfaces_is_recorded_without_a_message(tmp_path: Path) -> None:
     program = """
-import torch, torch.distributed.checkpoint as saves
-del saves.async_save
+import torch, torch.distributed.checkpoint as checkpoint
+del checkpoint.async_save
 from exporter import bridges
 bridges.install()
 model = torch.nn.Linear(4, 1)
@@ -151,10 +152,10 @@ model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 print("gauges", json.dumps(gauges()))
 """
-    recorded = job(tmp_path, program)
+    ended_job = run_job(tmp_path, program)
 
-    assert recorded.differences({STEPS: 1}) == {}
-    assert recorded.process.stderr == ""
+    assert ended_job.differences({STEPS: 1}) == {}
+    assert ended_job.process.stderr == ""
 
 
 def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
@@ -170,8 +171,7 @@ def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
     assert module.modules == [module]
 
 
-# An unchanged program that uses every function with a hook.
-UNCHANGED = """
+UNCHANGED_PROGRAM = """
 import datetime, sys, threading
 import torch
 import torch.distributed.elastic.events as events
@@ -201,6 +201,7 @@ stat.add(20.0)
 monitor.log_event(monitor.Event("my.monitor.event", datetime.datetime.now(), {"a": 1}))
 print("exporter" in sys.modules, [thread.name for thread in threading.enumerate() if "exporter" in thread.name])
 """
+"""Program without a call of the exporter. Uses torch's events, metrics and monitor."""
 
 
 @needs_torch
@@ -208,8 +209,10 @@ print("exporter" in sys.modules, [thread.name for thread in threading.enumerate(
 @pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
     paths = f"{installed_distribution(tmp_path / 'site')}:{REPOSITORY}"
-    unrecorded_run = child(tmp_path / "nothing", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel)
-    recorded_run = child(tmp_path / "feed", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1")
+    unrecorded_run = run_program(tmp_path / "nothing", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel)
+    recorded_run = run_program(
+        tmp_path / "feed", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1"
+    )
     page = page_of(tmp_path / "feed")
 
     *lines, last_line = unrecorded_run.stdout.splitlines()
@@ -258,16 +261,18 @@ print(sum(number for number, built in counts if not built), sum(number for numbe
 @needs_torch
 @pytest.mark.timeout(90)
 def test_every_event_of_threads_that_flood_torch_monitor_is_counted(tmp_path: Path) -> None:
-    prebuilt, built = map(int, child(tmp_path / "feed", FLOOD, timeout=85).stdout.split())
+    prebuilt, built = map(int, run_program(tmp_path / "feed", FLOOD, timeout=85).stdout.split())
     page = page_of(tmp_path / "feed")
 
     assert prebuilt > 1000
     assert sum_by_labels(page, "training_events_total", type="prebuilt") == prebuilt
     assert sum_by_labels(page, "training_events_total", type="built") == built
-    delivered = sum_by_labels(page, "training_event_handler_events_total", handler="delivered")
-    dropped = sum_by_labels(page, "training_event_handler_dropped_total", handler="delivered")
-    suppressed = sum_by_labels(page, "training_events_suppressed_total", type="built", reason="rate_limit")
-    assert delivered + dropped + suppressed == built
+    delivered_events = sum_by_labels(page, "training_event_handler_events_total", handler="delivered")
+    dropped_events = sum_by_labels(page, "training_event_handler_dropped_total", handler="delivered")
+    suppressed_events = sum_by_labels(
+        page, "training_events_suppressed_total", type="built", reason="rate_limit"
+    )
+    assert delivered_events + dropped_events + suppressed_events == built
     assert sum_by_labels(page, "training_torch_monitor_overflows_total") == 0
     assert sum_by_labels(page, "flood_samples_total") >= 1
 
@@ -292,7 +297,7 @@ time.sleep(1)
 @needs_torch
 @pytest.mark.timeout(90)
 def test_the_handler_of_torch_monitor_is_unregistered_although_a_poll_hangs(tmp_path: Path) -> None:
-    assert child(tmp_path / "feed", HANGING_POLL).stdout == "unregistered\n"
+    assert run_program(tmp_path / "feed", HANGING_POLL).stdout == "unregistered\n"
 
 
 @needs_torch
@@ -303,20 +308,20 @@ def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None
         data = timestamp = property(lambda _self: 1 // 0)
         __hash__ = None  # type: ignore[assignment]  # as a class of the job may be
 
-    now, numbers = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc), list[int]()
-    windows = [torch.Event(torch.STAT_EVENT, now, {"part.sum": 1.0})] * 7
+    timestamp, delivered_numbers = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc), list[int]()
+    windows = [torch.Event(torch.STAT_EVENT, timestamp, {"part.sum": 1.0})] * 7
     handle = exporter.events.register(
-        lambda event: numbers.append(event.data["number"]), types="part.numbered"
+        lambda event: delivered_numbers.append(event.data["number"]), types="part.numbered"
     )
     bridge = MonitorBridge(torch.Event, torch.STAT_EVENT)
-    bridge.queue.extend(torch.Event("part.numbered", now, {"number": number}) for number in range(500))
-    bridge.queue.extend([*windows, Unreadable("part.unreadable", now, {})])
+    bridge.queue.extend(torch.Event("part.numbered", timestamp, {"number": number}) for number in range(500))
+    bridge.queue.extend([*windows, Unreadable("part.unreadable", timestamp, {})])
     bridge.drain()
     handle.unregister()
 
     assert EVENTS.reading().counts["part.numbered", "info"] == 500
     assert EVENTS.reading().counts["part.unreadable", "info"] == 1
-    assert numbers == list(range(500))
+    assert delivered_numbers == list(range(500))
     assert total("part.added") == 7
 
 
@@ -341,7 +346,7 @@ print(os.waitstatus_to_exitcode(status))
 @needs_torch
 @pytest.mark.timeout(90)
 def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
-    completed = child(tmp_path / "feed", FORK)
+    completed = run_program(tmp_path / "feed", FORK)
     page = page_of(tmp_path / "feed")
 
     assert completed.stdout == "7\n"
@@ -353,7 +358,7 @@ def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "launcher"),
+    ("command", "is_torchrun"),
     [
         ("python -u -X dev /usr/bin/torchrun train.py", True),
         ("python -W ignore -m torch.distributed.run train.py", True),
@@ -364,24 +369,25 @@ def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
         ("python", False),
     ],
 )
-def test_torchrun_is_recognized_by_its_command_line(command: str, launcher: bool) -> None:
-    assert is_launcher(command.split()) is launcher
+def test_torchrun_is_recognized_by_its_command_line(command: str, is_torchrun: bool) -> None:
+    assert is_launcher(command.split()) is is_torchrun
 
 
 # Allocator of GPU memory: recorded statistics of torch ------------------------------------
 
-ANSWERS = """
+ALLOCATOR_STATISTICS = """
 from exporter.bridges.cuda_memory import CudaMemory
 
 def stats(allocated, reserved, retries, ooms):
-    def current_and_peak(current): return {"all": {"current": current, "peak": 2 * current, "allocated": 0, "freed": 0}}
+    def current_and_peak(current):
+        return {"all": {"current": current, "peak": 2 * current, "allocated": 0, "freed": 0}}
     return {"allocated_bytes": current_and_peak(allocated), "reserved_bytes": current_and_peak(reserved),
             "num_alloc_retries": retries, "num_ooms": ooms, "max_split_size": -1}
 
 device, other = ("0", "GPU-a"), ("1", "GPU-b")
-answers = [{device: stats(10, 20, 3, 0)}, {device: stats(30, 40, 5, 1), other: stats(1, 2, 0, 0)},
-           {device: stats(5, 40, 1, 0)}]
-memory = CudaMemory(lambda: answers.pop(0))
+polls = [{device: stats(10, 20, 3, 0)}, {device: stats(30, 40, 5, 1), other: stats(1, 2, 0, 0)},
+         {device: stats(5, 40, 1, 0)}]
+memory = CudaMemory(lambda: polls.pop(0))
 exporter.configure(run="mine")
 for _ in range(3):
     memory.poll()
@@ -390,14 +396,14 @@ for _ in range(3):
 
 def test_allocator_statistics_become_the_documented_families(tmp_path: Path) -> None:
     # The live process prints its page, because an ended process has no gauges of memory.
-    page = job(tmp_path, ANSWERS + PRINT_PAGE).process.stdout
+    page = run_job(tmp_path, ALLOCATOR_STATISTICS + PRINT_PAGE).process.stdout
 
     retries = "training_gpu_alloc_retries_total"
     assert series(page, retries).keys() == {
         '{gpu="0",role="helper",run="mine",uuid="GPU-a"}',
         '{gpu="1",role="helper",run="mine",uuid="GPU-b"}',
     }
-    assert sum_by_labels(page, retries, gpu="0") == 5 + 1
+    assert sum_by_labels(page, retries, gpu="0") == 5 + 1  # a fall from 5 to 1 is a reset
     assert sum_by_labels(page, "training_gpu_oom_total", gpu="0") == 1
     assert sum_by_labels(page, "training_gpu_oom_total", gpu="1") == 0
     states = {"allocated": 5, "reserved": 40, "peak_allocated": 10, "peak_reserved": 80}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, FAILED, SAMPLES, SAVED, STEPS, Job, job, needs, recorded_job
+from bridges_support import AUTO, FAILED_SAVES, SAMPLES, SAVES, STEPS, Job, job_fixture, needs, run_job
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -15,7 +15,7 @@ install("accelerate")
 from programs import accelerate_loops, loops
 loops.run(accelerate_loops)
 """
-recording = recorded_job(LOOPS)
+ended_job = job_fixture(LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # Accumulated batches are one step; logged values are recorded.
@@ -29,7 +29,12 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "gauge learning_rate": 0.25,
     },
     # A saved state is a checkpoint and saved weights are not. A failed save does not affect later saves.
-    "saves_and_load": {SAVED: 2, FAILED: 1, "phase checkpoint_save_sync": 4, "phase checkpoint_load": 1},
+    "saves_and_load": {
+        SAVES: 2,
+        FAILED_SAVES: 1,
+        "phase checkpoint_save_sync": 4,
+        "phase checkpoint_load": 1,
+    },
     # The loop after an exception is counted correctly.
     "failing_loop": {STEPS: 2 + 4},
 }
@@ -37,17 +42,17 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 @needs("accelerate")
 @pytest.mark.parametrize("run", EXPECTED)
-def test_an_accelerate_loop_is_recorded(recording: Job, run: str) -> None:
-    assert recording.differences(EXPECTED[run], run) == {}
+def test_an_accelerate_loop_is_recorded(ended_job: Job, run: str) -> None:
+    assert ended_job.differences(EXPECTED[run], run) == {}
 
 
 @needs("accelerate")
-def test_the_loss_is_recorded_before_its_division_and_exceptions_propagate(recording: Job) -> None:
-    gauges = recording.gauges("logged_values")
+def test_the_loss_is_recorded_before_its_division_and_exceptions_propagate(ended_job: Job) -> None:
+    gauges = ended_job.gauges("logged_values")
 
     assert 0 < gauges["loss,mode=train"] < 50
     assert gauges["grad_norm"] > 0
-    assert "raised amid an iteration" in recording.process.stdout
+    assert "raised amid an iteration" in ended_job.process.stdout
 
 
 @needs("accelerate")
@@ -56,9 +61,9 @@ def test_an_unchanged_accelerate_job_is_recorded(tmp_path: Path) -> None:
 from programs.accelerate_parts import train
 train(gradient_accumulation_steps=2)[0].save_state("state")
 """
-    recording = job(tmp_path, program, AUTO)
+    ended_job = run_job(tmp_path, program, AUTO)
 
-    assert recording.differences({STEPS: 2, SAVED: 1, "run_info framework=accelerate": 1}) == {}
+    assert ended_job.differences({STEPS: 2, SAVES: 1, "run_info framework=accelerate": 1}) == {}
 
 
 # Fabric -------------------------------------------------------------------------------------------------------
@@ -92,12 +97,12 @@ fabric.load("whole.ckpt", {{"model": model, "optimizer": optimizer}})
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
 def test_a_fabric_loop_is_recorded_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
     program = FABRIC.format(package=package, explicit=explicit)
-    recording = job(tmp_path, program, {} if explicit else AUTO)
+    ended_job = run_job(tmp_path, program, {} if explicit else AUTO)
 
     steps = {STEPS: 4, "phase backward": 4, "phase optimizer": 4, "run_info framework=fabric": 1}
     assert (
-        recording.differences(
-            {**steps, SAVED: 1, FAILED: 1, "phase checkpoint_save_sync": 3, "phase checkpoint_load": 1}
+        ended_job.differences(
+            {**steps, SAVES: 1, FAILED_SAVES: 1, "phase checkpoint_save_sync": 3, "phase checkpoint_load": 1}
         )
         == {}
     )

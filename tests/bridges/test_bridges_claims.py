@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridges_support import STEPS, job
+from bridges_support import STEPS, run_job
 
 from exporter.bridges.batches import samples_and_tokens
 from exporter.bridges.sources import ActiveSource, Source, Strength
@@ -16,7 +16,7 @@ from exporter.patching import Around, Hook, patch, patch_existing
 
 
 class Library:
-    """A method of another library."""
+    """Class of another library with a method that bridges patch."""
 
     def work(self, number: int, *, fail: bool = False) -> int:
         if fail:
@@ -29,7 +29,9 @@ def library() -> type[Library]:
     return type("Copy", (), dict(vars(Library)))  # the same method in a separate class
 
 
-def bracket(observed_values: list[Any]) -> Hook:
+def observe_calls(observed_values: list[Any]) -> Hook:
+    """Return a hook that collects the argument and the outcome of each call."""
+
     def hook(_self: object, number: int, **_rest: object) -> Around:
         observed_values.append(number)
         observed_values.append((yield))
@@ -37,11 +39,11 @@ def bracket(observed_values: list[Any]) -> Hook:
     return hook
 
 
-def broken_before(*_args: Any, **_kwargs: Any) -> Around:
+def raise_before(*_args: Any, **_kwargs: Any) -> Around:
     raise RuntimeError("a bridge's own")
 
 
-def broken_after(*_args: Any, **_kwargs: Any) -> Around:
+def raise_after(*_args: Any, **_kwargs: Any) -> Around:
     yield
     raise RuntimeError("a bridge's own")
 
@@ -49,19 +51,19 @@ def broken_after(*_args: Any, **_kwargs: Any) -> Around:
 def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -> None:
     observed_values: list[Any] = []
     for _ in range(2):  # the second patch changes nothing
-        patch(library, "work", bracket(observed_values))
+        patch(library, "work", observe_calls(observed_values))
 
     assert library().work(1) == 2
-    with pytest.raises(KeyError, match="the job's own") as raised:
+    with pytest.raises(KeyError, match="the job's own") as error_info:
         library().work(3, fail=True)
     assert observed_values[:3] == [1, (2, None), 3]
     assert isinstance(observed_values[3][1], KeyError)
     if sys.version_info >= (3, 11):  # before 3.11, a bare raise repeats the frame
-        files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
+        files = {Path(frame.filename).name for frame in traceback.extract_tb(error_info.value.__traceback__)}
         assert files == {Path(__file__).name}
 
 
-@pytest.mark.parametrize("hook", [broken_before, broken_after, lambda *_args: None])
+@pytest.mark.parametrize("hook", [raise_before, raise_after, lambda *_args: None])
 def test_hooks_that_raise_or_skip_the_end_change_nothing(library: type[Library], hook: Hook) -> None:
     patch_existing(library, ("missing", "work"), hook)  # names that the library lacks are skipped
 
@@ -75,19 +77,16 @@ def test_hooks_that_raise_or_skip_the_end_change_nothing(library: type[Library],
 class CountingSource(Source):
     def __init__(self, strength: Strength) -> None:
         self.strength = strength
-        self.yielded = 0
+        self.yield_count = 0
 
     def yields(self) -> None:
-        self.yielded += 1
+        self.yield_count += 1
 
 
 def test_the_bridge_with_more_information_claims_the_loop_and_releases_it() -> None:
     active, fallback = ActiveSource(), CountingSource(Strength.WATCHING)
-    leading, instrumented, other = (
-        CountingSource(Strength.LEADING),
-        CountingSource(Strength.INSTRUMENTED),
-        CountingSource(Strength.LEADING),
-    )
+    leading, second_leading = CountingSource(Strength.LEADING), CountingSource(Strength.LEADING)
+    instrumented = CountingSource(Strength.INSTRUMENTED)
     active.fall_back_to(fallback)
 
     assert active.source is fallback
@@ -95,12 +94,12 @@ def test_the_bridge_with_more_information_claims_the_loop_and_releases_it() -> N
     assert active.take(leading)
     assert active.take(leading)
     assert not active.take(instrumented)
-    assert not active.take(other)
-    active.release(other)
+    assert not active.take(second_leading)
+    active.release(second_leading)
     assert active.source is leading
     active.release(leading)
     assert active.source is fallback
-    assert (fallback.yielded, instrumented.yielded, leading.yielded) == (1, 1, 0)
+    assert (fallback.yield_count, instrumented.yield_count, leading.yield_count) == (1, 1, 0)
 
 
 # The tracker ---------------------------------------------------------------------------------------------------
@@ -111,15 +110,15 @@ from exporter.bridges.loop import Level, LoopTracker
 from exporter import training
 
 class CountingTracker(LoopTracker):
-    completed = 0
+    completed_steps = 0
     def _close(self, error):
         level = super()._close(error)
-        self.completed += level is Level.ITERATION and error is None
+        self.completed_steps += level is Level.ITERATION and error is None
         return level
     def discard_iteration(self):
-        before = self.completed
+        previous_steps = self.completed_steps
         super().discard_iteration()
-        self.completed = before
+        self.completed_steps = previous_steps
 
 chance, tracker = random.Random(5), CountingTracker()
 open_levels = set()
@@ -144,29 +143,31 @@ for _ in range(300):
         chance.choice(actions)()
     tracker.end_all(KeyError("end"))
     open_levels |= set(filter(tracker.is_open, Level))
-print(tracker.completed, len(open_levels))
+print(tracker.completed_steps, len(open_levels))
 """
 
 
 def test_in_any_order_of_hooks_no_block_stays_open_and_every_step_is_counted(tmp_path: Path) -> None:
-    recorded = job(tmp_path, ANY_ORDER)
-    steps, open_level_count = map(int, recorded.process.stdout.split())
+    ended_job = run_job(tmp_path, ANY_ORDER)
+    steps, open_level_count = map(int, ended_job.process.stdout.split())
 
     assert open_level_count == 0
     assert steps > 50
-    assert recorded.differences({STEPS: steps, "misuse_total": None}) == {}
+    assert ended_job.differences({STEPS: steps, "misuse_total": None}) == {}
 
 
 # Batches ------------------------------------------------------------------------------------------------------
 
 
 class Shaped:
+    """Tensor that has only a shape."""
+
     def __init__(self, *shape: int) -> None:
         self.shape = shape
 
 
 @pytest.mark.parametrize(
-    ("batch", "samples_and_tokens_of_batch"),
+    ("batch", "expected"),
     [
         (Shaped(4, 3), (4, None)),
         ([Shaped(5, 3), Shaped(5)], (5, None)),
@@ -175,11 +176,11 @@ class Shaped:
         ({"image": Shaped(6, 3, 8, 8)}, (6, None)),
         (["a", "b", "c"], (3, None)),
         ([[Shaped(7)], [Shaped(7)]], (7, None)),
-        *((nothing, (None, None)) for nothing in (Shaped(), None, object(), {}, [], "text", 5)),
+        *((countless, (None, None)) for countless in (Shaped(), None, object(), {}, [], "text", 5)),
         ({"input_ids": Shaped(16)}, (16, None)),
     ],
 )
 def test_the_samples_of_a_batch_are_counted_from_its_shapes(
-    batch: object, samples_and_tokens_of_batch: tuple[int | None, int | None]
+    batch: object, expected: tuple[int | None, int | None]
 ) -> None:
-    assert samples_and_tokens(batch) == samples_and_tokens_of_batch
+    assert samples_and_tokens(batch) == expected

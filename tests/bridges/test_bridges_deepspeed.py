@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVED, STEPS, Job, job, needs
+from bridges_support import AUTO, SAMPLES, SAVES, STEPS, Job, needs, run_job
 
 pytestmark = [needs("torch", "deepspeed"), pytest.mark.timeout(240)]
 
@@ -20,9 +20,9 @@ ENVIRONMENT = {
 
 ENGINE_CODE = """
 import os, socket
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    os.environ["MASTER_PORT"] = str(listener.getsockname()[1])  # a free port
 import torch
 import deepspeed
 from torch.utils.data import DataLoader, TensorDataset
@@ -34,8 +34,8 @@ class Model(torch.nn.Module):
     def forward(self, batch):
         return self.layer(batch).pow(2).mean()
 
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled for a minute; one process needs no all-reduce
-deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # refused on CPUs, although torch has it
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its compilation takes a minute, and one process needs no all-reduce
+deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # DeepSpeed refuses fp16 on CPUs, although torch supports it
 
 def engine_of(**options):
     model = Model()
@@ -59,11 +59,11 @@ def train(engine, dtype=torch.float32):
 """
 
 
-def own_value(recorded: Job, name: str) -> float:
+def own_value(ended_job: Job, name: str) -> float:
     """Return a value that the job has printed, such as its own loss."""
     return next(
         float(line.split()[-1])
-        for line in recorded.process.stdout.splitlines()
+        for line in ended_job.process.stdout.splitlines()
         if line.startswith(f"own {name}")
     )
 
@@ -76,31 +76,36 @@ print("gauges", json.dumps(gauges()))
 
 
 def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Path) -> None:
-    recorded = job(tmp_path, f"{ENGINE_CODE}engine = engine_of(){RUN}", ENVIRONMENT)
+    ended_job = run_job(tmp_path, f"{ENGINE_CODE}engine = engine_of(){RUN}", ENVIRONMENT)
 
-    expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVED: 1, "run_info framework=deepspeed": 1}
-    gauges = recorded.gauges("gauges")
-    assert recorded.differences(expected) == {}
-    assert gauges["loss,mode=train"] == pytest.approx(own_value(recorded, "loss"), rel=1e-5)
+    expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVES: 1, "run_info framework=deepspeed": 1}
+    gauges = ended_job.gauges("gauges")
+    assert ended_job.differences(expected) == {}
+    assert gauges["loss,mode=train"] == pytest.approx(own_value(ended_job, "loss"), rel=1e-5)
     assert gauges["learning_rate"] == 0.125
     assert gauges["step"] == 3
 
 
 def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> None:
     program = f"{ENGINE_CODE}engine = engine_of(zero_optimization={{'stage': 2}}){RUN}"
-    recorded = job(tmp_path, program, ENVIRONMENT)
+    ended_job = run_job(tmp_path, program, ENVIRONMENT)
 
-    gauges = recorded.gauges("gauges")
-    assert recorded.differences({STEPS: 3, SAMPLES: 48, SAVED: 1}) == {}
-    assert gauges["loss,mode=train"] == pytest.approx(own_value(recorded, "loss"), rel=1e-5)
-    assert gauges["grad_norm"] == pytest.approx(own_value(recorded, "norm"), rel=1e-5)
+    gauges = ended_job.gauges("gauges")
+    assert ended_job.differences({STEPS: 3, SAMPLES: 48, SAVES: 1}) == {}
+    assert gauges["loss,mode=train"] == pytest.approx(own_value(ended_job, "loss"), rel=1e-5)
+    assert gauges["grad_norm"] == pytest.approx(own_value(ended_job, "norm"), rel=1e-5)
 
 
 def test_steps_without_finite_gradients_are_skipped_steps(tmp_path: Path) -> None:
     fp16_options = "fp16={'enabled': True, 'initial_scale_power': 40, 'hysteresis': 1}"
-    program = f"{ENGINE_CODE}engine = engine_of({fp16_options}, zero_optimization={{'stage': 2}})\ntrain(engine, torch.float16)\nprint('own skipped', engine.skipped_steps)\nprint('gauges', json.dumps(gauges()))\n"
-    recorded = job(tmp_path, program, ENVIRONMENT)
+    program = f"""{ENGINE_CODE}
+engine = engine_of({fp16_options}, zero_optimization={{'stage': 2}})
+train(engine, torch.float16)
+print("own skipped", engine.skipped_steps)
+print("gauges", json.dumps(gauges()))
+"""
+    ended_job = run_job(tmp_path, program, ENVIRONMENT)
 
-    assert own_value(recorded, "skipped") == 3
-    assert recorded.differences({STEPS: 3, "skipped_steps_total reason=overflow": 3}) == {}
-    assert recorded.gauges("gauges")["loss_scale"] == own_value(recorded, "scale")
+    assert own_value(ended_job, "skipped") == 3
+    assert ended_job.differences({STEPS: 3, "skipped_steps_total reason=overflow": 3}) == {}
+    assert ended_job.gauges("gauges")["loss_scale"] == own_value(ended_job, "scale")

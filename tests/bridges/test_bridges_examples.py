@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVED, STEPS, job, needs
+from bridges_support import AUTO, SAMPLES, SAVES, STEPS, needs, run_job
 from elastic_support import REPOSITORY
 
 pytestmark = pytest.mark.timeout(180)
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.timeout(180)
     ("name", "expected"),
     [
         pytest.param("plain.py", {STEPS: 100, SAMPLES: 3200}, marks=needs("torch")),
-        pytest.param("unchanged.py", {STEPS: 16, SAVED: 1}, marks=needs("torch")),
-        pytest.param("lightning_trainer.py", {STEPS: 128, SAVED: 2}, marks=needs("lightning")),
+        pytest.param("unchanged.py", {STEPS: 16, SAVES: 1}, marks=needs("torch")),
+        pytest.param("lightning_trainer.py", {STEPS: 128, SAVES: 2}, marks=needs("lightning")),
         pytest.param(
-            "transformers_trainer.py", {STEPS: 10, SAVED: 2}, marks=needs("transformers", "accelerate")
+            "transformers_trainer.py", {STEPS: 10, SAVES: 2}, marks=needs("transformers", "accelerate")
         ),
     ],
 )
 def test_the_example_records_its_steps(name: str, expected: dict[str, float], tmp_path: Path) -> None:
     program = (REPOSITORY / "docs/examples" / name).read_text()
 
-    assert job(tmp_path, program, AUTO if name == "unchanged.py" else {}).differences(expected) == {}
+    assert run_job(tmp_path, program, AUTO if name == "unchanged.py" else {}).differences(expected) == {}

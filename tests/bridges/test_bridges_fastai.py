@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVED, STEPS, VALIDATED, job, needs
+from bridges_support import AUTO, SAMPLES, SAVES, STEPS, VALIDATION_STEPS, needs, run_job
 
 pytestmark = [needs("torch"), pytest.mark.timeout(120)]
 
@@ -53,17 +53,17 @@ def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_p
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '2.8'\n")
     (package / "optimizer.py").write_text(OPTIMIZER)
-    recorded = job(tmp_path, LEARNER, AUTO)
+    ended_job = run_job(tmp_path, LEARNER, AUTO)
 
-    gauges = recorded.gauges("gauges")
+    gauges = ended_job.gauges("gauges")
     expected = {
         STEPS: 20,
         SAMPLES: 80,
-        VALIDATED: 6,
-        SAVED: 1,
+        VALIDATION_STEPS: 6,
+        SAVES: 1,
         "epochs_total": 2,
         "run_info framework=fastai": 1,
     }
-    assert recorded.differences(expected) == {}
+    assert ended_job.differences(expected) == {}
     assert gauges["loss,mode=train"] == pytest.approx(gauges["own loss"], rel=1e-5)
     assert gauges["learning_rate"] == 0.125

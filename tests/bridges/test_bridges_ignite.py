@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, needs
+from bridges_support import AUTO, SAMPLES, SAVES, STEPS, VALIDATION_STEPS, Job, needs, run_job
 
 pytestmark = [needs("torch", "ignite"), pytest.mark.timeout(120)]
 
@@ -21,7 +21,7 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
 evaluator = create_supervised_evaluator(model)
 
-def trained(loader, **options):
+def train(loader, **options):
     trainer = create_supervised_trainer(model, optimizer, torch.nn.functional.mse_loss, **options)
     @trainer.on(Events.EPOCH_COMPLETED)
     def validate(engine):
@@ -29,43 +29,55 @@ def trained(loader, **options):
     trainer.run(loader, max_epochs=3)
     return trainer
 """
-SUPERVISED = """
-trainer = trained(DataLoader(pairs(400), batch_size=20))
+TRAIN_AND_SAVE = """
+trainer = train(DataLoader(pairs(400), batch_size=20))
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "whole.pt")
 print("own loss", trainer.state.output)
 print("gauges", json.dumps(gauges()))
 """
-ACCUMULATING = """
-trained(DataLoader(pairs(400), batch_size=20), gradient_accumulation_steps=4)
+ACCUMULATION = """
+train(DataLoader(pairs(400), batch_size=20), gradient_accumulation_steps=4)
 """
-ITERABLE = """
-data = [(torch.randn(20, 4), torch.randn(20, 1)) for _ in range(5)]
+LIST_OF_BATCHES = """
+batches = [(torch.randn(20, 4), torch.randn(20, 1)) for _ in range(5)]
 trainer = create_supervised_trainer(model, optimizer, torch.nn.functional.mse_loss)
-trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda engine: evaluator.run(data[:2]))
-trainer.run(data, max_epochs=2)
+trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda engine: evaluator.run(batches[:2]))
+trainer.run(batches, max_epochs=2)
 """
 
 
-def own_loss(recorded: Job) -> float:
-    return next(float(line.split()[2]) for line in recorded.process.stdout.splitlines() if "own loss" in line)
+def own_loss(ended_job: Job) -> float:
+    return next(
+        float(line.split()[2]) for line in ended_job.process.stdout.splitlines() if "own loss" in line
+    )
 
 
 def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path: Path) -> None:
-    recorded = job(tmp_path, IGNITE + SUPERVISED, AUTO)
+    ended_job = run_job(tmp_path, IGNITE + TRAIN_AND_SAVE, AUTO)
 
-    expected = {STEPS: 60, SAMPLES: 1200, VALIDATED: 21, "epochs_total": 3, "phase validation": 3, SAVED: 1}
-    assert recorded.differences({**expected, "run_info framework=ignite": 1}) == {}
-    assert recorded.gauges("gauges")["epoch"] == 3
-    assert recorded.gauges("gauges")["loss,mode=train"] == pytest.approx(own_loss(recorded), rel=1e-5)
+    expected = {
+        STEPS: 60,
+        SAMPLES: 1200,
+        VALIDATION_STEPS: 21,
+        "epochs_total": 3,
+        "phase validation": 3,
+        SAVES: 1,
+    }
+    assert ended_job.differences({**expected, "run_info framework=ignite": 1}) == {}
+    assert ended_job.gauges("gauges")["epoch"] == 3
+    assert ended_job.gauges("gauges")["loss,mode=train"] == pytest.approx(own_loss(ended_job), rel=1e-5)
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
-    recorded = job(tmp_path, IGNITE + ACCUMULATING, AUTO)
+    ended_job = run_job(tmp_path, IGNITE + ACCUMULATION, AUTO)
 
-    assert recorded.differences({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATED: 21}) == {}
+    assert (
+        ended_job.differences({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATION_STEPS: 21})
+        == {}
+    )
 
 
 def test_batches_of_a_list_are_counted_like_those_of_a_loader(tmp_path: Path) -> None:
-    recorded = job(tmp_path, IGNITE + ITERABLE, AUTO)
+    ended_job = run_job(tmp_path, IGNITE + LIST_OF_BATCHES, AUTO)
 
-    assert recorded.differences({STEPS: 10, SAMPLES: 200, VALIDATED: 4, "epochs_total": 2}) == {}
+    assert ended_job.differences({STEPS: 10, SAMPLES: 200, VALIDATION_STEPS: 4, "epochs_total": 2}) == {}

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from bridges_support import (
     AUTO,
-    FAILED,
+    FAILED_SAVES,
     LIGHTNING,
     SAMPLES,
-    SAVED,
+    SAVES,
     STEPS,
-    VALIDATED,
+    VALIDATION_STEPS,
     Job,
-    job,
+    job_fixture,
     needs,
-    recorded_job,
-    script,
+    run_job,
+    run_script,
 )
 
 import exporter_auto
@@ -29,7 +29,7 @@ LOOPS = """
 from programs import lightning_loops, loops
 loops.run(lightning_loops)
 """
-recorded = recorded_job(LIGHTNING + LOOPS)
+ended_job = job_fixture(LIGHTNING + LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # A step is an optimizer step. The sanity check adds validation time but no validation steps.
@@ -40,7 +40,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "epochs_total": 2,
         "step_duration_seconds_count mode=train": 6,
         "phase validation": 3,
-        VALIDATED: 4,
+        VALIDATION_STEPS: 4,
         "phase forward": 10,
         "phase backward": 10,
         "phase optimizer": 6,
@@ -52,7 +52,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "two_optimizers": {STEPS: 3, "phase optimizer": 6, "phase backward": 6},
     "two_optimizers_resumed": {STEPS: 3, "gauge step": 6},
     # A failed save does not affect the next save. A save of weights only adds time to the phase.
-    "failed_save": {FAILED: 2, SAVED: 2, "phase checkpoint_save_sync": 6, STEPS: 2},
+    "failed_save": {FAILED_SAVES: 2, SAVES: 2, "phase checkpoint_save_sync": 6, STEPS: 2},
     # An asynchronous save succeeds when the file is written.
     "async_checkpoints": {
         "checkpoints_total kind=async result=ok": 2,
@@ -64,7 +64,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "failing_module": {STEPS: 2 + 1},
     # A completed step counts although a callback fails afterwards.
     "failing_callback": {STEPS: 3},
-    "several_loops": {STEPS: 4, "steps_total mode=test": 3, VALIDATED: 1, "gauge step": 4},
+    "several_loops": {STEPS: 4, "steps_total mode=test": 3, VALIDATION_STEPS: 1, "gauge step": 4},
     # A loop starts at the step of its checkpoint.
     "resumed": {
         "gauge step": 6,
@@ -76,34 +76,34 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "loaders_without_length": {STEPS: 5 + 2},
     "nonfinite_losses": {"nonfinite_total kind=loss value=nan": 2},
     # A completed step counts although its epoch is aborted or its validation fails.
-    "aborted_epoch_and_failed_validation": {STEPS: 1 + 3, VALIDATED: 0},
+    "aborted_epoch_and_failed_validation": {STEPS: 1 + 3, VALIDATION_STEPS: 0},
     "pickled": {STEPS: 2, "phase data_loading": 2},
 }
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, run: str) -> None:
-    assert recorded.differences(EXPECTED[run], run) == {}
+def test_training_validation_and_saves_of_a_trainer_are_recorded(ended_job: Job, run: str) -> None:
+    assert ended_job.differences(EXPECTED[run], run) == {}
 
 
 def test_background_saves_losses_of_a_resumed_loop_and_nonfinite_gradients_are_recorded(
-    recorded: Job,
+    ended_job: Job,
 ) -> None:
-    assert recorded.value(
+    assert ended_job.value(
         "training_background_seconds_total", "async_checkpoints", task="checkpoint_finalize"
     )
-    assert recorded.gauges("resumed")["loss,mode=train"] > 0
-    assert (recorded.value("training_nonfinite_total", "nonfinite_losses", kind="grad") or 0) >= 1
+    assert ended_job.gauges("resumed")["loss,mode=train"] > 0
+    assert (ended_job.value("training_nonfinite_total", "nonfinite_losses", kind="grad") or 0) >= 1
 
 
-def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(recorded: Job) -> None:
-    assert "raised amid an iteration" in recorded.process.stdout
-    assert recorded.process.stdout.count("pickled ['PickleTrainer', 'ExporterCallback']") == 2
+def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(ended_job: Job) -> None:
+    assert "raised amid an iteration" in ended_job.process.stdout
+    assert ended_job.process.stdout.count("pickled ['PickleTrainer', 'ExporterCallback']") == 2
 
 
 # Unchanged jobs -----------------------------------------------------------------------------------------------
 
-UNCHANGED = """
+UNCHANGED_JOB = """
 callbacks = []
 if {explicit}:
     from exporter.bridges import lightning
@@ -116,11 +116,11 @@ quiet_trainer(max_epochs=2, callbacks=callbacks).fit(Module(), loader(12))
 def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explicit: bool) -> None:
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"not installed: {package}")
-    program = LIGHTNING + UNCHANGED.format(explicit=explicit)
-    recorded = job(tmp_path, program, {**AUTO, "LIGHTNING_PACKAGE": package})
+    program = LIGHTNING + UNCHANGED_JOB.format(explicit=explicit)
+    ended_job = run_job(tmp_path, program, {**AUTO, "LIGHTNING_PACKAGE": package})
 
     assert (
-        recorded.differences({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVED: 2})
+        ended_job.differences({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVES: 2})
         == {}
     )
 
@@ -158,8 +158,8 @@ LAUNCHES = {
 def test_ranks_started_by_lightning_are_distinct_and_count_their_own_samples(
     tmp_path: Path, strategy: str
 ) -> None:
-    recorded = script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), LAUNCHES[strategy])
+    ended_job = run_script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), LAUNCHES[strategy])
 
     for rank, samples in (("0", 12), ("1", 6)):
-        assert recorded.differences({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}
-    assert recorded.number("step_duration_seconds_count mode=train") == 3
+        assert ended_job.differences({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}
+    assert ended_job.quantity_value("step_duration_seconds_count mode=train") == 3

@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, FAILED, LIGHTNING, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, needs
+from bridges_support import (
+    AUTO,
+    FAILED_SAVES,
+    LIGHTNING,
+    SAMPLES,
+    SAVES,
+    STEPS,
+    VALIDATION_STEPS,
+    Job,
+    needs,
+    run_job,
+)
 from places import PROJECT as REPOSITORY
 from places import TESTS
 
@@ -90,27 +101,27 @@ INSTALLATIONS: dict[str, tuple[str, dict[str, str]]] = {
 @pytest.mark.parametrize("installation", INSTALLATIONS)
 def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path, installation: str) -> None:
     program, environment = INSTALLATIONS[installation]
-    recorded = job(tmp_path, f"{PRELUDE}{program}.configure_provider(){WORK}", environment)
+    ended_job = run_job(tmp_path, f"{PRELUDE}{program}.configure_provider(){WORK}", environment)
 
     expected: dict[str, float | None] = {
         STEPS: 4,
         "step_duration_seconds_count mode=train": 4,
-        VALIDATED: 3,
+        VALIDATION_STEPS: 3,
         SAMPLES: 32,
         "tokens_total mode=train": 512,
-        SAVED: 1,
-        FAILED: 1,
+        SAVES: 1,
+        FAILED_SAVES: 1,
         "gauge step": 9,
         "gauge step_target": 20,
         "run_info session_tag=tag perf_tag=perf application=app": 1,
     }
     phases = {"iteration": 5, "forward": 4, "backward": 4, "model_init": 1, "checkpoint_load": 1, "test": 1}
     expected.update({f"phase {phase}": times for phase, times in phases.items()})
-    assert recorded.differences(expected) == {}
-    assert "raised amid an iteration" in recorded.process.stdout
-    assert "training_misuse_total" not in recorded.page
-    assert "exporter:" not in recorded.process.stderr
-    assert "a bridge" not in recorded.process.stderr
+    assert ended_job.differences(expected) == {}
+    assert "raised amid an iteration" in ended_job.process.stdout
+    assert "training_misuse_total" not in ended_job.page
+    assert "exporter:" not in ended_job.process.stderr
+    assert "a bridge" not in ended_job.process.stderr
 
 
 def run_configured(tmp_path: Path, program: str, *, check: bool = True, **options: str) -> Job:
@@ -119,7 +130,7 @@ def run_configured(tmp_path: Path, program: str, *, check: bool = True, **option
     configuration = (
         f"{IMPORT_EXPORTER}configure({option_text}).with_exporter(OneLoggerExporter()).configure_provider()\n"
     )
-    return job(tmp_path, PRELUDE + configuration + program, check=check)
+    return run_job(tmp_path, PRELUDE + configuration + program, check=check)
 
 
 def test_asynchronous_saves_succeed_when_the_job_confirms_them(tmp_path: Path) -> None:
@@ -138,10 +149,10 @@ with timed_span(Name.OPTIMIZER_UPDATE):
 callbacks.on_train_end()
 callbacks.on_app_end()
 """
-    recorded = run_configured(tmp_path, program, strategy="CheckPointStrategy.ASYNC")
+    ended_job = run_configured(tmp_path, program, strategy="CheckPointStrategy.ASYNC")
 
-    saved = {"checkpoints_total kind=async result=ok": 2, "phase checkpoint_save_async": 3}
-    assert recorded.differences({STEPS: 3, **saved, "misuse_total": None}) == {}
+    checkpoints = {"checkpoints_total kind=async result=ok": 2, "phase checkpoint_save_async": 3}
+    assert ended_job.differences({STEPS: 3, **checkpoints, "misuse_total": None}) == {}
 
 
 def test_exceptions_of_one_logger_reach_the_job_unchanged(tmp_path: Path) -> None:
@@ -151,11 +162,11 @@ with application():
         for _ in range(2):
             callbacks.on_training_single_iteration_start()
 """
-    recorded = run_configured(tmp_path, program, check=False)
+    ended_job = run_configured(tmp_path, program, check=False)
 
-    assert recorded.process.returncode == 1
-    assert "OneLoggerError" in recorded.process.stderr
-    assert "exporter/bridges" not in recorded.process.stderr.splitlines()[-1]
+    assert ended_job.process.returncode == 1
+    assert "OneLoggerError" in ended_job.process.stderr
+    assert "exporter/bridges" not in ended_job.process.stderr.splitlines()[-1]
 
 
 def test_a_rank_that_one_logger_disables_is_not_recorded(tmp_path: Path) -> None:
@@ -164,12 +175,12 @@ with training_loop(train_iterations_start=0):
     with training_iteration():
         pass
 """
-    recorded = run_configured(tmp_path, program, enable_for_current_rank="False")
+    ended_job = run_configured(tmp_path, program, enable_for_current_rank="False")
 
-    assert "training_steps_total" not in recorded.page
+    assert "training_steps_total" not in ended_job.page
 
 
-INSTRUMENTED = """
+INSTRUMENTED_LIGHTNING = """
 class Instrumented(pl.Callback):
     def on_train_start(self, trainer, module):
         callbacks.on_train_start(train_iterations_start=trainer.global_step)
@@ -192,8 +203,8 @@ with application():
 
 @needs("lightning")
 def test_a_lightning_job_with_own_instrumentation_counts_each_step_once(tmp_path: Path) -> None:
-    recorded = job(tmp_path, PRELUDE + LIGHTNING + INSTRUMENTED, AUTO)
+    ended_job = run_job(tmp_path, PRELUDE + LIGHTNING + INSTRUMENTED_LIGHTNING, AUTO)
 
     descriptions = {"run_info framework=lightning session_tag=tag": 1, "misuse_total": None}
     counts = {STEPS: 4, "microbatches_total": 8, "phase model_init": 1}
-    assert recorded.differences({**counts, **descriptions}) == {}
+    assert ended_job.differences({**counts, **descriptions}) == {}

@@ -26,8 +26,8 @@ def test_the_last_poll_runs_even_if_an_earlier_poll_is_still_queued(monkeypatch:
     periodic.tick()
     assert is_polling.wait(60)
     periodic._worker.put(None)  # the item of a tick that the thread has not taken yet
-    wait = periodic.finish()
+    wait_for_end = periodic.finish()
     may_continue.set()
-    wait(60, "exit")
+    wait_for_end(60, "exit")
 
     assert calls == ["at_exit", "poll", "poll", "poll"]

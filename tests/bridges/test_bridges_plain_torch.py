@@ -9,16 +9,16 @@ from textwrap import indent
 import pytest
 from bridges_support import (
     AUTO,
-    FAILED,
+    FAILED_SAVES,
     SAMPLES,
-    SAVED,
+    SAVES,
     STEPS,
-    VALIDATED,
+    VALIDATION_STEPS,
     Job,
-    job,
+    job_fixture,
     needs,
-    recorded_job,
-    script,
+    run_job,
+    run_script,
 )
 
 pytestmark = [needs("torch"), pytest.mark.timeout(120)]
@@ -36,7 +36,7 @@ plain_torch.install()
 from programs import loops, torch_loops
 loops.run(torch_loops)
 """
-recorded = recorded_job(PRELUDE + LOOPS)
+ended_job = job_fixture(PRELUDE + LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # Forward passes alone are not training.
@@ -44,11 +44,11 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     # A file with optimizer state is a checkpoint; another file only adds time to the phase.
     "ordinary": {
         STEPS: 6,
-        VALIDATED: 4,
+        VALIDATION_STEPS: 4,
         SAMPLES: 24,
         "microbatches_total": 6,
         "epochs_total": 2,
-        SAVED: 2,
+        SAVES: 2,
         "phase checkpoint_save_sync": 4,
         "phase forward": 5,
         "phase backward": 6,
@@ -68,16 +68,16 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "several_steps_of_a_batch": {STEPS: 6},
     "optimizer_steps_within_backward": {STEPS: 3 + 2},
     # Batches are counted where they are used: by the validation, or after it.
-    "fetched_before_eval": {STEPS: 60, SAMPLES: 1200, VALIDATED: 21},
-    "fetched_ahead_of_a_validation": {STEPS: 2, SAMPLES: 8, VALIDATED: 2},
+    "fetched_before_eval": {STEPS: 60, SAMPLES: 1200, VALIDATION_STEPS: 21},
+    "fetched_ahead_of_a_validation": {STEPS: 2, SAMPLES: 8, VALIDATION_STEPS: 2},
     "prefetching_on_a_thread": {STEPS: 20, SAMPLES: 80, "microbatches_total": 20},
     "nested_optimizers": {STEPS: 3},
     "steps_without_loader": {STEPS: 5},
     # The first evaluation precedes the training.
     "loss_estimated_in_eval_mode": {STEPS: 4, "phase validation": 1},
-    "validation_with_gradients": {STEPS: 4, VALIDATED: 6},
+    "validation_with_gradients": {STEPS: 4, VALIDATION_STEPS: 6},
     "teacher_in_eval_mode": {STEPS: 6, SAMPLES: 24, "phase validation": 0},
-    "validation_cut_short": {STEPS: 4, VALIDATED: 2},
+    "validation_cut_short": {STEPS: 4, VALIDATION_STEPS: 2},
     "saves_between_steps": {STEPS: 15},
     "gradient_scaler": {
         STEPS: 3,
@@ -86,7 +86,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "nonfinite_total kind=loss value=inf": 1,
     },
     "failing_loop": {STEPS: 3},
-    "failing_torch_calls": {STEPS: 2, FAILED: 1},
+    "failing_torch_calls": {STEPS: 2, FAILED_SAVES: 1},
     "compiled_step": {STEPS: 2},
     # Other threads are not the training.
     "loader_on_another_thread": {STEPS: 3, SAMPLES: 12},
@@ -102,39 +102,42 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_a_loop_is_recorded(recorded: Job, run: str) -> None:
-    assert recorded.differences(EXPECTED[run], run) == {}
+def test_a_loop_is_recorded(ended_job: Job, run: str) -> None:
+    assert ended_job.differences(EXPECTED[run], run) == {}
 
 
 @pytest.mark.parametrize(
     "line",
     ["raised amid an iteration", "torch raised grad can be implici", "save raised", "later failed True"],
 )
-def test_exceptions_reach_the_job_unchanged(recorded: Job, line: str) -> None:
-    assert line in recorded.process.stdout
+def test_exceptions_reach_the_job_unchanged(ended_job: Job, line: str) -> None:
+    assert line in ended_job.process.stdout
 
 
-def test_gradient_norms_unscaled_losses_and_phases_are_recorded(recorded: Job) -> None:
-    assert recorded.gauges("ordinary")["grad_norm"] > 0
-    assert 0 < recorded.gauges("gradient_scaler")["loss,mode=train"] < 100  # not the scaled loss
-    assert (recorded.number("phase backward", "optimizer_closure") or 0) >= 4
-    seconds = recorded.value(
+def test_gradient_norms_unscaled_losses_and_phases_are_recorded(ended_job: Job) -> None:
+    assert ended_job.gauges("ordinary")["grad_norm"] > 0
+    assert 0 < ended_job.gauges("gradient_scaler")["loss,mode=train"] < 100  # not the scaled loss
+    assert (ended_job.quantity_value("phase backward", "optimizer_closure") or 0) >= 4
+    seconds = ended_job.value(
         "training_phase_seconds_total", "loss_estimated_in_eval_mode", phase="validation"
     )
     assert 0.15 <= (seconds or 0) < 0.15 + 5
 
 
-def test_the_epoch_is_absent_until_a_loader_is_exhausted(recorded: Job) -> None:
-    assert recorded.gauges("steps_without_loader").get("epoch") is None
-    assert recorded.gauges("ordinary")["epoch"] == 2
+def test_the_epoch_is_absent_until_a_loader_is_exhausted(ended_job: Job) -> None:
+    assert ended_job.gauges("steps_without_loader").get("epoch") is None
+    assert ended_job.gauges("ordinary")["epoch"] == 2
 
 
-def test_the_loss_matches_the_log_of_the_job_or_is_absent(recorded: Job) -> None:
-    lines = [line.split() for line in recorded.process.stdout.splitlines() if line.startswith("loss ")]
-    expected = [None if line[2] == "None" else pytest.approx(float(line[2]), rel=1e-5) for line in lines]
+def test_the_loss_matches_the_log_of_the_job_or_is_absent(ended_job: Job) -> None:
+    printed_lines = ended_job.process.stdout.splitlines()
+    loss_pairs = [line.split()[1:] for line in printed_lines if line.startswith("loss ")]  # recorded, own
+    own_losses = [None if own == "None" else pytest.approx(float(own), rel=1e-5) for _, own in loss_pairs]
 
-    assert [None if line[1] == "None" else float(line[1]) for line in lines] == expected
-    assert len(lines) == 3 + 1 + 2 + 6 + 3 + 1 + 1 + 1 + 1 + 1 + 2 + 1
+    assert [None if recorded == "None" else float(recorded) for recorded, _ in loss_pairs] == own_losses
+    assert (
+        len(loss_pairs) == 3 + 1 + 2 + 6 + 3 + 1 + 1 + 1 + 1 + 1 + 2 + 1
+    )  # one term per job that prints losses
 
 
 # Unchanged jobs -----------------------------------------------------------------------------------------------
@@ -156,16 +159,18 @@ for (batch,) in loader(12):
 print("loss is", float(model.weight.sum()) < 1e9, file=sys.stderr)
 sys.exit(3)
 """
-    plain = job(tmp_path / "without", PRELUDE + program, check=False)
-    recorded = job(tmp_path / "with", PRELUDE + program, AUTO, check=False)
+    unrecorded_job = run_job(tmp_path / "without", PRELUDE + program, check=False)
+    ended_job = run_job(tmp_path / "with", PRELUDE + program, AUTO, check=False)
 
-    assert plain.process.returncode == recorded.process.returncode == 3
-    assert recorded.process.stdout == plain.process.stdout
-    assert re.sub(r"[\d.:]+", "", recorded.process.stderr) == re.sub(r"[\d.:]+", "", plain.process.stderr)
-    assert "training_steps_total" not in plain.page
-    assert recorded.number(STEPS) == 3
-    assert (recorded.number("phase compile") or 0) >= 2
-    assert (recorded.value("training_badput_seconds_total", cause="compile") or 0) > 0
+    assert unrecorded_job.process.returncode == ended_job.process.returncode == 3
+    assert ended_job.process.stdout == unrecorded_job.process.stdout
+    assert re.sub(r"[\d.:]+", "", ended_job.process.stderr) == re.sub(
+        r"[\d.:]+", "", unrecorded_job.process.stderr
+    )
+    assert "training_steps_total" not in unrecorded_job.page
+    assert ended_job.quantity_value(STEPS) == 3
+    assert (ended_job.quantity_value("phase compile") or 0) >= 2
+    assert (ended_job.value("training_badput_seconds_total", cause="compile") or 0) > 0
 
 
 TRAINING = """
@@ -208,19 +213,19 @@ if __name__ == "__main__":
 def test_the_work_of_a_loop_is_productive_unless_its_process_fails(
     tmp_path: Path, call: str, is_finished: bool
 ) -> None:
-    recorded = script(tmp_path, f"{PRELUDE}{TRAINING}    {call}\n")
+    ended_job = run_script(tmp_path, f"{PRELUDE}{TRAINING}    {call}\n")
 
-    assert recorded.number(STEPS) == 3
-    assert (recorded.number("uncommitted_seconds") == 0) is is_finished
-    assert (recorded.number("productive_seconds_total") != 0) is is_finished
+    assert ended_job.quantity_value(STEPS) == 3
+    assert (ended_job.quantity_value("uncommitted_seconds") == 0) is is_finished
+    assert (ended_job.quantity_value("productive_seconds_total") != 0) is is_finished
 
 
 def test_an_error_at_the_interactive_prompt_does_not_fail_the_completed_training(tmp_path: Path) -> None:
     launch = "subprocess.run([sys.executable, '-i', 'train.py'], input=b'1 / 0')"
-    recorded = script(tmp_path, f"{PRELUDE}{TRAINING}    train()\n", launch)
+    ended_job = run_script(tmp_path, f"{PRELUDE}{TRAINING}    train()\n", launch)
 
-    assert "ZeroDivisionError" in recorded.process.stderr
-    assert recorded.differences({STEPS: 3, "uncommitted_seconds": 0}) == {}
+    assert "ZeroDivisionError" in ended_job.process.stderr
+    assert ended_job.differences({STEPS: 3, "uncommitted_seconds": 0}) == {}
 
 
 ITERATIONS = """
@@ -268,9 +273,9 @@ JOBS: dict[str, tuple[str, dict[str, float | None]]] = {
 @pytest.mark.parametrize("name", JOBS)
 def test_an_unchanged_torch_job_is_recorded(tmp_path: Path, name: str) -> None:
     program, expected = JOBS[name]
-    recorded = job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO)
+    ended_job = run_job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO)
 
-    assert recorded.differences(expected) == {}
+    assert ended_job.differences(expected) == {}
 
 
 GAN_WITH_REQUESTED_SPANS = """
@@ -284,17 +289,19 @@ for (batch,) in loader(32):
     time.sleep(0.03)
     train_step(critic, second, batch)
     time.sleep(0.03)
-print("optimizer", TRAINING.clock.phases["optimizer"].seconds)
+print("optimizer seconds", TRAINING.clock.phases["optimizer"].seconds)
 """
 
 
 def test_work_after_the_step_of_either_optimizer_is_no_optimizer_time_while_spans_are_requested(
     tmp_path: Path,
 ) -> None:
-    recorded = job(tmp_path, PRELUDE + GAN_WITH_REQUESTED_SPANS)
+    ended_job = run_job(tmp_path, PRELUDE + GAN_WITH_REQUESTED_SPANS)
 
-    [line] = [line for line in recorded.process.stdout.splitlines() if line.startswith("optimizer")]
-    assert 0 < float(line.split()[1]) < 0.1  # of 0.48 s between the steps
+    (optimizer_line,) = [
+        line for line in ended_job.process.stdout.splitlines() if line.startswith("optimizer seconds")
+    ]
+    assert 0 < float(optimizer_line.split()[2]) < 0.1  # of 0.48 s between the steps
 
 
 OWN_OPTIMIZER = """
@@ -314,11 +321,11 @@ for _ in range(5):
 def test_steps_of_an_optimizer_without_torch_are_not_counted_and_the_call_that_counts_them_is_logged(
     tmp_path: Path,
 ) -> None:
-    recorded = job(tmp_path, PRELUDE + OWN_OPTIMIZER, AUTO)
+    ended_job = run_job(tmp_path, PRELUDE + OWN_OPTIMIZER, AUTO)
 
-    assert recorded.process.stderr.count("no step of a torch optimizer") == 1
-    assert "training.step()" in recorded.process.stderr
-    assert recorded.number(STEPS) is None
+    assert ended_job.process.stderr.count("no step of a torch optimizer") == 1
+    assert "training.step()" in ended_job.process.stderr
+    assert ended_job.quantity_value(STEPS) is None
 
 
 def test_values_that_need_a_device_synchronization_are_absent(tmp_path: Path) -> None:
@@ -331,9 +338,9 @@ tracker.record("loss", torch.ones(2))
 tracker.record("grad_norm", torch.tensor([2.5]))
 print("values", json.dumps(gauges()))
 """
-    recorded = job(tmp_path, PRELUDE + program)
+    ended_job = run_job(tmp_path, PRELUDE + program)
 
     assert (
-        recorded.differences({"gauge loss,mode=train": 1.5, "gauge grad_norm": 2.5, "misuse_total": None})
+        ended_job.differences({"gauge loss,mode=train": 1.5, "gauge grad_norm": 2.5, "misuse_total": None})
         == {}
     )

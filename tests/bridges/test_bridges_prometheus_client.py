@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import PRINT_PAGE, job
+from bridges_support import PRINT_PAGE, run_job
 from elastic_support import series, sum_by_labels
 
 PRELUDE = """
@@ -15,38 +15,41 @@ from exporter.bridges import prometheus_client as bridge
 bridge.POLL_SECONDS, bridge.HANG_SECONDS = 0.2, 0.5
 exporter.configure(run="mine")
 """
-RECORDING = """
+EXPORT_METRICS = """
 bridge.install()
-served = prom.Counter("app_requests", "Requests.", ["path"])
+requests = prom.Counter("app_requests", "Requests.", ["path"])
 depth = prom.Gauge("app_queue_depth", "Depth of\\nthe queue.")
-took = prom.Histogram("app_took_seconds", "Time.", buckets=(0.1, 1.0))
-size = prom.Summary("app_size_bytes", "Size.")
+durations = prom.Histogram("app_took_seconds", "Time.", buckets=(0.1, 1.0))
+sizes = prom.Summary("app_size_bytes", "Size.")
 prom.Info("app_build", "Build.").info({"version": "1.2"})
 prom.Counter("gpu_energy_joules", "The exporter's own name.")
-own = prom.CollectorRegistry()
-prom.Gauge("app_own", "Of a registry of the job's own.", registry=own).set(3)
-bridge.export(own)
-served.labels("/a").inc(2.5)
+own_registry = prom.CollectorRegistry()
+prom.Gauge("app_own", "Of a registry of the job's own.", registry=own_registry).set(3)
+bridge.export(own_registry)
+requests.labels("/a").inc(2.5)
 depth.set(7)
-for value in (0.05, 0.5, 5.0):
-    took.observe(value)
-size.observe(100)
+for seconds in (0.05, 0.5, 5.0):
+    durations.observe(seconds)
+sizes.observe(100)
 exporter.Stat("app.trains").add(1.0)
 time.sleep(1.5)
 """
 
 
 def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_path: Path) -> None:
-    program = f"{PRELUDE}{RECORDING}{PRINT_PAGE}served.labels('/a').inc(4)  # immediately before the exit"
-    live_page = job(tmp_path, program).process.stdout
-    ended_page = job(tmp_path, program).page
+    program = (
+        f"{PRELUDE}{EXPORT_METRICS}{PRINT_PAGE}requests.labels('/a').inc(4)  # immediately before the exit"
+    )
+    live_page = run_job(tmp_path, program).process.stdout
+    ended_page = run_job(tmp_path, program).page
 
     assert sum_by_labels(live_page, "app_requests_total", run="mine", rank="0", path="/a") == 2.5
     assert sum_by_labels(live_page, "app_queue_depth", rank="0") == 7
     assert sum_by_labels(live_page, "app_own") == 3
     assert sum_by_labels(live_page, "app_build_info", version="1.2") == 1
     assert {
-        key.partition("le=")[2]: value for key, value in series(live_page, "app_took_seconds_bucket").items()
+        labels.partition("le=")[2]: count
+        for labels, count in series(live_page, "app_took_seconds_bucket").items()
     } == {
         '"0.1",rank="0",run="mine"}': 1,
         '"1.0",rank="0",run="mine"}': 2,
@@ -58,7 +61,7 @@ def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_pa
     assert sum_by_labels(ended_page, "app_took_seconds_count") == 6
     assert sum_by_labels(ended_page, "app_took_seconds_sum") == pytest.approx(2 * 5.55)
     assert sum_by_labels(ended_page, "app_size_bytes_sum") == 200
-    assert series(ended_page, "app_queue_depth") == {}  # an ended_page rank has no gauges
+    assert series(ended_page, "app_queue_depth") == {}  # an ended rank has no gauges
 
 
 def test_a_forked_child_counts_separately_and_a_reset_counter_continues(tmp_path: Path) -> None:
@@ -77,7 +80,9 @@ counter.inc(2)
 time.sleep(1)
 counter.inc(1)
 """
-    assert sum_by_labels(job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
+    assert (
+        sum_by_labels(run_job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
+    )  # before the fork, of the child, after the reset
 
 
 def test_a_negative_observation_is_not_a_reset_and_ends_the_sum(tmp_path: Path) -> None:
@@ -90,7 +95,7 @@ for value in (5, -3, 4):
     shift.observe(value)
     time.sleep(0.5)
 """
-    page = job(tmp_path, PRELUDE + program).page
+    page = run_job(tmp_path, PRELUDE + program).page
 
     assert sum_by_labels(page, "app_reward_count") == 3
     assert sum_by_labels(page, "app_shift_count") == 3
@@ -101,15 +106,15 @@ for value in (5, -3, 4):
 def test_the_gauges_of_an_unregistered_collector_disappear(tmp_path: Path) -> None:
     program = """
 bridge.install()
-removed, kept = prom.Gauge("app_removed", "Removed."), prom.Gauge("app_kept", "Kept.")
-removed.set(7)
-kept.set(1)
+removed_gauge, kept_gauge = prom.Gauge("app_removed", "Removed."), prom.Gauge("app_kept", "Kept.")
+removed_gauge.set(7)
+kept_gauge.set(1)
 exporter.Stat("app.trains").add(1.0)
 time.sleep(1)
-prom.REGISTRY.unregister(removed)
+prom.REGISTRY.unregister(removed_gauge)
 time.sleep(1)
 """
-    page = job(tmp_path, PRELUDE + program + PRINT_PAGE).process.stdout
+    page = run_job(tmp_path, PRELUDE + program + PRINT_PAGE).process.stdout
 
     assert sum_by_labels(page, "app_kept") == 1
     assert series(page, "app_removed") == {}
@@ -138,9 +143,9 @@ time.sleep(1)
 print(hanging.calls)
 os.kill(os.getpid(), 9)
 """
-    recorded = job(tmp_path, PRELUDE + program, check=False)
+    ended_job = run_job(tmp_path, PRELUDE + program, check=False)
 
-    assert recorded.process.stdout == "2\n"
-    assert "the collector Raising of prometheus_client raised" in recorded.process.stderr
-    assert "did not return" in recorded.process.stderr
-    assert sum_by_labels(recorded.page, "app_steps_total") == 9
+    assert ended_job.process.stdout == "2\n"
+    assert "the collector Raising of prometheus_client raised" in ended_job.process.stderr
+    assert "did not return" in ended_job.process.stderr
+    assert sum_by_labels(ended_job.page, "app_steps_total") == 9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import SAVED, STEPS, needs, script
+from bridges_support import SAVES, STEPS, needs, run_script
 from elastic_support import series
 
 pytestmark = [needs("torch"), pytest.mark.timeout(240)]
@@ -24,7 +24,7 @@ def train(rank=0, workers=1):
     torch.save({"optimizer": optimizer.state_dict()}, f"checkpoint{rank}")
 """
 SPAWN = """
-def ranked(rank, size):
+def train_rank(rank, size):
     import os
     import torch.distributed as dist
     dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/rendezvous", rank=rank, world_size=size)
@@ -32,17 +32,17 @@ def ranked(rank, size):
     dist.destroy_process_group()
 
 if __name__ == '__main__':
-    torch.multiprocessing.spawn(ranked, args=(2,), nprocs=2)
+    torch.multiprocessing.spawn(train_rank, args=(2,), nprocs=2)
 """
 
 LAUNCHER = "subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--cpu', '--num_processes', '1', 'train.py'], check=True)"
 WRAPPER = "import torch; torch.ones(2).sum(); subprocess.run([sys.executable, 'train.py'], check=True)"
 SIBLING = """
-other = subprocess.Popen([sys.executable, '-c', 'import time, torch; print(torch.ones(2).sum(), flush=True); time.sleep(60)'],
-                         stdout=subprocess.PIPE)
-other.stdout.readline()
+sibling = subprocess.Popen([sys.executable, '-c', 'import time, torch; print(torch.ones(2).sum(), flush=True); time.sleep(60)'],
+                           stdout=subprocess.PIPE)
+sibling.stdout.readline()
 subprocess.run([sys.executable, 'train.py'], check=True)
-other.terminate()
+sibling.terminate()
 """
 
 
@@ -53,16 +53,16 @@ other.terminate()
 )
 def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_path: Path, launch: str) -> None:
     train = f"{TRAIN}\nif __name__ == '__main__':\n    train()\n"
-    spawned_job = script(tmp_path, train, f"import exporter.bridges\n{launch}")
+    spawned_job = run_script(tmp_path, train, f"import exporter.bridges\n{launch}")
 
-    assert spawned_job.differences({f"{STEPS} rank=0": 3, SAVED: 1}) == {}
+    assert spawned_job.differences({f"{STEPS} rank=0": 3, SAVES: 1}) == {}
     assert "worker=" not in spawned_job.page
-    updated = series(spawned_job.page, "training_feed_last_update_timestamp_seconds")
-    assert len([key for key in updated if 'rank="' in key]) == 1
+    processes = series(spawned_job.page, "training_feed_last_update_timestamp_seconds")
+    assert len([labels for labels in processes if 'rank="' in labels]) == 1
 
 
 def test_spawned_processes_have_the_rank_of_the_process_group(tmp_path: Path) -> None:
-    spawned_job = script(tmp_path, TRAIN + SPAWN)
+    spawned_job = run_script(tmp_path, TRAIN + SPAWN)
 
     assert spawned_job.differences({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}
     assert "worker=" not in spawned_job.page

@@ -29,18 +29,11 @@ def job_environment(path: Path, **extra: str) -> dict[str, str]:
     return env
 
 
-def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
-    static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    options = [f"--nproc-per-node={ranks}", "--max-restarts=1"]
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *static,
-        *options,
-        str(script),
-        *map(str, arguments),
-    ]
+def torchrun_command(ranks: int, script: Path, *arguments: object) -> list[str]:
+    rendezvous_options = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    worker_options = [f"--nproc-per-node={ranks}", "--max-restarts=1"]
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    return [*launcher, *rendezvous_options, *worker_options, str(script), *map(str, arguments)]
 
 
 @dataclass
@@ -61,8 +54,8 @@ def run_job(
     is_under_run: bool,
     sigterm_when: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """Run a job to its end, with or without `run`."""
-    feed, port, last = path / "feed", free_port(), ""
+    """Run a job to its end, with or without `run`. Send SIGTERM once *sigterm_when* is true."""
+    feed, port, last_page = path / "feed", free_port(), ""
     feed.mkdir(exist_ok=True)
     command = (
         run_command(feed, job, "--run.linger=100s", "--run.name=llama", port=port) if is_under_run else job
@@ -76,20 +69,24 @@ def run_job(
             wait_until(lambda: sigterm_when() and (page(port) or not is_under_run), 60)
             process.send_signal(signal.SIGTERM)
         while process.poll() is None:
-            last = page(port) or last  # as a regular scraper, for which `run` waits
+            last_page = page(port) or last_page  # as a regular scraper, for which `run` waits
             time.sleep(0.3)
-    return Outcome(process.returncode, normalized_lines(path / "out"), normalized_lines(path / "err"), last)
+    return Outcome(
+        process.returncode, normalized_lines(path / "out"), normalized_lines(path / "err"), last_page
+    )
 
 
 def normalized_lines(path: Path) -> list[str]:
-    """Return the output without the log of the sidecar and stack frames, which depend on the timing of the signal."""
+    """Return the sorted lines of an output, with digits replaced.
+
+    Stack frames are left out, because they depend on the timing of the signal, and so is the log of the sidecar.
+    """
     lines = [line for line in path.read_text().splitlines() if line.strip()]
     return sorted(
         re.sub(r"\d+", "#", line) for line in lines if not line.startswith((" ", "time=", "exporter:"))
     )
 
 
-# Two ranks; rank 1 fails once, while rank 0 waits for SIGTERM.
 TRAIN = """
 import os, sys, time
 import torch
@@ -117,6 +114,7 @@ if rank == 0 and os.environ["ENDS_WITH"] != "0":
     time.sleep(60)
 sys.exit(int(os.environ["ENDS_WITH"]))
 """
+"""Program of two ranks. Rank 1 fails once, while rank 0 waits for SIGTERM."""
 
 
 @pytest.mark.parametrize("ends_with", [0, 3])
@@ -126,8 +124,12 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     env = job_environment(tmp_path, ENDS_WITH=str(ends_with))
-    plain_outcome = run_job(tmp_path, torchrun(2, script, tmp_path / "plain"), env, is_under_run=False)
-    outcome_under_run = run_job(tmp_path, torchrun(2, script, tmp_path / "under-run"), env, is_under_run=True)
+    plain_outcome = run_job(
+        tmp_path, torchrun_command(2, script, tmp_path / "plain"), env, is_under_run=False
+    )
+    outcome_under_run = run_job(
+        tmp_path, torchrun_command(2, script, tmp_path / "under-run"), env, is_under_run=True
+    )
     page = outcome_under_run.page
 
     assert (outcome_under_run.status, outcome_under_run.stdout_lines, outcome_under_run.stderr_lines) == (
@@ -147,17 +149,17 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     assert sum_by_labels(page, "training_elastic_runs_total", outcome=outcome) == 1
     assert sum_by_labels(page, "training_elastic_runs_total") == 1
     results = [("failed", "3"), ("failed", "-15")] if ends_with else [("succeeded", "0"), ("succeeded", "0")]
-    for result, code in results:
+    for result, exit_code in results:
         results_total = sum_by_labels(
-            page, "training_elastic_worker_results_total", result=result, exit_code=code
+            page, "training_elastic_worker_results_total", result=result, exit_code=exit_code
         )
-        assert results_total == results.count((result, code))
+        assert results_total == results.count((result, exit_code))
     assert sum_by_labels(page, "training_events_total", type="torchelastic.agent.status.SUCCEEDED") == 1
     assert sum_by_labels(page, "exporter_collector_success", collector="feed") == 1
 
 
-# Reports its start and waits for a signal. Needs no torch.
 WAITING_WORKER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+"""Program that creates a file at its start and waits for a signal. Needs no torch."""
 
 
 def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interrupted(tmp_path: Path) -> None:
@@ -165,7 +167,11 @@ def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interru
     script.write_text(WAITING_WORKER)
     plain_outcome, outcome_under_run = (
         run_job(
-            tmp_path, torchrun(1, script, alive), env, is_under_run=is_under_run, sigterm_when=alive.exists
+            tmp_path,
+            torchrun_command(1, script, alive),
+            env,
+            is_under_run=is_under_run,
+            sigterm_when=alive.exists,
         )
         for is_under_run in (False, True)
         for alive in [tmp_path / f"alive-{is_under_run}"]
@@ -186,7 +192,6 @@ def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interru
     assert sum_by_labels(page, "training_elastic_restarts_total") == 0
 
 
-# Launcher of the customization page for torch 2.13; only the imports of its handlers are changed.
 LAUNCHER = """
 # my_launcher.py
 import sys
@@ -238,6 +243,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
+"""Launcher from torch 2.13's documentation of customization. Only the imports of its handlers are changed."""
 
 
 def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: Path) -> None:
@@ -264,7 +270,6 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
     assert sum_by_labels(page, "training_events_total", **rendezvous) >= 1
 
 
-# Fails once if the argument names a marker file, otherwise sleeps. Needs no torch.
 WORKER = """
 import os, sys, time
 time.sleep(1)
@@ -274,6 +279,7 @@ if marker and not os.path.exists(marker):
     sys.exit(1)
 time.sleep(8)
 """
+"""Program that fails once if its argument names a marker file, and otherwise sleeps. Needs no torch."""
 
 
 def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loss of a step, found from the tensors of the backward passes."""
+"""Loss of a step, inferred from the tensors of its backward passes."""
 
 from __future__ import annotations
 

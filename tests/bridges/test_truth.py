@@ -29,14 +29,14 @@ from waiting import wait_until
 pytestmark = [needs("torch"), pytest.mark.timeout(240)]
 
 JOB_DIRECTORY = TESTS / "bridges" / "truth"
-# Runs a job twice, like a shell loop under one `run`: the first attempt crashes, the second resumes.
 TWO_ATTEMPTS = """
 import subprocess, sys
 from pathlib import Path
 directory = Path(sys.argv[2])
-codes = [subprocess.run([sys.executable, *sys.argv[1:]]).returncode for _ in range(2)]
-(directory / "ended").write_text(repr(codes))
+exit_statuses = [subprocess.run([sys.executable, *sys.argv[1:]]).returncode for _ in range(2)]
+(directory / "ended").write_text(repr(exit_statuses))
 """
+"""Program that runs a job twice, like a shell loop under one `run`: the first attempt crashes, the second resumes."""
 STEPS = 10
 """Steps of every job, as in `truth/diary.py`."""
 SLOWER_RATIO = 1.5
@@ -51,44 +51,44 @@ class Truth:
     """Diary of a job, and the scraped pages.
 
     Attributes:
-        diary: Lines that the job has written.
-        live: Page while the second attempt waits at its end.
-        final: Last page that the exporter serves after the end of the job.
-        codes: Exit statuses of the two attempts.
-        errors: Standard error of the job.
+        diary: Entries that the job has written.
+        live_page: Page while the second attempt waits at its end.
+        final_page: Last page that the exporter serves after the end of the job.
+        exit_statuses: Exit statuses of the two attempts.
+        stderr: Standard error of the job.
     """
 
     diary: list[dict[str, Any]]
-    live: str
-    final: str
-    codes: list[int]
-    errors: str
+    live_page: str
+    final_page: str
+    exit_statuses: list[int]
+    stderr: str
 
-    def lines(self, event: str) -> list[dict[str, Any]]:
-        """Return the lines of an event."""
-        return [line for line in self.diary if line["event"] == event]
+    def entries(self, event: str) -> list[dict[str, Any]]:
+        """Return the diary entries of an event."""
+        return [entry for entry in self.diary if entry["event"] == event]
 
     @property
     def steps(self) -> list[dict[str, Any]]:
         """All completed steps, including steps before the first report."""
-        return [line for line in self.diary if line["event"] in {"step", "warm-up"}]
+        return [entry for entry in self.diary if entry["event"] in {"step", "warm-up"}]
 
     @property
     def attempts(self) -> list[list[dict[str, Any]]]:
-        """The lines of each attempt."""
+        """The entries of each attempt."""
         attempts: list[list[dict[str, Any]]] = []
-        for line in self.diary:
-            if line["event"] == "attempt":
+        for entry in self.diary:
+            if entry["event"] == "attempt":
                 attempts.append([])
-            attempts[-1].append(line)
+            attempts[-1].append(entry)
         return attempts
 
     @property
-    def lost(self) -> list[dict[str, Any]]:
+    def lost_steps(self) -> list[dict[str, Any]]:
         """Steps of the first attempt after its last checkpoint."""
-        first = self.attempts[0]
-        saved_step = max(line["step"] for line in first if line["event"] == "save")
-        return [line for line in first if line["event"] == "step" and line["step"] > saved_step]
+        first_attempt = self.attempts[0]
+        saved_step = max(entry["step"] for entry in first_attempt if entry["event"] == "save")
+        return [entry for entry in first_attempt if entry["event"] == "step" and entry["step"] > saved_step]
 
 
 def truth_of(name: str, directory: Path) -> Truth:
@@ -99,20 +99,24 @@ def truth_of(name: str, directory: Path) -> Truth:
     port = free_port()
     job = [sys.executable, "-c", TWO_ATTEMPTS, str(JOB_DIRECTORY / f"job_{name}.py"), str(directory)]
     command = run_command(feed, job, "--run.name=truth", "--run.linger=30s", port=port)
-    errors = directory / "errors"
+    stderr_file = directory / "stderr"
     paths = f"{site}:{REPOSITORY}"
     settings = {"env": child_environment(**QUIET, PYTHONPATH=paths, OMP_NUM_THREADS="1"), "cwd": directory}
-    with errors.open("w") as stderr, running_process(command, feed, stderr=stderr, **settings) as process:
+    with (
+        stderr_file.open("w") as stderr,
+        running_process(command, feed, stderr=stderr, **settings) as process,
+    ):
         wait_until(lambda: '"done"' in text_of(directory / "diary") or process.poll() is not None, 150)
-        assert '"done"' in text_of(directory / "diary"), errors.read_text()
+        assert '"done"' in text_of(directory / "diary"), stderr_file.read_text()
         wait_until(partial(is_ready, port), 30)
         wait_until(lambda: sum_by_labels(scrape(port), "training_step") == STEPS, 30)
-        live = scrape(port)
+        live_page = scrape(port)
         (directory / "continue").touch()
-        final = last_page(port)
+        final_page = last_page(port)
         process.wait(30)
     diary = [json.loads(line) for line in text_of(directory / "diary").splitlines()]
-    return Truth(diary, live, final, json.loads((directory / "ended").read_text()), errors.read_text())
+    exit_statuses = json.loads((directory / "ended").read_text())
+    return Truth(diary, live_page, final_page, exit_statuses, stderr_file.read_text())
 
 
 def last_page(port: int) -> str:
@@ -131,33 +135,35 @@ def text_of(path: Path) -> str:
 
 def check_counts(truth: Truth) -> None:
     """Check steps, samples, batches and saves, before and after the end of the job."""
-    assert truth.codes == [1, 0]
-    for page in (truth.live, truth.final):
+    assert truth.exit_statuses == [1, 0]
+    for page in (truth.live_page, truth.final_page):
         assert sum_by_labels(page, "training_steps_total", mode="train") == len(truth.steps)
         assert sum_by_labels(page, "training_steps_total", mode="validation") == len(
-            truth.lines("validation")
+            truth.entries("validation")
         )
         assert sum_by_labels(page, "training_samples_total", mode="train") == sum(
-            line["samples"] for line in truth.lines("batch")
+            entry["samples"] for entry in truth.entries("batch")
         )
-        assert sum_by_labels(page, "training_microbatches_total") == len(truth.lines("batch"))
-        assert sum_by_labels(page, "training_checkpoints_total", result="ok") == len(truth.lines("save"))
+        assert sum_by_labels(page, "training_microbatches_total") == len(truth.entries("batch"))
+        assert sum_by_labels(page, "training_checkpoints_total", result="ok") == len(truth.entries("save"))
         assert sum_by_labels(page, "training_checkpoints_total", result="failed") == 0
 
 
 def check_last_values(truth: Truth) -> None:
     """Check that step, losses, norm and learning rate are those of the last step."""
-    last = truth.lines("step")[-1]
-    logged = {**last, **(truth.lines("logged") or [{}])[-1]}
+    last_step = truth.entries("step")[-1]
+    last_values = {**last_step, **(truth.entries("logged") or [{}])[-1]}
 
-    assert sum_by_labels(truth.live, "training_step") == last["step"]
-    assert sum_by_labels(truth.live, "training_loss", mode="train") == pytest.approx(last["loss"], rel=1e-5)
+    assert sum_by_labels(truth.live_page, "training_step") == last_step["step"]
+    assert sum_by_labels(truth.live_page, "training_loss", mode="train") == pytest.approx(
+        last_step["loss"], rel=1e-5
+    )
     for field, family in (("norm", "training_grad_norm"), ("rate", "training_learning_rate")):
-        if field in logged:
-            assert sum_by_labels(truth.live, family) == pytest.approx(logged[field], rel=1e-5)
-    if truth.lines("validated"):
-        shown_loss = sum_by_labels(truth.live, "training_loss", mode="validation")
-        assert shown_loss == pytest.approx(truth.lines("validated")[-1]["loss"], rel=1e-5)
+        if field in last_values:
+            assert sum_by_labels(truth.live_page, family) == pytest.approx(last_values[field], rel=1e-5)
+    if truth.entries("validated"):
+        shown_loss = sum_by_labels(truth.live_page, "training_loss", mode="validation")
+        assert shown_loss == pytest.approx(truth.entries("validated")[-1]["loss"], rel=1e-5)
 
 
 def check_durations(truth: Truth) -> None:
@@ -165,14 +171,16 @@ def check_durations(truth: Truth) -> None:
 
     The bridge detects the training at the first backward pass, so that a part of the first step of an attempt is missing.
     """
-    all_seconds = sum(line["seconds"] for attempt in truth.attempts for line in attempt if "seconds" in line)
-    first_step_seconds = sum(
-        next(line["seconds"] for line in attempt if "seconds" in line) for attempt in truth.attempts
+    all_seconds = sum(
+        entry["seconds"] for attempt in truth.attempts for entry in attempt if "seconds" in entry
     )
-    validation_seconds = sum(line["seconds"] for line in truth.lines("validation"))
+    first_step_seconds = sum(
+        next(entry["seconds"] for entry in attempt if "seconds" in entry) for attempt in truth.attempts
+    )
+    validation_seconds = sum(entry["seconds"] for entry in truth.entries("validation"))
     train_seconds = all_seconds - validation_seconds
     shown_train_seconds, shown_validation_seconds = (
-        sum_by_labels(truth.final, "training_step_duration_seconds_sum", mode=mode)
+        sum_by_labels(truth.final_page, "training_step_duration_seconds_sum", mode=mode)
         for mode in ("train", "validation")
     )
 
@@ -180,38 +188,44 @@ def check_durations(truth: Truth) -> None:
     assert shown_train_seconds < SLOWER_RATIO * train_seconds + 1
     assert shown_validation_seconds > SHORTER_RATIO * validation_seconds
     assert shown_validation_seconds < SLOWER_RATIO * validation_seconds + 0.5
-    for mode, lines in (("train", truth.steps), ("validation", truth.lines("validation"))):
-        assert sum_by_labels(truth.final, "training_step_duration_seconds_count", mode=mode) == len(lines)
+    for mode, steps in (("train", truth.steps), ("validation", truth.entries("validation"))):
+        assert sum_by_labels(truth.final_page, "training_step_duration_seconds_count", mode=mode) == len(
+            steps
+        )
 
 
 def check_lost_and_productive_work(truth: Truth) -> None:
     """Check that the crash costs the steps since the last checkpoint, and the normal end no step."""
-    assert sum_by_labels(truth.final, "training_lost_steps_total") == len(truth.lost)
-    assert sum_by_labels(truth.final, "training_attempt") == 2
-    assert sum_by_labels(truth.final, "training_uncommitted_seconds") == 0
-    first_steps = [next(line for line in attempt if "seconds" in line) for attempt in truth.attempts]
-    lost_seconds = sum(line["seconds"] for line in [*truth.lost, *first_steps])
-    kept_seconds = sum(line["seconds"] for line in truth.steps) - lost_seconds
-    assert sum_by_labels(truth.final, "training_productive_seconds_total") > 0.8 * kept_seconds
+    assert sum_by_labels(truth.final_page, "training_lost_steps_total") == len(truth.lost_steps)
+    assert sum_by_labels(truth.final_page, "training_attempt") == 2
+    assert sum_by_labels(truth.final_page, "training_uncommitted_seconds") == 0
+    first_steps = [next(entry for entry in attempt if "seconds" in entry) for attempt in truth.attempts]
+    lost_seconds = sum(entry["seconds"] for entry in [*truth.lost_steps, *first_steps])
+    kept_seconds = sum(entry["seconds"] for entry in truth.steps) - lost_seconds
+    assert sum_by_labels(truth.final_page, "training_productive_seconds_total") > 0.8 * kept_seconds
 
 
 def check_traceback(truth: Truth) -> None:
     """Check that the traceback of the job has no frame of the exporter."""
-    assert "the job's own failure" in truth.errors
-    assert "exporter/bridges" not in truth.errors
+    assert "the job's own failure" in truth.stderr
+    assert "exporter/bridges" not in truth.stderr
 
 
 def check_stat_windows(truth: Truth) -> None:
     """Check the last window of four samples of the Stat that the instrumented job defines."""
-    samples = [line["loss"] for line in truth.attempts[1] if line["event"] == "step"]
-    window = samples[: len(samples) // 4 * 4][-4:]
+    samples = [entry["loss"] for entry in truth.attempts[1] if entry["event"] == "step"]
+    window = samples[: len(samples) // 4 * 4][-4:]  # the last complete window
 
-    assert sum_by_labels(truth.live, "truth_loss_window_samples") == len(window)
-    assert sum_by_labels(truth.live, "truth_loss_window_mean") == pytest.approx(sum(window) / len(window))
-    assert sum_by_labels(truth.live, "truth_loss_window_max") == pytest.approx(max(window))
-    assert sum_by_labels(truth.live, "truth_loss_window_last") == pytest.approx(window[-1])
-    last = truth.lines("step")[-1]["at"]
-    assert sum_by_labels(truth.live, "truth_loss_last_sample_timestamp_seconds") == pytest.approx(last, abs=2)
+    assert sum_by_labels(truth.live_page, "truth_loss_window_samples") == len(window)
+    assert sum_by_labels(truth.live_page, "truth_loss_window_mean") == pytest.approx(
+        sum(window) / len(window)
+    )
+    assert sum_by_labels(truth.live_page, "truth_loss_window_max") == pytest.approx(max(window))
+    assert sum_by_labels(truth.live_page, "truth_loss_window_last") == pytest.approx(window[-1])
+    last_sample_at = truth.entries("step")[-1]["at"]
+    assert sum_by_labels(truth.live_page, "truth_loss_last_sample_timestamp_seconds") == pytest.approx(
+        last_sample_at, abs=2
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_support import REPOSITORY, run_to_completion
 
-SOURCES = {
+REPOSITORY_DIRECTORIES = {
     "grafana/dashboards": "dashboards/json",
     "grafana/provisioning": "dashboards/provisioning",
     "prometheus/rules": "deploy/prometheus/rules",
@@ -17,17 +17,18 @@ SOURCES = {
     "systemd": "deploy/systemd",
 }
 
+"""Directory of the repository, by the directory that `assets` writes."""
 
-def assets(output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+
+def run_assets(output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return run_to_completion([sys.executable, "-m", "exporter", "assets", f"--output={output}", *flags])
 
 
 @pytest.mark.timeout(180)
 def test_an_installed_wheel_writes_the_files_of_the_repository(tmp_path: Path) -> None:
     source, venv, output = tmp_path / "source", tmp_path / "venv", tmp_path / "out"
-    tracked_names = (
-        run_to_completion(["git", "ls-files", "-z"], cwd=REPOSITORY).stdout.rstrip("\0").split("\0")
-    )
+    tracked_files = run_to_completion(["git", "ls-files", "-z"], cwd=REPOSITORY).stdout
+    tracked_names = tracked_files.rstrip("\0").split("\0")
     if tracked_names == [""]:
         pytest.skip("this is no checkout of git")
     for name in tracked_names:
@@ -50,7 +51,7 @@ def test_an_installed_wheel_writes_the_files_of_the_repository(tmp_path: Path) -
         "prometheus/alertmanager.yaml": REPOSITORY / "deploy/prometheus/alertmanager.yaml",
         "runbook.md": REPOSITORY / "docs/runbook.md",
     }
-    for target, source_directory in SOURCES.items():
+    for target, source_directory in REPOSITORY_DIRECTORIES.items():
         paths = [path for path in (REPOSITORY / source_directory).rglob("*") if path.is_file()]
         expected |= {f"{target}/{path.relative_to(REPOSITORY / source_directory)}": path for path in paths}
     files = {str(path.relative_to(output)): path for path in output.rglob("*") if path.is_file()}
@@ -59,23 +60,21 @@ def test_an_installed_wheel_writes_the_files_of_the_repository(tmp_path: Path) -
 
 
 def test_changed_files_are_replaced_only_with_force_and_a_refusal_is_one_line(tmp_path: Path) -> None:
-    first_result = assets(tmp_path)
-    changed_file, removed_file = (
-        tmp_path / "prometheus/rules/thresholds.yml",
-        tmp_path / "prometheus/alertmanager.yaml",
-    )
-    text = changed_file.read_text()
+    initial_result = run_assets(tmp_path)
+    changed_file = tmp_path / "prometheus/rules/thresholds.yml"
+    removed_file = tmp_path / "prometheus/alertmanager.yaml"
+    original_rules = changed_file.read_text()
     changed_file.write_text("groups: []\n")
     removed_file.unlink()
-    refused_result = assets(tmp_path)
+    refused_result = run_assets(tmp_path)
     after_refusal = changed_file.read_text(), removed_file.exists()
-    forced_result = assets(tmp_path, "--force")
-    file_as_output_result = assets(changed_file)
+    forced_result = run_assets(tmp_path, "--force")
+    file_as_output_result = run_assets(changed_file)
 
     assert [
-        result.returncode for result in (first_result, refused_result, forced_result, file_as_output_result)
+        result.returncode for result in (initial_result, refused_result, forced_result, file_as_output_result)
     ] == [0, 1, 0, 1]
     assert len(file_as_output_result.stderr.splitlines()) == 1
     assert after_refusal == ("groups: []\n", False)
     assert f"{changed_file} has been changed" in refused_result.stderr
-    assert (changed_file.read_text(), removed_file.exists()) == (text, True)
+    assert (changed_file.read_text(), removed_file.exists()) == (original_rules, True)

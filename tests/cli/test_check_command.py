@@ -118,8 +118,10 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
         os.utime(new_feed, (time.time() - age,) * 2)
     os.utime(killed_feed, (time.time() - 65,) * 2)
 
-    messages = [row["found"] for row in check(tmp_path)[1] if row["subject"] == "writer"]
-    names_and_endings = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in messages[:3]]
+    messages = [finding["found"] for finding in check(tmp_path)[1] if finding["subject"] == "writer"]
+    names_and_endings = [
+        (message.split('"')[1], message.split("; ")[1].split(",")[0]) for message in messages[:3]
+    ]
     killed_text = "ended without a final snapshot (killed?)"
     assert names_and_endings == [
         ("age60", "ended normally"),
@@ -140,14 +142,13 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
 def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not(
     tmp_path: Path, trains: bool, seconds_since_start: float, is_reported: bool
 ) -> None:
-    first = new_identity(started=time.time() - 90, pid=7, trains=True)
-    second = new_identity(started=time.time() - seconds_since_start, pid=8, trains=trains)
-    writers = [
-        FeedWriter(tmp_path, process) for process in (first, second)
-    ]  # hold the locks of live processes
+    trainer = new_identity(started=time.time() - 90, pid=7, trains=True)
+    newcomer = new_identity(started=time.time() - seconds_since_start, pid=8, trains=trains)
+    # The writers hold the locks of live processes.
+    writers = [FeedWriter(tmp_path, process) for process in (trainer, newcomer)]
     for writer in writers:
         assert writer.publish(new_recording())
-    warnings = [row["found"] for row in check(tmp_path)[1] if row["status"] == "warn"]
+    warnings = [finding["found"] for finding in check(tmp_path)[1] if finding["status"] == "warn"]
 
     expected = 'process 8 trains as rank 0 of run "r", and so does process 7'
     assert (expected in warnings) is is_reported
@@ -157,7 +158,7 @@ def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:
     name = f"{'b' * 32}.feed"
     (tmp_path / name).write_bytes(b"garbage" * 100)
 
-    (finding,) = [row for row in check(tmp_path)[1] if f"{name} is damaged" in row["found"]]
+    (finding,) = [finding for finding in check(tmp_path)[1] if f"{name} is damaged" in finding["found"]]
     assert finding["remedy"].startswith("a running process replaces")
 
 
@@ -200,9 +201,8 @@ def test_a_running_exporter_is_recognized_by_port_and_owner_lock(tmp_path: Path)
 
 
 def test_a_port_in_use_by_another_program_fails(tmp_path: Path) -> None:
-    with http.server.HTTPServer(
-        ("127.0.0.1", 0), http.server.BaseHTTPRequestHandler
-    ) as server:  # responds 501
+    # The handler of the standard library answers every request with 501.
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         status, findings = check(tmp_path, port=server.server_port)
         server.shutdown()
@@ -214,12 +214,12 @@ def test_a_port_in_use_by_another_program_fails(tmp_path: Path) -> None:
 
 def test_a_port_whose_owner_never_answers_fails_within_the_deadline(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        start = time.monotonic()
+        start_time = time.monotonic()
         status, findings = check(tmp_path, port=silent.getsockname()[1])
 
     assert (status, finding_of(findings, "address")["status"]) == (1, "FAIL")
     assert "ss -ltnp" in finding_of(findings, "address")["remedy"]
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start_time < 15
 
 
 def test_a_missing_package_is_reported_with_the_install_command(tmp_path: Path) -> None:
@@ -293,11 +293,11 @@ def test_failures_in_the_metrics_of_a_running_exporter_are_reported(tmp_path: Pa
         'gpu_nvml_error_info{reason="lib_rm_version_mismatch"} 1\n'
     )
 
-    results = [
-        (result.status, result.subject) for result in own_metrics(page, "http://localhost:1", tmp_path)
+    statuses_and_subjects = [
+        (finding.status, finding.subject) for finding in own_metrics(page, "http://localhost:1", tmp_path)
     ]
 
-    assert results == [("warn", "collector nfs"), ("warn", "sidecar"), ("FAIL", "nvidia")]
+    assert statuses_and_subjects == [("warn", "collector nfs"), ("warn", "sidecar"), ("FAIL", "nvidia")]
 
 
 @needs_fake_nvml
@@ -308,45 +308,45 @@ def test_a_running_exporter_whose_nvml_refuses_the_driver_fails_once(
     fake.fail(*(f"{name} -1 18 0 1e12" for name in ("nvmlInit_v2", "nvmlInitWithFlags")))
     config = tmp_path / "c.yaml"
     config.write_text(f"gpu: {{mode: required}}\nenergy: {{lock_dir: {tmp_path}}}\n")
-    for name, text in fake.environment.items():
-        monkeypatch.setenv(name, text)
+    for variable, setting in fake.environment.items():
+        monkeypatch.setenv(variable, setting)
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--config.file={config}", f"--web.listen-address=127.0.0.1:{port}"]
-    rows: list[dict[str, str]] = []
+    findings: list[dict[str, str]] = []
 
-    def fails() -> bool:
-        rows[:] = check(tmp_path, f"--config.file={config}", port=port)[1]
-        return any((row["subject"], row["status"]) == ("nvidia", "FAIL") for row in rows)
+    def nvidia_fails() -> bool:
+        findings[:] = check(tmp_path, f"--config.file={config}", port=port)[1]
+        return any((finding["subject"], finding["status"]) == ("nvidia", "FAIL") for finding in findings)
 
     with running_process([sys.executable, "-m", "exporter", *flags], tmp_path):
-        wait_until(fails)
+        wait_until(nvidia_fails)
 
-    assert [row["status"] for row in rows if row["subject"] == "nvidia"] == ["FAIL"]
-    assert "different versions" in finding_of(rows, "nvidia")["found"]
-    assert "collector gpu fails" in finding_of(rows, "collector gpu")["found"]
+    assert [finding["status"] for finding in findings if finding["subject"] == "nvidia"] == ["FAIL"]
+    assert "different versions" in finding_of(findings, "nvidia")["found"]
+    assert "collector gpu fails" in finding_of(findings, "collector gpu")["found"]
 
 
 def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "exporter", f"--feed.dir={tmp_path}", "--log.level=error"]
-    first = running_process([*command, "--web.listen-address=127.0.0.1:0"], tmp_path)
-    with first as owner:
+    with running_process([*command, "--web.listen-address=127.0.0.1:0"], tmp_path) as owner:
         wait_until(lambda: runs.owner(tmp_path) == owner.pid)
         with running_process([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path):
             wait_until(lambda: is_ready(port))
-            messages = [row["found"] for row in check(tmp_path, port=port)[1] if row["status"] == "warn"]
+            findings = check(tmp_path, port=port)[1]
 
-    assert any(f"process {owner.pid} does, and saves the totals" in text for text in messages)
+    warnings = [finding["found"] for finding in findings if finding["status"] == "warn"]
+    assert any(f"process {owner.pid} does, and saves the totals" in warning for warning in warnings)
 
 
 def test_an_exporter_that_requires_client_certificates_is_not_a_failure(tmp_path: Path) -> None:
     port, authority = free_port(), Authority(tmp_path)
-    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    web = f"--web.config.file={authority.config(lines)}"
-    flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", web]
+    client_settings = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    web_flag = f"--web.config.file={authority.config(client_settings)}"
+    flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", web_flag]
     with running_process([sys.executable, "-m", "exporter", *flags], tmp_path) as sidecar:
         wait_until(lambda: runs.owner(tmp_path) == sidecar.pid)
-        finding = finding_of(check(tmp_path, web, port=port)[1], "address")
+        finding = finding_of(check(tmp_path, web_flag, port=port)[1], "address")
 
     assert (finding["status"], "requires client certificates" in finding["found"]) == ("ok", True)
 
@@ -379,7 +379,7 @@ def test_a_world_writable_directory_of_another_user_is_reported(tmp_path: Path) 
     os.chown(shared_directory, 1234, 1234)
     shared_directory.chmod(0o777)
 
-    rows = [row for row in check(shared_directory)[1] if row["subject"] == "feed directory"]
+    findings = [finding for finding in check(shared_directory)[1] if finding["subject"] == "feed directory"]
 
-    assert [row["status"] for row in rows] == ["ok", "warn"]
-    assert "uid 1234" in rows[1]["found"]
+    assert [finding["status"] for finding in findings] == ["ok", "warn"]
+    assert "uid 1234" in findings[1]["found"]

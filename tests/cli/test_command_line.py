@@ -1,4 +1,4 @@
-"""Names of runs from the job's command line."""
+"""Job commands: the script, the id of the rendezvous, and the name that the agents of a launch share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from exporter.cli.run import make_plan
         ("python -c pass", "python"),
     ],
 )
-def test_parsing_stops_at_the_script(command: str, script: str) -> None:
+def test_the_script_is_found_and_its_arguments_are_not_parsed(command: str, script: str) -> None:
     assert parse_job_command(command.split(), {}).script == script
 
 
@@ -37,18 +37,15 @@ def test_the_run_id_of_the_rendezvous_is_read(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    "command_of_node",
     [
-        ("torchrun --nnodes=2 --node-rank=%d --master-addr=n1 --master-port 29500 train.py",) * 2,
-        ("torchrun --nnodes 1:2 --rdzv-backend=c10d --rdzv-endpoint=n1:29400 --node-rank=%d train.py",) * 2,
-        ("accelerate launch --num_machines 2 --machine_rank %d --main_process_ip n1 train.py",) * 2,
+        "torchrun --nnodes=2 --node-rank=%d --master-addr=n1 --master-port 29500 train.py",
+        "torchrun --nnodes 1:2 --rdzv-backend=c10d --rdzv-endpoint=n1:29400 --node-rank=%d train.py",
+        "accelerate launch --num_machines 2 --machine_rank %d --main_process_ip n1 train.py",
     ],
 )
-def test_the_agents_of_a_launch_on_several_nodes_derive_the_same_name(first: str, second: str) -> None:
-    names = {
-        parse_job_command((first % 0).split(), {}).shared_name,
-        parse_job_command((second % 1).split(), {}).shared_name,
-    }
+def test_the_agents_of_a_launch_on_several_nodes_derive_the_same_name(command_of_node: str) -> None:
+    names = {parse_job_command((command_of_node % node).split(), {}).shared_name for node in (0, 1)}
 
     assert len(names) == 1
     assert names.pop().startswith("train-")

@@ -69,10 +69,9 @@ def test_flags_override_environment_file_and_default(tmp_path: Path) -> None:
 
 
 def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (
+    (tmp_path / "c.yaml").write_text(
         "feed: {dir: f}\nweb: {config_file: ../w.yml}\nstate: {dir: /s}\nenergy: {carbon_intensity_file: c}"
     )
-    (tmp_path / "c.yaml").write_text(text)
     monkeypatch.chdir(tmp_path.parent)
 
     options = resolve_command_line(f"--config.file={tmp_path.name}/c.yaml")
@@ -122,7 +121,7 @@ def test_problems_of_all_sources_are_reported_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("configuration", "problem"),
     [
         (
             "web: {config_file: web.yml}",
@@ -137,11 +136,11 @@ def test_problems_of_all_sources_are_reported_together(tmp_path: Path) -> None:
     ],
 )
 def test_config_check_reports_problems_that_otherwise_appear_at_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], configuration: str, problem: str
 ) -> None:
     (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: none.pem, key_file: none.pem}")
     file = tmp_path / "c.yaml"
-    file.write_text(text)
+    file.write_text(configuration)
 
     status = main([f"--config.file={file}", "--config.check"], {})
 
@@ -159,18 +158,18 @@ def test_checkpoint_paths_of_a_file_are_relative_to_the_file(tmp_path: Path) -> 
 
 
 def test_config_check_prints_ok_or_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, web = tmp_path / "c.yaml", tmp_path / "w.yml"
+    file, web_file = tmp_path / "c.yaml", tmp_path / "w.yml"
     file.write_text("web: {config_file: w.yml}")
-    web.write_text("")
+    web_file.write_text("")
     valid_status = main([f"--config.file={file}", "--config.check"], {})
-    output = capsys.readouterr()
-    web.write_text("nonsense: 1\nbasic_auth_users: []")
+    valid_output = capsys.readouterr()
+    web_file.write_text("nonsense: 1\nbasic_auth_users: []")
     invalid_status = main([f"--config.file={file}", "--config.check"], {})
     invalid_output = capsys.readouterr()
 
-    assert (valid_status, output.out, output.err) == (0, "ok\n", "")
+    assert (valid_status, valid_output.out, valid_output.err) == (0, "ok\n", "")
     assert (invalid_status, invalid_output.out, len(invalid_output.err.splitlines())) == (2, "", 2)
-    assert f"exporter: {web}:1:1: nonsense: unknown key" in invalid_output.err
+    assert f"exporter: {web_file}:1:1: nonsense: unknown key" in invalid_output.err
 
 
 def test_an_unknown_command_is_reported_with_the_nearest_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,17 +201,17 @@ def keys_of(node: object) -> Iterator[str]:
         yield from keys_of(node.get("items"))
 
 
-def file_problems(text: str) -> list[str]:
-    """Return the problems of a file, an empty list for a valid file."""
+def file_problems(configuration: str) -> list[str]:
+    """Return the problems of a configuration in YAML, an empty list if it is valid."""
     try:
-        load(text, "c", Configuration)
+        load(configuration, "c", Configuration)
     except ConfigurationError as error:
         return [str(problem) for problem in error.problems]
     return []
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("configuration", "expected"),
     [
         ("web: {listen_address: []}", "c:1:23: web.listen_address: needs at least one address"),
         ("web: {listen_address: ['foo bar:3']}", "c:1:24: web.listen_address[0]: expected an address"),
@@ -234,17 +233,17 @@ def file_problems(text: str) -> list[str]:
         (f"recording: [{'{match: a}, ' * 1001}]", "c:1:12: recording: has 1001 rules, at most 1000"),
     ],
 )
-def test_an_invalid_setting_is_reported_with_its_place(text: str, expected: str) -> None:
-    (problem,) = file_problems(text)
+def test_an_invalid_setting_is_reported_with_its_place(configuration: str, expected: str) -> None:
+    (problem,) = file_problems(configuration)
 
     assert expected in problem
 
 
 def test_every_collector_of_the_catalogue_can_be_set_with_its_own_defaults() -> None:
-    collectors = entries(load("collectors: {cpu: {interval: 1s}}", "c", Configuration).collectors)
+    catalogue_entries = entries(load("collectors: {cpu: {interval: 1s}}", "c", Configuration).collectors)
 
-    assert [entry.name for entry in collectors] == [*(entry.name for entry in CATALOGUE), "extra"]
-    for entry, default in zip(collectors, CATALOGUE, strict=False):
+    assert [entry.name for entry in catalogue_entries] == [*(entry.name for entry in CATALOGUE), "extra"]
+    for entry, default in zip(catalogue_entries, CATALOGUE, strict=False):
         assert entry.options.interval == (1.0 if entry.name == "cpu" else default.options.interval)
         assert entry.factory(**entry.options.own_options()).name == entry.name
 
@@ -287,25 +286,25 @@ def test_the_committed_schema_and_example_are_the_generated_ones() -> None:
 
 
 def test_the_example_equals_the_defaults_and_has_every_key_of_the_schema() -> None:
-    text = (PROJECT / generator.EXAMPLE_FILE).read_text()
-    keys = set(re.findall(r"^[# ]*(?:- )?(\w+):(?: |$)", text, re.MULTILINE))
+    example = (PROJECT / generator.EXAMPLE_FILE).read_text()
+    keys = set(re.findall(r"^[# ]*(?:- )?(\w+):(?: |$)", example, re.MULTILINE))
 
-    assert text.startswith("# yaml-language-server: $schema=config.schema.json\n")
-    assert load(text, "c", Configuration) == Configuration()
+    assert example.startswith("# yaml-language-server: $schema=config.schema.json\n")
+    assert load(example, "c", Configuration) == Configuration()
     assert set(keys_of(generator.schema())) <= keys
 
 
 def test_the_commented_rule_of_the_example_can_be_used() -> None:
     lines = (PROJECT / generator.EXAMPLE_FILE).read_text().splitlines()
-    start = lines.index("# recording:")
-    text = "\n".join(line.removeprefix("# ") for line in lines[start:])
+    first_line = lines.index("# recording:")
+    uncommented = "\n".join(line.removeprefix("# ") for line in lines[first_line:])
 
-    (rule,) = load(text, "c", Configuration).recording
+    (rule,) = load(uncommented, "c", Configuration).recording
     assert set(rule.as_override()) == {field.name for field in dataclasses.fields(Rule)}
 
 
 @pytest.mark.parametrize(
-    ("text", "is_valid"),
+    ("configuration", "is_valid"),
     [
         ((PROJECT / generator.EXAMPLE_FILE).read_text(), True),
         ("{}", True),
@@ -320,9 +319,9 @@ def test_the_commented_rule_of_the_example_can_be_used() -> None:
         ("exposition: {max_series: 1}", False),
     ],
 )
-def test_the_schema_is_valid_and_agrees_with_the_loader(text: str, is_valid: bool) -> None:
+def test_the_schema_is_valid_and_agrees_with_the_loader(configuration: str, is_valid: bool) -> None:
     jsonschema.Draft202012Validator.check_schema(generator.schema())
     validator = jsonschema.Draft202012Validator(generator.schema())
 
-    assert validator.is_valid(yaml.safe_load(text)) is is_valid
-    assert bool(file_problems(text)) is not is_valid
+    assert validator.is_valid(yaml.safe_load(configuration)) is is_valid
+    assert bool(file_problems(configuration)) is not is_valid

@@ -40,15 +40,15 @@ def lines_of(
     with logging_to(write_end, level, form) as logs:
         action(logs)
     os.close(write_end)
-    with os.fdopen(read_end, "rb") as lines:
-        return lines.read().decode().splitlines()
+    with os.fdopen(read_end, "rb") as pipe:
+        return pipe.read().decode().splitlines()
 
 
 def parse_logfmt(line: str) -> dict[str, str]:
     """Parse a line like Go's logfmt parsers: a quoted value has the escapes of JSON."""
-    pairs = re.findall(r'([^\s="]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)', line)
-    assert " ".join(f"{key}={value}" for key, value in pairs) == line
-    return {key: json.loads(value) if value.startswith('"') else value for key, value in pairs}
+    keys_and_values = re.findall(r'([^\s="]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)', line)
+    assert " ".join(f"{key}={value}" for key, value in keys_and_values) == line
+    return {key: json.loads(value) if value.startswith('"') else value for key, value in keys_and_values}
 
 
 def record_of(message: str, **extra: object) -> logging.LogRecord:
@@ -70,10 +70,12 @@ def test_a_log_line_has_time_level_source_and_message() -> None:
     assert fields["level"] == "warn"
 
 
-TEXTS = st.one_of(st.text(max_size=40), st.text('= "\\\n\r\t\0\x1b\x85\u2028\u202e\ud800a', max_size=20))
+LOGGED_TEXTS = st.one_of(
+    st.text(max_size=40), st.text('= "\\\n\r\t\0\x1b\x85\u2028\u202e\ud800a', max_size=20)
+)
 
 
-@given(TEXTS, TEXTS)
+@given(LOGGED_TEXTS, LOGGED_TEXTS)
 def test_any_text_is_one_printable_line_that_parses_back(message: str, value: str) -> None:
     line = Formatter("logfmt").format(record_of(message, key=value))
     fields = parse_logfmt(line)
@@ -82,7 +84,9 @@ def test_any_text_is_one_printable_line_that_parses_back(message: str, value: st
     assert (fields["msg"], fields["key"]) == (message, value)
 
 
-@given(TEXTS, st.one_of(TEXTS, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False)))
+@given(
+    LOGGED_TEXTS, st.one_of(LOGGED_TEXTS, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False))
+)
 def test_any_value_in_json_is_one_line_that_parses_back(message: str, value: object) -> None:
     line = Formatter("json").format(record_of(message, key=value))
     fields = json.loads(line)
@@ -93,6 +97,8 @@ def test_any_value_in_json_is_one_line_that_parses_back(message: str, value: obj
 
 
 class Hostile:
+    """Object whose conversion to text raises."""
+
     def __str__(self) -> str:
         raise RuntimeError("no")
 
@@ -130,12 +136,12 @@ def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:
 def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> None:
     read_end, write_end = os.pipe()
     with logging_to(write_end):
-        start = time.monotonic()
+        start_time = time.monotonic()
         for _ in range(MAX_QUEUED_LINES + 3000):
             LOG.info("x" * 1000)
-        elapsed_seconds = time.monotonic() - start
-        with os.fdopen(read_end, "rb", closefd=False) as lines:
-            for line in lines:
+        elapsed_seconds = time.monotonic() - start_time
+        with os.fdopen(read_end, "rb", closefd=False) as pipe:
+            for line in pipe:
                 if b"dropped=" in line:
                     break
     os.close(write_end)

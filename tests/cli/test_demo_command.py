@@ -31,7 +31,7 @@ from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, RANKS
 STEPS = re.compile(r'^demo_step_duration_seconds_count\{(?:.*,)?rank="(\d)".*\} (\S+)$', re.MULTILINE)
 PHASES = re.compile(r'^training_phase_seconds_total\{phase="(\w+)"', re.MULTILINE)
 WINDOW = re.compile(r'^demo_step_duration_window_mean_seconds\{(?:.*,)?rank="(\d)"', re.MULTILINE)
-CARD = re.compile(r'^training_rank_info\{.*gpu="(\d)".*rank="(\d)"', re.MULTILINE)
+GPU_AND_RANK = re.compile(r'^training_rank_info\{.*gpu="(\d)".*rank="(\d)"', re.MULTILINE)
 
 
 def demo_command(*flags: str, port: int = 0) -> list[str]:
@@ -42,7 +42,7 @@ def demo_command(*flags: str, port: int = 0) -> list[str]:
 @contextlib.contextmanager
 def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run a demo in a temporary directory, and yield the process and the port."""
-    env = child_environment(TMPDIR=str(tmp_path), EXPORTER_FEED_DIR=str(tmp_path / "never"))
+    env = child_environment(TMPDIR=str(tmp_path), EXPORTER_FEED_DIR=str(tmp_path / "unused"))
     command = demo_command(f"--feed.dir={tmp_path}", *flags)
     with running_process(
         command, tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -56,9 +56,9 @@ def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], i
         yield process, int(address[1])
 
 
-def steps_by_rank(text: str) -> dict[str, int]:
-    """Return the number of steps by rank."""
-    return {rank: int(float(count)) for rank, count in STEPS.findall(text)}
+def steps_by_rank(exposition: str) -> dict[str, int]:
+    """Return the number of steps by rank on a page of metrics."""
+    return {rank: int(float(count)) for rank, count in STEPS.findall(exposition)}
 
 
 def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machine_until_ctrl_c(
@@ -83,15 +83,17 @@ def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) ->
     prefixes = ("training_energy_joules_total{", "training_carbon_grams_total{", "training_cost_total{")
     with demo(tmp_path) as (_, port):
         wait_until(lambda: all(f"\n{name}" in page(port) for name in prefixes))
-        cards = wait_until(lambda: pairs if len(pairs := set(CARD.findall(page(port)))) == RANKS else None)
+        gpus_and_ranks = wait_until(
+            lambda: pairs if len(pairs := set(GPU_AND_RANK.findall(page(port)))) == RANKS else None
+        )
 
-    assert sorted(rank for _, rank in cards) == ["0", "1"]
-    assert len({card for card, _ in cards}) == RANKS
+    assert sorted(rank for _, rank in gpus_and_ranks) == ["0", "1"]
+    assert len({gpu for gpu, _ in gpus_and_ranks}) == RANKS
 
 
-def value(text: str, series: str) -> float:
-    """Return the value of the series with this label prefix; 0 if absent."""
-    match = re.search(rf"^{re.escape(series)}.*? (\S+)$", text, re.MULTILINE)
+def value(exposition: str, series: str) -> float:
+    """Return the value of the first series that starts with this text, or 0 if absent."""
+    match = re.search(rf"^{re.escape(series)}.*? (\S+)$", exposition, re.MULTILINE)
     return 0.0 if match is None else float(match[1])
 
 
@@ -105,11 +107,8 @@ def is_past_the_crash(pages: list[str]) -> bool:
 @pytest.mark.timeout(90)
 def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
     pages: list[str] = []
-    # At this speed, the gap lasts two seconds.
-    with demo(tmp_path, "--demo.speed=6", *short_interval_flags(())) as (
-        process,
-        port,
-    ):
+    flags = ["--demo.speed=6", *short_interval_flags(())]  # at this speed, the gap lasts two seconds
+    with demo(tmp_path, *flags) as (process, port):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not is_past_the_crash(pages):
             pages.append(page(port))
@@ -118,12 +117,12 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
         process.wait()
         output = process.stderr.read() if process.stderr else ""
 
-    pages_with_ranks = [text for text in pages if len(steps_by_rank(text)) == 2]
-    assert any(not WINDOW.findall(text) for text in pages_with_ranks[5:]), "no gap"
+    pages_with_ranks = [exposition for exposition in pages if len(steps_by_rank(exposition)) == 2]
+    assert any(not WINDOW.findall(exposition) for exposition in pages_with_ranks[5:]), "no gap"
     assert "rank 1 exited; all ranks restart" in output
-    counts = [steps_by_rank(text)["1"] for text in pages_with_ranks]
-    assert counts == sorted(counts)
-    assert counts[-1] > CRASH_STEP
+    rank_1_steps = [steps_by_rank(exposition)["1"] for exposition in pages_with_ranks]
+    assert rank_1_steps == sorted(rank_1_steps)
+    assert rank_1_steps[-1] > CRASH_STEP
     final_page = pages_with_ranks[-1]
     assert {"forward", "backward", "grad_sync", "validation", "checkpoint_load"} <= set(
         PHASES.findall(final_page)
@@ -137,16 +136,17 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
 
 
 def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
-    initial_ranks = processes_naming('"directory": ')
+    rank_marker = '"directory": '  # in the arguments of each simulated rank
+    initial_ranks = processes_naming(rank_marker)
     with demo(tmp_path) as (process, port):
         wait_until(lambda: len(steps_by_rank(page(port))) == 2)
-        ranks = processes_naming('"directory": ') - initial_ranks
+        ranks = processes_naming(rank_marker) - initial_ranks
         process.kill()
         process.wait()
 
         assert len(ranks) >= 2
         wait_until(lambda: processes_naming(str(tmp_path)) == set(), seconds=15)
-        wait_until(lambda: not ranks & processes_naming('"directory": '))
+        wait_until(lambda: not ranks & processes_naming(rank_marker))
 
 
 def test_the_directory_of_the_demo_is_removed_and_old_directories_after_a_day(tmp_path: Path) -> None:
@@ -168,16 +168,14 @@ def test_the_directory_of_the_demo_is_removed_and_old_directories_after_a_day(tm
         shutil.rmtree(old_directory, ignore_errors=True)
         shutil.rmtree(recent_directory, ignore_errors=True)
 
-    assert (old_directory in new_directories, len(new_directories), new_directories & final_directories) == (
-        False,
-        1,
-        set(),
-    )
+    assert old_directory not in new_directories
+    assert len(new_directories) == 1
+    assert not new_directories & final_directories
     assert recent_directory in final_directories
-    assert not (tmp_path / "never").exists()  # the default feed directory of the user stays unchanged
+    assert not (tmp_path / "unused").exists()  # the feed directory of the environment stays unused
 
 
-def test_a_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_a_port_in_use_ends_the_demo_with_one_line_and_status_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         result = run_to_completion(demo_command(port=port))

@@ -26,7 +26,15 @@ PROCESS_METRICS = b"# TYPE process_cpu_seconds_total counter\nprocess_cpu_second
 
 
 class Server:
-    """Sidecar, Pushgateway and OTLP receiver in one server, which stores each request."""
+    """Sidecar, Pushgateway and OTLP receiver in one server.
+
+    Attributes:
+        page: Page of the sidecar, or None if it is not ready.
+        paths: Requested paths of the sidecar.
+        groups: Bodies of the Pushgateway groups by path.
+        requests: Requests to the OTLP receiver.
+        status: Status of responses to pushes.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -36,7 +44,7 @@ class Server:
         self.requests: list[Any] = []
         self.status = 200
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def respond(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         if method == "GET":
             self.paths.append(path)
             return (503, b"not ready") if self.page is None else (200, self.page)
@@ -60,11 +68,11 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    with web_server(server.answer) as server.url:
+    with web_server(server.respond) as server.url:
         yield server
 
 
-def command(server: Server, target: str, *flags: str) -> list[str]:
+def push_command(server: Server, target: str, *flags: str) -> list[str]:
     arguments = [f"--from={server.url}/metrics", "--interval=100ms", *flags, target]
     return [sys.executable, "-m", "exporter", "push", *arguments]
 
@@ -72,7 +80,7 @@ def command(server: Server, target: str, *flags: str) -> list[str]:
 @contextlib.contextmanager
 def pushing(server: Server, target: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        command(server, target), env=child_environment(), stderr=subprocess.PIPE, text=True
+        push_command(server, target), env=child_environment(), stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             yield process
@@ -84,7 +92,7 @@ def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Serve
     path = tmp_path / "training.prom"
     with pushing(server, str(path)) as process:
         wait_until(path.exists)
-        content = path.read_bytes()
+        file_content = path.read_bytes()
         mode = path.stat().st_mode & 0o777
         server.page = None
         wait_until(lambda: not path.exists())
@@ -93,7 +101,7 @@ def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Serve
         process.send_signal(signal.SIGTERM)
         _, message = process.communicate(timeout=10 * PATIENCE)
 
-    assert (content, mode, process.returncode) == (PAGE, 0o644, 0)
+    assert (file_content, mode, process.returncode) == (PAGE, 0o644, 0)
     assert list(tmp_path.iterdir()) == []
     assert message.count("cannot be read: HTTP Error 503") == 1
     assert message.count("works again") == 1
@@ -112,13 +120,13 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
 def test_once_keeps_the_file_and_removes_it_without_a_page(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "training.prom"
     flags = ["--once", "--name=train_*", "--name=gpu_*"]
-    first_result = run_to_completion(command(server, str(path), *flags))
-    content = path.read_bytes()
+    result_with_page = run_to_completion(push_command(server, str(path), *flags))
+    file_content = path.read_bytes()
     server.page = None
-    second_result = run_to_completion(command(server, str(path), "--once"))
+    result_without_page = run_to_completion(push_command(server, str(path), "--once"))
 
-    assert (first_result.returncode, second_result.returncode) == (0, 1)
-    assert content == PAGE
+    assert (result_with_page.returncode, result_without_page.returncode) == (0, 1)
+    assert file_content == PAGE
     assert not path.exists()
     assert server.paths[0] == "/metrics?name%5B%5D=train_%2A&name%5B%5D=gpu_%2A"
 
@@ -153,17 +161,17 @@ def test_a_response_that_is_not_metrics_is_refused_and_removes_the_file(
 
 
 @pytest.mark.parametrize(
-    "text", ["It works!", "It works 5", "train_loss", 'train_loss{rank="0" 1', "{}", "x 1 2 3"]
+    "line", ["It works!", "It works 5", "train_loss", 'train_loss{rank="0" 1', "{}", "x 1 2 3"]
 )
-def test_text_other_than_a_sample_is_refused(server: Server, tmp_path: Path, text: str) -> None:
-    server.page = PAGE + text.encode() + b"\n"
+def test_a_line_other_than_a_sample_is_refused(server: Server, tmp_path: Path, line: str) -> None:
+    server.page = PAGE + line.encode() + b"\n"
 
     assert not Push(f"{server.url}/metrics", TextFile(tmp_path / "x.prom")).step()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "text",
+    "line",
     [
         'x{a="} # é 1",b="\\""} 1',
         "x +Inf",
@@ -174,16 +182,16 @@ def test_text_other_than_a_sample_is_refused(server: Server, tmp_path: Path, tex
         "",
     ],
 )
-def test_each_form_of_a_sample_is_accepted(server: Server, tmp_path: Path, text: str) -> None:
+def test_each_form_of_a_sample_is_accepted(server: Server, tmp_path: Path, line: str) -> None:
     path = tmp_path / "x.prom"
-    server.page = PAGE + text.encode() + b"\n"
+    server.page = PAGE + line.encode() + b"\n"
 
     assert Push(f"{server.url}/metrics", TextFile(path)).step()
     assert path.read_bytes() == server.page
 
 
 def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Path) -> None:
-    class FullDisk(TextFile):
+    class FullDiskAfterFirstWrite(TextFile):
         is_present = False
 
         def put(self, page: bytes, exporter_start: float | None = None) -> None:
@@ -194,11 +202,11 @@ def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Pat
         def remove(self) -> None:
             self.is_present = False
 
-    target = FullDisk(tmp_path / "page.prom")
+    target = FullDiskAfterFirstWrite(tmp_path / "page.prom")
     push = Push(f"{server.url}/metrics", target)
-    steps = [(push.step(), target.is_present) for _ in range(2)]
+    results_and_presence = [(push.step(), target.is_present) for _ in range(2)]
 
-    assert steps == [(True, True), (False, False)]
+    assert results_and_presence == [(True, True), (False, False)]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +230,7 @@ def test_an_invalid_command_line_is_reported_at_the_start(argument: str, message
 
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="node_exporter is not installed")
 def test_node_exporter_shows_the_file_on_its_page(server: Server, tmp_path: Path) -> None:
-    run_to_completion(command(server, str(tmp_path / "training.prom"), "--once"))
+    run_to_completion(push_command(server, str(tmp_path / "training.prom"), "--once"))
     port = free_port()
     flags = ["--collector.disable-defaults", "--collector.textfile"]
     flags += [f"--collector.textfile.directory={tmp_path}", f"--web.listen-address=127.0.0.1:{port}"]
@@ -265,25 +273,27 @@ def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None
     Counter("steps", "Steps.", ["run"], registry=registry).labels("r").inc(7)
     Gauge("loss", "Loss.", registry=registry).set(0.5)
     Summary("batch_seconds", "Batches.", registry=registry).observe(2.5)
-    seconds = Histogram("step_seconds", "Time.", ["rank"], buckets=(0.1, 1.0), registry=registry)
-    for value in (0.05, 0.5, 0.6, 20.0):
-        seconds.labels("0").observe(value)
+    durations = Histogram("step_seconds", "Time.", ["rank"], buckets=(0.1, 1.0), registry=registry)
+    for seconds in (0.05, 0.5, 0.6, 20.0):
+        durations.labels("0").observe(seconds)
     receiver.page = generate_latest(registry)
 
     assert push_once(receiver) == 0
     metrics = receiver.metrics()
-    (steps,) = metrics["steps_total"].sum.data_points
-    (step,) = metrics["step_seconds"].histogram.data_points
-    batches = [metrics[f"batch_seconds_{suffix}"].sum.data_points[0].as_double for suffix in ("count", "sum")]
-    message = (labels_of(steps), steps.as_double, metrics["steps_total"].description)
-    assert message == ({"run": "r"}, 7, "Steps.")
+    (steps_point,) = metrics["steps_total"].sum.data_points
+    (duration_point,) = metrics["step_seconds"].histogram.data_points
+    batch_values = [
+        metrics[f"batch_seconds_{suffix}"].sum.data_points[0].as_double for suffix in ("count", "sum")
+    ]
+    assert (labels_of(steps_point), steps_point.as_double) == ({"run": "r"}, 7)
+    assert metrics["steps_total"].description == "Steps."
     assert metrics["steps_total"].sum.is_monotonic
     assert metrics["steps_total"].sum.aggregation_temporality == 2  # cumulative
-    assert (metrics["loss"].gauge.data_points[0].as_double, batches) == (0.5, [1, 2.5])
-    assert (labels_of(step), list(step.explicit_bounds)) == ({"rank": "0"}, [0.1, 1.0])
-    assert (list(step.bucket_counts), step.count) == ([1, 2, 1], 4)
-    assert step.sum == pytest.approx(21.15)
-    assert not step.HasField("min")
+    assert (metrics["loss"].gauge.data_points[0].as_double, batch_values) == (0.5, [1, 2.5])
+    assert (labels_of(duration_point), list(duration_point.explicit_bounds)) == ({"rank": "0"}, [0.1, 1.0])
+    assert (list(duration_point.bucket_counts), duration_point.count) == ([1, 2, 1], 4)
+    assert duration_point.sum == pytest.approx(21.15)
+    assert not duration_point.HasField("min")
 
 
 def test_only_series_of_the_page_are_sent(receiver: Server) -> None:
@@ -305,16 +315,16 @@ def test_only_series_of_the_page_are_sent(receiver: Server) -> None:
 def test_units_and_start_times_are_sent(receiver: Server) -> None:
     source = f"{receiver.url}/metrics"
     push = Push(source, target_of(["otlp", receiver.url], source))
-    start = b"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1000\n"
-    for value in (5, 7, 2):
-        receiver.page = start + b"# TYPE sent_bytes_total counter\nsent_bytes_total %d\n" % value
+    start_time = b"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1000\n"
+    for sent_bytes in (5, 7, 2):
+        receiver.page = start_time + b"# TYPE sent_bytes_total counter\nsent_bytes_total %d\n" % sent_bytes
         assert push.step()
 
     metrics = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in receiver.requests]
-    starts = [metric.sum.data_points[0].start_time_unix_nano for metric in metrics]
+    start_times = [metric.sum.data_points[0].start_time_unix_nano for metric in metrics]
     times = [metric.sum.data_points[0].time_unix_nano for metric in metrics]
     assert {metric.unit for metric in metrics} == {"By"}
-    assert starts == [1000 * 10**9, 1000 * 10**9, times[1]]  # the last value is below the one before
+    assert start_times == [1000 * 10**9, 1000 * 10**9, times[1]]  # the last value is below the one before
 
 
 def test_a_comment_of_one_word_is_accepted(server: Server, tmp_path: Path) -> None:
@@ -328,11 +338,11 @@ def test_a_comment_of_one_word_is_accepted(server: Server, tmp_path: Path) -> No
 def test_an_exporter_with_a_password_and_client_certificates_is_read(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     password_hash = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
-    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    config = authority.config(f"{lines}basic_auth_users: {{prometheus: '{password_hash}'}}\n")
-    certificate = authority.ca.issue_cert("client")
-    certificate.private_key_pem.write_to_path(str(tmp_path / "client-key.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
+    client_settings = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    config = authority.config(f"{client_settings}basic_auth_users: {{prometheus: '{password_hash}'}}\n")
+    client_certificate = authority.ca.issue_cert("client")
+    client_certificate.private_key_pem.write_to_path(str(tmp_path / "client-key.pem"))
+    client_certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
     (tmp_path / "password").write_text("secret\n")
     names = {"ca": "ca.pem", "cert": "client.pem", "key": "client-key.pem", "password": "password"}
     flags = [f"--from.{name}-file={tmp_path / file}" for name, file in names.items()]
@@ -354,14 +364,14 @@ def test_a_histogram_without_a_known_sum_is_sent_without_a_sum(receiver: Server)
 def test_the_resource_names_the_exporter_unless_the_environment_does(
     receiver: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def resource() -> dict[str, str]:
+    def push_and_read_resource() -> dict[str, str]:
         push_once(receiver)
         return labels_of(receiver.requests[-1].resource_metrics[0].resource)
 
-    default_resource = resource()
+    default_resource = push_and_read_resource()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "cluster=east")
-    configured_resource = resource()
+    configured_resource = push_and_read_resource()
 
     assert default_resource["service.name"] == "training-exporter"
     assert default_resource["service.instance.id"].endswith(

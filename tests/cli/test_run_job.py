@@ -24,8 +24,8 @@ from waiting import wait_until
 
 from exporter.feed import runs
 
-# posix_spawn of glibc ignores its two internal signals in the child, where the thread library restores them.
 GLIBC_SIGNALS = 0b11 << 31
+"""Mask of the two internal signals of glibc, which posix_spawn ignores in the child until the thread library restores them."""
 
 
 def run_job(feed: Path, *job: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -38,12 +38,12 @@ def run_job(feed: Path, *job: str, **options: object) -> subprocess.CompletedPro
     [("exit 0", 0), ("exit 255", 255), ("kill -KILL $$", -9), ("kill -TERM $$", -15), ("kill -SEGV $$", -11)],
 )
 def test_run_exits_with_the_status_of_the_job(tmp_path: Path, program: str, status: int) -> None:
-    start = time.time()
+    start_time = time.time()
     result = run_job(tmp_path, "sh", "-c", program)
     (end,) = runs.ends(tmp_path)
 
     assert (result.returncode, end.status, end.run) == (status, status, "r")
-    assert start < end.started_at < end.noticed_at < time.time()
+    assert start_time < end.started_at < end.noticed_at < time.time()
 
 
 def test_the_job_starts_before_the_configuration_is_imported(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_job_starts_before_the_configuration_is_imported(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "mode", "status", "message"),
+    ("name", "program", "mode", "status", "message"),
     [
         ("no-such-command-anywhere", None, 0, 127, "no-such-command-anywhere: command not found"),
         ("{}/nothing", None, 0, 127, "{}/nothing: No such file or directory"),
@@ -67,12 +67,12 @@ def test_the_job_starts_before_the_configuration_is_imported(tmp_path: Path) -> 
     ],
 )
 def test_a_command_that_cannot_be_executed_exits_as_in_a_shell_with_one_line(
-    tmp_path: Path, name: str, content: str | None, mode: int, status: int, message: str
+    tmp_path: Path, name: str, program: str | None, mode: int, status: int, message: str
 ) -> None:
-    if content is not None:
-        (tmp_path / "program").write_text(content)
+    if program is not None:
+        (tmp_path / "program").write_text(program)
         (tmp_path / "program").chmod(mode)
-    sidecar_file = tmp_path / "sidecar"
+    sidecar_file = tmp_path / "sidecar"  # created by the stand-in for the sidecar
     result = run_to_completion(
         supervise_command(tmp_path, [name.format(tmp_path)], sidecar=["/bin/touch", str(sidecar_file)])
     )
@@ -89,35 +89,41 @@ def test_the_job_owns_the_standard_streams(tmp_path: Path) -> None:
 
 
 def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> None:
-    script = "print([read_id(0) == read_id(os.getppid()) for read_id in (os.getpgid, os.getsid)])"
+    program = "import os; print([read_id(0) == read_id(os.getppid()) for read_id in (os.getpgid, os.getsid)])"
 
-    assert run_job(tmp_path, sys.executable, "-c", f"import os; {script}").stdout == "[True, True]\n"
+    assert run_job(tmp_path, sys.executable, "-c", program).stdout == "[True, True]\n"
 
 
 def test_the_job_inherits_the_signal_mask_and_dispositions_of_run(tmp_path: Path) -> None:
-    script = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
+    print_masks = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
     env_command = ["env", "--default-signal", "--ignore-signal=HUP", "--block-signal=USR1"]
 
     outputs = [
         run_to_completion([*env_command, *command]).stdout
-        for command in (supervise_command(tmp_path, script), script)
+        for command in (supervise_command(tmp_path, print_masks), print_masks)
     ]
-    masks = [[int(line.split()[1], 16) & ~GLIBC_SIGNALS for line in text.splitlines()] for text in outputs]
+    masks_under_run, masks_without_run = (
+        [int(line.split()[1], 16) & ~GLIBC_SIGNALS for line in output.splitlines()] for output in outputs
+    )
 
-    assert masks[0] == masks[1] == [1 << signal.SIGUSR1 - 1, 1 << signal.SIGHUP - 1]
+    assert masks_under_run == masks_without_run == [1 << signal.SIGUSR1 - 1, 1 << signal.SIGHUP - 1]
 
 
 def test_inherited_descriptors_reach_the_job_but_not_the_sidecar(tmp_path: Path) -> None:
-    note = tmp_path / "sidecar"
-    script = "ls -l /proc/self/fd | grep -c 'inherited$'"
-    sidecar = ["/bin/sh", "-c", f"{script} > {note}.new; mv {note}.new {note}"]
-    job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done; {script}"]
+    sidecar_output = tmp_path / "sidecar"
+    count_inherited = "ls -l /proc/self/fd | grep -c 'inherited$'"
+    sidecar = [
+        "/bin/sh",
+        "-c",
+        f"{count_inherited} > {sidecar_output}.new; mv {sidecar_output}.new {sidecar_output}",
+    ]
+    job = ["sh", "-c", f"while [ ! -e {sidecar_output} ]; do sleep 0.05; done; {count_inherited}"]
     with (tmp_path / "inherited").open("w") as file:
         result = run_to_completion(
             supervise_command(tmp_path, job, sidecar=sidecar), pass_fds=[file.fileno()]
         )
 
-    assert (result.stdout, note.read_text()) == ("1\n", "0\n")
+    assert (result.stdout, sidecar_output.read_text()) == ("1\n", "0\n")
 
 
 def test_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
@@ -198,7 +204,7 @@ def test_a_job_with_the_exporter_disabled_runs_unchanged(tmp_path: Path) -> None
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_an_unusable_feed_directory_is_one_line_and_the_job_runs(tmp_path: Path) -> None:
+def test_an_unusable_feed_directory_is_reported_in_one_line_and_the_job_runs(tmp_path: Path) -> None:
     feed_file = tmp_path / "file"
     feed_file.touch()
     result = run_to_completion(run_command(feed_file, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
@@ -229,11 +235,11 @@ def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path)
 
 def test_two_threads_may_import_the_first_bridged_libraries_at_the_same_time(tmp_path: Path) -> None:
     # Both threads have taken the finder from the list of finders before one of them removes it.
-    code = (
+    program = (
         "import sys; finder = next(hook for hook in sys.meta_path if 'sitecustomize' in str(hook));"
         "specs = [finder.find_spec('keras'), finder.find_spec('ignite.engine')]; print(len(specs))"
     )
-    result = run_to_completion(run_command(tmp_path / "feed", [sys.executable, "-c", code]))
+    result = run_to_completion(run_command(tmp_path / "feed", [sys.executable, "-c", program]))
 
     assert (result.returncode, result.stdout) == (0, "2\n"), result.stderr
 
@@ -243,12 +249,12 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
     auto: str, has_hook: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("")
-    code = (
+    program = (
         "import sitecustomize as own, sys; hooks = [hook for hook in sys.meta_path if 'sitecustomize' in str(hook)];"
         "print(own.__file__, bool(hooks), [path for path in sys.path if 'autoload' in path])"
     )
     path = f"{REPOSITORY}:{tmp_path}"
-    command = run_command(tmp_path / "feed", [sys.executable, "-c", code])
+    command = run_command(tmp_path / "feed", [sys.executable, "-c", program])
     result = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
 
     assert result.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(has_hook), "[]\n"]

@@ -42,9 +42,9 @@ dist.barrier()
 """
 
 
-def agent_command(node: int, address: list[str], script: Path, *arguments: object) -> list[str]:
+def agent_command(node: int, rendezvous_options: list[str], script: Path, *arguments: object) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
-    return [*launcher, "--nproc-per-node=1", *address, str(script), *map(str, arguments)]
+    return [*launcher, "--nproc-per-node=1", *rendezvous_options, str(script), *map(str, arguments)]
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
@@ -53,31 +53,34 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
 ) -> None:
     script, rendezvous_port = tmp_path / "train.py", free_port()
     script.write_text(JOB)
-    static = ["--master-addr=127.0.0.1", f"--master-port={rendezvous_port}"]
-    c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{rendezvous_port}"]
+    static_options = ["--master-addr=127.0.0.1", f"--master-port={rendezvous_port}"]
+    c10d_options = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{rendezvous_port}"]
+    rendezvous_options = static_options if backend == "static" else c10d_options
     feeds, ports = [tmp_path / "feed0", tmp_path / "feed1"], [free_port(), free_port()]
     log_files = [tmp_path / "stderr0", tmp_path / "stderr1"]
     with ExitStack() as stack:
         for node, (feed, port, path) in enumerate(zip(feeds, ports, log_files, strict=True)):
-            job = agent_command(node, static if backend == "static" else c10d, script, tmp_path, STEPS)
+            job = agent_command(node, rendezvous_options, script, tmp_path, STEPS)
             stderr = stack.enter_context(path.open("w"))
             command = run_command(feed, job, f"--state.dir={tmp_path / f'state{node}'}", port=port)
             settings = {"stderr": stderr, "env": child_environment(OMP_NUM_THREADS="1")}
             stack.enter_context(running_process(command, feed, **settings))
         wait_until((tmp_path / "rank0").exists)
         wait_until((tmp_path / "rank1").exists)
-        ranks = [wait_until(partial(port_with, rank, ports)) for rank in (0, 1)]
-        wait_until(lambda: "training_run_state{" in page(ranks[0]))
-        pages = [page(port) for port in ranks]
+        ports_by_rank = [wait_until(partial(port_of_rank, rank, ports)) for rank in (0, 1)]
+        wait_until(lambda: "training_run_state{" in page(ports_by_rank[0]))
+        pages = [page(port) for port in ports_by_rank]
         (tmp_path / "pages-read").touch()
 
-    names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in log_files}  # type: ignore[union-attr]  # None fails the test
-    identities = {
-        name for text in pages for name in re.findall(r'^training_\w+\{.*\brun="([^"]+)"', text, re.MULTILINE)
+    logged_names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in log_files}  # type: ignore[union-attr]  # None fails the test
+    published_names = {
+        name
+        for exposition in pages
+        for name in re.findall(r'^training_\w+\{.*\brun="([^"]+)"', exposition, re.MULTILINE)
     }
     rank_record = json.loads((tmp_path / "rank0").read_text())
-    assert len(names) == 1
-    assert identities == names
+    assert len(logged_names) == 1
+    assert published_names == logged_names
     assert all("share the run name above" in path.read_text() for path in log_files)
     assert sum_by_labels(pages[0], "training_steps_total", mode="train") == rank_record["steps"] == STEPS
     assert sum_by_labels(pages[0], "training_loss", mode="train") == pytest.approx(
@@ -87,7 +90,7 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
     assert series(pages[1], "training_run_state") == {}  # published once, beside rank 0
 
 
-def port_with(rank: int, ports: list[int]) -> int | None:
+def port_of_rank(rank: int, ports: list[int]) -> int | None:
     """Return the port of the sidecar whose page has all steps of a rank, or None."""
     steps = {
         port: sum_by_labels(page(port), "training_steps_total", rank=str(rank), mode="train")

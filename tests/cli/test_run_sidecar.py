@@ -33,7 +33,6 @@ from waiting import PATIENCE, wait_until
 
 from exporter.feed import runs
 
-# Records as many steps as the first argument says, and one more step once the file of the second argument exists.
 RECORDING_JOB = """
 import sys, time
 from pathlib import Path
@@ -48,6 +47,7 @@ while not continue_file.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
 stat.add(1.0)
 """
+"""Job that records a number of steps, and one more step once a file exists. Arguments: STEPS FILE."""
 
 
 class Launch:
@@ -117,11 +117,11 @@ def test_after_a_signal_run_waits_at_most_three_seconds(
         supervise_command(feed, job, sidecar=sleeping_sidecar, linger_seconds=60), feed
     ) as run:
         wait_until((tmp_path / "ready").exists)
-        start = time.monotonic()
+        signal_time = time.monotonic()
         run.send_signal(signal_number)
 
         assert run.wait(timeout=10 * PATIENCE) == -signal_number
-        assert time.monotonic() - start < 3 + 3 * PATIENCE  # the sidecar would sleep for 60 s
+        assert time.monotonic() - signal_time < 3 + 3 * PATIENCE  # the sidecar would sleep for 60 s
 
 
 def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
@@ -152,13 +152,13 @@ def test_only_the_output_of_the_job_is_printed_by_default(feed: Path) -> None:
         for flags in ([], ["--log.level=info"])
     ]
 
-    first, *rest = logs[0].splitlines()
-    assert re.fullmatch(r"exporter: run sh-\d{8}-\d{4}-\w+", first)
-    assert rest == ["the job"]
+    run_line, *job_lines = logs[0].splitlines()
+    assert re.fullmatch(r"exporter: run sh-\d{8}-\d{4}-\w+", run_line)
+    assert job_lines == ["the job"]
     assert "listening on" in logs[1]
 
 
-def test_a_port_in_use_is_one_line_and_the_job_runs(feed: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line_and_the_job_runs(feed: Path, tmp_path: Path) -> None:
     log_file = tmp_path / "stderr"
     wait = f"for i in $(seq 300); do grep -q 'cannot listen' {log_file} && break; sleep 0.1; done"
     job = ["sh", "-c", f"{wait}; sleep 0.5; exit 3"]
@@ -186,18 +186,18 @@ def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp
 
 def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, tmp_path: Path) -> None:
     second_continue_file = tmp_path / "second"
-    with launch.started_run("--run.linger=0s") as first:
+    with launch.started_run("--run.linger=0s") as first_run:
         (sidecar,) = sidecars(launch.feed)
-        joining = launch.command("--run.linger=0s", continue_file=second_continue_file)
-        with running_process(joining, tmp_path / "none") as second:
+        joining_command = launch.command("--run.linger=0s", continue_file=second_continue_file)
+        with running_process(joining_command, tmp_path / "none") as second_run:
             wait_until(lambda: len(runs.jobs(launch.feed)) == 2)
             launch.continue_file.touch()
-            assert first.wait(timeout=8 * PATIENCE) == 0
+            assert first_run.wait(timeout=8 * PATIENCE) == 0
             assert sidecars(launch.feed) == [sidecar]
             assert is_ready(launch.port)
 
             second_continue_file.touch()
-            assert second.wait(timeout=8 * PATIENCE) == 0
+            assert second_run.wait(timeout=8 * PATIENCE) == 0
             assert sidecars(launch.feed) == []
 
 
@@ -229,9 +229,9 @@ def test_the_job_is_unaffected_by_a_killed_sidecar_and_totals_continue(launch: L
 
 
 def test_a_named_run_continues_the_totals_of_the_previous_launch(launch: Launch) -> None:
-    with launch.started_run("--run.linger=0s", "--run.name=llama") as first:
+    with launch.started_run("--run.linger=0s", "--run.name=llama") as run:
         launch.continue_file.touch()
-        first.wait()
+        run.wait()
     launch.continue_file.unlink()
 
     with launch.started_run("--run.linger=0s", "--run.name=llama", steps=10):
@@ -258,22 +258,26 @@ def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path)
     starts.touch()
     sidecar = ["/bin/sh", "-c", f"echo x >> {starts}; [ $(wc -l < {starts}) -lt 2 ] && exit 9; exit 2"]
     job = ["sh", "-c", f"while [ $(wc -l < {starts}) -lt 2 ]; do sleep 0.1; done; sleep 0.2"]
-    output = run_to_completion(supervise_command(feed, job, sidecar=sidecar)).stderr
+    stderr = run_to_completion(supervise_command(feed, job, sidecar=sidecar)).stderr
 
     restart_line = "exporter: the sidecar ended with status 9; it restarts in 1 s; the job is not affected\n"
-    assert output == FIRST_LINE + restart_line
+    assert stderr == FIRST_LINE + restart_line
     assert len(read_lines(starts)) == 2
 
 
 def test_the_sidecar_has_its_own_session_and_no_standard_input(feed: Path, tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    script = f"cut -d' ' -f1,6 /proc/self/stat > {note}.new; readlink /proc/self/fd/0 >> {note}.new; mv {note}.new {note}"
-    job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done"]
+    report = tmp_path / "report"
+    # Writes the process id, the session id and the target of standard input.
+    script = (
+        f"cut -d' ' -f1,6 /proc/self/stat > {report}.new; readlink /proc/self/fd/0 >> {report}.new;"
+        f" mv {report}.new {report}"
+    )
+    job = ["sh", "-c", f"while [ ! -e {report} ]; do sleep 0.05; done"]
     run_to_completion(supervise_command(feed, job, sidecar=["/bin/sh", "-c", script]))
 
-    (ids, stream) = read_lines(note)
-    assert int(ids.split()[1]) != os.getsid(0)
-    assert stream == "/dev/null"
+    process_and_session, standard_input = read_lines(report)
+    assert int(process_and_session.split()[1]) != os.getsid(0)
+    assert standard_input == "/dev/null"
 
 
 def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) -> None:

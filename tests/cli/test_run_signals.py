@@ -27,20 +27,19 @@ FORWARDED_SIGNALS = [
     signal.SIGWINCH,
 ]
 
-# Makes standard input the controlling terminal and joins the foreground process group.
 TERMINAL_PROGRAM = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
+"""Program that makes standard input its controlling terminal and becomes the command of its arguments."""
 
-# Handles Ctrl-C like a training job: completes a checkpoint of one second, and exits.
 CHECKPOINTING_JOB = """
 import os, signal, sys, time
 directory, status = sys.argv[1], int(sys.argv[2])
-def save(number, frame):
-    with open(f"{directory}/signals", "a") as notes:
-        notes.write(f"{number}\\n")
+def save(signal_number, frame):
+    with open(f"{directory}/signals", "a") as log:
+        log.write(f"{signal_number}\\n")
     with open(f"{directory}/checkpoint.new", "w") as file:
         for part in range(10):
             file.write(f"part {part}\\n")
@@ -51,6 +50,7 @@ signal.signal(signal.SIGINT, save)
 open(f"{directory}/ready", "w").close()
 time.sleep(30)
 """
+"""Job that completes a checkpoint of one second at Ctrl-C, and exits with a status. Arguments: DIRECTORY STATUS."""
 
 
 @contextlib.contextmanager
@@ -58,20 +58,20 @@ def job_that_logs_signals(
     tmp_path: Path, *, prefix: Sequence[str] = (), inner_prefix: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Start a job under `run` that logs its signals. Programs can precede `run` and the job."""
-    notes = tmp_path / "notes"
-    command = [*prefix, *supervise_command(tmp_path, [*inner_prefix, *signal_logging_job(notes)])]
+    log = tmp_path / "log"
+    command = [*prefix, *supervise_command(tmp_path, [*inner_prefix, *signal_logging_job(log)])]
     with running_process(command, tmp_path, stderr=subprocess.PIPE) as process:
-        wait_until(lambda: "ready" in read_lines(notes))
-        yield process, notes
+        wait_until(lambda: "ready" in read_lines(log))
+        yield process, log
 
 
-def signals_after_the_last(notes: Path, end: Callable[[], object]) -> list[str]:
-    """Return the signals that the job logged until its end, some time after the signal under test."""
-    wait_until(lambda: len(read_lines(notes)) > 1)
+def signals_until_end(log: Path, end_job: Callable[[], object]) -> list[str]:
+    """Wait for the signal under test, end the job by SIGUSR2, and return the other signals that the job has logged."""
+    wait_until(lambda: len(read_lines(log)) > 1)
     time.sleep(0.2)  # time for a second signal, which must not arrive
-    end()
-    wait_until(lambda: "SIGUSR2" in read_lines(notes))
-    return [name for name in read_lines(notes) if name not in {"ready", "SIGUSR2"}]
+    end_job()
+    wait_until(lambda: "SIGUSR2" in read_lines(log))
+    return [name for name in read_lines(log) if name not in {"ready", "SIGUSR2"}]
 
 
 @contextlib.contextmanager
@@ -99,29 +99,29 @@ def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[
 def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
     tmp_path: Path, send: Callable[[int, int], None], signal_number: signal.Signals, inner_prefix: list[str]
 ) -> None:
-    with job_that_logs_signals(tmp_path, inner_prefix=inner_prefix) as (run, notes):
+    with job_that_logs_signals(tmp_path, inner_prefix=inner_prefix) as (run, log):
         send(run.pid, signal_number)
 
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [signal_number.name]
+        assert signals_until_end(log, lambda: run.send_signal(signal.SIGUSR2)) == [signal_number.name]
         assert run.wait() == 0
 
 
 def test_timeout_signals_child_and_group_and_the_job_receives_one_signal(tmp_path: Path) -> None:
-    with job_that_logs_signals(tmp_path, prefix=["timeout", "--signal=TERM", "5"]) as (timeout, notes):
-        names = signals_after_the_last(notes, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
+    with job_that_logs_signals(tmp_path, prefix=["timeout", "--signal=TERM", "5"]) as (timeout, log):
+        names = signals_until_end(log, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
 
         assert names == ["SIGTERM"]
 
 
 def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) -> None:
-    with job_that_logs_signals(tmp_path) as (run, notes):
+    with job_that_logs_signals(tmp_path) as (run, log):
         probes: list[psutil.Process] = []
         while not probes:  # the process has its final name once it exists
             probes = [child for child in psutil.Process(run.pid).children() if child.name() == "signal-probe"]
         probes[0].kill()
         run.send_signal(signal.SIGTERM)
 
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
+        assert signals_until_end(log, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
 
 
 @pytest.mark.parametrize("status", [0, 130])
@@ -137,29 +137,29 @@ def test_ctrl_c_during_training_leaves_a_complete_checkpoint(tmp_path: Path, sta
 
 
 def test_a_terminal_hangup_reaches_the_job_when_run_leads_the_session(tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    with terminal(supervise_command(tmp_path, signal_logging_job(notes)), tmp_path) as (run, keyboard):
-        wait_until(lambda: "ready" in read_lines(notes))
+    log = tmp_path / "log"
+    with terminal(supervise_command(tmp_path, signal_logging_job(log)), tmp_path) as (run, keyboard):
+        wait_until(lambda: "ready" in read_lines(log))
         os.close(keyboard)
 
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGHUP"]
+        assert signals_until_end(log, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGHUP"]
 
 
 def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: Path) -> None:
     # The loop starts no process: a child stopped between vfork and exec would block the shell.
     os.mkfifo(tmp_path / "go")
-    go = os.open(tmp_path / "go", os.O_RDWR)
-    job = ["sh", "-c", f": > {tmp_path}/begun; read line < {tmp_path}/go; : > {tmp_path}/ended; exit 9"]
+    go_pipe = os.open(tmp_path / "go", os.O_RDWR)
+    job = ["sh", "-c", f": > {tmp_path}/started; read line < {tmp_path}/go; : > {tmp_path}/ended; exit 9"]
     (tmp_path / "command").write_text(shlex.join(supervise_command(tmp_path, job)))
     with terminal(["bash", "--norc", "-i"], tmp_path) as (_, keyboard):
         os.write(keyboard, f". {tmp_path}/command\n".encode())
-        wait_until((tmp_path / "begun").exists)
+        wait_until((tmp_path / "started").exists)
         os.write(keyboard, b"\x1a")
         # Ctrl-Z discards input typed before the shell reads again.
         wait_until(lambda: count_stopped_processes(str(tmp_path)) > 1)
         type_line(keyboard, f"jobs > {tmp_path}/jobs", tmp_path / "jobs")
-        os.write(go, b"on\n")
-        os.close(go)
+        os.write(go_pipe, b"on\n")
+        os.close(go_pipe)
         time.sleep(1)
         was_stopped = not (tmp_path / "ended").exists()
         type_line(
@@ -173,12 +173,12 @@ def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: 
     assert read_lines(tmp_path / "status") == ["9"]
 
 
-def type_line(keyboard: int, line: str, result: Path) -> None:
-    """Type a line until the result exists, because a shell discards earlier input."""
+def type_line(keyboard: int, line: str, result_file: Path) -> None:
+    """Type a line repeatedly until its result exists, because the shell may discard input."""
     for _ in range(60):
         os.write(keyboard, f"{line}\n".encode())
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: read_lines(result), 0.5)
+            wait_until(lambda: read_lines(result_file), 0.5)
             return
     raise AssertionError(f"no result of {line}")
 

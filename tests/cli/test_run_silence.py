@@ -34,10 +34,10 @@ LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 
 
 @contextlib.contextmanager
-def job(
+def sleeping_job(
     tmp_path: Path, program: str, *prefix: str, python: str = sys.executable, **variables: str
 ) -> Iterator[int]:
-    """Run a sleeping Python job like `run`, and yield its process id."""
+    """Run a Python job that sleeps after its program, in the environment that `run` sets, and yield its process id."""
     script = tmp_path / "train.py"
     script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
     env = child_environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | variables
@@ -63,7 +63,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_an_interpreter_without_the_package_is_named_with_a_remedy(tmp_path: Path, bare_python: str) -> None:
-    with job(tmp_path, "", python=bare_python, PYTHONPATH="") as pid:
+    with sleeping_job(tmp_path, "", python=bare_python, PYTHONPATH="") as pid:
         silence = reported_silence(tmp_path, pid)
 
     assert silence.reason == "not_installed"
@@ -73,7 +73,7 @@ def test_an_interpreter_without_the_package_is_named_with_a_remedy(tmp_path: Pat
 
 def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "exporter.py").write_text("")
-    with job(tmp_path, "") as pid:
+    with sleeping_job(tmp_path, "") as pid:
         silence = reported_silence(tmp_path, pid)
 
     assert silence.reason == "shadowed"
@@ -90,20 +90,20 @@ def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_disabling_environment_is_reported(tmp_path: Path, variables: dict[str, str], reason: str) -> None:
-    with job(tmp_path, "", **variables) as pid:
+    with sleeping_job(tmp_path, "", **variables) as pid:
         assert reported_silence(tmp_path, pid).reason == reason
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change to another user")
 def test_a_directory_that_is_not_writable_for_the_job_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with job(tmp_path, "import os; os.setuid(65534)") as pid:
+    with sleeping_job(tmp_path, "import os; os.setuid(65534)") as pid:
         assert reported_silence(tmp_path, pid).reason == "feed_directory"
 
 
 def test_a_recording_job_is_not_reported_as_silent(tmp_path: Path) -> None:
     program = "import exporter; exporter.Stat('a', ['mean']).add(1.0); exporter.flush()"
-    with job(tmp_path, program, "sh", "-c", '"$@"; true', "sh") as pid:
+    with sleeping_job(tmp_path, program, "sh", "-c", '"$@"; true', "sh") as pid:
         assert silence_of(pid, "r", tmp_path) is None
 
 
@@ -118,8 +118,8 @@ def test_a_job_without_python_is_not_reported_as_silent(tmp_path: Path) -> None:
 def test_the_remedy_needs_no_package_index(tmp_path: Path, bare_python: str) -> None:
     if "PYTHONPATH=" not in install_command(bare_python, ""):
         pytest.skip("the package is not installed from here")
-    code = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
-    result = run_to_completion([bare_python, "-c", code])
+    program = "import exporter, importlib.metadata as metadata; print([point.value for point in metadata.entry_points(group='torch.backends')])"
+    result = run_to_completion([bare_python, "-c", program])
 
     assert "exporter_auto:start" in result.stdout
 
@@ -138,8 +138,8 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
         wait_until(lambda: "has recorded nothing" in log_file.read_text(), 40)
         wait_until(lambda: "training_run_silent{" in page(port))
         status_page, metrics = scrape(port, "/"), page(port)
-        check = [*LAUNCHER, "check", f"--feed.dir={feed}", "--web.listen-address=127.0.0.1:0"]
-        check_output = run_to_completion(check).stdout
+        check_command = [*LAUNCHER, "check", f"--feed.dir={feed}", "--web.listen-address=127.0.0.1:0"]
+        check_output = run_to_completion(check_command).stdout
 
     assert f"not installed for {bare_python}" in log_file.read_text()
     assert f"not installed for {bare_python}" in status_page
@@ -153,14 +153,14 @@ def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path
         (job_file,) = wait_until(lambda: [*(tmp_path / "runs").glob("*.job")])
         job = Job(7, "train-1", 0.0, silence, launch="5f2c")
         job_file.write_text(json.dumps(dataclasses.asdict(job)))
-        recording: list[ProcessIdentity] = []
-        jobs = SilentJobs(tmp_path, lambda: recording)
+        recording_processes: list[ProcessIdentity] = []
+        jobs = SilentJobs(tmp_path, lambda: recording_processes)
         jobs.collect()
-        silent = jobs.jobs
-        recording.append(make_process(run="mine", launch="5f2c"))
+        jobs_before_recording = jobs.jobs
+        recording_processes.append(make_process(run="mine", launch="5f2c"))
         jobs.collect()
 
-    assert silent == (job,)
+    assert jobs_before_recording == (job,)
     assert jobs.jobs == ()
 
 

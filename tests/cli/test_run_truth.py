@@ -16,7 +16,7 @@ from run_support import (
     running_process,
     sample_value,
     sidecars,
-    start,
+    start_program,
     start_run,
 )
 from waiting import wait_until
@@ -40,16 +40,16 @@ def kill_process(process: subprocess.Popen[str]) -> None:
 
 def start_writer(feed: Path) -> subprocess.Popen[str]:
     """Start a process that holds the lock of a feed file."""
-    return start(LOCK_HOLDER, feed / f"{'a' * 32}.lock")
+    return start_program(LOCK_HOLDER, feed / f"{'a' * 32}.lock")
 
 
 def test_a_run_is_active_until_its_end_and_leaves_no_file(tmp_path: Path) -> None:
     assert not runs.any_active(tmp_path)
-    first, second = start_run(tmp_path), start_run(tmp_path)
-    first.communicate()
+    first_run, second_run = start_run(tmp_path), start_run(tmp_path)
+    first_run.communicate()
 
     assert runs.any_active(tmp_path)
-    second.communicate()
+    second_run.communicate()
     assert not runs.any_active(tmp_path)
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -63,13 +63,13 @@ def test_a_killed_run_is_active_until_its_job_stops_recording_and_later_writers_
     assert runs.any_active(tmp_path)
     kill_process(job)
     assert not runs.any_active(tmp_path)
-    later = start_writer(tmp_path)
+    later_job = start_writer(tmp_path)
     assert not runs.any_active(tmp_path)
-    kill_process(later)
+    kill_process(later_job)
 
 
 def test_writers_without_a_run_and_an_owning_sidecar_do_not_keep_a_sidecar_alive(tmp_path: Path) -> None:
-    job, sidecar = start_writer(tmp_path), start(LOCK_HOLDER, tmp_path / "owner.lock")
+    job, sidecar = start_writer(tmp_path), start_program(LOCK_HOLDER, tmp_path / "owner.lock")
 
     assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == ({job.pid}, sidecar.pid)
     assert not runs.any_active(tmp_path)
@@ -98,7 +98,6 @@ with training.training_loop(train_iterations_start=0):
     time.sleep(600)
 """
 
-# The first registered exit handler runs last, like a device teardown after the feed has closed.
 SLOWLY_FAILING_JOB = """
 import atexit, sys, time
 atexit.register(time.sleep, 2.0)
@@ -112,6 +111,7 @@ with training.application(), training.training_loop(train_iterations_start=0):
                 pass
 sys.exit(3)
 """
+"""Job that fails two seconds after its last step: its exit handler runs last, like the teardown of a device."""
 
 PROMETHEUS_CLIENT_JOB = """
 import time

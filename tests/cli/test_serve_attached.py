@@ -26,8 +26,12 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_an_attached_sidecar_yields_silently_to_a_running_exporter(tmp_path: Path) -> None:
-    with sidecar(tmp_path) as first:
-        flags = [f"--web.listen-address={first.address}", f"--feed.dir={tmp_path / 'feed'}", "--run.attached"]
+    with sidecar(tmp_path) as running:
+        flags = [
+            f"--web.listen-address={running.address}",
+            f"--feed.dir={tmp_path / 'feed'}",
+            "--run.attached",
+        ]
         result = exporter(*flags)
 
     assert (result.returncode, result.stdout, result.stderr) == (3, "", "")
@@ -38,20 +42,19 @@ def test_an_attached_sidecar_ends_with_the_last_run_without_a_regular_scraper(
 ) -> None:
     with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
         running.request("/metrics")
-        was_running = running.process.poll() is None
+        assert running.process.poll() is None
         run.communicate()
 
-        assert was_running
         assert running.process.wait(10 * PATIENCE) == 0
 
 
 class ScrapeSchedule:
     """Simulated feed passes and scrapes of a sidecar."""
 
-    due, time, feed_passes = 10.0, 0.0, 0
+    expected_scrape_at, time, feed_passes = 10.0, 0.0, 0
 
     def next_expected_scrape(self) -> float | None:
-        return self.due
+        return self.expected_scrape_at
 
     def collect_feed(self) -> None:
         pass
@@ -71,7 +74,7 @@ class ScrapeSchedule:
 def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrape(
     passes: int, observations: list[tuple[float, float, bool]]
 ) -> None:
-    """Observe the period at times, each with the time of the next expected scrape and the expected result."""
+    # An observation is a time, the time of the next expected scrape, and the expected result.
     schedule = ScrapeSchedule()
     linger_period = LingerPeriod(
         schedule, is_active=lambda: False, linger_seconds=30.0, monotonic=lambda: schedule.time
@@ -79,7 +82,7 @@ def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrap
     linger_period.is_over()
     schedule.feed_passes = passes
     outcomes = []
-    for schedule.time, schedule.due, _ in observations:
+    for schedule.time, schedule.expected_scrape_at, _ in observations:
         outcomes.append(linger_period.is_over())
 
     assert outcomes == [is_over for _, _, is_over in observations]
@@ -106,43 +109,43 @@ def attached_job(
         [sys.executable, "-c", JOB, str(port)], env=env, stdin=pipe, stdout=pipe, text=True
     ) as job:
         assert job.stdout is not None
-        line = job.stdout.readline().strip()
-        yield job, int(line) if line != "None" else None
+        printed_pid = job.stdout.readline().strip()
+        yield job, int(printed_pid) if printed_pid != "None" else None
 
 
 @pytest.mark.parametrize("ending", ["exit", "kill"])
 def test_a_sidecar_started_by_the_job_serves_and_ends_with_it(tmp_path: Path, ending: str) -> None:
     port = free_port()
-    with attached_job(tmp_path, port) as (job, sidecar):
-        assert sidecar is not None
+    with attached_job(tmp_path, port) as (job, sidecar_pid):
+        assert sidecar_pid is not None
         wait_until(lambda: "train_loss_count" in page(port))
         if ending == "kill":
             job.kill()
 
-    wait_until(lambda: not is_alive(sidecar))
+    wait_until(lambda: not is_alive(sidecar_pid))
     assert job.returncode == (0 if ending == "exit" else -signal.SIGKILL)
 
 
 def test_two_processes_share_one_sidecar(tmp_path: Path) -> None:
     port = free_port()
-    with contextlib.ExitStack() as second:
-        with attached_job(tmp_path, port) as (_, serving):
+    with contextlib.ExitStack() as second_job:
+        with attached_job(tmp_path, port) as (_, sidecar_pid):
             wait_until(lambda: is_ready(port))
-            _, other_pid = second.enter_context(attached_job(tmp_path, free_port()))
-            assert serving is not None
-            assert other_pid is not None
-            wait_until(lambda: not is_alive(other_pid))
-        assert is_alive(serving)
+            _, second_sidecar_pid = second_job.enter_context(attached_job(tmp_path, free_port()))
+            assert sidecar_pid is not None
+            assert second_sidecar_pid is not None
+            wait_until(lambda: not is_alive(second_sidecar_pid))
+        assert is_alive(sidecar_pid)
 
-    wait_until(lambda: not is_alive(serving))
+    wait_until(lambda: not is_alive(sidecar_pid))
 
 
 @pytest.mark.parametrize(("folder", "variables"), [(".", {"EXPORTER_DISABLED": "1"}), ("missing/parent", {})])
 def test_a_disabled_or_failing_sidecar_does_not_affect_the_job(
     tmp_path: Path, folder: str, variables: dict[str, str]
 ) -> None:
-    with attached_job(tmp_path / folder, free_port(), **variables) as (job, sidecar):
-        assert sidecar is None
+    with attached_job(tmp_path / folder, free_port(), **variables) as (job, sidecar_pid):
+        assert sidecar_pid is None
 
     assert job.returncode == 0
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -20,28 +21,28 @@ from waiting import wait_until
 from exporter.replay.machines import PACKAGE_DIRECTORY
 
 CONFIGURATION = """
-gpu: {{{gpu}}}
+gpu: {{{gpu_settings}}}
 energy: {{lock_dir: {directory}}}
 """
 SHORT_INTERVALS = "interval: 200ms, period: 200ms, retry: 300ms"
-COUNTERS = re.compile(r"^(gpu_\w+_total\{.*\}) (\S+)$", re.MULTILINE)
+GPU_COUNTERS = re.compile(r"^(gpu_\w+_total\{.*\}) (\S+)$", re.MULTILINE)
 
 
-def configure(tmp_path: Path, gpu: str) -> str:
-    """Write a configuration and return its flag."""
+def configure(tmp_path: Path, gpu_settings: str) -> str:
+    """Write a configuration with settings of the section `gpu`, and return the flag that selects it."""
     file = tmp_path / "config.yaml"
-    file.write_text(CONFIGURATION.format(gpu=gpu, directory=tmp_path))
+    file.write_text(CONFIGURATION.format(gpu_settings=gpu_settings, directory=tmp_path))
     return f"--config.file={file}"
 
 
-def reconfigure(running: Sidecar, tmp_path: Path, gpu: str) -> None:
+def reconfigure(running: Sidecar, tmp_path: Path, gpu_settings: str) -> None:
     """Reload with a new `gpu` section."""
-    configure(tmp_path, gpu)
+    configure(tmp_path, gpu_settings)
     running.reload()
 
 
 def counters(running: Sidecar) -> dict[str, float]:
-    return {series: float(value) for series, value in COUNTERS.findall(running.page)}
+    return {series: float(value) for series, value in GPU_COUNTERS.findall(running.page)}
 
 
 def count_gpus_up(running: Sidecar) -> int:
@@ -53,16 +54,16 @@ def test_the_page_of_eight_gpus_passes_promtool(tmp_path: Path) -> None:
     with sidecar(tmp_path, configure(tmp_path, ""), "--gpu.replay=h100") as running:
         wait_until(lambda: "gpu_tensor_activity_ratio{" in running.page)
         wait_until(lambda: "host_load1 " in running.page)
-        text = running.page
+        page = running.page
     command = ["promtool", "check", "metrics"]
-    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, input=page, capture_output=True, text=True, check=False)
 
     for family in ("power_watts", "energy_joules_total", "memory_used_bytes", "temperature_celsius"):
-        assert f'gpu_{family}{{gpu="7"' in text
+        assert f'gpu_{family}{{gpu="7"' in page
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_without_a_gpu_the_page_has_the_reason_and_the_log_one_line(tmp_path: Path) -> None:
+def test_without_a_gpu_the_page_has_the_reason_and_the_log_has_one_line(tmp_path: Path) -> None:
     with sidecar(tmp_path, configure(tmp_path, SHORT_INTERVALS), "--gpu.replay=no-gpu") as running:
         wait_until(lambda: running.sample('gpu_nvml_error_info{reason="library_not_found"}') == 1)
         wait_until(lambda: running.sample('exporter_collector_success{collector="gpu"}') == 1)
@@ -119,9 +120,9 @@ def test_sigusr1_detaches_nvml_and_the_next_one_reattaches_it(tmp_path: Path) ->
 
 
 def longest_gap(points: dict[float, float]) -> float:
-    """Return the longest time between two points of a range query."""
+    """Return the longest time in seconds between two successive points of a range query."""
     times = sorted(points)
-    return max(times[index] - times[index - 1] for index in range(1, len(times)))
+    return max(later - earlier for earlier, later in pairwise(times))
 
 
 @needs_prometheus
@@ -134,7 +135,7 @@ def longest_gap(points: dict[float, float]) -> float:
     ],
     ids=["lost", "hanging"],
 )
-def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
+def test_only_the_series_of_a_failed_gpu_end_and_return_with_the_gpu(
     tmp_path: Path, fault: str, reason: str
 ) -> None:
     machine = tmp_path / "faulty.yaml"
@@ -147,34 +148,35 @@ def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
         reconfigure(running, tmp_path, f"replay: faulty, {SHORT_INTERVALS}")
         up_series = 'gpu_up{gpu="3"}'
         wait_until(lambda: prometheus.value(up_series) == 1)
-        start = time.time()
+        start_time = time.time()
         wait_until(lambda: prometheus.value(up_series) == 0, 30)
         power_series = prometheus.query("gpu_power_watts")
         error_series = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
         wait_until(lambda: prometheus.value(up_series) == 1, 20)
         wait_until(lambda: len(prometheus.query("gpu_power_watts")) == 8)
         time.sleep(1)
-        gaps = {
-            number: longest_gap(prometheus.range(f'gpu_power_watts{{gpu="{number}"}}', start, time.time()))
-            for number in range(8)
+        gap_seconds = {
+            gpu: longest_gap(prometheus.range(f'gpu_power_watts{{gpu="{gpu}"}}', start_time, time.time()))
+            for gpu in range(8)
         }
 
     assert {series["metric"]["gpu"] for series in power_series} == set("0124567")
     assert [series["metric"]["gpu"] for series in error_series] == ["3"]
-    restart_gap = gaps.pop(3)
-    assert restart_gap > 1
+    failed_gpu_gap_seconds = gap_seconds.pop(3)
+    assert failed_gpu_gap_seconds > 1
     # On a busy machine, one or two scrapes fail.
-    assert max(gaps.values()) < max(1, restart_gap / 2), gaps
+    assert max(gap_seconds.values()) < max(1, failed_gpu_gap_seconds / 2), gap_seconds
 
 
 RANKS = 8
 MAX_FIXED_SERIES = 1500
+"""Series of the node, its GPUs and its job, without the job's own Stats."""
 MAX_CHILD_BYTES = 30 << 20
 MAX_SIDECAR_BYTES = 64 << 20
 
-RANK = """
+RANK_PROGRAM = """
 import sys, exporter
-stats = [exporter.Stat(f"own.part{number}", ["mean", "p95", "max"], window_seconds=1.0) for number in range(50)]
+stats = [exporter.Stat(f"own.part{index}", ["mean", "p95", "max"], window_seconds=1.0) for index in range(50)]
 for stat in stats:
     stat.add(1.0)
 print("recording", flush=True)
@@ -190,17 +192,17 @@ def resident_bytes(pid: int) -> int:
 def test_a_node_of_eight_gpus_and_ranks_keeps_its_budgets(tmp_path: Path) -> None:
     child_memory = "exporter_nvml_child_resident_memory_bytes"
     with sidecar(tmp_path, configure(tmp_path, ""), "--gpu.replay=h100") as running, ExitStack() as stack:
-        for number in range(RANKS):
-            stack.enter_context(recording(tmp_path, RANK, number))
+        for rank in range(RANKS):
+            stack.enter_context(recording(tmp_path, RANK_PROGRAM, rank))
         wait_until(lambda: running.page.count("training_process_unique_bytes{") == RANKS, 30)
         wait_until(lambda: running.sample(child_memory), 30)
-        series = [line for line in running.page.splitlines() if line and not line.startswith("#")]
+        series_lines = [line for line in running.page.splitlines() if line and not line.startswith("#")]
         gpu_count, child_bytes = count_gpus_up(running), running.sample(child_memory)
         sidecar_bytes = resident_bytes(running.process.pid)
 
-    fixed_series = [line for line in series if not line.startswith("own_part")]
+    fixed_series = [line for line in series_lines if not line.startswith("own_part")]
     assert gpu_count == 8
-    assert len(series) - len(fixed_series) > 1000
+    assert len(series_lines) - len(fixed_series) > 1000
     assert len(fixed_series) <= MAX_FIXED_SERIES
     assert (child_bytes or 0.0) <= MAX_CHILD_BYTES
     assert sidecar_bytes <= MAX_SIDECAR_BYTES

@@ -55,12 +55,12 @@ def test_the_sidecar_finishes_an_open_response_unless_signaled_twice(tmp_path: P
                 wait_until(lambda: "msg=ending" in running.log)
                 running.process.send_signal(signal.SIGHUP)
                 time.sleep(0.5)
-                was_running = running.process.poll() is None
 
-                assert (was_running, running.end(signal.SIGTERM)) == (True, 128 + signal.SIGTERM)
+                assert running.process.poll() is None
+                assert running.end(signal.SIGTERM) == 128 + signal.SIGTERM
 
 
-def test_a_port_in_use_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line_and_changes_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         result = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
@@ -144,10 +144,10 @@ def kill():
 
 threading.Thread(target=kill, daemon=True).start()
 {before}
-number = None
-while number is None:
-    number = signals.wait({timeout})
-print(number)
+signal_number = None
+while signal_number is None:
+    signal_number = signals.wait({timeout})
+print(signal_number)
 """
 BLOCK_IN_MAIN_THREAD = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])"
 
@@ -168,7 +168,7 @@ def test_a_signal_is_received_on_any_thread(name: str, prefix: str, timeout: str
 LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 
 
-def test_a_full_disk_is_logged_in_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full_device:
         flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
         command = [*LAUNCHER, "check", *flags]
@@ -201,12 +201,12 @@ def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> N
         assert process.poll() is None
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6])
-def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> None:
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.3, 0.6])
+def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay_seconds: float) -> None:
     command = [*LAUNCHER, "--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
     with running_process(command, tmp_path, stderr=subprocess.PIPE) as process:
         wait_until(lambda: blocks_sighup(process.pid))
-        time.sleep(delay)
+        time.sleep(delay_seconds)
         process.send_signal(signal.SIGINT)
         _, error_output = process.communicate(timeout=30 * PATIENCE)
 

@@ -10,7 +10,7 @@ import pytest
 from serve_support import Sidecar, recording, sidecar
 from waiting import wait_until
 
-SUCCESSFUL = "exporter_config_last_reload_successful"
+RELOAD_SUCCESS = "exporter_config_last_reload_successful"
 SUCCESS_TIME = "exporter_config_last_reload_success_timestamp_seconds"
 
 
@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_reload_adds_removes_and_reschedules_collectors(
     tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
 ) -> None:
-    interval = 'exporter_collector_interval_seconds{collector="%s"}'
+    interval_series = 'exporter_collector_interval_seconds{collector="%s"}'
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         initial_collectors = running.collectors()
         file.write_text(
@@ -40,15 +40,13 @@ def test_a_reload_adds_removes_and_reschedules_collectors(
         )
         reload(running)
         reloaded_collectors = running.collectors()
-        times = [running.sample(interval % name) for name in ("cpu", "feed")]
+        intervals = [running.sample(interval_series % name) for name in ("cpu", "feed")]
         wait_until(lambda: 'host_cpu_seconds_total{cpu="0",' in running.page)
         memory_bytes = running.sample("host_memory_total_bytes")
 
-    assert (initial_collectors - reloaded_collectors, reloaded_collectors - initial_collectors) == (
-        {"memory"},
-        {"pressure"},
-    )
-    assert (times, memory_bytes) == ([2, 2], None)
+    assert initial_collectors - reloaded_collectors == {"memory"}
+    assert reloaded_collectors - initial_collectors == {"pressure"}
+    assert (intervals, memory_bytes) == ([2, 2], None)
 
 
 @RELOAD_METHODS
@@ -59,11 +57,11 @@ def test_an_invalid_file_changes_nothing_and_every_problem_is_logged(
         initial_config, initial_time = running.request("/config"), running.sample(SUCCESS_TIME)
         file.write_text("collectors: {memory: {interval: 0s}, clod: {}}\nlog: {level: loud}\n")
         reload(running)
-        success_after_error, time_after_error = running.sample(SUCCESSFUL), running.sample(SUCCESS_TIME)
+        success_after_error, time_after_error = running.sample(RELOAD_SUCCESS), running.sample(SUCCESS_TIME)
         is_unchanged = running.request("/config") == initial_config
         file.write_text("")
         reload(running)
-        success_after_fix = running.sample(SUCCESSFUL)
+        success_after_fix = running.sample(RELOAD_SUCCESS)
 
     assert (success_after_error, success_after_fix) == (0, 1)
     assert time_after_error == initial_time
@@ -127,7 +125,7 @@ energy:
 ENERGY = 'training_energy_joules_total{component="cpu",method="whole",run="r"}'
 CARBON = 'training_carbon_grams_total{component="cpu",run="r"}'
 COUNTING = "exporter_energy_counting"
-CPU = 'training_process_cpu_seconds_total{mode="user",rank="3",role="trainer",run="r"}'
+CPU_SECONDS = 'training_process_cpu_seconds_total{mode="user",rank="3",role="trainer",run="r"}'
 
 
 def write_configuration(tmp_path: Path, *, is_enabled: bool = True) -> str:
@@ -141,19 +139,21 @@ def test_after_a_killed_sidecar_energy_continues_and_cpu_time_restarts(tmp_path:
         return running.sample(ENERGY) or 0.0
 
     with recording(tmp_path, JOB, 3):
-        with sidecar(tmp_path, write_configuration(tmp_path)) as first:
-            wait_until(lambda: joules(first) > 5.0 and first.sample(CARBON))
-            initial_joules = joules(first)
-            wait_until(lambda: first.sample(CPU))
-            first.end(signal.SIGKILL)
-        with sidecar(tmp_path, write_configuration(tmp_path)) as second:
-            first_joules = wait_until(lambda: second.sample(CPU) is not None and joules(second))
-            wait_until(lambda: joules(second) > initial_joules)
-            initial_cpu = second.sample(CPU)
-            wait_until(lambda: (second.sample(CPU) or 0.0) > (initial_cpu or 0.0))
-            page = second.page
+        with sidecar(tmp_path, write_configuration(tmp_path)) as killed:
+            wait_until(lambda: joules(killed) > 5.0 and killed.sample(CARBON))
+            initial_joules = joules(killed)
+            wait_until(lambda: killed.sample(CPU_SECONDS))
+            killed.end(signal.SIGKILL)
+        with sidecar(tmp_path, write_configuration(tmp_path)) as restarted:
+            joules_after_restart = wait_until(
+                lambda: restarted.sample(CPU_SECONDS) is not None and joules(restarted)
+            )
+            wait_until(lambda: joules(restarted) > initial_joules)
+            initial_cpu_seconds = restarted.sample(CPU_SECONDS)
+            wait_until(lambda: (restarted.sample(CPU_SECONDS) or 0.0) > (initial_cpu_seconds or 0.0))
+            page = restarted.page
 
-    assert first_joules >= initial_joules
+    assert joules_after_restart >= initial_joules
     assert 'training_process_up{rank="3",run="r"} 1' in page
     assert 'training_process_proportional_bytes{rank="3",role="trainer",run="r"}' in page
 

@@ -34,15 +34,16 @@ def cgroups_by_scope(collected: Collected) -> dict[str, tuple[str, str]]:
 
 
 def write_machine(root: Path, membership: str, mountinfo: str, files: Mapping[str, str]) -> Path:
-    for name, text in {"proc/self/cgroup": membership, "proc/self/mountinfo": mountinfo, **files}.items():
+    """Write the files of a machine: /proc/self/cgroup, /proc/self/mountinfo, and further files by path."""
+    for name, content in {"proc/self/cgroup": membership, "proc/self/mountinfo": mountinfo, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(content)
     return root
 
 
 @pytest.mark.parametrize("name", ["separate", "container"])  # the other machines have whole expositions
-def test_a_recorded_machine_gives_the_expected_exposition(name: str) -> None:
+def test_a_recorded_machine_has_the_expected_exposition(name: str) -> None:
     collector = collector_of(MACHINES / name)
     collected = collector.collect()
 
@@ -95,7 +96,7 @@ def test_a_process_moved_to_another_cgroup_is_followed(tmp_path: Path) -> None:
     assert cgroups_by_scope(collected)["memory"] == ("2", "/system.slice/slurmstepd.scope/job_4711")
 
 
-V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
+CGROUP2_MOUNT = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
 def test_the_ancestors_are_found_in_every_kind_of_namespace(
     tmp_path: Path, membership: str, root: str, directories: list[str]
 ) -> None:
-    tree = write_machine(tmp_path, membership, V2.format(root=root), {})
+    tree = write_machine(tmp_path, membership, CGROUP2_MOUNT.format(root=root), {})
     for name in ("a/b", "a:b\x1c\u2028c", "b"):
         (tree / "sys/fs/cgroup" / name).mkdir(parents=True)
     hierarchies = CgroupTree(proc=tree / "proc", sys=tree / "sys").hierarchies()
@@ -127,9 +128,9 @@ def test_the_ancestors_are_found_in_every_kind_of_namespace(
     assert [level.path for hierarchy in hierarchies.values() for level in hierarchy.levels] == directories
 
 
-def test_the_root_cgroup_without_memory_files_is_a_normal_state(tmp_path: Path) -> None:
+def test_the_root_cgroup_without_memory_files_is_not_a_problem(tmp_path: Path) -> None:
     stat = "usage_usec 3\nuser_usec 2\nsystem_usec 1\n"
-    root = write_machine(tmp_path, "0::/\n", V2.format(root="/"), {"sys/fs/cgroup/cpu.stat": stat})
+    root = write_machine(tmp_path, "0::/\n", CGROUP2_MOUNT.format(root="/"), {"sys/fs/cgroup/cpu.stat": stat})
     collected = collector_of(root).collect()
 
     assert value_of(collected, "cgroup_cpu_usage_seconds_total", "user") == 2e-6
@@ -138,13 +139,13 @@ def test_the_root_cgroup_without_memory_files_is_a_normal_state(tmp_path: Path) 
     assert f"no {tmp_path}/sys/fs/cgroup/memory.current" in collected.unsupported
 
 
-# On this write_machine --------------------------------------------------------------------------------------
+# Real cgroups of this machine --------------------------------------------------------------------------------------
 
-CHILD = """
+MEASURING_PROGRAM = """
 import json, sys
 for directory in sys.argv[1:]:
     open(directory + "/cgroup.procs", "w").write("0")
-x = bytearray(64 << 20)
+memory = bytearray(64 << 20)
 from exporter.collectors.host.cgroup import CgroupCollector
 collected = CgroupCollector().collect()
 print(json.dumps({
@@ -152,6 +153,7 @@ print(json.dumps({
     for metric in collected for sample in metric.samples
 } | {"problems": collected.problems}))
 """
+"""Program that joins cgroups, uses 64 MiB, and prints the samples of the collector. Arguments: DIRECTORY..."""
 
 
 @pytest.fixture
@@ -160,12 +162,12 @@ def limited_cgroups() -> Iterator[list[Path]]:
     limits = {"cpu/cpu.cfs_quota_us": "150000", "memory/memory.limit_in_bytes": str(512 << 20)}
     leaves: list[Path] = []
     try:
-        for path, value in limits.items():
-            controller, _, limit = path.partition("/")
+        for path, limit in limits.items():
+            controller, _, limit_file = path.partition("/")
             leaf = Path(f"/sys/fs/cgroup/{controller}/exporter-test-{os.getpid()}/leaf")
             leaf.parent.mkdir()
             leaves.append(leaf)
-            (leaf.parent / limit).write_text(value)
+            (leaf.parent / limit_file).write_text(limit)
             leaf.mkdir()
         yield leaves
     except OSError:
@@ -179,15 +181,18 @@ def limited_cgroups() -> Iterator[list[Path]]:
 
 def test_real_cgroup_files_show_the_configured_limits(limited_cgroups: list[Path]) -> None:
     completed = subprocess.run(
-        [sys.executable, "-c", CHILD, *map(str, limited_cgroups)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEASURING_PROGRAM, *map(str, limited_cgroups)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     samples = json.loads(completed.stdout)
-    group = f"/exporter-test-{os.getpid()}"
+    cgroup = f"/exporter-test-{os.getpid()}"
 
     assert samples["problems"] == []
     assert samples["cgroup_cpu_limit_cpus"] == 1.5
     assert samples["cgroup_memory_limit_bytes"] == 512 << 20
     assert 64 << 20 < samples["cgroup_memory_current_bytes"] < 512 << 20
     assert samples["cgroup_memory_stat_bytes,anon"] > 64 << 20
-    assert samples[f"cgroup_info,1,{group},memory"] == 1
-    assert samples[f"cgroup_info,1,{group},cpu"] == 1
+    assert samples[f"cgroup_info,1,{cgroup},memory"] == 1
+    assert samples[f"cgroup_info,1,{cgroup},cpu"] == 1

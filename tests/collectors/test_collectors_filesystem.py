@@ -28,7 +28,7 @@ from exporter.collectors.host.statvfs import StatvfsPool
 from exporter.collectors.mounts import Mount, parse_mounts, unescape, visible
 
 SIZE, ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
-ANSWER = os.statvfs_result((4096, 4096, 1000, 500, 400, 100, 50, 50, 0, 255))
+STATVFS_RESULT = os.statvfs_result((4096, 4096, 1000, 500, 400, 100, 50, 50, 0, 255))
 
 
 def collector_of(
@@ -47,6 +47,7 @@ def call_statvfs(pool: StatvfsPool, *paths: str) -> Mapping[str, os.statvfs_resu
 
 
 def machine_of(root: Path, *lines: str) -> Path:
+    """Write a mountinfo with these lines, and return the root of the machine."""
     (root / "self").mkdir()
     (root / "self/mountinfo").write_text("".join(f"{line}\n" for line in lines))
     return root
@@ -64,18 +65,18 @@ class HangingStatvfs:
         self.calls.append(path)
         if path in self.paths:
             self.release.wait(60)
-        return ANSWER
+        return STATVFS_RESULT
 
 
 @pytest.fixture
 def hanging_statvfs() -> Iterator[Callable[..., HangingStatvfs]]:
     instances: list[HangingStatvfs] = []
 
-    def make(*paths: str) -> HangingStatvfs:
+    def hang_for(*paths: str) -> HangingStatvfs:
         instances.append(HangingStatvfs(*paths))
         return instances[-1]
 
-    yield make
+    yield hang_for
     for instance in instances:
         instance.release.set()
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "exporter-statvfs"])
@@ -96,10 +97,10 @@ def test_a_dead_server_affects_only_its_own_mount(
     collected = collector.collect()
 
     assert_sound(collector, collected)
-    dead = ("/dead", "nfs4", "filer:/x")
-    assert value_of(collected, SIZE, *dead) is None
-    assert value_of(collected, ERROR, *dead) == 1
-    assert value_of(collected, "host_filesystem_readonly", *dead) == 1
+    dead_mount = ("/dead", "nfs4", "filer:/x")
+    assert value_of(collected, SIZE, *dead_mount) is None
+    assert value_of(collected, ERROR, *dead_mount) == 1
+    assert value_of(collected, "host_filesystem_readonly", *dead_mount) == 1
     assert value_of(collected, SIZE, "/alive", "nfs4", "filer:/y") == 4096000
     assert value_of(collected, ERROR, "/", "ext4", "/dev/sda1") == 0
     assert [reason for reason, _ in collected.problems] == ["hanging"]
@@ -109,18 +110,22 @@ def test_a_hanging_mount_receives_no_second_call_until_the_first_returns(
     hanging_statvfs: Callable[..., HangingStatvfs],
 ) -> None:
     statvfs = hanging_statvfs("/dead")
-    pool, seconds = StatvfsPool(statvfs=statvfs, deadline_seconds=1.5), []
+    pool, call_seconds = StatvfsPool(statvfs=statvfs, deadline_seconds=1.5), []
     for _ in range(4):
-        start = time.monotonic()
-        assert call_statvfs(pool, "/dead", "/alive") == {"/dead": None, "/alive": ANSWER, "/": ANSWER}
-        seconds.append(time.monotonic() - start)
+        start_time = time.monotonic()
+        assert call_statvfs(pool, "/dead", "/alive") == {
+            "/dead": None,
+            "/alive": STATVFS_RESULT,
+            "/": STATVFS_RESULT,
+        }
+        call_seconds.append(time.monotonic() - start_time)
     assert (statvfs.calls.count("/dead"), statvfs.calls.count("/alive")) == (1, 4)
-    assert seconds[0] > 1.2
-    assert min(seconds[1:]) < 0.8
+    assert call_seconds[0] > 1.2  # the deadline
+    assert min(call_seconds[1:]) < 0.8  # later calls do not wait for the hanging mount
 
     statvfs.paths.clear()
     statvfs.release.set()
-    wait_until(lambda: call_statvfs(pool, "/dead")["/dead"] == ANSWER)
+    wait_until(lambda: call_statvfs(pool, "/dead")["/dead"] == STATVFS_RESULT)
 
     assert statvfs.calls.count("/dead") == 2
 
@@ -133,15 +138,15 @@ def test_a_reloaded_collector_does_not_call_a_hanging_mount_again(
     pool = StatvfsPool(statvfs=statvfs, deadline_seconds=0.2)
     collector_of(root, pool).collect()
     collected = collector_of(root, pool, fs_types_include=["nfs*"]).collect()
-    entry = next(entry for entry in CATALOGUE if entry.name == "filesystem")
-    instances = [entry.factory() for _ in range(2)]
+    catalogue_entry = next(entry for entry in CATALOGUE if entry.name == "filesystem")
+    instances = [catalogue_entry.factory() for _ in range(2)]
 
     assert value_of(collected, ERROR, "/dead", "nfs4", "filer:/x") == 1
     assert statvfs.calls == ["/dead"]
     assert len({id(vars(instance)["_pool"]) for instance in instances}) == 1
 
 
-def test_patterns_choose_mount_points_and_kinds() -> None:
+def test_patterns_choose_mount_points_and_filesystem_types() -> None:
     collected = collector_of(
         MACHINES / "node", mount_points_include=["/home/team?one", "/scratch"], fs_types_exclude=["xfs"]
     ).collect()
@@ -190,21 +195,21 @@ def test_every_name_survives_the_escaping_of_the_kernel(name: bytes) -> None:
 def test_each_path_has_at_most_one_visible_mount_after_any_sequence_of_mounts(
     mount_points: list[str],
 ) -> None:
-    """Mount in sequence as the kernel does: on the current target of the path."""
+    # As in the kernel, a mount has as its parent the visible mount that its path lies in.
     mounts: list[Mount] = parse_mounts("10 1 0:10 / / rw - ext4 x rw")
-    for number, path in enumerate(mount_points, 100):
+    for mount_id, path in enumerate(mount_points, 100):
         parents = [
             mount
             for mount in visible(mounts)
             if mount.path == path or path.startswith(mount.path.rstrip("/") + "/")
         ]
         parent = max(parents, key=lambda mount: len(mount.path))
-        mounts = [*mounts, *parse_mounts(f"{number} {parent.id} 0:{number} / {path} rw - ext4 x rw")]
+        mounts = [*mounts, *parse_mounts(f"{mount_id} {parent.id} 0:{mount_id} / {path} rw - ext4 x rw")]
         paths = [mount.path for mount in visible(mounts)]
 
         assert len(paths) == len(set(paths))
         assert mounts[-1] in visible(mounts)
-        assert not [other for other in paths if other != path and other.startswith(path.rstrip("/") + "/")]
+        assert not [below for below in paths if below != path and below.startswith(path.rstrip("/") + "/")]
 
 
 # A real FUSE filesystem whose daemon never responds --------------------------------------------------
@@ -239,10 +244,10 @@ def test_a_fuse_filesystem_that_hangs_is_called_once_and_affects_only_itself(tmp
     report = run_fuse_child("collect", tmp_path)
 
     assert report["calls"] == 1
-    for collection in report["passes"]:
-        assert collection["errors"] == {"/": 0.0, str(tmp_path): 1.0}
-        assert collection["reasons"] == ["hanging"]
-        assert collection["seconds"] < 5
+    for collected in report["passes"]:
+        assert collected["errors"] == {"/": 0.0, str(tmp_path): 1.0}
+        assert collected["reasons"] == ["hanging"]
+        assert collected["seconds"] < 5
 
 
 @needs_fuse

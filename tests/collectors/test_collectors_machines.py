@@ -45,23 +45,24 @@ ReadFrom = Callable[[Path], Path]
 
 
 @pytest.mark.parametrize("machine", ["virtual", "node", "old"])
-def test_a_recorded_machine_gives_the_expected_exposition(machine: str, read_from: ReadFrom) -> None:
+def test_a_recorded_machine_has_the_expected_exposition(machine: str, read_from: ReadFrom) -> None:
     root = read_from(MACHINES / machine)
-    text = ""
+    exposition = ""
     for entry in FILE_COLLECTORS:
         collector = build(entry, root)
         collected = collector.collect()
         assert_sound(collector, collected)
         assert collected.problems == []
-        text += text_of(collected)
-        text += "".join(
+        exposition += text_of(collected)
+        exposition += "".join(
             f"# unsupported: {source_name.replace(str(root), '')}\n" for source_name in collected.unsupported
         )
 
-    assert_golden(text, MACHINES / f"{machine}.metrics")
+    assert_golden(exposition, MACHINES / f"{machine}.metrics")
 
 
 def write_cpu(proc: Path, **columns: int) -> None:
+    """Write /proc/stat with the clock ticks of one CPU by mode."""
     order = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
     columns_text = " ".join(str(columns.get(mode, 0)) for mode in order)
     proc.mkdir(exist_ok=True)
@@ -83,12 +84,12 @@ def test_utilization_covers_the_last_interval(tmp_path: Path, read_from: ReadFro
     proc = read_from(tmp_path) / "proc"
     collector = CpuCollector()
     write_cpu(proc, user=9000, idle=1000)
-    first = collector.collect()
+    initial = collector.collect()
     write_cpu(proc, user=9025, idle=1065, iowait=10)
-    second = collector.collect()
+    after_100_ticks = collector.collect()
 
-    assert value_of(first, "host_cpu_utilization_ratio") is None
-    assert value_of(second, "host_cpu_utilization_ratio") == pytest.approx(0.25)
+    assert value_of(initial, "host_cpu_utilization_ratio") is None
+    assert value_of(after_100_ticks, "host_cpu_utilization_ratio") == pytest.approx(0.25)
 
 
 def test_cpu_time_never_decreases_when_the_kernel_corrects_it(tmp_path: Path, read_from: ReadFrom) -> None:
@@ -115,7 +116,7 @@ def test_a_replugged_cpu_restarts_its_counters(tmp_path: Path, read_from: ReadFr
     assert value_of(collected, "host_cpu_utilization_ratio") is None
 
 
-def test_a_cpu_that_goes_offline_between_two_reads_has_not_the_times_of_another(
+def test_a_cpu_that_goes_offline_between_two_reads_does_not_get_the_times_of_another_cpu(
     tmp_path: Path, read_from: ReadFrom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cpu(read_from(tmp_path) / "proc", user=100, idle=100)
@@ -222,14 +223,14 @@ def test_old_lustre_statistics_are_read_from_proc_without_times(node: Path, tmp_
     (node / "sys/kernel").rename(tmp_path / "away")
     (client / "stats").write_text("read_bytes 2 samples [bytes] 1 9 10\nopen 3 samples [regs]\n")
     collected = LustreCollector(sys=node / "sys").collect()
-    nowhere = LustreCollector(sys=tmp_path)
+    collector_without_statistics = LustreCollector(sys=tmp_path)
     (client / "stats").unlink()
     client.rmdir()
 
     assert value_of(collected, "host_lustre_read_bytes_total", "/lustre") == 10
     assert value_of(collected, "host_lustre_operations_total", "/lustre", "other") == 3
     assert value_of(collected, "host_lustre_operation_time_seconds_total", "/lustre", "other") is None
-    assert "no statistics in" in nowhere.collect().unsupported[0]
+    assert "no statistics in" in collector_without_statistics.collect().unsupported[0]
 
 
 # Damaged files --------------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ def test_any_bytes_in_any_file_give_a_documented_outcome(
     files = [
         path
         for path in sorted(root.rglob("*"))
-        if path.is_file() and any(part in str(path) for part in FILES_OF_COLLECTOR[entry.name])
+        if path.is_file() and any(fragment in str(path) for fragment in FILES_OF_COLLECTOR[entry.name])
     ]
     options = disabled_options(entry)
 
@@ -306,12 +307,12 @@ def test_a_damaged_file_affects_only_its_own_families(
     assert "pressure/io" in collected.problems[0][1]
 
 
-# Without files in the tree, these two read the test machine: psutil its /sys/block, and the hardware collector its CPUs.
+# Without files in the tree, the other two read the test machine: psutil its /sys/block, and the hardware collector its CPUs.
 CONFINED_COLLECTORS = [entry for entry in FILE_COLLECTORS if entry.name not in {"disk", "hardware"}]
 
 
 @pytest.mark.parametrize("entry", CONFINED_COLLECTORS, ids=lambda entry: str(entry.name))
-def test_a_machine_without_any_source_is_a_normal_state(
+def test_a_machine_without_any_source_is_not_a_problem(
     entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
 ) -> None:
     collector = build(entry, read_from(tmp_path))
@@ -325,11 +326,11 @@ def test_a_machine_without_any_source_is_a_normal_state(
 def test_an_error_of_the_exporter_is_not_reported_as_a_damaged_file(
     monkeypatch: pytest.MonkeyPatch, read_from: ReadFrom
 ) -> None:
-    def broken(_: CpuCollector, times: dict[str, float]) -> float:
+    def raise_key_error(_: CpuCollector, times: dict[str, float]) -> float:
         return times["a mode that no kernel has"]
 
     read_from(MACHINES / "node")
-    monkeypatch.setattr(CpuCollector, "_utilization", broken)
+    monkeypatch.setattr(CpuCollector, "_utilization", raise_key_error)
 
     with pytest.raises(KeyError):
         CpuCollector().collect()

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 Labels = frozenset[tuple[str, str]]
 Values = Mapping[str, Mapping[Labels, float]]
+"""Values of series by sample name and labels."""
 
 
 class Row(NamedTuple):
@@ -95,8 +96,8 @@ def exporter_values() -> Values:
 
 def sum_of_series(values: Mapping[Labels, float], labels: Labels) -> float | None:
     """Return the sum of node_exporter's series that have these labels, or None without a series."""
-    matching = [value for series, value in values.items() if labels <= series]
-    return sum(matching) if matching else None
+    matching_values = [value for series_labels, value in values.items() if labels <= series_labels]
+    return sum(matching_values) if matching_values else None
 
 
 def gauge_slack(family: str) -> float:
@@ -106,39 +107,39 @@ def gauge_slack(family: str) -> float:
     return 2.0 if family.startswith("host_load") else 50.0
 
 
-def devices(series: list[dict[str, Any]]) -> list[str]:
-    return sorted(entry["metric"].get("device", "all") for entry in series)
+def devices(all_series: list[dict[str, Any]]) -> list[str]:
+    return sorted(series["metric"].get("device", "all") for series in all_series)
 
 
 def test_the_table_is_read_as_a_whole() -> None:
-    lines = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    table_lines = [
+        line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    ]
 
-    assert len(ROWS) == len(lines) > 35
+    assert len(ROWS) == len(table_lines) > 35
     assert {row.family for row in ROWS} <= {spec.name for entry in CATALOGUE for spec in entry.specs}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.family))
 def test_a_value_equals_that_of_node_exporter(row: Row, page_values: tuple[Values, Values, Values]) -> None:
-    earlier, values, later = page_values
-    if row.node_exporter_name not in earlier:
+    values_before, values, values_after = page_values
+    if row.node_exporter_name not in values_before:
         pytest.skip("not offered by this machine")
     comparisons = 0
     for labels, value in values[row.family].items():
-        low, high = (
-            sum_of_series(earlier[row.node_exporter_name], labels),
-            sum_of_series(later[row.node_exporter_name], labels),
-        )
-        if low is None or high is None:
+        before = sum_of_series(values_before[row.node_exporter_name], labels)
+        after = sum_of_series(values_after[row.node_exporter_name], labels)
+        if before is None or after is None:
             continue  # a device or mode that node_exporter does not show
         comparisons += 1
         if row.comparison == "same":
-            assert value in (low, high)
+            assert value in (before, after)
         elif row.comparison == "counter":
             # The sums of floats differ by their order, and the kernel may decrease a CPU's idle time slightly.
-            assert low - 0.05 <= value <= high + 0.05
+            assert before - 0.05 <= value <= after + 0.05
         elif row.comparison == "gauge":
-            slack = 0.1 * max(abs(low), abs(high)) + gauge_slack(row.family)
-            assert min(low, high) - slack <= value <= max(low, high) + slack
+            slack = 0.1 * max(abs(before), abs(after)) + gauge_slack(row.family)
+            assert min(before, after) - slack <= value <= max(before, after) + slack
 
     assert comparisons > 0
 
@@ -168,7 +169,9 @@ def test_prometheus_that_scrapes_both_sees_the_same_machine(address: str, tmp_pa
         matching_devices, common_devices = {}, {}
         for row in counters:
             # The exporter's value lies between the values of node_exporter before and after.
-            minimum, maximum = (f"{kind}_over_time({row.node_exporter_name}[8s])" for kind in ("min", "max"))
+            minimum, maximum = (
+                f"{aggregation}_over_time({row.node_exporter_name}[8s])" for aggregation in ("min", "max")
+            )
             query = f"({row.family} offset 2s >= on(device) {minimum} - 0.05) <= on(device) {maximum} + 0.05"
             matching_devices[row.family] = devices(server.query(query))
             common_devices[row.family] = devices(

@@ -1,4 +1,4 @@
-"""RDMA ports on recorded machines: peculiarities of the counters."""
+"""RDMA ports on recorded machines: counters that a port lacks, or that its driver refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECEIVE_BYTES, LINK_DOWNED = "host_rdma_receive_bytes_total", "host_rdma_link_do
 
 @contextmanager
 def refusing_driver(monkeypatch: pytest.MonkeyPatch, **errors: int) -> Iterator[list[str]]:
-    """Refuse to read files of these names with these errors, as a driver does, and yield the paths of all opened files."""
+    """Let reads of files fail as a driver does, with an error number by file name. Yields the paths of all opened files."""
     opened_paths: list[str] = []
     read_bytes = Path.read_bytes
 
@@ -55,15 +55,15 @@ def test_the_registers_of_a_link_that_is_down_or_not_infiniband_are_not_read(
 
 
 def test_a_refused_counter_is_skipped_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    collector = rdma_collector(device_include=["mlx5_0"], monotonic=lambda: now[0])
+    clock_seconds = [1000.0]
+    collector = rdma_collector(device_include=["mlx5_0"], monotonic=lambda: clock_seconds[0])
     with refusing_driver(monkeypatch, link_downed=errno.EINVAL) as opened_paths:
         for _ in range(100):
-            now[0] += 5
+            clock_seconds[0] += 5
             collector.collect()
     assert len([path for path in opened_paths if path.endswith("link_downed")]) == 1
 
-    now[0] += RETRY_SECONDS
+    clock_seconds[0] += RETRY_SECONDS
     assert value_of(collector.collect(), LINK_DOWNED, "mlx5_0", "1") == 255
 
 

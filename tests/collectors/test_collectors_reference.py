@@ -20,8 +20,6 @@ from exporter.errors import CollectError
 from exporter.families import FamilySpec
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
-ROOT = PROJECT
-
 BASE_UNITS = {"", "seconds", "bytes", "hertz", "celsius", "ratio", "joules", "watts", "volts"}
 
 
@@ -47,7 +45,7 @@ def all_specs() -> list[FamilySpec]:
 def test_the_reference_and_the_reserved_names_are_up_to_date() -> None:
     completed = subprocess.run(
         [sys.executable, "docs/generate_metrics.py", "--check"],
-        cwd=ROOT,
+        cwd=PROJECT,
         capture_output=True,
         text=True,
         check=False,
@@ -83,24 +81,25 @@ def test_the_reference_is_generated_without_opentelemetry() -> None:
     ],
 )
 def test_the_reference_names_the_collector(name: str, collector: str) -> None:
-    text = (ROOT / "docs/METRICS.md").read_text(encoding="utf-8")
-    [row] = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+    lines = (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8").splitlines()
+    (table_row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
 
-    assert row.endswith(f"| `{collector}` |")
+    assert table_row.endswith(f"| `{collector}` |")
 
 
 def test_the_reference_lists_the_details_of_a_family_below_its_table() -> None:
-    text = (ROOT / "docs/METRICS.md").read_text(encoding="utf-8")
-    [row] = [line for line in text.splitlines() if line.startswith("| `training_run_state` |")]
+    reference = (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")
+    (table_row,) = [line for line in reference.splitlines() if line.startswith("| `training_run_state` |")]
 
-    assert "0 for all other states. [Details](#training_run_state). |" in row
-    assert "\n#### training_run_state\n\n- `starting`: no step has finished.\n" in text.partition(row)[2]
+    assert "0 for all other states. [Details](#training_run_state). |" in table_row
+    below_table = reference.partition(table_row)[2]
+    assert "\n#### training_run_state\n\n- `starting`: no step has finished.\n" in below_table
 
 
 def test_no_two_specifications_share_a_name() -> None:
-    by_name: dict[str, FamilySpec] = {}
+    spec_by_name: dict[str, FamilySpec] = {}
     for spec in all_specs():
-        assert by_name.setdefault(spec.name.removesuffix("_total"), spec) == spec
+        assert spec_by_name.setdefault(spec.name.removesuffix("_total"), spec) == spec
 
 
 def test_every_sample_name_of_a_machine_family_is_reserved() -> None:

@@ -1,4 +1,4 @@
-"""The scheduler with real threads: intervals, deadlines, verdicts, hangs and stale blocks."""
+"""Scheduler of collectors with real threads: intervals, deadlines, success and failure, hangs, and withdrawn blocks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ TIGHT: dict[str, Any] = {"interval_seconds": 0.1, "deadline_seconds": 0.2}
 
 
 def block(value: float = 1.0) -> Collected:
+    """Return the result of a pass with one series."""
     collected = Collected()
     collected.add(SPEC, value)
     return collected
 
 
 class Source:
-    """Collector whose function can be replaced."""
+    """Collector whose function, `act`, tests replace."""
 
     specs = (SPEC,)
 
@@ -81,8 +82,8 @@ def running_scheduler(
     publisher: BlockPublisher, *sources: tuple[AnyCollector, dict[str, Any]], **options: Any
 ) -> Iterator[Scheduler]:
     scheduler = Scheduler(**{"publish": publisher.publish, "withdraw": publisher.withdraw, **options})
-    for source, times in sources:
-        scheduler.add(source, **times)
+    for source, schedule in sources:
+        scheduler.add(source, **schedule)
     scheduler.start()
     try:
         yield scheduler
@@ -97,14 +98,14 @@ def status_of(scheduler: Scheduler, name: str) -> CollectorStatus:
     return next(status for status in scheduler.statuses() if status.name == name)
 
 
-def metric(scheduler: Scheduler, name: str, collector: str, **labels: str) -> float | None:
-    """Return the value of a series about a collector, or None if absent."""
-    expected = {"collector": collector, **labels}
+def status_value(scheduler: Scheduler, name: str, collector: str, **labels: str) -> float | None:
+    """Return the value of the family `exporter_collector_NAME` of a collector, or None if absent."""
+    expected_labels = {"collector": collector, **labels}
     samples = [sample for family in scheduler.families() for sample in family.samples]
     matches = [
         sample
         for sample in samples
-        if sample.name == f"exporter_collector_{name}" and sample.labels == expected
+        if sample.name == f"exporter_collector_{name}" and sample.labels == expected_labels
     ]
     return matches[0].value if matches else None
 
@@ -127,7 +128,7 @@ def test_a_collector_runs_at_once_and_again_after_its_interval() -> None:
         assert slow.calls == 1
         assert publisher.blocks["slow"] == tuple(block())
         assert status_of(scheduler, "slow").success is True
-        assert metric(scheduler, "timeouts_total", "slow") == 0
+        assert status_value(scheduler, "timeouts_total", "slow") == 0
         assert "foreign_things_total 3.0" in text_of(publisher.blocks["foreign"])
 
 
@@ -138,49 +139,49 @@ def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped(
         wait_until(lambda: "nfs" in publisher.blocks)
         hanging.act = hanging.hang
         wait_until(lambda: "nfs" not in publisher.blocks)
-        calls, other_sources = hanging.calls, healthy.calls
-        wait_until(lambda: healthy.calls >= other_sources + 8)
+        hanging_calls, healthy_calls = hanging.calls, healthy.calls
+        wait_until(lambda: healthy.calls >= healthy_calls + 8)
         status = status_of(scheduler, "nfs")
 
         assert (status.success, status.reason, status.is_running) == (False, "timeout", True)
         assert (status.age_seconds, status.last_success is None) == (None, False)
-        assert hanging.calls == calls  # still the same call
-        assert metric(scheduler, "timeouts_total", "nfs") == 1
-        assert (metric(scheduler, "last_duration_seconds", "nfs") or 0) > 0.4
+        assert hanging.calls == hanging_calls  # still the same call
+        assert status_value(scheduler, "timeouts_total", "nfs") == 1
+        assert (status_value(scheduler, "last_duration_seconds", "nfs") or 0) > 0.4
 
         hanging.act = block
         hanging.release.set()
         wait_until(lambda: status_of(scheduler, "nfs").success is True)
 
         assert publisher.blocks["nfs"] == tuple(block(1))
-        assert (metric(scheduler, "duration_seconds_total", "nfs") or 0) >= 0.4
+        assert (status_value(scheduler, "duration_seconds_total", "nfs") or 0) >= 0.4
 
 
 def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() -> None:
     publisher, hanging = BlockPublisher(), HangingSource("stuck")
     with running_scheduler(publisher, (hanging, SELDOM)) as scheduler:
         wait_until(lambda: hanging.calls == 1)
-        start = time.monotonic()
+        start_time = time.monotonic()
         scheduler.stop(timeout_seconds=0.3)
-        seconds = time.monotonic() - start
+        stop_seconds = time.monotonic() - start_time
         hanging.release.set()
         wait_until(lambda: not any(thread.name == "exporter-stuck" for thread in threading.enumerate()))
 
-        assert seconds < 5
+        assert stop_seconds < 5
         assert publisher.events == []
 
 
-def test_a_partial_success_is_published_with_the_verdict_zero() -> None:
-    part = block()
-    part.problems += [("malformed", "line 3"), ("malformed", "line 9")]
+def test_a_partial_success_is_published_and_counts_as_a_failure() -> None:
+    partial_block = block()
+    partial_block.problems += [("malformed", "line 3"), ("malformed", "line 9")]
     publisher = BlockPublisher()
-    with running_scheduler(publisher, (Source("half", lambda: part), SELDOM)) as scheduler:
+    with running_scheduler(publisher, (Source("half", lambda: partial_block), SELDOM)) as scheduler:
         wait_until(lambda: status_of(scheduler, "half").success is False)
 
-        assert publisher.blocks["half"] == tuple(part)
-        assert metric(scheduler, "success", "half") == 0
-        assert metric(scheduler, "last_success_timestamp_seconds", "half") is None
-        assert metric(scheduler, "errors_total", "half", reason="malformed") == 1
+        assert publisher.blocks["half"] == tuple(partial_block)
+        assert status_value(scheduler, "success", "half") == 0
+        assert status_value(scheduler, "last_success_timestamp_seconds", "half") is None
+        assert status_value(scheduler, "errors_total", "half", reason="malformed") == 1
 
 
 def test_a_block_without_a_successor_is_withdrawn_and_published_again() -> None:
@@ -207,7 +208,7 @@ def test_removing_a_collector_removes_its_block_and_series() -> None:
 
         assert publisher.blocks.keys() == {"stays"}
         assert source.calls <= calls + 1
-        assert metric(scheduler, "timeouts_total", "gone") is None
+        assert status_value(scheduler, "timeouts_total", "gone") is None
 
 
 def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
@@ -239,26 +240,28 @@ def test_run_soon_during_a_pass_gives_one_more_pass_and_never_two_at_once() -> N
 
 def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    partial_block = block()
-    partial_block.unsupported.append("no thermometers")
-    permission, malformed = (CollectError("a detail", reason=kind) for kind in ("permission", "malformed"))
+    block_with_message = block()
+    block_with_message.unsupported.append("no thermometers")
+    permission, malformed = (
+        CollectError("a detail", reason=reason) for reason in ("permission", "malformed")
+    )
     source = Source("moody")
     with running_scheduler(BlockPublisher(), (source, OFTEN), (Source("whole"), OFTEN)) as scheduler:
         for act in (
             block,
             source_function(permission),
             source_function(malformed),
-            source_function(partial_block),
+            source_function(block_with_message),
         ):
             source.act = act
             previous_calls = source.calls
             wait_until(lambda previous_calls=previous_calls: source.calls >= previous_calls + 4)  # type: ignore[misc]  # the value of this round
 
-        assert metric(scheduler, "unsupported_sources", "moody") == 1
-        assert metric(scheduler, "unsupported_sources", "whole") is None
+        assert status_value(scheduler, "unsupported_sources", "moody") == 1
+        assert status_value(scheduler, "unsupported_sources", "whole") is None
         assert status_of(scheduler, "moody").success is True
-    lines = [record.getMessage() for record in caplog.records if "moody" in record.getMessage()]
-    assert sorted(lines) == [
+    messages = [record.getMessage() for record in caplog.records if "moody" in record.getMessage()]
+    assert sorted(messages) == [
         "collector moody fails: a detail (malformed)",
         "collector moody fails: a detail (permission)",
         "collector moody works again",
@@ -274,23 +277,25 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
             release.wait(60)
         publisher.publish(name, families)
 
-    other_sources = [Source(f"other{number}") for number in range(3)]
-    sources = [(neighbor, OFTEN) for neighbor in other_sources]
-    with running_scheduler(publisher, (Source("slow"), TIGHT), *sources, publish=publish) as scheduler:
+    other_sources = [Source(f"other{index}") for index in range(3)]
+    other_schedules = [(source, OFTEN) for source in other_sources]
+    with running_scheduler(
+        publisher, (Source("slow"), TIGHT), *other_schedules, publish=publish
+    ) as scheduler:
         wait_until(lambda: status_of(scheduler, "slow").reason == "timeout")
-        calls = [neighbor.calls for neighbor in other_sources]
+        initial_calls = [source.calls for source in other_sources]
         wait_until(
             lambda: all(
-                neighbor.calls >= previous_calls + 5
-                for neighbor, previous_calls in zip(other_sources, calls, strict=True)
+                source.calls >= previous_calls + 5
+                for source, previous_calls in zip(other_sources, initial_calls, strict=True)
             )
         )
-        verdicts = [status_of(scheduler, neighbor.name).success for neighbor in other_sources]
+        successes = [status_of(scheduler, source.name).success for source in other_sources]
         scheduler.remove("slow")  # without waiting
         release.set()
         wait_until(lambda: ("withdraw", "slow") in publisher.events)
 
-    assert verdicts == [True] * 3
+    assert successes == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -305,12 +310,12 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
 def test_a_failing_collector_publishes_nothing_and_continues_counting_when_added_again(
     result: Any, reason: str
 ) -> None:
-    publisher, bad = BlockPublisher(), Source("bad", source_function(result))
-    with running_scheduler(publisher, (bad, SELDOM)) as scheduler:
-        wait_until(lambda: metric(scheduler, "errors_total", "bad", reason=reason) == 1)
+    publisher, failing = BlockPublisher(), Source("bad", source_function(result))
+    with running_scheduler(publisher, (failing, SELDOM)) as scheduler:
+        wait_until(lambda: status_value(scheduler, "errors_total", "bad", reason=reason) == 1)
         scheduler.remove("bad")
-        scheduler.add(bad, **SELDOM)
-        wait_until(lambda: metric(scheduler, "errors_total", "bad", reason=reason) == 2)
+        scheduler.add(failing, **SELDOM)
+        wait_until(lambda: status_value(scheduler, "errors_total", "bad", reason=reason) == 2)
 
         assert publisher.events == []
         assert status_of(scheduler, "bad").reason == reason
@@ -331,14 +336,14 @@ def test_a_refused_block_is_a_failure_of_its_collector() -> None:
 def test_local_collectors_share_one_thread() -> None:
     threads = {name: set[threading.Thread]() for name in ("cpu", "memory", "gpu")}
 
-    def note(name: str) -> Callable[[], Collected]:
+    def note_thread(name: str) -> Callable[[], Collected]:
         def act() -> Collected:
             threads[name].add(threading.current_thread())
             return block()
 
         return act
 
-    sources = {name: Source(name, note(name)) for name in threads}
+    sources = {name: Source(name, note_thread(name)) for name in threads}
     local = {**OFTEN, "lane": "local"}
     with running_scheduler(
         BlockPublisher(), (sources["cpu"], local), (sources["memory"], local), (sources["gpu"], OFTEN)
@@ -357,18 +362,14 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
         (tmp_path / "stat").read_text(encoding="utf-8")
         return block()
 
-    publisher, stuck, second, healthy = (
-        BlockPublisher(),
-        Source("stuck", read),
-        HangingSource("second"),
-        Source("healthy"),
-    )
+    publisher, healthy = BlockPublisher(), Source("healthy")
+    stuck, second = Source("stuck", read), HangingSource("second")
     local = {**TIGHT, "lane": "local"}
     with running_scheduler(publisher, (stuck, local), (second, local), (healthy, local)) as scheduler:
         wait_until(lambda: {"timeout"} == {status_of(scheduler, name).reason for name in ("stuck", "second")})
-        calls = healthy.calls
-        wait_until(lambda: healthy.calls >= calls + 5)
-        verdict = status_of(scheduler, "healthy").success
+        initial_calls = healthy.calls
+        wait_until(lambda: healthy.calls >= initial_calls + 5)
+        is_healthy = status_of(scheduler, "healthy").success
         # Before the file can be read, because the next call would wait for another writer.
         stuck.act = second.act = block
         (tmp_path / "stat").write_text("1")
@@ -376,12 +377,8 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
         wait_until(lambda: {"stuck", "second"} <= publisher.blocks.keys())
         lanes = [thread for thread in threading.enumerate() if thread.name == "exporter-local"]
 
-    assert verdict is True
-    assert (stuck.max_concurrent_calls, second.max_concurrent_calls, healthy.max_concurrent_calls) == (
-        1,
-        1,
-        1,
-    )
+    assert is_healthy is True
+    assert [source.max_concurrent_calls for source in (stuck, second, healthy)] == [1, 1, 1]
     assert len(lanes) == 1  # the abandoned threads have ended
 
 
@@ -389,9 +386,9 @@ def test_a_scheduler_without_threads_raises_a_start_error(monkeypatch: pytest.Mo
     def refuse(thread: threading.Thread) -> None:
         if thread.name == "exporter-x":
             raise RuntimeError("can't start new thread")
-        start(thread)
+        start_thread(thread)
 
-    start = threading.Thread.start
+    start_thread = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
     with (

@@ -60,14 +60,18 @@ def test_sources_that_the_container_hides_are_absent_with_a_reason_and_no_error(
 ) -> None:
     wait_until(lambda: "processes of the job are not visible" in sidecar.log)
     page = wait_until(lambda: sidecar.page)
-    failed = re.findall(r'exporter_collector_success\{collector="(\w+)"\} 0\.0', page)
+    failed_collectors = re.findall(r'exporter_collector_success\{collector="(\w+)"\} 0\.0', page)
 
-    assert failed == []
+    assert failed_collectors == []
     assert "exporter_collector_errors_total{" not in page
     assert "level=error" not in sidecar.log
     assert "level=warn" not in sidecar.log
     assert "network: /proc/net/dev: no interface, or none selected" in sidecar.log
-    for hidden in ("training_process_instances{", "training_process_cpu_seconds_total{", "host_network_up{"):
-        assert hidden not in page
-    for shown in ("host_memory_total_bytes ", "host_cpu_seconds_total{", "training_run_info{"):
-        assert shown in page
+    for hidden_name in (
+        "training_process_instances{",
+        "training_process_cpu_seconds_total{",
+        "host_network_up{",
+    ):
+        assert hidden_name not in page
+    for published_name in ("host_memory_total_bytes ", "host_cpu_seconds_total{", "training_run_info{"):
+        assert published_name in page

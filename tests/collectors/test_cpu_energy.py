@@ -22,23 +22,28 @@ IDLE = "host_cpu_power_idle_watts"
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_described_machine_gives_the_expected_exposition(name: str, tmp_path: Path) -> None:
+def test_a_machine_has_the_expected_exposition(name: str, tmp_path: Path) -> None:
     machine = Machine(tmp_path, dict(MACHINES[name]))
     if name == "threadripper":
+        # Both dies report the register of the package.
         machine.joules["intel-rapl:1"] = machine.joules["intel-rapl:0"]
         machine.write()
     collector = machine.collector(is_working=lambda: False)
-    first = collector.collect()
+    initial = collector.collect()
     for _ in range(12):
         machine.draw(5.0, 120.0)
         collected = collector.collect()
 
     assert_sound(collector, collected)
-    assert first.problems == collected.problems == []
-    energies = [sample.value for metric in first for sample in metric.samples if "_joules" in sample.name]
-    assert set(energies) == {0}
-    text = text_of(collected) + "".join(f"# unsupported: {source}\n" for source in collected.unsupported)
-    assert_golden(text, DATA / "energy" / f"{name}.metrics")
+    assert initial.problems == collected.problems == []
+    initial_joules = [
+        sample.value for metric in initial for sample in metric.samples if "_joules" in sample.name
+    ]
+    assert set(initial_joules) == {0}
+    exposition = text_of(collected) + "".join(
+        f"# unsupported: {source}\n" for source in collected.unsupported
+    )
+    assert_golden(exposition, DATA / "energy" / f"{name}.metrics")
 
 
 @pytest.mark.parametrize(
@@ -65,27 +70,25 @@ def test_several_wraps_between_two_readings_are_found_by_the_last_power() -> Non
     assert counter.resets["wrap"] == 2
 
 
-@pytest.mark.parametrize("time", [2000.0, 3.0])
-def test_after_a_long_gap_or_a_reboot_no_energy_is_estimated(time: float) -> None:
+@pytest.mark.parametrize("read_at", [2000.0, 3.0])
+def test_after_a_long_gap_or_a_reboot_no_energy_is_estimated(read_at: float) -> None:
     counter = EnergyCounter(range_joules=RANGE_JOULES, max_watts=2000.0)
     counter.update(1000.0, 5.0)
     counter.update(1500.0, 10.0)
 
-    assert counter.update(9000.0, time) is None
+    assert counter.update(9000.0, read_at) is None
     assert counter.joules == 500.0
 
 
 def test_energy_between_two_sidecars_is_the_difference_of_the_registers() -> None:
-    first, second = RegisterReading(100.0, 10.0, watts=100.0), RegisterReading(6100.0, 70.0)
+    earlier, later = RegisterReading(100.0, 10.0, watts=100.0), RegisterReading(6100.0, 70.0)
+    before_wrap = RegisterReading(RANGE_JOULES - 500.0, 10.0)
     after_wrap = RegisterReading(500.0, 70.0)
 
-    assert joules_between(first, second, range_joules=RANGE_JOULES) == 6000.0
-    assert (
-        joules_between(RegisterReading(RANGE_JOULES - 500.0, 10.0), after_wrap, range_joules=RANGE_JOULES)
-        == 1000.0
-    )
-    assert joules_between(first, RegisterReading(6100.0, 2000.0), range_joules=RANGE_JOULES) is None
-    assert joules_between(first, RegisterReading(5.0, 70.0), range_joules=0.0) is None
+    assert joules_between(earlier, later, range_joules=RANGE_JOULES) == 6000.0
+    assert joules_between(before_wrap, after_wrap, range_joules=RANGE_JOULES) == 1000.0
+    assert joules_between(earlier, RegisterReading(6100.0, 2000.0), range_joules=RANGE_JOULES) is None
+    assert joules_between(earlier, RegisterReading(5.0, 70.0), range_joules=0.0) is None
 
 
 def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: Path) -> None:
@@ -97,12 +100,12 @@ def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: 
         machine.register(key).chmod(0o400)
     collector = machine.collector()
     with without_privileges():
-        first = collector.collect()
+        collected = collector.collect()
         machine.monotonic_seconds += 5.0
         assert not collector.collect()
 
-    assert {reason for reason, _ in first.problems} == {"permission"}
-    assert "chmod a+r" in first.problems[0][1]
+    assert {reason for reason, _ in collected.problems} == {"permission"}
+    assert "chmod a+r" in collected.problems[0][1]
     assert [reading.joules for reading in collector.readings] == [None] * 4
     assert collector.readings[0].gap_seconds["permission"] == 5.0
 
@@ -125,48 +128,50 @@ def test_garbage_affects_only_its_zone(name: str, content: str, tmp_path: Path) 
 
 def test_an_exporter_without_the_energy_lock_publishes_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    counts = [True]
-    collector = machine.collector(counts_energy=lambda: counts[0])
+    holds_lock = [True]
+    collector = machine.collector(counts_energy=lambda: holds_lock[0])
     collector.collect()
     machine.draw(5.0, 100.0)
-    counts[0] = False
-    suspended = collector.collect()
+    holds_lock[0] = False
+    without_lock = collector.collect()
     machine.draw(5.0, 100.0)
-    counts[0] = True
-    resumed = collector.collect()
+    holds_lock[0] = True
+    with_lock_again = collector.collect()
     machine.draw(5.0, 100.0)
 
-    assert list(suspended) == []
-    assert "another exporter" in suspended.unsupported[0]
-    assert value_of(resumed, CPU, "0", "rapl") == 0.0
+    assert list(without_lock) == []
+    assert "another exporter" in without_lock.unsupported[0]
+    assert value_of(with_lock_again, CPU, "0", "rapl") == 0.0
     assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(500.0)
 
 
-def test_a_machine_without_registers_is_a_normal_state(tmp_path: Path) -> None:
-    masked = tmp_path / "masked"
-    (masked / "class/powercap").mkdir(parents=True)
-    (masked / "class/powercap/intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl:0")
+def test_a_machine_without_registers_is_not_a_problem(tmp_path: Path) -> None:
+    masked_sys = tmp_path / "masked"  # a link without a target, as a container runtime masks the files
+    (masked_sys / "class/powercap").mkdir(parents=True)
+    (masked_sys / "class/powercap/intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl:0")
     collected = RaplCollector(sys=tmp_path).collect()
 
     assert (list(collected), collected.problems) == ([], [])
     assert f"no energy registers in {tmp_path}/class/powercap" in collected.unsupported[0]
-    assert "masks" in RaplCollector(sys=masked).collect().unsupported[0]
+    assert "masks" in RaplCollector(sys=masked_sys).collect().unsupported[0]
 
 
 def test_idle_power_has_a_label_for_its_method(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    working = [False]
-    collector = machine.collector(is_working=lambda: working[0], idle_watts=55.0)
+    is_working = [False]
+    collector = machine.collector(is_working=lambda: is_working[0], idle_watts=55.0)
     collector.collect()
     for watts in (90.0, *[60.0] * 9, 50.0):
         machine.draw(5.0, watts)
-        busy = collector.collect()
-    working[0] = True
+        collected_before_work = collector.collect()
+    is_working[0] = True
     for watts in (40.0, 40.0, 100.0, 100.0):
         machine.draw(5.0, watts)
         collected = collector.collect()
 
-    assert value_of(busy, IDLE, "0", "min_seen") is None  # 50 W is not idle after at most 90 W
+    assert (
+        value_of(collected_before_work, IDLE, "0", "min_seen") is None
+    )  # 50 W is not idle after at most 90 W
     assert value_of(collected, IDLE, "0", "config") == 55.0
     assert value_of(collected, IDLE, "0", "before_start") == pytest.approx(60.0)
     assert value_of(collected, IDLE, "0", "min_seen") == pytest.approx(40.0)
@@ -182,11 +187,11 @@ def test_modeled_energy_is_published_only_on_request_and_is_labeled(
     collector.collect()
     machine.draw(10.0, 0.0)
     collected = collector.collect()
-    measured = Machine(tmp_path / "xeon").collector(tdp_watts=200.0)
+    measuring_collector = Machine(tmp_path / "xeon").collector(tdp_watts=200.0)
 
     assert value_of(collected, CPU, "all", "tdp_model") == pytest.approx(10.0 * 200.0 * (0.1 + 0.9 * 0.125))
     assert [(reading.source, reading.is_measured) for reading in collector.readings] == [("tdp_model", False)]
-    assert value_of(measured.collect(), CPU, "all", "tdp_model") is None
+    assert value_of(measuring_collector.collect(), CPU, "all", "tdp_model") is None
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -197,8 +202,7 @@ def test_modeled_energy_is_published_only_on_request_and_is_labeled(
     )
 )
 def test_published_totals_never_decrease(tmp_path: Path, events: list[tuple[str, float]]) -> None:
-    number = len(list(tmp_path.iterdir()))
-    machine = Machine(tmp_path / f"m{number}")
+    machine = Machine(tmp_path / f"example-{len(list(tmp_path.iterdir()))}")
     collector = machine.collector()
     previous_totals: dict[tuple[str, ...], float] = {}
     for event, amount in events:
@@ -275,14 +279,16 @@ def test_a_meter_with_implausible_values_affects_only_itself(tmp_path: Path, gar
     collector.collect()
     grace.draw(5.0)
     (grace.meter("CPU Power Socket 0") / "power1_average").write_text(garbage)
-    broken = collector.collect()
+    collected_with_garbage = collector.collect()
     joules_by_component = {reading.component: reading.joules for reading in collector.readings}
     grace.draw(5.0)
-    repaired = collector.collect()
+    collected_after_repair = collector.collect()
 
-    assert [reason for reason, _ in broken.problems] == ["malformed"]
+    assert [reason for reason, _ in collected_with_garbage.problems] == ["malformed"]
     assert joules_by_component == {"cpu": None, "soc": pytest.approx(250.0)}
-    assert value_of(repaired, CPU, "0", "hwmon") == pytest.approx(1500.0)  # 10 s at 150 W, bridged
+    assert value_of(collected_after_repair, CPU, "0", "hwmon") == pytest.approx(
+        1500.0
+    )  # 10 s at 150 W, bridged
     assert {reading.component: reading.gap_seconds["error"] for reading in collector.readings} == {
         "cpu": 5.0,
         "soc": 0.0,

@@ -15,7 +15,7 @@ import exporter
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.families import FamilyCache, FamilySpec
 
-VALID: dict[str, Any] = {
+VALID_FIELDS: dict[str, Any] = {
     "name": "host_wait_seconds_total",
     "type": "counter",
     "unit": "seconds",
@@ -26,7 +26,7 @@ VALID: dict[str, Any] = {
 
 
 def test_a_consistent_specification_is_accepted() -> None:
-    assert FamilySpec(**VALID).labels == ("device",)
+    assert FamilySpec(**VALID_FIELDS).labels == ("device",)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_consistent_specification_is_accepted() -> None:
 )
 def test_a_specification_that_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FamilySpec(**VALID | changes)
+        FamilySpec(**VALID_FIELDS | changes)
 
 
 def test_a_specification_is_written_with_keywords_only() -> None:
@@ -57,10 +57,10 @@ def test_a_specification_is_written_with_keywords_only() -> None:
 
 
 def test_a_cached_family_is_the_same_object_while_no_value_changes() -> None:
-    cache, spec = FamilyCache(), FamilySpec(**VALID)
-    first = cache.family(spec, {("sda",): 1.0})
+    cache, spec = FamilyCache(), FamilySpec(**VALID_FIELDS)
+    family = cache.family(spec, {("sda",): 1.0})
 
-    assert cache.family(spec, {("sda",): 1.0}) is first
+    assert cache.family(spec, {("sda",): 1.0}) is family
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_cached_family_is_the_same_object_while_no_value_changes() -> None:
     [{("sda",): 2.0}, {("sdb",): 1.0}, {("sda",): 1.0, ("sdb",): 1.0}, {("sdb",): 1.0, ("sda",): 1.0}],
 )
 def test_a_cached_family_has_the_values_of_the_last_pass(values: dict[tuple[str, ...], float]) -> None:
-    cache, spec = FamilyCache(), FamilySpec(**VALID)
+    cache, spec = FamilyCache(), FamilySpec(**VALID_FIELDS)
     cache.family(spec, {("sda",): 1.0})
 
     assert cache.family(spec, values) == spec.family(values)
@@ -76,7 +76,7 @@ def test_a_cached_family_has_the_values_of_the_last_pass(values: dict[tuple[str,
 
 
 def test_a_family_without_values_is_absent_and_leaves_the_cache() -> None:
-    cache, spec = FamilyCache(), FamilySpec(**VALID)
+    cache, spec = FamilyCache(), FamilySpec(**VALID_FIELDS)
     cache.family(spec, {("sda",): 1.0})
 
     assert cache.family(spec, {}) is None
@@ -93,7 +93,7 @@ def sidecar_modules() -> list[ModuleType]:
     ]
 
 
-def constants_of(module: ModuleType) -> dict[str, FamilySpec]:
+def spec_constants(module: ModuleType) -> dict[str, FamilySpec]:
     """Return the specifications that a module assigns to names, by name."""
     assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
@@ -114,7 +114,7 @@ def constants_of(module: ModuleType) -> dict[str, FamilySpec]:
 
 def test_each_specification_is_a_constant_and_listed_in_a_tuple_of_specifications() -> None:
     modules = sidecar_modules()
-    constant_specs = {spec for module in modules for spec in constants_of(module).values()}
+    constant_specs = {spec for module in modules for spec in spec_constants(module).values()}
     listed_specs = {spec for module in modules for spec in getattr(module, "SPECS", ())}
 
     assert {spec.name for spec in constant_specs - listed_specs} == set()

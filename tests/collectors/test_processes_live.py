@@ -27,7 +27,6 @@ LOADER = ("r", "0", "dataloader")
 PROCESS = "training_process"
 CPU, STATE = f"{PROCESS}_cpu_seconds_total", f"{PROCESS}_state"
 
-# Each line of standard input is a command; each line of standard output confirms a command.
 TRAINER_SOURCE = """
 import multiprocessing, os, signal, subprocess, sys, time
 context = multiprocessing.get_context("fork")
@@ -59,6 +58,7 @@ for line in sys.stdin:
     print("done", flush=True)
 for worker in workers.values(): worker.kill()
 """
+"""Trainer that executes a command per line of standard input, and confirms each with a line of standard output."""
 
 
 class TrainerProcess:
@@ -110,33 +110,32 @@ def cpu_seconds(collected: Collected) -> float:
     return sum(required_value(collected, CPU, *LOADER, mode) for mode in ("user", "system"))
 
 
-def test_real_workers_are_found_and_counted(job: TrainerProcess) -> None:
+def test_real_workers_are_counted_by_state_and_keep_their_cpu_time(job: TrainerProcess) -> None:
     collector = collector_of(job)
     for name in ("one", "two"):
         job.execute("fork", name)
     job.execute("program")
     job.execute("burn", "one")
     time.sleep(YOUNG_SECONDS + 0.2)  # younger children have no role yet
-    first = collector.collect()
-    assert_sound(collector, first)
-    assert first.problems == []
-    assert required_value(first, "training_process_instances", *LOADER) == 2
-    assert required_value(first, "training_process_instances", "r", "0", "other") == 1
-    assert cpu_seconds(first) >= 0.2
+    initial = collector.collect()
+    assert_sound(collector, initial)
+    assert initial.problems == []
+    assert required_value(initial, "training_process_instances", *LOADER) == 2
+    assert required_value(initial, "training_process_instances", "r", "0", "other") == 1
+    assert cpu_seconds(initial) >= 0.2
 
     job.execute("stop", "two")
     job.execute("exit", "one")
     wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
-    zombie = collector.collect()
+    with_zombie = collector.collect()
     job.execute("reap", "one")
-    wait_until(
-        lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1
-    )  # the trainer sleeps once it has replied
-    after = collector.collect()
+    # The trainer sleeps once it has replied.
+    wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)
+    without_zombie = collector.collect()
 
-    assert required_value(zombie, STATE, *LOADER, "stopped") == 1
-    assert required_value(after, "training_process_instances", *LOADER) == 1
-    assert cpu_seconds(after) >= cpu_seconds(first)
+    assert required_value(with_zombie, STATE, *LOADER, "stopped") == 1
+    assert required_value(without_zombie, "training_process_instances", *LOADER) == 1
+    assert cpu_seconds(without_zombie) >= cpu_seconds(initial)
 
 
 def test_values_match_ps_and_procfs(job: TrainerProcess) -> None:
@@ -145,19 +144,19 @@ def test_values_match_ps_and_procfs(job: TrainerProcess) -> None:
     collected = collector.collect()
     memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
     pid = job.process.pid
-    ps = subprocess.run(
+    ps_columns = subprocess.run(
         ["ps", "-o", "rss=,nlwp=,pss=", "-p", str(pid)], capture_output=True, text=True, check=True
     ).stdout.split()
 
-    resident, threads, proportional = (int(number) for number in ps)
+    resident_kib, threads, proportional_kib = map(int, ps_columns)
     assert required_value(collected, f"{PROCESS}_resident_bytes", *TRAINER) == pytest.approx(
-        resident * 1024, rel=0.05
+        resident_kib * 1024, rel=0.05
     )
     assert required_value(collected, f"{PROCESS}_threads", *TRAINER) == threads
     assert required_value(memory, f"{PROCESS}_proportional_bytes", *TRAINER) == pytest.approx(
-        proportional * 1024, rel=0.2
+        proportional_kib * 1024, rel=0.2
     )
-    assert required_value(memory, f"{PROCESS}_unique_bytes", *TRAINER) <= resident * 1024
+    assert required_value(memory, f"{PROCESS}_unique_bytes", *TRAINER) <= resident_kib * 1024
     descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     assert required_value(collected, f"{PROCESS}_open_fds", *TRAINER) == descriptors
 

@@ -32,9 +32,8 @@ LOADER = ("r", "0", "dataloader")
 
 @pytest.fixture(autouse=True)
 def procfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        psutil, "PROCFS_PATH", "/proc"
-    )  # restored after the test, in which SimulatedJob changes it
+    """Restore psutil's path of /proc after each test, because SimulatedJob changes it."""
+    monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")
 
 
 @pytest.fixture
@@ -57,9 +56,9 @@ def worker_process(pid: int, **fields: Any) -> FakeProcess:
 def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
     trainer = proc.add(FakeProcess(100, threads=80, cpus="0-7"))
     for pid in (110, 111):
-        proc.add(worker_process(pid, user=pid / 10))
+        proc.add(worker_process(pid, user_seconds=pid / 10))
     proc.add(FakeProcess(120, parent=100, comm="python", command="python\0compile_worker\0", state="D"))
-    other_rank = proc.add(FakeProcess(200, user=7.0))
+    other_rank = proc.add(FakeProcess(200, user_seconds=7.0))
     agent = proc.add(FakeProcess(50, command="torchrun\0"))
     trainer.parent = other_rank.parent = 50
     job = SimulatedJob(proc)
@@ -80,11 +79,11 @@ def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
 
 
 def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> None:
-    proc.processes[100].user = 50.0
+    proc.processes[100].user_seconds = 50.0
     job.collect()
     job.end_recording()
     collected_after_end = job.collect()
-    job.add_recording(proc.add(FakeProcess(101, user=2.0, started_at=proc.wall)))
+    job.add_recording(proc.add(FakeProcess(101, user_seconds=2.0, started_at=proc.wall)))
     collected_after_restart = job.collect()
 
     assert value_of(collected_after_end, "training_process_up", "r", "0") == 0
@@ -96,11 +95,11 @@ def test_a_process_that_changes_the_run_moves_with_its_workers_and_counts_once(
     job: SimulatedJob, proc: Proc
 ) -> None:
     trainer = proc.processes[100]
-    trainer.user = 50.0
+    trainer.user_seconds = 50.0
     proc.add(worker_process(110))
     job.collect()
     job.processes[0] = replace(job.processes[0], identity=job.processes[0].identity.replace(run="second"))
-    trainer.user = 53.0
+    trainer.user_seconds = 53.0
     collected = job.collect()
 
     assert value_of(collected, CPU, *TRAINER, "user") == 50.0
@@ -115,10 +114,8 @@ def test_another_process_with_the_same_pid_is_not_the_recording_process(
     for pid, rank in ((200, 1), (31_000, 2)):
         job.add_recording(proc.add(FakeProcess(pid, namespace_pid=7 if pid == 31_000 else None)), rank=rank)
     proc.processes[100].started_at += 3600.0  # started after the recording
-    second = job.processes[1]
-    job.processes[1] = replace(
-        second, identity=second.identity.replace(pid=7)
-    )  # the snapshot has another pid
+    # The snapshot of process 200 names another pid.
+    job.processes[1] = replace(job.processes[1], identity=job.processes[1].identity.replace(pid=7))
 
     # Only the process in a container, whose own pid differs from the pid on the host, is matched.
     assert labels_of(job.collect(), INSTANCES) == [("r", "2", "trainer")]
@@ -166,13 +163,13 @@ def test_a_forked_child_without_exec_is_a_worker(job: SimulatedJob, proc: Proc) 
 
 
 def test_a_child_is_classified_only_after_it_had_time_to_exec(job: SimulatedJob, proc: Proc) -> None:
-    child = proc.add(FakeProcess(110, parent=100, started_at=proc.wall + 4.9, user=0.25))
-    unclassified = job.collect()
+    child = proc.add(FakeProcess(110, parent=100, started_at=proc.wall + 4.9, user_seconds=0.25))
+    collected_before_exec = job.collect()
     child.command = "nvidia-smi\0"
-    classified = job.collect()
+    collected_after_exec = job.collect()
 
-    assert value_of(unclassified, INSTANCES, *LOADER) is None
-    assert value_of(classified, CPU, "r", "0", "other", "user") == 0.25
+    assert value_of(collected_before_exec, INSTANCES, *LOADER) is None
+    assert value_of(collected_after_exec, CPU, "r", "0", "other", "user") == 0.25
 
 
 def test_the_exporter_is_not_a_process_of_the_job_that_started_it(job: SimulatedJob, proc: Proc) -> None:
@@ -196,7 +193,7 @@ def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
 def test_garbage_affects_only_its_process_and_names_it(
     job: SimulatedJob, proc: Proc, name: str, content: str
 ) -> None:
-    job.add_recording(proc.add(FakeProcess(200, user=7.0)), rank=1)
+    job.add_recording(proc.add(FakeProcess(200, user_seconds=7.0)), rank=1)
     job.collect()
     (proc.root / "100" / name).write_text(content)
     collected = job.collector.collect()
@@ -213,7 +210,8 @@ def test_the_series_of_an_ended_run_linger_and_disappear(job: SimulatedJob) -> N
     job.collect()
     job.processes.clear()
     lingering = job.collect(after_seconds=890.0)
-    after_linger = [job.collect(after_seconds=11.0), job.collect()][-1]
+    job.collect(after_seconds=11.0)
+    after_linger = job.collect()
 
     assert value_of(lingering, CPU, *TRAINER, "user") == 1.0
     assert after_linger == Collected()
@@ -250,14 +248,14 @@ def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, int, float
         pid = 110 + index
         worker = proc.processes.get(pid)
         if event == "start" and worker is None:
-            proc.add(worker_process(pid, user=amount, started_at=proc.wall))
+            proc.add(worker_process(pid, user_seconds=amount, started_at=proc.wall))
         elif event == "clock steps back":
             proc.wall -= amount * 1000
         elif worker is not None:
             if event == "work":
-                worker.user += amount
+                worker.user_seconds += amount
             elif event == "counter falls":
-                worker.user /= 2
+                worker.user_seconds /= 2
             elif event == "zombie":
                 worker.state = "Z"
             elif event == "end":
@@ -272,14 +270,14 @@ def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, int, float
 
 def test_cpu_time_before_the_sidecar_started_is_no_increase(job: SimulatedJob, proc: Proc) -> None:
     trainer = proc.processes[100]
-    trainer.started_at, trainer.user = START - 3600.0, 500.0
+    trainer.started_at, trainer.user_seconds = START - 3600.0, 500.0
     job.processes[0] = replace(
         job.processes[0], identity=job.processes[0].identity.replace(started=START - 3590.0)
     )
-    first = job.collect()
-    trainer.user = 502.0
+    initial = job.collect()
+    trainer.user_seconds = 502.0
 
-    assert value_of(first, CPU, *TRAINER, "user") == 0.0
+    assert value_of(initial, CPU, *TRAINER, "user") == 0.0
     assert value_of(job.collect(), CPU, *TRAINER, "user") == 2.0
 
 
@@ -287,11 +285,11 @@ def test_a_process_that_ended_before_the_tree_is_read_is_not_hidden() -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
         process.wait()
     identity = ProcessIdentity(id="p" * 16, pid=process.pid, run="r", rank=0, started=time.time())
-    tree, passes = ProcessTree(ignore=()), list[int]()
-    for now in (0.0, 10.0):
+    tree, hidden_counts = ProcessTree(ignore=()), list[int]()
+    for monotonic_seconds in (0.0, 10.0):
         collected = Collected()
         processes = [JobProcess(identity, alive=True, pid=process.pid)]
-        tree.update(processes, collected=collected, now=now, wall=time.time())
-        passes.append(tree.hidden_count)
+        tree.update(processes, collected=collected, now=monotonic_seconds, wall=time.time())
+        hidden_counts.append(tree.hidden_count)
 
-    assert passes == [0, 1]  # in practice the feed reports the end before the second pass
+    assert hidden_counts == [0, 1]  # in practice the feed reports the end before the second pass

@@ -1,9 +1,9 @@
-"""Parsing of text into dataclasses. Problems are reported together, with positions."""
+"""Loading of YAML into dataclasses. Problems are reported together, with positions."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ from exporter.config.options import (
     format_duration,
     parse_duration,
 )
-from exporter.errors import ConfigurationError
+from exporter.errors import ConfigurationError, Problem
 
 
 class Color(enum.Enum):
@@ -76,14 +76,22 @@ class Root:
     defaults: Defaults = Defaults()
 
 
-def problems(text: str | bytes) -> list[str]:
+def problems_of(yaml_text: str | bytes) -> list[str]:
     with pytest.raises(ConfigurationError) as error_info:
-        load(text, "f.yaml", Root)
+        load(yaml_text, "f.yaml", Root)
     return [str(problem) for problem in error_info.value.problems]
 
 
+def root_or_problems(yaml_text: str) -> Root | Sequence[Problem]:
+    """Return the loaded configuration, or the problems if the text is refused."""
+    try:
+        return load(yaml_text, "f.yaml", Root)
+    except ConfigurationError as error:
+        return error.problems
+
+
 def test_every_type_is_read() -> None:
-    text = """
+    yaml_text = """
 leaf:
   number: 5
   share: 1
@@ -103,7 +111,7 @@ names:
 free: {k: v}
 """
 
-    root = load(text, "f.yaml", Root)
+    root = load(yaml_text, "f.yaml", Root)
 
     assert root.leaf == Leaf(
         number=5,
@@ -134,7 +142,7 @@ def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("yaml_text", "expected"),
     [
         ("leaf: {numbr: 1}", '1:8: leaf.numbr: unknown key "numbr", did you mean "number"?'),
         ("zzz: 1", 'f.yaml:1:1: zzz: unknown key "zzz", expected one of leaf, names, free, defaults'),
@@ -174,21 +182,21 @@ def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
         (" " * (MAX_BYTES + 1), "f.yaml: larger than 256 KiB"),
     ],
 )
-def test_a_problem_is_reported_with_its_place(text: str | bytes, expected: str) -> None:
-    messages = problems(text)
+def test_a_problem_is_reported_with_its_place(yaml_text: str | bytes, expected: str) -> None:
+    messages = problems_of(yaml_text)
 
     assert [(problem.startswith("f.yaml:"), expected in problem) for problem in messages] == [(True, True)]
 
 
 def test_all_problems_are_reported_together_in_order() -> None:
-    messages = problems("leaf:\n  flag: 1\n  numbr: 1\nnames:\n  - secret: [1]\nzzz: {}\n")
+    messages = problems_of("leaf:\n  flag: 1\n  numbr: 1\nnames:\n  - secret: [1]\nzzz: {}\n")
 
     positions = [":".join(problem.split(":")[1:3]) for problem in messages]
     assert positions == ["2:9", "3:3", "5:5", "5:13", "6:1"]
 
 
 def test_contradicting_fields_are_reported_at_each_field() -> None:
-    messages = problems("names:\n  - name: a\n    low: 3\n    high: 2\n")
+    messages = problems_of("names:\n  - name: a\n    low: 3\n    high: 2\n")
 
     assert messages == [
         "f.yaml:3:10: names[0].low: is above high",
@@ -196,15 +204,15 @@ def test_contradicting_fields_are_reported_at_each_field() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", ["12345", "[hush]", "{hush: 1}"])
-def test_a_secret_is_never_shown(value: str) -> None:
-    (message,) = problems(f"names: [{{name: a, secret: {value}}}]")
+@pytest.mark.parametrize("secret", ["12345", "[hush]", "{hush: 1}"])
+def test_a_problem_with_a_secret_does_not_show_the_secret(secret: str) -> None:
+    (message,) = problems_of(f"names: [{{name: a, secret: {secret}}}]")
 
-    assert value.strip("[]{}") not in message
+    assert secret.strip("[]{}") not in message
 
 
 def test_hostile_text_stays_on_one_line_of_the_message() -> None:
-    for message in problems('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n'):
+    for message in problems_of('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n'):
         assert message.isprintable()
 
 
@@ -248,14 +256,11 @@ YAML_LIKE = st.text(
 @example("%TAG ! x\n--- !a b")
 @example("! a")
 @example('"\\x')
-def test_any_text_gives_a_value_or_the_documented_error(text: str) -> None:
-    outcome: Root | ConfigurationError
-    try:
-        outcome = load(text, "f.yaml", Root)
-    except ConfigurationError as error:
-        outcome = error
+def test_any_text_gives_a_value_or_the_documented_error(yaml_text: str) -> None:
+    outcome = root_or_problems(yaml_text)
 
-    for problem in () if isinstance(outcome, Root) else outcome.problems:
-        assert problem.message.isprintable()
-        assert problem.line is None or problem.line >= 1
-    assert isinstance(outcome, Root) or outcome.problems
+    if not isinstance(outcome, Root):
+        assert outcome
+        for problem in outcome:
+            assert problem.message.isprintable()
+            assert problem.line is None or problem.line >= 1

@@ -1,4 +1,4 @@
-"""Alerts from the exporter's page through the real Prometheus, with the project's rules, and the real Alertmanager to a receiver."""
+"""Alerts from end to end: the exporter's page, Prometheus with the rules of the project, Alertmanager, and a receiver."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Receiver:
         self.url = ""
         self.messages: list[tuple[str, list[dict[str, Any]]]] = []
 
-    def answer(self, _method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def respond(self, _method: str, path: str, body: bytes) -> tuple[int, bytes]:
         self.messages.append((path, json.loads(body)["alerts"]))
         return 200, b""
 
@@ -68,22 +68,28 @@ class Receiver:
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
-    with web_server(receiver.answer) as receiver.url:
+    with web_server(receiver.respond) as receiver.url:
         yield receiver
 
 
 @contextlib.contextmanager
 def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
     """Run Alertmanager with the repository's configuration, short intervals and a local receiver."""
-    text = (PROMETHEUS / "alertmanager.yaml").read_text(encoding="utf-8")
-    text = text.replace("http://127.0.0.1:9999", receiver.url)
-    text = text.replace("group_wait: 30s", "group_wait: 200ms").replace(
-        "group_interval: 5m", "group_interval: 1s"
-    )
-    configuration = directory / "alertmanager.yml"
-    configuration.write_text(text)
+    configuration = (PROMETHEUS / "alertmanager.yaml").read_text(encoding="utf-8")
+    for setting, replacement in (
+        ("http://127.0.0.1:9999", receiver.url),
+        ("group_wait: 30s", "group_wait: 200ms"),
+        ("group_interval: 5m", "group_interval: 1s"),
+    ):
+        configuration = configuration.replace(setting, replacement)
+    configuration_file = directory / "alertmanager.yml"
+    configuration_file.write_text(configuration)
     address = f"127.0.0.1:{free_port()}"
-    command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--web.listen-address={address}"]
+    command = [
+        "prometheus-alertmanager",
+        f"--config.file={configuration_file}",
+        f"--web.listen-address={address}",
+    ]
     flags = [f"--storage.path={directory / 'alerts'}", "--cluster.listen-address=", "--log.level=error"]
     with running_process([*command, *flags], directory / "alerts") as process:
         wait_until(lambda: fetch(f"http://{address}/-/ready") or process.poll(), 15)
@@ -101,7 +107,7 @@ def post_alerts(address: str, alerts: list[dict[str, str]]) -> None:
 def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    nodes = [f"node{number}:20909" for number in range(64)]
+    nodes = [f"node{index}:20909" for index in range(64)]
     links = [{"alertname": "IbLinkDown", "severity": "critical", "instance": node} for node in nodes]
     flaps = [{"alertname": "IbErrors", "severity": "warning", "instance": node} for node in nodes]
     hang = {"alertname": "TrainingHang", "severity": "critical", "run": "a"}
@@ -118,41 +124,43 @@ def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
     ]
 
 
-def test_a_broken_card_and_the_hang_of_its_run_page_once(tmp_path: Path, receiver: Receiver) -> None:
-    card = {"severity": "critical", "instance": "n1:20909", "gpu": "1", "uuid": "GPU-1", "run": "a"}
+def test_a_broken_gpu_and_the_hang_of_its_run_page_once(tmp_path: Path, receiver: Receiver) -> None:
+    gpu_labels = {"severity": "critical", "instance": "n1:20909", "gpu": "1", "uuid": "GPU-1", "run": "a"}
     consequences = ("GpuEccUncorrected", "GpuRecoveryActionNeeded", "GpuXidCritical")
-    alerts = [card | {"alertname": name} for name in ("GpuLost", *consequences)]
+    alerts = [gpu_labels | {"alertname": name} for name in ("GpuLost", *consequences)]
     alerts.append({"alertname": "TrainingHang", "severity": "critical", "run": "a"})
-    alerts.append(card | {"alertname": "GpuRowRemapPending", "severity": "warning"})
+    alerts.append(gpu_labels | {"alertname": "GpuRowRemapPending", "severity": "warning"})
     with alertmanager(tmp_path, receiver) as address:
         post_alerts(address, alerts)
         wait_until(lambda: receiver.messages, 60)
         time.sleep(2)
 
-    [(path, received)] = receiver.messages
+    [(path, notified_alerts)] = receiver.messages
     assert path == "/pager"
-    assert sorted(alert["labels"]["alertname"] for alert in received) == ["GpuLost", "TrainingHang"]
+    assert sorted(alert["labels"]["alertname"] for alert in notified_alerts) == ["GpuLost", "TrainingHang"]
 
 
 def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver: Receiver) -> None:
-    machine, options = (tmp_path / name for name in ("machine.yaml", "config.yaml"))
-    machine.write_text(MACHINE)
-    options.write_text("gpu: {retry: 500ms}\n")
+    (tmp_path / "machine.yaml").write_text(MACHINE)
+    config_file = tmp_path / "config.yaml"
+    config_file.write_text("gpu: {retry: 500ms}\n")
     extra_config = f"rule_files: ['{accelerated_rules(tmp_path / 'rules', 0.5, at_once=True)}/*.yml']\n"
     with (
         alertmanager(tmp_path, receiver) as address,
-        sidecar(tmp_path, "--gpu.replay=machine", f"--config.file={options}", machines=tmp_path) as exporter,
+        sidecar(
+            tmp_path, "--gpu.replay=machine", f"--config.file={config_file}", machines=tmp_path
+        ) as exporter,
     ):
         extra_config += f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{address}']}}]}}]}}\n"
         with Prometheus(tmp_path / "prometheus", {"training": exporter.address}, extra_config=extra_config):
-            path, firing = receiver.alert("GpuLost", "firing")
-            _, xid = receiver.alert("GpuXidCritical", "firing")
-            _, resolved = receiver.alert("GpuLost", "resolved")
+            path, firing_alert = receiver.alert("GpuLost", "firing")
+            _, xid_alert = receiver.alert("GpuXidCritical", "firing")
+            _, resolved_alert = receiver.alert("GpuLost", "resolved")
 
     assert path == "/pager"
-    assert firing["labels"]["instance"] == exporter.address
+    assert firing_alert["labels"]["instance"] == exporter.address
     # The first notification may precede the first evaluation of the rule that finds an exporter for the link.
-    assert resolved["annotations"]["runbook_url"] == f"http://{exporter.address}/runbook#gpulost"
-    assert firing["annotations"]["summary"] == f"GPU 1 on {exporter.address} does not answer."
-    assert xid["labels"]["xid"] == "79"
-    assert resolved["labels"] == firing["labels"]
+    assert resolved_alert["annotations"]["runbook_url"] == f"http://{exporter.address}/runbook#gpulost"
+    assert firing_alert["annotations"]["summary"] == f"GPU 1 on {exporter.address} does not answer."
+    assert xid_alert["labels"]["xid"] == "79"
+    assert resolved_alert["labels"] == firing_alert["labels"]

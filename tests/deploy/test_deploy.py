@@ -35,7 +35,7 @@ KUBERNETES_VERSION = "1.34"
 """Version of Kubernetes whose schemas validate the manifests: the first with resource.k8s.io/v1, which an overlay uses."""
 
 
-def program(name: str, package: str) -> str:
+def require_program(name: str, package: str) -> str:
     """Return the path of a validator. Without the validator, skip the test and name the package to install."""
     executable = shutil.which(name) or shutil.which(name, path=str(BIN))
     if executable is None:
@@ -52,7 +52,7 @@ def load_documents(text: str) -> list[Any]:
     return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
 
 
-def check(document: Any, schema_name: str) -> None:
+def validate(document: Any, schema_name: str) -> None:
     """Validate a document against the local schema, in which an unused key is an error."""
     jsonschema.validate(document, SCHEMAS[schema_name])
 
@@ -61,7 +61,10 @@ def check(document: Any, schema_name: str) -> None:
 
 
 def test_yaml_files_pass_yamllint() -> None:
-    yamllint, folders = program("yamllint", "the extra `test`"), (DEPLOY, ROOT / "dashboards/provisioning")
+    yamllint, folders = (
+        require_program("yamllint", "the extra `test`"),
+        (DEPLOY, ROOT / "dashboards/provisioning"),
+    )
     completed_run = run(yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", *folders)
 
     assert completed_run.returncode == 0, completed_run.stdout
@@ -69,7 +72,7 @@ def test_yaml_files_pass_yamllint() -> None:
 
 def test_shell_scripts_pass_shellcheck() -> None:
     scripts = sorted([*DEPLOY.glob("slurm/*"), *DEPLOY.glob("systemd/*.sh")])
-    completed_run = run(program("shellcheck", "shellcheck"), *scripts)
+    completed_run = run(require_program("shellcheck", "shellcheck"), *scripts)
 
     assert len(scripts) >= 5
     assert completed_run.returncode == 0, completed_run.stdout
@@ -79,7 +82,7 @@ def test_shell_scripts_pass_shellcheck() -> None:
 
 
 def test_the_image_passes_hadolint_and_runs_unprivileged() -> None:
-    completed_run = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
+    completed_run = run(require_program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
     last_stage = DOCKERFILE.rpartition("\nFROM ")[2]
 
     assert (completed_run.returncode, completed_run.stdout) == (0, "")
@@ -98,31 +101,35 @@ def test_every_file_that_the_image_copies_exists_and_is_not_ignored() -> None:
 
 def test_the_image_has_every_dependency_by_hash() -> None:
     lock = (DEPLOY / "docker/requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
-    entries = dict(re.findall(r"^([\w-]+)==\S+((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*$", lock, re.MULTILINE))
+    hashes_by_package = dict(
+        re.findall(r"^([\w-]+)==\S+((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*$", lock, re.MULTILINE)
+    )
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    expected = re.search(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
-    assert expected is not None
-    names = set(re.findall(r'^ *"([\w-]+)', expected[1], re.MULTILINE))
+    dependencies = re.search(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    assert dependencies is not None
+    names = set(re.findall(r'^ *"([\w-]+)', dependencies[1], re.MULTILINE))
 
-    assert set(entries) == names | {"bcrypt", "markupsafe"}  # jinja2 needs the latter
+    assert set(hashes_by_package) == names | {"bcrypt", "markupsafe"}  # jinja2 needs the latter
 
 
 def test_the_health_check_detects_a_running_exporter(tmp_path: Path) -> None:
     healthcheck = DEPLOY / "docker/healthcheck.py"
     with sidecar(tmp_path) as running:
-        alive = run(sys.executable, healthcheck, EXPORTER_HEALTH_ADDRESS=running.address)
-    dead = run(sys.executable, healthcheck, EXPORTER_HEALTH_ADDRESS=f"127.0.0.1:{free_port()}")
+        run_beside_exporter = run(sys.executable, healthcheck, EXPORTER_HEALTH_ADDRESS=running.address)
+    run_without_exporter = run(
+        sys.executable, healthcheck, EXPORTER_HEALTH_ADDRESS=f"127.0.0.1:{free_port()}"
+    )
 
-    assert (alive.returncode, alive.stderr) == (0, "")
-    assert dead.returncode == 1
-    assert "is not healthy: ConnectionRefusedError" in dead.stderr
+    assert (run_beside_exporter.returncode, run_beside_exporter.stderr) == (0, "")
+    assert run_without_exporter.returncode == 1
+    assert "is not healthy: ConnectionRefusedError" in run_without_exporter.stderr
 
 
 # --- compose and Grafana -------------------------------------------------------------------------------------
 
 
 def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> None:
-    check(COMPOSE, "compose")
+    validate(COMPOSE, "compose")
     services = COMPOSE["services"]
     mounts = [volume.split(":") for service in services.values() for volume in service.get("volumes", [])]
     files = [DEPLOY / "compose" / source for source, *_ in mounts if source.startswith(".")]
@@ -137,41 +144,42 @@ def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> Non
 
 def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
     grafana = COMPOSE["services"]["grafana"]
-    source = load_yaml(ROOT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
+    data_source = load_yaml(ROOT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
     provider = load_yaml(ROOT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][0]
-    scrapes = load_yaml(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
+    scrape_interval = load_yaml(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
     source_by_target = {
         target: source for source, target, _ in (volume.split(":") for volume in grafana["volumes"][:-1])
     }
 
     for path in (ROOT / "dashboards/provisioning").rglob("*.y*ml"):
-        check(load_yaml(path), f"grafana {path.parent.name}")
-    assert source["url"].removeprefix("$") in grafana["environment"]
-    assert source["jsonData"]["timeInterval"] == scrapes  # otherwise panels are empty when zoomed in
+        validate(load_yaml(path), f"grafana {path.parent.name}")
+    assert data_source["url"].removeprefix("$") in grafana["environment"]
+    # With another interval, panels are empty when zoomed in.
+    assert data_source["jsonData"]["timeInterval"] == scrape_interval
     assert source_by_target[provider["options"]["path"]] == "../../dashboards/json"
     assert (ROOT / "dashboards/json/training-run.json").is_file()
 
 
 # --- Prometheus and Alertmanager -----------------------------------------------------------------------------
 
-SCRAPES = sorted([*(DEPLOY / "prometheus/scrape").glob("*.yaml"), DEPLOY / "compose/prometheus.yml"])
+SCRAPE_FILES = sorted([*(DEPLOY / "prometheus/scrape").glob("*.yaml"), DEPLOY / "compose/prometheus.yml"])
 
 
 def scrape_configs() -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in SCRAPES:
+    for path in SCRAPE_FILES:
         for job in load_yaml(path)["scrape_configs"]:
             yield path.name, job
 
 
-@pytest.mark.parametrize("path", SCRAPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SCRAPE_FILES, ids=lambda path: path.name)
 def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> None:
-    program("promtool", "prometheus")
+    require_program("promtool", "prometheus")
     # Debian builds Prometheus without Kubernetes discovery: the local schema checks this line.
-    text = path.read_text(encoding="utf-8")
-    for config in re.findall(r"kubernetes_sd_configs: (.*)", text):
-        check(load_documents(config)[0], "kubernetes_sd_configs")
+    configuration = path.read_text(encoding="utf-8")
+    for config in re.findall(r"kubernetes_sd_configs: (.*)", configuration):
+        validate(load_documents(config)[0], "kubernetes_sd_configs")
     copy = tmp_path / path.name
-    copy.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", text))
+    copy.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", configuration))
 
     agent = ["--agent"] if path.name == "agent.yaml" else []
     completed_run = promtool("check", "config", "--syntax-only", *agent, copy)
@@ -190,7 +198,7 @@ def test_scrape_limits_exceed_the_limits_of_the_exporter() -> None:
 
 def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
     patterns = {pattern for rule in alerts() for pattern in re.findall(r'\bjob=~"([^"]+)"', rule.expr)}
-    always = {job_name for rule in alerts() for job_name in re.findall(r'\bjob="([^"]+)"', rule.expr)}
+    exact_names = {job_name for rule in alerts() for job_name in re.findall(r'\bjob="([^"]+)"', rule.expr)}
     names = {job["job_name"] for _, job in scrape_configs()} - {"prometheus"}
     pod_monitor_jobs = {
         rule["replacement"]
@@ -199,8 +207,8 @@ def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
         if rule["targetLabel"] == "job"
     }
 
-    assert always
-    assert always <= names
+    assert exact_names
+    assert exact_names <= names
     assert patterns
     assert [
         name for name in names | pod_monitor_jobs for pattern in patterns if not re.fullmatch(pattern, name)
@@ -209,11 +217,9 @@ def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
 
 def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() -> None:
     file = DEPLOY / "prometheus/alertmanager.yaml"
-    completed_run = run(program("amtool", "prometheus-alertmanager"), "check-config", file)
-    text = file.read_text(encoding="utf-8")
-    alert_names = {
-        name for value in re.findall(r'alertname[!=~]+"([^"]+)"', text) for name in value.split("|")
-    }
+    completed_run = run(require_program("amtool", "prometheus-alertmanager"), "check-config", file)
+    matchers = re.findall(r'alertname[!=~]+"([^"]+)"', file.read_text(encoding="utf-8"))
+    alert_names = {name for matcher in matchers for name in matcher.split("|")}
 
     assert completed_run.returncode == 0, completed_run.stdout + completed_run.stderr
     assert alert_names
@@ -224,16 +230,16 @@ def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() ->
 
 
 def build_kustomization(folder: Path) -> list[dict[str, Any]]:
-    kubectl = program("kubectl", "kubectl 1.27 or later")
+    kubectl = require_program("kubectl", "kubectl 1.27 or later")
     completed_run = run(kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
     assert completed_run.returncode == 0, completed_run.stderr
     return load_documents(completed_run.stdout)
 
 
-def check_manifest(document: dict[str, Any]) -> None:
+def validate_manifest(document: dict[str, Any]) -> None:
     """Validate a manifest against the schema of Kubernetes, or the local schema of a custom resource."""
     if document["apiVersion"].startswith("monitoring.coreos.com/"):
-        check(document, document["kind"])
+        validate(document, document["kind"])
     elif not document["apiVersion"].startswith("kustomize."):
         kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `test`")
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
@@ -244,7 +250,7 @@ def check_manifest(document: dict[str, Any]) -> None:
 )
 def test_a_manifest_is_valid(path: Path) -> None:
     for document in load_documents(path.read_text(encoding="utf-8")):
-        check_manifest(document)
+        validate_manifest(document)
 
 
 def pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -254,7 +260,7 @@ def pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dict[str, Any]]:
     """Return the documents that Helm renders with these values, in a cluster with or without Prometheus' operator."""
-    helm = program("helm", "the extra `test`")
+    helm = require_program("helm", "the extra `test`")
     crds = ["--api-versions", "monitoring.coreos.com/v1"] if operator else []
     settings = [argument for setting in values for argument in ("--set", setting)]
     completed_run = run(helm, "template", "release", folder, *crds, *settings)
@@ -262,11 +268,12 @@ def chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dic
     return [document for document in load_documents(completed_run.stdout) if document]
 
 
-POD_OF_A_CHART = {
+CHART_SETTINGS = {
     "node": ["sidecar.enabled=false"],
     "node without GPUs": ["sidecar.enabled=false", "node.gpu.enabled=false"],
     "job": ["node.enabled=false", "sidecar.job.enabled=true"],
 }
+"""Settings with which the chart has one pod, by name of the pod."""
 
 
 @pytest.mark.parametrize(
@@ -275,7 +282,7 @@ POD_OF_A_CHART = {
         *(pytest.param(partial(build_kustomization, folder), id=folder.name) for folder in OVERLAYS),
         *(
             pytest.param(partial(chart, *values), id=f"chart: {name}")
-            for name, values in POD_OF_A_CHART.items()
+            for name, values in CHART_SETTINGS.items()
         ),
     ],
 )
@@ -284,7 +291,7 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_known_fl
 ) -> None:
     documents = build()
     for document in documents:
-        check_manifest(document)
+        validate_manifest(document)
     (pod,) = (pod for document in documents for pod in pods(document))
     (container,) = (
         container
@@ -292,14 +299,14 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_known_fl
         if container["name"] == "exporter"
     )
     (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
-    files = {name: text for document in documents for name, text in document.get("data", {}).items()}
+    files = {name: content for document in documents for name, content in document.get("data", {}).items()}
     arguments = []
     for argument in container["args"]:
-        flag, _, value = argument.partition("=")
+        flag, _, setting = argument.partition("=")
         if flag == "--config.file":
-            (tmp_path / "config.yaml").write_text(files[Path(value).name])
-            value = str(tmp_path / "config.yaml")
-        arguments.append(f"{flag}={value}")
+            (tmp_path / "config.yaml").write_text(files[Path(setting).name])
+            setting = str(tmp_path / "config.yaml")
+        arguments.append(f"{flag}={setting}")
 
     completed_run = exporter("--config.check", *arguments)
 
@@ -336,7 +343,7 @@ def test_the_chart_serves_tls_with_probes_that_need_no_certificate() -> None:
 def test_the_chart_puts_the_sidecar_s_resources_into_the_namespaces_of_the_jobs() -> None:
     peers = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring"
     documents = chart("sidecar.namespaces={team-a,team-b}", "networkPolicy.enabled=true", peers)
-    by_kind = {
+    namespaces_by_kind = {
         kind: {document["metadata"]["namespace"] for document in documents if document["kind"] == kind}
         for kind in ("ConfigMap", "NetworkPolicy")
     }
@@ -346,7 +353,7 @@ def test_the_chart_puts_the_sidecar_s_resources_into_the_namespaces_of_the_jobs(
         if document["metadata"]["name"].endswith("-sidecar") and document["kind"] == "PodMonitor"
     )
 
-    assert by_kind["NetworkPolicy"] == {"team-a", "team-b"} <= by_kind["ConfigMap"]
+    assert namespaces_by_kind["NetworkPolicy"] == {"team-a", "team-b"} <= namespaces_by_kind["ConfigMap"]
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
 
 
@@ -364,15 +371,17 @@ def test_a_digest_a_priority_and_an_account_reach_the_pods_of_the_chart() -> Non
 
 
 def test_helm_lint_accepts_the_chart_and_its_values() -> None:
-    helm = program("helm", "the extra `test`")
+    helm = require_program("helm", "the extra `test`")
     lint_run = run(helm, "lint", "--strict", CHART)
     run_with_unknown_value = run(helm, "template", CHART, "--set", "node.prot=3")
     crds = ("--api-versions", "monitoring.coreos.com/v1")
-    unknown = run(helm, "template", CHART, *crds, "--set", "prometheusRule.thresholds.threshold:x=3")
+    run_with_unknown_threshold = run(
+        helm, "template", CHART, *crds, "--set", "prometheusRule.thresholds.threshold:x=3"
+    )
 
     assert lint_run.returncode == 0, lint_run.stdout
     assert "Additional property prot is not allowed" in run_with_unknown_value.stderr
-    assert "rules/thresholds.yml has no threshold:x" in unknown.stderr
+    assert "rules/thresholds.yml has no threshold:x" in run_with_unknown_threshold.stderr
 
 
 def test_the_chart_has_every_rule_dashboard_and_site_threshold() -> None:
@@ -381,40 +390,50 @@ def test_the_chart_has_every_rule_dashboard_and_site_threshold() -> None:
     )
     (resource,) = (document for document in documents if document["kind"] == "PrometheusRule")
     resource_rules = [rule for group in resource["spec"]["groups"] for rule in group["rules"]]
-    by_record = {rule["record"]: rule for rule in resource_rules if "record" in rule}
+    rules_by_record = {rule["record"]: rule for rule in resource_rules if "record" in rule}
     names = [(document["kind"], document["metadata"]["name"]) for document in documents]
-    dashboards = {name: text for document in documents for name, text in document.get("data", {}).items()}
+    dashboards = {
+        name: content for document in documents for name, content in document.get("data", {}).items()
+    }
 
     assert len(set(names)) == len(names)
     assert len(resource_rules) == len(rules())
     assert {rule.expr.strip() for rule in rules()} - {rule["expr"].strip() for rule in resource_rules} == {
         "vector(0.05)"
     }
-    assert by_record["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
-    assert by_record["site:links:info"]["labels"] == {"grafana": "https://g"}
+    assert rules_by_record["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
+    assert rules_by_record["site:links:info"]["labels"] == {"grafana": "https://g"}
     for path in (ROOT / "dashboards/json").glob("*.json"):
         assert json.loads(dashboards[path.name]) == json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_environment_volumes_and_annotations_reach_the_containers_of_the_chart() -> None:
-    node = ("node.extraEnv[0].name=A", "node.extraVolumes[0].name=v", "node.extraVolumeMounts[0].name=v")
-    sidecar = tuple(text.replace("node", "sidecar", 1) for text in node)
-    documents = chart(*node, *sidecar, "node.podAnnotations.team=ml", "sidecar.job.enabled=true")
+    node_settings = (
+        "node.extraEnv[0].name=A",
+        "node.extraVolumes[0].name=v",
+        "node.extraVolumeMounts[0].name=v",
+    )
+    sidecar_settings = tuple(setting.replace("node", "sidecar", 1) for setting in node_settings)
+    documents = chart(
+        *node_settings, *sidecar_settings, "node.podAnnotations.team=ml", "sidecar.job.enabled=true"
+    )
     pods = [
         document["spec"]["template"] for document in documents if document["kind"] in {"DaemonSet", "Job"}
     ]
 
     assert pods[0]["metadata"]["annotations"]["team"] == "ml"
-    for pod, kind in ((pods[0], "containers"), (pods[1], "initContainers")):
-        container = pod["spec"][kind][0]
+    for pod, container_list in ((pods[0], "containers"), (pods[1], "initContainers")):
+        container = pod["spec"][container_list][0]
         assert "A" in {variable["name"] for variable in container["env"]}
         assert "v" in {mount["name"] for mount in container["volumeMounts"]}
         assert "v" in {volume["name"] for volume in pod["spec"]["volumes"]}
 
 
 def test_the_network_policy_of_the_chart_needs_peers() -> None:
-    """An empty list of peers would allow all of them."""
-    completed_run = run(program("helm", "helm"), "template", "x", CHART, "--set=networkPolicy.enabled=true")
+    # Kubernetes would allow all peers for an empty list.
+    completed_run = run(
+        require_program("helm", "helm"), "template", "x", CHART, "--set=networkPolicy.enabled=true"
+    )
 
     assert completed_run.returncode != 0
     assert "networkPolicy.from: name the peers" in completed_run.stderr
@@ -425,12 +444,15 @@ def test_the_mixin_has_all_rules_and_dashboards_with_the_links_of_a_site() -> No
     site = (
         "{links: {grafana: 'https://g', runbook: 'https://r'}, thresholds: {'threshold:gpu_idle:ratio': 0.1}}"
     )
-    text = f"local m = (import '{ROOT}/mixin.libsonnet') + {{_config+:: {site}}};"
-    text += "{alerts: m.prometheusAlerts, rules: m.prometheusRules, boards: m.grafanaDashboards}"
+    snippet = f"local m = (import '{ROOT}/mixin.libsonnet') + {{_config+:: {site}}};"
+    snippet += "{alerts: m.prometheusAlerts, rules: m.prometheusRules, boards: m.grafanaDashboards}"
 
-    mixin = json.loads(jsonnet.evaluate_snippet("site.jsonnet", text))
+    mixin = json.loads(jsonnet.evaluate_snippet("site.jsonnet", snippet))
     resource_rules = [
-        rule for kind in ("alerts", "rules") for group in mixin[kind]["groups"] for rule in group["rules"]
+        rule
+        for rule_type in ("alerts", "rules")
+        for group in mixin[rule_type]["groups"]
+        for rule in group["rules"]
     ]
     rules_by_record = {rule.get("record"): rule for rule in resource_rules}
     names = sorted(rule.get("alert") or rule["record"] for rule in resource_rules)
@@ -472,7 +494,7 @@ spec:
         for mount in container["volumeMounts"]
     ]
 
-    check_manifest(pod)
+    validate_manifest(pod)
     assert set(mounted_names) == volumes
     assert {volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume} <= {
         document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"
@@ -508,7 +530,7 @@ def test_rules_are_available_as_a_prometheus_operator_resource() -> None:
     completed_run = run(sys.executable, KUBERNETES / "prometheusrule.py")
     resource = load_documents(completed_run.stdout)[0]
 
-    check(resource, "PrometheusRule")
+    validate(resource, "PrometheusRule")
     assert sum(len(group["rules"]) for group in resource["spec"]["groups"]) == len(rules())
 
 
@@ -519,7 +541,7 @@ def test_systemd_accepts_the_unit_and_rates_it_as_confined(tmp_path: Path) -> No
     copy = tmp_path / "training-exporter.service"
     copy.write_text(UNIT.replace("/opt/training-exporter/bin/python", sys.executable))
 
-    analyze = program("systemd-analyze", "systemd")
+    analyze = require_program("systemd-analyze", "systemd")
     completed_run = run(analyze, "verify", "--man=no", copy)
     analysis = run(analyze, "security", "--offline=true", "--threshold=19", copy)
 
@@ -529,10 +551,10 @@ def test_systemd_accepts_the_unit_and_rates_it_as_confined(tmp_path: Path) -> No
 
 
 def test_the_unit_starts_the_exporter_with_known_flags(tmp_path: Path) -> None:
-    line = re.search(r"^ExecStart=\S+ -m exporter (.*)$", UNIT, re.MULTILINE)
-    assert line is not None
+    command = re.search(r"^ExecStart=\S+ -m exporter (.*)$", UNIT, re.MULTILINE)
+    assert command is not None
     (tmp_path / "config.yaml").write_text("")
-    flags = line[1].replace("/etc/training-exporter", str(tmp_path))
+    flags = command[1].replace("/etc/training-exporter", str(tmp_path))
 
     completed_run = exporter("--config.check", *shlex.split(flags))
 

@@ -29,33 +29,43 @@ SHORT_INTERVALS = {
 )
 @pytest.mark.timeout(120)
 def test_a_gap_stays_a_gap_through_remote_write(tmp_path: Path) -> None:
-    store, agent = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    text = (ROOT / "deploy/prometheus/scrape/agent.yaml").read_text(encoding="utf-8")
-    replacements = {"127.0.0.1:8428": store, "/etc/prometheus/hosts": str(tmp_path), **SHORT_INTERVALS}
-    for replaced_text, replacement in replacements.items():
-        text = text.replace(replaced_text, replacement)
-    (tmp_path / "agent.yml").write_text(text)
-    storing = [f"-storageDataPath={tmp_path / 'store'}", f"-httpListenAddr={store}", "-loggerLevel=ERROR"]
-    sending = [f"--config.file={tmp_path / 'agent.yml'}", f"--storage.agent.path={tmp_path / 'wal'}"]
-    sending += ["--enable-feature=agent", f"--web.listen-address={agent}", "--log.level=error"]
+    store_address, agent_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    configuration = (ROOT / "deploy/prometheus/scrape/agent.yaml").read_text(encoding="utf-8")
+    replacements = {
+        "127.0.0.1:8428": store_address,
+        "/etc/prometheus/hosts": str(tmp_path),
+        **SHORT_INTERVALS,
+    }
+    for setting, replacement in replacements.items():
+        configuration = configuration.replace(setting, replacement)
+    (tmp_path / "agent.yml").write_text(configuration)
+    store_flags = [
+        f"-storageDataPath={tmp_path / 'store'}",
+        f"-httpListenAddr={store_address}",
+        "-loggerLevel=ERROR",
+    ]
+    agent_flags = [f"--config.file={tmp_path / 'agent.yml'}", f"--storage.agent.path={tmp_path / 'wal'}"]
+    agent_flags += ["--enable-feature=agent", f"--web.listen-address={agent_address}", "--log.level=error"]
 
-    def results(expression: str) -> list[dict[str, str]]:
+    def query_store(expression: str) -> list[dict[str, str]]:
         query = urllib.parse.urlencode({"query": expression, "nocache": "1"})
-        body = fetch(f"http://{store}/api/v1/query?{query}")
+        body = fetch(f"http://{store_address}/api/v1/query?{query}")
         return [series["metric"] for series in json.loads(body)["data"]["result"]] if body else []
 
     with contextlib.ExitStack() as stack:
         exporter = stack.enter_context(sidecar(tmp_path))
         (tmp_path / "hosts.json").write_text(json.dumps([{"targets": [exporter.address]}]))
         stack.enter_context(
-            running_process(["victoria-metrics", *storing, "-search.latencyOffset=0s"], tmp_path / "store")
+            running_process(
+                ["victoria-metrics", *store_flags, "-search.latencyOffset=0s"], tmp_path / "store"
+            )
         )
-        stack.enter_context(running_process(["prometheus", *sending], tmp_path / "wal"))
-        wait_until(lambda: results("up == 1"), 60)
-        (series,) = results("exporter_build_info")
+        stack.enter_context(running_process(["prometheus", *agent_flags], tmp_path / "wal"))
+        wait_until(lambda: query_store("up == 1"), 60)
+        (series,) = query_store("exporter_build_info")
         exporter.end()
-        wait_until(lambda: results("up == 0"), 60)
+        wait_until(lambda: query_store("up == 0"), 60)
         time.sleep(1)
 
         assert series["cluster"] == "CLUSTER"
-        assert results("exporter_build_info") == []
+        assert query_store("exporter_build_info") == []

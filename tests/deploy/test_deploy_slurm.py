@@ -19,7 +19,7 @@ SLURM = ROOT / "deploy/slurm"
 
 
 class Node:
-    """Directories of a cluster node."""
+    """Node of a cluster: the directories that the scripts use."""
 
     def __init__(self, directory: Path) -> None:
         self.targets = directory / "sd"
@@ -29,18 +29,18 @@ class Node:
         self.shm.mkdir()
 
     def run(self, script: str, job: int, **variables: str) -> subprocess.CompletedProcess[str]:
-        places = {"SD_DIR": str(self.targets), "PORT_DIR": str(self.ports), "SHM_DIR": str(self.shm)}
-        user = {"SLURM_JOB_USER": "ann", "SLURM_JOB_UID": str(os.getuid())}
-        job_variables = {"SLURM_JOB_ID": str(job), "SLURM_JOB_PARTITION": "gpu", **user}
+        directories = {"SD_DIR": str(self.targets), "PORT_DIR": str(self.ports), "SHM_DIR": str(self.shm)}
+        user_variables = {"SLURM_JOB_USER": "ann", "SLURM_JOB_UID": str(os.getuid())}
+        job_variables = {"SLURM_JOB_ID": str(job), "SLURM_JOB_PARTITION": "gpu", **user_variables}
         return run_to_completion(
-            [str(SLURM / script)], env={**os.environ, **places, **job_variables, **variables}
+            [str(SLURM / script)], env={**os.environ, **directories, **job_variables, **variables}
         )
 
-    def files(self) -> list[Path]:
+    def target_files(self) -> list[Path]:
         return sorted(self.targets.glob("training-*.json"))
 
-    def ports_taken(self) -> list[str]:
-        targets = [json.loads(path.read_text())[0]["targets"][0] for path in self.files()]
+    def target_ports(self) -> list[str]:
+        targets = [json.loads(path.read_text())[0]["targets"][0] for path in self.target_files()]
         return sorted(target.rpartition(":")[2] for target in targets)
 
 
@@ -52,7 +52,7 @@ def node(tmp_path: Path) -> Node:
 def test_the_prolog_writes_a_target_with_the_labels_of_the_job(node: Node) -> None:
     completed = node.run("prolog.sh", 7)
 
-    (path,) = node.files()
+    (path,) = node.target_files()
     (group,) = json.loads(path.read_text())
     assert (completed.returncode, completed.stderr) == (0, "")
     assert group["targets"][0].endswith(":20909")
@@ -64,14 +64,14 @@ def test_concurrent_jobs_on_a_node_get_distinct_ports(node: Node) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda job: node.run("prolog.sh", job), range(1, 9)))
 
-    assert node.ports_taken() == [str(20909 + number) for number in range(8)]
+    assert node.target_ports() == [str(20909 + offset) for offset in range(8)]
 
 
 def test_a_repeated_prolog_keeps_the_port_of_its_job(node: Node) -> None:
     for job in (1, 2, 1):
         node.run("prolog.sh", job)
 
-    assert node.ports_taken() == ["20909", "20910"]
+    assert node.target_ports() == ["20909", "20910"]
 
 
 def test_the_epilog_removes_only_the_files_of_its_job(node: Node) -> None:
@@ -82,7 +82,7 @@ def test_the_epilog_removes_only_the_files_of_its_job(node: Node) -> None:
     completed = node.run("epilog.sh", 1)
 
     assert (completed.returncode, completed.stderr) == (0, "")
-    assert [path.name.split("-")[1] for path in node.files()] == ["11"]
+    assert [path.name.split("-")[1] for path in node.target_files()] == ["11"]
     assert [path.name for path in node.ports.iterdir()] == ["20910"]
     assert [path.name for path in node.shm.iterdir()] == [f"exporter-{os.getuid()}-11"]
 
@@ -111,12 +111,10 @@ def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: P
     for name in ("chmod", "rm"):  # these commands hang on a mount that hangs
         (programs / name).write_text("#!/bin/sh\nexec sleep 1000\n")
         (programs / name).chmod(0o755)
-    hanging = {"PATH": f"{programs}:{os.environ['PATH']}", "PATIENCE": "0.5"}
+    variables = {"PATH": f"{programs}:{os.environ['PATH']}", "PATIENCE": "0.5"}
 
-    prolog, epilog = (
-        node.run("prolog.sh", 3, **hanging),
-        node.run("epilog.sh", 4, SLURM_JOB_UID="", **hanging),
-    )
+    prolog = node.run("prolog.sh", 3, **variables)
+    epilog = node.run("epilog.sh", 4, SLURM_JOB_UID="", **variables)
 
     assert (prolog.returncode, epilog.returncode) == (0, 0)
     assert "job 3 is not monitored" in prolog.stderr
@@ -127,11 +125,13 @@ def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: P
 def test_a_feed_directory_of_another_user_is_not_used(node: Node, tmp_path: Path, obstacle: str) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can create files of another user")
-    foreign = node.shm / f"exporter-{os.getuid()}-5" if obstacle == "directory" else tmp_path / "theirs"
-    foreign.mkdir()
-    os.chown(foreign, 65534, 65534)
+    foreign_directory = (
+        node.shm / f"exporter-{os.getuid()}-5" if obstacle == "directory" else tmp_path / "theirs"
+    )
+    foreign_directory.mkdir()
+    os.chown(foreign_directory, 65534, 65534)
     if obstacle == "link":
-        (node.shm / f"exporter-{os.getuid()}-5").symlink_to(foreign)
+        (node.shm / f"exporter-{os.getuid()}-5").symlink_to(foreign_directory)
 
     completed = node.run("task-prolog.sh", 5)
 
@@ -144,13 +144,13 @@ def test_a_node_without_a_free_port_logs_the_reason(node: Node) -> None:
     completed = node.run("prolog.sh", 2, EXPORTER_PORTS="1")
 
     assert "no port left" in completed.stderr
-    assert len(node.files()) == 1
+    assert len(node.target_files()) == 1
 
 
 def test_a_user_name_cannot_inject_json(node: Node) -> None:
     node.run("prolog.sh", 1, SLURM_JOB_USER='a","targets":["evil:1\\', SLURM_JOB_PARTITION="p\n{")
 
-    (group,) = json.loads(node.files()[0].read_text())
+    (group,) = json.loads(node.target_files()[0].read_text())
     assert group["labels"]["slurm_job_user"] == "atargetsevil1"
     assert len(group["targets"]) == 1
 
@@ -159,22 +159,23 @@ def test_a_user_name_cannot_inject_json(node: Node) -> None:
 @pytest.mark.timeout(120)
 def test_series_of_a_job_exist_from_prolog_to_epilog(node: Node, tmp_path: Path) -> None:
     prometheus = Prometheus(tmp_path / "prometheus", {})
-    text = (ROOT / "deploy/prometheus/scrape/slurm.yaml").read_text(encoding="utf-8")
-    text = text.replace("/shared/prometheus/sd", str(node.targets))
-    text = text.replace("15s", "500ms").replace("scrape_timeout: 10s", "scrape_timeout: 500ms")
-    (tmp_path / "prometheus/prometheus.yml").write_text(text)
+    configuration = (ROOT / "deploy/prometheus/scrape/slurm.yaml").read_text(encoding="utf-8")
+    configuration = configuration.replace("/shared/prometheus/sd", str(node.targets))
+    configuration = configuration.replace("15s", "500ms").replace(
+        "scrape_timeout: 10s", "scrape_timeout: 500ms"
+    )
+    (tmp_path / "prometheus/prometheus.yml").write_text(configuration)
     with sidecar(tmp_path) as exporter, prometheus:
         node.run("prolog.sh", 42, EXPORTER_FIRST_PORT=exporter.address.rpartition(":")[2])
-        (path,) = node.files()
-        target_text = path.read_text().replace(
-            json.loads(path.read_text())[0]["targets"][0], exporter.address
-        )
-        path.with_suffix(".tmp").write_text(target_text)
-        path.with_suffix(".tmp").replace(path)  # this machine's name need not resolve
+        (path,) = node.target_files()
+        groups = json.loads(path.read_text())
+        groups[0]["targets"] = [exporter.address]  # the name of this machine need not resolve
+        path.with_suffix(".tmp").write_text(json.dumps(groups))
+        path.with_suffix(".tmp").replace(path)
         wait_until(lambda: prometheus.value('up{slurm_job_id="42"}') == 1, 60)
-        job = prometheus.query('exporter_build_info{slurm_job_id="42"}')
+        build_info = prometheus.query('exporter_build_info{slurm_job_id="42"}')
         node.run("epilog.sh", 42)
         wait_until(lambda: prometheus.value('up{slurm_job_id="42"}') is None, 60)
 
         assert prometheus.query('exporter_build_info{slurm_job_id="42"}') == []
-        assert job[0]["metric"]["job"] == "training-slurm"
+        assert build_info[0]["metric"]["job"] == "training-slurm"

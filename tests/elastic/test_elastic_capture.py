@@ -7,12 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from elastic_support import child, page_of, series, sum_by_labels
+from elastic_support import page_of, run_program, series, sum_by_labels
 from places import DATA
 
 CAPTURE = DATA / "torchelastic-capture.json"
 
-# Replays the metrics and events of a process in order, through the compatibility modules.
 REPLAY = """
 import json, sys
 from exporter.elastic import events, metrics
@@ -36,6 +35,7 @@ for metric_count, (_, group, name, value) in enumerate(process["metrics"]):
 record_until(len(process["metrics"]))
 print(len(pending_events))
 """
+"""Program that replays the metrics and events of a process in order, through the compatibility modules."""
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +49,25 @@ def page(job: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     for process in job["processes"]:
         program = f"import sys; sys.argv[1:] = [{str(CAPTURE)!r}, {process['id']!r}]\n{REPLAY}"
         if process["kind"] == "worker":
-            replayed = child(feed, program, RANK=str(process["rank"]), TORCHELASTIC_RUN_ID="run0")
+            replay = run_program(feed, program, RANK=str(process["rank"]), TORCHELASTIC_RUN_ID="run0")
         else:
-            replayed = child(feed, program)
-        assert replayed.stdout == "0\n", "events were not replayed"
+            replay = run_program(feed, program)
+        assert replay.stdout == "0\n", "events were not replayed"
     return page_of(feed)
 
 
-def recorded_metrics(job: Any, role: str) -> dict[tuple[str, str], list[float]]:
-    """Return the recorded values by group and name, of the agent or of all workers."""
-    values_by_pair: dict[tuple[str, str], list[float]] = {}
+def captured_metrics(job: Any, role: str) -> dict[tuple[str, str], list[float]]:
+    """Return the captured values by group and name, of the agent or of all workers."""
+    values_by_metric: dict[tuple[str, str], list[float]] = {}
     for process in job["processes"]:
         for _, group, name, value in process["metrics"] if process["kind"] == role else ():
-            values_by_pair.setdefault((group, name), []).append(value)
-    return values_by_pair
+            values_by_metric.setdefault((group, name), []).append(value)
+    return values_by_metric
 
 
 def test_every_metric_of_the_agent_is_accounted_for(job: Any, page: str) -> None:
     value_count = 0
-    for (group, name), values in recorded_metrics(job, "agent").items():
+    for (group, name), values in captured_metrics(job, "agent").items():
         assert group == "torchelastic"
         count, total = len(values), sum(values)
         value_count += count
@@ -88,17 +88,17 @@ def test_every_metric_of_the_agent_is_accounted_for(job: Any, page: str) -> None
             continue
         function, _, field = name.removesuffix(".ms").rpartition(".")
         if field in {"success", "failure"}:
-            calls = "training_elastic_function_calls_total"
-            assert sum_by_labels(page, calls, function=function, outcome=field) == count
+            family = "training_elastic_function_calls_total"
+            assert sum_by_labels(page, family, function=function, outcome=field) == count
         elif function.endswith("_rendezvous"):
             assert sum_by_labels(page, "training_elastic_rendezvous_seconds_count") == count
             assert sum_by_labels(page, "training_elastic_rendezvous_seconds_sum") == pytest.approx(
                 total / 1000
             )
         else:
-            seconds = "training_elastic_function_seconds"
-            assert sum_by_labels(page, f"{seconds}_count", function=function) == count
-            assert sum_by_labels(page, f"{seconds}_sum", function=function) == pytest.approx(total / 1000)
+            family = "training_elastic_function_seconds"
+            assert sum_by_labels(page, f"{family}_count", function=function) == count
+            assert sum_by_labels(page, f"{family}_sum", function=function) == pytest.approx(total / 1000)
     assert value_count == 288
     assert sum_by_labels(page, "training_elastic_restarts_total") == 1
 
@@ -112,13 +112,13 @@ def test_every_metric_of_the_workers_is_accounted_for(job: Any, page: str) -> No
         ("my_app", "__main__.step2.success"): ("my_app___main___step2_success", 1),
         ("my_app", "__main__.step2.duration.ms"): ("my_app___main___step2_duration_seconds", 1000),
     }
-    values_by_pair = recorded_metrics(job, "worker")
+    values_by_metric = captured_metrics(job, "worker")
 
-    assert values_by_pair.keys() == families.keys()
-    for pair, (family, divisor) in families.items():
+    assert values_by_metric.keys() == families.keys()
+    for metric, (family, divisor) in families.items():
         assert sum_by_labels(page, f"{family}_count", rank="0") == 2
         assert sum_by_labels(page, f"{family}_count", rank="1") == 2
-        assert sum_by_labels(page, f"{family}_sum") == pytest.approx(sum(values_by_pair[pair]) / divisor)
+        assert sum_by_labels(page, f"{family}_sum") == pytest.approx(sum(values_by_metric[metric]) / divisor)
 
 
 def test_every_event_is_accounted_for(job: Any, page: str) -> None:

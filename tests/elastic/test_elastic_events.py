@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from elastic_support import child, page_of, series, sum_by_labels
+from elastic_support import page_of, run_program, series, sum_by_labels
 
 import exporter
 from exporter.elastic import bridge, events
 from exporter.recording.events import EVENTS
 
-pytestmark = pytest.mark.timeout(120)  # torch is imported within
+pytestmark = pytest.mark.timeout(120)  # includes the import of torch
 
 TORCH = "torch.distributed.elastic.events"
 
@@ -64,8 +64,9 @@ def add_destination(
 
 
 def count_of(event_type: str, severity: str = "info") -> int:
+    """Return the number of recorded events of a type, after a flush."""
     exporter.flush()
-    return EVENTS.reading().counts.get((event_type, severity), 0)  # consistent after the flush
+    return EVENTS.reading().counts.get((event_type, severity), 0)
 
 
 # Equal behavior of both modules -----------------------------------------------------------------------------
@@ -83,14 +84,22 @@ def test_every_public_name_of_the_torch_module_exists() -> None:
 def test_events_of_both_kinds_survive_serializing(module: ModuleType) -> None:
     metadata = {"text": "a", "whole": 1, "real": 0.5, "no": None, "yes": True}
     event = module.Event("test", module.EventSource.WORKER, 12, metadata)
-    values = {"name": "n", "run_id": "r", "message": "m", "hostname": "h", "pid": 1, "rank": 0, "local_id": 4}
-    values |= {"node_state": module.NodeState.INIT, "master_endpoint": "e", "error_trace": "t"}
-    rendezvous = module.RdzvEvent(**values)
+    rendezvous_fields = {
+        "name": "n",
+        "run_id": "r",
+        "message": "m",
+        "hostname": "h",
+        "pid": 1,
+        "rank": 0,
+        "local_id": 4,
+    }
+    rendezvous_fields |= {"node_state": module.NodeState.INIT, "master_endpoint": "e", "error_trace": "t"}
+    rendezvous = module.RdzvEvent(**rendezvous_fields)
 
     assert module.Event.deserialize(event.serialize()) == event
     assert module.Event.deserialize(event) is event
     assert str(event) == event.serialize()
-    assert vars(rendezvous) == values
+    assert vars(rendezvous) == rendezvous_fields
     assert module.RdzvEvent.deserialize(rendezvous.serialize()) == rendezvous
 
 
@@ -108,7 +117,7 @@ def test_a_destination_observed_in_torch_keeps_its_single_handler(tmp_path: Path
         torch_events.record(torch_events.Event("of.torch", torch_events.EventSource.WORKER), "mine")
         print(torch_events._get_or_create_logger("mine").handlers == [handler])
     """
-    assert child(tmp_path / "feed", program).stdout == "received of.torch\nTrue\n"
+    assert run_program(tmp_path / "feed", program).stdout == "received of.torch\nTrue\n"
     assert sum_by_labels(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
 
 
@@ -152,10 +161,14 @@ def test_a_rendezvous_event_has_its_source_if_a_handler_exists(
     except ValueError:
         report("FAILED", name="mine", pid=3, hostname="h")
 
-    first, second = recorded_events
-    assert first.name == "test_elastic_events.py:report"
-    assert (second.name, second.pid, second.hostname) == ("test_elastic_events.py:mine", 3, "h")
-    assert "ValueError: math domain error" in second.error_trace
+    running_event, failed_event = recorded_events
+    assert running_event.name == "test_elastic_events.py:report"
+    assert (failed_event.name, failed_event.pid, failed_event.hostname) == (
+        "test_elastic_events.py:mine",
+        3,
+        "h",
+    )
+    assert "ValueError: math domain error" in failed_event.error_trace
 
 
 # Documented examples -----------------------------------------------------------------------------------------
@@ -168,19 +181,19 @@ import exporter.elastic.events as events
 class MyEventHandler(events.EventHandler):
     def record(self, event: events.Event):
         # process event
-        processed.append(event)
+        processed_events.append(event)
 
 def main():
     events.configure(MyEventHandler())
 
 main()
 """
-    processed: list[events.Event] = []
-    exec(compile(page, "page", "exec"), {"processed": processed})
+    processed_events: list[events.Event] = []
+    exec(compile(page, "page", "exec"), {"processed_events": processed_events})
     exporter.log("not.of.torchelastic")
     events.record(events.Event("promised", events.EventSource.WORKER, metadata={"step": 3}))
 
-    (event,) = processed
+    (event,) = processed_events
     assert (event.name, event.metadata) == ("promised", {"step": 3})
 
 
@@ -201,14 +214,14 @@ def test_configure_replaces_handlers_and_accepts_several() -> None:
         def record(self, event: events.Event) -> None:
             self.names.append(event.name)
 
-    first, second, third = NamesInMemory(), NamesInMemory(), NamesInMemory()
-    events.configure(first)
-    handler_list = [second, third, events.NullEventHandler()]
-    for name, handlers in (("one", handler_list), ("two", third), ("three", None)):
+    replaced, listed, single = NamesInMemory(), NamesInMemory(), NamesInMemory()
+    events.configure(replaced)
+    handler_list = [listed, single, events.NullEventHandler()]
+    for name, handlers in (("one", handler_list), ("two", single), ("three", None)):
         events.configure(handlers)
         events.record(events.Event(name, events.EventSource.WORKER))
 
-    assert (first.names, second.names, third.names) == ([], ["one"], ["one", "two"])
+    assert (replaced.names, listed.names, single.names) == ([], ["one"], ["one", "two"])
 
 
 @pytest.mark.parametrize("handler", [5, object(), events.NullEventHandler, [events.NullEventHandler(), "x"]])
@@ -247,7 +260,7 @@ INVALID_ENTRIES = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 
     [
         *({"metadata": {"a": entry}} for entry in INVALID_ENTRIES),
         {"metadata": {Unprintable(): 1, 2: 3}},
-        {"metadata": {f"a{number}": number for number in range(1000)}},
+        {"metadata": {f"a{index}": index for index in range(1000)}},
         {"metadata": None},
         {"metadata": [1]},
         {"timestamp": "yesterday"},
@@ -259,16 +272,19 @@ INVALID_ENTRIES = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 
 def test_an_event_with_invalid_fields_is_counted_delivered_and_written(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler, delivered = LinesInMemory(), list[exporter.Event]()
+    handler, delivered_events = LinesInMemory(), list[exporter.Event]()
     event = events.Event(**{"name": "odd", "source": events.EventSource.WORKER, **fields})
     event_type = str(event.name)
-    handle, initial_count = exporter.events.register(delivered.append, types=event_type), count_of(event_type)
+    handle, initial_count = (
+        exporter.events.register(delivered_events.append, types=event_type),
+        count_of(event_type),
+    )
 
     events.record(event, add_destination(events, handler, monkeypatch, "odd"))
     handle.unregister()
 
     assert count_of(event_type) == initial_count + 1
-    assert [event.type for event in delivered] == [event_type]
+    assert [event.type for event in delivered_events] == [event_type]
     json.loads(handler.lines[0], parse_constant=pytest.fail)
 
 
@@ -283,7 +299,7 @@ def test_an_event_logged_by_torch_with_a_timestamp_that_is_not_finite_is_recorde
 
 
 @pytest.mark.parametrize(
-    ("data", "error"),
+    ("serialized", "error"),
     [
         (None, TypeError),
         ("{", ValueError),
@@ -292,9 +308,9 @@ def test_an_event_logged_by_torch_with_a_timestamp_that_is_not_finite_is_recorde
         ('{"name": "x", "source": "AGENT", "more": 1}', ValueError),
     ],
 )
-def test_deserializing_an_invalid_event_raises(data: Any, error: type[Exception]) -> None:
+def test_deserializing_an_invalid_event_raises(serialized: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        events.Event.deserialize(data)
+        events.Event.deserialize(serialized)
 
 
 def test_a_level_silences_the_console_and_nothing_else(tmp_path: Path) -> None:
@@ -303,11 +319,13 @@ def test_a_level_silences_the_console_and_nothing_else(tmp_path: Path) -> None:
         events.record(events.Event("quiet", events.EventSource.WORKER), "console")
     """
     feeds = {level: tmp_path / level for level in ("WARNING", "INFO", "nonsense")}
-    written = {level: child(feed, program, LOGLEVEL=level).stderr for level, feed in feeds.items()}
+    stderr_by_level = {
+        level: run_program(feed, program, LOGLEVEL=level).stderr for level, feed in feeds.items()
+    }
 
-    assert '"quiet"' not in written["WARNING"]
-    assert '"quiet"' in written["INFO"]
-    assert '"quiet"' in written["nonsense"]
+    assert '"quiet"' not in stderr_by_level["WARNING"]
+    assert '"quiet"' in stderr_by_level["INFO"]
+    assert '"quiet"' in stderr_by_level["nonsense"]
     for feed in feeds.values():
         assert sum_by_labels(page_of(feed), "training_events_total", type="quiet") == 1
 
@@ -330,7 +348,7 @@ status("FAILED", "WORKER", "nonsense")
 status("SUCCEEDED", "WORKER")
 status("SUCCEEDED", "AGENT")
 """
-    child(tmp_path / "feed", program)
+    run_program(tmp_path / "feed", program)
     page = page_of(tmp_path / "feed")
     results, events_total = "training_elastic_worker_results_total", "training_events_total"
 
@@ -344,7 +362,7 @@ status("SUCCEEDED", "AGENT")
 
 
 def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> None:
-    child(tmp_path / "feed", f'{STATUS}status("START", "AGENT")', RANK="3", TORCHELASTIC_RUN_ID="run7")
+    run_program(tmp_path / "feed", f'{STATUS}status("START", "AGENT")', RANK="3", TORCHELASTIC_RUN_ID="run7")
 
     (labels,) = series(page_of(tmp_path / "feed"), "training_rank_info")
     assert 'rank="3"' in labels

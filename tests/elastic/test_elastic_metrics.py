@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from elastic_support import child, page_of, stat_state, sum_by_labels, total
+from elastic_support import page_of, run_program, stat_state, sum_by_labels, total
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -215,7 +215,7 @@ def test_units_become_part_of_the_name_and_milliseconds_become_seconds(
 
 
 def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -> None:
-    child(
+    run_program(
         tmp_path / "feed",
         """
         from exporter.elastic import metrics

@@ -22,6 +22,8 @@ from exporter.families import Distribution, Family
 from exporter.recording.exponential import count_into
 
 FIELD = descriptor_pb2.FieldDescriptorProto
+COUNTER, GAUGE, HISTOGRAM = 0, 1, 4
+"""Values of `MetricType` in metrics.proto."""
 SCHEMA: dict[str, list[tuple[int, str, str]]] = {
     "LabelPair": [(1, "name", "string"), (2, "value", "string")],
     **{key: [(1, "value", "double")] for key in ("Gauge", "Counter", "Untyped")},
@@ -53,12 +55,13 @@ SCHEMA: dict[str, list[tuple[int, str, str]]] = {
 
 
 def _family_class() -> Any:
+    """Return the message class MetricFamily, built from SCHEMA."""
     file = descriptor_pb2.FileDescriptorProto(name="metrics.proto", package="test", syntax="proto3")
-    for message, rows in SCHEMA.items():
+    for message, fields in SCHEMA.items():
         message_type = file.message_type.add(name=message)
-        for number, name, field_type in rows:
+        for field_number, name, field_type in fields:
             base_type = field_type.lstrip("*")
-            field = message_type.field.add(name=name, number=number)
+            field = message_type.field.add(name=name, number=field_number)
             field.label = FIELD.LABEL_REPEATED if field_type.startswith("*") else FIELD.LABEL_OPTIONAL
             if base_type in SCHEMA:
                 field.type, field.type_name = FIELD.TYPE_MESSAGE, f".test.{base_type}"
@@ -94,9 +97,11 @@ def labels(metric: Any) -> tuple[tuple[str, str], ...]:
 def test_protobuf_has_the_series_of_plain_text(metrics: list[Metric]) -> None:
     page = page_of(*metrics)
     series = {
-        (family.name, labels(metric)): getattr(metric, {0: "counter", 1: "gauge"}[family.type]).value
+        (family.name, labels(metric)): getattr(
+            metric, {COUNTER: "counter", GAUGE: "gauge"}[family.type]
+        ).value
         for family in families(page.render(Format.PROTOBUF))
-        if family.type != 4
+        if family.type != HISTOGRAM
         for metric in family.metric
     }
 
@@ -116,30 +121,29 @@ SAMPLES = st.lists(
 )
 
 
-@given(first=SAMPLES, second=SAMPLES)
-def test_a_native_histogram_holds_each_sample_in_its_bucket(first: list[float], second: list[float]) -> None:
+@given(first_batch=SAMPLES, second_batch=SAMPLES)
+def test_a_native_histogram_holds_each_sample_in_its_bucket(
+    first_batch: list[float], second_batch: list[float]
+) -> None:
     counts: dict[int, int] = {}
-    for batch in (first, second):
+    for batch in (first_batch, second_batch):
         count_into(counts, sorted(batch))
-    samples = sorted([*first, *second])
+    samples = sorted([*first_batch, *second_batch])
     page = page_of(SPEC.family({("0",): Distribution(len(samples), sum(samples), ((1.0, 0),), counts)}))
 
     *classic, native = families(page.render(Format.PROTOBUF))
 
-    assert (native.type, {bucket.type for bucket in classic}) == (
-        4,
-        {0},
-    )  # HISTOGRAM; the classic buckets are COUNTERs
+    assert (native.type, {bucket.type for bucket in classic}) == (HISTOGRAM, {COUNTER})
     (metric,) = native.metric
     assert (native.name, native.help, labels(metric)) == (SPEC.name, SPEC.help, (("rank", "0"),))
     histogram = metric.histogram
     assert (histogram.sample_count, histogram.sample_sum, histogram.schema) == (len(samples), sum(samples), 3)
     assert histogram.zero_count == sum(sample <= histogram.zero_threshold for sample in samples)
     buckets: list[int] = []
-    end = 0
+    next_bucket = 0
     for span in histogram.positive_span:
-        buckets += range(end + span.offset, end + span.offset + span.length)
-        end += span.offset + span.length
+        buckets += range(next_bucket + span.offset, next_bucket + span.offset + span.length)
+        next_bucket += span.offset + span.length
     counts_by_bucket = dict(zip(buckets, itertools.accumulate(histogram.positive_delta), strict=True))
     remaining_samples = [sample for sample in samples if sample > histogram.zero_threshold]
     assert sum(counts_by_bucket.values()) == len(remaining_samples)
@@ -190,10 +194,10 @@ def test_prometheus_stores_native_and_classic_histograms_which_continue_over_a_k
             tmp_path / "prometheus", {"training": running.address}, features="native-histograms"
         ) as prometheus,
     ):
-        for samples, total in ((9, 10), (29, 40)):
-            with recording(tmp_path, JOB.replace("SAMPLES", str(samples)), rank=0) as job:
-                for count in (native, classic):
-                    wait_until(lambda count=count, total=total: prometheus.value(count) == total, 30)  # type: ignore[misc]  # defaults
+        for repeated_samples, total_samples in ((9, 10), (29, 40)):
+            with recording(tmp_path, JOB.replace("SAMPLES", str(repeated_samples)), rank=0) as job:
+                for query in (native, classic):
+                    wait_until(lambda query=query, total=total_samples: prometheus.value(query) == total, 30)  # type: ignore[misc]  # defaults
                 job.kill()
         quantile = "histogram_quantile(0.5, fetch_latency_seconds)"
         assert prometheus.value(quantile) == pytest.approx(0.25, rel=0.05)

@@ -34,15 +34,17 @@ from exporter.recording.values import (
     WindowReading,
 )
 
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
-numbers = st.floats(allow_nan=False, allow_infinity=False)
-times = st.floats(-decoder.MAX_SECONDS, decoder.MAX_SECONDS)
+text_values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+finite_numbers = st.floats(allow_nan=False, allow_infinity=False)
+unix_times = st.floats(-decoder.MAX_SECONDS, decoder.MAX_SECONDS)
 counts = st.integers(0, 2**63 - 1)
 names = st.from_regex(decoder.STAT_NAME, fullmatch=True).filter(lambda name: len(name) <= 200)
 label_names = st.from_regex(decoder.LABEL_NAME, fullmatch=True).filter(
     lambda name: name not in decoder.RESERVED_LABELS and len(name) <= 200
 )
-labels = st.dictionaries(label_names, texts, max_size=3).map(lambda pairs: tuple(sorted(pairs.items())))
+labels = st.dictionaries(label_names, text_values, max_size=3).map(
+    lambda value_by_name: tuple(sorted(value_by_name.items()))
+)
 
 
 HISTOGRAM = Aggregation.HISTOGRAM
@@ -52,7 +54,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for all values of a type of the contract."""
     inner, origin = get_args(hint), get_origin(hint)
     if NoneType in inner:
-        return st.none() | values_of(next(item for item in inner if item is not NoneType))
+        return st.none() | values_of(next(member for member in inner if member is not NoneType))
     if origin is tuple and inner[-1] is Ellipsis:
         return st.lists(values_of(inner[0]), max_size=3).map(tuple)
     if origin is tuple:
@@ -66,7 +68,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if hint is Aggregation:
         return st.sampled_from(Aggregation)
     integers = st.integers(-(2**63) + 1, 2**63 - 1)
-    return {str: texts, int: integers, float: times, bool: st.booleans()}[hint]
+    return {str: text_values, int: integers, float: unix_times, bool: st.booleans()}[hint]
 
 
 def dataclass_of(cls: Any, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -79,7 +81,7 @@ definitions = dataclass_of(
     name=names,
     aggregations=st.frozensets(st.sampled_from(Aggregation)),
     labels=labels,
-    buckets=st.sets(numbers, max_size=4).map(lambda bounds: tuple(sorted(bounds))),
+    buckets=st.sets(finite_numbers, max_size=4).map(lambda bounds: tuple(sorted(bounds))),
     kind=st.just("stat"),
     min_samples=st.just(1),
 ).map(
@@ -93,8 +95,8 @@ readings = dataclass_of(
     StatReading,
     definition=definitions,
     count=counts,
-    sum=st.none() | numbers,
-    value=st.none() | numbers,
+    sum=st.none() | finite_numbers,
+    value=st.none() | finite_numbers,
     bucket_counts=st.lists(counts, min_size=4, max_size=4).map(tuple),
     overflows=counts,
     exponential=st.dictionaries(st.integers(LOWEST_BUCKET, OVERFLOW_BUCKET), counts, max_size=3),
@@ -121,57 +123,58 @@ def example_snapshot() -> Snapshot:
 
 
 def with_checksum(header: list[Any], *sections: bytes) -> bytes:
-    """Return a file with a valid checksum."""
-    data = bytearray(HEADER.pack(*header) + b"".join(sections))
-    CHECKSUM.pack_into(data, CHECKSUM_OFFSET, 0)
-    CHECKSUM.pack_into(data, CHECKSUM_OFFSET, zlib.crc32(data))
-    return bytes(data)
+    """Return a feed file with a valid checksum."""
+    feed_file = bytearray(HEADER.pack(*header) + b"".join(sections))
+    CHECKSUM.pack_into(feed_file, CHECKSUM_OFFSET, 0)  # the checksum covers a field of zeros
+    CHECKSUM.pack_into(feed_file, CHECKSUM_OFFSET, zlib.crc32(feed_file))
+    return bytes(feed_file)
 
 
 def change_json(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]) -> bytes:
-    """Return a valid file with one invalid value in its JSON."""
-    data = encode(example_snapshot())
-    header = list(HEADER.unpack_from(data))
+    """Return a feed file with a valid checksum whose three JSON sections *change* has modified."""
+    feed_file = encode(example_snapshot())
+    header = list(HEADER.unpack_from(feed_file))
     ends = [HEADER.size]
     for length in header[-3:]:
         ends.append(ends[-1] + length)
-    bodies = [json.loads(data[start:end]) for start, end in pairwise(ends)]
+    bodies = [json.loads(feed_file[start:end]) for start, end in pairwise(ends)]
     change(*bodies)
     sections = [json.dumps(body).encode() for body in bodies]
     return with_checksum([*header[:-3], *map(len, sections)], *sections)
 
 
 def with_totals(section: bytes) -> bytes:
-    """Return a valid file with a different last section."""
-    data = encode(example_snapshot())
-    header = list(HEADER.unpack_from(data))
-    return with_checksum([*header[:-1], len(section)], data[HEADER.size : len(data) - header[-1]], section)
+    """Return a feed file with a valid checksum and a different last section."""
+    feed_file = encode(example_snapshot())
+    header = list(HEADER.unpack_from(feed_file))
+    earlier_sections = feed_file[HEADER.size : len(feed_file) - header[-1]]
+    return with_checksum([*header[:-1], len(section)], earlier_sections, section)
 
 
-def reason_of(data: bytes) -> str:
-    """Return the reason with which a file is refused."""
+def reason_of(feed_file: bytes) -> str:
+    """Return the reason for which a file is refused."""
     with pytest.raises(FeedFormatError) as error_info:
-        decode(data)
+        decode(feed_file)
     return error_info.value.reason
 
 
-def snapshot_or_reason(data: bytes) -> Snapshot | str:
+def snapshot_or_reason(feed_file: bytes) -> Snapshot | str:
     try:
-        return decode(data)
+        return decode(feed_file)
     except FeedFormatError as error:
         return error.reason
 
 
 @given(snapshots, recordings)
 def test_decoding_returns_the_encoded_snapshot_also_with_caches(
-    first: Snapshot, other_recording: Recording
+    snapshot_before: Snapshot, other_recording: Recording
 ) -> None:
     encoder, decoder_with_cache = Encoder(), Decoder()
-    for snapshot in (first, first.replace(recording=other_recording), first):
-        data = encoder.encode(snapshot)
+    for snapshot in (snapshot_before, snapshot_before.replace(recording=other_recording), snapshot_before):
+        feed_file = encoder.encode(snapshot)
 
-        assert data == encode(snapshot)
-        assert decoder_with_cache.decode(data) == decode(data) == snapshot
+        assert feed_file == encode(snapshot)
+        assert decoder_with_cache.decode(feed_file) == decode(feed_file) == snapshot
 
 
 def test_the_worked_example_in_the_documentation_is_true() -> None:
@@ -180,15 +183,15 @@ def test_the_worked_example_in_the_documentation_is_true() -> None:
     reading = StatReading(StatDefinition("loss", mean), 3, 4.5, window=window, last_sample=1700000061.25)
     identity = new_identity(id=bytes(range(16)).hex(), pid=7, run="r")
     snapshot = Snapshot(identity, 2, 1700000061.5, 1.0, Recording((reading,)), {"write_failed": 1})
-    text = str(exporter.feed.encoder.__doc__)
+    documentation = str(exporter.feed.encoder.__doc__)
 
-    data = encode(snapshot)
+    feed_file = encode(snapshot)
 
-    assert "392 bytes" in text
-    assert len(data) == 392
+    assert "392 bytes" in documentation
+    assert len(feed_file) == 392
     for start in range(0, HEADER.size, 8):
-        assert f"    {start:2d}  {data[start : min(start + 8, HEADER.size)].hex(' ')}" in text
-    assert data[HEADER.size :].decode() in text.replace("\n    ", "")
+        assert f"    {start:2d}  {feed_file[start : min(start + 8, HEADER.size)].hex(' ')}" in documentation
+    assert feed_file[HEADER.size :].decode() in documentation.replace("\n    ", "")
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -227,10 +230,10 @@ def test_invalid_values_raise_one_error_and_leave_no_state(recording: Recording)
     st.text(max_size=20), st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=2), st.text()
 )
 def test_every_definition_that_recording_accepts_is_read(
-    name: str, labels: dict[str, str], text: str
+    name: str, labels: dict[str, str], help_text: str
 ) -> None:
     try:
-        definition = check_definition(name, help=text, labels=labels)
+        definition = check_definition(name, help=help_text, labels=labels)
     except DefinitionError:
         definition = check_definition("loss")
     snapshot = example_snapshot().replace(recording=Recording((StatReading(definition),)))
@@ -266,7 +269,7 @@ json_values = st.recursive(
 @settings(max_examples=300)
 @given(st.data(), json_values)
 def test_any_value_in_any_field_is_read_or_gives_the_documented_error(
-    data: st.DataObject, value: object
+    data: st.DataObject, replacement: object
 ) -> None:
     def replace(*bodies: dict[str, Any]) -> None:
         container: Any = data.draw(st.sampled_from(bodies))
@@ -275,21 +278,24 @@ def test_any_value_in_any_field_is_read_or_gives_the_documented_error(
                 st.sampled_from(sorted(container) if isinstance(container, dict) else range(len(container)))
             )
             if not container[key] or not isinstance(container[key], dict | list) or data.draw(st.booleans()):
-                container[key] = value
+                container[key] = replacement
                 return
             container = container[key]
 
     outcome = snapshot_or_reason(change_json(replace))
 
-    assert outcome == "content" if isinstance(outcome, str) else decode(encode(outcome)) == outcome
+    if isinstance(outcome, Snapshot):
+        assert decode(encode(outcome)) == outcome
+    else:
+        assert outcome == "content"
 
 
 def test_a_future_version_is_refused() -> None:
-    data = bytearray(encode(example_snapshot()))
-    struct.pack_into("<H", data, 8, 99)
+    feed_file = bytearray(encode(example_snapshot()))
+    struct.pack_into("<H", feed_file, 8, 99)  # the version follows the magic of 8 bytes
 
-    assert reason_of(bytes(data)) == "version"
-    assert reason_of(bytes(data) + b"more") == "version"
+    assert reason_of(bytes(feed_file)) == "version"
+    assert reason_of(bytes(feed_file) + b"more") == "version"
 
 
 def test_a_future_key_is_ignored() -> None:

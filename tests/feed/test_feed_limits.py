@@ -29,8 +29,8 @@ while scan.unread_files:
     scan = reader.scan()
 for _ in range(2):
     scan = reader.scan()
-(line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-print(int(line.split()[1]) // 1024, len(scan.entries), len(scan.refused_files))
+(peak_line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(int(peak_line.split()[1]) // 1024, len(scan.entries), len(scan.refused_files))
 """
 
 
@@ -57,21 +57,23 @@ def feed_file(
     return header_of(1, *map(len, sections), body=body) + body
 
 
-def header_of(number: int, *section_lengths: int, body: bytes) -> bytes:
+def header_of(process_number: int, *section_lengths: int, body: bytes) -> bytes:
     """Return the header of a feed file with a process id and a checksum."""
-    header = bytearray(HEADER.pack(MAGIC, VERSION, 0, 0, number.to_bytes(16, "big"), 1, *section_lengths))
+    header = bytearray(
+        HEADER.pack(MAGIC, VERSION, 0, 0, process_number.to_bytes(16, "big"), 1, *section_lengths)
+    )
     CHECKSUM.pack_into(header, CHECKSUM_OFFSET, crc32(body, crc32(header)))
     return bytes(header)
 
 
-def with_number(content: bytes, number: int) -> bytes:
+def with_process_number(feed_bytes: bytes, process_number: int) -> bytes:
     """Return the bytes of a feed file with the id of another process."""
-    body = content[HEADER.size :]
-    return header_of(number, *HEADER.unpack_from(content)[-3:], body=body) + body
+    body = feed_bytes[HEADER.size :]
+    return header_of(process_number, *HEADER.unpack_from(feed_bytes)[-3:], body=body) + body
 
 
-def definition(number: int = 0, **changes: Any) -> dict[str, Any]:
-    return {"name": f"stat{number}", "aggregations": ["mean"], **changes}
+def definition(index: int = 0, **changes: Any) -> dict[str, Any]:
+    return {"name": f"stat{index}", "aggregations": ["mean"], **changes}
 
 
 TOTAL = {"count": 1, "sum": 1.0}
@@ -80,7 +82,7 @@ TOTAL = {"count": 1, "sum": 1.0}
 @pytest.mark.parametrize(
     "changes",
     [
-        {"labels": [[f"l{n:05}", "x"] for n in range(MAX_LABELS + 1)]},
+        {"labels": [[f"l{index:05}", "x"] for index in range(MAX_LABELS + 1)]},
         {"labels": [["label", "x" * 257]]},
         {"labels": [["l" * 201, "x"]]},
         {"buckets": list(range(MAX_BUCKETS + 1)), "aggregations": ["histogram"], "kind": "histogram"},
@@ -100,9 +102,11 @@ def test_a_definition_beyond_a_limit_of_the_writer_is_refused(changes: dict[str,
 
 @pytest.mark.parametrize("field", ["run", "node", "version"])
 def test_an_identity_beyond_a_limit_of_the_writer_is_refused(field: str) -> None:
-    data = feed_file([], [])
-    body = data[HEADER.size :].replace(b'"run":"r"', b'"run":"r","%b":"%b"' % (field.encode(), b"x" * 257), 1)
-    lengths = HEADER.unpack_from(data)[-3:]
+    valid_file = feed_file([], [])
+    body = valid_file[HEADER.size :].replace(
+        b'"run":"r"', b'"run":"r","%b":"%b"' % (field.encode(), b"x" * 257), 1
+    )
+    lengths = HEADER.unpack_from(valid_file)[-3:]
     extra_bytes = len(body) - sum(lengths)
     header = header_of(0, lengths[0] + extra_bytes, *lengths[1:], body=body)
 
@@ -111,7 +115,7 @@ def test_an_identity_beyond_a_limit_of_the_writer_is_refused(field: str) -> None
 
 
 def test_rejected_reasons_beyond_the_limit_are_refused() -> None:
-    total = {**TOTAL, "rejected": {f"reason{number}": 1 for number in range(33)}}
+    total = {**TOTAL, "rejected": {f"reason{index}": 1 for index in range(33)}}
 
     with pytest.raises(FeedFormatError):
         decode(feed_file([definition()], [total]))
@@ -145,16 +149,18 @@ def many_facts() -> bytes:
 @pytest.mark.parametrize(
     ("create_file", "file_count"),
     [(labels_and_buckets, 30), (unknown_keys, 30), (empty_lists, 10), (many_stats, 30), (many_facts, 30)],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ids=lambda parameter: getattr(parameter, "__name__", str(parameter)),
 )
 def test_the_memory_of_a_reader_of_hostile_files_is_bounded(
     tmp_path: Path, create_file: Callable[[], bytes], file_count: int
 ) -> None:
     directory = tmp_path / "feed"
     directory.mkdir(mode=0o700)
-    content = create_file()
-    for number in range(file_count):
-        (directory / f"{number:032x}.feed").write_bytes(with_number(content, number))
+    feed_bytes = create_file()
+    for process_number in range(file_count):
+        (directory / f"{process_number:032x}.feed").write_bytes(
+            with_process_number(feed_bytes, process_number)
+        )
     environment = {**os.environ, "PYTHONMALLOC": "pymalloc"}
 
     result = subprocess.run(

@@ -21,7 +21,7 @@ def test_a_fork_that_outlives_its_writer_does_not_keep_it_alive(tmp_path: Path) 
     with training_process(tmp_path) as child:
         child.execute("publish")
         worker = int(child.execute("fork"))
-        alive_beside_worker = only_entry(reader).is_alive
+        is_alive_beside_worker = only_entry(reader).is_alive
         child.process.kill()
         child.process.wait()
         try:
@@ -29,7 +29,7 @@ def test_a_fork_that_outlives_its_writer_does_not_keep_it_alive(tmp_path: Path) 
             wait_until((tmp_path / "orphan").exists)
             entry = only_entry(reader)
 
-            assert alive_beside_worker
+            assert is_alive_beside_worker
             assert (entry.is_alive, entry.snapshot.sequence) == (False, 1)
         finally:
             os.kill(worker, 9)
@@ -38,47 +38,47 @@ def test_a_fork_that_outlives_its_writer_does_not_keep_it_alive(tmp_path: Path) 
 def test_a_fork_does_not_release_the_lock_of_its_parent(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.execute("publish")
-        assert child.execute("ask_in_fork") == str(child.process.pid)
+        assert child.execute("holder_in_fork") == str(child.process.pid)
         os.kill(int(child.execute("fork 1")), 9)
 
         assert only_entry(FeedReader(tmp_path)).is_alive
         assert child.execute("publish") == "True"
 
 
-def acquired_lock(path: Path) -> RecordLock:
+def acquire_lock(path: Path) -> RecordLock:
     lock = RecordLock.take(str(path), create_mode=0o600)
     assert lock is not None
     return lock
 
 
 def test_a_lock_is_never_taken_on_a_removed_file(tmp_path: Path) -> None:
-    path, acquisitions = str(tmp_path / f"{'0' * 32}.lock"), 0
+    path, acquisition_count = str(tmp_path / f"{'0' * 32}.lock"), 0
     with training_process(tmp_path) as child:
-        assert child.execute("remove_for_ever") == "removing"
+        assert child.execute("remove_repeatedly") == "removing"
         for _ in range(5000):
             lock = RecordLock.take(path, create_mode=0o600)
             if lock is not None:
-                acquisitions += 1
+                acquisition_count += 1
                 assert lock.keep()
                 lock.release()
 
-    assert acquisitions > 100
+    assert acquisition_count > 100
 
 
-@pytest.mark.parametrize("command", ["close_all", "open_own"])
+@pytest.mark.parametrize("command", ["close_all", "open_own_lock"])
 def test_a_lost_lock_is_taken_again_with_the_next_snapshot(tmp_path: Path, command: str) -> None:
     with training_process(tmp_path) as child:
         child.execute("publish")
         child.execute(command)
-        alive_between = only_entry(FeedReader(tmp_path)).is_alive
+        is_alive_without_lock = only_entry(FeedReader(tmp_path)).is_alive
         child.execute("publish")
 
-        assert not alive_between
+        assert not is_alive_without_lock
         assert only_entry(FeedReader(tmp_path)).is_alive
 
 
 def test_a_descriptor_reused_by_the_job_is_not_closed(tmp_path: Path) -> None:
-    lock = acquired_lock(tmp_path / "lock")
+    lock = acquire_lock(tmp_path / "lock")
     other_descriptor = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
     os.dup2(other_descriptor, lock._descriptor)  # equivalent to closing every descriptor and opening a file
 
@@ -101,18 +101,18 @@ def test_a_process_that_reads_its_own_feed_keeps_its_lock(tmp_path: Path) -> Non
 def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     assert (holder(path), list(tmp_path.iterdir())) == (None, [])
-    first = acquired_lock(tmp_path / "lock")
+    lock = acquire_lock(tmp_path / "lock")
 
     assert RecordLock.take(path, create_mode=0o600) is None
-    script = f"from exporter.feed.files import holder; print(holder({path!r}))"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    program = f"from exporter.feed.files import holder; print(holder({path!r}))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(result.stdout) == os.getpid()
-    first.release()
+    lock.release()
     assert holder(path) is None
 
 
 def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> None:
-    locks = [acquired_lock(tmp_path / name) for name in ("a", "b")]
+    locks = [acquire_lock(tmp_path / name) for name in ("a", "b")]
     assert [lock.keep() for lock in locks] == [True, True]
 
     (tmp_path / "a").unlink()
@@ -159,7 +159,7 @@ def test_a_reader_on_a_read_only_mount_sees_live_processes(tmp_path: Path) -> No
 
 @pytest.fixture
 def namespace() -> tuple[str, ...]:
-    """Prefix that runs a command in a separate pid namespace."""
+    """Return the prefix that runs a command in a separate pid namespace."""
     prefix = ("unshare", "--pid", "--fork", "--kill-child")
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         pytest.skip("creating a pid namespace is not permitted here")
@@ -171,8 +171,11 @@ def test_a_reader_in_another_pid_namespace_sees_live_processes(
 ) -> None:
     with training_process(tmp_path) as child:
         child.execute("publish")
-        code = f"from pathlib import Path; from exporter.feed.reader import FeedReader; e, = FeedReader(Path({str(tmp_path)!r})).scan().entries; print(e.is_alive, e.pid)"
-        command = [*namespace, sys.executable, "-c", code]
+        program = (
+            "from pathlib import Path; from exporter.feed.reader import FeedReader;"
+            f"(entry,) = FeedReader(Path({str(tmp_path)!r})).scan().entries; print(entry.is_alive, entry.pid)"
+        )
+        command = [*namespace, sys.executable, "-c", program]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
 
         assert result.stdout.split() == ["True", "None"]
@@ -183,10 +186,9 @@ def test_a_writer_in_a_container_is_alive_until_it_is_killed(
 ) -> None:
     with training_process(tmp_path, *namespace) as child:
         child.execute("publish")
-        alive = only_entry(FeedReader(tmp_path)).is_alive
+        assert only_entry(FeedReader(tmp_path)).is_alive
         child.kill()
 
-        assert alive
         # The namespace ends shortly after its command.
         wait_until(lambda: not only_entry(FeedReader(tmp_path)).is_alive)
 

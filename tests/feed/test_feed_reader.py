@@ -50,7 +50,8 @@ def owner(tmp_path: Path, clock: Clock) -> Iterator[FeedReader]:
     reader.ownership.release()
 
 
-def names(directory: Path) -> set[str]:
+def file_names(directory: Path) -> set[str]:
+    """Return the names of all files but the lock of the owner."""
     return {path.name for path in directory.iterdir()} - {"owner.lock"}
 
 
@@ -60,13 +61,13 @@ def names(directory: Path) -> set[str]:
 def test_an_unchanged_file_is_not_decoded_again(tmp_path: Path) -> None:
     writer, reader = FeedWriter(tmp_path, new_identity()), FeedReader(tmp_path)
     writer.publish(new_recording())
-    first, second = only_entry(reader).snapshot, only_entry(reader).snapshot
+    snapshot, snapshot_of_unchanged_file = only_entry(reader).snapshot, only_entry(reader).snapshot
     writer.publish(new_recording())
-    third = only_entry(reader).snapshot
+    changed_snapshot = only_entry(reader).snapshot
 
-    assert first is second
-    assert third is not first
-    assert third.recording.stats[0].definition is first.recording.stats[0].definition
+    assert snapshot_of_unchanged_file is snapshot
+    assert changed_snapshot is not snapshot
+    assert changed_snapshot.recording.stats[0].definition is snapshot.recording.stats[0].definition
     writer.close()
 
 
@@ -113,13 +114,16 @@ def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
 
 
 def refused_files(directory: Path) -> dict[str, str]:
-    """Scan twice and return the reasons by file name. Both scans must report the same and read a valid file beside."""
+    """Scan twice, and return the reason of each refused file by file name.
+
+    Both scans must give the same reasons, and read a valid file in the same directory.
+    """
     valid_id = publish_once(directory)
     reader = FeedReader(directory)
-    first, second = reader.scan(), reader.scan()
-    assert [entry.snapshot.process.id for entry in first.entries] == [valid_id]
-    assert first.refused_files == second.refused_files
-    return dict(first.refused_files)
+    scan, repeated_scan = reader.scan(), reader.scan()
+    assert [entry.snapshot.process.id for entry in scan.entries] == [valid_id]
+    assert repeated_scan.refused_files == scan.refused_files
+    return dict(scan.refused_files)
 
 
 def make_sparse(path: Path) -> None:
@@ -193,27 +197,27 @@ def test_a_file_without_read_permission_is_reported() -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to other users
         directory = Path(name)
         directory.chmod(0o755)
-        process = publish_once(directory)
-        (directory / f"{process}.feed").chmod(0o600)
+        process_id = publish_once(directory)
+        (directory / f"{process_id}.feed").chmod(0o600)
         os.seteuid(12345)
         try:
             scan = FeedReader(directory).scan()
         finally:
             os.seteuid(0)
 
-    assert scan.refused_files == ((f"{process}.feed", "unreadable"),)
+    assert scan.refused_files == ((f"{process_id}.feed", "unreadable"),)
 
 
 def test_a_repaired_file_is_read_and_a_damaged_one_loses_its_last_value(
     tmp_path: Path,
 ) -> None:
-    reader, process = FeedReader(tmp_path), publish_once(tmp_path)
-    path = tmp_path / f"{process}.feed"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1])
+    reader, process_id = FeedReader(tmp_path), publish_once(tmp_path)
+    path = tmp_path / f"{process_id}.feed"
+    valid_bytes = path.read_bytes()
+    path.write_bytes(valid_bytes[:-1])
     assert reader.scan().refused_files
-    path.write_bytes(content)
-    assert only_entry(reader).snapshot.process.id == process
+    path.write_bytes(valid_bytes)
+    assert only_entry(reader).snapshot.process.id == process_id
     path.write_bytes(b"x")
 
     assert reader.scan().entries == ()
@@ -226,8 +230,8 @@ def test_new_files_beyond_the_limit_are_refused_and_known_files_stay(tmp_path: P
     reader = FeedReader(tmp_path, max_files=3)
     initial_ids = {publish_once(tmp_path) for _ in range(3)}
     reader.scan()
-    for number in range(5):
-        (tmp_path / f"{number:032x}.feed").write_bytes(b"sorted before the other files")
+    for process_number in range(5):
+        (tmp_path / f"{process_number:032x}.feed").write_bytes(b"sorted before the other files")
 
     scan = reader.scan()
 
@@ -238,8 +242,8 @@ def test_new_files_beyond_the_limit_are_refused_and_known_files_stay(tmp_path: P
 def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, clock: Clock) -> None:
     reader = FeedReader(tmp_path, monotonic=clock, max_files=40)
     assert reader.ownership.acquire()
-    for number in range(42):
-        (tmp_path / f"{number:032x}.feed").touch()
+    for process_number in range(42):
+        (tmp_path / f"{process_number:032x}.feed").touch()
     reader.scan()
     later_ids = {publish_once(tmp_path), publish_once(tmp_path)}
     process_ids = {entry.snapshot.process.id for entry in reader.scan().entries}
@@ -248,7 +252,7 @@ def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, cloc
         reader.scan()
 
     assert process_ids == later_ids
-    assert {name for name in names(tmp_path) if name.endswith(".feed")} == {
+    assert {name for name in file_names(tmp_path) if name.endswith(".feed")} == {
         f"{process_id}.feed" for process_id in later_ids
     }
     reader.ownership.release()
@@ -268,18 +272,18 @@ def test_a_missing_default_directory_is_empty_and_a_missing_configured_one_is_an
 def test_two_readers_both_read_and_one_owns_the_directory(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.execute("publish")
-        first, second = FeedReader(tmp_path), FeedReader(tmp_path)
-        assert first.ownership.acquire()
+        owner, other_reader = FeedReader(tmp_path), FeedReader(tmp_path)
+        assert owner.ownership.acquire()
 
-        assert not second.ownership.acquire()
-        assert first.ownership.acquire()
-        assert (first.ownership.is_held, second.ownership.is_held) == (True, False)
-        assert only_entry(first).is_alive
-        assert only_entry(second).is_alive
-        assert not second.remove(child.id)
-        first.ownership.release()
-        assert second.ownership.acquire()
-        second.ownership.release()
+        assert not other_reader.ownership.acquire()
+        assert owner.ownership.acquire()
+        assert (owner.ownership.is_held, other_reader.ownership.is_held) == (True, False)
+        assert only_entry(owner).is_alive
+        assert only_entry(other_reader).is_alive
+        assert not other_reader.remove(child.id)
+        owner.ownership.release()
+        assert other_reader.ownership.acquire()
+        other_reader.ownership.release()
 
 
 def test_a_removed_owner_lock_is_created_again(tmp_path: Path, owner: FeedReader) -> None:
@@ -305,7 +309,7 @@ def test_the_owner_removes_files_of_dead_processes_only(
 
         assert early_removals == [False, False]
         assert owner.remove(child.id)
-        assert names(tmp_path) == {"notes"}
+        assert file_names(tmp_path) == {"notes"}
         assert owner.remove(child.id)
 
 
@@ -350,7 +354,7 @@ def test_short_lived_processes_lose_nothing_while_the_owner_removes_files(
     finished_ids: set[str] = set()
     last_counts: set[int] = set()
     with training_process(tmp_path) as child:
-        child.send("short_lives 1500")
+        child.send("simulate_processes 1500")
         while len(finished_ids) < 1500:
             for entry in owner.scan().entries:
                 if not entry.is_alive:
@@ -358,9 +362,9 @@ def test_short_lived_processes_lose_nothing_while_the_owner_removes_files(
                     last_counts.add(entry.snapshot.recording.stats[0].count)
                     assert owner.remove(entry.snapshot.process.id)
 
-        assert child.answer() == "lived"
+        assert child.read_line() == "simulated"
     assert last_counts == {2}
-    assert names(tmp_path) == set()
+    assert file_names(tmp_path) == set()
 
 
 @pytest.mark.parametrize("name", ["runs/../victim", "victim", ""])
@@ -384,12 +388,12 @@ def test_the_owner_removes_leftovers_without_a_feed_file(
         owner.scan()
         clock.seconds += LEFTOVER_SECONDS - 1
         owner.scan()
-        early_names = names(tmp_path)
+        early_names = file_names(tmp_path)
         clock.seconds += 1
         owner.scan()
 
         assert early_names == {f"{dead_id}.lock", f"{dead_id}.tmp", f"{child.id}.lock"}
-        assert names(tmp_path) == {f"{child.id}.lock"}
+        assert file_names(tmp_path) == {f"{child.id}.lock"}
 
 
 def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(
@@ -398,7 +402,7 @@ def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(
     readers = [FeedReader(tmp_path), owner]
     with training_process(tmp_path) as child:
         child.send("flood")
-        assert child.answer() == "1"
+        assert child.read_line() == "1"
         sequences: list[int] = []
         while len(sequences) < 200 or sequences[-1] == sequences[0]:
             for reader in readers:

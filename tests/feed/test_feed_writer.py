@@ -55,11 +55,14 @@ def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> Non
 def test_files_are_private_in_the_default_directory_and_follow_the_umask_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    default, shared_directory = redirect_default_directory(tmp_path, monkeypatch), tmp_path / "shared"
+    default_directory, shared_directory = (
+        redirect_default_directory(tmp_path, monkeypatch),
+        tmp_path / "shared",
+    )
     shared_directory.mkdir()
     previous_umask = os.umask(0o027)
     try:
-        for directory in (default, shared_directory):
+        for directory in (default_directory, shared_directory):
             writer = FeedWriter(directory, new_identity())
             assert writer.publish(new_recording())
             writer.close()
@@ -68,10 +71,10 @@ def test_files_are_private_in_the_default_directory_and_follow_the_umask_elsewhe
 
     modes = [
         {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
-        for directory in (default, shared_directory)
+        for directory in (default_directory, shared_directory)
     ]
     assert modes == [{0o600}, {0o640}]
-    assert stat.S_IMODE(default.stat().st_mode) == 0o700
+    assert stat.S_IMODE(default_directory.stat().st_mode) == 0o700
 
 
 def test_a_relative_directory_is_resolved_before_the_job_changes_directory(
@@ -205,9 +208,9 @@ def test_a_snapshot_above_the_limit_drops_and_counts_its_newest_stats(tmp_path: 
 def test_an_encoding_error_is_counted_and_not_raised(tmp_path: Path) -> None:
     writer = FeedWriter(tmp_path, new_identity())
     recording = new_recording(1)
-    invalid = recording.replace(stats=(recording.stats[0].replace(count=object()),))
+    invalid_recording = recording.replace(stats=(recording.stats[0].replace(count=object()),))
 
-    assert not writer.publish(invalid)
+    assert not writer.publish(invalid_recording)
     assert writer.publish(recording)
 
     assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
@@ -228,7 +231,7 @@ def test_a_hanging_write_delays_no_other_thread(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.timeout(60)
 def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> None:
     sequences = []
-    for delay_seconds in itertools.chain([0.0, 0.0005], (0.0023 * number for number in range(20))):
+    for delay_seconds in itertools.chain([0.0, 0.0005], (0.0023 * index for index in range(20))):
         with training_process(tmp_path) as child:
             child.send("flood")
             time.sleep(delay_seconds)
@@ -236,7 +239,7 @@ def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> No
             if reported_sequences:
                 snapshot = decode((tmp_path / f"{child.id}.feed").read_bytes())
                 assert snapshot.sequence - int(reported_sequences[-1]) in {0, 1}
-                assert snapshot.recording.stats[-1].count - snapshot.sequence == 0
+                assert snapshot.recording.stats[-1].count == snapshot.sequence
                 sequences.append(snapshot.sequence)
 
     assert max(sequences) > 1  # killed during the writes, not only before them
@@ -264,6 +267,6 @@ def test_a_writer_removes_only_files_dead_for_a_day(tmp_path: Path) -> None:
 
 
 def test_without_record_locks_the_feed_can_be_imported() -> None:
-    code = "import sys; sys.modules['fcntl'] = None; import exporter.feed.writer"
+    program = "import sys; sys.modules['fcntl'] = None; import exporter.feed.writer"
 
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

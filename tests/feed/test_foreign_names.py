@@ -1,4 +1,4 @@
-"""Entries of a foreign user with fixed names in a shared feed directory."""
+"""Shared feed directory in which another user has created entries with the fixed names of the exporter."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def test_rules_of_a_foreign_user_are_ignored_and_rules_of_the_sidecar_apply(
 ) -> None:
     occupy(*alternatives(shared_directory, "overrides.json")[:taken_count], content=DISABLING_RULES)
     reader = OverridesReader(shared_directory)
-    initial = reader.changed_rules(), has_overrides(shared_directory)
+    assert reader.changed_rules() is None
+    assert not has_overrides(shared_directory)
     write_overrides(shared_directory, RULES)
 
-    assert initial == (None, False)
     assert reader.changed_rules() == read_overrides(shared_directory) == RULES
     write_overrides(shared_directory, ())
     assert reader.changed_rules() == ()
@@ -167,11 +167,11 @@ def test_a_foreign_stack_request_is_ignored_and_the_request_of_the_sidecar_is_re
             write_request(str(shared_directory), StackRequest("a" * 32, 1.0), is_shared=True)
             if not path.exists():
                 path.write_text("{}")
-    initial = read_request(str(shared_directory)), request_stamp(str(shared_directory))
+    assert read_request(str(shared_directory)) is None
+    assert request_stamp(str(shared_directory)) is None
     request = StackRequest("b" * 32, 2.0)
     write_request(str(shared_directory), request, is_shared=True)
 
-    assert initial == (None, None)
     assert read_request(str(shared_directory)) == request
 
 
@@ -181,13 +181,13 @@ def test_an_answer_is_read_by_root_despite_foreign_files_with_its_name(
 ) -> None:
     writer = FeedWriter(shared_directory, new_identity())
     writer.publish(new_recording())
-    process = writer.identity.id
-    occupy(*alternatives(shared_directory, f"{process}.stacks")[:taken_count], content="{}")
+    process_id = writer.identity.id
+    occupy(*alternatives(shared_directory, f"{process_id}.stacks")[:taken_count], content="{}")
     main = ThreadStack("MainThread", (Frame("/job/train.py", 12, "main"),))
-    expected_answer = StackAnswer("c" * 32, process, 7, 1.0, "r", 0, main)
+    expected_answer = StackAnswer("c" * 32, process_id, 7, 1.0, "r", 0, main)
     write_answer(str(shared_directory), expected_answer)
     with as_user(0):
-        answer = read_answer(str(shared_directory), process)
+        answer = read_answer(str(shared_directory), process_id)
 
     assert answer == expected_answer
     writer.close()
@@ -220,10 +220,10 @@ def test_a_launch_is_registered_despite_foreign_directories_with_its_name(
 
 def test_no_other_user_can_take_the_names_of_a_launch(shared_directory: Path) -> None:
     registration = Registration(shared_directory)
-    end = Path(registration.job_file).with_suffix(".ended")
+    end_file = Path(registration.job_file).with_suffix(".ended")
 
     with as_user(ATTACKER), pytest.raises(PermissionError):
-        end.write_text("{}")
+        end_file.write_text("{}")
     registration.release()
 
 
@@ -240,9 +240,10 @@ def test_a_report_of_another_user_with_a_number_out_of_range_is_ignored(
         foreign_directory.mkdir(mode=0o755)
         for field in ("pid", "started", "status", "at"):
             report = {"pid": "1", "started": "1", "status": "1", "at": "1", "run": '"r"'} | {field: number}
-            text = "{" + ", ".join(f'"{key}": {value}' for key, value in report.items()) + "}"
-            (foreign_directory / f"{field}.job").write_text(text)
-            (foreign_directory / f"{field}.ended").write_text(text)
+            # json.dumps would not write the number as it is.
+            report_json = "{" + ", ".join(f'"{key}": {value}' for key, value in report.items()) + "}"
+            (foreign_directory / f"{field}.job").write_text(report_json)
+            (foreign_directory / f"{field}.ended").write_text(report_json)
 
     assert [job.run for job in runs.jobs(shared_directory)] == ["mine"]
     assert "mine" in [end.run for end in runs.ends(shared_directory)]

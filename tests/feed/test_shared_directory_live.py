@@ -20,7 +20,7 @@ from waiting import wait_until
 
 ATTACKER = 12345
 DISABLING_RULES = '{"version": 1, "rules": [{"match": "*", "enabled": false}]}'
-NAMES = ("overrides.json", "owner.lock", "stacks.request", "ledger", "runs")
+ENTRY_NAMES = ("overrides.json", "owner.lock", "stacks.request", "ledger", "runs")
 JOB = """
 import time, exporter
 from exporter import training
@@ -41,7 +41,7 @@ def squatted_directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         directory.chmod(0o1777)
-        for name in NAMES:
+        for name in ENTRY_NAMES:
             entry = directory / name
             for candidate in (entry, entry.with_name(f"{entry.stem}-{NOBODY}{entry.suffix}")):
                 if entry.suffix:
@@ -65,7 +65,7 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
     env = child_environment(HOME="/tmp")
     run = subprocess.Popen(as_user(command), env=env, cwd="/", start_new_session=True)
     try:
-        body = wait_until(lambda: _page_with("training_steps_total{", port))
+        exposition = wait_until(lambda: page_with("training_steps_total{", port))
         stacks = subprocess.run(
             as_user(
                 [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={squatted_directory}"]
@@ -76,22 +76,22 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
             text=True,
             check=False,
         )
-        owner = psutil.Process(run.pid).uids().real
+        uid_of_run = psutil.Process(run.pid).uids().real
     finally:
         kill_tree(run)
 
-    foreign_entries = set(re.findall(r'exporter_feed_foreign_entry\{entry="([^"]*)"\} 1', body))
-    assert owner == NOBODY
+    foreign_entries = set(re.findall(r'exporter_feed_foreign_entry\{entry="([^"]*)"\} 1', exposition))
+    assert uid_of_run == NOBODY
     assert foreign_entries == {"overrides.json", "owner.lock", "stacks.request", "ledger", f"runs-{NOBODY}"}
-    assert "exporter_feed_owner 1" in body
-    assert 'mine_count{rank="0",run="honest"}' in body
+    assert "exporter_feed_owner 1" in exposition
+    assert 'mine_count{rank="0",run="honest"}' in exposition
     assert json.loads(stacks.stdout)[0]["silent"] == {}
 
 
-def _page_with(name: str, port: int) -> str:
-    """Return the page once it has a family, otherwise an empty string."""
+def page_with(family_start: str, port: int) -> str:
+    """Return the page if it has a line that starts with this text, otherwise an empty string."""
     try:
         exposition = page(port)
     except OSError:
         return ""
-    return exposition if f"\n{name}" in exposition else ""
+    return exposition if f"\n{family_start}" in exposition else ""

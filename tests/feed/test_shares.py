@@ -11,7 +11,7 @@ import pytest
 from feed_support import needs_root, new_identity, new_recording
 from hypothesis import given
 from hypothesis import strategies as st
-from test_feed_limits import definition, feed_file, many_stats, unknown_keys, with_number
+from test_feed_limits import definition, feed_file, many_stats, unknown_keys, with_process_number
 
 from exporter.feed.encoder import MAX_BYTES, encode
 from exporter.feed.reader import FIRST_PASS_BYTES, FeedReader
@@ -20,34 +20,35 @@ from exporter.feed.snapshot import Snapshot
 from exporter.feed.writer import FeedWriter
 
 SIZES = st.lists(st.integers(0, MAX_BYTES), max_size=30)
+PASS_BYTES = 8 << 20
 
 
 @given(SIZES)
 def test_every_file_is_read_within_a_bounded_number_of_passes(sizes: list[int]) -> None:
-    remaining = {f"f{number}": ChangedFile(f"f{number}", size, False, 0) for number, size in enumerate(sizes)}
+    unread_files = {f"f{index}": ChangedFile(f"f{index}", size, False, 0) for index, size in enumerate(sizes)}
     passes = 0
-    while remaining:
-        selected_names = files_of_pass(remaining.values(), 8 << 20)
-        assert sum(remaining[name].size for name in selected_names) <= 8 << 20
+    while unread_files:
+        selected_names = files_of_pass(unread_files.values(), PASS_BYTES)
+        assert sum(unread_files[name].size for name in selected_names) <= PASS_BYTES
         assert len(set(selected_names)) == len(selected_names) > 0
         for name in selected_names:
-            del remaining[name]
+            del unread_files[name]
         passes += 1
 
     assert passes <= 1 + len(sizes)
 
 
 def test_a_large_file_is_read_even_if_small_files_change_in_each_pass() -> None:
-    small_files = [ChangedFile(f"s{number}", 100_000, True, 0) for number in range(200)]
+    small_files = [ChangedFile(f"s{index}", 100_000, True, 0) for index in range(200)]
 
-    assert "large" in files_of_pass([*small_files, ChangedFile("large", MAX_BYTES, False, 3)], 8 << 20)
+    assert "large" in files_of_pass([*small_files, ChangedFile("large", MAX_BYTES, False, 3)], PASS_BYTES)
 
 
 def test_users_with_few_files_are_not_displaced_by_a_user_with_many_files() -> None:
-    users = {f"a{number}": 1 for number in range(5000)} | {"mine": 2}
+    user_by_file = {f"a{index}": 1 for index in range(5000)} | {"mine": 2}
 
-    assert "mine" in files_of_users(users, 4096)
-    assert len(files_of_users(users, 4096)) == 4096
+    assert "mine" in files_of_users(user_by_file, 4096)
+    assert len(files_of_users(user_by_file, 4096)) == 4096
 
 
 def test_a_new_file_displaces_the_largest_file_of_its_user_and_not_a_smaller_one() -> None:
@@ -58,25 +59,27 @@ def test_a_new_file_displaces_the_largest_file_of_its_user_and_not_a_smaller_one
 
 
 def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
-    costs = [FileCost(f"{number}", 1, 20) for number in range(100)]
+    costs = [FileCost(f"{index}", 1, 20) for index in range(100)]
 
     assert len(files_to_displace(FileCost("new", 2, 100), costs, excess_bytes=100)) == 5
 
 
 def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:
     large_file = unknown_keys()
-    for number in range(20):
-        (tmp_path / f"{number:032x}.feed").write_bytes(with_number(large_file, number))
+    for process_number in range(20):
+        (tmp_path / f"{process_number:032x}.feed").write_bytes(
+            with_process_number(large_file, process_number)
+        )
     writer = FeedWriter(tmp_path, new_identity())
     writer.publish(new_recording())
     reader = FeedReader(tmp_path)
-    first = reader.scan()
+    first_scan = reader.scan()
     passes = 1
     while reader.scan().unread_files:
         passes += 1
 
-    assert writer.identity.id in {entry.snapshot.process.id for entry in first.entries}
-    assert 20 - FIRST_PASS_BYTES // MAX_BYTES <= len(first.unread_files) < 20
+    assert writer.identity.id in {entry.snapshot.process.id for entry in first_scan.entries}
+    assert 20 - FIRST_PASS_BYTES // MAX_BYTES <= len(first_scan.unread_files) < 20
     assert passes <= 20
     writer.close()
 
@@ -93,8 +96,10 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
     for sequence in range(2, 8):
         now_seconds += 5.0
         path.write_bytes(encode(Snapshot(identity, sequence, 1.0, 1.0, large_recording)))
-        for number in range(40):
-            (tmp_path / f"{number:032x}.feed").write_bytes(with_number(small_file, number))
+        for process_number in range(40):
+            (tmp_path / f"{process_number:032x}.feed").write_bytes(
+                with_process_number(small_file, process_number)
+            )
         (entry,) = [entry for entry in reader.scan().entries if entry.snapshot.process.id == identity.id]
 
         assert entry.age_seconds < 5.0
@@ -103,8 +108,10 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
 @pytest.mark.slow
 def test_an_honest_file_is_read_beside_many_files_that_exhaust_the_memory(tmp_path: Path) -> None:
     file_with_many_stats = many_stats()
-    for number in range(40):
-        (tmp_path / f"{number:032x}.feed").write_bytes(with_number(file_with_many_stats, number))
+    for process_number in range(40):
+        (tmp_path / f"{process_number:032x}.feed").write_bytes(
+            with_process_number(file_with_many_stats, process_number)
+        )
     reader = FeedReader(tmp_path)
     while reader.scan().unread_files:
         pass
@@ -122,9 +129,9 @@ def test_an_honest_file_is_read_beside_more_files_of_another_user_than_the_limit
         directory = Path(temporary)
         directory.chmod(0o1777)
         small_file = feed_file([definition()], [{"count": 1, "sum": 1.0}])
-        for number in range(200):
-            path = directory / f"{number:032x}.feed"
-            path.write_bytes(with_number(small_file, number))
+        for process_number in range(200):
+            path = directory / f"{process_number:032x}.feed"
+            path.write_bytes(with_process_number(small_file, process_number))
             os.chown(path, 12345, 12345)
         reader = FeedReader(directory, max_files=100)
         reader.scan()

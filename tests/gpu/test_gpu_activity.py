@@ -5,45 +5,45 @@ from __future__ import annotations
 import pytest
 from gpu_support import MIG_MACHINE, replay, small_machine
 
-GPM = 'gpm: {"2": 60, "5": 130, "7": -0.2, "10": 40, "20": 100}'
-SM, TRANSMITTED = "gpu_sm_activity_ratio", "gpu_pcie_transmit_bytes_total"
+GPM_METRICS = 'gpm: {"2": 60, "5": 130, "7": -0.2, "10": 40, "20": 100}'
+SM_ACTIVITY, TRANSMIT_BYTES = "gpu_sm_activity_ratio", "gpu_pcie_transmit_bytes_total"
 
 
-def test_percent_become_ratios_and_rates_bytes() -> None:
-    result = replay(small_machine(model=GPM), 21)
+def test_percentages_become_ratios_and_rates_become_bytes() -> None:
+    result = replay(small_machine(model=GPM_METRICS), 21)
 
-    assert result.values(SM, "0") == {(): 0.6}
+    assert result.values(SM_ACTIVITY, "0") == {(): 0.6}
     assert result.values("gpu_tensor_activity_ratio", "0") == {(): 1.0}
     assert result.values("gpu_pipe_activity_ratio", "0") == {("hmma",): 0.0}
-    assert result.values(TRANSMITTED, "0") == {(): 100 * 2**20 * 21.0}
+    assert result.values(TRANSMIT_BYTES, "0") == {(): 100 * 2**20 * 21.0}
 
 
 def test_samples_too_close_in_time_are_not_compared() -> None:
-    result = replay(small_machine(model=GPM), 2, period=0.01)
+    result = replay(small_machine(model=GPM_METRICS), 2, period=0.01)
 
-    # The tier has a pass every 50 ms; without the pause, every ratio would be NaN.
-    assert result.values(SM, "0") == {(): 0.6}
+    # A pass takes place every 50 ms. If the child compared samples so close in time, every ratio would be NaN.
+    assert result.values(SM_ACTIVITY, "0") == {(): 0.6}
     assert result.values("exporter_nvml_errors_total") == {}
 
 
 @pytest.mark.parametrize("newest", [2, 7, 20])
 def test_a_metric_unknown_to_the_driver_affects_no_other(newest: int) -> None:
-    result = replay(small_machine(model=GPM, head=f"newest_metric: {newest}"), 60)
+    result = replay(small_machine(model=GPM_METRICS, head=f"newest_metric: {newest}"), 60)
 
-    assert result.values(SM, "0") == {(): 0.6}
+    assert result.values(SM_ACTIVITY, "0") == {(): 0.6}
     assert bool(result.values("gpu_tensor_activity_ratio", "0")) == (newest >= 5)
     assert bool(result.values("gpu_pipe_activity_ratio", "0")) == (newest >= 7)
-    assert bool(result.values(TRANSMITTED)) == (newest >= 20)
+    assert bool(result.values(TRANSMIT_BYTES)) == (newest >= 20)
     assert result.values("exporter_nvml_errors_total") == {}
 
 
 @pytest.mark.parametrize("error", ["UNKNOWN", "NOT_SUPPORTED"])
 @pytest.mark.parametrize("call", ["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
 def test_activity_that_is_no_longer_measured_is_absent(call: str, error: str) -> None:
-    result = replay(small_machine(f"at: 20s, errors: {{{call}: {error}}}", model=GPM), 40)
+    result = replay(small_machine(f"at: 20s, errors: {{{call}: {error}}}", model=GPM_METRICS), 40)
 
     assert 0.6 in result.readings("sm_activity_ratio")
-    assert result.values(SM) == result.values(TRANSMITTED) == {}
+    assert result.values(SM_ACTIVITY) == result.values(TRANSMIT_BYTES) == {}
 
 
 def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:
@@ -51,15 +51,15 @@ def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:
         MIG_MACHINE,
         "at: 31s, gpus: [0], mig: [{gi: 1, profile: 3g.40gb, memory: 3000}]",
         "at: 40s, until: 80s, gpus: [1], mig: []",
-        model=GPM,
+        model=GPM_METRICS,
     )
     at_30_s, at_45_s, at_141_s = (replay(description, seconds) for seconds in (30, 45, 141))
     (uuid,) = [labels[0] for labels in at_30_s.values("gpu_mig_info", "0") if labels[1] == "1"]
-    activity = at_30_s.values("gpu_mig_sm_activity_ratio")
+    ratios = at_30_s.values("gpu_mig_sm_activity_ratio")
 
-    assert len(activity) == 4
-    assert set(activity.values()) == {0.6}
-    assert at_30_s.values(SM) == {}  # the family of the whole card is absent while MIG is enabled
+    assert len(ratios) == 4
+    assert set(ratios.values()) == {0.6}
+    assert at_30_s.values(SM_ACTIVITY) == {}  # the family of the whole GPU is absent while MIG is enabled
     assert {(labels[0], labels[5]) for labels in at_45_s.values("gpu_mig_info")} == {("0", "3g.40gb")}
     assert uuid not in {labels[0] for labels in at_45_s.values("gpu_mig_memory_total_bytes", "0")}
     assert set(at_45_s.values("gpu_mig_sm_activity_ratio").values()) == {0.6}

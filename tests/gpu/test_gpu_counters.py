@@ -11,14 +11,16 @@ from exporter.collectors.gpu.family import CHILD_COUNTER
 from exporter.collectors.gpu.nvml.driver_samples import SampleRing
 
 ENERGY_RULE = CounterRule(scale=0.001, max_per_second=10_000.0, starts_at_zero=True)
-SECONDS = CounterRule(scale=1e-9, max_per_second=1.0)
-RULES = (ENERGY_RULE, CHILD_COUNTER, SECONDS, CounterRule(), CounterRule(max_per_second=1e12))
+SECONDS_RULE = CounterRule(scale=1e-9, max_per_second=1.0)
+RULES = (ENERGY_RULE, CHILD_COUNTER, SECONDS_RULE, CounterRule(), CounterRule(max_per_second=1e12))
 
 
-def run(counter: MonotonicCounter, readings: list[float], *, start: float = 0) -> float:
-    """Advance a counter to a reading per second, and return the final total."""
+def advance_each_second(
+    counter: MonotonicCounter, readings: list[float], *, start_seconds: float = 0
+) -> float:
+    """Advance a counter by a reading per second, and return the final total."""
     for index, reading in enumerate(readings):
-        counter.advance(reading, start + index, 1)
+        counter.advance(reading, start_seconds + index, 1)
     return counter.total
 
 
@@ -27,15 +29,15 @@ def run(counter: MonotonicCounter, readings: list[float], *, start: float = 0) -
     st.lists(st.tuples(st.integers(0, 2**64), st.floats(0, 100), st.integers(0, 3)), max_size=30),
 )
 def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, float, int]]) -> None:
-    counter, time, child, previous = MonotonicCounter(rule), 0.0, 0, 0.0
-    for raw, seconds, children in readings:
-        time, child = time + seconds, child + children
-        increase = counter.advance(raw, time, child)
+    counter, read_at, child, previous_total = MonotonicCounter(rule), 0.0, 0, 0.0
+    for register, elapsed_seconds, new_children in readings:
+        read_at, child = read_at + elapsed_seconds, child + new_children
+        increase = counter.advance(register, read_at, child)
 
         assert increase >= 0
-        assert counter.total >= previous
+        assert counter.total >= previous_total
         assert set(counter.resets) <= set(CORRECTION_REASONS)
-        previous = counter.total
+        previous_total = counter.total
 
 
 @pytest.mark.parametrize(
@@ -56,14 +58,14 @@ def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, fl
 def test_a_reset_counter_is_corrected(readings: list[float], total: float, resets: dict[str, int]) -> None:
     counter = MonotonicCounter(ENERGY_RULE)
 
-    assert run(counter, readings) == total
+    assert advance_each_second(counter, readings) == total
     assert counter.resets == resets
 
 
 def test_seconds_that_exceed_the_elapsed_time_are_absent() -> None:
-    counter, values = MonotonicCounter(SECONDS), list[float | None]()
-    for start, readings in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
-        run(counter, readings, start=start)
+    counter, values = MonotonicCounter(SECONDS_RULE), list[float | None]()
+    for start_seconds, readings in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
+        advance_each_second(counter, readings, start_seconds=start_seconds)
         values.append(counter.value())
 
     assert values == [2.0, None, 3.0]
@@ -71,10 +73,10 @@ def test_seconds_that_exceed_the_elapsed_time_are_absent() -> None:
 
 def test_a_new_child_counts_from_zero_and_driver_counters_continue() -> None:
     totals = []
-    for rule, raw in ((CHILD_COUNTER, 50), (ENERGY_RULE, 5000)):
+    for rule, register in ((CHILD_COUNTER, 50), (ENERGY_RULE, 5000)):
         counter = MonotonicCounter(rule)
-        run(counter, [100, 200])
-        counter.advance(raw, 10, 2)
+        advance_each_second(counter, [100, 200])
+        counter.advance(register, 10, 2)
         totals.append(counter.total)
 
     assert totals == [250, 4900]
@@ -127,10 +129,12 @@ def test_a_sample_ring_sums_samples_since_the_last_pass(passes: list[SamplePass]
 def test_an_integral_never_decreases_and_never_exceeds_the_elapsed_time(
     batches: list[list[tuple[int, float]]],
 ) -> None:
-    ring, previous = SampleRing(), 0.0
+    ring, previous_integral = SampleRing(), 0.0
     for index, batch in enumerate(batches):
         seconds = 1000 + 2 * index
         ring.take(batch, wall_microseconds=seconds * 1_000_000, instantaneous=0.5)
 
-        assert previous <= ring.integral <= 2 * index + 5.001
-        previous = ring.integral
+        assert (
+            previous_integral <= ring.integral <= 2 * index + 5.001
+        )  # a sample may be up to 5 s ahead of the clock
+        previous_integral = ring.integral

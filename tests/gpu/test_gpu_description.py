@@ -26,11 +26,11 @@ from exporter.replay.machines import load_machine, machine_names
 GUIDE = PROJECT / "docs" / "replay.md"
 
 
-def mistakes(text: str) -> list[str]:
+def problems_of(yaml_text: str) -> list[str]:
     """Return the problems of an invalid description."""
-    with pytest.raises(ConfigurationError) as caught:
-        machine(text)
-    return [str(problem) for problem in caught.value.problems]
+    with pytest.raises(ConfigurationError) as error_info:
+        machine(yaml_text)
+    return [str(problem) for problem in error_info.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def mistakes(text: str) -> list[str]:
     ],
 )
 def test_a_mistake_in_the_timeline_is_found_at_its_place(timeline_entry: str, message: str) -> None:
-    (problem,) = mistakes(small_text(timeline_entry))
+    (problem,) = problems_of(small_text(timeline_entry))
 
     assert message in problem
     assert problem.startswith("machine.yaml:22:")
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("yaml_text", "message"),
     [
         (small_text(head='cuda: "thirteen"'), "cuda: expected a version such as"),
         (
@@ -66,16 +66,17 @@ def test_a_mistake_in_the_timeline_is_found_at_its_place(timeline_entry: str, me
         ),
     ],
 )
-def test_an_impossible_machine_is_reported(text: str, message: str) -> None:
-    (problem,) = mistakes(text)
+def test_an_impossible_machine_is_reported(yaml_text: str, message: str) -> None:
+    (problem,) = problems_of(yaml_text)
 
     assert message in problem
 
 
 def test_several_mistakes_are_reported_together() -> None:
-    problems = mistakes("costs: {nvmlNo: 1}\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
+    problems = problems_of("costs: {nvmlNo: 1}\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
 
-    assert [line.split(" ")[0][-5:] for line in problems] == [":1:8:", "2:10:", ":3:7:"]
+    positions = [problem.split(" ")[0][-5:] for problem in problems]
+    assert positions == [":1:8:", "2:10:", ":3:7:"]
 
 
 def test_an_unknown_machine_is_reported() -> None:
@@ -99,19 +100,19 @@ def test_a_packaged_machine_has_a_description_and_fits_the_pipe(name: str) -> No
     ),
     st.integers(1, 17),
 )
-def test_messages_are_reassembled_from_any_chunks(fields: list[dict[str, Any]], size: int) -> None:
-    messages = [{**field, "kind": "any"} for field in fields]
-    data = b"".join(map(encode, messages))
+def test_messages_are_reassembled_from_any_chunks(contents: list[dict[str, Any]], chunk_bytes: int) -> None:
+    messages = [{**content, "kind": "any"} for content in contents]
+    stream = b"".join(map(encode, messages))
     read_descriptor, write_descriptor = os.pipe()
     with open(read_descriptor, "rb"), open(write_descriptor, "wb", buffering=0) as pipe:  # noqa: PTH123  # pathlib opens no descriptors
-        pipe.writelines(data[start : start + size] for start in range(0, len(data), size))
+        pipe.writelines(stream[start : start + chunk_bytes] for start in range(0, len(stream), chunk_bytes))
         pipe.close()
 
-        reader, decoded = MessageReader(read_descriptor), list[dict[str, Any]]()
-        while (received := reader.receive()) is not None:
-            decoded += received
+        reader, decoded_messages = MessageReader(read_descriptor), list[dict[str, Any]]()
+        while (new_messages := reader.receive()) is not None:
+            decoded_messages += new_messages
 
-        assert decoded == messages
+        assert decoded_messages == messages
 
 
 @pytest.mark.parametrize("line", [b"HTTP/1.1", b"", b"[]", b'{"kind":1}', b"[" * 100_000, b"\xff"])
@@ -131,8 +132,8 @@ def test_a_number_that_is_not_finite_is_never_sent() -> None:
 def test_the_names_of_errors_are_those_of_the_binding() -> None:
     pynvml = pytest.importorskip("pynvml")
     codes = {
-        name.removeprefix("NVML_ERROR_").lower(): value
-        for name, value in vars(pynvml).items()
+        name.removeprefix("NVML_ERROR_").lower(): code
+        for name, code in vars(pynvml).items()
         if name.startswith("NVML_ERROR_")
     }
 
@@ -142,26 +143,33 @@ def test_the_names_of_errors_are_those_of_the_binding() -> None:
 
 
 def test_the_guide_documents_every_key_reading_and_machine() -> None:
-    rows = {line.split("`")[1] for line in GUIDE.read_text().splitlines() if line.startswith("| `")}
-    parts = [
-        part for part in vars(description).values() if getattr(part, "__module__", "") == description.__name__
+    documented_keys = {
+        line.split("`")[1] for line in GUIDE.read_text().splitlines() if line.startswith("| `")
+    }
+    dataclass_types = [
+        member
+        for member in vars(description).values()
+        if getattr(member, "__module__", "") == description.__name__
+        and isinstance(member, type)
+        and dataclasses.is_dataclass(member)
     ]
-    dataclass_types = [part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)]
 
     assert len(dataclass_types) == 9
-    for part in dataclass_types:
-        assert rows >= {option.key for option in options_of(part)}
-    assert rows >= {*READINGS, *machine_names()}
+    for dataclass_type in dataclass_types:
+        assert documented_keys >= {option.key for option in options_of(dataclass_type)}
+    assert documented_keys >= {*READINGS, *machine_names()}
 
 
 def test_a_replay_has_only_functions_that_the_child_calls() -> None:
-    child = "".join(path.read_text() for path in (PROJECT / "exporter/collectors/gpu/nvml").glob("*.py"))
+    child_source = "".join(
+        path.read_text() for path in (PROJECT / "exporter/collectors/gpu/nvml").glob("*.py")
+    )
     # pynvml calls the versioned functions, and nvmlErrorString for the text of an exception.
     function_names = {
         symbol: re.sub(r"(_v\d|WithFlags)$", "", symbol) for symbol in SYMBOLS - {"nvmlErrorString"}
     }
 
-    assert [symbol for symbol, name in function_names.items() if f'"{name}' not in child] == []
+    assert [symbol for symbol, name in function_names.items() if f'"{name}' not in child_source] == []
 
 
 def test_the_examples_of_the_guide_can_be_replayed() -> None:

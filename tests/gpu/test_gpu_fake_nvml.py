@@ -45,7 +45,7 @@ def counter_values(collector: GpuCollector) -> dict[str, float]:
 
 
 SLOW_SECONDS = 15.0
-"""Duration in which each energy call of a card takes three seconds."""
+"""Duration in which each energy call of a GPU takes three seconds."""
 FAST_LINK = 56_000.0
 """Rate in MiB per second at which a 32-bit register of bytes wraps about 14 times per second."""
 
@@ -61,7 +61,7 @@ def cpu_seconds(collector: GpuCollector) -> float:
 @pytest.mark.slow
 def test_rates_over_15_seconds_at_constant_load_are_within_five_percent(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
-    play_constant_load(fake, Load(received_mebibytes=FAST_LINK))
+    play_constant_load(fake, Load(received_mebibytes_per_second=FAST_LINK))
     with running_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[BUSY] > 1)
         samples = []
@@ -69,14 +69,14 @@ def test_rates_over_15_seconds_at_constant_load_are_within_five_percent(tmp_path
         while time.monotonic() < start_time + 20.0:
             samples.append((time.monotonic(), counter_values(collector)))
     windows = [
-        (first, last, last_time - first_time)
-        for (first_time, first), (last_time, last) in itertools.combinations(samples, 2)
-        if 14.0 < last_time - first_time < 16.0
+        (start_values, end_values, sample_end - sample_start)
+        for (sample_start, start_values), (sample_end, end_values) in itertools.combinations(samples, 2)
+        if 14.0 < sample_end - sample_start < 16.0
     ]
 
     assert len(windows) >= 4
-    for first, last, seconds in windows:
-        rates = {name: (last[name] - first[name]) / seconds for name in first}
+    for start_values, end_values, seconds in windows:
+        rates = {name: (end_values[name] - start_values[name]) / seconds for name in start_values}
         assert rates[ENERGY] == pytest.approx(300, rel=0.05)
         assert rates[BUSY] == pytest.approx(0.5, rel=0.05)
         assert rates[RECEIVE_BYTES] == pytest.approx(FAST_LINK * 2**20, rel=0.05)
@@ -91,22 +91,24 @@ def test_refused_readings_are_absent_and_their_energy_is_a_gap(
     play_constant_load(fake)
     with running_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[BUSY] > 1)
-        now = time.time()
-        fake.fail(*(f"{name} -1 0 {now} {now + GARBAGE_SECONDS} 0 1" for name in GARBAGE_FUNCTIONS))
+        fault_time = time.time()
+        fake.fail(
+            *(f"{name} -1 0 {fault_time} {fault_time + GARBAGE_SECONDS} 0 1" for name in GARBAGE_FUNCTIONS)
+        )
         wait_until(lambda: set(counter_values(collector).values()) == {-1.0})
         assert value(collector, "gpu_up") == 1
         wait_until(lambda: counter_values(collector)[ENERGY] > 0)
-        first, start_time = counter_values(collector), time.monotonic()
+        initial_values, start_time = counter_values(collector), time.monotonic()
         time.sleep(8)
-        last, seconds = counter_values(collector), time.monotonic() - start_time
+        final_values, seconds = counter_values(collector), time.monotonic() - start_time
         (energy,) = collector.registry.energies()
 
-    assert (last[ENERGY] - first[ENERGY]) / seconds == pytest.approx(300, rel=0.1)
+    assert (final_values[ENERGY] - initial_values[ENERGY]) / seconds == pytest.approx(300, rel=0.1)
     assert energy.gap_joules["no_reading"] == pytest.approx(300 * GARBAGE_SECONDS, rel=0.15)
     assert sum("exporter_energy_gap_joules_total" in line for line in caplog.messages) == 1
 
 
-def test_a_card_without_nvlink_has_no_nvlink_bytes(tmp_path: Path) -> None:
+def test_a_gpu_without_nvlink_has_no_nvlink_bytes(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake)
     with running_collector(fake) as collector:
@@ -116,7 +118,7 @@ def test_a_card_without_nvlink_has_no_nvlink_bytes(tmp_path: Path) -> None:
         assert value(collector, "gpu_nvlink_receive_bytes_total") is None
 
 
-def test_a_card_that_is_lost_before_the_start_is_expected(tmp_path: Path) -> None:
+def test_a_gpu_that_is_lost_before_the_start_is_expected(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml", count=2)
     play_constant_load(fake)
     fake.fail("* 1 15 0 1e12")  # GPU_IS_LOST
@@ -126,7 +128,7 @@ def test_a_card_that_is_lost_before_the_start_is_expected(tmp_path: Path) -> Non
         assert gpus_up(collector) == {"0": 1, "1": 0}
 
 
-def test_a_lost_card_affects_no_other_and_returns_with_its_counters(
+def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="exporter.collectors.gpu")
@@ -134,21 +136,21 @@ def test_a_lost_card_affects_no_other_and_returns_with_its_counters(
     play_constant_load(fake)
     with running_collector(fake, retry=0.5) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        first = value(collector, ENERGY, "1") or 0.0
-        now = time.time()
-        fake.fail(f"* 1 15 {now} {now + 5}")  # GPU_IS_LOST
-        fake.report_xid(now, 1, 79)
+        initial_joules = value(collector, ENERGY, "1") or 0.0
+        fault_time = time.time()
+        fake.fail(f"* 1 15 {fault_time} {fault_time + 5}")  # GPU_IS_LOST
+        fake.report_xid(fault_time, 1, 79)
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0})
-        during = collector.collect()
+        families_during_loss = collector.collect()
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        wait_until(lambda: (value(collector, ENERGY, "1") or 0.0) > first)
+        wait_until(lambda: (value(collector, ENERGY, "1") or 0.0) > initial_joules)
         xids = values(collector.collect(), "gpu_xid_errors_total")
 
-    assert {labels[0] for labels in values(during, "gpu_power_watts")} == {"0"}
-    assert {labels[0] for labels in values(during, BUSY)} == {"0"}
-    assert [(labels[0], labels[2], number) for labels, number in xids.items()] == [("1", "79", 1.0)]
-    lines = [line.rpartition(") ")[2] for line in caplog.messages]
-    assert lines == ["does not answer: gpu_is_lost", "answers again"]
+    assert {labels[0] for labels in values(families_during_loss, "gpu_power_watts")} == {"0"}
+    assert {labels[0] for labels in values(families_during_loss, BUSY)} == {"0"}
+    assert [(labels[0], labels[2], count) for labels, count in xids.items()] == [("1", "79", 1.0)]
+    messages = [message.rpartition(") ")[2] for message in caplog.messages]
+    assert messages == ["does not answer: gpu_is_lost", "answers again"]
 
 
 def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
         fake.hold((4_190_001, 0), (4_190_002, 0))
         wait_until(lambda: any(process.ratios for process in collector.registry.processes()))
         uses = collector.registry.processes()
-        page = collector.collect()
+        families = collector.collect()
         fake.hold()
         wait_until(lambda: value(collector, "gpu_processes") == 0)
 
@@ -167,47 +169,54 @@ def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
         (4_190_001, 1_000_000_000, {"sm": 0.5}),
         (4_190_002, 1_000_000_000, {"sm": 0.5}),
     ]
-    assert "419000" not in str(page)
+    assert "419000" not in str(families)
 
 
 @pytest.mark.slow
-def test_the_calls_of_a_card_cost_at_most_0_2_percent_of_a_core(tmp_path: Path) -> None:
+def test_the_calls_of_a_gpu_cost_at_most_0_2_percent_of_a_core(tmp_path: Path) -> None:
     machines = [FakeNvml(tmp_path / f"nvml{cost}", count=8, state={"costs": cost}) for cost in (0, 1)]
     for machine in machines:
         play_constant_load(machine)
-    with running_collector(machines[0]) as free, running_collector(machines[1]) as costly:
-        first, start_time = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic()
+    with running_collector(machines[0]) as without_cost, running_collector(machines[1]) as with_cost:
+        initial_seconds = [cpu_seconds(collector) for collector in (without_cost, with_cost)]
+        start_time = time.monotonic()
         time.sleep(20)
-        last, seconds = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic() - start_time
+        final_seconds = [cpu_seconds(collector) for collector in (without_cost, with_cost)]
+        elapsed_seconds = time.monotonic() - start_time
 
-    call_seconds = (last[1] - first[1]) - (last[0] - first[0])
-    assert 0.0005 < call_seconds / seconds / 8 < 0.002
+    # The costs of the calls are the difference between the children, of which only one has calls that cost CPU time.
+    seconds_without_cost, seconds_with_cost = (
+        final - initial for initial, final in zip(initial_seconds, final_seconds, strict=True)
+    )
+    call_seconds_per_gpu = (seconds_with_cost - seconds_without_cost) / 8
+    assert 0.0005 < call_seconds_per_gpu / elapsed_seconds < 0.002
 
 
 @pytest.mark.slow
-def test_a_slow_call_on_one_card_costs_the_other_one_interval_at_most(tmp_path: Path) -> None:
+def test_a_slow_call_on_one_gpu_costs_the_other_one_interval_at_most(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml", count=2)
     play_constant_load(fake)
-    gaps = set[str]()
+    families_with_gaps = set[str]()
     with running_collector(fake) as collector:
         wait_until(lambda: (value(collector, BUSY, "1") or 0) > 0)
-        now = time.time()
-        fake.fail(f"nvmlDeviceGetTotalEnergyConsumption 0 0 {now} {now + SLOW_SECONDS} 3")
-        start_time, first = time.monotonic(), value(collector, BUSY, "1") or 0
+        fault_time = time.time()
+        fake.fail(f"nvmlDeviceGetTotalEnergyConsumption 0 0 {fault_time} {fault_time + SLOW_SECONDS} 3")
+        start_time, initial_busy_seconds = time.monotonic(), value(collector, BUSY, "1") or 0
         while time.monotonic() - start_time < SLOW_SECONDS:
             for name, labels in (("gpu_nvml_up", ()), ("gpu_up", ("0",)), ("gpu_up", ("1",))):
                 if value(collector, name, *labels) != 1:
-                    gaps.add(name)
+                    families_with_gaps.add(name)
             time.sleep(0.2)
-        busy, seconds = (value(collector, BUSY, "1") or 0) - first, time.monotonic() - start_time
+        busy_seconds = (value(collector, BUSY, "1") or 0) - initial_busy_seconds
+        elapsed_seconds = time.monotonic() - start_time
         restarts = sum(values(collector.collect(), "exporter_nvml_child_restarts_total").values())
         resets = sum(values(collector.collect(), "exporter_nvml_resets_total").values())
 
-    assert (gaps, restarts, resets) == (set(), 0, 0)
-    assert busy == pytest.approx(0.5 * seconds, abs=0.5 * 2)  # two intervals at the edges
+    assert (families_with_gaps, restarts, resets) == (set(), 0, 0)
+    assert busy_seconds == pytest.approx(0.5 * elapsed_seconds, abs=0.5 * 2)  # two intervals at the edges
 
 
-def test_a_card_is_up_while_any_call_answers(tmp_path: Path) -> None:
+def test_a_gpu_is_up_while_any_call_answers(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake)
     call_names = ("UtilizationRates", "MemoryInfo", "MemoryInfo_v2", "PowerUsage")
@@ -223,15 +232,20 @@ def test_a_card_is_up_while_any_call_answers(tmp_path: Path) -> None:
 
 def test_energy_follows_the_load(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
-    now = time.time()
-    fake.play((now - 100, Load(watts=100)), (now + 8, Load(watts=700)), (now + 16, Load(watts=100)))
+    play_time = time.time()
+    fake.play(
+        (play_time - 100, Load(watts=100)),
+        (play_time + 8, Load(watts=700)),
+        (play_time + 16, Load(watts=100)),
+    )
     with running_collector(fake) as collector:
-        wait_until(lambda: time.time() > now + 4)
-        first, start_time = collector.registry.energies()[0], time.monotonic()
-        wait_until(lambda: time.time() > now + 24)
-        last, end_time = collector.registry.energies()[0], time.monotonic()
+        wait_until(lambda: time.time() > play_time + 4)
+        initial = collector.registry.energies()[0]
+        wait_until(lambda: time.time() > play_time + 24)
+        final = collector.registry.energies()[0]
 
-    assert end_time > start_time
-    assert first.joules is not None
-    assert last.joules is not None
-    assert last.joules - first.joules == pytest.approx(100 * (last.time - first.time) + 600 * 8, rel=0.02)
+    assert initial.joules is not None
+    assert final.joules is not None
+    # 100 W, and 600 W more for eight seconds.
+    expected_joules = 100 * (final.time - initial.time) + 600 * 8
+    assert final.joules - initial.joules == pytest.approx(expected_joules, rel=0.02)

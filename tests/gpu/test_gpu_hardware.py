@@ -35,7 +35,7 @@ class Observation:
     energies: Sequence[EnergyReading]
 
     @property
-    def last(self) -> Sequence[Metric]:
+    def last_families(self) -> Sequence[Metric]:
         return self.collections[-1][1]
 
 
@@ -44,8 +44,8 @@ def observe_hardware() -> Observation:
     collector.start()
     wait_until(lambda: value(collector, "gpu_nvml_up") == 1, seconds=60)
     collections: list[tuple[float, Sequence[Metric]]] = []
-    end = time.monotonic() + OBSERVATION_SECONDS
-    while time.monotonic() < end:
+    end_time = time.monotonic() + OBSERVATION_SECONDS
+    while time.monotonic() < end_time:
         collections.append((time.monotonic(), collector.collect()))
         time.sleep(1)
     energies = collector.registry.energies()
@@ -55,14 +55,14 @@ def observe_hardware() -> Observation:
 
 def observe_replay(name: str) -> Observation:
     replay_result = replay(name, OBSERVATION_SECONDS)
-    partial = ReplayResult(replay_result.messages[:1])
+    received_so_far = ReplayResult(replay_result.messages[:1])
     collections: list[tuple[float, Sequence[Metric]]] = []
-    partial.registry.machine = replay_result.registry.machine
+    received_so_far.registry.machine = replay_result.registry.machine
     for message in replay_result.samples:
-        partial.messages.append(message)
-        partial.registry.take_sample(message, 1)
-        collections.append((message["time"], partial.families()))
-    return Observation(collections, partial.registry.energies())
+        received_so_far.messages.append(message)
+        received_so_far.registry.take_sample(message, 1)
+        collections.append((message["time"], received_so_far.families()))
+    return Observation(collections, received_so_far.registry.energies())
 
 
 @pytest.fixture(
@@ -79,40 +79,43 @@ def observation(request: pytest.FixtureRequest) -> Observation:
     return observe_hardware() if request.param == "hardware" else observe_replay(request.param)
 
 
-def test_every_collection_is_sound(observation: Observation) -> None:
+def test_every_collection_satisfies_the_invariants_of_families(observation: Observation) -> None:
     assert len(observation.collections) > 20
     for _, families in observation.collections:
         assert_sound(families)
 
 
 def test_every_gpu_answers(observation: Observation) -> None:
-    assert set(values(observation.last, "gpu_up").values()) == {1.0}
+    assert set(values(observation.last_families, "gpu_up").values()) == {1.0}
     for name in ("gpu_info", "gpu_power_watts", "gpu_temperature_celsius", "gpu_clock_hertz"):
-        assert values(observation.last, name), name
+        assert values(observation.last_families, name), name
 
 
 def test_no_counter_falls(observation: Observation) -> None:
     comparisons = 0
-    for (_, earlier), (_, later) in itertools.pairwise(observation.collections):
-        for family in earlier:
+    for (_, families), (_, next_families) in itertools.pairwise(observation.collections):
+        for family in families:
             if family.type != "counter":
                 continue
             name = family.samples[0].name
-            later_values = values(later, name)
-            for labels, earlier_value in values(earlier, name).items():
+            next_values = values(next_families, name)
+            for labels, value_before in values(families, name).items():
                 comparisons += 1
-                assert later_values.get(labels, earlier_value) >= earlier_value, name
+                assert next_values.get(labels, value_before) >= value_before, name
     assert comparisons > 100
 
 
 def test_throttle_counters_rise_by_at_most_one_second_a_second(observation: Observation) -> None:
-    (start_seconds, first), (end_seconds, last) = observation.collections[0], observation.collections[-1]
-    earlier = values(first, "gpu_clocks_event_seconds_total")
-    later = values(last, "gpu_clocks_event_seconds_total")
+    start_seconds, first_families = observation.collections[0]
+    end_seconds, last_families = observation.collections[-1]
+    first_values = values(first_families, "gpu_clocks_event_seconds_total")
+    last_values = values(last_families, "gpu_clocks_event_seconds_total")
 
-    assert later
-    for labels, later_value in later.items():
-        assert later_value - earlier.get(labels, later_value) <= 1.1 * (end_seconds - start_seconds), labels
+    assert last_values
+    for labels, throttled_seconds in last_values.items():
+        assert throttled_seconds - first_values.get(labels, throttled_seconds) <= 1.1 * (
+            end_seconds - start_seconds
+        ), labels
 
 
 def test_energy_agrees_with_power(observation: Observation) -> None:
@@ -127,22 +130,21 @@ def test_energy_agrees_with_power(observation: Observation) -> None:
 
 
 def test_no_reading_is_garbage_and_no_counter_jumps(observation: Observation) -> None:
-    errors = values(observation.last, "exporter_nvml_errors_total")
-    resets = values(observation.last, "exporter_nvml_resets_total")
+    errors = values(observation.last_families, "exporter_nvml_errors_total")
+    resets = values(observation.last_families, "exporter_nvml_resets_total")
 
     assert not [labels for labels in errors if labels[1] == "garbage"]
     assert set(resets.values()) == {0}
 
 
 def test_nvml_calls_take_less_than_a_quarter_of_the_time(observation: Observation) -> None:
-    (start_seconds, first), (end_seconds, last) = (
-        observation.collections[len(observation.collections) // 2],
-        observation.collections[-1],
-    )
-    earlier = values(first, "exporter_nvml_call_seconds_total")
-    later = values(last, "exporter_nvml_call_seconds_total")
-    call_seconds = sum(later.values()) - sum(earlier.values())
-    memory = values(last, "exporter_nvml_child_resident_memory_bytes")
+    # The first half of the observation includes the start of the child.
+    start_seconds, middle_families = observation.collections[len(observation.collections) // 2]
+    end_seconds, last_families = observation.collections[-1]
+    initial_seconds = sum(values(middle_families, "exporter_nvml_call_seconds_total").values())
+    final_seconds = sum(values(last_families, "exporter_nvml_call_seconds_total").values())
+    resident_bytes = values(last_families, "exporter_nvml_child_resident_memory_bytes")
 
-    assert call_seconds / (end_seconds - start_seconds) < 0.25 * len(values(last, "gpu_up"))
-    assert all(resident < 100 * 2**20 for resident in memory.values())
+    call_ratio = (final_seconds - initial_seconds) / (end_seconds - start_seconds)
+    assert call_ratio < 0.25 * len(values(last_families, "gpu_up"))
+    assert all(resident < 100 * 2**20 for resident in resident_bytes.values())

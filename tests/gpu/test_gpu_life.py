@@ -49,15 +49,15 @@ def nvml_children() -> list[int]:
     ]
 
 
-def child_command(output: str, statement: str) -> list[str]:
+def child_command(output_expression: str, statement: str) -> list[str]:
     """Return the command of a child that writes the bytes of an expression and then executes a statement."""
-    program = f"import os, time; from exporter.collectors.gpu.nvml import encode; os.write(1, {output}); {statement}"
+    program = f"import os, time; from exporter.collectors.gpu.nvml import encode; os.write(1, {output_expression}); {statement}"
     return [sys.executable, "-c", program]
 
 
 @pytest.mark.skipif(HAS_DRIVER, reason="this machine has NVIDIA's driver")
 @pytest.mark.parametrize(
-    ("mode", "visible", "problems", "ready"),
+    ("mode", "visible", "problems", "is_ready"),
     [
         ("auto", None, [], True),
         ("auto", "", [], True),
@@ -66,7 +66,7 @@ def child_command(output: str, statement: str) -> list[str]:
     ],
 )
 def test_a_missing_library_is_a_failure_only_if_gpus_are_expected(
-    mode: Any, visible: str | None, problems: list[str], *, ready: bool
+    mode: Any, visible: str | None, problems: list[str], *, is_ready: bool
 ) -> None:
     collector = GpuCollector(GpuOptions(mode=mode), visible=visible, timings=SHORT_TIMINGS)
     collector.start()
@@ -80,7 +80,7 @@ def test_a_missing_library_is_a_failure_only_if_gpus_are_expected(
     assert "libnvidia-ml.so.1" in message
     assert "--gpus all" in message
     assert [name for name, _ in collected.problems] == problems
-    assert (collector.not_ready() is None) == ready
+    assert (collector.not_ready() is None) == is_ready
     assert values(collected, "gpu_nvml_up") == {(): 0.0}
     assert values(collected, "gpu_devices_expected") == ({(): 2} if visible else {})
 
@@ -93,12 +93,12 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
         assert first_joules is not None
         os.kill(first_pid, signal.SIGKILL)
         wait_until(lambda: reason(collector) == "crashed")
-        crashed = collector.collect()
+        after_crash = collector.collect()
         wait_until(lambda: nvml_up(collector))
 
-        assert "SIGKILL" in crashed.problems[0][1]
-        assert values(crashed, ENERGY) == {}
-        assert values(crashed, "gpu_up") == {}  # unknown, therefore a gap
+        assert "SIGKILL" in after_crash.problems[0][1]
+        assert values(after_crash, ENERGY) == {}
+        assert values(after_crash, "gpu_up") == {}  # unknown, therefore a gap
         assert collector.child_pid != first_pid
         assert (value(collector, ENERGY, "0") or 0) >= first_joules
         assert value(collector, RESTARTS, "crashed") == 1
@@ -107,25 +107,25 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
 def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
     with running_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
-        first = collector.child_pid
-        assert first is not None
-        os.kill(first, signal.SIGSTOP)
+        stopped_pid = collector.child_pid
+        assert stopped_pid is not None
+        os.kill(stopped_pid, signal.SIGSTOP)
         try:
             wait_until(lambda: reason(collector) == "hung")
-            hanging = collector.collect()
+            during_hang = collector.collect()
             wait_until(lambda: nvml_up(collector))
 
-            assert values(hanging, "gpu_power_watts") == {}
-            assert values(hanging, "gpu_up") == {}  # no card is identified as the cause
-            assert is_alive(first)
+            assert values(during_hang, "gpu_power_watts") == {}
+            assert values(during_hang, "gpu_up") == {}  # no GPU is identified as the cause
+            assert is_alive(stopped_pid)
             assert value(collector, RESTARTS, "hung") == 1
         finally:
-            os.kill(first, signal.SIGCONT)
-        wait_until(lambda: not is_alive(first))
+            os.kill(stopped_pid, signal.SIGCONT)
+        wait_until(lambda: not is_alive(stopped_pid))
         assert nvml_up(collector)
 
 
-def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> None:
+def test_a_hanging_gpu_is_skipped_until_its_call_returns(tmp_path: Path) -> None:
     hang = 'at: 1s, until: 9s, gpus: [1], hang: ["*"]'
     # Long enough for a new process on a busy machine.
     timings = dataclasses.replace(SHORT_TIMINGS, deadline=4.0)
@@ -143,7 +143,7 @@ def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> Non
     assert {labels[0] for labels in values(during_hang, "gpu_power_watts")} == {"0"}
 
 
-def test_a_card_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> None:
+def test_a_gpu_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> None:
     loss = "at: 1s, until: 3s, gpus: [1], lost: true"
     hang = "at: 3s, gpus: [1], hang: [nvmlDeviceGetPowerUsage]"
     # Long enough for a pass on a busy machine.
@@ -157,10 +157,10 @@ def test_a_card_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> 
             gpu_reasons |= {labels[2] for labels in values(collector.collect(), "gpu_error_info")}
             time.sleep(0.02)
 
-    assert "hung" not in reasons  # the call is of a card, and NVML as a whole answers
+    assert "hung" not in reasons  # the call is of a GPU, and NVML as a whole answers
 
 
-def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) -> None:
+def test_a_repeatedly_hanging_gpu_does_not_affect_the_others(tmp_path: Path) -> None:
     hangs = (f'at: {start}s, until: {start + 4}s, gpus: [1], hang: ["*"]' for start in (1, 6))
     # Enough for a new process on a busy machine, and a visible gap.
     timings = dataclasses.replace(SHORT_TIMINGS, deadline=3.0, first_backoff=5.0, max_backoff=5.0)
@@ -176,9 +176,9 @@ def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) ->
 
 
 def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
-    # Without persistence mode, every card is initialized again, also by the replacement for a new driver.
-    slow = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
-    with running_collector(write_machine(tmp_path, slow, 'at: 3s, driver: "590.44.01"')) as collector:
+    # Without persistence mode, every GPU is initialized again, also by the replacement for a new driver.
+    delay = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
+    with running_collector(write_machine(tmp_path, delay, 'at: 3s, driver: "590.44.01"')) as collector:
         wait_until(lambda: nvml_up(collector))
         wait_until(lambda: value(collector, RESTARTS, "lib_rm_version_mismatch") == 1)
         wait_until(lambda: any("590.44.01" in labels for labels in values(collector.collect(), "gpu_info")))
@@ -189,20 +189,20 @@ def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
     hang = 'at: 500ms, hang: ["*", nvmlInitWithFlags]'
-    short_timings = type(SHORT_TIMINGS)(
-        deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, max_backoff=0.1
+    timings = dataclasses.replace(
+        SHORT_TIMINGS, deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, max_backoff=0.1
     )
-    with running_collector(write_machine(tmp_path, hang), timings=short_timings) as collector:
+    with running_collector(write_machine(tmp_path, hang), timings=timings) as collector:
         wait_until(lambda: reason(collector) == "hung")
-        end, max_children = time.monotonic() + 3, 0
-        while time.monotonic() < end:
+        end_time, max_children = time.monotonic() + 3, 0
+        while time.monotonic() < end_time:
             max_children = max(max_children, len(nvml_children()))
             time.sleep(0.05)
 
         assert value(collector, RESTARTS, "hung") == 1
         assert max_children == 2
-        stop_start = time.monotonic()
-    assert time.monotonic() - stop_start < 5
+        stop_time = time.monotonic()
+    assert time.monotonic() - stop_time < 5  # the collector stops at the end of the block
 
 
 def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
@@ -222,16 +222,16 @@ def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
         write_machine(tmp_path, update), timings=dataclasses.replace(SHORT_TIMINGS, deadline=8.0)
     ) as collector:
         wait_until(lambda: nvml_up(collector))
-        gaps = 0
+        missing_readings = 0
 
         def is_updated() -> bool:
-            nonlocal gaps
-            gaps += not nvml_up(collector)
+            nonlocal missing_readings
+            missing_readings += not nvml_up(collector)
             return any("590.44.01" in labels for labels in values(collector.collect(), "gpu_info"))
 
         wait_until(is_updated)
 
-        assert gaps == 0
+        assert missing_readings == 0
         assert value(collector, RESTARTS, "lib_rm_version_mismatch") == 1
 
 
@@ -259,14 +259,14 @@ def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
 
 
 def test_a_detached_child_that_hangs_is_not_polled(tmp_path: Path) -> None:
-    calls = 0
+    clock_reads = 0
 
-    def counted_monotonic() -> float:
-        nonlocal calls
-        calls += 1
+    def counting_monotonic() -> float:
+        nonlocal clock_reads
+        clock_reads += 1
         return time.monotonic()
 
-    with running_collector(write_machine(tmp_path), monotonic=counted_monotonic) as collector:
+    with running_collector(write_machine(tmp_path), monotonic=counting_monotonic) as collector:
         wait_until(lambda: nvml_up(collector))
         pid = collector.child_pid
         assert pid is not None
@@ -274,12 +274,12 @@ def test_a_detached_child_that_hangs_is_not_polled(tmp_path: Path) -> None:
         collector.detach()
         wait_until(lambda: reason(collector) == "detached")
         time.sleep(SHORT_TIMINGS.deadline)
-        calls = 0
+        clock_reads = 0
         time.sleep(1.0)
-        polls = calls
+        clock_reads_after_deadline = clock_reads
         os.kill(pid, signal.SIGCONT)
 
-    assert polls < 10
+    assert clock_reads_after_deadline < 10
 
 
 def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_the_child_is_small_and_the_sidecar_does_not_load_nvml() -> None:
     assert completed.stdout == "False\n"
 
 
-PARENT = """
+PARENT_PROGRAM = """
 import sys, time
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
@@ -323,7 +323,7 @@ time.sleep(60)
 @pytest.mark.parametrize("fault", ["at: 1h", 'at: 3s, hang: ["*"]'], ids=["healthy", "hanging"])
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, is_stopped: bool) -> None:
-    command = [sys.executable, "-c", PARENT, write_machine(tmp_path, fault)]
+    command = [sys.executable, "-c", PARENT_PROGRAM, write_machine(tmp_path, fault)]
     parent = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -344,7 +344,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, is_stoppe
 
 
 @pytest.mark.parametrize(
-    ("command", "message_part"),
+    ("command", "message"),
     [
         (["/nonexistent/python"], "cannot be started"),
         ([sys.executable, "-c", "raise SystemExit('no way')"], "ended with status 1: no way"),
@@ -354,8 +354,8 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, is_stoppe
             "was killed by SIGKILL",
         ),
         *(
-            (child_command(output, "time.sleep(30)"), "sent an invalid message")
-            for output in (
+            (child_command(output_expression, "time.sleep(30)"), "sent an invalid message")
+            for output_expression in (
                 "b'HTTP/1.1 200 OK\\n'",
                 "encode({'kind': 'sample'})",
                 "encode({'kind': 'sample', 'time': 'noon', 'gpus': 5})",
@@ -365,18 +365,18 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, is_stoppe
         ),
     ],
 )
-def test_a_child_that_fails_to_start_or_sends_garbage_is_a_state(
-    tmp_path: Path, command: list[str], message_part: str
+def test_a_child_that_fails_to_start_or_sends_garbage_is_reported_with_the_reason(
+    tmp_path: Path, command: list[str], message: str
 ) -> None:
     with running_collector(write_machine(tmp_path), command=command) as collector:
         wait_until(lambda: reason(collector) == "crashed")
 
-        assert message_part in collector.collect().unsupported[0]
+        assert message in collector.collect().unsupported[0]
         assert set(values(collector.collect(), "gpu_nvml_up").values()) == {0.0}
 
 
 def test_a_growing_child_requests_its_replacement() -> None:
-    start = {
+    start_message = {
         "kind": "start",
         "parent": os.getpid(),
         "replay": small_machine().plain(),
@@ -386,7 +386,7 @@ def test_a_growing_child_requests_its_replacement() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.write(encode(start))
+        child.stdin.write(encode(start_message))
         child.stdin.flush()
 
         assert parse(child.stdout.read().splitlines()[-1])["reason"] == "memory"
@@ -405,7 +405,7 @@ def test_xids_come_from_the_kernel_log_without_nvml_events(tmp_path: Path) -> No
             file.write("4,4,4,-;\xff\xfe NVRM: Xid (PCI:zz)\n4,5,5,-;half of a li")
 
         counts = values(collector.collect(), "gpu_xid_errors_total")
-        assert {(labels[0], labels[2]): number for labels, number in counts.items()} == {("0", "79"): 1}
+        assert {(labels[0], labels[2]): count for labels, count in counts.items()} == {("0", "79"): 1}
         times = values(collector.collect(), "gpu_xid_last_timestamp_seconds")
         assert set(times.values()) == {1234.0}
 

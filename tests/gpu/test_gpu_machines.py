@@ -28,19 +28,19 @@ REPLAYS = {
 
 
 @pytest.mark.parametrize("name", machine_names())
-def test_a_machine_gives_the_expected_exposition(name: str) -> None:
+def test_a_machine_has_the_expected_exposition(name: str) -> None:
     seconds, visible = REPLAYS[name]
     result = replay(name, seconds, visible=visible)
     if name == "h100-hang":
         result.registry.clear_readings(hanging=4)
     families = result.families(reason="hung" if name == "h100-hang" else None)
     assert_sound(families)
-    text = generate_latest(SimpleNamespace(collect=lambda: families)).decode()
+    exposition = generate_latest(SimpleNamespace(collect=lambda: families)).decode()
 
     golden = DATA / f"{name}.metrics"
     if UPDATE_GOLDEN:
-        golden.write_text(text)
-    assert text == golden.read_text()
+        golden.write_text(exposition)
+    assert exposition == golden.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +61,18 @@ def test_the_integral_of_a_replayed_load_never_falls() -> None:
     load = LoadCurve({"steps": steps, "ripple": 0.1}, shift=1.7)
     totals = [load.total(index / 10) for index in range(1000)]
 
-    for earlier, later in itertools.pairwise(totals):
-        assert -1e-9 <= later - earlier <= 0.1 + 1e-9
+    for total, next_total in itertools.pairwise(totals):
+        assert -1e-9 <= next_total - total <= 0.1 + 1e-9
     assert totals[-1] == pytest.approx(sum(load.level_at(index / 10) for index in range(1000)) / 10, rel=0.02)
 
 
-def test_every_reading_of_the_child_has_its_family() -> None:
+def test_every_reading_of_the_child_is_the_source_of_a_family() -> None:
     readings = {source.reading for family in GPU_FAMILIES for source in family.sources}
     result = replay("h100", 12)
 
     for message in result.samples:
-        for entry in message["gpus"]:
-            assert {*entry["values"], *entry["replaced"]} <= readings
+        for gpu in message["gpus"]:
+            assert {*gpu["values"], *gpu["replaced"]} <= readings
 
 
 def test_gpm_can_be_switched_off() -> None:
@@ -86,8 +86,8 @@ def test_the_replayed_h100_shows_the_recorded_values() -> None:
     families = replay("h100-real", 65).families()
 
     def only_value(name: str, *labels: str) -> float:
-        (number,) = [value for key, value in values(families, name).items() if key[2:] == labels]
-        return number
+        (only,) = [value for key, value in values(families, name).items() if key[2:] == labels]
+        return only
 
     assert only_value("gpu_power_watts") == 76.001
     assert only_value("gpu_power_limit_watts", "enforced") == 700

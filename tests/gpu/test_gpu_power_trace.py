@@ -7,13 +7,13 @@ from collections import defaultdict
 
 import pytest
 from gpu_support import replay, small_machine
-from power_trace_support import EPOCH, TRACE, Card, energy_joules_at
+from power_trace_support import EPOCH, TRACE, TracedGpu, energy_joules_at
 
 from exporter.collectors.gpu.state import GpuRegistry
 
-READ_EVERY_SECONDS = 2.0
-COUNTER_EVERY_SECONDS = 10.0
-LAST_READ = 18.01
+READ_INTERVAL_SECONDS = 2.0
+COUNTER_INTERVAL_SECONDS = 10.0
+FIRST_READ_SECONDS, LAST_READ_SECONDS = 0.01, 18.01
 
 TraceResult = tuple[GpuRegistry, dict[float, float]]
 """Registry of the sidecar, and power in watts by Unix time."""
@@ -22,27 +22,27 @@ TraceResult = tuple[GpuRegistry, dict[float, float]]
 @pytest.fixture(scope="module")
 def trace_result() -> TraceResult:
     """Replay the trace through the reader of the child, the messages and the registry of the sidecar."""
-    card, samples = Card(), dict[float, float]()
-    time, counter_time = 0.01, -COUNTER_EVERY_SECONDS
-    while time < 19.7:
-        is_counter_due = time - counter_time >= COUNTER_EVERY_SECONDS
-        counter_time = time if is_counter_due else counter_time
-        card.read(time, counter=is_counter_due)
-        samples.update(card.registry.power_samples({})[card.uuid])
-        time += READ_EVERY_SECONDS
-    return card.registry, samples
+    gpu, watts_by_time = TracedGpu(), dict[float, float]()
+    read_at, counter_read_at = FIRST_READ_SECONDS, -COUNTER_INTERVAL_SECONDS
+    while read_at <= LAST_READ_SECONDS:
+        is_counter_due = read_at - counter_read_at >= COUNTER_INTERVAL_SECONDS
+        counter_read_at = read_at if is_counter_due else counter_read_at
+        gpu.read(read_at, reads_counter=is_counter_due)
+        watts_by_time.update(gpu.registry.power_samples({})[gpu.uuid])
+        read_at += READ_INTERVAL_SECONDS
+    return gpu.registry, watts_by_time
 
 
 def test_the_mean_power_of_phases_of_100_ms_or_longer_is_that_of_their_load(
     trace_result: TraceResult,
 ) -> None:
-    _, samples = trace_result
+    _, watts_by_time = trace_result
     joules, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
     for name, start, end in TRACE["marks"]:
         seconds[name] += end - start
-        for previous, time in itertools.pairwise(sorted(samples)):
-            overlap = min(end, time - EPOCH) - max(start, previous - EPOCH)
-            joules[name] += samples[time] * max(0.0, overlap)
+        for previous_time, time in itertools.pairwise(sorted(watts_by_time)):
+            overlap_seconds = min(end, time - EPOCH) - max(start, previous_time - EPOCH)
+            joules[name] += watts_by_time[time] * max(0.0, overlap_seconds)
 
     # Power in the longest phases: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
     watts = {name: joules[name] / seconds[name] for name in seconds}
@@ -53,34 +53,36 @@ def test_the_mean_power_of_phases_of_100_ms_or_longer_is_that_of_their_load(
 
 
 def test_samples_are_delivered_once_and_kept_for_a_bounded_time(trace_result: TraceResult) -> None:
-    registry, samples = trace_result
+    registry, watts_by_time = trace_result
     stored_times = [time for time, _ in registry.power_samples({})["GPU-a"]]
 
     assert stored_times == sorted(set(stored_times))
-    assert len(samples) == sum(time <= LAST_READ for time, _ in TRACE["power_samples_watts"])
+    assert len(watts_by_time) == sum(time <= LAST_READ_SECONDS for time, _ in TRACE["power_samples_watts"])
 
 
 def test_energy_follows_the_counter_and_samples_interpolate_it(trace_result: TraceResult) -> None:
     registry, _ = trace_result
     (integral_reading,) = registry.energies()
-    energy = 1000 * energy_joules_at(19.6)
+    energy_millijoules = 1000 * energy_joules_at(19.6)
     entry = {
         "index": 0,
         "uuid": "GPU-a",
         "number": 0,
         "values": {},
         "replaced": {},
-        "energy_millijoules": energy,
+        "energy_millijoules": energy_millijoules,
     }
     registry.take_sample({"kind": "sample", "time": 19.6, "gpus": [entry]}, 1)
     (counter_reading,) = registry.energies()
 
     # The counter is read at 0 and at 10 s. The energy after 10 s is integrated from the samples.
     assert integral_reading.joules == pytest.approx(
-        energy_joules_at(LAST_READ) - energy_joules_at(0.01), rel=0.01
+        energy_joules_at(LAST_READ_SECONDS) - energy_joules_at(FIRST_READ_SECONDS), rel=0.01
     )
     assert integral_reading.source == "nvml_counter"
-    assert counter_reading.joules == pytest.approx(energy_joules_at(19.6) - energy_joules_at(0.01), rel=0.003)
+    assert counter_reading.joules == pytest.approx(
+        energy_joules_at(19.6) - energy_joules_at(FIRST_READ_SECONDS), rel=0.003
+    )
 
 
 def test_samples_continue_over_a_new_child() -> None:
@@ -92,17 +94,19 @@ def test_samples_continue_over_a_new_child() -> None:
     new_samples = registry.power_samples({uuid: samples[-1][0] for uuid, samples in first_samples.items()})
 
     for uuid, samples in new_samples.items():
-        times, first_times = ([time for time, _ in part] for part in (samples, first_samples[uuid]))
+        times, first_times = (
+            [time for time, _ in timed_watts] for timed_watts in (samples, first_samples[uuid])
+        )
         assert times == sorted({*times} - {*first_times})
         assert [*first_samples[uuid], *samples] == registry.power_samples({})[uuid]
 
 
 def test_samples_restart_when_the_clock_is_set_back() -> None:
     registry = replay(small_machine(), 60).registry
-    last = {uuid: samples[-1][0] for uuid, samples in registry.power_samples({}).items()}
+    last_times = {uuid: samples[-1][0] for uuid, samples in registry.power_samples({}).items()}
     for message in replay(small_machine(), 10).samples:
         registry.take_sample(message, 2)
 
-    for uuid, samples in registry.power_samples(last).items():
-        assert samples[-1][0] < last[uuid]
+    for uuid, samples in registry.power_samples(last_times).items():
+        assert samples[-1][0] < last_times[uuid]
         assert len(samples) > 400

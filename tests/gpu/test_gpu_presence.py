@@ -10,12 +10,12 @@ from exporter.collectors.gpu.publishing import GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
 
 UUID = "GPU-00000000-0000-0000-0000-00000000000"
-ALL = {index: index for index in range(4)}
-FORBIDDEN = "gpus: [0, 1], errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION}"
+ALL_GPUS = {index: index for index in range(4)}
+NO_PERMISSION_FOR_TWO_GPUS = "gpus: [0, 1], errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION}"
 
 
-def numbers(result: ReplayResult) -> dict[int, int]:
-    """Return the number of each GPU in the job by its NVML index."""
+def job_indices(result: ReplayResult) -> dict[int, int]:
+    """Return the index of each GPU in the job, by its NVML index."""
     return {gpu.index: gpu.number for gpu in result.registry.gpus.values()}
 
 
@@ -30,14 +30,14 @@ def numbers(result: ReplayResult) -> dict[int, int]:
         ("GPU-12345678-0000", {}),
         ("MIG-12345678-0000", {}),
         (UUID, {}),  # the common prefix
-        ("-1", ALL),
-        ("", ALL),
-        ("nonsense", ALL),
-        (None, ALL),
+        ("-1", ALL_GPUS),
+        ("", ALL_GPUS),
+        ("nonsense", ALL_GPUS),
+        (None, ALL_GPUS),
     ],
 )
 def test_gpus_are_numbered_as_the_job_sees_them(visible: str | None, expected: dict[int, int]) -> None:
-    assert numbers(replay(small_machine(count=4), 1, visible=visible)) == expected
+    assert job_indices(replay(small_machine(count=4), 1, visible=visible)) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_gpus_are_numbered_as_the_job_sees_them(visible: str | None, expected: d
 def test_gpus_without_permission_do_not_belong_to_the_job(
     visible: str | None, expected: dict[int, int]
 ) -> None:
-    result = replay(small_machine(FORBIDDEN, count=4), 400, visible=visible)
+    result = replay(small_machine(NO_PERMISSION_FOR_TWO_GPUS, count=4), 400, visible=visible)
 
-    assert numbers(result) == expected
+    assert job_indices(result) == expected
     assert result.exit_reason == "detached"
     assert result.values("exporter_nvml_errors_total") == {}
 
@@ -72,13 +72,13 @@ def test_a_missing_gpu_is_not_replaced_by_the_gpu_of_another_job() -> None:
 def test_a_visible_instance_includes_its_parent_gpu() -> None:
     uuid = replay(small_machine(MIG_MACHINE), 6).registry.gpus[1].instances[0].uuid
 
-    assert numbers(replay(small_machine(MIG_MACHINE), 1, visible=uuid)) == {1: 0}
+    assert job_indices(replay(small_machine(MIG_MACHINE), 1, visible=uuid)) == {1: 0}
 
 
 @pytest.mark.parametrize("gpus", [[1], [0, 1]])
 def test_instances_of_a_gpu_count_as_one_expected_gpu(gpus: list[int]) -> None:
-    machine = replay(small_machine(MIG_MACHINE), 6).registry
-    visible = ",".join(instance.uuid for gpu in gpus for instance in machine.gpus[gpu].instances)
+    registry = replay(small_machine(MIG_MACHINE), 6).registry
+    visible = ",".join(instance.uuid for gpu in gpus for instance in registry.gpus[gpu].instances)
     result = replay(small_machine(MIG_MACHINE), 6, visible=visible)
     families = result.families(expected=expected_devices(visible))
 
@@ -102,35 +102,31 @@ def test_gpus_are_expected_by_name_before_nvml_lists_them(visible: str, expected
 
 def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
     description = small_machine("at: 10s, until: 35s, gpus: [1], lost: true")
-    during, later = replay(description, 20), replay(description, 60)
+    while_lost, after_return = replay(description, 20), replay(description, 60)
 
-    assert during.registry.gpus[1].failure == "gpu_is_lost"
-    assert {labels[0] for labels in during.values("gpu_power_watts")} == {"0"}
-    assert set(later.values("gpu_up").values()) == {1.0}
+    assert while_lost.registry.gpus[1].failure == "gpu_is_lost"
+    assert {labels[0] for labels in while_lost.values("gpu_power_watts")} == {"0"}
+    assert set(after_return.values("gpu_up").values()) == {1.0}
     # Retried every 30 s: lost at 10 s, found at 40 s.
-    failures = [message["gpus"][1].get("failure") for message in later.samples]
-    assert (failures[9], failures[10], failures[39], failures[40]) == (
-        None,
-        "gpu_is_lost",
-        "gpu_is_lost",
-        None,
-    )
+    failures = [message["gpus"][1].get("failure") for message in after_return.samples]
+    assert failures[9:11] == [None, "gpu_is_lost"]
+    assert failures[39:41] == ["gpu_is_lost", None]
     # The GPUs draw 100 W. The energy of the 31 s without an answer is a gap.
-    first, second = later.registry.energies()
-    assert (first.joules, first.gap_joules) == (6000.0, {})
-    assert (second.joules, second.gap_joules) == (2900.0, {"no_reading": 3100.0})
+    healthy_gpu, lost_gpu = after_return.registry.energies()
+    assert (healthy_gpu.joules, healthy_gpu.gap_joules) == (6000.0, {})
+    assert (lost_gpu.joules, lost_gpu.gap_joules) == (2900.0, {"no_reading": 3100.0})
 
 
 def test_a_gpu_that_needs_a_reset_is_reported() -> None:
     result = replay(small_machine('at: 5s, gpus: [0], errors: {"*": RESET_REQUIRED}'), 10)
 
-    reset = {labels[0]: number for labels, number in result.values("gpu_reset_required").items()}
-    assert reset == {"0": 1, "1": 0}
+    reset_required = {labels[0]: value for labels, value in result.values("gpu_reset_required").items()}
+    assert reset_required == {"0": 1, "1": 0}
     assert {labels[2] for labels in result.values("gpu_error_info")} == {"reset_required"}
 
 
 @pytest.mark.parametrize(
-    ("fault", "exit_reason", "samples"),
+    ("fault", "exit_reason", "sample_counts"),
     [
         ("removed: true, gpus: [1]", "devices_changed", range(12)),
         ('driver: "590.44.01"', "lib_rm_version_mismatch", range(12)),
@@ -139,11 +135,13 @@ def test_a_gpu_that_needs_a_reset_is_reported() -> None:
         ("gpus: [1], lost: true", "gpu_lost", range(300, 320)),  # a lost GPU may return within five minutes
     ],
 )
-def test_errors_that_need_a_new_process_end_the_child(fault: str, exit_reason: str, samples: range) -> None:
+def test_errors_that_need_a_new_process_end_the_child(
+    fault: str, exit_reason: str, sample_counts: range
+) -> None:
     result = replay(small_machine(f"at: 5s, {fault}"), 400)
 
     assert result.exit_reason == exit_reason
-    assert len(result.samples) in samples
+    assert len(result.samples) in sample_counts
 
 
 def test_xids_of_a_lost_gpu_and_of_other_gpus_are_counted() -> None:
@@ -152,13 +150,13 @@ def test_xids_of_a_lost_gpu_and_of_other_gpus_are_counted() -> None:
         "at: 20s, gpus: [0], xid: [48]",
         "at: 50s, gpus: [0, 1], xid: [31]",
     )
-    during, later = (
-        {(labels[0], labels[2], number) for labels, number in result.values("gpu_xid_errors_total").items()}
+    while_lost, after_return = (
+        {(labels[0], labels[2], count) for labels, count in result.values("gpu_xid_errors_total").items()}
         for result in (replay(description, 30), replay(description, 60))
     )
 
-    assert during == {("1", "79", 2), ("1", "48", 1), ("0", "48", 1)}
-    assert later == during | {("0", "31", 1), ("1", "31", 1)}
+    assert while_lost == {("1", "79", 2), ("1", "48", 1), ("0", "48", 1)}
+    assert after_return == while_lost | {("0", "31", 1), ("1", "31", 1)}
 
 
 @pytest.mark.parametrize(
@@ -175,13 +173,13 @@ def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
     description = small_machine("at: 20s, gpus: [1], removed: true", count=4)
     result = replay(description, 19)
 
-    # The next process finds three; NVML indices have no gaps.
+    # The next child process finds three GPUs, whose NVML indices have no gap.
     for message in replay(description, 10, origin=-21.0).samples:
         result.registry.take_sample({**message, "time": message["time"] + 21.0}, 2)
 
     energy = result.values("gpu_energy_joules_total")
     assert {labels[1][-1]: joules for labels, joules in energy.items()} == dict.fromkeys("023", 3100.0)
-    assert numbers(result) == {0: 0, 1: 1, 2: 2}
+    assert job_indices(result) == {0: 0, 1: 1, 2: 2}
 
 
 def test_families_reused_between_passes_equal_newly_built_families() -> None:
@@ -207,9 +205,9 @@ def test_a_family_without_a_new_value_is_the_same_object() -> None:
 
     for message in messages[:-1]:
         registry.take_sample(message, 1)
-    previous = {family.name: family for family in block.families(registry, "", {})}
+    previous_families = {family.name: family for family in block.families(registry, "", {})}
     registry.take_sample(messages[-1], 1)
-    later = {family.name: family for family in block.families(registry, "", {})}
+    families = {family.name: family for family in block.families(registry, "", {})}
 
-    assert later["gpu_memory_total_bytes"] is previous["gpu_memory_total_bytes"]
-    assert later["gpu_energy_joules"] is not previous["gpu_energy_joules"]
+    assert families["gpu_memory_total_bytes"] is previous_families["gpu_memory_total_bytes"]
+    assert families["gpu_energy_joules"] is not previous_families["gpu_energy_joules"]

@@ -9,7 +9,7 @@ from gpu_support import assert_sound, machine, replay, small_machine, small_text
 
 from exporter.replay.machines import load_machine
 
-THROTTLED = """set: {
+THROTTLE_COUNTERS = """set: {
     throttle_sw_power_cap: {idle: 500000000, counter_from: 3000000000},
     throttle_hw_thermal: {idle: 100000000, counter_from: 0},
     power_smoothing: 1,
@@ -25,7 +25,7 @@ THROTTLED = """set: {
     ],
 )
 def test_throttle_counters_use_the_field_ids_of_the_driver(driver: str, has_thermal: bool) -> None:
-    result = replay(small_machine(THROTTLED, head=f'driver: "{driver}"'), 21)
+    result = replay(small_machine(THROTTLE_COUNTERS, head=f'driver: "{driver}"'), 21)
     seconds = result.values("gpu_clocks_event_seconds_total", "0")
 
     # The counters of nanoseconds increase by 0.5 s and 0.1 s per second.
@@ -34,12 +34,12 @@ def test_throttle_counters_use_the_field_ids_of_the_driver(driver: str, has_ther
 
 
 def test_unsupported_failed_forbidden_and_zero_are_distinct() -> None:
-    broken = small_machine(
+    description = small_machine(
         "errors: {nvmlDeviceGetPowerUsage: UNKNOWN, nvmlDeviceGetPcieReplayCounter: NO_PERMISSION}",
         "errors: {nvmlDeviceGetClockInfo: NOT_SUPPORTED}",
         "set: {utilization: 0}",
     )
-    result = replay(broken, 10)
+    result = replay(description, 10)
 
     # An unsupported call is no error. A forbidden call is retried after ten minutes. A failure affects no other call.
     assert_sound(result.families())
@@ -63,8 +63,8 @@ def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
     (model,) = h100.models.values()
     switches = {"event_types", "nvlinks", "nvlinks_active", "sample_buffers", "mig_mode"}
     garbage_values = {**model.values, **dict.fromkeys(model.values.keys() - switches, garbage)}
-    gpus = dataclasses.replace(h100.gpus[0], values=garbage_values, count=1)
-    result = replay(dataclasses.replace(h100, gpus=(gpus,), timeline=()), 30)
+    gpu = dataclasses.replace(h100.gpus[0], values=garbage_values, count=1)
+    result = replay(dataclasses.replace(h100, gpus=(gpu,), timeline=()), 30)
     families = result.families()
 
     assert_sound(families)
@@ -106,13 +106,13 @@ def test_without_an_energy_counter_power_is_integrated_at_any_interval(
     # The GPU draws 100 W and is busy half of the time. The driver's buffers hold a few seconds.
     joules = result.values("gpu_energy_joules_total", "0")
     assert joules == {("nvml_power",): pytest.approx(60_000, rel=0.12)}
-    busy = result.values("gpu_utilization_busy_seconds_total", "0")
-    assert busy == {(): pytest.approx(300, rel=0.12)}
+    busy_seconds = result.values("gpu_utilization_busy_seconds_total", "0")
+    assert busy_seconds == {(): pytest.approx(300, rel=0.12)}
 
 
 def test_a_missing_driver_symbol_is_unsupported_and_not_an_error() -> None:
-    missing = "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]"
-    result = replay(small_machine(head=missing), 10)
+    missing_symbols = "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]"
+    result = replay(small_machine(head=missing_symbols), 10)
 
     # The first version counts memory reserved by the driver as used.
     assert set(result.values("gpu_memory_used_bytes").values()) == {500000}

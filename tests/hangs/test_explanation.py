@@ -1,4 +1,4 @@
-"""Grouping of stacks: the odd group comes first, and a tie is marked."""
+"""Grouping of the stacks of a hanging run: the suspected group comes first, and a tie is marked."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_without_sequence_numbers_the_rank_outside_a_collective_comes_first() ->
 
 
 def test_ranks_are_compared_in_the_process_group_in_which_they_differ() -> None:
-    late = RankStack(1, "load", "t.py:9", sequences={"default": 7, "tp": 3})
+    late_rank = RankStack(1, "load", "t.py:9", sequences={"default": 7, "tp": 3})
     collective_stacks = [
         RankStack(rank, "all_reduce", "t.py:1", sequences={"default": 7, "tp": 4}) for rank in (0, 2)
     ]
-    explanation = explain([*collective_stacks, late])
+    explanation = explain([*collective_stacks, late_rank])
 
     assert explanation.sentence() == (
         "Rank 1: load (t.py:9), 3 collectives of process group tp."
@@ -68,13 +68,15 @@ def test_ranks_in_one_line_with_different_phases_form_groups() -> None:
     assert explanation.sentence() == "Rank 1: train (t.py:1), forward. Rank 0: train (t.py:1), grad_sync."
 
 
-@pytest.mark.parametrize(("phase", "waits"), [("grad_sync", True), ("forward", False)])
-def test_a_rank_waits_for_ranks_in_the_phase_that_synchronizes_gradients(phase: str, waits: bool) -> None:
+@pytest.mark.parametrize(("phase", "is_waiting"), [("grad_sync", True), ("forward", False)])
+def test_a_rank_waits_for_ranks_in_the_phase_that_synchronizes_gradients(
+    phase: str, is_waiting: bool
+) -> None:
     stack = ThreadStack("MainThread", (Frame("/job/t.py", 1, "train"),))
     stack_of_rank = rank_stack(StackAnswer("1", "p", 7, 0.0, "night", 1, stack, phase=phase))
 
     assert stack_of_rank is not None
-    assert stack_of_rank.in_collective is waits
+    assert stack_of_rank.in_collective is is_waiting
 
 
 def test_a_single_group_is_no_tie() -> None:
@@ -122,7 +124,7 @@ def test_a_wrapper_between_the_job_and_the_library_is_skipped() -> None:
     assert (function, frame) == ("all_reduce", frames[2])
 
 
-def test_a_stack_that_ends_in_the_autograd_engine_says_so() -> None:
+def test_a_stack_that_ends_in_the_autograd_engine_has_the_engine_as_its_position() -> None:
     frames = [
         Frame("/x/site-packages/torch/autograd/graph.py", 1, "_engine_run_backward", library=True),
         Frame("/x/site-packages/torch/_tensor.py", 2, "Tensor.backward", library=True),
@@ -137,8 +139,8 @@ def test_a_list_of_ranks_has_the_lowest_ranks_and_the_number_of_the_others(ranks
     shown_ranges, _, hidden_text = ranks_text(sorted(ranks)).partition(", and ")
     shown_ranks: list[int] = []
     for rank_range in shown_ranges.split(", "):
-        first, _, last = rank_range.partition("-")
-        shown_ranks += range(int(first), int(last or first) + 1)
+        lowest, _, highest = rank_range.partition("-")
+        shown_ranks += range(int(lowest), int(highest or lowest) + 1)
     hidden_count = int(hidden_text.split()[0]) if hidden_text else 0
 
     assert shown_ranks == sorted(ranks)[: len(shown_ranks)]

@@ -1,4 +1,4 @@
-"""Collector that requests stacks from hanging runs, with real files and a simulated clock."""
+"""Collector that requests stacks from the ranks of hanging runs: real request and answer files, and a simulated clock."""
 
 from __future__ import annotations
 
@@ -51,14 +51,17 @@ class Scene:
         }
 
     def respond(self, process: str, rank: int, function: str, line: int, sequence: int) -> None:
-        """Write the answer of a rank that has entered `sequence` collectives and waits in a function of train.py."""
+        """Write the answer of a rank that waits in a function of train.py.
+
+        *sequence* is the number of collectives that the rank has entered.
+        """
         request = read_request(str(self.directory))
         assert request is not None
         main = ThreadStack("MainThread", (Frame("/job/train.py", line, function),))
-        response = StackAnswer(
+        answer = StackAnswer(
             request.id, process, 1, self.clock_seconds, "llama", rank, main, sequences={"default": sequence}
         )
-        write_answer(str(self.directory), response)
+        write_answer(str(self.directory), answer)
 
 
 @pytest.fixture
@@ -94,16 +97,16 @@ def test_a_rank_without_an_answer_is_explained_after_three_seconds(scene: Scene)
     )
 
 
-def test_a_run_is_requested_again_after_a_minute_and_at_most_ten_times(scene: Scene) -> None:
-    ids = []
+def test_stacks_of_a_run_are_requested_again_after_a_minute_and_at_most_ten_times(scene: Scene) -> None:
+    request_ids = []
     for _ in range(15):
         scene.series(61.0)
         scene.series(4.0)
         request = read_request(str(scene.directory))
         assert request is not None
-        ids.append(request.id)
+        request_ids.append(request.id)
 
-    assert len(set(ids)) == 10
+    assert len(set(request_ids)) == 10
 
 
 def test_the_series_end_with_the_hang(scene: Scene) -> None:

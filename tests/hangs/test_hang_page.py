@@ -54,11 +54,8 @@ def job_with_sidecar(tmp_path: Path, *command: str, configuration: str = CONFIGU
 def waiting_ranks_of(running: Sidecar) -> dict[str, tuple[str, str]]:
     """Return function and location by rank, from the page."""
     matches = re.findall(r"^training_hang_info\{(.*)\} 1", running.page, re.MULTILINE)
-    labels = [dict(re.findall(r'(\w+)="([^"]*)"', series)) for series in matches]
-    return {
-        series_labels["rank"]: (series_labels["function"], series_labels["location"])
-        for series_labels in labels
-    }
+    all_labels = [dict(re.findall(r'(\w+)="([^"]*)"', match)) for match in matches]
+    return {labels["rank"]: (labels["function"], labels["location"]) for labels in all_labels}
 
 
 def run_state(running: Sidecar) -> str:
@@ -77,15 +74,15 @@ def wait_for_explanation(running: Sidecar, ranks: int) -> dict[str, tuple[str, s
     wait_until(lambda: run_state(running) == "hung")
     hung_time = time.monotonic()
     waiting_ranks = wait_until(lambda: len(waiting_ranks_of(running)) == ranks and waiting_ranks_of(running))
-    seconds = time.monotonic() - hung_time
+    explanation_seconds = time.monotonic() - hung_time
     load_per_core = max(1.0, max(os.getloadavg()[:2]) / (os.cpu_count() or 1))
 
-    assert seconds < 10.0 * load_per_core
+    assert explanation_seconds < 10.0 * load_per_core
     return dict(waiting_ranks)
 
 
 @needs("torch")
-def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(tmp_path: Path) -> None:
+def test_the_suspected_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(tmp_path: Path) -> None:
     job = str(JOBS / "collective.py")
     with job_with_sidecar(
         tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "1", "default"
@@ -149,14 +146,14 @@ def test_a_hang_that_ends_by_itself_leaves_no_series(tmp_path: Path) -> None:
     with job_with_sidecar(tmp_path, str(JOBS / "stall.py"), "hang") as running:
         waiting_ranks = wait_until(lambda: waiting_ranks_of(running))
         wait_until(lambda: "training.hang" in running.page)
-        events = re.search(
+        event_count = re.search(
             r'^training_events_total\{.*type="training.hang".*\} (.*)$', running.page, re.MULTILINE
         )
         wait_until(lambda: run_state(running) == "running" and not waiting_ranks_of(running))
 
     assert waiting_ranks == {"0": ("wait_for_peer", "stall.py:13")}
-    assert events is not None
-    assert float(events[1]) == 1
+    assert event_count is not None
+    assert float(event_count[1]) == 1
 
 
 def test_a_save_is_not_hung_at_twice_the_limit(tmp_path: Path) -> None:
@@ -177,9 +174,9 @@ def test_a_first_step_is_not_hung_at_twice_the_limit(tmp_path: Path) -> None:
     with job_with_sidecar(tmp_path, str(JOBS / "stall.py"), "first") as running:
         wait_until(lambda: run_state(running) == "starting")
         time.sleep(2 * HANG_AFTER_SECONDS)
-        result = run_state(running), waiting_ranks_of(running)
+        state, waiting_ranks = run_state(running), waiting_ranks_of(running)
 
-    assert result == ("starting", {})
+    assert (state, waiting_ranks) == ("starting", {})
 
 
 def test_stacks_can_be_switched_off(tmp_path: Path) -> None:

@@ -47,16 +47,16 @@ def test_an_answer_round_trips_and_is_private(tmp_path: Path) -> None:
     assert (tmp_path / (PROCESS + STACKS)).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_long_answer_loses_threads_and_not_the_main_stack(tmp_path: Path) -> None:
+def test_a_long_answer_drops_other_threads_and_keeps_the_main_stack(tmp_path: Path) -> None:
     long_frame = Frame("/x/" + "d" * 250, 1, "f" * 250)
-    threads = tuple([ThreadStack(f"t{number}", (long_frame,) * 3) for number in range(20)])
-    response = replace(ANSWER, main=ThreadStack("MainThread", (long_frame,) * 30), others=threads)
-    write_answer(str(tmp_path), response)
+    threads = tuple([ThreadStack(f"t{index}", (long_frame,) * 3) for index in range(20)])
+    long_answer = replace(ANSWER, main=ThreadStack("MainThread", (long_frame,) * 30), others=threads)
+    write_answer(str(tmp_path), long_answer)
     answer = read_answer(str(tmp_path), PROCESS)
 
     assert (tmp_path / (PROCESS + STACKS)).stat().st_size <= MAX_ANSWER_BYTES
     assert answer is not None
-    assert answer.main == response.main
+    assert answer.main == long_answer.main
     assert len(answer.others) < 20
 
 
@@ -70,13 +70,12 @@ def test_a_long_answer_loses_threads_and_not_the_main_stack(tmp_path: Path) -> N
         {"main": {"name": "m", "frames": [asdict(FRAME)] * 31}},
         {"main": {"name": "m", "frames": [{"file": "x" * 257, "line": 1, "function": "f"}]}},
         {"others": [{"name": "m", "frames": []}] * 21},
-        {"sequences": {str(number): 1 for number in range(17)}},
+        {"sequences": {str(index): 1 for index in range(17)}},
         {"sequences": {"default": "many"}},
     ],
 )
 def test_an_answer_that_breaks_a_limit_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    text = json.dumps(asdict(ANSWER) | change)
-    (tmp_path / (PROCESS + STACKS)).write_text(text)
+    (tmp_path / (PROCESS + STACKS)).write_text(json.dumps(asdict(ANSWER) | change))
 
     with pytest.raises(FeedFormatError):
         read_answer(str(tmp_path), PROCESS)
@@ -126,9 +125,9 @@ def test_a_process_logs_each_hang_of_its_run_once(tmp_path: Path, monkeypatch: p
     hangs: list[StackAnswer] = []
     location = FeedLocation(str(tmp_path), PROCESS, "r", 0)
     responder = StackResponder(lambda: location, lambda: position, hangs.append)
-    for number, step in enumerate((5, 5, 9)):  # the second request is from a restarted sidecar
+    for index, step in enumerate((5, 5, 9)):  # the second request is from a restarted sidecar
         position = TrainingPosition(step=step)
-        request = StackRequest(f"{number:032x}", time(), Detail.FULL, "r")
+        request = StackRequest(f"{index:032x}", time(), Detail.FULL, "r")
         write_request(str(tmp_path), request, is_shared=False)
         responder.tick()
 

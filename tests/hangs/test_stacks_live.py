@@ -18,7 +18,7 @@ from hangs_support import kill_tree
 from places import PROJECT
 from waiting import wait_until
 
-LOADER = "_BaseDataLoaderIter.__next__" if sys.version_info >= (3, 11) else "__next__"
+LOADER_FUNCTION = "_BaseDataLoaderIter.__next__" if sys.version_info >= (3, 11) else "__next__"
 JOBS = PROJECT / "tests" / "hangs" / "jobs"
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,7 +41,7 @@ def job_process(feed: Path, *command: str, **variables: str) -> Iterator[subproc
         kill_tree(process)
 
 
-def stacks(feed: Path) -> dict[str, Any] | None:
+def read_stacks(feed: Path) -> dict[str, Any] | None:
     """Return the output of `stacks --json` for the run, or None without a live rank."""
     command = [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={feed}"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
@@ -56,7 +56,7 @@ def wait_for_groups(feed: Path, ranks: int, function: str) -> dict[str, Any]:
 
     def is_grouped() -> bool:
         nonlocal output
-        output = stacks(feed) or {}
+        output = read_stacks(feed) or {}
         groups = output.get("groups", [])
         return sum(len(group["ranks"]) for group in groups) == ranks and groups[0]["function"] == function
 
@@ -74,13 +74,13 @@ def test_the_rank_outside_the_collective_is_named(tmp_path: Path, hanging_rank: 
     ):
         output = wait_for_groups(tmp_path / "feed", 3, "read_shard")
 
-    first, second = output["groups"]
-    assert first["ranks"] == [hanging_rank]
-    assert first["location"] == "collective.py:16"
-    assert first["phase"] == "data_loading"
-    assert second["function"] == "all_reduce"
-    assert len(second["ranks"]) == 2
-    assert first["sequence"] == second["sequence"] - 1
+    suspected_group, waiting_group = output["groups"]
+    assert suspected_group["ranks"] == [hanging_rank]
+    assert suspected_group["location"] == "collective.py:16"
+    assert suspected_group["phase"] == "data_loading"
+    assert waiting_group["function"] == "all_reduce"
+    assert len(waiting_group["ranks"]) == 2
+    assert suspected_group["sequence"] == waiting_group["sequence"] - 1
 
 
 def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
@@ -91,19 +91,19 @@ def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
     assert output["groups"][0]["location"] == "stall.py:13"
 
 
-def test_the_text_of_two_groups_that_no_rule_separates_says_so(tmp_path: Path) -> None:
+def test_two_groups_that_no_rule_separates_are_printed_as_a_tie(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
     with (
         job_process(feed, str(JOBS / "stall.py"), "first", RANK="0", WORLD_SIZE="2"),
         job_process(feed, str(JOBS / "deadlock.py"), RANK="1", WORLD_SIZE="2"),
     ):
-        wait_until(lambda: len((stacks(feed) or {}).get("groups", [])) == 2)
+        wait_until(lambda: len((read_stacks(feed) or {}).get("groups", [])) == 2)
         command = [sys.executable, "-m", "exporter", "stacks", f"--feed.dir={feed}"]
-        text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout
+        stdout = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout
 
-    assert "rank 0: wait_for_peer (stall.py:13)" in text
-    assert "rank 1: save_state (deadlock.py:13)" in text
-    assert "The stacks do not show which of these groups the others wait for." in text
+    assert "rank 0: wait_for_peer (stall.py:13)" in stdout
+    assert "rank 1: save_state (deadlock.py:13)" in stdout
+    assert "The stacks do not show which of these groups the others wait for." in stdout
 
 
 def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_stopped_process_is_silent_and_its_state_is_shown(tmp_path: Path) -> N
         wait_for_groups(feed, 1, "save_state")
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(lambda: "T" in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0])
-        output = stacks(feed)
+        output = read_stacks(feed)
 
     assert output is not None
     assert output["silent"] == {"0": "main thread stopped by a signal"}
@@ -134,7 +134,7 @@ def test_a_process_whose_c_call_holds_the_interpreter_lock_is_silent_and_shown_a
 
         def is_silent() -> bool:
             nonlocal output
-            output = stacks(feed) or {}
+            output = read_stacks(feed) or {}
             return bool(output.get("silent"))
 
         wait_until(is_silent)
@@ -145,7 +145,7 @@ def test_a_process_whose_c_call_holds_the_interpreter_lock_is_silent_and_shown_a
 @needs("torch")
 def test_a_job_whose_data_workers_hang_waits_in_its_loader(tmp_path: Path) -> None:
     with job_process(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
-        output = wait_for_groups(tmp_path / "feed", 1, LOADER)
+        output = wait_for_groups(tmp_path / "feed", 1, LOADER_FUNCTION)
 
     assert output["groups"][0]["location"].startswith("stuck_loader.py:")
     assert output["groups"][0]["phase"] == "data_loading"

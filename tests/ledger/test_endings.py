@@ -32,7 +32,7 @@ def trained_job(sidecar: Sidecar) -> MonitoredJob:
     return job
 
 
-def state(page: Page) -> str:
+def state_of(page: Page) -> str:
     return next(state for state in STATES if page.get("training_run_state", run="r", state=state) == 1)
 
 
@@ -45,57 +45,57 @@ def launch_end(sidecar: Sidecar, status: int) -> End:
 
 
 def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> None:
-    monitored = trained_job(sidecar)
+    training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
-    monitored.write(final=True)
-    pages = [monitored.die(1.0), sidecar.collect_after(50.0)]
+    training.write(final=True)
+    pages = [training.die(1.0), sidecar.collect_after(50.0)]
 
-    assert [state(page) for page in pages] == ["ending", "ending"]
+    assert [state_of(page) for page in pages] == ["ending", "ending"]
     assert [training_value(page, "productive_seconds_total") for page in pages] == [0, 0]
     assert [training_value(page, "uncommitted_seconds") for page in pages] == [5, 5]
     assert [counts_by_reason(page) for page in pages] == [{}, {}]
 
 
 @pytest.mark.parametrize(
-    ("status", "final", "final_state", "productive_seconds"),
+    ("status", "is_final", "final_state", "productive_seconds"),
     [(0, True, "finished", 5), (0, False, "finished", 5), (3, True, "failed", 0), (-15, False, "stopped", 0)],
 )
 def test_the_exit_status_of_the_launch_decides_for_any_run_name(
-    sidecar: Sidecar, status: int, final: bool, final_state: str, productive_seconds: float
+    sidecar: Sidecar, status: int, is_final: bool, final_state: str, productive_seconds: float
 ) -> None:
-    monitored = trained_job(sidecar)
+    training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
-    monitored.write(final=final)
-    monitored.die(5.0)
+    training.write(final=is_final)
+    training.die(5.0)
     set_evidence(sidecar, launch_end(sidecar, status))
     page = sidecar.collect_after(1.0)
 
-    assert state(page) == final_state
+    assert state_of(page) == final_state
     assert training_value(page, "productive_seconds_total") == productive_seconds
     assert bool(counts_by_reason(page)) == (productive_seconds == 0)
 
 
 def test_a_launch_that_fails_hours_later_leaves_the_run_finished(sidecar: Sidecar) -> None:
-    monitored = trained_job(sidecar)
+    training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
-    monitored.write(final=True)
-    monitored.die(1.0)
+    training.write(final=True)
+    training.die(1.0)
     decided_page = sidecar.collect_after(61.0)
     sidecar.clock.advance(600.0)
     set_evidence(sidecar, launch_end(sidecar, 1))
     later_page = sidecar.collect_after(1.0)
 
-    assert [state(decided_page), state(later_page)] == ["finished", "finished"]
+    assert [state_of(decided_page), state_of(later_page)] == ["finished", "finished"]
     assert training_value(later_page, "productive_seconds_total") == 5
 
 
 def evaluation_job(sidecar: Sidecar) -> MonitoredJob:
     """Return a later process of the same launch that validates and does not train."""
-    monitored = MonitoredJob(sidecar, SimulatedJob())
-    monitored.process = monitored.process.replace(launch=LAUNCH)
-    monitored.job.spend("validation", 10.0)
-    monitored.write_and_collect()
-    return monitored
+    evaluation = MonitoredJob(sidecar, SimulatedJob())
+    evaluation.process = evaluation.process.replace(launch=LAUNCH)
+    evaluation.job.spend("validation", 10.0)
+    evaluation.write_and_collect()
+    return evaluation
 
 
 def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(sidecar: Sidecar) -> None:
@@ -111,7 +111,7 @@ def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(side
     set_evidence(sidecar, replace(launch_end(sidecar, 1), noticed_at=sidecar.clock.wall + 1.0))
     pages += [evaluation.die(1.0), sidecar.collect_after(70.0)]
 
-    assert [state(page) for page in pages] == ["ending", *["finished"] * 4]
+    assert [state_of(page) for page in pages] == ["ending", *["finished"] * 4]
     assert {
         (training_value(page, "attempt"), training_value(page, "wall_seconds_total")) for page in pages[1:]
     } == {(1, 9)}
@@ -119,43 +119,43 @@ def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(side
 
 
 def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> None:
-    monitored = trained_job(sidecar)
+    training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
-    monitored.kill()
+    training.kill()
     sidecar.collect_after(61.0)
     follower = evaluation_job(sidecar)
     follower.job.start_loop(0)
     follower.job.train(1)
     page = follower.write_and_collect()
 
-    assert state(page) == "running"
+    assert state_of(page) == "running"
     assert training_value(page, "attempt") == 2
 
 
 def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> None:
     agent = make_process(rank=None, role="agent", started=sidecar.clock.wall)
     sidecar.record_loss(agent, 1)
-    first = trained_job(sidecar)
-    first.write(final=True)
-    first.kill()
+    restarted_job = trained_job(sidecar)
+    restarted_job.write(final=True)
+    restarted_job.kill()
     sidecar.collect_after(10.0)
-    second = MonitoredJob(sidecar, job_in_loop())
-    page = second.write_and_collect()
+    next_attempt = MonitoredJob(sidecar, job_in_loop())
+    page = next_attempt.write_and_collect()
 
     assert counts_by_reason(page) == {"exit": 1}
     assert training_value(page, "productive_seconds_total") == 0
 
 
 def test_an_exited_run_keeps_wall_time_and_position_and_drops_last_values(sidecar: Sidecar) -> None:
-    monitored = trained_job(sidecar)
+    training = trained_job(sidecar)
     gauges = [
         make_reading(
             replace(make_definition(name, labels=labels), kind="gauge", aggregations=frozenset()), [7.0]
         )
         for name, labels in (("training.step", ()), ("training.loss", (("mode", "train"),)))
     ]
-    monitored.write(*[gauge.replace(value=7.0) for gauge in gauges], final=True)
-    pages = [monitored.die(4.0), *(sidecar.collect_after(100.0) for _ in range(3))]
+    training.write(*[gauge.replace(value=7.0) for gauge in gauges], final=True)
+    pages = [training.die(4.0), *(sidecar.collect_after(100.0) for _ in range(3))]
     sidecar.restart()
     pages.append(sidecar.collect_after(1.0))
 

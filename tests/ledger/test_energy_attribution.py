@@ -32,7 +32,7 @@ Lives = Mapping[int, ProcessLife]
 
 
 def history(end_seconds: float) -> list[EnergyPoint]:
-    """Return a point each second at constant power."""
+    """Return the energy counter at each second, at a constant power of WATTS."""
     return [EnergyPoint(float(second), WATTS * second) for second in range(int(end_seconds) + 1)]
 
 
@@ -50,7 +50,7 @@ def divide_until(
     runs: Mapping[int, str] | None = None,
     reported_processes: Sequence[ReportedProcess] = (),
 ) -> Division:
-    all_lives = {**(lives or {}), **{entry.life.pid: entry.life for entry in reported_processes}}
+    all_lives = {**(lives or {}), **{process.life.pid: process.life for process in reported_processes}}
     return gpu.divide(
         history(end_seconds),
         lists,
@@ -65,19 +65,19 @@ def new_attribution() -> GpuAttribution:
 
 
 def attribute_all(
-    lists: Sequence[GpuListing], lives: Lives, runs: Mapping[int, str], *, end: float
+    lists: Sequence[GpuListing], lives: Lives, runs: Mapping[int, str], *, end_seconds: float
 ) -> list[GpuSlice]:
     """Divide after each process list and at the end, and return all slices."""
     gpu, slices = new_attribution(), list[GpuSlice]()
-    for listing_entry in lists:
+    for process_list in lists:
         known_lives = {
             pid: life
-            if life.ended_at and life.ended_at <= listing_entry.time
+            if life.ended_at and life.ended_at <= process_list.time
             else ProcessLife(pid, life.started_at)
             for pid, life in lives.items()
         }
-        slices += divide_until(gpu, listing_entry.time, [listing_entry], known_lives, runs).slices
-    return slices + divide_until(gpu, end, [], lives, runs).slices
+        slices += divide_until(gpu, process_list.time, [process_list], known_lives, runs).slices
+    return slices + divide_until(gpu, end_seconds, [], lives, runs).slices
 
 
 def reported_process(
@@ -98,35 +98,37 @@ def reported_process(
 
 
 def joules(slices: Sequence[GpuSlice], run: str) -> float:
-    return sum(entry.joules for entry in slices if entry.run == run)
+    return sum(gpu_slice.joules for gpu_slice in slices if gpu_slice.run == run)
 
 
 @pytest.mark.parametrize("end_seconds", [13.4, 14.9, 26.1])
 def test_a_run_is_attributed_the_energy_of_its_whole_lifetime(end_seconds: float) -> None:
     lists = [listing(second, *([7] if 3.2 < second < end_seconds else [])) for second in range(2, 30, 2)]
-    slices = attribute_all(lists, {7: ProcessLife(7, 3.2, end_seconds)}, {7: "a"}, end=30)
+    slices = attribute_all(lists, {7: ProcessLife(7, 3.2, end_seconds)}, {7: "a"}, end_seconds=30)
 
     assert joules(slices, "a") == pytest.approx(WATTS * (end_seconds - 3.2))
-    assert {entry.method for entry in slices} == {"exclusive"}
+    assert {gpu_slice.method for gpu_slice in slices} == {"exclusive"}
 
 
 def test_an_ended_run_is_attributed_its_energy_without_another_process_list() -> None:
-    slices = attribute_all([listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, end=16)
+    slices = attribute_all(
+        [listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, end_seconds=16
+    )
 
     assert joules(slices, "a") == pytest.approx(WATTS * 12.5)
 
 
-def test_two_runs_share_a_card_while_both_are_on_it() -> None:
+def test_two_runs_share_a_gpu_while_both_are_on_it() -> None:
     lists = [
         listing(second, *([7] if second < 20 else []), *([8] if second > 10 else []))
         for second in range(2, 32, 2)
     ]
     lives = {7: ProcessLife(7, 0.0, 20.0), 8: ProcessLife(8, 10.0)}
-    slices = attribute_all(lists, lives, {7: "a", 8: "b"}, end=30)
+    slices = attribute_all(lists, lives, {7: "a", 8: "b"}, end_seconds=30)
 
     assert joules(slices, "a") == pytest.approx(WATTS * (10 + 5))
     assert joules(slices, "b") == pytest.approx(WATTS * (5 + 10))
-    assert {entry.method for entry in slices} == {"exclusive", "sm_share"}
+    assert {gpu_slice.method for gpu_slice in slices} == {"exclusive", "sm_share"}
 
 
 def test_a_process_whose_run_is_known_later_has_its_energy_from_the_start() -> None:
@@ -142,7 +144,7 @@ def test_a_process_whose_run_is_known_later_has_its_energy_from_the_start() -> N
 
 def test_a_process_is_attributed_no_energy_before_its_first_use_of_the_gpu() -> None:
     lists = [listing(2), listing(4), listing(6, 7), listing(8, 7)]
-    slices = attribute_all(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, end=8)
+    slices = attribute_all(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, end_seconds=8)
 
     assert joules(slices, "a") == pytest.approx(WATTS * 4)
 
@@ -220,11 +222,13 @@ def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
     gpu, slices = new_attribution(), list[GpuSlice]()
     for second in range(1, 13):
         process = reported_process(3.0, 11.5 if second > 11 else None, pid=-1, is_listable=False)
-        reported = [process] if second > 6 else []
+        reported_processes = [process] if second > 6 else []
         listings = [
             listing(second, *([4242] if 3 < second < 12 else []))
         ]  # the driver lists the pid of the host
-        slices += divide_until(gpu, second, listings, runs={-1: "a"}, reported_processes=reported).slices
+        slices += divide_until(
+            gpu, second, listings, runs={-1: "a"}, reported_processes=reported_processes
+        ).slices
     slices += divide_until(gpu, 14, [listing(14)], runs={-1: "a"}).slices
 
     assert joules(slices, "a") == pytest.approx(WATTS * 8.5)
@@ -234,8 +238,8 @@ def test_without_lists_a_process_holds_the_gpu_in_the_feed() -> None:
     gpu, slices = new_attribution(), list[GpuSlice]()
     for second in range(1, 100):
         end_seconds = 90.5 if second > 90.5 else None
-        reported = [reported_process(2.5, end_seconds)] if second > 4 else []
-        slices += divide_until(gpu, second, runs={7: "a"}, reported_processes=reported).slices
+        reported_processes = [reported_process(2.5, end_seconds)] if second > 4 else []
+        slices += divide_until(gpu, second, runs={7: "a"}, reported_processes=reported_processes).slices
 
     assert joules(slices, "a") == pytest.approx(WATTS * 88)
 
@@ -258,8 +262,8 @@ def test_energy_since_the_last_division_is_complete_after_a_long_pause() -> None
     assert joules(division.slices, "a") == pytest.approx(WATTS * 90)
 
 
-def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() -> None:
-    cards = [
+def test_a_process_that_the_driver_lists_on_one_gpu_leaves_no_gap_on_another() -> None:
+    gpus = [
         DeviceEnergy(
             EnergyReading(
                 "gpu", uuid, "nvml_counter", is_measured=True, joules=2500.0, watts=WATTS, time=5.0,
@@ -271,25 +275,25 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
     job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended_at=4.9)]
     lists = [*(listing(read_at, 7) for read_at in (2.0, 3.0, 4.0)), listing(5.0)]
-    other_lists = [GpuListing("GPU-b", entry.time, ()) for entry in lists]
+    other_lists = [GpuListing("GPU-b", process_list.time, ()) for process_list in lists]
     snapshot = GpuSnapshot(
         job,
         listings=[*lists, *other_lists],
         lives={7: ProcessLife(7, 1.0, 4.9)},
         uuids={0: "GPU-b", 1: "GPU-a"},
     )
-    parts = list(GpuDivision().divide(cards, snapshot, wall=5.0, now=5.0))
+    attributed_slices = list(GpuDivision().divide(gpus, snapshot, wall=5.0, now=5.0))
 
-    assert joules([part.slice for part in parts], "a") == pytest.approx(WATTS * 3.9)
-    assert [card.gaps for card in cards] == [{}, {}]
+    assert joules([attributed.slice for attributed in attributed_slices], "a") == pytest.approx(WATTS * 3.9)
+    assert [gpu.gaps for gpu in gpus] == [{}, {}]
 
 
 @pytest.mark.parametrize(("is_mig", "name"), [(False, "NVIDIA A100"), (True, "")])
-def test_a_process_on_a_mig_instance_does_not_have_the_peak_of_the_card(is_mig: bool, name: str) -> None:
-    card = EnergyReading(
+def test_a_process_on_a_mig_instance_does_not_have_the_peak_of_the_gpu(is_mig: bool, name: str) -> None:
+    reading = EnergyReading(
         component="gpu", device="GPU-a", source="nvml_counter", is_measured=True, joules=1.0, watts=1.0, time=1.0,
         name="NVIDIA A100", is_mig=is_mig,
     )  # fmt: skip
-    gpus = Gpus(use=lambda: listing(1.0, 7).processes, readings=lambda: (card,))
+    gpus = Gpus(use=lambda: listing(1.0, 7).processes, readings=lambda: (reading,))
 
     assert RankDevices(gpus).name(7) == name

@@ -39,6 +39,7 @@ class Node(EnergyNode):
         super().restart()
 
     def wraps(self) -> float:
+        """Return the wraps of all registers since the start of the sidecar."""
         return sum(reading.resets["wrap"] for reading in self.rapl.readings)
 
     @property
@@ -52,10 +53,10 @@ class Node(EnergyNode):
         """Collect once from every collector, and return the joules of the run by component."""
         self.clock.wall, self.clock.monotonic = self.wall, self.machine.monotonic_seconds
         self.rapl.collect()
-        joules_by_run: Counter[str] = Counter()
+        joules_by_component: Counter[str] = Counter()
         for labels, joules in self.collect().all("training_energy_joules_total").items():
-            joules_by_run[dict(labels)["component"]] += joules  # type: ignore[assignment]  # Counter is typed for integers
-        return dict(joules_by_run)
+            joules_by_component[dict(labels)["component"]] += joules  # type: ignore[assignment]  # Counter is typed for integers
+        return dict(joules_by_component)
 
 
 @pytest.mark.timeout(60)
@@ -68,20 +69,20 @@ def test_the_energy_of_an_hour_with_wraps_gaps_and_restarts_is_within_a_quarter_
         monotonic_seconds=START_SECONDS,
     )
     node = Node(tmp_path, machine)
-    restarts = gaps = 0
+    restarts = suspensions = 0
     initial_drawn_joules: dict[str, float] = {}
-    for number in range(361):
-        if number:
+    for pass_number in range(361):
+        if pass_number:
             machine.draw(PASS_SECONDS, 350.0 + 200.0 * math.sin(machine.monotonic_seconds / 60.0))
-        if number % 48 in range(25, 30):  # the machine is suspended: no pass for 50 s
-            gaps += number % 48 == 25
+        if pass_number % 48 in range(25, 30):  # the machine is suspended: no pass for 50 s
+            suspensions += pass_number % 48 == 25
             continue
-        if number % 41 in range(20, 23):  # killed, and restarted after half a minute
+        if pass_number % 41 in range(20, 23):  # killed, and restarted after half a minute
             continue
-        if number % 41 == 23:
+        if pass_number % 41 == 23:
             restarts += 1
             node.restart()
-        if number % 31 == 10:  # the registers cannot be read in this pass
+        if pass_number % 31 == 10:  # the registers cannot be read in this pass
             for key in EPYC:
                 machine.register(key).write_text("N/A\n")
         measured_joules = node.joules()
@@ -89,10 +90,10 @@ def test_the_energy_of_an_hour_with_wraps_gaps_and_restarts_is_within_a_quarter_
             "cpu": sum(joules for key, joules in machine.joules.items() if key in EPYC),
             "dram": machine.joules["intel-rapl:0:0"],
         }
-        if number == 1:
+        if pass_number == 1:
             initial_counted_joules, initial_drawn_joules = measured_joules, true_joules
 
-    assert (restarts, gaps) == (8, 7)
+    assert (restarts, suspensions) == (8, 7)
     assert node.cpu_wraps + node.wraps() > 20  # the ledger attributes energy drawn without a sidecar
     for component, joules in true_joules.items():
         counted_joules = measured_joules[component] - initial_counted_joules[component]

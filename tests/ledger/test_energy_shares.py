@@ -1,4 +1,4 @@
-"""Share of the energy of a GPU: a run on a GPU whose processes are known, another run after it, and a free GPU."""
+"""Shares of runs in the energy of a GPU: one run, two runs at once and in sequence, a free GPU and a lost GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feed directory of several users with entries of a foreign user."""
+"""Feed directory that all users can write to, with entries of another user in place of the exporter's."""
 
 from __future__ import annotations
 
@@ -64,13 +64,15 @@ def test_a_foreign_ledger_directory_suppresses_no_totals(
 def test_a_foreign_owner_lock_does_not_prevent_ownership(shared_directory: Path, names: list[str]) -> None:
     for name in names:
         occupy(shared_directory / name, is_directory=False)
-    first, second = FeedReader(shared_directory), FeedReader(shared_directory)
-    observations = [first.ownership.acquire(), second.ownership.acquire(), runs.owner(shared_directory)]
-    first.ownership.release()
-    observations += [runs.owner(shared_directory), second.ownership.acquire()]
+    owner, other_reader = FeedReader(shared_directory), FeedReader(shared_directory)
 
-    assert observations == [True, False, os.getpid(), None, True]
-    second.ownership.release()
+    assert owner.ownership.acquire()
+    assert not other_reader.ownership.acquire()
+    assert runs.owner(shared_directory) == os.getpid()
+    owner.ownership.release()
+    assert runs.owner(shared_directory) is None
+    assert other_reader.ownership.acquire()
+    other_reader.ownership.release()
 
 
 def test_totals_continue_after_the_foreign_ledger_is_removed(shared_directory: Path) -> None:
@@ -89,14 +91,14 @@ def test_totals_continue_after_the_foreign_ledger_is_removed(shared_directory: P
 
 def test_the_owner_stays_the_only_owner_after_the_foreign_lock_is_removed(shared_directory: Path) -> None:
     occupy(shared_directory / "owner.lock", is_directory=False)
-    first, second = FeedReader(shared_directory), FeedReader(shared_directory)
-    assert first.ownership.acquire()
+    owner, other_reader = FeedReader(shared_directory), FeedReader(shared_directory)
+    assert owner.ownership.acquire()
     os.seteuid(0)
     (shared_directory / "owner.lock").unlink()
     os.seteuid(65534)
 
-    assert not second.ownership.acquire()
-    first.ownership.release()
+    assert not other_reader.ownership.acquire()
+    owner.ownership.release()
 
 
 def test_a_foreign_owner_lock_is_reported(shared_directory: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Goodput of simulated jobs: every second of a task is productive, uncommitted, or lost to a cause."""
+"""Goodput of simulated jobs: each second of a task is productive, uncommitted, or lost to a cause."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def sidecar(tmp_path: Path) -> Sidecar:
 @pytest.fixture
 def run_killed_at_step_100(sidecar: Sidecar) -> None:
     """Save at step 90 and kill the job after step 100, half a second into the next step and 0.25 s after the last flush."""
-    first = MonitoredJob(sidecar, job_in_loop())
-    first.job.train(90)
-    first.job.save(2.0)
-    first.job.train(10)
-    first.job.hold(0.5)
-    first.write_and_collect()
+    first_attempt = MonitoredJob(sidecar, job_in_loop())
+    first_attempt.job.train(90)
+    first_attempt.job.save(2.0)
+    first_attempt.job.train(10)
+    first_attempt.job.hold(0.5)
+    first_attempt.write_and_collect()
     sidecar.clock.advance(0.25)
-    first.die()
+    first_attempt.die()
 
 
 @pytest.mark.usefixtures("run_killed_at_step_100")
@@ -72,12 +72,12 @@ def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: S
     next_attempt = MonitoredJob(sidecar, job_in_loop(0))
     next_attempt.job.inferred_loop = True
     next_attempt.job.train(3)
-    warm_up = next_attempt.write_and_collect()
+    page_of_warm_up = next_attempt.write_and_collect()
     next_attempt.job.start_loop(90)
     next_attempt.job.inferred_loop, next_attempt.job.first_step = False, 90
 
     assert [
-        training_value(warm_up, "lost_steps_total"),
+        training_value(page_of_warm_up, "lost_steps_total"),
         training_value(next_attempt.write_and_collect(), "lost_steps_total"),
     ] == [0, 10]
 
@@ -86,9 +86,9 @@ def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: S
 def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_tag(
     sidecar: Sidecar, tag: str
 ) -> None:
-    first = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
-    first.job.train(10)
-    first.finish()
+    first_attempt = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
+    first_attempt.job.train(10)
+    first_attempt.finish()
     sidecar.clock.advance(DAY)
     next_attempt = MonitoredJob(sidecar, job_in_loop(10 if tag else 0, session_tag=tag))
     next_attempt.job.train(10)
@@ -133,20 +133,20 @@ def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
 
 
 def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
-    text = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
-    first = MonitoredJob(sidecar, job_in_loop(init=20.0))
-    for length in (30, 30, 30, 10):
-        first.job.train(length, 1.5, data=0.5)
-        if length == 30:
-            first.job.save(6.0)
-    first.job.hold(0.5)
-    first.write_and_collect()
-    killed_page = first.die()
+    document = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
+    first_attempt = MonitoredJob(sidecar, job_in_loop(init=20.0))
+    for steps in (30, 30, 30, 10):
+        first_attempt.job.train(steps, 1.5, data=0.5)
+        if steps == 30:
+            first_attempt.job.save(6.0)
+    first_attempt.job.hold(0.5)
+    first_attempt.write_and_collect()
+    killed_page = first_attempt.die()
     sidecar.clock.advance(55.5)  # a minute after the end
-    second = MonitoredJob(sidecar, job_in_loop(90, init=20.0))
-    second.job.train(30, 1.5, data=0.5)
-    second.job.save(6.0)
-    page = second.finish()
+    second_attempt = MonitoredJob(sidecar, job_in_loop(90, init=20.0))
+    second_attempt.job.train(30, 1.5, data=0.5)
+    second_attempt.job.save(6.0)
+    page = second_attempt.finish()
 
     names = ("productive_seconds_total", "wall_seconds_total", "lost_steps_total")
     assert [training_value(killed_page, name) for name in ("uncommitted_seconds", "wall_seconds_total")] == [
@@ -165,5 +165,5 @@ def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> No
         "downtime": 60,
     }
     for excerpt in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
-        assert excerpt in text
-    assert all(f"| `{cause}` |" in text for cause in BADPUT_CAUSES)
+        assert excerpt in document
+    assert all(f"| `{cause}` |" in document for cause in BADPUT_CAUSES)

@@ -28,8 +28,16 @@ COUNTERS = (
 )
 
 
-class Story:
-    """Run of a launch with consecutive processes, and the pages of the sidecar."""
+class SimulatedRun:
+    """Run of a launch with consecutive processes, observed by a sidecar.
+
+    Attributes:
+        ends: Ends of launches that the sidecar finds.
+        launches: Launches that are running.
+        process: Running process of the run, or None.
+        last_counters: Last value of each counter, by its index in COUNTERS.
+        states: States of the run in all pages, in order.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.sidecar = Sidecar(directory)
@@ -72,7 +80,7 @@ class Story:
                 self._job.hold(40.0 * amount)
             elif action == "save":
                 self._job.save(1.0)
-        self._advance(float(amount))
+        self.advance(float(amount))
 
     @property
     def _job(self) -> SimulatedJob:
@@ -83,13 +91,16 @@ class Story:
         self.process = MonitoredJob(self.sidecar, job)
         self.process.process = self.process.process.replace(launch=LAUNCH)
 
-    def _advance(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
+        """Write the feed, collect after some seconds, and check the page."""
         if self.process is not None:
             self.process.write()
         page = self.sidecar.collect_after(seconds)
         self._check_counters(page)
-        state = [state for state in STATES if page.get("training_run_state", run="r", state=state) == 1]
-        self.states += state
+        active_states = [
+            state for state in STATES if page.get("training_run_state", run="r", state=state) == 1
+        ]
+        self.states += active_states
         if page.get("training_wall_seconds_total", run="r") is not None:
             check_identity(page)
 
@@ -118,9 +129,9 @@ def test_wall_time_is_the_sum_and_no_counter_decreases_for_any_run(
     actions: Sequence[tuple[str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        story = Story(Path(directory))
+        run = SimulatedRun(Path(directory))
         for action, amount in [("start", 0), ("train", 3), *actions]:
-            story.play(action, amount)
+            run.play(action, amount)
 
 
 @settings(max_examples=40, deadline=None)
@@ -134,13 +145,13 @@ def test_a_finished_training_stays_finished_after_processes_that_do_not_train(
     actions: Sequence[tuple[str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        story = Story(Path(directory))
+        run = SimulatedRun(Path(directory))
         for action, amount in [("start", 0), ("train", 3), ("exit", 0)]:
-            story.play(action, amount)
-        story._advance(61.0)
+            run.play(action, amount)
+        run.advance(61.0)
         for action, amount in actions:
-            story.play(action, amount)
+            run.play(action, amount)
 
-    ended_states = [state for state in story.states if state in FINAL_STATES]
+    ended_states = [state for state in run.states if state in FINAL_STATES]
     assert set(ended_states) == {"finished"}
-    assert story.states[story.states.index("finished") :] == ended_states
+    assert run.states[run.states.index("finished") :] == ended_states

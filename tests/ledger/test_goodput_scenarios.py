@@ -32,7 +32,7 @@ CONFIGURATION = "feed:\n  interval: 200ms\n"
 class Step:
     """Step in the job's own log."""
 
-    process: int
+    process_id: int
     number: int
     seconds: float
 
@@ -56,16 +56,18 @@ def flags(tmp_path: Path) -> list[str]:
     return [f"--config.file={tmp_path / 'exporter.yaml'}", f"--state.dir={tmp_path / 'state'}"]
 
 
-def page(running: Sidecar) -> Page:
+def read_page(running: Sidecar) -> Page:
     return Page(list(text_string_to_metric_families(running.request("/metrics")[1])))
 
 
 def wait_for(running: Sidecar, condition: Callable[[Page], bool]) -> None:
-    wait_until(lambda: condition(page(running)))
+    wait_until(lambda: condition(read_page(running)))
 
 
 @contextlib.contextmanager
-def job(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> Iterator[subprocess.Popen[str]]:
+def running_job(
+    tmp_path: Path, steps: int, *arguments: str, run: str = "job-1"
+) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, str(JOB), str(tmp_path / "job"), str(steps), *arguments]
     env = environment(
         EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN=run, EXPORTER_FLUSH_SECONDS="0.2"
@@ -79,7 +81,7 @@ def job(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> Iter
 
 
 def run_to_completion(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -> None:
-    with job(tmp_path, steps, *arguments, run=run) as process:
+    with running_job(tmp_path, steps, *arguments, run=run) as process:
         process.communicate(timeout=30 * PATIENCE)
         assert process.returncode == 0
 
@@ -87,7 +89,7 @@ def run_to_completion(tmp_path: Path, steps: int, *arguments: str, run: str = "j
 def run_until_killed(
     tmp_path: Path, steps: int, killed_step: int, *arguments: str, run: str = "job-1"
 ) -> None:
-    with job(tmp_path, steps, f"--pause-at={killed_step}", *arguments, run=run) as process:
+    with running_job(tmp_path, steps, f"--pause-at={killed_step}", *arguments, run=run) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "paused\n"
         process.send_signal(signal.SIGKILL)
@@ -95,8 +97,11 @@ def run_until_killed(
 
 
 def steps_of(tmp_path: Path) -> list[Step]:
-    lines = [line.split() for line in (tmp_path / "job" / "log").read_text().splitlines()]
-    return [Step(int(process), int(number), float(seconds)) for process, number, seconds in lines]
+    log_lines = (tmp_path / "job" / "log").read_text().splitlines()
+    return [
+        Step(int(process_id), int(number), float(seconds))
+        for process_id, number, seconds in map(str.split, log_lines)
+    ]
 
 
 def has_steps(tmp_path: Path, count: int) -> bool:
@@ -123,7 +128,7 @@ def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
     with sidecar(tmp_path, *flags) as running:
         run_to_completion(tmp_path, 40, "--session=a", "--from-nothing")
         wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
-        first_page = page(running)
+        first_page = read_page(running)
         first_step_count = len(steps_of(tmp_path))
         run_to_completion(
             tmp_path, 40, "--session=b", "--from-nothing", f"--perf={perf}", f"--world-size={world_size}"
@@ -131,7 +136,7 @@ def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
         wait_for(running, lambda scraped: run_info(scraped, "job-1").get("session_tag") == "b")
         wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
         wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
-        second_page = page(running)
+        second_page = read_page(running)
 
     steps = steps_of(tmp_path)
     assert run_info(first_page, "job-1")["perf_tag"] == "perf"
@@ -159,34 +164,34 @@ def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
 def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
     tmp_path: Path, flags: list[str], second_run: str, perf: str
 ) -> None:
-    """Kill the job after 98 steps, resume at step 90, possibly under another run name, and end at step 120."""
+    # The job is killed after 98 steps, resumes at step 90, and ends at step 120.
     with sidecar(tmp_path, *flags) as running:
         run_until_killed(tmp_path, 120, 98, "--session=s", "--save-every=30")
         wait_for(running, lambda scraped: sum_of_series(scraped, "interruptions_total", "job-1") == 1)
-        failed_page = page(running)
+        failed_page = read_page(running)
     # The sidecar is also killed, and a new sidecar continues.
     with sidecar(tmp_path, *flags) as running:
         run_to_completion(tmp_path, 120, "--session=s", "--save-every=30", f"--perf={perf}", run=second_run)
         wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", second_run) == 30)
         wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", second_run) == 0)
-        resumed_page = page(running)
+        resumed_page = read_page(running)
 
     steps = steps_of(tmp_path)
-    first = [step for step in steps if step.process == steps[0].process]
-    second = [step for step in steps if step.process != steps[0].process]
-    assert [step.number for step in second] == list(range(90, 120))
+    first_attempt = [step for step in steps if step.process_id == steps[0].process_id]
+    second_attempt = [step for step in steps if step.process_id != steps[0].process_id]
+    assert [step.number for step in second_attempt] == list(range(90, 120))
     assert training_value(failed_page, "productive_seconds_total", "job-1") == approximately(
-        seconds_of(first[:90])
+        seconds_of(first_attempt[:90])
     )
     assert training_value(failed_page, "uncommitted_seconds", "job-1") == approximately(
-        seconds_of(first[90:])
+        seconds_of(first_attempt[90:])
     )
     assert training_value(resumed_page, "lost_steps_total", second_run) == 8
     assert training_value(
         resumed_page, "badput_seconds_total", second_run, cause="lost_progress"
-    ) == approximately(seconds_of(first[90:]))
+    ) == approximately(seconds_of(first_attempt[90:]))
     assert training_value(resumed_page, "productive_seconds_total", second_run) == approximately(
-        seconds_of(first[:90] + second)
+        seconds_of(first_attempt[:90] + second_attempt)
     )
     assert training_value(resumed_page, "attempt", second_run) == 2
     assert sum_of_series(resumed_page, "restarts_total", second_run) == 1
@@ -205,11 +210,11 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(sidecar(tmp_path, *flags))
         for attempt in range(4):
-            started_steps = len(steps_of(tmp_path)) if attempt else 0
-            with job(tmp_path, 150, "--session=s", "--save-every=20") as process:
+            previous_steps = len(steps_of(tmp_path)) if attempt else 0
+            with running_job(tmp_path, 150, "--session=s", "--save-every=20") as process:
                 if attempt < 3:
                     # After its first step, the job has written to the feed, however slow its start is.
-                    wait_until(lambda started_steps=started_steps: has_steps(tmp_path, started_steps + 1))  # type: ignore[misc]
+                    wait_until(lambda previous_steps=previous_steps: has_steps(tmp_path, previous_steps + 1))  # type: ignore[misc]
                     time.sleep(generator.uniform(0.4, 1.2))
                     process.kill()
                     kills += 1
@@ -220,9 +225,9 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
             wait_for(
                 running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") is not None
             )
-            pages.append(page(running))
+            pages.append(read_page(running))
         wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
-        pages.append(page(running))
+        pages.append(read_page(running))
 
     steps = steps_of(tmp_path)
     repeated_steps = len(steps) - len({step.number for step in steps})
@@ -233,22 +238,22 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
     assert repeated_steps - 25 * kills <= lost_steps <= repeated_steps
     lost_seconds = training_value(final_page, "badput_seconds_total", "job-1", cause="lost_progress")
     assert lost_seconds is not None
-    productive = training_value(final_page, "productive_seconds_total", "job-1")
-    assert productive == pytest.approx(
+    productive_seconds = training_value(final_page, "productive_seconds_total", "job-1")
+    assert productive_seconds == pytest.approx(
         seconds_of(steps) - repeated_steps * seconds_of(steps) / len(steps), rel=0.2
     )
-    for earlier, later in pairwise(pages):
-        check_identity(later, "job-1")
+    for previous_page, next_page in pairwise(pages):
+        check_identity(next_page, "job-1")
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
-            assert (training_value(later, name, "job-1") or 0.0) >= (
-                training_value(earlier, name, "job-1") or 0.0
+            assert (training_value(next_page, name, "job-1") or 0.0) >= (
+                training_value(previous_page, name, "job-1") or 0.0
             )
 
 
 def test_a_session_continues_on_another_node_while_the_first_sidecar_is_running(
     tmp_path: Path, flags: list[str]
 ) -> None:
-    """Simulate two nodes whose sidecars share a state directory."""
+    # The nodes are simulated: the sidecars have separate feeds and share a state directory.
     for name in ("a", "b", "a/job", "b/job"):
         (tmp_path / name).mkdir()
     with sidecar(tmp_path / "a", *flags) as first_sidecar, sidecar(tmp_path / "b", *flags) as second_sidecar:
@@ -257,7 +262,7 @@ def test_a_session_continues_on_another_node_while_the_first_sidecar_is_running(
         (tmp_path / "a" / "job" / "saved").rename(tmp_path / "b" / "job" / "saved")
         run_to_completion(tmp_path / "b", 120, "--session=s", "--save-every=30", run="job-2")
         wait_for(second_sidecar, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-2") == 0)
-        resumed_page = page(second_sidecar)
+        resumed_page = read_page(second_sidecar)
 
     first_steps, second_steps = steps_of(tmp_path / "a"), steps_of(tmp_path / "b")
     assert [step.number for step in second_steps] == list(range(90, 120))
@@ -269,7 +274,7 @@ def test_a_session_continues_on_another_node_while_the_first_sidecar_is_running(
     check_identity(resumed_page, "job-2")
 
 
-JOULES = """
+ENERGY_CONFIGURATION = """
 feed:
   interval: 200ms
 collectors:
@@ -286,8 +291,8 @@ energy:
 def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
     tmp_path: Path, flags: list[str]
 ) -> None:
-    """Use CPUs with a power model instead of a GPU, because the test compares only sums."""
-    (tmp_path / "exporter.yaml").write_text(JOULES.format(directory=tmp_path))
+    # The energy is that of a power model of the CPUs, because the test compares only sums.
+    (tmp_path / "exporter.yaml").write_text(ENERGY_CONFIGURATION.format(directory=tmp_path))
     run = "job-1"
     with sidecar(tmp_path, *flags) as running:
         run_until_killed(tmp_path, 400, 150, "--session=s", "--save-every=100")
@@ -300,7 +305,7 @@ def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
                 < 1e-6
             ),
         )
-        final_page = page(running)
+        final_page = read_page(running)
 
     assert sum_of_series(final_page, "phase_energy_joules_total", run) == pytest.approx(
         energy_with_outcome(final_page, run)
@@ -312,5 +317,5 @@ def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
 
 def energy_with_outcome(scraped: Page, run: str) -> float:
     """Return the productive and wasted energy of a run."""
-    productive = training_value(scraped, "productive_energy_joules_total", run) or 0.0
-    return productive + sum_of_series(scraped, "wasted_energy_joules_total", run)
+    productive_joules = training_value(scraped, "productive_energy_joules_total", run) or 0.0
+    return productive_joules + sum_of_series(scraped, "wasted_energy_joules_total", run)

@@ -21,13 +21,12 @@ from typing import Any
 import pytest
 from goodput_support import check_identity, counts_by_reason, training_value
 from serve_support import environment, sidecar
-from test_goodput_scenarios import page as page_of
-from test_goodput_scenarios import wait_for
+from test_goodput_scenarios import read_page, wait_for
 from waiting import PATIENCE
 
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 
-TRAIN = """
+TRAINING_PROGRAM = """
 import json, os, signal, sys, time
 import torch
 import torch.distributed as dist
@@ -81,6 +80,7 @@ with training.application():
     dist.destroy_process_group()
 log_event(event="end")
 """
+"""Trains as the docstring of this file describes and logs steps, deaths and ends to `log-<rank>`."""
 
 
 @pytest.mark.timeout(180)
@@ -88,12 +88,12 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     pytest.importorskip("torch", reason="torch is not installed")
 
     script = tmp_path / "train.py"
-    script.write_text(TRAIN)
+    script.write_text(TRAINING_PROGRAM)
     (tmp_path / "exporter.yaml").write_text("feed:\n  interval: 200ms\n")
     command = [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"),
-        "--monitor-interval=2",  # a rank whose peer dies can report the error
+        "--monitor-interval=2",  # gives a rank whose peer died time to log its failed step
         *(str(script), str(tmp_path)),
     ]
     env = environment(
@@ -106,25 +106,32 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
             command, env=env, capture_output=True, text=True, timeout=150 * PATIENCE, check=False
         )
         assert result.returncode == 0, result.stderr
-        name = "training_uncommitted_seconds"
-        wait_for(running, lambda scraped: [round(value, 6) for value in scraped.all(name).values()] == [0])
-        page = page_of(running)
+        wait_for(
+            running,
+            lambda scraped: (
+                [round(seconds, 6) for seconds in scraped.all("training_uncommitted_seconds").values()] == [0]
+            ),
+        )
+        page = read_page(running)
 
-    lines = [json.loads(line) for line in (tmp_path / "log-0").read_text().splitlines()]
+    log_records = [json.loads(line) for line in (tmp_path / "log-0").read_text().splitlines()]
 
-    def job_records(event: str, attempt: int) -> list[Any]:
-        return [line for line in lines if (line["event"], line["attempt"]) == (event, attempt)]
+    def records_of(event: str, attempt: int) -> list[Any]:
+        return [record for record in log_records if (record["event"], record["attempt"]) == (event, attempt)]
 
-    steps = [
-        {record["step"]: record["seconds"] for record in job_records("step", attempt)} for attempt in range(3)
+    seconds_by_step = [
+        {record["step"]: record["seconds"] for record in records_of("step", attempt)} for attempt in range(3)
     ]
-    assert [list(step) for step in steps] == [[*range(25)], [*range(20, 37)], [*range(30, 50)]]
-    unfinished_seconds = sum(line["seconds"] for line in lines if line["event"] == "failed")
+    assert [list(steps) for steps in seconds_by_step] == [[*range(25)], [*range(20, 37)], [*range(30, 50)]]
+    unfinished_seconds = sum(record["seconds"] for record in log_records if record["event"] == "failed")
     saved_steps_by_attempt = ((0, range(20)), (1, range(20, 30)), (2, range(30, 50)))
     productive_seconds = sum(
-        steps[attempt][step] for attempt, saved_steps in saved_steps_by_attempt for step in saved_steps
+        seconds_by_step[attempt][step]
+        for attempt, saved_steps in saved_steps_by_attempt
+        for step in saved_steps
     )
-    lost_seconds = sum(sum(step.values()) for step in steps) - productive_seconds + unfinished_seconds
+    finished_seconds = sum(sum(steps.values()) for steps in seconds_by_step)
+    lost_seconds = finished_seconds - productive_seconds + unfinished_seconds
 
     ((((_, run),), _),) = page.all("training_attempt").items()  # one run, although unnamed
     assert run.startswith("train-")
@@ -137,27 +144,28 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     # The sidecar dates a death at its detection, which is later on a busy machine.
     lost_progress = training_value(page, "badput_seconds_total", run, cause="lost_progress")
     assert 0.9 * lost_seconds - 0.2 < lost_progress < 1.1 * lost_seconds + 0.2 * PATIENCE
-    starts = [line["start"] for line in lines if line["event"] == "start"]
-    ends = [
-        job_records(event, attempt)[-1]["at"] for attempt, event in enumerate(("failed", "killed", "end"))
+    attempt_starts = [record["start"] for record in log_records if record["event"] == "start"]
+    attempt_ends = [
+        records_of(event, attempt)[-1]["at"] for attempt, event in enumerate(("failed", "killed", "end"))
     ]
-    wall, downtime = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
+    wall_seconds = attempt_ends[2] - attempt_starts[0]
+    downtime_seconds = (attempt_starts[1] - attempt_ends[0]) + (attempt_starts[2] - attempt_ends[1])
     preparation_seconds = sum(
-        job_records("loop", attempt)[-1]["at"] - starts[attempt] for attempt in range(3)
+        records_of("loop", attempt)[-1]["at"] - attempt_starts[attempt] for attempt in range(3)
     )
-    lost_time = {
+    badput_seconds = {
         cause: training_value(page, "badput_seconds_total", run, cause=cause) or 0.0
         for cause in BADPUT_CAUSES
     }
 
-    assert training_value(page, "wall_seconds_total", run) == pytest.approx(wall, abs=0.5)
+    assert training_value(page, "wall_seconds_total", run) == pytest.approx(wall_seconds, abs=0.5)
     # The time between the last flush and the end of a process is unknown to the exporter.
-    assert lost_time["downtime"] == pytest.approx(downtime, abs=0.8)
-    assert lost_time["init"] + lost_time["checkpoint_load"] == pytest.approx(preparation_seconds, abs=0.5)
-    assert lost_time["checkpoint_save"] > 0
-    assert [lost_time["hang"], lost_time["validation"], lost_time["data_stall"]] == [0, 0, 0]
-    assert [counts_by_reason(page, "restarts", run), counts_by_reason(page, "interruptions", run)] == [
-        {"signal": 2},
-        {"signal": 2},
-    ]
+    assert badput_seconds["downtime"] == pytest.approx(downtime_seconds, abs=0.8)
+    assert badput_seconds["init"] + badput_seconds["checkpoint_load"] == pytest.approx(
+        preparation_seconds, abs=0.5
+    )
+    assert badput_seconds["checkpoint_save"] > 0
+    assert {badput_seconds[cause] for cause in ("hang", "validation", "data_stall")} == {0}
+    assert counts_by_reason(page, "restarts", run) == {"signal": 2}
+    assert counts_by_reason(page, "interruptions", run) == {"signal": 2}
     check_identity(page, run)

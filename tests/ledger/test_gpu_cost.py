@@ -34,6 +34,7 @@ class Node(EnergyNode):
         return set() if self.has_ended else super().alive()
 
     def run_for(self, seconds: int) -> Page:
+        """Run a pass every five seconds, and return the last page."""
         for _ in range(seconds // 5):
             self.clock.advance(5.0)
             page = self.collect()
@@ -41,6 +42,7 @@ class Node(EnergyNode):
 
 
 def charged_seconds(page: Page) -> float | None:
+    """Return the GPU time that the run is charged for, or None without a cost."""
     cost = page.get("training_cost_total", run="r", kind="device_time", currency="EUR")
     return None if cost is None else cost / EUR_PER_SECOND
 
@@ -89,12 +91,12 @@ def test_a_lost_gpu_is_charged_after_a_restart_of_the_sidecar(node: Node) -> Non
     assert charged_seconds(node.run_for(100)) == pytest.approx(300)
 
 
-@pytest.mark.parametrize(("outage_seconds", "charged"), [(60, 260), (3600, 200)])
+@pytest.mark.parametrize(("outage_seconds", "expected_seconds"), [(60, 260), (3600, 200)])
 def test_a_short_time_without_a_sidecar_is_charged_to_the_run_that_survives(
-    node: Node, outage_seconds: int, charged: int
+    node: Node, outage_seconds: int, expected_seconds: int
 ) -> None:
     node.run_for(100)
     node.clock.advance(outage_seconds)
     node.restart()
 
-    assert charged_seconds(node.run_for(100)) == pytest.approx(charged, abs=5)
+    assert charged_seconds(node.run_for(100)) == pytest.approx(expected_seconds, abs=5)

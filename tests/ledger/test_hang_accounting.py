@@ -18,7 +18,7 @@ RULE = HangRule(after_seconds=10.0, steps=2.0)
 
 
 class AccountedJob:
-    """Goodput of a process with given readings."""
+    """Goodput of a process whose readings a test drives."""
 
     def __init__(self) -> None:
         self.goodput = Goodput()
@@ -59,16 +59,18 @@ class AccountedJob:
         )
 
     def counters(self) -> list[float]:
+        """Return the values that must not decrease."""
         goodput = self.goodput
         return [goodput.wall_seconds, goodput.productive_seconds, *goodput.badput.values()]
 
     def check(self) -> None:
-        sum_of_parts = (
+        """Check that productive, uncommitted and lost seconds add up to the wall time."""
+        accounted_seconds = (
             self.goodput.productive_seconds
             + self.goodput.uncommitted_seconds
             + sum(self.goodput.badput.values())
         )
-        assert self.goodput.wall_seconds == pytest.approx(sum_of_parts, abs=1e-6)
+        assert self.goodput.wall_seconds == pytest.approx(accounted_seconds, abs=1e-6)
         assert self.goodput.wall_seconds == pytest.approx(self.clock_seconds, abs=1e-6)
 
 
@@ -77,11 +79,11 @@ def test_the_work_of_a_hung_step_is_counted_as_badput_immediately_and_once() -> 
     job.work(5.0)
     job.end_step()
     job.work(100.0)
-    hung_values = [job.goodput.badput["hang"], job.goodput.uncommitted_seconds]
+    values_during_hang = [job.goodput.badput["hang"], job.goodput.uncommitted_seconds]
     job.end_step()
     job.save()
 
-    assert hung_values == [100, 5]
+    assert values_during_hang == [100, 5]
     assert job.goodput.badput["hang"] == 100
     assert job.goodput.productive_seconds == 5
 
@@ -104,10 +106,12 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30))
-def test_wall_time_is_the_sum_and_no_counter_decreases_over_hangs(story: Sequence[tuple[str, float]]) -> None:
+def test_wall_time_is_the_sum_and_no_counter_decreases_over_hangs(
+    further_events: Sequence[tuple[str, float]],
+) -> None:
     job = AccountedJob()
-    previous = job.counters()
-    for event, seconds in [("work", 5.0), ("end", 0.0), *story]:
+    previous_counters = job.counters()
+    for event, seconds in [("work", 5.0), ("end", 0.0), *further_events]:
         if event == "work":
             job.work(seconds)
         elif event == "save":
@@ -115,8 +119,10 @@ def test_wall_time_is_the_sum_and_no_counter_decreases_over_hangs(story: Sequenc
         else:
             job.end_step(is_failed=event == "fail")
         job.check()
-        current = job.counters()
-        assert all(later >= earlier - 1e-9 for earlier, later in zip(previous, current, strict=True))
-        previous = current
+        counters = job.counters()
+        assert all(
+            counter >= previous - 1e-9 for previous, counter in zip(previous_counters, counters, strict=True)
+        )
+        previous_counters = counters
     job.goodput.end(job.clock_seconds, "signal", is_completed=False, hang=RULE)
     job.check()

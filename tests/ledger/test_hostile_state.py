@@ -15,15 +15,17 @@ RANK_0 = {"run": "r", "rank": "0"}
 
 def nest_deeply(path: Path) -> None:
     """Write a valid header and checksum around deeply nested JSON."""
-    head = path.read_bytes().split(b"\n")[1] + b"\n"
-    content = b'{"stats":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
-    path.write_bytes(b"training-exporter-ledger 3 %08x\n" % zlib.crc32(head + content) + head + content)
+    key_line = path.read_bytes().split(b"\n")[1] + b"\n"
+    nested_json = b'{"stats":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    path.write_bytes(
+        b"training-exporter-ledger 3 %08x\n" % zlib.crc32(key_line + nested_json) + key_line + nested_json
+    )
 
 
 def flip_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-10] ^= 1
-    path.write_bytes(data)
+    state_file = bytearray(path.read_bytes())
+    state_file[-10] ^= 1
+    path.write_bytes(state_file)
 
 
 def replace_by_link(path: Path) -> None:
@@ -50,20 +52,20 @@ def raise_version(path: Path) -> None:
         lambda path: path.write_bytes(b""),
     ],
 )
-@pytest.mark.parametrize("lives", [True, False])
+@pytest.mark.parametrize("is_alive", [True, False])
 def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], lives: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], is_alive: bool
 ) -> None:
     sidecar = Sidecar(tmp_path)
     process = make_process()
-    sidecar.record_loss(process, 3, alive=lives)
+    sidecar.record_loss(process, 3, alive=is_alive)
     sidecar.collect()
     sidecar.state.close()
     (path,) = (tmp_path / "ledger").glob("rank*.ledger")
     damage(path)
     sidecar.feed.files.clear()
     sidecar.start()
-    if lives:
+    if is_alive:
         sidecar.record_loss(make_process(), 1)
     with caplog.at_level("ERROR"):
         page = sidecar.collect_after(1.0)
@@ -72,4 +74,4 @@ def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     assert page.get("exporter_ledger_state_errors_total", reason="damaged") == 1
     assert len(list((tmp_path / "ledger").glob("*.damaged-*"))) == 1
     assert "totals that only this file contains restart at 0" in caplog.text
-    assert page.count("loss", **RANK_0) == (1 if lives else None)
+    assert page.count("loss", **RANK_0) == (1 if is_alive else None)

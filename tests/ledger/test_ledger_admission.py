@@ -1,4 +1,4 @@
-"""Ownership of families: Stats that can share a family, and refused Stats."""
+"""Ownership of families: Stats of several processes in one family, and refused Stats."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ CONFLICTS = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), CONFLICTS.values(), ids=CONFLICTS)
+@pytest.mark.parametrize(("accepted", "conflicting"), CONFLICTS.values(), ids=CONFLICTS)
 def test_the_first_live_definition_wins_and_the_other_is_counted(
-    sidecar: Sidecar, first: StatDefinition, second: StatDefinition
+    sidecar: Sidecar, accepted: StatDefinition, conflicting: StatDefinition
 ) -> None:
-    record_stats(sidecar, 1, second)
-    record_stats(sidecar, 0, first)
+    record_stats(sidecar, 1, conflicting)
+    record_stats(sidecar, 0, accepted)
     page = sidecar.collect()
 
     ranks = {
@@ -143,22 +143,23 @@ def definition_of(spec: FamilySpec) -> StatDefinition:
     """Return the definition of the Stat that a training process creates for a family."""
     name = spec.name.removesuffix("_total").replace("_", ".", 1)
     labels = tuple((label, "x") for label in spec.labels if label not in IDENTITY_LABELS)
-    histogram = spec.type == "histogram"
+    is_histogram = spec.type == "histogram"
     return StatDefinition(
         name,
-        frozenset({Aggregation.HISTOGRAM} if histogram else ()),
+        frozenset({Aggregation.HISTOGRAM} if is_histogram else ()),
         unit=spec.unit or None,
         labels=labels,
-        buckets=(1.0, 2.0) if histogram else (),
+        buckets=(1.0, 2.0) if is_histogram else (),
         kind=spec.type,
     )
 
 
-def complete_snapshot(process: ProcessIdentity, value: float) -> Snapshot:
+def complete_snapshot(process: ProcessIdentity, sample: float) -> Snapshot:
+    """Return a snapshot with all training families, each with the same sample."""
     readings = []
     for spec in TRAINING_FAMILIES.values():
-        reading = make_reading(definition_of(spec), [value])
-        readings.append(reading.replace(value=value if spec.type == "gauge" else None))
+        reading = make_reading(definition_of(spec), [sample])
+        readings.append(reading.replace(value=sample if spec.type == "gauge" else None))
     return make_snapshot(process, *readings)
 
 
@@ -169,8 +170,8 @@ def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> No
 
     for spec in TRAINING_FAMILIES.values():
         family = page.families[spec.name]
-        series = {sample.labels.get("rank", "") for sample in family.samples}
-        assert series == ({"0", "1", "3"} if "rank" in spec.labels else {""}), spec.name
+        published_ranks = {sample.labels.get("rank", "") for sample in family.samples}
+        assert published_ranks == ({"0", "1", "3"} if "rank" in spec.labels else {""}), spec.name
         assert (family.type, family.documentation) == (spec.type, spec.help)
     assert page.get("training_step", run="r") == 1.0
     assert page.get("training_step_duration_seconds_sum", run="r", mode="x") == 1.0

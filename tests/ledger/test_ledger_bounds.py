@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -39,8 +40,9 @@ def play_short_run(sidecar: Sidecar, run: str, stat: str, *, pause_seconds: floa
 
 
 def count_objects_in_memory(sidecar: Sidecar) -> int:
+    """Return the number of objects that the ledger keeps for processes, ranks, families, sessions and runs."""
     collector = sidecar.collector
-    parts: tuple[Sized, ...] = (
+    containers: tuple[Sized, ...] = (
         collector._ranks._ranks,
         collector._ranks._key_by_process,
         collector._owners._owners,
@@ -50,7 +52,7 @@ def count_objects_in_memory(sidecar: Sidecar) -> int:
         collector._undeletable_ids,
         sidecar.state._name_by_key,
     )
-    return sum(len(part) for part in parts)
+    return sum(len(container) for container in containers)
 
 
 @pytest.mark.timeout(90)
@@ -60,17 +62,17 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
     sidecar = Sidecar(tmp_path)
     monkeypatch.setattr(store, "KEEP_FILES", 120)
     sidecar.collector._linger_seconds = 20.0
-    sizes, seconds, files = [], [], []
-    for number in range(300):
-        start = time.process_time()
-        play_short_run(sidecar, f"train-{number}", f"stat.of.{number}")
-        seconds.append(time.process_time() - start)
-        sizes.append(count_objects_in_memory(sidecar))
-        files.append(len(list((tmp_path / "ledger").glob("*.ledger"))))
+    object_counts, cpu_seconds, file_counts = [], [], []
+    for index in range(300):
+        start_time = time.process_time()
+        play_short_run(sidecar, f"train-{index}", f"stat.of.{index}")
+        cpu_seconds.append(time.process_time() - start_time)
+        object_counts.append(count_objects_in_memory(sidecar))
+        file_counts.append(len(list((tmp_path / "ledger").glob("*.ledger"))))
 
-    assert max(sizes[200:]) <= max(sizes[50:100])
-    assert max(files[200:]) <= max(files[:150])
-    assert sorted(seconds[200:])[50] < 2 * sorted(seconds[50:150])[50]
+    assert max(object_counts[200:]) <= max(object_counts[50:100])
+    assert max(file_counts[200:]) <= max(file_counts[:150])
+    assert statistics.median(cpu_seconds[200:]) < 2 * statistics.median(cpu_seconds[50:150])
 
 
 def test_many_short_runs_displace_no_running_run_and_are_forgotten(
@@ -79,21 +81,21 @@ def test_many_short_runs_displace_no_running_run_and_are_forgotten(
     monkeypatch.setattr(store, "KEEP_FILES", 120)
     sidecar = Sidecar(tmp_path)
     running_job = MonitoredJob(sidecar, run="running")
-    sizes = []
-    for number in range(100):
+    object_counts = []
+    for index in range(100):
         running_job.write()
-        play_short_run(sidecar, f"short-{number}", "reward", pause_seconds=5.0)
+        play_short_run(sidecar, f"short-{index}", "reward", pause_seconds=5.0)
         page = sidecar.collect()
-        sizes.append(count_objects_in_memory(sidecar))
-    short_runs = {f"short-{number}" for number in range(100 - MAX_EXITED_RUNS, 100)}
+        object_counts.append(count_objects_in_memory(sidecar))
+    short_runs = {f"short-{index}" for index in range(100 - MAX_EXITED_RUNS, 100)}
 
     for family in ("reward_count", "training_run_state", "training_wall_seconds_total"):
         assert {dict(labels)["run"] for labels in page.all(family)} - {"running"} == short_runs
-    assert max(sizes[50:]) <= max(sizes[20:50])
+    assert max(object_counts[50:]) <= max(object_counts[20:50])
     assert len(list((tmp_path / "ledger").glob("*.ledger"))) < 2 * 120
 
 
-def restarted_count(sidecar: Sidecar, started_at: float = START + 50) -> object:
+def count_after_restart_of_rank(sidecar: Sidecar, started_at: float = START + 50) -> object:
     """Record one sample in a new process of rank 0 and return the total of the rank."""
     sidecar.record_loss(make_process(started=started_at), 1)
     return sidecar.collect_after(1.0).count("loss", **RANK_0)
@@ -109,7 +111,7 @@ def test_a_file_damaged_at_runtime_removes_nothing_from_memory(tmp_path: Path) -
     (path,) = (tmp_path / "ledger").glob("rank*.ledger")
     path.write_bytes(b"damaged")
 
-    assert restarted_count(sidecar) == 4
+    assert count_after_restart_of_rank(sidecar) == 4
     assert sidecar.state.damaged_files == 1
     sidecar.restart()
     assert sidecar.collect_after(1.0).count("loss", **RANK_0) == 4
@@ -122,15 +124,15 @@ def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, miss
         sidecar.record_loss(make_process(rank=rank), 3 + rank, alive=False)
     sidecar.collect()
     files = {path.name.split("_")[2][0]: path for path in (tmp_path / "ledger").glob("rank*.ledger")}
-    content = files["1"].read_bytes()
-    files["0"].write_bytes(content[: len(content) - missing_bytes])
+    state_of_rank_1 = files["1"].read_bytes()
+    files["0"].write_bytes(state_of_rank_1[: len(state_of_rank_1) - missing_bytes])
     sidecar.restart()
     page = sidecar.collect_after(1.0)
 
     assert page.count("loss", **RANK_0) is None
     assert page.count("loss", run="r", rank="1") == 4
-    assert restarted_count(sidecar) == 1
-    assert (sidecar.state.damaged_files, files["1"].read_bytes()) == (1, content)
+    assert count_after_restart_of_rank(sidecar) == 1
+    assert (sidecar.state.damaged_files, files["1"].read_bytes()) == (1, state_of_rank_1)
 
 
 def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) -> None:
@@ -153,9 +155,9 @@ def write_many_stats(directory: Path, *, processes: int, stats: int) -> None:
     for rank in range(processes):
         process = make_process(rank=rank)
         readings = []
-        for number in range(stats):
+        for index in range(stats):
             definition = make_definition(
-                f"stat.number{number}.{'x' * 60}", *AGGREGATIONS, help="A text of some length."
+                f"stat.number{index}.{'x' * 60}", *AGGREGATIONS, help="A text of some length."
             )
             window = WindowReading(START - 60, START, 3, dict.fromkeys(AGGREGATIONS, 0.5))
             readings.append(make_reading(definition, [0.5, 1.5], window=window))
@@ -179,13 +181,13 @@ def test_stats_beyond_the_cap_are_dropped_and_counted(tmp_path: Path, processes:
 def test_a_full_page_has_the_totals_of_all_stats_before_any_window_gauge(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     window = WindowReading(START - 60, START, 1, dict.fromkeys([Aggregation.MEAN, Aggregation.MAX], 1.0))
-    readings = [make_reading(make_definition(f"stat{number}"), [0.5], window=window) for number in range(100)]
+    readings = [make_reading(make_definition(f"stat{index}"), [0.5], window=window) for index in range(100)]
     sidecar.feed.publish(make_snapshot(make_process(), *readings))
     page = ExpositionPage(max_series=400)
     page.publish("job", sidecar.collector.collect())
-    text = page.render(Format.TEXT).decode()
+    exposition = page.render(Format.TEXT).decode()
 
     totals, windows = (
-        re.findall(rf"^stat\d+_{suffix}{{", text, re.MULTILINE) for suffix in ("count", "window_mean")
+        re.findall(rf"^stat\d+_{suffix}{{", exposition, re.MULTILINE) for suffix in ("count", "window_mean")
     )
     assert (len(totals), windows) == (100, [])

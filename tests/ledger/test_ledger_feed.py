@@ -43,9 +43,9 @@ def flood(child: Child, seconds: float) -> int:
     child.process.stdin.flush()
     first_lines = [child.process.stdout.readline() for _ in range(2)]
     time.sleep(seconds)
-    return [int(line) for line in [*first_lines, *child.kill().split("\n")[:-1]] if line.strip().isdigit()][
-        -1
-    ]
+    complete_lines = [*first_lines, *child.kill().split("\n")[:-1]]
+    reported_counts = [int(line) for line in complete_lines if line.strip().isdigit()]
+    return reported_counts[-1]
 
 
 def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Path) -> None:
@@ -105,12 +105,12 @@ def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
     tmp_path: Path,
 ) -> None:
     published_counts: list[int] = []
-    written_count, lives = 0, 8
-    for life in range(lives):
+    written_count, process_count = 0, 8
+    for process_index in range(process_count):
         with sidecar_process(tmp_path) as sidecar:
             with training_process(tmp_path) as child:
                 written_count += flood(child, 0.3)
-            time.sleep(0.01 * life)
+            time.sleep(0.01 * process_index)
             sidecar.kill()
             published_counts += [
                 int(line) for line in sidecar.communicate()[0].splitlines() if line.isdigit()
@@ -124,47 +124,43 @@ def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
     # Each process can have written one more sample before its report.
     assert final_count is not None
     assert final_count == page.count("train_stat49", **RANK_0)
-    assert max(written_count, published_counts[-1]) <= final_count <= written_count + lives
+    assert max(written_count, published_counts[-1]) <= final_count <= written_count + process_count
     assert not list((tmp_path / "ledger").glob("*.damaged-*"))
 
 
 def test_a_second_sidecar_only_reads_until_the_first_is_killed(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.execute("publish")
-        with sidecar_process(tmp_path) as first:
-            assert read_line(first) == "1\n"
-            second = new_collector(tmp_path)
-            reading_page = collect_page(second)
-        owning_page = collect_page(second)
+        with sidecar_process(tmp_path) as owner:
+            assert read_line(owner) == "1\n"
+            second_sidecar = new_collector(tmp_path)
+            reading_page = collect_page(second_sidecar)
+        owning_page = collect_page(second_sidecar)
 
     assert [page.get("exporter_feed_owner") for page in (reading_page, owning_page)] == [0, 1]
     assert [page.count("train_stat0", **RANK_0) for page in (reading_page, owning_page)] == [1, 1]
 
 
 def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_path: Path) -> None:
-    first_directory, second_directory, shared_state = (
-        tmp_path / "here",
-        tmp_path / "there",
-        tmp_path / "shared",
-    )
-    for directory in (first_directory, second_directory, shared_state):
+    feed, other_feed, shared_state = (tmp_path / name for name in ("here", "there", "shared"))
+    for directory in (feed, other_feed, shared_state):
         directory.mkdir()
-    sidecar = new_collector(first_directory, shared_state)
+    sidecar = new_collector(feed, shared_state)
     with (
-        sidecar_process(second_directory, shared_state) as other_sidecar,
-        training_process(second_directory) as first_process,
-        training_process(first_directory) as second_process,
+        sidecar_process(other_feed, shared_state) as other_sidecar,
+        training_process(other_feed) as earlier_process,
+        training_process(feed) as later_process,
     ):
-        first_process.execute("publish")
+        earlier_process.execute("publish")
         assert read_line(other_sidecar) == "1\n"
-        second_process.execute("publish")
+        later_process.execute("publish")
         collected = sidecar.collect()
         assert "a different sidecar holds the totals of run 'r', rank 0" in collected.problems[0][1]
         page = Page(collected)
         assert page.count("train_stat0", **RANK_0) is None
         assert page.get("training_feed_alive", **RANK_0) == 1
-        first_process.execute("finish")
-        first_process.kill()
+        earlier_process.execute("finish")
+        earlier_process.kill()
         while page.count("train_stat0", **RANK_0) is None:
             page = collect_page(sidecar)
 
@@ -193,10 +189,8 @@ def test_a_foreign_owner_lock_created_first_is_reported() -> None:
             collected = new_collector(feed).collect()
 
     assert Page(collected).get("exporter_feed_owner") == 0
-    (unsupported,) = [
-        problem for problem in collected.unsupported if "cannot own the feed directory" in problem
-    ]
-    assert f"{feed}/owner.lock: Permission denied" in unsupported
+    (message,) = [message for message in collected.unsupported if "cannot own the feed directory" in message]
+    assert f"{feed}/owner.lock: Permission denied" in message
 
 
 def test_a_missing_feed_directory_affects_only_the_feed(tmp_path: Path) -> None:
@@ -212,8 +206,8 @@ def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reas
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sidecar = new_collector(tmp_path)
-    for number in range(50):
-        (tmp_path / f"{number:032x}.feed").write_bytes(os.urandom(4000))
+    for process_number in range(50):
+        (tmp_path / f"{process_number:032x}.feed").write_bytes(os.urandom(4000))
     (tmp_path / f"{'b' * 32}.feed").symlink_to("/etc/passwd")
     (tmp_path / "x.feed").write_bytes(b"")
     with training_process(tmp_path) as child:
@@ -225,32 +219,32 @@ def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reas
     assert page.count("train_stat0", **RANK_0) == 1
     reasons = ("magic", "symlink", "name")
     assert [page.get("exporter_feed_refused_total", reason=reason) for reason in reasons] == [51, 1, 1]
-    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
-    assert len(lines) == len(reasons)
-    assert sum("and 49 more" in line for line in lines) == 1
+    messages = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(messages) == len(reasons)
+    assert sum("and 49 more" in message for message in messages) == 1
 
 
 def test_a_process_whose_file_is_not_read_yet_has_not_ended_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Limit the first pass of the second sidecar to a single file. Later passes read the other files."""
     writers = [FeedWriter(tmp_path, new_identity(rank=rank)) for rank in range(3)]
     for writer in writers:
         writer.publish(new_recording(count=5))
     reader = FeedReader(tmp_path)
     JobCollector(reader, StateStore(tmp_path)).collect()
     reader.ownership.release()
+    # Each pass of the second sidecar is limited to a single file.
     monkeypatch.setattr(feed_reader, "FIRST_PASS_BYTES", 1)
     monkeypatch.setattr(feed_reader, "PASS_BYTES", 1)
-    second = JobCollector(FeedReader(tmp_path), StateStore(tmp_path))
-    pages = [collect_page(second) for _ in range(4)]
+    second_sidecar = JobCollector(FeedReader(tmp_path), StateStore(tmp_path))
+    pages = [collect_page(second_sidecar) for _ in range(4)]
 
     for page in pages:
         totals = page.all("train_stat0_count")
         assert set(totals.values()) == {5}
-    assert [len(page.all("train_stat0_count")) for page in pages][-1] == 3
+    assert len(pages[-1].all("train_stat0_count")) == 3
     assert len(pages[-1].all("training_feed_alive")) == 3
     assert set(pages[-1].all("training_feed_alive").values()) == {1}
-    assert not [value for value in pages[0].all("training_feed_alive").values() if value == 0]
+    assert 0 not in pages[0].all("training_feed_alive").values()
     for writer in writers:
         writer.close()

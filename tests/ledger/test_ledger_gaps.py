@@ -150,7 +150,7 @@ def small_job_page(sidecar: Sidecar) -> str:
     histogram = make_definition(
         "train.step", Aggregation.MEAN, unit="seconds", buckets=(0.1, 1.0), help="Time per step."
     )
-    split = make_definition("eval.loss", Aggregation.VALUE, labels=(("split", "dev"),))
+    loss_of_split = make_definition("eval.loss", Aggregation.VALUE, labels=(("split", "dev"),))
     window = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.25, Aggregation.VALUE: 1.5})
     events = EventsReading(
         {("ckpt", "info"): 3, ("oom", "error"): 1},
@@ -160,8 +160,8 @@ def small_job_page(sidecar: Sidecar) -> str:
         {("file", "write"): 7},
     )
 
-    dead = make_process(rank=1)
-    sidecar.feed.publish(make_snapshot(dead, make_reading(histogram, [0.0625])), alive=False)
+    dead_process = make_process(rank=1)
+    sidecar.feed.publish(make_snapshot(dead_process, make_reading(histogram, [0.0625])), alive=False)
     for process in (
         make_process(labels=(("team", "nlp"),)),
         make_process(rank=1, started=START + 1),
@@ -171,11 +171,11 @@ def small_job_page(sidecar: Sidecar) -> str:
             make_snapshot(
                 process,
                 make_reading(histogram, [0.0625, 0.5], window=window, rejected={"nan": 1}, overflows=1),
-                make_reading(split, [1.5], window=window),
+                make_reading(loss_of_split, [1.5], window=window),
                 written=START + 0.5,
             )
         )
-    agent = make_snapshot(make_process(rank=None, role="agent"), make_reading(split, [-1.0]))
+    agent = make_snapshot(make_process(rank=None, role="agent"), make_reading(loss_of_split, [-1.0]))
     sidecar.feed.publish(agent.replace(recording=agent.recording.replace(events=events)))
     page = ExpositionPage()
     page.publish("feed", sidecar.collector.collect())
@@ -190,8 +190,7 @@ def test_a_small_job_has_the_expected_families(small_job_page: str) -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_the_page(small_job_page: str) -> None:
-    command, text = ["promtool", "check", "metrics"], small_job_page
-    result = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    command = ["promtool", "check", "metrics"]
+    result = subprocess.run(command, input=small_job_page, text=True, capture_output=True, check=False)
 
-    # Users name Stats without a unit; the contract names some gauges.
     assert result.stdout + result.stderr == ""

@@ -39,7 +39,7 @@ class SidecarKilled(BaseException):
 
 
 class KillingFeed(MemoryFeed):
-    """Kills the sidecar directly before or after the removal of a file."""
+    """Feed that kills the sidecar directly before or after the removal of a file, if `kill_moment` says so."""
 
     kill_moment = ""
 
@@ -54,16 +54,16 @@ class KillingFeed(MemoryFeed):
 
 @dataclass
 class Job:
-    """Process of the job with its recorded samples, its written samples, and the number that the sidecar must have read."""
+    """Process of a job, and what the ledger must know of it."""
 
     process: ProcessIdentity
     rank: int
     is_running: bool = True
     samples: list[float] = field(default_factory=list)
-    written: list[float] = field(default_factory=list)
+    written_samples: list[float] = field(default_factory=list)
     sequence: int = 0
-    read_count: int = 0  # samples read by the current sidecar
-    saved_count: int = 0  # samples that a state file has
+    read_count: int = 0  # written samples that the current sidecar has read
+    saved_count: int = 0  # written samples that a state file has
 
 
 class Ledger(RuleBasedStateMachine):
@@ -108,8 +108,8 @@ class Ledger(RuleBasedStateMachine):
     def flush(self, job: Job) -> None:
         if job.is_running:
             job.sequence += 1
-            job.written = list(job.samples)
-            reading = make_reading(LOSS, job.written, rejected={"nan": job.sequence})
+            job.written_samples = list(job.samples)
+            reading = make_reading(LOSS, job.written_samples, rejected={"nan": job.sequence})
             self.feed.publish(make_snapshot(job.process, reading, sequence=job.sequence))
 
     @rule(job=consumes(jobs), is_orderly=st.booleans())
@@ -206,7 +206,7 @@ class Ledger(RuleBasedStateMachine):
     def record_reads(self, initial_files: set[str]) -> None:
         for job in self.all_jobs:
             if job.process.id in initial_files:
-                job.read_count = len(job.written)
+                job.read_count = len(job.written_samples)
 
     def record_saves(self) -> None:
         for job in self.all_jobs:
@@ -214,22 +214,24 @@ class Ledger(RuleBasedStateMachine):
 
     def check_totals(self, page: Page) -> None:
         for rank in (0, 1):
-            expected = [
+            expected_samples = [
                 sample
                 for job in self.all_jobs
                 if job.rank == rank
-                for sample in job.written[: job.read_count]
+                for sample in job.written_samples[: job.read_count]
             ]
-            assert self.total(page, "loss_count", rank) == len(expected)
-            assert abs(self.total(page, "loss_sum", rank) - sum(expected)) < 1e-6
+            assert self.total(page, "loss_count", rank) == len(expected_samples)
+            assert abs(self.total(page, "loss_sum", rank) - sum(expected_samples)) < 1e-6
             for bound in LOSS.buckets:
                 bucket_count = self.total(page, "loss_bucket", rank, le=str(bound))
-                assert bucket_count == sum(sample <= bound for sample in expected)
+                assert bucket_count == sum(sample <= bound for sample in expected_samples)
 
     def total(self, page: Page, name: str, rank: int, **labels: str) -> float:
         """Return the sum over all workers of a rank."""
-        expected = {("rank", str(rank)), *labels.items()}
-        return sum(value for labels, value in page.all(name).items() if expected <= set(labels))
+        expected_labels = {("rank", str(rank)), *labels.items()}
+        return sum(
+            value for series_labels, value in page.all(name).items() if expected_labels <= set(series_labels)
+        )
 
     def check_monotony(self, page: Page) -> None:
         for name, family in page.families.items():

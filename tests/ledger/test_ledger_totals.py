@@ -56,7 +56,7 @@ def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sideca
     page_without_file = sidecar.collect_after(1)
     sidecar.feed.files.update(feed_files)
     later_page = sidecar.collect_after(1)
-    sidecar.feed.files |= {f"again {process_id}": entry for process_id, entry in feed_files.items()}
+    sidecar.feed.files |= {f"again {process_id}": feed_file for process_id, feed_file in feed_files.items()}
 
     for page in (page_without_file, later_page, sidecar.collect_after(1)):
         assert page.get("training_feed_alive", **RANK_0) == 1
@@ -64,10 +64,10 @@ def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sideca
 
 
 def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) -> None:
-    first = make_process()
-    sidecar.record_loss(first, 5)
+    ended_process = make_process()
+    sidecar.record_loss(ended_process, 5)
     sidecar.collect()
-    sidecar.feed.kill(first)
+    sidecar.feed.kill(ended_process)
     sidecar.feed.publish(make_snapshot(make_process(started=START + 1)))
     page = sidecar.collect_after(1)
 
@@ -76,10 +76,10 @@ def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) 
 
 
 def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
-    first = make_process()
-    sidecar.record_loss(first, 2)
+    process = make_process()
+    sidecar.record_loss(process, 2)
     pages = [sidecar.collect()]
-    sidecar.record_loss(first, 3, sequence=2, alive=False, value=-1.0)
+    sidecar.record_loss(process, 3, sequence=2, alive=False, value=-1.0)
     pages.append(sidecar.collect_after(1))
     sidecar.record_loss(make_process(started=START + 1), 3)
     pages.append(sidecar.collect_after(1))
@@ -91,23 +91,28 @@ def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
 
 
 def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
-    fine, coarse = make_definition(buckets=(1.0, 2.0)), make_definition(buckets=(5.0,))
-    lives = [(fine, [1.5, 9.0]), (coarse, [4.0]), (coarse, [4.0, 6.0]), (fine, [0.5])]
-    buckets = []
+    two_buckets, one_bucket = make_definition(buckets=(1.0, 2.0)), make_definition(buckets=(5.0,))
+    lives = [
+        (two_buckets, [1.5, 9.0]),
+        (one_bucket, [4.0]),
+        (one_bucket, [4.0, 6.0]),
+        (two_buckets, [0.5]),
+    ]
+    published_buckets = []
     for life, (definition, samples) in enumerate(lives):
         process = make_process(started=START + life)
         sidecar.feed.publish(make_snapshot(process, make_reading(definition, samples)))
         sidecar.collect_after(1)
         sidecar.restart()
-        buckets.append(
+        published_buckets.append(
             {
-                dict(labels)["le"]: value
-                for labels, value in sidecar.collect_after(1).all("loss_bucket").items()
+                dict(labels)["le"]: count
+                for labels, count in sidecar.collect_after(1).all("loss_bucket").items()
             }
         )
         sidecar.feed.kill(process)
 
-    assert buckets == [
+    assert published_buckets == [
         {"1.0": 0, "2.0": 1, "+Inf": 2},
         {"5.0": 1, "+Inf": 1},
         {"5.0": 2, "+Inf": 3},
@@ -207,22 +212,22 @@ def test_unchanged_state_is_not_written_again(sidecar: Sidecar) -> None:
     assert {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()} == inodes
 
 
-pairs = st.tuples(st.sampled_from("abc"), st.sampled_from(["info", "error"]))
-by_pair = st.dictionaries(pairs, st.integers(1, 9))
+event_keys = st.tuples(st.sampled_from("abc"), st.sampled_from(["info", "error"]))
+counts_by_key = st.dictionaries(event_keys, st.integers(1, 9))
 delivered_counts = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9))
 readings = st.builds(
     lambda counts, timestamp, *others: EventsReading(counts, dict.fromkeys(counts, timestamp), *others),
-    *(by_pair, st.floats(0, 9), by_pair, delivered_counts, by_pair),
+    *(counts_by_key, st.floats(0, 9), counts_by_key, delivered_counts, counts_by_key),
 )
 
 
 @given(readings, readings, readings)
 def test_adding_events_is_associative_and_adds_up(
-    a: EventsReading, b: EventsReading, c: EventsReading
+    first: EventsReading, second: EventsReading, third: EventsReading
 ) -> None:
-    total = sum_events(sum_events(a, b), c)
+    total = sum_events(sum_events(first, second), third)
 
-    assert total == sum_events(a, sum_events(b, c))
+    assert total == sum_events(first, sum_events(second, third))
     for name in ("counts", "suppressed", "delivered", "dropped"):
-        parts = [sum(getattr(part, name).values()) for part in (a, b, c)]
-        assert sum(getattr(total, name).values()) == sum(parts)
+        sums = [sum(getattr(reading, name).values()) for reading in (first, second, third)]
+        assert sum(getattr(total, name).values()) == sum(sums)

@@ -34,19 +34,19 @@ FAMILY = "training_phase_energy_joules_total"
 QUALITY = "training_phase_energy_quality_ratio"
 
 
-def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path) -> None:
+def test_phases_have_the_power_of_the_gpu_and_sum_to_its_counter(tmp_path: Path) -> None:
     page = Node(tmp_path).play()
     measured_joules = joules(page, FAMILY, method="power_samples")
     seconds = dict.fromkeys(PHASE_BY_MARK, 0.0)
     for name, start, end in TRACE["marks"]:
         seconds[name] += end - start
-    power = {name: measured_joules[phase] / seconds[name] for name, phase in PHASE_BY_MARK.items()}
+    watts = {name: measured_joules[phase] / seconds[name] for name, phase in PHASE_BY_MARK.items()}
 
     # Power of the longest phases: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
-    assert 745 < power["gemm_400ms"] < 800
-    assert 750 < power["gemm_100ms"] < 800
-    assert 395 < power["copy_100ms"] < 425
-    assert 130 < power["idle_long"] < 140
+    assert 745 < watts["gemm_400ms"] < 800
+    assert 750 < watts["gemm_100ms"] < 800
+    assert 395 < watts["copy_100ms"] < 425
+    assert 130 < watts["idle_long"] < 140
     assert sum(measured_joules.values()) == pytest.approx(
         energy_joules_at(PLAY_END_SECONDS) - energy_joules_at(PLAY_START_SECONDS), rel=0.003
     )
@@ -58,7 +58,7 @@ def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path
     assert {quality[phase] for phase in long_phases} == {1.0}
 
 
-def test_a_card_shared_with_another_process_is_split_by_time(tmp_path: Path) -> None:
+def test_a_gpu_shared_with_another_process_is_split_by_time(tmp_path: Path) -> None:
     page = Node(tmp_path, other_processes=1).play()
 
     assert joules(page, FAMILY, method="power_samples") == {}
@@ -67,11 +67,11 @@ def test_a_card_shared_with_another_process_is_split_by_time(tmp_path: Path) -> 
 # Simulated nodes -----------------------------------------------------------------------
 
 
-class SimulatedCard(EnergyNode):
+class SimulatedGpu(EnergyNode):
     """GPU that draws 700 W in even seconds and 100 W in odd seconds, synchronously with the phases of the job."""
 
-    def __init__(self, directory: Path, *, step: float = 0.02, has_samples: bool = True) -> None:
-        self.step, self.has_samples = step, has_samples
+    def __init__(self, directory: Path, *, step_seconds: float = 0.02, has_samples: bool = True) -> None:
+        self.step_seconds, self.has_samples = step_seconds, has_samples
         self.samples: list[tuple[float, float]] = []
         self.joules, self.wall_offset = 0.0, EPOCH
         self.flushed_intervals: tuple[PhaseInterval, ...] = ()
@@ -84,17 +84,17 @@ class SimulatedCard(EnergyNode):
     def work(self) -> WorkUse:
         return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.flushed_intervals),))
 
-    def power(self, after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
-        return {"GPU-a": [sample for sample in self.samples if sample[0] > after.get("GPU-a", 0.0)]}
+    def power(self, since_by_uuid: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
+        return {"GPU-a": [sample for sample in self.samples if sample[0] > since_by_uuid.get("GPU-a", 0.0)]}
 
     def collect_after(self, seconds: float, *, flush: bool = True) -> Page:
         """Advance the time, possibly without a new snapshot of the job, and run a pass."""
         clock = self.clock
-        for _ in range(round(seconds / self.step)):
-            clock.monotonic = round(clock.monotonic + self.step, 6)
+        for _ in range(round(seconds / self.step_seconds)):
+            clock.monotonic = round(clock.monotonic + self.step_seconds, 6)
             clock.wall = clock.monotonic + self.wall_offset
-            watts = 100.0 if int(clock.monotonic - self.step / 2) % 2 else 700.0
-            self.joules += watts * self.step
+            watts = 100.0 if int(clock.monotonic - self.step_seconds / 2) % 2 else 700.0
+            self.joules += watts * self.step_seconds
             if self.has_samples:
                 self.samples.append((clock.wall, watts))
         if flush:
@@ -115,19 +115,19 @@ class SimulatedCard(EnergyNode):
             self.phases[interval.phase] = self.phases.get(interval.phase, 0.0) + interval.end - interval.start
 
 
-def observed_card(directory: Path, **options: Any) -> SimulatedCard:
+def observed_gpu(directory: Path, **options: Any) -> SimulatedGpu:
     """Return a GPU after a pass at the start and a pass after four seconds."""
-    card = SimulatedCard(directory, **options)
-    card.collect()
-    card.collect_after(4.0)
-    return card
+    gpu = SimulatedGpu(directory, **options)
+    gpu.collect()
+    gpu.collect_after(4.0)
+    return gpu
 
 
 def test_energy_after_the_last_known_phase_waits_for_the_next_snapshot(tmp_path: Path) -> None:
-    card = observed_card(tmp_path)
-    card.collect_after(4.0)
-    incomplete_page = card.collect_after(1.0, flush=False)
-    complete_page = card.collect_after(0.02)
+    gpu = observed_gpu(tmp_path)
+    gpu.collect_after(4.0)
+    incomplete_page = gpu.collect_after(1.0, flush=False)
+    complete_page = gpu.collect_after(0.02)
 
     assert energy_of(incomplete_page) == pytest.approx(3200.0)
     assert joules(incomplete_page, FAMILY, method="power_samples") == pytest.approx(
@@ -138,26 +138,28 @@ def test_energy_after_the_last_known_phase_waits_for_the_next_snapshot(tmp_path:
 
 
 def test_waiting_for_phases_of_a_silent_job_is_bounded(tmp_path: Path) -> None:
-    assert energy_of(observed_card(tmp_path).collect_after(22.0, flush=False)) == pytest.approx(26 * 400.0)
+    assert energy_of(observed_gpu(tmp_path).collect_after(22.0, flush=False)) == pytest.approx(26 * 400.0)
 
 
 def test_an_interval_with_a_clock_step_is_split_by_time(tmp_path: Path) -> None:
-    card = observed_card(tmp_path)
-    card.wall_offset += 0.5
-    card.collect_after(4.0)
-    page = card.collect_after(4.0)
+    gpu = observed_gpu(tmp_path)
+    gpu.wall_offset += 0.5
+    gpu.collect_after(4.0)
+    page = gpu.collect_after(4.0)
 
     assert joules(page, FAMILY, method="power_samples")["forward"] == pytest.approx(1400.0)
     assert sum(joules(page, FAMILY, method="time_share").values()) == pytest.approx(3200.0)
 
 
-@pytest.mark.parametrize(("step", "has_samples"), [(1.0, True), (0.02, False)], ids=["rare", "none"])
-def test_without_samples_energy_is_split_by_time(tmp_path: Path, step: float, has_samples: bool) -> None:
-    card = SimulatedCard(tmp_path, step=step, has_samples=has_samples)
-    card.collect()
-    card.collect_after(1.0)
-    card.collect_after(1.0)
-    page = card.collect_after(4.0)
+@pytest.mark.parametrize(("step_seconds", "has_samples"), [(1.0, True), (0.02, False)], ids=["rare", "none"])
+def test_without_samples_energy_is_split_by_time(
+    tmp_path: Path, step_seconds: float, has_samples: bool
+) -> None:
+    gpu = SimulatedGpu(tmp_path, step_seconds=step_seconds, has_samples=has_samples)
+    gpu.collect()
+    gpu.collect_after(1.0)
+    gpu.collect_after(1.0)
+    page = gpu.collect_after(4.0)
 
     assert joules(page, FAMILY, method="power_samples") == {}
     assert joules(page, FAMILY, method="exclusive") == pytest.approx({"forward": 700, "data_loading": 100})
@@ -172,23 +174,23 @@ events = st.lists(
 
 @settings(max_examples=40)
 @given(events)
-def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, float]]) -> None:
+def test_phases_always_sum_to_the_energy_of_the_run(further_events: Sequence[tuple[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        card = SimulatedCard(Path(directory))
-        previous: Mapping[str, float] = {}
+        gpu = SimulatedGpu(Path(directory))
+        previous_joules: Mapping[str, float] = {}
         true_joules: list[float] = []
-        for event, seconds in [("", 1.0), *story, ("", 30.0), ("", 0.1)]:
-            card.has_samples = event != "no samples"
+        for event, seconds in [("", 1.0), *further_events, ("", 30.0), ("", 0.1)]:
+            gpu.has_samples = event != "no samples"
             if event == "kill":
-                card.restart()
+                gpu.restart()
             if event == "clock step":
-                card.wall_offset += 100.0
-            page = card.collect_after(seconds, flush=event != "no flush")
-            true_joules.append(card.joules)
+                gpu.wall_offset += 100.0
+            page = gpu.collect_after(seconds, flush=event != "no flush")
+            true_joules.append(gpu.joules)
             joules_by_phase = joules(page, FAMILY)
             assert sum(joules_by_phase.values()) == pytest.approx(energy_of(page), abs=1e-6)
-            assert all(joules_by_phase[phase] >= value - 1e-9 for phase, value in previous.items())
-            previous = joules_by_phase
+            assert all(joules_by_phase[phase] >= value - 1e-9 for phase, value in previous_joules.items())
+            previous_joules = joules_by_phase
 
     # The run has all energy since the first pass.
     assert energy_of(page) == pytest.approx(true_joules[-1] - true_joules[0], abs=1e-3)
@@ -210,24 +212,28 @@ def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
     )
     assert forward_seconds == pytest.approx(20 * 0.25, abs=1e-4)
     assert all(
-        earlier.end == pytest.approx(later.start, abs=1e-5)
-        for earlier, later in itertools.pairwise(intervals)
+        interval.end == pytest.approx(next_interval.start, abs=1e-5)
+        for interval, next_interval in itertools.pairwise(intervals)
     )
     assert len(intervals) == 41
 
 
-def test_ranks_that_share_a_card_share_its_power() -> None:
+def test_ranks_that_share_a_gpu_share_its_power() -> None:
     splitter = PowerSplitter()
-    samples = [(0.02 * number, 500.0) for number in range(1, 101)]
-    for first_sample, now in ((0, 1.0), (50, 2.0)):
-        splitter.read(lambda _after: {"GPU-a": samples[first_sample : first_sample + 50]}, wall=now, now=now)  # noqa: B023
+    samples = [(0.02 * index, 500.0) for index in range(1, 101)]
+    for first_sample, now_seconds in ((0, 1.0), (50, 2.0)):
+        splitter.read(
+            lambda _after: {"GPU-a": samples[first_sample : first_sample + 50]},  # noqa: B023
+            wall=now_seconds,
+            now=now_seconds,
+        )
         split = splitter.split(
             "GPU-a",
             [
                 (PhaseInterval(0.0, 2.0, "forward"),),
                 (PhaseInterval(0.0, 1.5, "data_loading"), PhaseInterval(1.5, 2.0, "forward")),
             ],
-            now,
+            now_seconds,
         )
 
     assert split is not None

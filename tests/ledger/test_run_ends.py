@@ -52,16 +52,18 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def active_states(text: str) -> list[str]:
-    return re.findall(r'^training_run_state\{.*state="(\w+)"\} 1', text, re.MULTILINE)
+def active_states(exposition: str) -> list[str]:
+    return re.findall(r'^training_run_state\{.*state="(\w+)"\} 1', exposition, re.MULTILINE)
 
 
-def sum_of_series(text: str, name: str) -> float:
-    return sum(float(value) for value in re.findall(rf"^training_{name}\{{.*\}} (\S+)$", text, re.MULTILINE))
+def sum_of_series(exposition: str, name: str) -> float:
+    return sum(
+        float(value) for value in re.findall(rf"^training_{name}\{{.*\}} (\S+)$", exposition, re.MULTILINE)
+    )
 
 
-def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], str]:
-    """Run a job until `run` exits, and return all observed states and the last page, whose state must be `final`."""
+def observe_states(tmp_path: Path, command: list[str], final_state: str) -> tuple[set[str], str]:
+    """Run a job until `run` exits, and return all observed states and the last page, whose state must be *final_state*."""
     feed, port, all_states = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
     last_page = ""
@@ -75,7 +77,7 @@ def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set
             return run.poll() is not None
 
         wait_until(is_over)
-    assert active_states(last_page) == [final]
+    assert active_states(last_page) == [final_state]
     return all_states, last_page
 
 
@@ -99,7 +101,7 @@ def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
         "torchrun": [*TORCHRUN, "--standalone", *job],
         "torchrun with an id": [*TORCHRUN, *RENDEZVOUS, *job],
     }[launcher]
-    states, last_page = observed_states(tmp_path, command, "failed")
+    states, last_page = observe_states(tmp_path, command, "failed")
 
     assert not states & {"finished", "lost"}
     assert sum_of_series(last_page, "productive_seconds_total") == 0
@@ -114,7 +116,7 @@ def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
 def test_actors_that_a_successful_launcher_kills_have_finished(tmp_path: Path, script: Path) -> None:
     work_file = tmp_path / "work"
     launcher = [sys.executable, "-c", ACTOR_KILLING_LAUNCHER]
-    states, last_page = observed_states(tmp_path, [*launcher, str(script), "-1", str(work_file)], "finished")
+    states, last_page = observe_states(tmp_path, [*launcher, str(script), "-1", str(work_file)], "finished")
 
     assert not states & {"failed", "lost"}
     assert sum_of_series(last_page, "interruptions_total") == 0

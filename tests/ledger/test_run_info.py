@@ -15,14 +15,14 @@ from exporter.recording.values import TrainingReading
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "tera"),
+    ("name", "dtype", "teraflops"),
     [
         ("NVIDIA H100 80GB HBM3", "bf16", 989),
         ("NVIDIA H100 NVL", "bf16", 835),
         ("NVIDIA GB200", "fp8", 5000),
         ("Tesla V100-SXM2-32GB", "fp16", 125),
         ("AMD Instinct MI250X", "bf16", 191.5),
-        # No fallback to a similar name, a different data type, or the whole card.
+        # No fallback to a similar name, a different data type, or the whole GPU.
         ("NVIDIA H200 NVL", "bf16", None),
         ("Tesla V100-SXM2-32GB", "bf16", None),
         ("NVIDIA A100-SXM4-40GB", "fp8", None),
@@ -32,8 +32,8 @@ from exporter.recording.values import TrainingReading
         ("", "bf16", None),
     ],
 )
-def test_only_devices_of_the_table_have_a_dense_peak(name: str, dtype: str, tera: float | None) -> None:
-    assert peak_flops(name, dtype) == (None if tera is None else tera * 1e12)
+def test_only_devices_of_the_table_have_a_dense_peak(name: str, dtype: str, teraflops: float | None) -> None:
+    assert peak_flops(name, dtype) == (None if teraflops is None else teraflops * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_unambiguous_precision_is_a_data_type(precision: str, dtype: str) -> 
     assert data_type(precision) == dtype
 
 
-def training(process: ProcessIdentity, *, peak: float | None = None, **facts: str) -> Snapshot:
+def training_snapshot(process: ProcessIdentity, *, peak: float | None = None, **facts: str) -> Snapshot:
     snapshot = make_snapshot(process)
     reading = TrainingReading(facts=tuple(sorted(facts.items())), phase="iteration", peak_flops=peak)
     return snapshot.replace(recording=snapshot.recording.replace(training=reading))
@@ -82,11 +82,11 @@ def page_of_processes(
 def peaks_of(page: Page) -> dict[tuple[str, ...], float]:
     """Return the peaks by rank, data type, source and name."""
     peaks = {
-        tuple(dict(labels).values()): value
-        for labels, value in page.all("training_peak_flops_per_second").items()
+        tuple(dict(labels).values()): flops
+        for labels, flops in page.all("training_peak_flops_per_second").items()
     }
     # The labels are sorted by their names: dtype, name, rank, run, source.
-    return {(rank, dtype, source, name): value for (dtype, name, rank, _, source), value in peaks.items()}
+    return {(rank, dtype, source, name): flops for (dtype, name, rank, _, source), flops in peaks.items()}
 
 
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
@@ -95,8 +95,10 @@ H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 def test_a_run_is_described_by_its_lowest_local_rank(tmp_path: Path) -> None:
     page = page_of_processes(
         tmp_path,
-        training(make_process(rank=1), session_tag="other"),
-        training(make_process(rank=0), session_tag="s", perf_tag="p", world_size="8", of_a_later_version="x"),
+        training_snapshot(make_process(rank=1), session_tag="other"),
+        training_snapshot(
+            make_process(rank=0), session_tag="s", perf_tag="p", world_size="8", of_a_later_version="x"
+        ),
         make_snapshot(make_process(run="bare")),
     )
 
@@ -114,19 +116,21 @@ def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
     page = page_of_processes(
         tmp_path, make_snapshot(make_process(rank=0)), make_snapshot(make_process(rank=1)), uses=uses
     )
-    common = {"run": "r", "role": "trainer", "node": "node-a", "version": "0.1.0"}
+    common_labels = {"run": "r", "role": "trainer", "node": "node-a", "version": "0.1.0"}
 
-    assert page.get("training_rank_info", rank="0", local_rank="0", gpu="3", uuid="GPU-a", **common) == 1
-    assert page.get("training_rank_info", rank="1", local_rank="1", **common) == 1
+    assert (
+        page.get("training_rank_info", rank="0", local_rank="0", gpu="3", uuid="GPU-a", **common_labels) == 1
+    )
+    assert page.get("training_rank_info", rank="1", local_rank="1", **common_labels) == 1
 
 
 def test_the_peak_follows_device_and_data_type_of_the_rank(tmp_path: Path) -> None:
     page = page_of_processes(
         tmp_path,
-        training(make_process(rank=0), precision="bf16-mixed"),
-        training(make_process(rank=1), precision="bf16-mixed"),
-        training(make_process(rank=2), precision="32-true"),
-        training(make_process(rank=3)),
+        training_snapshot(make_process(rank=0), precision="bf16-mixed"),
+        training_snapshot(make_process(rank=1), precision="bf16-mixed"),
+        training_snapshot(make_process(rank=2), precision="32-true"),
+        training_snapshot(make_process(rank=3)),
         uses=tuple(GpuProcessUse(100 + rank, str(rank), "GPU-a" if rank else "GPU-b") for rank in range(4)),
         gpus=(gpu_reading("GPU-a", H100), gpu_reading("GPU-b", L4)),
     )
@@ -144,7 +148,11 @@ def test_without_process_lists_equal_devices_give_the_peak(
     gpus = (gpu_reading("a", H100), gpu_reading("b", other_device))
 
     assert (
-        len(peaks_of(page_of_processes(tmp_path, training(make_process(), precision="bf16"), gpus=gpus)))
+        len(
+            peaks_of(
+                page_of_processes(tmp_path, training_snapshot(make_process(), precision="bf16"), gpus=gpus)
+            )
+        )
         == known_peaks
     )
 
@@ -153,9 +161,9 @@ def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -
     settings = (PeakFlops("*H100*", 3e15, "fp8"), PeakFlops("*H100*", 2e15))
     page = page_of_processes(
         tmp_path,
-        training(make_process(rank=0), precision="bf16", peak=1e15),
-        training(make_process(rank=1), precision="bf16"),
-        training(make_process(rank=2), precision="fp8"),
+        training_snapshot(make_process(rank=0), precision="bf16", peak=1e15),
+        training_snapshot(make_process(rank=1), precision="bf16"),
+        training_snapshot(make_process(rank=2), precision="fp8"),
         gpus=(gpu_reading("a", H100),),
         peaks=settings,
     )

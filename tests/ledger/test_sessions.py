@@ -43,10 +43,10 @@ def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: Sideca
 def test_a_rank_read_before_rank_0_is_released_silently(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    peer = MonitoredJob(sidecar, job_in_loop(), rank=1)
-    peer.write_and_collect()
-    first = MonitoredJob(sidecar, job_in_loop())
-    first.write_and_collect()
+    job_of_rank_1 = MonitoredJob(sidecar, job_in_loop(), rank=1)
+    job_of_rank_1.write_and_collect()
+    job_of_rank_0 = MonitoredJob(sidecar, job_in_loop())
+    job_of_rank_0.write_and_collect()
     with caplog.at_level("INFO"):
         page = sidecar.collect_after(10.0)
 
@@ -63,12 +63,14 @@ ACTIONS = st.one_of(
 )
 
 
-def last_page_of_story(directory: Path, actions: list[tuple[str, int]], restarts: set[int], tag: str) -> Page:
+def play_and_return_last_page(
+    directory: Path, actions: list[tuple[str, int]], restarts: set[int], tag: str
+) -> Page:
     """Play the actions of a task, restart the sidecar after some of them, and return the last page."""
     sidecar = Sidecar(directory)
     job = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
     saved_step, page = 0, sidecar.collect()
-    for number, (action, amount) in enumerate([*actions, ("finish", 0)]):
+    for index, (action, amount) in enumerate([*actions, ("finish", 0)]):
         if action == "train":
             job.job.train(amount)
         elif action == "save":
@@ -82,16 +84,16 @@ def last_page_of_story(directory: Path, actions: list[tuple[str, int]], restarts
             job.job.spend(action, float(amount))
         job.job.finished = action == "finish"
         job.write(final=job.job.finished)
-        previous, page = page, sidecar.collect()
+        previous_page, page = page, sidecar.collect()
         check_identity(page)
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
-            assert (training_value(page, name) or 0.0) >= (training_value(previous, name) or 0.0) - 1e-6
-        if number in restarts:
+            assert (training_value(page, name) or 0.0) >= (training_value(previous_page, name) or 0.0) - 1e-6
+        if index in restarts:
             sidecar.restart()
         if action in {"kill", "finish"}:
             job.kill()
             sidecar.collect()
-            if number in restarts:
+            if index in restarts:
                 sidecar.restart()
             sidecar.collect_after(4.0 + amount)
             page = sidecar.collect_after(1.0)
@@ -107,8 +109,8 @@ def last_page_of_story(directory: Path, actions: list[tuple[str, int]], restarts
 def test_killing_the_sidecar_at_any_time_gives_the_same_result(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], restarts: set[int]
 ) -> None:
-    uninterrupted_page = last_page_of_story(tmp_path_factory.mktemp("a"), actions, set(), "s")
-    interrupted_page = last_page_of_story(tmp_path_factory.mktemp("b"), actions, restarts, "s")
+    uninterrupted_page = play_and_return_last_page(tmp_path_factory.mktemp("a"), actions, set(), "s")
+    interrupted_page = play_and_return_last_page(tmp_path_factory.mktemp("b"), actions, restarts, "s")
 
     check_identity(interrupted_page)
     for name in goodput_names(uninterrupted_page) - {"training_attempt_start_timestamp_seconds"}:
@@ -118,11 +120,11 @@ def test_killing_the_sidecar_at_any_time_gives_the_same_result(
 
 def test_attempts_without_a_running_sidecar_are_counted(sidecar: Sidecar) -> None:
     for first_step in (0, 10, 20):
-        monitored = MonitoredJob(sidecar, job_in_loop(first_step))
-        monitored.job.train(12)
-        monitored.write()
+        attempt = MonitoredJob(sidecar, job_in_loop(first_step))
+        attempt.job.train(12)
+        attempt.write()
         if first_step < 20:
-            monitored.kill()
+            attempt.kill()
     page = sidecar.collect()
 
     assert [training_value(page, "attempt"), training_value(page, "lost_steps_total")] == [3, 4]
@@ -131,30 +133,30 @@ def test_attempts_without_a_running_sidecar_are_counted(sidecar: Sidecar) -> Non
     check_identity(page)
 
 
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_a_clock_set_back_without_a_running_sidecar_decreases_no_counter(
-    sidecar: Sidecar, dies: bool
+    sidecar: Sidecar, is_killed: bool
 ) -> None:
-    monitored = MonitoredJob(sidecar, job_in_loop())
-    monitored.job.train(50)
-    monitored.job.save(0.0)
-    initial_page = monitored.write_and_collect()
-    monitored.job.train(2)
-    monitored.write()
-    if dies:
-        monitored.kill()
+    attempt = MonitoredJob(sidecar, job_in_loop())
+    attempt.job.train(50)
+    attempt.job.save(0.0)
+    initial_page = attempt.write_and_collect()
+    attempt.job.train(2)
+    attempt.write()
+    if is_killed:
+        attempt.kill()
     sidecar.restart()
     sidecar.clock.wall -= 3600.0
-    if dies:
-        monitored = MonitoredJob(sidecar, job_in_loop(50))
-    monitored.job.train(3)
-    page = monitored.write_and_collect()
+    if is_killed:
+        attempt = MonitoredJob(sidecar, job_in_loop(50))
+    attempt.job.train(3)
+    page = attempt.write_and_collect()
     final_page = sidecar.collect_after(30.0)
 
     assert [training_value(page, "attempt"), training_value(page, "lost_steps_total")] == (
-        [2, 2] if dies else [1, 0]
+        [2, 2] if is_killed else [1, 0]
     )
-    assert training_value(page, "uncommitted_seconds") == (3 if dies else 5)
+    assert training_value(page, "uncommitted_seconds") == (3 if is_killed else 5)
     for name in ("wall_seconds_total", "productive_seconds_total"):
         assert (
             (training_value(initial_page, name) or 0.0)
@@ -197,10 +199,10 @@ def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar
 def test_the_first_of_two_live_processes_of_a_session_counts(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = MonitoredJob(sidecar, run="a", job=job_in_loop(session_tag="s"))
-    first.write_and_collect()
-    second = MonitoredJob(sidecar, run="b", job=job_in_loop(session_tag="s"))
-    page = second.write_and_collect()
+    counted_job = MonitoredJob(sidecar, run="a", job=job_in_loop(session_tag="s"))
+    counted_job.write_and_collect()
+    other_job = MonitoredJob(sidecar, run="b", job=job_in_loop(session_tag="s"))
+    page = other_job.write_and_collect()
     sidecar.collect_after(1.0)
 
     assert training_value(page, "attempt", "a") == 1
@@ -226,12 +228,12 @@ def test_a_late_session_tag_is_accepted(sidecar: Sidecar) -> None:
 def test_an_evaluation_between_attempts_does_not_complete_the_task(
     sidecar: Sidecar, duration_seconds: float
 ) -> None:
-    first = MonitoredJob(sidecar, job_in_loop())
-    first.job.train(5)
-    first.job.save(0.0)
-    first.job.train(2)
-    first.write_and_collect()
-    first.die()
+    first_attempt = MonitoredJob(sidecar, job_in_loop())
+    first_attempt.job.train(5)
+    first_attempt.job.save(0.0)
+    first_attempt.job.train(2)
+    first_attempt.write_and_collect()
+    first_attempt.die()
     evaluation = MonitoredJob(sidecar)
     evaluation.job.spend("init", 0.5)
     evaluation.write_and_collect()
@@ -249,31 +251,31 @@ def test_an_evaluation_between_attempts_does_not_complete_the_task(
 
 
 def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Sidecar) -> None:
-    first = MonitoredJob(sidecar, job_in_loop())
-    first.job.spend("validation", 5.0)
-    first.write_and_collect()
+    first_attempt = MonitoredJob(sidecar, job_in_loop())
+    first_attempt.job.spend("validation", 5.0)
+    first_attempt.write_and_collect()
     sidecar.collector.sessions.options = GoodputOptions(validation="productive")
-    first.job.spend("validation", 1.0)
-    first.write_and_collect()
-    first.die()
-    second = MonitoredJob(sidecar, job_in_loop())
-    second.job.spend("validation", 10.0)
-    page = second.write_and_collect()
+    first_attempt.job.spend("validation", 1.0)
+    first_attempt.write_and_collect()
+    first_attempt.die()
+    second_attempt = MonitoredJob(sidecar, job_in_loop())
+    second_attempt.job.spend("validation", 10.0)
+    page = second_attempt.write_and_collect()
 
     assert badput_seconds(page)["validation"] == 6
     assert training_value(page, "productive_seconds_total") == 10
 
 
 def test_the_time_to_the_first_step_is_per_attempt(sidecar: Sidecar) -> None:
-    monitored = MonitoredJob(sidecar, job_in_loop())
-    initial_page = monitored.write_and_collect()
-    monitored.job.train(3)
-    monitored.job.last_progress = monitored.process.started + 7.0
-    page = monitored.write_and_collect()
+    attempt = MonitoredJob(sidecar, job_in_loop())
+    initial_page = attempt.write_and_collect()
+    attempt.job.train(3)
+    attempt.job.last_progress = attempt.process.started + 7.0
+    page = attempt.write_and_collect()
 
     assert training_value(initial_page, "time_to_first_step_seconds") is None
     assert training_value(page, "time_to_first_step_seconds") == 5
-    assert training_value(page, "attempt_start_timestamp_seconds") == monitored.process.started
+    assert training_value(page, "attempt_start_timestamp_seconds") == attempt.process.started
 
 
 def test_the_start_of_a_process_comes_from_the_kernel(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from energy_support import EnergyNode, gpu_reading
-from ledger_support import Clock, Page, Sidecar
+from ledger_support import Clock, Sidecar
 
 from exporter.collectors.job import EnergyReading
 from exporter.ledger.goodput import accounting
@@ -33,7 +33,8 @@ def directory(tmp_path: Path) -> Path:
 
 def test_totals_and_goodput_continue(directory: Path) -> None:
     sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
-    page = [sidecar.collect_after(1.0) for _ in range(6)][-1]
+    pages = [sidecar.collect_after(1.0) for _ in range(6)]
+    page = pages[-1]
 
     assert page.count("loss", rank="0", **RUN) == 14
     assert page.get("training_productive_seconds_total", **RUN) == 5
@@ -56,14 +57,14 @@ def test_energy_carbon_and_cost_continue(directory: Path) -> None:
     node = Node(directory, clock=Clock(SAVED_AT.wall + 5.0, SAVED_AT.monotonic + 5.0))
     page = node.collect()
 
-    gpu = {"component": "gpu", **RUN}
-    assert page.get("training_energy_joules_total", method="exclusive", **gpu) == 1500
-    assert page.get("training_carbon_grams_total", **gpu) == pytest.approx(0.18)
-    cost = {"kind": "device_time", "currency": "EUR", **RUN}
-    assert page.get("training_cost_total", **cost) == pytest.approx(0.0185)
+    gpu_labels = {"component": "gpu", **RUN}
+    assert page.get("training_energy_joules_total", method="exclusive", **gpu_labels) == 1500
+    assert page.get("training_carbon_grams_total", **gpu_labels) == pytest.approx(0.18)
+    cost_labels = {"kind": "device_time", "currency": "EUR", **RUN}
+    assert page.get("training_cost_total", **cost_labels) == pytest.approx(0.0185)
     assert page.get("training_wasted_energy_joules_total", cause="lost_progress", **RUN) == 500
-    phase = {"phase": "iteration", "method": "exclusive", **gpu}
-    assert page.get("training_phase_energy_joules_total", **phase) == 1000
+    phase_labels = {"phase": "iteration", "method": "exclusive", **gpu_labels}
+    assert page.get("training_phase_energy_joules_total", **phase_labels) == 1000
 
 
 def test_a_cause_that_the_state_lacks_starts_at_zero(
@@ -81,15 +82,18 @@ def test_a_cause_that_the_state_lacks_starts_at_zero(
 
 def test_the_state_without_a_cause_is_published(directory: Path) -> None:
     for path in directory.glob("ledger/goodput*"):
-        file = read_state_file(path)
-        assert b'"hang":0.0,' in file.content
-        content = file.content.replace(b'"hang":0.0,', b"").replace(b'"unknown":0', b'"newer":2')
+        state_file = read_state_file(path)
+        assert b'"hang":0.0,' in state_file.content
+        changed_content = state_file.content.replace(b'"hang":0.0,', b"").replace(
+            b'"unknown":0', b'"newer":2'
+        )
         sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
-        sidecar.state.claim(file.key)
-        sidecar.state.save(file.key, content)
+        sidecar.state.claim(state_file.key)
+        sidecar.state.save(state_file.key, changed_content)
         sidecar.state.close()
     sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
-    page: Page = [sidecar.collect_after(1.0) for _ in range(6)][-1]
+    pages = [sidecar.collect_after(1.0) for _ in range(6)]
+    page = pages[-1]
 
     assert page.get("training_badput_seconds_total", cause="hang", **RUN) == 0
     assert page.get("training_interruptions_total", reason="newer", **RUN) == 2

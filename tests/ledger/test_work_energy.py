@@ -39,7 +39,12 @@ def account(
 
 
 class Run:
-    """Energy of a run, with the phases and joules that a test divides."""
+    """Energy of a run.
+
+    Attributes:
+        phases: Seconds of the process by phase.
+        divided_joules: Energy that the run was attributed.
+    """
 
     def __init__(self) -> None:
         self.energy = RunEnergy("boot")
@@ -60,25 +65,25 @@ class Run:
 
     def counters(self, name: str) -> dict[str, float]:
         """Return the joules above zero of a counter, by the value of its first label."""
-        joules_by_cause: dict[str, float] = {}
+        joules_by_label: dict[str, float] = {}
         for sample in self.energy.samples():
             if sample.spec.name == name and sample.value:
                 label = (*sample.labels, "")[0]
-                joules_by_cause[label] = round(joules_by_cause.get(label, 0.0) + sample.value, 6)
-        return joules_by_cause
+                joules_by_label[label] = round(joules_by_label.get(label, 0.0) + sample.value, 6)
+        return joules_by_label
 
     def wasted_joules(self) -> dict[str, float]:
         return self.counters("training_wasted_energy_joules_total")
 
-    def productive(self) -> float:
+    def productive_joules(self) -> float:
         return self.counters("training_productive_energy_joules_total").get("", 0.0)
 
     def check(self) -> None:
         """Check that both sums equal the energy of the run. Uncommitted work is part of the second sum."""
-        phases = self.counters("training_phase_energy_joules_total")
-        pool = self.energy.record.pool_joules
-        assert sum(phases.values()) == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
-        total_joules = self.productive() + sum(self.wasted_joules().values()) + pool
+        joules_by_phase = self.counters("training_phase_energy_joules_total")
+        pending_joules = self.energy.record.pool_joules
+        assert sum(joules_by_phase.values()) == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
+        total_joules = self.productive_joules() + sum(self.wasted_joules().values()) + pending_joules
         assert total_joules == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
 
 
@@ -87,12 +92,12 @@ def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
     run.energy.apply_outcomes(account())
     run.divide(1000.0, {"forward": 10.0})
     run.energy.apply_outcomes(account(uncommitted_seconds=10.0))
-    initial_joules = run.productive()
+    initial_joules = run.productive_joules()
     run.energy.apply_outcomes(
         account(productive_seconds=6.0, lost_seconds=2.0, hung_seconds=1.0, uncommitted_seconds=1.0)
     )
 
-    assert [initial_joules, run.productive()] == [0, 600]
+    assert [initial_joules, run.productive_joules()] == [0, 600]
     assert run.wasted_joules() == {"lost_progress": 200, "hang": 100}
     run.check()
 
@@ -106,7 +111,7 @@ def test_pending_work_is_lost_when_another_task_starts() -> None:
     run.energy.apply_outcomes(account(1e6 + 9.0, 1e6, 0.0, 1.0, session="another"))
 
     assert run.wasted_joules() == {"lost_progress": 1000}
-    assert run.productive() == 90
+    assert run.productive_joules() == 90
     run.check()
 
 
@@ -115,7 +120,7 @@ def test_validation_is_productive_if_configured() -> None:
     run.energy.apply_outcomes(WorkAccount("s", 0.0, 0.0, 0.0, 0.0, is_validation_productive=True))
     run.divide(100.0, {"validation": 10.0})
 
-    assert run.productive() == 100
+    assert run.productive_joules() == 100
 
 
 def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at_zero() -> None:
@@ -140,15 +145,15 @@ divisions = st.tuples(amounts, phase_seconds, st.tuples(amounts, amounts, amount
 
 @given(st.lists(divisions, max_size=8))
 def test_both_sums_always_equal_the_energy_of_the_run(
-    story: list[tuple[float, dict[str, float], tuple[float, float, float, float], bool]],
+    steps: list[tuple[float, dict[str, float], tuple[float, float, float, float], bool]],
 ) -> None:
     run = Run()
     totals = (0.0, 0.0, 0.0)
-    for joules, spent_seconds, (productive, lost, hung, uncommitted), restarts in story:
+    for joules, spent_seconds, (productive, lost, hung, uncommitted), is_restarted in steps:
         run.divide(joules, spent_seconds)
         totals = (totals[0] + productive, totals[1] + lost, totals[2] + hung)
         run.energy.apply_outcomes(account(*totals, uncommitted))
-        if restarts:
+        if is_restarted:
             run.restart()
         run.check()
 
@@ -159,11 +164,11 @@ class Machine(SidecarNode):
     def __init__(self, directory: Path, *, rank: int = 0) -> None:
         super().__init__(directory)
         self.joules = 0.0
-        self.monitored = MonitoredJob(self.sidecar, rank=rank, pid=7)
+        self.monitored_job = MonitoredJob(self.sidecar, rank=rank, pid=7)
 
     @property
     def job(self) -> SimulatedJob:
-        return self.monitored.job
+        return self.monitored_job.job
 
     def readings(self) -> Sequence[EnergyReading]:
         return (gpu_reading(self.joules, self.clock.monotonic),)
@@ -171,7 +176,7 @@ class Machine(SidecarNode):
     def advance_and_collect(self, watts: float = 100.0) -> Page:
         """Advance the clock to the time of the job, and run a pass of the ledger and of the energy collector."""
         start_seconds = self.clock.monotonic
-        self.monitored.write()
+        self.monitored_job.write()
         self.joules += watts * (self.clock.monotonic - start_seconds)
         self.sidecar.collect()
         return self.collect()
@@ -223,18 +228,18 @@ def test_a_node_without_rank_0_attributes_its_energy(tmp_path: Path) -> None:
 def test_pending_energy_is_decided_by_the_next_run_of_the_session(
     tmp_path: Path,
 ) -> None:
-    """Simulate a scheduler that restarts the training under a new run name."""
+    # A scheduler restarts the training under a new run name.
     machine = Machine(tmp_path)
     machine.job.facts["session_tag"] = "s"
     machine.job.start_loop(0)
     machine.advance_and_collect()
     machine.job.train(10)
     machine.advance_and_collect()
-    machine.monitored.die()
+    machine.monitored_job.die()
     machine.run = "r2"
     restarted_job = SimulatedJob(facts={"session_tag": "s"})
     restarted_job.start_loop(4)
-    machine.monitored = MonitoredJob(machine.sidecar, restarted_job, run="r2", pid=7)
+    machine.monitored_job = MonitoredJob(machine.sidecar, restarted_job, run="r2", pid=7)
     machine.advance_and_collect(watts=0.0)
     page = machine.advance_and_collect(watts=0.0)
 

@@ -58,8 +58,8 @@ def test_b1_b4_a_full_window_closes_and_later_samples_are_discarded(monitor: Any
     aggregations = monitor.Aggregation
     stat = monitor.Stat("b4", [aggregations.COUNT, aggregations.SUM, aggregations.MEAN], LONG, 3)
     counts = []
-    for value in (1, 2, 3, 4):
-        stat.add(value)
+    for sample in (1, 2, 3, 4):
+        stat.add(sample)
         counts.append(stat.count)
 
     assert counts == [1, 2, 0, 0]
@@ -108,8 +108,8 @@ def test_aggregations_are_any_collection_and_duplicates_count_once(monitor: Any,
     low, high = monitor.Aggregation.MIN, monitor.Aggregation.MAX
     stat = monitor.Stat("c", collection([low, high, low]), LONG, 6)
     assert stat.get() == {high: 0.0, low: 0.0}
-    for value in (0, 5, -5, -6, 9, 2):
-        stat.add(value)
+    for sample in (0, 5, -5, -6, 9, 2):
+        stat.add(sample)
 
     assert stat.get() == {high: 9.0, low: -6.0}
 
@@ -125,15 +125,15 @@ def test_max_samples_of_zero_closes_after_the_first_sample(monitor: Any, max_sam
 
 
 @pytest.mark.parametrize(
-    ("values", "high", "low"),
+    ("samples", "highest", "lowest"),
     [
         ([math.nan, 1.0, 2.0], None, None),
         ([1.0, math.nan, 2.0], 2.0, 1.0),
         ([math.inf, -math.inf, 0.0], math.inf, -math.inf),
     ],
 )
-def test_values_that_are_not_finite_propagate_as_in_torch(
-    monitor: Any, values: list[float], high: float | None, low: float | None
+def test_samples_that_are_not_finite_propagate_as_in_torch(
+    monitor: Any, samples: list[float], highest: float | None, lowest: float | None
 ) -> None:
     aggregations = monitor.Aggregation
     stat = monitor.Stat(
@@ -142,16 +142,18 @@ def test_values_that_are_not_finite_propagate_as_in_torch(
         HOUR,
         3,
     )
-    for value in values:
-        stat.add(value)
-    results = stat.get()
+    for sample in samples:
+        stat.add(sample)
+    aggregates = stat.get()
 
-    assert math.isnan(results[aggregations.SUM])
-    assert math.isnan(results[aggregations.MEAN])
-    assert results[aggregations.COUNT] == 3.0
-    for aggregation, expected in ((aggregations.MAX, high), (aggregations.MIN, low)):
-        result = results[aggregation]
-        assert math.isnan(result) if expected is None else result == expected
+    assert math.isnan(aggregates[aggregations.SUM])
+    assert math.isnan(aggregates[aggregations.MEAN])
+    assert aggregates[aggregations.COUNT] == 3.0
+    for aggregation, expected in ((aggregations.MAX, highest), (aggregations.MIN, lowest)):
+        if expected is None:
+            assert math.isnan(aggregates[aggregation])
+        else:
+            assert aggregates[aggregation] == expected
 
 
 @pytest.mark.parametrize(
@@ -222,13 +224,13 @@ def test_names_are_free_text_and_may_be_used_twice(monitor: Any, events: list[An
 def test_the_window_after_a_full_one_starts_with_zeros(monitor: Any) -> None:
     stat = monitor.Stat("c.zeros", [monitor.Aggregation.SUM], 0.1, 1)
     stat.add(5.0)
-    full = stat.get()
+    first_window = stat.get()
     time.sleep(0.11)
     stat.add(7.0)
     time.sleep(0.11)
     stat.add(9.0)
 
-    assert full == {monitor.Aggregation.SUM: 5.0}
+    assert first_window == {monitor.Aggregation.SUM: 5.0}
     assert stat.get() in ({monitor.Aggregation.SUM: 9.0}, {monitor.Aggregation.SUM: 7.0})
 
 
@@ -238,9 +240,9 @@ def test_the_window_after_a_full_one_starts_with_zeros(monitor: Any) -> None:
 def test_fields_of_an_event_can_be_assigned_with_the_right_type(monitor: Any) -> None:
     event = monitor.Event("a", dt.datetime(2026, 1, 1), {"x": 1})
     event.data["x"] = 2
-    for name, value in (("name", 1), ("timestamp", 1.0), ("data", {"x": None})):
+    for name, invalid in (("name", 1), ("timestamp", 1.0), ("data", {"x": None})):
         with pytest.raises(TypeError):
-            setattr(event, name, value)
+            setattr(event, name, invalid)
     with pytest.raises(AttributeError):
         event.extra = 1
     assert (event.name, event.data) == ("a", {"x": 1})
@@ -262,7 +264,7 @@ def test_bytes_become_text_and_whole_numbers_keep_64_bits(monitor: Any) -> None:
 
 
 def test_an_event_keeps_its_arguments_and_can_be_weakly_referenced(monitor: Any) -> None:
-    data = {f"layer.{number}": 0.5 for number in range(1000)} | {"configuration": "x" * 100_000}
+    data = {f"layer.{index}": 0.5 for index in range(1000)} | {"configuration": "x" * 100_000}
     event = monitor.Event("large", dt.datetime.now(), data)
 
     assert event.data == data
@@ -275,21 +277,21 @@ def test_an_event_keeps_its_arguments_and_can_be_weakly_referenced(monitor: Any)
 def test_handlers_are_called_before_the_call_returns_and_once_per_registration(
     monitor: Any,
 ) -> None:
-    received: list[Any] = []
+    received_events: list[Any] = []
     event = monitor.Event("handled", dt.datetime.now(), {})
 
     def handler(received_event: Any) -> None:
-        received.append(received_event)
+        received_events.append(received_event)
 
     handles = [monitor.register_event_handler(handler) for _ in range(2)]
     monitor.log_event(event)
-    count = len(received)
+    count_while_registered = len(received_events)
     for handle in handles:
         monitor.unregister_event_handler(handle)
     monitor.log_event(event)
 
-    assert (count, len(received)) == (2, 2)
-    assert received[0] is received[1] is event
+    assert (count_while_registered, len(received_events)) == (2, 2)
+    assert received_events[0] is received_events[1] is event
 
 
 def test_the_real_summary_writer_receives_only_windows_of_stats(monitor: Any, tmp_path: Path) -> None:
@@ -298,16 +300,16 @@ def test_the_real_summary_writer_receives_only_windows_of_stats(monitor: Any, tm
     writer = tensorboard.SummaryWriter(str(tmp_path))
     handle = monitor.register_event_handler(monitor.TensorboardEventHandler(writer))
     stat = monitor.Stat("board", [monitor.Aggregation.SUM, monitor.Aggregation.COUNT], HOUR, 5)
-    for value in range(5):
-        stat.add(value)
+    for sample in range(5):
+        stat.add(sample)
     monitor.log_event(monitor.Event("other", dt.datetime.now(), {"other": 1.5}))
     writer.close()
-    for value in range(5):
-        stat.add(value)
+    for sample in range(5):
+        stat.add(sample)
     monitor.unregister_event_handler(handle)
 
-    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    scalars = {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    board = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    scalars = {tag: [scalar.value for scalar in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
     assert scalars == {"board.sum": [10.0], "board.count": [5.0]}
 
 
@@ -332,7 +334,7 @@ INVALID_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}},
                 (None, TIMESTAMP, {}),
             ],
         ),
-        ("Event", [("a", TIMESTAMP, value) for value in INVALID_DATA]),
+        ("Event", [("a", TIMESTAMP, data) for data in INVALID_DATA]),
         ("log_event", [(None,), (1,), ("a",), ({"name": "a"},)]),
         ("register_event_handler", [(1,), ("print",), ([],), (object(),)]),
         ("unregister_event_handler", [(1,), ("print",), (object(),)]),

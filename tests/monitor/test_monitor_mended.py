@@ -1,4 +1,4 @@
-"""Defects of torch.monitor 2.13 that the compatibility module corrects: rows D1 to D22."""
+"""Defects of torch.monitor 2.13 that the compatibility module corrects: rows D1 to D22 of docs/torch-monitor.md."""
 # ruff: noqa: DTZ001, DTZ005, DTZ006 - torch's events have naive datetimes
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import programs.monitor
 import pytest
-from elastic_support import child, run_function, stat_state
+from elastic_support import run_function, run_program, stat_state
 from waiting import wait_until
 
 import exporter
@@ -42,11 +42,13 @@ def received_events() -> Iterator[list[Event]]:
 
 
 def test_d1_two_threads_log_and_add_while_a_handler_in_python_writes(tmp_path: Path) -> None:
-    lines = tmp_path / "lines"
-    completed = run_function(tmp_path / "feed", programs.monitor.log_and_add_from_two_threads, str(lines))
+    event_file = tmp_path / "events"
+    completed = run_function(
+        tmp_path / "feed", programs.monitor.log_and_add_from_two_threads, str(event_file)
+    )
 
     assert completed.stderr == ""
-    assert lines.read_text().count("e\n") > 0
+    assert event_file.read_text().count("e\n") > 0
 
 
 def test_d3_value_is_the_last_sample(received_events: list[Event]) -> None:
@@ -79,21 +81,21 @@ def test_d13_d15_d22_exceptions_of_a_handler_are_isolated_and_unregistering_twic
     for _ in range(2):  # the second call has no effect (D13)
         monitor.unregister_event_handler(handle)
 
-    dropped = {pair: number for pair, number in EVENTS.reading().dropped.items() if "broken" in pair[0]}
-    assert [reason for _, reason in dropped] == ["error"]
+    drop_reasons = [reason for handler, reason in EVENTS.reading().dropped if "broken" in handler]
+    assert drop_reasons == ["error"]
 
 
 def test_d16_a_handler_can_log_and_its_events_follow() -> None:
     stat = Stat("d16", [Aggregation.COUNT], HOUR, 1)
-    handled: list[str] = []
+    log: list[str] = []
 
     def handler(event: Event) -> None:
-        handled.append(event.name)
+        log.append(event.name)
         if event.name == "d16.first":
             stat.add(1.0)
             log_event(Event("d16.second", dt.datetime.now(), {}))
             monitor.unregister_event_handler(monitor.register_event_handler(lambda _event: None))
-            handled.append(f"{stat.get()[Aggregation.COUNT]:g}")
+            log.append(f"{stat.get()[Aggregation.COUNT]:g}")
         if event.name == "d16.second":
             monitor.unregister_event_handler(handle)
 
@@ -102,7 +104,7 @@ def test_d16_a_handler_can_log_and_its_events_follow() -> None:
     wait_until(lambda: not handle.is_registered)
     log_event(Event("d16.third", dt.datetime.now(), {}))
 
-    assert handled == ["d16.first", "1", monitor.STAT_EVENT, "d16.second"]
+    assert log == ["d16.first", "1", monitor.STAT_EVENT, "d16.second"]
 
 
 # Handlers that run before the call returns ------------------------------------------------
@@ -125,31 +127,31 @@ for thread in threads: thread.join()
 for handle in handles: monitor.unregister_event_handler(handle)
 print(sum(handle.delivered for handle in handles))
 """
-    completed = child(tmp_path / "feed", program)
+    completed = run_program(tmp_path / "feed", program)
 
     assert (completed.stderr, completed.stdout) == ("", "1200\n")
 
 
 @pytest.mark.timeout(90)
 def test_a_hanging_handler_delays_one_call_and_is_then_skipped_until_it_returns() -> None:
-    gate, handled = threading.Event(), list[str]()
+    gate, handled_names = threading.Event(), list[str]()
 
     def hanging(event: Event) -> None:
         gate.wait(30)
-        handled.append(event.name)
+        handled_names.append(event.name)
 
     handle = monitor.register_event_handler(hanging)
-    start = time.monotonic()
-    for number in range(50):
-        log_event(Event(f"hangs.{number}", dt.datetime.now(), {}))
-    seconds = time.monotonic() - start
+    start_time = time.monotonic()
+    for index in range(50):
+        log_event(Event(f"hangs.{index}", dt.datetime.now(), {}))
+    logging_seconds = time.monotonic() - start_time
     gate.set()
-    wait_until(lambda: len(handled) == 50)
+    wait_until(lambda: len(handled_names) == 50)
     assert handle.drain(30)
     log_event(Event("hangs.no.more", dt.datetime.now(), {}))
 
-    assert handled[-1] == "hangs.no.more"
-    assert 4 <= seconds < 20
+    assert handled_names[-1] == "hangs.no.more"
+    assert 4 <= logging_seconds < 20
     monitor.unregister_event_handler(handle)
 
 
@@ -157,11 +159,11 @@ def test_a_handler_is_called_from_a_signal_handler(tmp_path: Path) -> None:
     program = f"""{PREAMBLE}
 received, checks = [], []
 handle = monitor.register_event_handler(lambda event: received.append(event.name))
-def interrupted(*_):
+def log_from_signal(*_):
     monitor.log_event(event("signal"))
     checks.append(received.count("signal") == len(checks) + 1)
     signal.setitimer(signal.ITIMER_REAL, 0.002)  # the next one, so that none interrupts this one
-signal.signal(signal.SIGALRM, interrupted)
+signal.signal(signal.SIGALRM, log_from_signal)
 signal.setitimer(signal.ITIMER_REAL, 0.002)
 while len(checks) < 50:
     monitor.log_event(event("loop"))
@@ -169,15 +171,15 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 monitor.unregister_event_handler(handle)
 print(all(checks))
 """
-    assert child(tmp_path / "feed", program).stdout == "True\n"
+    assert run_program(tmp_path / "feed", program).stdout == "True\n"
 
 
 def test_d17_without_a_length_every_window_of_max_samples_is_logged_and_nothing_discarded(
     received_events: list[Event],
 ) -> None:
     stat = Stat("d17.counted", [Aggregation.SUM, Aggregation.COUNT], None, 20)
-    for number in range(105):
-        stat.add(float(number))
+    for sample in range(105):
+        stat.add(float(sample))
 
     sums = [event.data["d17.counted.sum"] for event in received_events]
     assert sums == [sum(range(first, first + 20)) for first in range(0, 100, 20)]
@@ -215,7 +217,7 @@ monitor.register_event_handler(lambda event: print(event.data, flush=True))
 STAT = monitor.Stat("d20", [A.SUM], 3600.0)
 STAT.add(1.5)
 """
-    completed = child(tmp_path / "feed", program)
+    completed = run_program(tmp_path / "feed", program)
 
     assert (completed.stderr, completed.stdout) == ("", "{'d20.sum': 1.5}\n")
 
@@ -245,12 +247,12 @@ class TypedEvent(Event):
 )
 def test_an_event_of_a_subclass_is_copied_completely(copy_event: Callable[[TypedEvent], TypedEvent]) -> None:
     event = TypedEvent(7)
-    copied = copy_event(event)
+    event_copy = copy_event(event)
 
-    assert type(copied) is TypedEvent
-    assert (copied.step, copied.asdict()) == (7, event.asdict())
+    assert type(event_copy) is TypedEvent
+    assert (event_copy.step, event_copy.asdict()) == (7, event.asdict())
     timestamp = "datetime.datetime(2026, 1, 1, 0, 0)"
-    assert repr(copied) == f"TypedEvent(name='typed', timestamp={timestamp}, data={{'step': 7}})"
+    assert repr(event_copy) == f"TypedEvent(name='typed', timestamp={timestamp}, data={{'step': 7}})"
 
 
 def test_events_of_this_module_and_of_the_exporter_share_handlers(received_events: list[Event]) -> None:
@@ -273,13 +275,13 @@ def test_events_of_this_module_and_of_the_exporter_share_handlers(received_event
     [("shared.loss", "shared.loss"), ("shared lr/ms", "shared_lr_ms"), ("7 seas", "stat_7_seas")],
 )
 def test_stats_of_one_name_share_a_family(name: str, recorded_name: str) -> None:
-    first, second = Stat(name, [Aggregation.MEAN], HOUR, 2), Stat(name, [Aggregation.MAX], 60.0)
-    for value in (1.0, 2.0, 30.0):
-        first.add(value)
-    second.add(5.0)
+    mean_stat, max_stat = Stat(name, [Aggregation.MEAN], HOUR, 2), Stat(name, [Aggregation.MAX], 60.0)
+    for sample in (1.0, 2.0, 30.0):
+        mean_stat.add(sample)
+    max_stat.add(5.0)
 
     assert (stat_state(recorded_name).count, stat_state(recorded_name).sum) == (3, 8.0)
-    assert (first.get()[Aggregation.MEAN], second.count) == (1.5, 1)
+    assert (mean_stat.get()[Aggregation.MEAN], max_stat.count) == (1.5, 1)
 
 
 def test_a_stat_with_a_reserved_name_works_without_families() -> None:
@@ -307,8 +309,8 @@ def test_the_windows_have_every_sample_that_four_threads_add() -> None:
     monitor.unregister_event_handler(handle)
     windows = [event.data for event in received_events if "four.threads.count" in event.data]
 
-    assert sum(float(data["four.threads.count"]) for data in windows) == 80_000
-    assert sum(float(data["four.threads.sum"]) for data in windows) == 80_000
+    assert sum(float(window["four.threads.count"]) for window in windows) == 80_000
+    assert sum(float(window["four.threads.sum"]) for window in windows) == 80_000
     assert len(windows) > 3
 
 
@@ -318,11 +320,11 @@ stat = monitor.Stat("signals", [A.COUNT], None, 200)
 window_counts = []
 handle = monitor.register_event_handler(lambda event: window_counts.append(event.data["signals.count"]))
 handler_adds, loop_adds = 0, 0
-def interrupted(*_):
+def add_from_signal(*_):
     global handler_adds
     stat.add(1.0)
     handler_adds += 1
-signal.signal(signal.SIGALRM, interrupted)
+signal.signal(signal.SIGALRM, add_from_signal)
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 end = time.monotonic() + 1.0
 while time.monotonic() < end:
@@ -332,7 +334,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 monitor.unregister_event_handler(handle)
 print(handler_adds > 0, sum(window_counts) + stat.count == handler_adds + loop_adds)
 """
-    assert child(tmp_path / "feed", program).stdout == "True True\n"
+    assert run_program(tmp_path / "feed", program).stdout == "True True\n"
 
 
 def test_a_window_closed_by_max_samples_stays_readable_until_the_next_one_closes() -> None:

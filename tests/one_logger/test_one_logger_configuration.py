@@ -1,4 +1,4 @@
-"""Settings of training telemetry: callables and invalid values (`test_one_logger_peer.py` has fields and defaults)."""
+"""Settings of one-logger: callables and invalid values. Fields and defaults are tested in `test_one_logger_peer.py`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_each_callable_field_has_an_attribute_with_its_current_value() -> None:
         session_tag_or_fn=lambda: "s",
         is_baseline_run_or_fn=lambda: True,
     )
-    numbers = iter(range(1, 10))
+    batch_sizes = iter(range(1, 10))
     training = TrainingTelemetryConfig(
-        perf_tag_or_fn=lambda: ["a", "b"], global_batch_size_or_fn=lambda: next(numbers)
+        perf_tag_or_fn=lambda: ["a", "b"], global_batch_size_or_fn=lambda: next(batch_sizes)
     )
 
     assert (application.world_size, application.session_tag, application.is_baseline_run) == (4, "s", True)
@@ -80,7 +80,7 @@ def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("config_class", "field", "value"),
+    ("config_class", "field", "invalid"),
     [
         (OneLoggerConfig, "application_name", "  "),
         (OneLoggerConfig, "application_name", 5),
@@ -101,9 +101,9 @@ def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
     ],
 )
 def test_an_invalid_value_is_refused_with_the_name_of_the_field(
-    config_class: type[Settings], field: str, value: Any
+    config_class: type[Settings], field: str, invalid: Any
 ) -> None:
-    fields = (APPLICATION if config_class is OneLoggerConfig else TRAINING) | {field: value}
+    fields = (APPLICATION if config_class is OneLoggerConfig else TRAINING) | {field: invalid}
 
     with pytest.raises(OneLoggerError, match=f"{config_class.__name__}: {field.removesuffix('_or_fn')} "):
         config_class(**fields)
@@ -122,9 +122,9 @@ def test_d38_an_unknown_field_is_reported_with_the_known_fields() -> None:
     assert [(record.call, record.rule) for record in reports] == [
         ("TrainingTelemetryConfig", "unknown_field")
     ] * 2
-    expected = reports[0].expected
-    assert "'world_size_or_fn'" in expected
-    assert "seq_length_or_fn" in expected
+    expectation = reports[0].expected
+    assert "'world_size_or_fn'" in expectation
+    assert "seq_length_or_fn" in expectation
 
 
 def test_numbers_and_booleans_can_come_from_the_environment() -> None:
@@ -154,13 +154,13 @@ def test_a_later_assignment_to_a_field_is_validated() -> None:
 
 
 def test_a_copy_can_differ_and_mutable_defaults_are_not_shared() -> None:
-    first, second = OneLoggerConfig(**APPLICATION), OneLoggerConfig(**APPLICATION)
-    copy = first.model_copy({"application_name": "other"})
-    assert first == second != copy
-    assert copy.application_name == "other"
-    first.logger_config.log_level = "ERROR"
+    config, equal_config = OneLoggerConfig(**APPLICATION), OneLoggerConfig(**APPLICATION)
+    changed_copy = config.model_copy({"application_name": "other"})
+    assert config == equal_config != changed_copy
+    assert changed_copy.application_name == "other"
+    config.logger_config.log_level = "ERROR"
 
-    assert (first.logger_config.log_level, second.logger_config.log_level) == ("ERROR", "INFO")
+    assert (config.logger_config.log_level, equal_config.logger_config.log_level) == ("ERROR", "INFO")
 
 
 def test_mappings_replace_nested_configurations() -> None:

@@ -1,4 +1,4 @@
-"""Defects in the numbers of one-logger that the golden vectors do not cover, and their corrections."""
+"""Corrected defects of one-logger that the golden vectors do not cover."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from one_logger_support import KeepingExporter, configured, exported
+from one_logger_support import InMemoryExporter, configured, exported
 from training_support import misuse_counts, publish_and_read, published_value, train
 
 from exporter import one_logger, training
@@ -26,12 +26,20 @@ def test_d22_d23_every_block_returns_a_span_and_runs_its_body(setup: str) -> Non
     body_count = 0
 
     blocks: list[Any] = [
-        *(training.application(), training.model_init(), training.training_iteration()),
-        *(training.validation_loop(), training.validation_iteration(), training.testing_loop()),
+        training.application(),
+        training.model_init(),
+        training.training_iteration(),
+        training.validation_loop(),
+        training.validation_iteration(),
+        training.testing_loop(),
+        training.testing_iteration(),
+        training.checkpoint_load(),
+        training.checkpoint_save(1),
+        training.training_loop(train_iterations_start=0),
+        one_logger.timed_span("custom"),
+        training.span("another"),
+        training.phase("compile"),
     ]
-    blocks += [training.testing_iteration(), training.checkpoint_load(), training.checkpoint_save(1)]
-    blocks += [training.training_loop(train_iterations_start=0), one_logger.timed_span("custom")]
-    blocks += [training.span("another"), training.phase("compile")]
     for block in blocks:
         with block as span:
             span.add_attribute("name", "value")
@@ -86,8 +94,8 @@ def test_a_span_that_ends_also_ends_the_spans_entered_inside() -> None:
     assert misuse_counts() == {("span('inner')", "not_open"): 1}
 
 
-def started_span(memory: KeepingExporter, name: str) -> Any:
-    (span,) = [span for span in exported(memory).all_of("start") if span.name_str == name]
+def span_at_start(memory: InMemoryExporter, name: str) -> Any:
+    (span,) = [span for span in exported(memory).records_of("start") if span.name_str == name]
     return span
 
 
@@ -101,7 +109,7 @@ def test_d19_an_invalid_target_is_a_misuse_and_the_loop_is_exported_without_it(t
     with training.application(), training.training_loop(0, None, target, target):
         train(1)
 
-    loop = started_span(memory, "training_loop")
+    loop = span_at_start(memory, "training_loop")
     assert loop.attributes.to_json() == {"train_iterations_start": 0, "train_samples_start": 0}
     assert sum(misuse_counts().values()) == 2
     assert len(exported(memory).attributes("training_metrics_update")) == 1
@@ -119,7 +127,7 @@ def test_a_target_is_exported_as_configured(target: float, expected: int, source
     with training.application(), training.training_loop(0, None, *arguments):
         train(1)
 
-    loop = started_span(memory, "training_loop")
+    loop = span_at_start(memory, "training_loop")
     attributes = loop.attributes.to_json()
     assert (attributes["train_iterations_target"], attributes["train_samples_target"]) == (expected, expected)
     assert misuse_counts() == {}
@@ -137,7 +145,7 @@ def test_d19_throughput_without_a_positive_target_leaves_the_targets_out() -> No
     with training.application(), training.training_loop(0, None, None, -1):
         train(1)
 
-    loop = started_span(memory, "training_loop")
+    loop = span_at_start(memory, "training_loop")
     assert not {name for name in loop.attributes if name.endswith("target")}
     assert misuse_counts() == {}
 
@@ -156,7 +164,7 @@ def test_d18_disabled_saves_are_no_misuse_and_no_parent() -> None:
     training.on_save_checkpoint_start(3)
 
     assert misuse_counts() == {}
-    assert started_span(memory, "validation_loop").parent_span.name_str == "training_loop"
+    assert span_at_start(memory, "validation_loop").parent_span.name_str == "training_loop"
     assert exported(memory).names() == ["application", "training_loop", "validation_loop"]
 
 
@@ -166,16 +174,20 @@ def test_d39_each_callable_is_called_at_most_once_per_iteration() -> None:
     def counting_callable(name: str, value: Any) -> Any:
         return lambda: (calls.update([name]), value)[1]
 
-    values: dict[str, Any] = {"global_batch_size": 32, "seq_length": 128, "flops_per_sample": 1000}
-    values["is_log_throughput_enabled"] = True
-    telemetry = {f"{name}_or_fn": counting_callable(name, value) for name, value in values.items()}
+    settings: dict[str, Any] = {
+        "global_batch_size": 32,
+        "seq_length": 128,
+        "flops_per_sample": 1000,
+        "is_log_throughput_enabled": True,
+    }
+    telemetry = {f"{name}_or_fn": counting_callable(name, value) for name, value in settings.items()}
     configured(telemetry=telemetry, world_size_or_fn=counting_callable("world_size", 4))
     with training.application(), training.training_loop(train_iterations_start=0):
         initial_calls = Counter(calls)
         train(100)
         loop_calls = calls - initial_calls
 
-    assert loop_calls == dict.fromkeys([*values, "world_size"], 100)
+    assert loop_calls == dict.fromkeys([*settings, "world_size"], 100)
 
 
 def test_d41_families_have_samples_of_the_rank_and_events_those_of_the_job() -> None:
@@ -236,10 +248,10 @@ def test_d12_a_validation_whose_only_iteration_failed_has_no_times() -> None:
 def test_d20_a_first_iteration_of_no_length_is_counted() -> None:
     throughput = {"is_log_throughput_enabled_or_fn": True, "flops_per_sample_or_fn": 10}
     memory = configured(telemetry=throughput | {"log_every_n_train_iterations": 1})
-    now = time.time() * 1000
+    time_msec = time.time() * 1000
     with training.application(), training.training_loop(train_iterations_start=0):
-        training.on_training_single_iteration_start(start_time_msec=now)
-        training.on_training_single_iteration_end(finish_time_msec=now)
+        training.on_training_single_iteration_start(start_time_msec=time_msec)
+        training.on_training_single_iteration_end(finish_time_msec=time_msec)
 
     (update,) = exported(memory).attributes("training_metrics_update")
     assert update["num_iterations"] == 1

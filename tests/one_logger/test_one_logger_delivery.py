@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from one_logger_support import KeepingExporter
+from one_logger_support import InMemoryExporter
 from waiting import wait_until
 
 from exporter.errors import ExportError, OneLoggerError
@@ -51,7 +51,7 @@ def start_delivery(deliveries: list[Delivery], *exporters: Any, **options: Any) 
 
 
 def total(name: str, **labels: str) -> float:
-    """Read a counter without waiting for any exporter, as `exporter.flush` does."""
+    """Return the total of a counter, read without waiting for any exporter, unlike `exporter.flush`."""
     RECORDER.flush(FLUSH_SECONDS)
     return sum(
         state.sum
@@ -60,12 +60,12 @@ def total(name: str, **labels: str) -> float:
     )
 
 
-def dropped_count(reason: str, exporter: str = "KeepingExporter") -> float:
+def dropped_count(reason: str, exporter: str = "InMemoryExporter") -> float:
     return total("training.span.exporter.dropped", exporter=exporter, reason=reason)
 
 
 def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(deliveries: list[Delivery]) -> None:
-    exporter = KeepingExporter()
+    exporter = InMemoryExporter()
     delivery = start_delivery(deliveries, exporter)
     span = Span.create("work")
 
@@ -87,16 +87,16 @@ def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(deliveries:
         ("stop", "work"),
         ("telemetry_data_error", "a gap"),
     ]
-    error_types = [error.error_type.value for error in exporter.all_of("telemetry_data_error")]
+    error_types = [error.error_type.value for error in exporter.records_of("telemetry_data_error")]
     assert error_types == [
         "no_telemetry_data",
         "incomplete_telemetry_data",
     ]  # before and after the first record
-    assert exporter.threads == {"exporter-spans-KeepingExporter"}
+    assert exporter.threads == {"exporter-spans-InMemoryExporter"}
 
 
 def test_a_delivered_record_does_not_change(deliveries: list[Delivery]) -> None:
-    exporter = KeepingExporter()
+    exporter = InMemoryExporter()
     exporter.gate.clear()
     delivery = start_delivery(deliveries, exporter)
     span = Span.create("work")
@@ -107,24 +107,26 @@ def test_a_delivered_record_does_not_change(deliveries: list[Delivery]) -> None:
     exporter.gate.set()
 
     assert delivery.flush(FLUSH_SECONDS)
-    (started_span,) = exporter.all_of("start")
+    (started_span,) = exporter.records_of("start")
     assert (started_span.id, started_span.active, started_span.attributes.to_json()) == (span.id, True, {})
 
 
 def test_d29_a_flaky_backend_loses_nothing(deliveries: list[Delivery]) -> None:
     calls = iter(range(10_000))
-    exporter = KeepingExporter(lambda *_: next(calls) % 3 == 1)
+    exporter = InMemoryExporter(lambda *_: next(calls) % 3 == 1)
     delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.001)
     initial_count = dropped_count("failed")
-    for number in range(100):
-        delivery.start(Span.create(f"span-{number}"))
+    for index in range(100):
+        delivery.start(Span.create(f"span-{index}"))
 
     assert delivery.flush(FLUSH_SECONDS)
-    assert exporter.names() == [f"span-{number}" for number in range(100)]
+    assert exporter.names() == [f"span-{index}" for index in range(100)]
     assert dropped_count("failed") == initial_count
 
 
 class MuteError(Exception):
+    """Error whose conversion to text raises."""
+
     def __repr__(self) -> str:
         raise RuntimeError("no text")
 
@@ -137,9 +139,9 @@ def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
 ) -> None:
     def counts() -> list[float]:
         names = ("records", "errors")
-        return [total(f"training.span.exporter.{name}", exporter="KeepingExporter") for name in names]
+        return [total(f"training.span.exporter.{name}", exporter="InMemoryExporter") for name in names]
 
-    exporter = KeepingExporter(lambda _, name: name == "poison", error)
+    exporter = InMemoryExporter(lambda _, name: name == "poison", error)
     delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.001)
     initial_counts, initial_dropped = counts(), dropped_count("failed")
     for span_name in ("good", "poison", "better"):
@@ -147,7 +149,7 @@ def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
 
     assert delivery.flush(FLUSH_SECONDS)
     assert exporter.names() == ["good", "better"]
-    (data_error,) = exporter.all_of("telemetry_data_error")
+    (data_error,) = exporter.records_of("telemetry_data_error")
     assert data_error.error_message == "1 earlier records were dropped"
     assert data_error.error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
     assert dropped_count("failed") == initial_dropped + 1
@@ -157,7 +159,7 @@ def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
 def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(deliveries: list[Delivery]) -> None:
     is_down = threading.Event()
     is_down.set()
-    exporter = KeepingExporter(lambda method, _: method == "initialize" and is_down.is_set())
+    exporter = InMemoryExporter(lambda method, _: method == "initialize" and is_down.is_set())
     delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.001)
     delivery.start(Span.create("work"))
     assert not delivery.flush(0.2)
@@ -170,22 +172,20 @@ def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(deliveries:
 def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(
     deliveries: list[Delivery],
 ) -> None:
-    hanging, working = KeepingExporter(), KeepingExporter()
+    hanging, working = InMemoryExporter(), InMemoryExporter()
     hanging.gate.clear()
     delivery = start_delivery(deliveries, hanging, working, bound=10)
-    initial_count, initial_count_of_working = (
-        dropped_count("queue_full"),
-        dropped_count("queue_full", "KeepingExporter-2"),
-    )
-    start = time.monotonic()
-    for number in range(100):
-        delivery.start(Span.create(f"span-{number}"))
+    initial_count = dropped_count("queue_full")
+    initial_count_of_working = dropped_count("queue_full", "InMemoryExporter-2")
+    start_time = time.monotonic()
+    for index in range(100):
+        delivery.start(Span.create(f"span-{index}"))
         assert delivery.queues[1].worker.drain(FLUSH_SECONDS)
 
-    assert time.monotonic() - start < FLUSH_SECONDS
+    assert time.monotonic() - start_time < FLUSH_SECONDS
     assert len(working.named_records) == 101
     assert dropped_count("queue_full") - initial_count == 90
-    assert dropped_count("queue_full", "KeepingExporter-2") == initial_count_of_working
+    assert dropped_count("queue_full", "InMemoryExporter-2") == initial_count_of_working
 
     hanging.gate.set()
     assert delivery.flush(FLUSH_SECONDS)
@@ -195,17 +195,17 @@ def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(
 
 
 def test_d34_the_shutdown_is_bounded_and_undelivered_records_are_counted() -> None:
-    exporter = KeepingExporter()
+    exporter = InMemoryExporter()
     exporter.gate.clear()
     delivery = Delivery([exporter])
     delivery.start_exporters()
-    for number in range(5):
-        delivery.start(Span.create(f"span-{number}"))
+    for index in range(5):
+        delivery.start(Span.create(f"span-{index}"))
     initial_count = dropped_count("exit")
-    start = time.monotonic()
+    start_time = time.monotonic()
     delivery.close(0.2)
 
-    assert time.monotonic() - start < FLUSH_SECONDS
+    assert time.monotonic() - start_time < FLUSH_SECONDS
     assert dropped_count("exit") - initial_count >= 5
     delivery.start(Span.create("too late"))
     assert dropped_count("exit") - initial_count >= 6
@@ -213,21 +213,21 @@ def test_d34_the_shutdown_is_bounded_and_undelivered_records_are_counted() -> No
 
 
 def test_the_shutdown_skips_retry_pauses_of_an_unreachable_backend() -> None:
-    exporter = KeepingExporter(lambda method, _: method == "start")
+    exporter = InMemoryExporter(lambda method, _: method == "start")
     delivery = Delivery([exporter], first_pause_seconds=1000.0)
     delivery.start_exporters()
     delivery.start(Span.create("work"))
     while "start" not in exporter.calls:
         time.sleep(0.01)
-    start = time.monotonic()
+    start_time = time.monotonic()
     delivery.close(FLUSH_SECONDS)
 
-    assert time.monotonic() - start < FLUSH_SECONDS
+    assert time.monotonic() - start_time < FLUSH_SECONDS
     assert exporter.named_records[-1] == ("close", "")
 
 
 def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_recorder() -> None:
-    exporter = KeepingExporter()
+    exporter = InMemoryExporter()
     exporter.gate.clear()
     DefaultRecorder([exporter]).start("work")
     gc.collect()
@@ -238,7 +238,7 @@ def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_record
 
 
 def test_the_counters_of_a_delivery_fit_their_families(deliveries: list[Delivery]) -> None:
-    start_delivery(deliveries, KeepingExporter())
+    start_delivery(deliveries, InMemoryExporter())
     definitions = {
         f"{state.definition.name.replace('.', '_')}_total": state.definition
         for state in REGISTRY.states()
@@ -252,7 +252,7 @@ def test_the_counters_of_a_delivery_fit_their_families(deliveries: list[Delivery
 def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
     deliveries: list[Delivery],
 ) -> None:
-    class BufferingExporter(KeepingExporter):
+    class BufferingExporter(InMemoryExporter):
         written_counts: tuple[int, ...] = ()
 
         def write_out(self) -> None:
@@ -260,19 +260,22 @@ def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
 
     exporter = BufferingExporter()
     delivery = start_delivery(deliveries, exporter)
-    for number in range(WRITE_OUT_RECORDS * 2 + 3):
-        delivery.start(Span.create(f"span-{number}"))
+    for index in range(WRITE_OUT_RECORDS * 2 + 3):
+        delivery.start(Span.create(f"span-{index}"))
 
     assert delivery.flush(FLUSH_SECONDS)
     counts = exporter.written_counts
     assert counts[-1] == WRITE_OUT_RECORDS * 2 + 3
-    assert max(end - start for start, end in zip((0, *counts), counts, strict=False)) <= 256
+    assert (
+        max(count - previous for previous, count in zip((0, *counts), counts, strict=False))
+        <= WRITE_OUT_RECORDS
+    )
 
 
 def test_a_failed_write_is_repeated_without_a_further_record(
     deliveries: list[Delivery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FailingExporter(KeepingExporter):
+    class FailingExporter(InMemoryExporter):
         attempts = 0
 
         def write_out(self) -> None:
@@ -309,8 +312,8 @@ def test_spans_that_a_backend_rejects_are_counted_once_they_are_discarded(
     exporter = otel_exporter.OTelExporter(RejectingBackend())
     monkeypatch.setattr(exporter, "_ended_spans", deque(maxlen=5))
     delivery = start_delivery(deliveries, exporter, first_pause_seconds=0.0)
-    for number in range(8):
-        span = Span.create(f"span-{number}")
+    for index in range(8):
+        span = Span.create(f"span-{index}")
         delivery.start(span)
         span.stop()
         delivery.stop(span)
@@ -322,7 +325,7 @@ def test_spans_that_a_backend_rejects_are_counted_once_they_are_discarded(
 
 
 def test_the_parent_of_a_record_is_the_nearest_exported_span(deliveries: list[Delivery]) -> None:
-    exporter = KeepingExporter()
+    exporter = InMemoryExporter()
     delivery = start_delivery(deliveries, exporter, filter=SpanFilter.default())
     loop = Span.create(StandardTrainingJobSpanName.TRAINING_LOOP)
     iteration = Span.create(StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION, loop)
@@ -332,7 +335,7 @@ def test_the_parent_of_a_record_is_the_nearest_exported_span(deliveries: list[De
 
     assert delivery.flush(FLUSH_SECONDS)
     assert exporter.names() == ["training_loop", "checkpoint_save_sync"]
-    exported_save = exporter.all_of("start")[1]
+    exported_save = exporter.records_of("start")[1]
     assert (exported_save.exported_parent.id, exported_save.parent_span.id) == (loop.id, iteration.id)
 
 
@@ -346,7 +349,7 @@ def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_d49_a_forked_child_exports_nothing_and_exits_at_once(deliveries: list[Delivery]) -> None:
-    exporter = KeepingExporter()
+    exporter = InMemoryExporter()
     delivery = start_delivery(deliveries, exporter)
     delivery.start(Span.create("parent"))
     assert delivery.flush(FLUSH_SECONDS)

@@ -21,8 +21,10 @@ from exporter.one_logger.config import (
 DOCUMENT = (PROJECT / "docs" / "one-logger.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
 DEFECT_ROWS = {
-    row[0]: row[1:]
-    for row in re.findall(r"^\| (D\d+) \| (.*) \| (.*) \| (.*) \|$", DOCUMENT, flags=re.MULTILINE)
+    defect: (description, correction, evidence)
+    for defect, description, correction, evidence in re.findall(
+        r"^\| (D\d+) \| (.*) \| (.*) \| (.*) \|$", DOCUMENT, flags=re.MULTILINE
+    )
 }
 TEST_NAMES = {
     name
@@ -52,22 +54,22 @@ def test_every_field_is_in_the_tables_of_settings(config_class: type[Settings]) 
 
 def test_each_of_the_fifty_defects_is_shown_by_tests_that_exist() -> None:
     assert list(DEFECT_ROWS) == [f"D{number}" for number in range(1, 51)]
-    for row, (_, _, evidence) in DEFECT_ROWS.items():
+    for defect, (_, _, evidence) in DEFECT_ROWS.items():
         tests, vectors = re.findall(r"`(test_\w+)`", evidence), re.findall(r"vector `([\w-]+)`", evidence)
 
-        assert tests or vectors, row
-        assert set(tests) <= TEST_NAMES, row
-        assert set(vectors) <= VECTOR_IDS, row
+        assert tests or vectors, defect
+        assert set(tests) <= TEST_NAMES, defect
+        assert set(vectors) <= VECTOR_IDS, defect
 
 
-@pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_the_code_of_the_document_runs(number: int, tmp_path: Path) -> None:
-    completed = run_python(PROGRAMS[number], tmp_path)
+@pytest.mark.parametrize("index", range(len(PROGRAMS)))
+def test_the_code_of_the_document_runs(index: int, tmp_path: Path) -> None:
+    completed = run_python(PROGRAMS[index], tmp_path)
 
     assert completed.returncode == 0, completed.stderr
     assert completed.stderr == ""
     for path in tmp_path.glob("telemetry.jsonl"):
-        lines = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-        names = [line.get("name") or line["event"]["name"] for line in lines]
+        records = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+        names = [record.get("name") or record["event"]["name"] for record in records]
         assert names.count("training_metrics_update") == 3
         assert names[-1] == "application"

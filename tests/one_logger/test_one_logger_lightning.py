@@ -39,7 +39,7 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-class Failing(TorchCheckpointIO):
+class DiskFullForBadPaths(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint, path, storage_options=None):
         if "bad" in str(path):
             raise OSError(28, "No space left on device")
@@ -55,7 +55,7 @@ provider.with_base_config(OneLoggerConfig(application_name="app", world_size_or_
 provider.with_exporter(FileExporter(Path("t.jsonl"))).configure_provider()
 options = dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
                enable_model_summary=False, max_epochs=1, accumulate_grad_batches=2, num_sanity_val_steps=1,
-               plugins=[Failing()])
+               plugins=[DiskFullForBadPaths()])
 """
 TRAINER = """
 options["callbacks"] = None
@@ -63,12 +63,12 @@ trainer = OneLoggerPTLTrainer(options, provider)
 print("options unchanged", options["callbacks"] is None)
 callback = trainer.nv_one_logger_callback
 """
-HOOKED = """
-class Mine(pl.Trainer):
+HOOKED_TRAINER = """
+class OwnTrainer(pl.Trainer):
     pass
-trained, callback = hook_trainer_cls(Mine, provider)
-trainer = trained(callbacks=pl.Callback(), **options)
-print("trainer unchanged", trained is Mine and trainer.nv_one_logger_callback is callback)
+hooked_class, callback = hook_trainer_cls(OwnTrainer, provider)
+trainer = hooked_class(callbacks=pl.Callback(), **options)
+print("trainer unchanged", hooked_class is OwnTrainer and trainer.nv_one_logger_callback is callback)
 """
 RUN = """
 callback.on_model_init_start()
@@ -84,12 +84,14 @@ callback.on_app_end()
 """
 
 
-def records(directory: Path) -> list[dict[str, Any]]:
+def read_records(directory: Path) -> list[dict[str, Any]]:
     lines = (directory / "t.jsonl").read_text(encoding="ascii").splitlines()
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("trainer_code", [TRAINER, HOOKED], ids=["OneLoggerPTLTrainer", "hook_trainer_cls"])
+@pytest.mark.parametrize(
+    "trainer_code", [TRAINER, HOOKED_TRAINER], ids=["OneLoggerPTLTrainer", "hook_trainer_cls"]
+)
 def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(trainer_code: str, tmp_path: Path) -> None:
     completed = run_python(JOB + trainer_code + RUN, tmp_path, timeout=200)
     assert completed.returncode == 0, completed.stderr
@@ -97,15 +99,14 @@ def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(trainer_code: str
     assert "pickled True\n" in completed.stdout
     assert (tmp_path / "good.ckpt").exists()
 
-    all_records = records(tmp_path)
-    ended_spans = Counter(record["name"] for record in all_records if record["type"] in {"stop", "complete"})
-    events = Counter(record["event"]["name"] for record in all_records if record["type"] == "event")
+    records = read_records(tmp_path)
+    ended_spans = Counter(record["name"] for record in records if record["type"] in {"stop", "complete"})
+    events = Counter(record["event"]["name"] for record in records if record["type"] == "event")
     assert (
         ended_spans["application"] == ended_spans["model_initialization"] == ended_spans["training_loop"] == 1
     )
-    assert (
-        ended_spans["validation_loop"] == events["validation_metrics_update"] == 2
-    )  # one batch of the sanity check
+    # The sanity check is a validation of one batch.
+    assert ended_spans["validation_loop"] == events["validation_metrics_update"] == 2
     assert ended_spans["testing_loop"] == events["testing_metrics_update"] == 1
     assert events["training_metrics_update"] == 2  # optimizer steps of four batches
     assert ended_spans["checkpoint_save_sync"] == events["sync_checkpoint_metrics_update"] == 2

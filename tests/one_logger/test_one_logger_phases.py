@@ -25,14 +25,14 @@ ADDITIONS = (
     ),
     ("kinds.py", "OPTIMIZER_UPDATE)\n", "DATA_TRANSFER, "),
 )
-"""File, place, and the text before that place: the row of a phase, and the kind of its block."""
+"""File, text before which a line is inserted, and the line: the phase, the kind of its block, and its place in a tuple."""
 
 
 def test_phase_added_to_the_table_has_blocks_and_leaves_the_names_of_one_logger_alone(tmp_path: Path) -> None:
     shutil.copytree(PROJECT / "exporter", tmp_path / "exporter", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, place, text in ADDITIONS:
+    for name, next_text, addition in ADDITIONS:
         file = tmp_path / "exporter" / "training" / name
-        file.write_text(file.read_text("utf-8").replace(place, text + place, 1), "utf-8")
+        file.write_text(file.read_text("utf-8").replace(next_text, addition + next_text, 1), "utf-8")
     path = os.pathsep.join(map(str, (tmp_path, TESTS)))
     completed = run_python(code_of(programs.train_with_an_added_phase), tmp_path, PYTHONPATH=path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import APPLICATION, KeepingExporter, configured, exported
+from one_logger_support import APPLICATION, InMemoryExporter, configured, exported
 from one_logger_support import TELEMETRY as TRAINING
 from training_support import collect_misuse, publish_and_read
 
@@ -115,7 +115,7 @@ def test_an_invalid_configuration_object_is_refused_clearly(
     [
         ("with_base_config", (one_logger.OneLoggerConfig(**APPLICATION),), "configured_already"),
         ("with_config_override", ({},), "configured_already"),
-        ("with_exporter", (KeepingExporter(),), "configured_already"),
+        ("with_exporter", (InMemoryExporter(),), "configured_already"),
         ("with_export_customization", (ExportCustomizationMode.EXPORT_ALL_SPANS,), "configured_already"),
         ("with_export_config", (), "configured_already"),
         ("configure_provider", (), "configured_already"),
@@ -274,7 +274,7 @@ def test_timed_span_exports_attributes_and_error() -> None:
         ("error", "Error in mine: "),
         ("stop", "mine"),
     ]
-    (start,), (stop,) = memory.all_of("start"), memory.all_of("stop")
+    (start,), (stop,) = memory.records_of("start"), memory.records_of("stop")
     assert start.attributes.to_json() == {"a": 1}
     assert start.start_event.attributes.to_json()["s"] == 2
     assert stop.attributes.to_json()["b"] == 2
@@ -288,7 +288,7 @@ def test_d47_timed_span_takes_any_name_and_decorates_functions() -> None:
         return depth if depth == 0 else work(depth - 1)
 
     assert work(2) == 0
-    starts = exported(memory).all_of("start")
+    starts = exported(memory).records_of("start")
     assert [span.name_str for span in starts] == ["custom"] * 3
     assert starts[2].parent_span.id == starts[1].id
 
@@ -304,7 +304,7 @@ def test_manual_and_standard_spans_form_one_tree() -> None:
         recorder.stop(manual_span)
         recorder.stop(recorder.start("of the loop", parent_span=loop))
 
-    parents = {span.name_str: span.parent_span for span in exported(memory).all_of("start")}
+    parents = {span.name_str: span.parent_span for span in exported(memory).records_of("start")}
     assert parents["mine"].id == parents["of the loop"].id == loop.id
     assert parents["training_loop"].name_str == "application"
 
@@ -346,7 +346,7 @@ def test_the_methods_of_the_recorder_are_the_callbacks() -> None:
 
 
 def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
-    memory = KeepingExporter()
+    memory = InMemoryExporter()
     recorder = one_logger.DefaultRecorder([memory])
     one_logger.OneLoggerProvider.instance().configure(one_logger.OneLoggerConfig(**APPLICATION), recorder)
 
@@ -367,7 +367,7 @@ def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
 
     parents = {
         span.name_str: span.parent_span and span.parent_span.name_str
-        for span in exported(memory).all_of("start")
+        for span in exported(memory).records_of("start")
     }
     assert parents == {
         "root": None,
@@ -381,7 +381,7 @@ def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
 
 
 def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
-    recorder = one_logger.DefaultRecorder([KeepingExporter()])
+    recorder = one_logger.DefaultRecorder([InMemoryExporter()])
     span = recorder.start("work")
     recorder.stop(span)
     with collect_misuse() as reports:
@@ -397,7 +397,7 @@ def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
 
 
 def test_closing_a_recorder_ends_open_spans_innermost_first() -> None:
-    memory = KeepingExporter()
+    memory = InMemoryExporter()
     recorder = one_logger.DefaultRecorder([memory])
     for name in ("outer", "inner"):
         recorder.start(name)

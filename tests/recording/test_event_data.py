@@ -46,7 +46,7 @@ def events() -> Iterator[EventLog]:
 # Logged values -----------------------------------------------------------------------------------------------
 
 
-CONVERSIONS = [
+CONVERSIONS: list[tuple[Any, str | float]] = [
     (2**64, "18446744073709551616"),
     (Path("/data/x"), "/data/x"),
     ([1, "a", None], "[1, 'a', None]"),
@@ -56,13 +56,14 @@ CONVERSIONS = [
     (dt.date(2026, 1, 2), "2026-01-02"),
     (SimpleNamespace(item=lambda: 1.5), 1.5),
 ]
+"""Arguments of `log`, and the values that events have for them."""
 
 
 def test_log_converts_objects_to_plain_values(events: EventLog) -> None:
-    data: dict[str, Any] = {f"x{number}": value for number, (value, _) in enumerate(CONVERSIONS)}
-    events.log("a", **data)
+    arguments = {f"x{index}": argument for index, (argument, _) in enumerate(CONVERSIONS)}
+    events.log("a", **arguments)
 
-    assert list(events.recent()[0].data.values()) == [datum for _, datum in CONVERSIONS]
+    assert list(events.recent()[0].data.values()) == [logged for _, logged in CONVERSIONS]
     assert not events.reading().suppressed
 
 
@@ -81,10 +82,10 @@ def test_log_of_containers_with_a_million_items_is_bounded(events: EventLog) -> 
         pass
 
     losses, settings = Losses(range(1_000_000)), Settings.fromkeys(range(1_000_000))
-    start = thread_time()
+    start_seconds = thread_time()
     events.log("a", losses, losses=losses, settings=settings)  # type: ignore[arg-type]  # as an untyped job may
 
-    assert thread_time() - start < 0.3
+    assert thread_time() - start_seconds < 0.3
     assert str(events.recent()[0].data["losses"]).startswith("[0, 1, 2, ")
 
 
@@ -156,11 +157,14 @@ def test_the_console_prints_an_event_as_one_line_in_any_encoding() -> None:
     )
 
 
-values = st.text() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.booleans()
+logged_values = st.text() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.booleans()
 
 
 @given(
-    st.text(min_size=1), st.none() | st.text(), st.dictionaries(st.text(), values), st.floats(-1e300, 1e300)
+    st.text(min_size=1),
+    st.none() | st.text(),
+    st.dictionaries(st.text(), logged_values),
+    st.floats(-1e300, 1e300),
 )
 def test_any_event_is_one_printable_line_and_one_json_line(
     type_: str, message: str | None, data: dict[str, Any], timestamp: float
@@ -177,7 +181,7 @@ def test_any_event_is_one_printable_line_and_one_json_line(
 # JSON lines --------------------------------------------------------------------------------------------------
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file's complete lines. A truncated line is not JSON."""
     records = []
     for line in path.read_bytes().splitlines():
@@ -192,11 +196,11 @@ def test_every_event_is_a_line_of_json_with_all_its_fields(tmp_path: Path) -> No
     events.log("a", "m", severity="error", span_id="s", parent_ids=["p"], step=1, ok=True, loss=math.nan)
     assert events.flush(5.0)
 
-    (line,) = lines(tmp_path / "deep" / f"events-a_b-7-{os.getpid()}.jsonl")
-    assert line["data"] == {"step": 1, "ok": True, "loss": "nan"}
-    assert (line["type"], line["message"], line["run"], line["rank"]) == ("a", "m", "a/b", 7)
-    assert (line["severity"], line["span_id"], line["parent_ids"]) == ("error", "s", ["p"])
-    assert set(line) == set(Event.__slots__)
+    (record,) = read_records(tmp_path / "deep" / f"events-a_b-7-{os.getpid()}.jsonl")
+    assert record["data"] == {"step": 1, "ok": True, "loss": "nan"}
+    assert (record["type"], record["message"], record["run"], record["rank"]) == ("a", "m", "a/b", 7)
+    assert (record["severity"], record["span_id"], record["parent_ids"]) == ("error", "s", ["p"])
+    assert set(record) == set(Event.__slots__)
 
 
 def test_a_file_is_rotated_by_size_and_old_files_are_removed(events: EventLog, tmp_path: Path) -> None:
@@ -209,7 +213,7 @@ def test_a_file_is_rotated_by_size_and_old_files_are_removed(events: EventLog, t
 
     assert sorted(tmp_path.iterdir()) == sorted(files)
     assert all(0 < file.stat().st_size <= 4096 for file in files)
-    numbers = [line["data"]["number"] for file in files for line in lines(file)]
+    numbers = [record["data"]["number"] for file in files for record in read_records(file)]
     assert numbers == list(range(numbers[0], 200))
 
 
@@ -223,7 +227,10 @@ def test_a_truncated_line_does_not_damage_the_next_and_a_moved_file_is_recreated
     path.rename(tmp_path / "elsewhere")
     handler.handle(Event("b"))
 
-    assert [line["type"] for file in ("elsewhere", path) for line in lines(tmp_path / file)] == ["a", "b"]
+    assert [record["type"] for file in ("elsewhere", path) for record in read_records(tmp_path / file)] == [
+        "a",
+        "b",
+    ]
 
 
 def test_a_full_disk_loses_only_counted_lines(events: EventLog, tmp_path: Path) -> None:
@@ -236,7 +243,7 @@ def test_a_full_disk_loses_only_counted_lines(events: EventLog, tmp_path: Path) 
             events.log("a", "x" * 200, number=number)
         assert events.flush(5.0)
         reading = events.reading()
-        written_lines = len(lines(path))
+        written_lines = len(read_records(path))
         path.unlink()
         events.log("later")
         assert events.flush(5.0)
@@ -244,7 +251,7 @@ def test_a_full_disk_loses_only_counted_lines(events: EventLog, tmp_path: Path) 
         assert 0 < written_lines < 1000
         assert reading.delivered["file"] == written_lines
         assert reading.dropped == {("file", "error"): 1000 - written_lines}
-        assert [line["type"] for line in lines(path)] == ["later"]
+        assert [record["type"] for record in read_records(path)] == ["later"]
 
 
 def test_several_processes_can_write_to_one_rotating_file(tmp_path: Path) -> None:
@@ -261,10 +268,10 @@ for number in range(300):
     children = [subprocess.Popen([sys.executable, "-c", program, f"p{number}"]) for number in range(3)]
     for child in children:
         assert child.wait() == 0
-    records = [line for file in tmp_path.iterdir() for line in lines(file)]
+    records = [record for file in tmp_path.iterdir() for record in read_records(file)]
 
     assert len(records) == 900
-    assert len({(line["type"], line["data"]["number"]) for line in records}) == 900
+    assert len({(record["type"], record["data"]["number"]) for record in records}) == 900
     assert len(list(tmp_path.iterdir())) > 5
 
 
@@ -290,6 +297,6 @@ def test_the_real_summary_writer_accepts_an_event(tmp_path: Path) -> None:
         )
 
     (file,) = tmp_path.iterdir()
-    content = file.read_bytes()
-    assert all(name in content for name in (b"eval/loss", b"eval/ok", b"eval/message"))
-    assert b"eval/split" not in content
+    event_file = file.read_bytes()
+    assert all(name in event_file for name in (b"eval/loss", b"eval/ok", b"eval/message"))
+    assert b"eval/split" not in event_file

@@ -45,10 +45,10 @@ def test_enabled_answers_for_a_type_that_cannot_be_hashed(events: EventLog) -> N
 
 
 def test_an_event_has_its_data_and_times() -> None:
-    received: list[Event] = []
+    received_events: list[Event] = []
     events = EventLog(identify=lambda: new_identity(run="night-run", rank=3))
-    events.register(received.append)
-    start = time.time()
+    events.register(received_events.append)
+    start_time = time.time()
     events.log(
         "checkpoint.saved",
         "step 100",
@@ -60,10 +60,10 @@ def test_an_event_has_its_data_and_times() -> None:
         seconds=1.5,
     )
 
-    (event,) = received
+    (event,) = received_events
     assert (event.type, event.message, event.severity) == ("checkpoint.saved", "step 100", "warning")
     assert event.data == {"step": 100, "ok": True, "seconds": 1.5}
-    assert start <= event.timestamp == event.logged_at <= time.time()
+    assert start_time <= event.timestamp == event.logged_at <= time.time()
     assert abs(event.monotonic_ns - time.monotonic_ns()) < 5e9
     assert (event.span_id, event.parent_ids, event.run, event.rank) == ("s1", ("a", "b"), "night-run", 3)
     assert re.fullmatch("[0-9a-f]{16}", event.id)
@@ -80,8 +80,8 @@ def test_an_event_can_have_an_earlier_timestamp(events: EventLog) -> None:
 
 
 def test_types_beyond_the_first_hundred_are_other(events: EventLog) -> None:
-    for number in range(1500):
-        events.log(f"runaway.{number}")
+    for index in range(1500):
+        events.log(f"runaway.{index}")
     counts = events.reading().counts
 
     assert len(counts) == 101
@@ -108,70 +108,70 @@ def test_rules_disable_events_by_type_and_severity(events: EventLog) -> None:
 
 
 def test_events_are_checked_within_40_microseconds_each_with_500_rules(events: EventLog) -> None:
-    for number in range(500):
-        events.limit(f"x{number}.*", sample=0.5)
-    start = time.thread_time()
+    for index in range(500):
+        events.limit(f"x{index}.*", sample=0.5)
+    start_seconds = time.thread_time()
     assert all(events.enabled("step") for _ in range(10_000))
 
-    assert time.thread_time() - start < 0.1 * PATIENCE
+    assert time.thread_time() - start_seconds < 0.1 * PATIENCE
 
 
 def test_sampling_keeps_every_nth_event_from_the_first_and_counts_the_others(events: EventLog) -> None:
-    received: queue.Queue[Event] = queue.Queue()
-    events.register(received.put)
+    received_events: queue.Queue[Event] = queue.Queue()
+    events.register(received_events.put)
     events.limit("step", sample=0.1)
     for number in range(100):
         events.log("step", number=number)
         events.reading()  # does not advance the sampling
     assert events.flush(5.0)
 
-    assert [received.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
-    assert received.empty()
+    assert [received_events.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
+    assert received_events.empty()
     reading = events.reading()
     assert reading.counts["step", "info"] == 100
     assert reading.suppressed == {("step", "sampled"): 90}
 
 
 def test_a_rate_limit_drops_and_counts_a_flood(events: EventLog) -> None:
-    received: list[str] = []
-    events.register(lambda event: received.append(event.type))
+    received_types: list[str] = []
+    events.register(lambda event: received_types.append(event.type))
     events.limit("flood", per_second=5)
     for _ in range(1000):
         events.log("flood")
     assert events.flush(5.0)
 
-    assert 5 <= len(received) <= 15
+    assert 5 <= len(received_types) <= 15
     reading = events.reading()
     assert reading.counts["flood", "info"] == 1000
-    assert reading.suppressed["flood", "rate_limit"] == 1000 - len(received)
+    assert reading.suppressed["flood", "rate_limit"] == 1000 - len(received_types)
 
 
 def test_an_event_counted_as_other_reaches_the_handlers_of_its_type(events: EventLog) -> None:
-    received: list[str] = []
-    events.register(lambda event: received.append(event.type), types=["alarm.*"])
-    for number in range(1_100):
-        events.log(f"kind.{number}")
+    received_types: list[str] = []
+    events.register(lambda event: received_types.append(event.type), types=["alarm.*"])
+    for index in range(1_100):
+        events.log(f"kind.{index}")
     events.log("alarm.fire", timestamp=1e10)
     assert events.flush(5.0)
 
-    assert received == ["alarm.fire"]
+    assert received_types == ["alarm.fire"]
     assert sum(events.reading().counts.values()) == 1_101
     assert events.reading().last["other", "info"] == 1e10
 
 
 def test_namespaces_separate_the_events_of_two_libraries() -> None:
-    first, second = exporter.events.namespace("first"), exporter.events.namespace("second")
-    first.log("loss", step=1)
-    second.log("loss", "of the second", severity="warning")
+    first_library, second_library = (exporter.events.namespace(name) for name in ("first", "second"))
+    first_library.log("loss", step=1)
+    second_library.log("loss", "of the second", severity="warning")
 
     events = [(event.type, event.severity, event.message) for event in exporter.events.recent()[-2:]]
     assert events == [("first.loss", "info", None), ("second.loss", "warning", "of the second")]
-    assert first.enabled("loss")
+    assert first_library.enabled("loss")
     with pytest.raises(exporter.DefinitionError):
         exporter.events.namespace("")
 
 
-def test_payload_object_reaches_handlers_of_the_process_and_is_never_written(
+def test_a_payload_reaches_handlers_of_the_process_and_is_never_written(
     events: EventLog, tmp_path: Path
 ) -> None:
     class Model:
@@ -182,13 +182,13 @@ def test_payload_object_reaches_handlers_of_the_process_and_is_never_written(
             raise AssertionError("the model was written")
 
     model = Model()
-    received: list[Event] = []
-    events.register(received.append)
+    received_events: list[Event] = []
+    events.register(received_events.append)
     events.register(JsonLinesHandler(tmp_path / "events.jsonl"))
     events.log("epoch", payload=model, epoch=1)
     assert events.flush(5.0)
 
-    (event,) = received
+    (event,) = received_events
     assert event.payload is model
     assert copy.deepcopy(dataclasses.asdict(event)) == dataclasses.asdict(event)
     assert pickle.loads(pickle.dumps(event)).payload is None
@@ -206,14 +206,14 @@ def test_a_payload_is_built_only_for_a_handler_and_a_failure_drops_only_the_payl
         return {"answer": 42}
 
     events.log("quiet", payload=payload)
-    received: list[Event] = []
-    events.register(received.append, types="loud")
+    received_events: list[Event] = []
+    events.register(received_events.append, types="loud")
     events.log("quiet", payload=payload)
     events.log("loud", payload=payload, step=1)
     events.log("loud", payload=lambda: {"x": 1 // 0}, step=2)
 
     assert calls == [1]
-    assert [event.data for event in received] == [{"answer": 42, "step": 1}, {"step": 2}]
+    assert [event.data for event in received_events] == [{"answer": 42, "step": 1}, {"step": 2}]
     assert events.reading().suppressed == {("loud", "payload"): 1}
 
 
@@ -245,15 +245,17 @@ def test_a_handler_receives_events_in_order_on_its_own_thread(events: EventLog) 
 
 
 def test_a_handler_receives_the_selected_events(events: EventLog) -> None:
-    received: list[Event] = []
-    events.register(received.append, types=["ckpt.*", "eval"], severity="warning")
-    for type_ in ("ckpt.saved", "eval", "other"):
+    received_events: list[Event] = []
+    events.register(received_events.append, types=["ckpt.*", "eval"], severity="warning")
+    for event_type in ("ckpt.saved", "eval", "other"):
         for severity in ("info", "warning", "critical"):
-            events.log(type_, severity=severity)
+            events.log(event_type, severity=severity)
 
-    assert [f"{event.type} {event.severity}" for event in received] == [
-        *("ckpt.saved warning", "ckpt.saved critical"),
-        *("eval warning", "eval critical"),
+    assert [(event.type, event.severity) for event in received_events] == [
+        ("ckpt.saved", "warning"),
+        ("ckpt.saved", "critical"),
+        ("eval", "warning"),
+        ("eval", "critical"),
     ]
 
 
@@ -295,10 +297,10 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
     events.register(recorder, queue=10_000)
     events.log("a")
     wait_until(lambda: events.active[0].busy_since is not None)
-    start = time.monotonic()
+    start_time = time.monotonic()
     for _ in range(1000):
         events.log("a")
-    logging_seconds = time.monotonic() - start
+    logging_seconds = time.monotonic() - start_time
     events.active[1].drain(5.0)
 
     assert logging_seconds < 5
@@ -333,12 +335,12 @@ def test_unregistering_waits_for_pending_events_but_not_for_a_hanging_handler(ev
 def test_a_signal_handler_can_log_while_a_handler_thread_starts(
     events: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder, start, signals = RecordingHandler(), threading.Thread.start, [signal.SIGUSR1]
+    recorder, start_thread, signals = RecordingHandler(), threading.Thread.start, [signal.SIGUSR1]
 
     def start_after_signal(thread: threading.Thread) -> None:
         if signals:
             signal.raise_signal(signals.pop())
-        start(thread)
+        start_thread(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_after_signal)
     old_handler = signal.signal(signal.SIGUSR1, lambda *_: events.log("within"))
@@ -378,7 +380,7 @@ def test_registration_refuses_invalid_arguments(
 def test_the_latest_events_are_kept_and_keep_their_ids(events: EventLog) -> None:
     for number in range(300):
         events.log("a", number=number)
-    first, second = events.recent(), events.recent()
+    kept_events, same_events = events.recent(), events.recent()
 
-    assert [event.data["number"] for event in first] == list(range(44, 300))
-    assert [event.id for event in first] == [event.id for event in second]
+    assert [event.data["number"] for event in kept_events] == list(range(44, 300))  # the last 256
+    assert [event.id for event in kept_events] == [event.id for event in same_events]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import programs.recording
 import pytest
-from elastic_support import child, run, run_function, single_reading, snapshots
+from elastic_support import run, run_function, run_program, single_reading, snapshots
 
-WRITES = """
+PREPARE_STAT_AND_FILE = """
         from exporter.recording.handlers import JsonLinesHandler
         FILE = os.environ["EXPORTER_FEED_DIR"] + "/../events.jsonl"
         exporter.events.register(JsonLinesHandler(FILE), name="file", queue=100_000)
@@ -18,10 +18,10 @@ WRITES = """
 """
 
 
-def written_counts(feed: Path) -> list[int]:
-    """Return the numbers of the events in the file of `WRITES`."""
-    text = (feed.parent / "events.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line)["data"]["n"] for line in text.splitlines()]
+def written_numbers(feed: Path) -> list[int]:
+    """Return the numbers of the events in the file of `PREPARE_STAT_AND_FILE`."""
+    lines = (feed.parent / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["data"]["n"] for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def written_counts(feed: Path) -> list[int]:
     ],
 )
 def test_a_normal_exit_delivers_every_sample_and_event(feed: Path, ending: str) -> None:
-    program = f"""{WRITES}
+    program = f"""{PREPARE_STAT_AND_FILE}
         for step in range(100_000):
             loss.add(1.0)
         for n in range(1000):
@@ -46,19 +46,16 @@ def test_a_normal_exit_delivers_every_sample_and_event(feed: Path, ending: str) 
     (snapshot,) = snapshots(feed)
     events = snapshot.recording.events
 
-    assert (single_reading(feed).count, single_reading(feed).sum, single_reading(feed).overflows) == (
-        100_000,
-        100_000.0,
-        0,
-    )
+    loss = single_reading(feed)
+    assert (loss.count, loss.sum, loss.overflows) == (100_000, 100_000.0, 0)
     assert (events.counts, events.delivered, events.dropped) == ({("a", "info"): 1000}, {"file": 1000}, {})
-    assert written_counts(feed) == list(range(1000))
+    assert written_numbers(feed) == list(range(1000))
     assert snapshot.recording.final
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_kill_loses_at_most_one_flush_interval(feed: Path, ending: str) -> None:
-    program = f"""{WRITES}
+    program = f"""{PREPARE_STAT_AND_FILE}
         for n in range(100):
             loss.add(1.0)
             log("step", n=n)
@@ -70,7 +67,7 @@ def test_a_kill_loses_at_most_one_flush_interval(feed: Path, ending: str) -> Non
 
     assert single_reading(feed).count in {100, 101}
     assert snapshots(feed)[0].recording.events.counts == {("step", "info"): 100}
-    assert written_counts(feed) == list(range(100))
+    assert written_numbers(feed) == list(range(100))
     assert not snapshots(feed)[0].recording.final
 
 
@@ -80,11 +77,11 @@ def test_a_hanging_handler_does_not_prevent_the_exit(feed: Path) -> None:
         for _ in range(10):
             exporter.log("a")
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
     run(feed, program)
     (snapshot,) = snapshots(feed)
 
-    assert time.monotonic() - start < 12
+    assert time.monotonic() - start_time < 12
     assert snapshot.recording.events.dropped == {("hanging", "exit"): 10}
 
 
@@ -104,7 +101,7 @@ def test_only_a_process_with_values_or_events_leaves_a_file(feed: Path) -> None:
 
 
 def test_a_thread_that_outlives_main_and_exit_handlers_are_recorded(feed: Path) -> None:
-    program = f"""{WRITES}
+    program = f"""{PREPARE_STAT_AND_FILE}
         atexit.register(loss.add, 4.0)
         atexit.register(log, "end", n=1)
         def later():
@@ -115,7 +112,7 @@ def test_a_thread_that_outlives_main_and_exit_handlers_are_recorded(feed: Path) 
     """
     run(feed, program)
 
-    assert (single_reading(feed).count, single_reading(feed).sum, written_counts(feed)) == (3, 7.0, [1])
+    assert (single_reading(feed).count, single_reading(feed).sum, written_numbers(feed)) == (3, 7.0, [1])
 
 
 def test_a_daemon_thread_that_adds_forever_does_not_prevent_the_exit(feed: Path) -> None:
@@ -127,10 +124,10 @@ def test_a_daemon_thread_that_adds_forever_does_not_prevent_the_exit(feed: Path)
         threading.Thread(target=forever, daemon=True).start()
         loss.add(1.0)
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
     run(feed, program)
 
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start_time < 15
     assert single_reading(feed).count >= 1
 
 
@@ -155,7 +152,7 @@ def test_a_normal_exit_joins_every_exporter_thread(feed: Path) -> None:
 
 
 def test_a_forked_child_has_its_own_counts_and_handlers(feed: Path) -> None:
-    program = f"""{WRITES}
+    program = f"""{PREPARE_STAT_AND_FILE}
         add = loss.add
         for n in range(10):
             add(1.0)
@@ -180,12 +177,12 @@ def test_a_forked_child_has_its_own_counts_and_handlers(feed: Path) -> None:
     assert [snapshot.recording.stats[0].sum for snapshot in (parent, child)] == [11.0, 100.0]
     assert parent.process.id != child.process.id
     assert [snapshot.process.rank for snapshot in (parent, child)] == [3, 3]
-    assert [event.counts for event in events] == [
+    assert [reading.counts for reading in events] == [
         {("a", "info"): 11},
         {("a", "info"): 1, ("child", "info"): 1},
     ]
-    assert [event.delivered for event in events] == [{"file": 11}, {"file": 2}]
-    assert sorted(written_counts(feed)) == [*range(11), 100, 101]
+    assert [reading.delivered for reading in events] == [{"file": 11}, {"file": 2}]
+    assert sorted(written_numbers(feed)) == [*range(11), 100, 101]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -213,7 +210,11 @@ def test_children_of_multiprocessing_share_the_run_and_lose_nothing(feed: Path, 
         for reading in snapshot.recording.stats
         if reading.count
     )
-    counts = dict(pair for snapshot in snapshots(feed) for pair in snapshot.recording.events.counts.items())
+    counts = {
+        event: count
+        for snapshot in snapshots(feed)
+        for event, count in snapshot.recording.events.counts.items()
+    }
 
     assert totals == [(1, 5.0), (1000, 1000.0), (1000, 2000.0)]
     assert len({snapshot.process.run for snapshot in snapshots(feed)}) == 1
@@ -254,7 +255,7 @@ def test_a_fork_while_another_thread_starts_recording_never_hangs(feed: Path, wa
     assert 1 in counts
 
 
-def test_interpreter_without_a_lock_runs_the_job_and_records_nothing(feed: Path) -> None:
+def test_an_interpreter_without_a_lock_runs_the_job_and_records_nothing(feed: Path) -> None:
     program = """
         import sys
         sys._is_gil_enabled = lambda: False
@@ -267,7 +268,7 @@ def test_interpreter_without_a_lock_runs_the_job_and_records_nothing(feed: Path)
             exporter.log("event")
         print(exporter.flush())
     """
-    completed = child(feed, program)
+    completed = run_program(feed, program)
 
     assert completed.stdout == "True\n"
     assert (

@@ -27,8 +27,8 @@ from exporter.recording.windows import (
 
 ALL_AGGREGATIONS = frozenset(Aggregation)
 MAX_FLOAT = 1.7976931348623157e308
-# squares of smaller numbers underflow, so that no formula gives their deviation
-moderate = st.floats(-1e100, 1e100).filter(lambda number: number == 0 or abs(number) > 1e-100)
+# Squares of smaller numbers underflow, so that no formula gives their standard deviation.
+moderate_numbers = st.floats(-1e100, 1e100).filter(lambda number: number == 0 or abs(number) > 1e-100)
 
 
 # The clock ---------------------------------------------------------------------------------------------------
@@ -92,38 +92,40 @@ def test_a_sum_in_batches_is_the_exact_sum_within_a_rounding_error(batches: list
     for batch in batches:
         total.add(batch)
     samples = sum(batches, [0.0])
-    exact = float(sum(map(Fraction, samples)))
+    exact_sum = float(sum(map(Fraction, samples)))
 
-    assert total.value == pytest.approx(exact, rel=1e-15, abs=1e-15 * max(map(abs, samples)))
+    assert total.value == pytest.approx(exact_sum, rel=1e-15, abs=1e-15 * max(map(abs, samples)))
 
 
-@given(st.lists(st.lists(moderate, min_size=1, max_size=30), min_size=1, max_size=8))
-def test_a_merged_window_equals_the_sum_of_its_parts(parts: list[list[float]]) -> None:
-    samples = [sample for part in parts for sample in part]
+@given(st.lists(st.lists(moderate_numbers, min_size=1, max_size=30), min_size=1, max_size=8))
+def test_a_window_of_several_batches_has_the_aggregates_of_all_samples(batches: list[list[float]]) -> None:
+    samples = [sample for batch in batches for sample in batch]
     window = Window(ALL_AGGREGATIONS)
-    for part in parts:
-        window.add(part, sorted(part))
-    values = window.values()
+    for batch in batches:
+        window.add(batch, sorted(batch))
+    aggregates = window.values()
     scale = max(map(abs, samples))
 
     assert window.samples == len(samples)
-    assert values[Aggregation.VALUE] == samples[-1]
-    assert values[Aggregation.COUNT] == len(samples)
-    assert (values[Aggregation.MIN], values[Aggregation.MAX]) == (min(samples), max(samples))
-    assert values[Aggregation.SUM] == pytest.approx(math.fsum(samples), abs=1e-12 * scale)
-    assert values[Aggregation.MEAN] == pytest.approx(math.fsum(samples) / len(samples), abs=1e-12 * scale)
-    assert values[Aggregation.STDDEV] == pytest.approx(statistics.pstdev(samples), rel=1e-6, abs=1e-7 * scale)
-    assert values[Aggregation.P50] == pytest.approx(statistics.median(samples), abs=1e-12 * scale)
-    assert Aggregation.HISTOGRAM not in values
+    assert aggregates[Aggregation.VALUE] == samples[-1]
+    assert aggregates[Aggregation.COUNT] == len(samples)
+    assert (aggregates[Aggregation.MIN], aggregates[Aggregation.MAX]) == (min(samples), max(samples))
+    assert aggregates[Aggregation.SUM] == pytest.approx(math.fsum(samples), abs=1e-12 * scale)
+    assert aggregates[Aggregation.MEAN] == pytest.approx(math.fsum(samples) / len(samples), abs=1e-12 * scale)
+    assert aggregates[Aggregation.STDDEV] == pytest.approx(
+        statistics.pstdev(samples), rel=1e-6, abs=1e-7 * scale
+    )
+    assert aggregates[Aggregation.P50] == pytest.approx(statistics.median(samples), abs=1e-12 * scale)
+    assert Aggregation.HISTOGRAM not in aggregates
 
 
 def test_a_value_beyond_the_range_of_floats_is_absent_not_infinite() -> None:
     window = Window(ALL_AGGREGATIONS)
     window.add([1e308] * 4, [1e308] * 4)
-    values = window.values()
+    aggregates = window.values()
 
-    assert values[Aggregation.MAX] == 1e308
-    assert values.keys().isdisjoint({Aggregation.SUM, Aggregation.MEAN, Aggregation.STDDEV})
+    assert aggregates[Aggregation.MAX] == 1e308
+    assert aggregates.keys().isdisjoint({Aggregation.SUM, Aggregation.MEAN, Aggregation.STDDEV})
 
 
 # Quantiles ---------------------------------------------------------------------------------------------------
@@ -131,7 +133,8 @@ def test_a_value_beyond_the_range_of_floats_is_absent_not_infinite() -> None:
 RATIOS = (0.0, 0.01, 0.5, 0.9, 0.95, 0.99, 1.0)
 
 
-def bracket(sorted_samples: list[float], ratio: float) -> tuple[float, float]:
+def neighboring_samples(sorted_samples: list[float], ratio: float) -> tuple[float, float]:
+    """Return the samples on both sides of a quantile."""
     position = ratio * (len(sorted_samples) - 1)
     return sorted_samples[math.floor(position)], sorted_samples[math.ceil(position)]
 
@@ -141,7 +144,7 @@ def test_quantiles_of_small_windows_are_interpolated_linearly(samples: list[floa
     sorted_samples = sorted(samples)
 
     for ratio, quantile in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
-        low, high = bracket(sorted_samples, ratio)
+        low, high = neighboring_samples(sorted_samples, ratio)
         fraction = ratio * (len(sorted_samples) - 1) % 1
         assert quantile == (low * (1 - fraction) + high * fraction if fraction else low)
 
@@ -155,14 +158,14 @@ def test_quantiles_of_small_windows_are_interpolated_linearly(samples: list[floa
     st.integers(0, 2**32),
 )
 def test_quantiles_of_large_windows_are_within_the_relative_error_of_the_neighboring_samples(
-    seeds: list[float], seed: int
+    distinct_samples: list[float], seed: int
 ) -> None:
-    samples = random.Random(seed).choices(seeds, k=EXACT_SAMPLES + 500)
+    samples = random.Random(seed).choices(distinct_samples, k=EXACT_SAMPLES + 500)
     sorted_samples = sorted(samples)
     slack = RELATIVE_ERROR * 1.000001
 
     for ratio, quantile in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
-        low, high = bracket(sorted_samples, ratio)
+        low, high = neighboring_samples(sorted_samples, ratio)
         assert low - slack * abs(low) <= quantile <= high + slack * abs(high)
 
 
@@ -206,9 +209,9 @@ class RaisingNumber:
 
 def test_invalid_values_are_counted_by_reason_without_running_user_code() -> None:
     numpy = pytest.importorskip("numpy")
-    numbers = (1, 2.5, True, numpy.float32(1.5), numpy.int64(0), RaisingFloat(2.0))
+    valid_values = (1, 2.5, True, numpy.float32(1.5), numpy.int64(0), RaisingFloat(2.0))
     invalid_values = (math.nan, math.inf, -math.inf, "3", None, RaisingNumber(), 10**400)
-    reading = drain_reading(new_state(), *numbers, *invalid_values)
+    reading = drain_reading(new_state(), *valid_values, *invalid_values)
 
     assert (reading.count, reading.sum) == (6, 8.0)
     assert reading.rejected == {"nan": 1, "infinite": 2, "not_a_number": 3, "out_of_range": 1}
@@ -222,7 +225,7 @@ def test_a_negative_sample_ends_the_sum_but_not_the_count() -> None:
     assert drain_reading(state, 3.0).count == 4
 
 
-def test_a_full_buffer_is_a_reported_overflow() -> None:
+def test_samples_beyond_a_full_buffer_are_dropped_and_one_overflow_is_counted() -> None:
     state = new_state(samples=8)
 
     assert drain_reading(state, *range(7)).overflows == 0
@@ -232,11 +235,11 @@ def test_a_full_buffer_is_a_reported_overflow() -> None:
 
 @given(st.lists(st.floats(0, 1e9), max_size=60), st.integers(1, 7), st.integers(1, 9))
 def test_count_windows_close_at_their_nth_sample_and_the_next_sample_starts_a_window(
-    samples: list[float], limit: int, portion: int
+    samples: list[float], limit: int, batch_size: int
 ) -> None:
     state = new_state(window_seconds=None, window_samples=limit)
-    for start in range(0, len(samples), portion):
-        drain_reading(state, *samples[start : start + portion])
+    for start in range(0, len(samples), batch_size):
+        drain_reading(state, *samples[start : start + batch_size])
     reading = state.reading()
     closed_windows = len(samples) // limit
 
@@ -252,25 +255,30 @@ def test_count_windows_close_at_their_nth_sample_and_the_next_sample_starts_a_wi
 def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
     state = new_state(wall=100.0, window_seconds=60, window_samples=3)
     drain_reading(state, 1, 2, 3, 4, wall=110.0)
-    by_count = state.closed_window
+    window_closed_by_count = state.closed_window
     state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
 
-    assert (by_count.started, by_count.ended, by_count.samples) == (100.0, 110.0, 3)
-    assert (state.closed_window.started, state.closed_window.ended, state.closed_window.samples) == (
-        110.0,
-        120.0,
-        1,
-    )
+    assert (
+        window_closed_by_count.started,
+        window_closed_by_count.ended,
+        window_closed_by_count.samples,
+    ) == (100.0, 110.0, 3)
+    window_closed_by_time = state.closed_window
+    assert (
+        window_closed_by_time.started,
+        window_closed_by_time.ended,
+        window_closed_by_time.samples,
+    ) == (110.0, 120.0, 1)
 
 
 def test_empty_windows_and_windows_before_a_suspension_are_no_data() -> None:
     state = new_state(wall=100.0)
     windows = []
-    for number, samples in enumerate([(5.0,), (), (5.0,)]):
+    for index, samples in enumerate([(5.0,), (), (5.0,)]):
         drain_reading(state, *samples)
-        window_start = 60.0 * number
+        window_start = 60.0 * index
         state.close_window(
-            window_start, window_start + 60.0, late_windows=number == 2, wall=window_start + 60.0
+            window_start, window_start + 60.0, late_windows=index == 2, wall=window_start + 60.0
         )
         windows.append((state.closed_window.samples, bool(state.closed_window.values)))
 
@@ -300,7 +308,7 @@ def test_a_count_window_goes_stale_without_samples() -> None:
 
 
 @given(st.lists(st.floats(-10, 10), max_size=200))
-def test_buckets_count_samples_up_to_their_bound_since_process_start(samples: list[float]) -> None:
+def test_a_bucket_has_all_samples_of_the_process_up_to_its_bound(samples: list[float]) -> None:
     bounds = (-1, 0, 2.5)
     state = new_state(["histogram"], buckets=bounds)
     drain_reading(state, *samples[:50])
@@ -311,20 +319,20 @@ def test_buckets_count_samples_up_to_their_bound_since_process_start(samples: li
 
 
 def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the_first_sample() -> None:
-    early, late = (new_state(["mean", "histogram"], buckets=[1, 2]) for _ in range(2))
-    definition = early.definition
+    unused_state, used_state = (new_state(["mean", "histogram"], buckets=[1, 2]) for _ in range(2))
+    definition = unused_state.definition
     override = definition.replace(
         aggregations=frozenset({Aggregation.MAX, Aggregation.HISTOGRAM}), buckets=(5.0,)
     )
-    early.override(override, enabled=True)
-    drain_reading(late, 1.0)
-    late.override(override, enabled=True)
+    unused_state.override(override, enabled=True)
+    drain_reading(used_state, 1.0)
+    used_state.override(override, enabled=True)
 
-    assert early.effective == override
-    assert late.effective == definition
-    late.close_window(0.0, 60.0, late_windows=False, wall=60.0)
-    assert late.effective == override.replace(buckets=(1.0, 2.0))
-    assert late.closed_window.values.keys() == {Aggregation.MEAN}
+    assert unused_state.effective == override
+    assert used_state.effective == definition
+    used_state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+    assert used_state.effective == override.replace(buckets=(1.0, 2.0))
+    assert used_state.closed_window.values.keys() == {Aggregation.MEAN}
 
 
 def test_a_disabled_stat_drops_new_samples_and_keeps_its_totals() -> None:

@@ -46,13 +46,14 @@ from exporter.status.view import ExporterInfo, build_view
 
 SERIES = re.compile(r"^(?P<name>[\w:]+)\{(?P<labels>.*)\}$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
-STEP = re.compile(r"^(?P<start>-?[\d.e+]+?)(?P<by>[+-][\d.e+]+)?x(?P<times>\d+)$")
+VALUE_RANGE = re.compile(r"^(?P<start>-?[\d.e+]+?)(?P<by>[+-][\d.e+]+)?x(?P<times>\d+)$")
 ACTUAL_SERIES = re.compile(r"\{([^{}]*)\} 1E\+00")
+"""Series with the value 1 as promtool prints it."""
 TARGET_LABELS = {"cluster", "job", "instance", "pod"}
 RUN_ALERTS = {condition.alert for module in (runs, ranks, checkpoints) for condition in module.CONDITIONS}
-CARD_ALERTS = {condition.alert for module in (gpus, gpu_links) for condition in module.CONDITIONS}
+GPU_ALERTS = {condition.alert for module in (gpus, gpu_links) for condition in module.CONDITIONS}
 CROSS_NODE_ALERTS = {"GpuStraggler", "TrainingStraggler"}
-"""Alerts that compare the ranks or cards of all nodes, whereas a page compares the ranks or cards of its node."""
+"""Alerts that compare the ranks or GPUs of all nodes, whereas a page compares the ranks or GPUs of its node."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Series:
 
     @property
     def target(self) -> tuple[str, str]:
-        """Return cluster and exporter."""
+        """Cluster and address of the exporter that exposes the series."""
         return self.labels.get("cluster", ""), self.labels.get("instance", "")
 
 
@@ -82,7 +83,7 @@ class ActiveCondition:
         """Return the alert with the labels that identify its subject. Alerts of runs are not bound to a node."""
         if alert in RUN_ALERTS:
             return cls(alert, "", run)
-        return cls(alert, instance, uuid if alert in CARD_ALERTS else "")
+        return cls(alert, instance, uuid if alert in GPU_ALERTS else "")
 
 
 @dataclass(frozen=True)
@@ -97,17 +98,17 @@ class Case:
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the case as written."""
+        """The case as written in the file."""
         return load_tests(self.path)["tests"][self.index]  # type: ignore[no-any-return]  # YAML
 
     @property
     def times(self) -> list[float]:
-        """Return the times at which the case checks an alert."""
+        """Times at which the case checks an alert, in seconds."""
         return sorted({seconds(check["eval_time"]) for check in self.body.get("alert_rule_test", ())})
 
     @property
     def series(self) -> list[Series]:
-        """Return the series of the case."""
+        """Series of the exporters in the case."""
         series = []
         for entry in self.body.get("input_series", ()):
             match = SERIES.match(entry["series"])
@@ -118,16 +119,16 @@ class Case:
         return series
 
     def runs(self, time_seconds: float) -> set[str]:
-        """Return the runs with a state at a time."""
+        """Return the runs that have a state at a time."""
         scrape = int(time_seconds // seconds(self.body["interval"]))
         states = [series for series in self.series if series.name == "training_run_state"]
         return {series.labels["run"] for series in states if 1.0 in series.values[scrape : scrape + 1]}
 
 
-def seconds(text: str) -> float:
+def seconds(duration: str) -> float:
     """Return the seconds of a duration in Prometheus' notation."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", duration))
 
 
 def expand_series(notation: str) -> tuple[float | None, ...]:
@@ -138,7 +139,7 @@ def expand_series(notation: str) -> tuple[float | None, ...]:
             values.append(None)
         elif token.startswith("_x"):
             values += [None] * int(token[2:])
-        elif match := STEP.match(token):
+        elif match := VALUE_RANGE.match(token):
             start, increment = float(match["start"]), float(match["by"] or 0)
             values += [start + increment * step for step in range(int(match["times"]) + 1)]
         else:
@@ -148,8 +149,8 @@ def expand_series(notation: str) -> tuple[float | None, ...]:
 
 @functools.cache
 def load_tests(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = load_yaml(path)
-    return content
+    test_file: dict[str, Any] = load_yaml(path)
+    return test_file
 
 
 @functools.cache
@@ -159,6 +160,7 @@ def cases() -> tuple[Case, ...]:
 
 
 ACTIVE_ALERTS = "group by (alertname, instance, run, uuid) (ALERTS)"
+"""Query for the alerts that are pending or fire."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,9 @@ class Evaluation:
 @functools.cache
 def evaluate(path: Path) -> Evaluation:
     """Evaluate the cases of a file with promtool."""
-    content = load_tests(path)
-    rule_files = [str((path.parent / name).resolve()) for name in content["rule_files"]]
-    bodies = list(content["tests"])
+    test_file = load_tests(path)
+    rule_files = [str((path.parent / name).resolve()) for name in test_file["rule_files"]]
+    bodies = list(test_file["tests"])
     cases_of_file = [case for case in cases() if case.path == path]
     for case in cases_of_file:
         body = bodies[case.index]
@@ -190,12 +192,12 @@ def evaluate(path: Path) -> Evaluation:
         ]
         bodies[case.index] = body | {"promql_expr_test": [*body.get("promql_expr_test", ()), *queries]}
     with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "cases.yaml"
-        file.write_text(
-            yaml.dump(content | {"rule_files": rule_files, "tests": bodies}, Dumper=yaml.CSafeDumper),
+        cases_file = Path(directory) / "cases.yaml"
+        cases_file.write_text(
+            yaml.dump(test_file | {"rule_files": rule_files, "tests": bodies}, Dumper=yaml.CSafeDumper),
             encoding="utf-8",
         )
-        completed = promtool("test", "rules", file)
+        completed = promtool("test", "rules", cases_file)
     output = completed.stdout + completed.stderr
     failures = re.split(r"\n(?= +(?:name|expr): )", output)[1:]
     results = [failure for failure in failures if f'expr: "{ACTIVE_ALERTS}"' in failure]
@@ -218,7 +220,7 @@ def evaluate(path: Path) -> Evaluation:
 
 def families(all_series: list[Series], index: int) -> list[Metric]:
     """Return the families of one exporter at one scrape."""
-    rows: dict[str, dict[tuple[tuple[str, str], ...], float | Distribution]] = {}
+    samples_by_family: dict[str, dict[tuple[tuple[str, str], ...], float | Distribution]] = {}
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, float]] = {}
     for series in all_series:
         value = series.values[index] if index < len(series.values) else None
@@ -231,21 +233,23 @@ def families(all_series: list[Series], index: int) -> list[Metric]:
         if suffix in {"sum", "count"}:
             sums.setdefault((stem, labels), {})[suffix] = value
         elif suffix != "bucket":
-            rows.setdefault(series.name, {})[labels] = value
+            samples_by_family.setdefault(series.name, {})[labels] = value
             if series.name == "training_process_up":  # both families follow the process's lock in the feed
-                rows.setdefault("training_feed_alive", {})[labels] = value
-    for (stem, labels), parts in sums.items():
-        if len(parts) == 2:
-            distribution = Distribution(round(parts["count"]), parts["sum"])
-            rows.setdefault(stem, {})[labels] = distribution
-    return [family(name, samples) for name, samples in rows.items()]
+                samples_by_family.setdefault("training_feed_alive", {})[labels] = value
+    for (stem, labels), sum_and_count in sums.items():
+        if len(sum_and_count) == 2:
+            distribution = Distribution(round(sum_and_count["count"]), sum_and_count["sum"])
+            samples_by_family.setdefault(stem, {})[labels] = distribution
+    return [family(name, samples) for name, samples in samples_by_family.items()]
 
 
-def family(name: str, rows: dict[tuple[tuple[str, str], ...], float | Distribution]) -> Metric:
-    labels = tuple(sorted({label for pairs in rows for label, _ in pairs}))
-    is_histogram = isinstance(next(iter(rows.values())), Distribution)
+def family(name: str, samples: dict[tuple[tuple[str, str], ...], float | Distribution]) -> Metric:
+    labels = tuple(sorted({label for pairs in samples for label, _ in pairs}))
+    is_histogram = isinstance(next(iter(samples.values())), Distribution)
     family_type: FamilyType = "histogram" if is_histogram else "gauge"
-    values = {tuple(dict(pairs).get(label, "") for label in labels): value for pairs, value in rows.items()}
+    values = {
+        tuple(dict(pairs).get(label, "") for label in labels): value for pairs, value in samples.items()
+    }
     return Family(name=name, type=family_type, help="", labels=labels).family(values)
 
 
@@ -292,26 +296,26 @@ def test_every_case_gives_the_expected_alerts(path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_page_and_alerts_find_the_same_conditions(case: Case) -> None:
-    evaluated = {condition.alert for condition in CONDITIONS} - {""}
+    alerts_with_condition = {condition.alert for condition in CONDITIONS} - {""}
     if len({series.target for series in case.series}) > 1:
-        evaluated -= CROSS_NODE_ALERTS
+        alerts_with_condition -= CROSS_NODE_ALERTS
 
     alerts_by_time, pages_by_time = evaluate(case.path).alerts[case], conditions_on_pages(case)
     for time_seconds, by_alert, by_page in zip(case.times, alerts_by_time, pages_by_time, strict=True):
         # RunDied fires for an hour after the state of a run is absent, when the page no longer has the run.
         runs_on_page = case.runs(time_seconds)
         expected = {key for key in by_alert if key.alert != "RunDied" or key.subject in runs_on_page}
-        assert sorted(key for key in by_page if key.alert in evaluated) == sorted(
-            key for key in expected if key.alert in evaluated
+        assert sorted(key for key in by_page if key.alert in alerts_with_condition) == sorted(
+            key for key in expected if key.alert in alerts_with_condition
         ), f"after {time_seconds:.0f} s"
 
 
 def test_every_alert_is_in_the_table_of_conditions_or_has_a_reason() -> None:
-    evaluated = [condition.alert for condition in CONDITIONS if condition.alert]
+    alerts_with_condition = [condition.alert for condition in CONDITIONS if condition.alert]
 
-    assert len(evaluated) == len(set(evaluated))
-    assert {rule.name for rule in alerts()} == {*evaluated, *NOT_DECIDED}
-    assert not {*evaluated} & NOT_DECIDED.keys()
+    assert len(alerts_with_condition) == len(set(alerts_with_condition))
+    assert {rule.name for rule in alerts()} == {*alerts_with_condition, *NOT_DECIDED}
+    assert not {*alerts_with_condition} & NOT_DECIDED.keys()
 
 
 @pytest.mark.parametrize(

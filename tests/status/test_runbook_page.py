@@ -1,4 +1,4 @@
-"""/runbook: docs/runbook.md as HTML."""
+"""The page /runbook: docs/runbook.md as HTML."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from exporter.status.runbook import render
 
 def test_the_page_shows_no_markup_of_the_source() -> None:
     page = render().decode().partition("<main")[2]
-    text = html.unescape(re.sub(r"<[^>]+>", "", re.sub(r"<code>.*?</code>", "", page)))
+    visible_text = html.unescape(re.sub(r"<[^>]+>", "", re.sub(r"<code>.*?</code>", "", page)))
 
-    assert re.findall(r"[*`]|\]\(|^#|\s\d\. ", text, re.MULTILINE) == []
+    assert re.findall(r"[*`]|\]\(|^#|\s\d\. ", visible_text, re.MULTILINE) == []
 
 
 def test_a_numbered_list_and_the_name_of_a_board_are_formatted() -> None:

@@ -25,10 +25,10 @@ sys.stdin.readline()
 pytestmark = [needs_chromium, pytest.mark.timeout(90)]
 
 
-def rank(
-    tmp_path: Path, number: int, run: str = "night"
+def recording_rank(
+    tmp_path: Path, rank: int, run: str = "night"
 ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    return recording(tmp_path, JOB, number, run)
+    return recording(tmp_path, JOB, rank, run)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,10 @@ def tab(browser: Browser) -> Iterator[Tab]:
 def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     """Yield a sidecar with the GPUs of a replayed machine and with a rank of a run with a long name."""
     directory = tmp_path_factory.mktemp("sidecar")
-    with sidecar(directory, "--gpu.replay=h100") as running, rank(directory, 0, "a-long-word-" * 20):
+    with (
+        sidecar(directory, "--gpu.replay=h100") as running,
+        recording_rank(directory, 0, "a-long-word-" * 20),
+    ):
         wait_until(lambda: all(text in running.request("/")[1] for text in ('id="GPU power-"', "alive")))
         yield running
 
@@ -116,12 +119,16 @@ def test_without_javascript_the_page_has_the_same_text_and_reloads(exporter: Sid
 
 
 def test_the_end_of_a_rank_is_shown_without_a_reload(tmp_path: Path, tab: Tab) -> None:
-    with sidecar(tmp_path) as running, rank(tmp_path, 0), rank(tmp_path, 1) as second:
+    with (
+        sidecar(tmp_path) as running,
+        recording_rank(tmp_path, 0),
+        recording_rank(tmp_path, 1) as killed_rank,
+    ):
         wait_until(lambda: running.request("/")[1].count(">alive<") == 2)
         tab.open(f"http://{running.address}/")
         tab.value("window.sameDocument = true")
         assert "Nothing needs attention" in tab.text()
-        second.send_signal(signal.SIGKILL)
+        killed_rank.send_signal(signal.SIGKILL)
         tab.wait_for("document.body.innerText.includes('Rank 1 of night ended')")
 
         assert tab.value("window.sameDocument")
@@ -151,4 +158,4 @@ def test_the_policy_blocks_injected_scripts_images_and_styles(exporter: Sidecar,
 
     assert tab.value("document.title") != "owned"
     assert tab.value("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
-    assert any("Content Security Policy" in text for text in tab.complaints)
+    assert any("Content Security Policy" in complaint for complaint in tab.complaints)

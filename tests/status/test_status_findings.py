@@ -173,10 +173,10 @@ def test_many_ranks_with_the_same_problem_are_one_concern() -> None:
     assert finding_texts(ranks) == ["Ranks 60-63 of night ended before the other ranks."]
 
 
-CARD = {"gpu": "3", "uuid": "GPU-3"}
+GPU_3_LABELS = {"gpu": "3", "uuid": "GPU-3"}
 GPU_3: Rows = {
-    "gpu_up": [(CARD, 1.0)],
-    "training_rank_info": run_sample(1.0, rank="5", **CARD),
+    "gpu_up": [(GPU_3_LABELS, 1.0)],
+    "training_rank_info": run_sample(1.0, rank="5", **GPU_3_LABELS),
     "training_feed_alive": run_sample(1.0, rank="5"),
 }
 
@@ -185,17 +185,17 @@ GPU_3: Rows = {
 def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) -> None:
     name = "gpu_clocks_event_seconds_total"
     history = history_of(
-        3, lambda tick: {name: [({**CARD, "reason": reason}, 4.0 * tick) for reason in reasons]}
+        3, lambda tick: {name: [({**GPU_3_LABELS, "reason": reason}, 4.0 * tick) for reason in reasons]}
     )
     rows: Rows = {
-        "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (CARD, 1.0)],
+        "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (GPU_3_LABELS, 1.0)],
         "gpu_error_info": [({"gpu": "0", "uuid": "GPU-0", "reason": "gpu_is_lost"}, 1.0)],
         "gpu_devices": [({}, 2.0)],
         "gpu_devices_expected": [({}, 8.0)],
-        "gpu_recovery_action": [(CARD, 1.0)],
+        "gpu_recovery_action": [(GPU_3_LABELS, 1.0)],
     }
 
-    assert finding_texts(rows, past=history) == [
+    assert finding_texts(rows, history=history) == [
         "GPU 0 does not answer (gpu_is_lost).",
         "Only 2 of 8 GPUs respond.",
         "The driver requests a recovery of GPU 3: reset the GPU.",
@@ -204,7 +204,7 @@ def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) 
 
 
 def xid(number: int, age: float) -> Rows:
-    return {"gpu_xid_last_timestamp_seconds": [({**CARD, "xid": str(number)}, NOW - age)]}
+    return {"gpu_xid_last_timestamp_seconds": [({**GPU_3_LABELS, "xid": str(number)}, NOW - age)]}
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def xid(number: int, age: float) -> Rows:
         (94, "contained memory error: only its program ended", 300.0, False),
     ],
 )
-def test_an_xid_is_a_concern_with_meaning_card_rank_and_time(
+def test_an_xid_is_a_concern_with_meaning_gpu_rank_and_time(
     number: int, meaning: str, age: float, urgent: bool
 ) -> None:
     (finding,) = finding_views_of(GPU_3 | xid(number, age))
@@ -229,20 +229,22 @@ def test_an_xid_of_the_program_is_no_concern() -> None:
     assert finding_texts(GPU_3 | xid(13, 5)) == []
 
 
-def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> None:
+def test_a_lost_gpu_and_the_gpu_of_a_dead_rank_name_their_last_holder() -> None:
     history = History()
     history.record_holders({"GPU-3": frozenset({("night", "5")})})
     history.record_holders({"GPU-3": frozenset()})
-    lost_gpu: Rows = {"gpu_up": [(CARD, 0.0)]}
+    lost_gpu: Rows = {"gpu_up": [(GPU_3_LABELS, 0.0)]}
     gpu_in_use = GPU_3 | {
-        "training_rank_info": [({"run": "day", "rank": "0", **CARD}, 1.0)],
+        "training_rank_info": [({"run": "day", "rank": "0", **GPU_3_LABELS}, 1.0)],
         "training_feed_alive": [({"run": "day", "rank": "0"}, 1.0)],
     }
 
     shared: Rows = {"training_energy_share_ratio": run_sample(0.5, component="gpu", device="GPU-3")}
-    assert finding_texts(lost_gpu, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
-    assert finding_texts(lost_gpu | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
-    assert finding_texts(gpu_in_use | xid(48, 5), past=history) == [
+    assert finding_texts(lost_gpu, history=history) == [
+        "GPU 3 (last held by rank 5 of night) does not answer."
+    ]
+    assert finding_texts(lost_gpu | shared, history=history) == ["GPU 3 (rank 5 of night) does not answer."]
+    assert finding_texts(gpu_in_use | xid(48, 5), history=history) == [
         "GPU 3 (rank 0 of day) reported Xid 48 (uncorrectable memory error)."
     ]
 
@@ -256,15 +258,15 @@ def test_the_xids_are_those_of_the_alerts() -> None:
 
 
 def ecc(count: float) -> Rows:
-    return {"gpu_ecc_errors_total": [({**CARD, "kind": "uncorrected", "location": "dram"}, count)]}
+    return {"gpu_ecc_errors_total": [({**GPU_3_LABELS, "kind": "uncorrected", "location": "dram"}, count)]}
 
 
 def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern() -> None:
-    history = history_of(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
+    history = history_of(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), interval_seconds=60.0)
     text = "GPU 3 (rank 5 of night) has had 2 uncorrected ECC errors since the driver was loaded"
 
     (recent,), (earlier,) = (
-        finding_views_of(GPU_3 | ecc(2.0), past=history),
+        finding_views_of(GPU_3 | ecc(2.0), history=history),
         finding_views_of(GPU_3 | ecc(2.0)),
     )
     assert (recent.text, recent.is_urgent) == (f"{text}.", True)
@@ -282,21 +284,22 @@ def nonfinite(minute: int) -> Rows:
 
 
 def test_a_nan_of_twelve_minutes_ago_has_its_age_and_ends_with_the_run() -> None:
-    history = history_of(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
-    (finding,) = finding_views_of(JOB, past=history)
+    history = history_of(40, lambda minute: nonfinite(min(minute, 29)), interval_seconds=60.0)
+    (finding,) = finding_views_of(JOB, history=history)
 
     assert finding.text == "Run night has had 2 losses of NaN or infinity."
     assert finding.time_text.startswith("11 min ago (")
     assert finding.is_urgent
     assert (
-        finding_views_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, past=history) == []
+        finding_views_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, history=history)
+        == []
     )
 
 
 def test_a_nan_is_not_urgent_when_its_alert_has_ended() -> None:
-    history = history_of(60, lambda minute: nonfinite(min(minute, 29)), every=60.0)
+    history = history_of(60, lambda minute: nonfinite(min(minute, 29)), interval_seconds=60.0)
 
-    assert [finding.is_urgent for finding in finding_views_of(JOB, past=history)] == [False]
+    assert [finding.is_urgent for finding in finding_views_of(JOB, history=history)] == [False]
 
 
 def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
@@ -306,31 +309,41 @@ def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
     assert finding_texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
 
 
-LOST_CARD = next(condition for condition in CONDITIONS if condition.alert == "GpuLost")
-CARD_LOST = Finding(LOST_CARD, Match(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""}))
+GPU_LOST_CONDITION = next(condition for condition in CONDITIONS if condition.alert == "GpuLost")
+LOST_GPU_FINDING = Finding(
+    GPU_LOST_CONDITION, Match(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""})
+)
 
 
 def test_a_condition_without_a_time_starts_when_the_exporter_first_finds_it() -> None:
     onsets = Onsets()
-    for clock_seconds, current in ((NOW - 100, []), (NOW - 60, [CARD_LOST]), (NOW - 10, [CARD_LOST])):
+    for clock_seconds, current in (
+        (NOW - 100, []),
+        (NOW - 60, [LOST_GPU_FINDING]),
+        (NOW - 10, [LOST_GPU_FINDING]),
+    ):
         onsets.record(clock_seconds, current)
 
-    assert onsets.text(CARD_LOST, NOW).startswith("for 60 s (")
+    assert onsets.text(LOST_GPU_FINDING, NOW).startswith("for 60 s (")
 
 
 def test_a_condition_found_at_the_start_of_the_exporter_has_a_lower_bound_of_its_age() -> None:
     onsets = Onsets()
-    onsets.record(NOW - 60, [CARD_LOST])
+    onsets.record(NOW - 60, [LOST_GPU_FINDING])
 
-    assert onsets.text(CARD_LOST, NOW).startswith("for at least 60 s (")
+    assert onsets.text(LOST_GPU_FINDING, NOW).startswith("for at least 60 s (")
 
 
 def test_a_condition_that_returns_has_a_new_start() -> None:
     onsets = Onsets()
-    for clock_seconds, current in ((NOW - 100, [CARD_LOST]), (NOW - 60, []), (NOW - 20, [CARD_LOST])):
+    for clock_seconds, current in (
+        (NOW - 100, [LOST_GPU_FINDING]),
+        (NOW - 60, []),
+        (NOW - 20, [LOST_GPU_FINDING]),
+    ):
         onsets.record(clock_seconds, current)
 
-    assert onsets.text(CARD_LOST, NOW).startswith("for 20 s (")
+    assert onsets.text(LOST_GPU_FINDING, NOW).startswith("for 20 s (")
 
 
 def test_a_concern_links_to_the_runbook_entry_of_its_alert() -> None:
@@ -343,7 +356,7 @@ def uncorrected_time_texts(onsets: Onsets, history: History, count: float) -> li
     """Return the time texts of the page, and record the findings of a pass at `NOW`."""
     rows = GPU_3 | ecc(count)
     onsets.record(NOW, findings(view_of(rows, history)))
-    return [finding.time_text for finding in finding_views_of(rows, past=history, onsets=onsets)]
+    return [finding.time_text for finding in finding_views_of(rows, history=history, onsets=onsets)]
 
 
 def test_an_ecc_error_that_has_left_the_history_keeps_its_time() -> None:

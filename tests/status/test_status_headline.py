@@ -1,4 +1,4 @@
-"""Headline of the status page, boxes by GPU, run and node, and late steps."""
+"""Status page: the headline, the boxes of findings by GPU, run and node, and the findings of late steps and silent ranks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from exporter.status.attention import Headline, Onsets, finding_groups, headline
 from exporter.status.conditions import findings
 from exporter.status.history import History
 
-CARD = {"gpu": "3", "uuid": "GPU-3"}
-FAULTY_CARD: Rows = JOB | {
-    "gpu_up": [(CARD, 1.0)],
-    "training_rank_info": run_sample(1.0, rank="0", **CARD),
-    "gpu_xid_last_timestamp_seconds": [({**CARD, "xid": "48"}, NOW - 300)],
-    "gpu_recovery_action": [(CARD, 1.0)],
-    "gpu_remapped_rows_pending": [(CARD, 1.0)],
+GPU_3 = {"gpu": "3", "uuid": "GPU-3"}
+FAULTY_GPU: Rows = JOB | {
+    "gpu_up": [(GPU_3, 1.0)],
+    "training_rank_info": run_sample(1.0, rank="0", **GPU_3),
+    "gpu_xid_last_timestamp_seconds": [({**GPU_3, "xid": "48"}, NOW - 300)],
+    "gpu_recovery_action": [(GPU_3, 1.0)],
+    "gpu_remapped_rows_pending": [(GPU_3, 1.0)],
     "training_rank_compute_seconds": run_sample(0.2, rank="0") + run_sample(0.4, rank="1"),
 }
 RUNNING: Rows = {
@@ -42,8 +42,8 @@ def test_a_page_without_problems_has_no_headline() -> None:
     assert "Nothing needs attention" in status_page(JOB).visible_text
 
 
-def test_the_headline_counts_boxes_and_names_start_and_card() -> None:
-    summary = headline_of(FAULTY_CARD)
+def test_the_headline_counts_boxes_and_names_start_and_gpu() -> None:
+    summary = headline_of(FAULTY_GPU)
 
     assert summary is not None
     assert summary.text == "1 urgent problem since 1970-01-01 02:41 UTC, and 1 warning"
@@ -53,7 +53,7 @@ def test_the_headline_counts_boxes_and_names_start_and_card() -> None:
 
 def test_the_headline_of_warnings_is_not_urgent() -> None:
     summary = headline_of(
-        JOB | {"training_rank_compute_seconds": FAULTY_CARD["training_rank_compute_seconds"]}
+        JOB | {"training_rank_compute_seconds": FAULTY_GPU["training_rank_compute_seconds"]}
     )
 
     assert summary is not None
@@ -70,7 +70,7 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
             ]
         }
 
-    summary = headline_of(FAULTY_CARD, history_of(13, cost))
+    summary = headline_of(FAULTY_GPU, history_of(13, cost))
 
     assert summary is not None
     assert (
@@ -78,8 +78,8 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
     )
 
 
-def test_all_problems_of_a_card_are_in_one_box_urgent_ones_first() -> None:
-    view = view_of(FAULTY_CARD)
+def test_all_problems_of_a_gpu_are_in_one_box_urgent_ones_first() -> None:
+    view = view_of(FAULTY_GPU)
     groups = finding_groups(view, findings(view), Onsets())
 
     assert [(group.title, group.is_urgent, len(group.findings)) for group in groups] == [
@@ -89,11 +89,11 @@ def test_all_problems_of_a_card_are_in_one_box_urgent_ones_first() -> None:
     assert [finding.is_urgent for finding in groups[0].findings] == [True, True, False]
 
 
-def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_card() -> None:
+def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_gpu() -> None:
     view = view_of(
-        FAULTY_CARD
+        FAULTY_GPU
         | {
-            "gpu_up": [(CARD, 0.0)],
+            "gpu_up": [(GPU_3, 0.0)],
             "gpu_devices": [({}, 7.0)],
             "gpu_devices_expected": [({}, 8.0)],
             "training_rank_compute_seconds": run_sample(0.4, rank="0") + run_sample(0.2, rank="1"),
@@ -105,12 +105,12 @@ def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_card() -> None:
 
 
 def test_a_hang_is_in_the_box_of_the_lost_gpu_and_has_the_remedy_of_the_gpu() -> None:
-    hung: Rows = {
+    hung_run: Rows = {
         "training_run_state": run_sample(1.0, state="hung"),
         "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
     }
-    lost: Rows = {"gpu_up": [(CARD, 0.0)], "training_rank_info": run_sample(1.0, rank="0", **CARD)}
-    view = view_of(JOB | hung | lost)
+    lost_gpu: Rows = {"gpu_up": [(GPU_3, 0.0)], "training_rank_info": run_sample(1.0, rank="0", **GPU_3)}
+    view = view_of(JOB | hung_run | lost_gpu)
     (group,) = finding_groups(view, findings(view), Onsets())
 
     assert group.title == "GPU 3 (rank 0 of night)"
@@ -122,29 +122,29 @@ def test_a_hang_is_in_the_box_of_the_lost_gpu_and_has_the_remedy_of_the_gpu() ->
 
 
 def test_the_headline_precedes_the_state_of_the_exporter() -> None:
-    words = status_page(FAULTY_CARD).visible_text
+    page_text = status_page(FAULTY_GPU).visible_text
 
-    assert words.index("1 urgent problem") < words.index("Exporter ready")
+    assert page_text.index("1 urgent problem") < page_text.index("Exporter ready")
 
 
-def test_the_table_of_gpus_names_the_faults_of_a_card() -> None:
-    assert "up Xid 48, recovery requested" in status_page(FAULTY_CARD).visible_text
+def test_the_table_of_gpus_names_the_faults_of_a_gpu() -> None:
+    assert "up Xid 48, recovery requested" in status_page(FAULTY_GPU).visible_text
 
 
 def test_the_age_of_a_new_problem_is_in_tenths_of_a_second() -> None:
-    view = view_of(FAULTY_CARD)
-    current = findings(view)
+    view = view_of(FAULTY_GPU)
+    current_findings = findings(view)
     onsets = Onsets()
     onsets.record(NOW - 60, [])
-    onsets.record(NOW - 0.236, current)
+    onsets.record(NOW - 0.236, current_findings)
 
-    assert any(onsets.text(finding, NOW).startswith("for 0.2 s (") for finding in current)
+    assert any(onsets.text(finding, NOW).startswith("for 0.2 s (") for finding in current_findings)
 
 
 def test_an_xid_is_explained() -> None:
-    texts = [finding.text for finding in finding_views_of(FAULTY_CARD)]
+    explanations = [finding.text for finding in finding_views_of(FAULTY_GPU)]
 
-    assert "GPU 3 (rank 0 of night) reported Xid 48 (uncorrectable memory error)." in texts
+    assert "GPU 3 (rank 0 of night) reported Xid 48 (uncorrectable memory error)." in explanations
 
 
 def late_step_texts(seconds: float, phase: str = "forward", state: str = "running") -> list[str]:
@@ -187,18 +187,22 @@ SILENT_RANK: Rows = {
 
 
 def test_a_silent_rank_is_first_in_the_box_of_its_run_and_names_the_runbook_entry() -> None:
-    hung = {
+    hung_run = {
         "training_run_state": run_sample(1.0, state="hung"),
         "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
     }
-    view = view_of(JOB | SILENT_RANK | hung)
+    view = view_of(JOB | SILENT_RANK | hung_run)
     (group,) = finding_groups(view, findings(view), Onsets())
-    first, second = group.findings
+    silent_rank, hang = group.findings
 
-    assert first.text == "The process of rank 1 of night is alive and not reporting."
-    assert (first.alert, first.runbook_alert, first.anchor) == ("", "TrainingFeedLost", "trainingfeedlost")
-    assert second.is_urgent
-    assert second.alert == "TrainingHang"
+    assert silent_rank.text == "The process of rank 1 of night is alive and not reporting."
+    assert (silent_rank.alert, silent_rank.runbook_alert, silent_rank.anchor) == (
+        "",
+        "TrainingFeedLost",
+        "trainingfeedlost",
+    )
+    assert hang.is_urgent
+    assert hang.alert == "TrainingHang"
     assert "/runbook#trainingfeedlost" in status_page(JOB | SILENT_RANK).links
 
 
@@ -218,10 +222,10 @@ def test_a_silent_rank_is_urgent_if_the_run_makes_no_steps() -> None:
     )
 
 
-def test_the_page_tells_the_cost_of_the_runs_and_of_the_lost_time_if_a_price_is_set() -> None:
+def test_the_page_shows_the_cost_of_the_runs_and_of_the_lost_time_if_a_price_is_set() -> None:
     cost = {"training_cost_total": run_sample(50.0, kind="device_time", currency="EUR")}
-    words = status_page(JOB | cost).visible_text
+    page_text = status_page(JOB | cost).visible_text
 
-    assert "The runs on this node cost 50.00 EUR so far ." in words
-    assert "lost time 6.0 % 3.00 EUR data_stall 60 s" in words
+    assert "The runs on this node cost 50.00 EUR so far ." in page_text
+    assert "lost time 6.0 % 3.00 EUR data_stall 60 s" in page_text
     assert "cost" not in status_page(JOB).visible_text

@@ -71,7 +71,7 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
 
 
 @pytest.mark.parametrize(
-    ("rows", "past", "shown", "not_shown"),
+    ("rows", "history", "shown", "not_shown"),
     [
         pytest.param({}, None, NO_JOB, (), id="no job"),
         pytest.param(JOB, HISTORY, RUN_POSITION, (), id="a run"),
@@ -111,28 +111,32 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
     ],
 )
 def test_the_page_shows_known_values_and_omits_unknown_ones(
-    rows: Rows, past: History | None, shown: tuple[str, ...], not_shown: tuple[str, ...]
+    rows: Rows, history: History | None, shown: tuple[str, ...], not_shown: tuple[str, ...]
 ) -> None:
-    words = status_page(rows, past=past).visible_text
+    page_text = status_page(rows, history=history).visible_text
 
-    assert [text for text in shown if text not in words] == []
-    assert [text for text in not_shown if text in words] == []
+    assert [text for text in shown if text not in page_text] == []
+    assert [text for text in not_shown if text in page_text] == []
 
 
-def test_a_moment_without_a_save_is_no_time_at_risk() -> None:
-    text = status_page(JOB | {"training_uncommitted_seconds": run_sample(6.97e-6)}).visible_text
+def test_a_microsecond_without_a_save_is_shown_as_no_time_at_risk() -> None:
+    page_text = status_page(JOB | {"training_uncommitted_seconds": run_sample(6.97e-6)}).visible_text
 
-    assert "at risk, unsaved 0 s" in text
+    assert "at risk, unsaved 0 s" in page_text
 
 
 def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
     final_state = run_sample(1.0, state="finished")
     state_since = {"training_run_state_since_timestamp_seconds": run_sample(NOW - 600)}
-    words = status_page(JOB | {"training_run_state": final_state} | state_since, past=HISTORY).visible_text
+    page_text = status_page(
+        JOB | {"training_run_state": final_state} | state_since, history=HISTORY
+    ).visible_text
 
-    assert "night finished 10 min ago" in words
-    assert "goodput, committed 90 %" in words
-    assert not [text for text in ("loss 2.5", "steps per second", "step time", "left at") if text in words]
+    assert "night finished 10 min ago" in page_text
+    assert "goodput, committed 90 %" in page_text
+    assert not [
+        text for text in ("loss 2.5", "steps per second", "step time", "left at") if text in page_text
+    ]
 
 
 def test_a_run_with_saves_of_unknown_time_does_not_show_no_save_yet() -> None:
@@ -150,20 +154,20 @@ def test_sums_of_a_run_on_several_nodes_are_labeled_as_those_of_this_node() -> N
         "training_world_size": run_sample(16.0),
         "training_energy_joules_total": run_sample(5400.0),
     }
-    text = status_page(rows, past=history_of(3, tokens)).visible_text
+    page_text = status_page(rows, history=history_of(3, tokens)).visible_text
 
-    assert "tokens per second (this node) 100 energy (this node) 1.5 Wh" in text
-    assert "Rank 0 runs on a different node" in text
+    assert "tokens per second (this node) 100 energy (this node) 1.5 Wh" in page_text
+    assert "Rank 0 runs on a different node" in page_text
 
 
-def test_the_cards_of_two_runs_name_rank_and_run() -> None:
-    cards = [({"gpu": str(rank), "uuid": f"GPU-{rank}"}, 1.0) for rank in range(2)]
+def test_the_gpus_of_two_runs_name_rank_and_run() -> None:
+    gpus = [({"gpu": str(rank), "uuid": f"GPU-{rank}"}, 1.0) for rank in range(2)]
     runs = ("day", "night")
     rows: Rows = {
-        "gpu_up": [*cards],
+        "gpu_up": [*gpus],
         "training_feed_alive": [({"run": run, "rank": "0"}, 1.0) for run in runs],
         "training_rank_info": [
-            ({"run": run, "rank": "0", **card}, 1.0) for run, (card, _) in zip(runs, cards, strict=True)
+            ({"run": run, "rank": "0", **gpu}, 1.0) for run, (gpu, _) in zip(runs, gpus, strict=True)
         ],
     }
 
@@ -175,10 +179,10 @@ def test_a_rate_without_some_ranks_names_the_number_of_ranks() -> None:
         return {"training_tokens_total": run_sample(500.0 * tick, rank="0", mode="train")}
 
     silent: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="1")}
-    text = status_page(JOB | silent, past=history_of(3, tokens)).visible_text
+    page_text = status_page(JOB | silent, history=history_of(3, tokens)).visible_text
 
-    assert "tokens per second (1 of 2 ranks) 100" in text
-    assert "night 1 of 2 ranks report" in text
+    assert "tokens per second (1 of 2 ranks) 100" in page_text
+    assert "night 1 of 2 ranks report" in page_text
 
 
 def test_a_node_without_rank_0_explains_its_part() -> None:
@@ -186,26 +190,26 @@ def test_a_node_without_rank_0_explains_its_part() -> None:
         "training_feed_alive": run_sample(1.0, rank="8") + run_sample(1.0, rank="9"),
         "training_world_size": run_sample(16.0),
     }
-    text = status_page(rows).visible_text
+    page_text = status_page(rows).visible_text
 
-    assert "night 2 ranks alive" in text
-    assert "This node has ranks 8-9 of 16. Rank 0 runs on a different node" in text
+    assert "night 2 ranks alive" in page_text
+    assert "This node has ranks 8-9 of 16. Rank 0 runs on a different node" in page_text
 
 
 def test_figure_and_plot_of_the_processors_agree() -> None:
     history = history_of(5, lambda _: {"host_cpu_utilization_ratio": [({}, 0.59)]})
-    document = status_page({"host_cpu_utilization_ratio": [({}, 1.0)]}, past=history)
+    document = status_page({"host_cpu_utilization_ratio": [({}, 1.0)]}, history=history)
 
     assert document.visible_text.count("CPU 100 %") == 2
     assert "CPU 59 %" not in document.visible_text
 
 
 def test_a_machine_without_a_gpu_shows_the_reason() -> None:
-    text = status_page(
+    page_text = status_page(
         {}, collector_status(name="gpu", unsupported=("GPUs are not monitored (library_not_found)",))
     ).visible_text
 
-    assert "GPUs No GPU. GPUs are not monitored (library_not_found)" in text
+    assert "GPUs No GPU. GPUs are not monitored (library_not_found)" in page_text
 
 
 def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
@@ -214,13 +218,13 @@ def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
         return {"training_phase_seconds_total": run_sample(3.0 * tick, rank="0", phase="forward") + loading}
 
     history = history_of(4, lambda tick: phases(tick) | step_durations(10 * tick, 20.0 * tick))
-    text = status_page(
-        {**JOB, "training_run_state": run_sample(1.0, state="running")}, past=history
+    page_text = status_page(
+        {**JOB, "training_run_state": run_sample(1.0, state="running")}, history=history
     ).visible_text
 
-    assert "night running" in text
-    assert "last minute of all ranks: forward 75 % data_loading 25 %" in text
-    assert "steps per second 2" in text
+    assert "night running" in page_text
+    assert "last minute of all ranks: forward 75 % data_loading 25 %" in page_text
+    assert "steps per second 2" in page_text
 
 
 def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
@@ -235,11 +239,11 @@ def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
         "host_shm_size_bytes": [({}, 2.0**30)],
         "host_shm_used_bytes": [({}, 2.0**28)],
     }
-    text = status_page(rows, past=history).visible_text
+    page_text = status_page(rows, history=history).visible_text
 
-    assert "fullest disk, /data 75 % of 1 TiB" in text
-    assert "shared memory used 25 % of 1 GiB" in text
-    assert "disks, read and written 1 MiB/s network, in and out 2 MiB/s" in text
+    assert "fullest disk, /data 75 % of 1 TiB" in page_text
+    assert "shared memory used 25 % of 1 GiB" in page_text
+    assert "disks, read and written 1 MiB/s network, in and out 2 MiB/s" in page_text
 
 
 def test_failing_collectors_are_listed_first_with_the_reason() -> None:
@@ -272,7 +276,7 @@ def test_foreign_text_is_escaped(text: str) -> None:
         history.record(5.0 * tick, Readings(families_of(rows)))
     failing_collector = collector_status(name=hostile, success=False, message=hostile)
     document = status_page(
-        rows, failing_collector, past=history, node=hostile, not_ready=hostile, feed_directory=hostile
+        rows, failing_collector, history=history, node=hostile, not_ready=hostile, feed_directory=hostile
     )
 
     assert (document.tags.count("script"), document.tags.count("figure")) == (2, 2)
@@ -313,38 +317,38 @@ def test_slow_and_silent_ranks_are_listed_first() -> None:
 
 
 def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
-    line = [(NOW - 1800 + 300 * index, value) for index, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
-    (plotted,) = plot("step time", {"step time": line}, "seconds", NOW, owner="<night>", latest=1.5)
+    points = [(NOW - 1800 + 300 * index, value) for index, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
+    (step_time_plot,) = plot("step time", {"step time": points}, "seconds", NOW, owner="<night>", latest=1.5)
     template = environment().from_string(
-        '{% import "elements.html" as elements %}{{ elements.plot(plotted) }}'
+        '{% import "elements.html" as elements %}{{ elements.plot(step_time_plot) }}'
     )
-    rendered = template.render(plotted=plotted)
-    document = Document(rendered.encode())
+    html = template.render(step_time_plot=step_time_plot)
+    document = Document(html.encode())
 
     assert "step time 1.5 s 2.0 s 1.5 s 1.0 s 30 min ago 15 min now" in document.visible_text
-    assert re.findall(r"[ML]", rendered.split('class="c0" d="')[1].split('"', maxsplit=1)[0]) == [
-        "M",
-        "L",
-        "M",
-        "L",
-    ]
-    assert 'id="step time-&lt;night&gt;"' in rendered
-    assert "[1.0,2.0,null,2.0,1.5]" in rendered
+    path = html.split('class="c0" d="')[1].split('"', maxsplit=1)[0]
+    assert "".join(re.findall(r"[ML]", path)) == "MLML"  # moves and lines: the gap splits the line
+    assert 'id="step time-&lt;night&gt;"' in html
+    assert "[1.0,2.0,null,2.0,1.5]" in html
     assert plot("x", {"x": [(NOW - 5, None), (NOW, 3.0)]}, "", NOW) == []
 
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
     clock_seconds = [0.0]
     history = History(interval_seconds=5, clock=lambda: NOW + clock_seconds[0])
-    for moment, tokens in ((0, 0.0), (5, 50.0), (10, None), (15, 100.0), (20, 20.0), (25, 70.0)):
+    for seconds, tokens in ((0, 0.0), (5, 50.0), (10, None), (15, 100.0), (20, 20.0), (25, 70.0)):
         rows: Rows = (
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
-        clock_seconds[0] = moment
+        clock_seconds[0] = seconds
         history.record(clock_seconds[0], Readings(families_of(rows)))
 
     assert history.rates("tokens", "r") == [
-        *((NOW + 5, 10.0), (NOW + 10, None), (NOW + 15, None), (NOW + 20, None), (NOW + 25, 10.0))
+        (NOW + 5, 10.0),
+        (NOW + 10, None),
+        (NOW + 15, None),
+        (NOW + 20, None),
+        (NOW + 25, 10.0),
     ]
 
 
@@ -360,7 +364,7 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("formatted", "expected"),
+    ("formatted_text", "expected"),
     [
         (duration(0.0021), "2.1 ms"),
         (duration(0.21), "0.21 s"),
@@ -377,8 +381,8 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
         (energy(36.0), "0.01 Wh"),
     ],
 )
-def test_numbers_are_formatted_for_people(formatted: str, expected: str) -> None:
-    assert formatted == expected
+def test_numbers_are_formatted_for_people(formatted_text: str, expected: str) -> None:
+    assert formatted_text == expected
 
 
 def test_every_family_of_the_status_page_exists() -> None:

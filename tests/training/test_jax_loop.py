@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bridges_support import SAMPLES, STEPS, job, needs
+from bridges_support import SAMPLES, STEPS, needs, run_job
 
 pytestmark = [needs("jax"), pytest.mark.timeout(240)]
 
@@ -40,7 +40,7 @@ print("values", json.dumps(gauges()))
 
 
 def test_losses_of_a_jax_loop_are_those_of_its_own_log(tmp_path: Path) -> None:
-    result = job(tmp_path, LOOP, {"JAX_PLATFORMS": "cpu"})
+    result = run_job(tmp_path, LOOP, {"JAX_PLATFORMS": "cpu"})
     loss_lines = [line for line in result.process.stdout.splitlines() if line.startswith("loss ")]
     lines = [json.loads(line.removeprefix("loss ")) for line in loss_lines]
 

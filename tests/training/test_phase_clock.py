@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from bisect import bisect_left
 from itertools import chain
 from typing import Any
 
@@ -26,6 +27,7 @@ from training_support import (
 )
 
 from exporter import training
+from exporter.recording.exponential import bucket_of
 from exporter.training import kinds
 from exporter.training.blocks import HotBlock
 from exporter.training.clock import MAX_OPEN_BLOCKS, PhaseClock, StackEntry
@@ -43,25 +45,26 @@ actions = st.one_of(
 )
 
 
-def total(clock: PhaseClock, end_seconds: float) -> float:
-    """Return the seconds of all phases."""
+def total_seconds(clock: PhaseClock, end_seconds: float) -> float:
+    """Return the sum of the seconds of all phases at a time."""
     return sum(clock.read(end_seconds).seconds.values())
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(actions, st.floats(0, 3, allow_nan=False)), max_size=60))
 def test_the_seconds_of_all_phases_sum_to_the_wall_time_in_any_order_of_the_ends(
-    job: list[tuple[tuple[str, Any], float]],
+    timed_actions: list[tuple[tuple[str, Any], float]],
 ) -> None:
-    clock, now, open_entries = PhaseClock(2.0), 2.0, list[StackEntry]()
-    for (action, argument), seconds in job:
-        now += seconds
+    start_seconds = now_seconds = 2.0
+    clock, open_entries = PhaseClock(start_seconds), list[StackEntry]()
+    for (action, argument), seconds in timed_actions:
+        now_seconds += seconds
         if action == "enter":
             open_entries.append(StackEntry())
-            clock.enter(open_entries[-1], argument, now)
+            clock.enter(open_entries[-1], argument, now_seconds)
         elif open_entries:
-            clock.leave(open_entries.pop(argument % len(open_entries)), now)
-        assert total(clock, now + 1) == pytest.approx(now + 1 - 2.0)
+            clock.leave(open_entries.pop(argument % len(open_entries)), now_seconds)
+        assert total_seconds(clock, now_seconds + 1) == pytest.approx(now_seconds + 1 - start_seconds)
         assert clock.active is clock.stack[-1].totals
 
     assert all(totals.seconds >= 0 for totals in clock.phases.values())
@@ -92,14 +95,14 @@ def test_blocks_of_tasks_that_fail_and_overlap_sum_to_the_wall_time(tasks: list[
         await asyncio.gather(*map(run, tasks), return_exceptions=True)
 
     with fresh_recorder():
-        start = time.monotonic()
+        start_time = time.monotonic()
         asyncio.run(main())
         train()
-        end = time.monotonic()
+        end_time = time.monotonic()
         clock = TRAINING.clock
 
-        assert total(clock, end) == pytest.approx(end - clock.began)
-        assert clock.began <= start
+        assert total_seconds(clock, end_time) == pytest.approx(end_time - clock.began)
+        assert clock.began <= start_time
         assert len(clock.stack) == 1
 
 
@@ -161,16 +164,19 @@ def test_the_active_phase_is_the_innermost_open_phase_with_its_start_time() -> N
     job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.TRAINING_ITERATION, 3.0)
     job.enter(kinds.DATA_LOADING, 4.0)
-    inside = job.values(5.0)
+    values_in_loading = job.values(5.0)
     reading = job.last_published()
     job.leave(6.0)
-    outside = job.values(7.0)
+    values_after_loading = job.values(7.0)
 
-    for values, phase, since_seconds in ((inside, "data_loading", 4.0), (outside, "iteration", 6.0)):
-        active = [
+    for values, phase, since_seconds in (
+        (values_in_loading, "data_loading", 4.0),
+        (values_after_loading, "iteration", 6.0),
+    ):
+        active_labels = [
             labels for (name, labels), value in values.items() if name == "training.phase_active" and value
         ]
-        assert active == [(("phase", phase),)]
+        assert active_labels == [(("phase", phase),)]
         assert values["training.phase_active_since_timestamp", ()] == since_seconds
     assert (reading.phase, reading.phase_since) == ("data_loading", 4.0)
 
@@ -230,27 +236,29 @@ def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object
 def history(job: SimulatedTraining) -> list[tuple[float, float, str]]:
     """Return start, end and phase of each interval in the reading."""
     reading = job.last_published()
-    numbers = tuple(chain.from_iterable(reading.intervals))
-    seconds_at = reading.history_until - sum(numbers[1::2]) / 1e6
+    indices_and_microseconds = tuple(chain.from_iterable(reading.intervals))
+    phase_indices, durations = indices_and_microseconds[::2], indices_and_microseconds[1::2]
+    start_seconds = reading.history_until - sum(durations) / 1e6
     intervals = []
-    for index, microseconds in zip(numbers[::2], numbers[1::2], strict=True):
-        intervals.append(
-            (round(seconds_at, 6), round(seconds_at + microseconds / 1e6, 6), reading.history_phases[index])
-        )
-        seconds_at += microseconds / 1e6
+    for index, microseconds in zip(phase_indices, durations, strict=True):
+        end_seconds = start_seconds + microseconds / 1e6
+        intervals.append((round(start_seconds, 6), round(end_seconds, 6), reading.history_phases[index]))
+        start_seconds = end_seconds
     return intervals
 
 
 def test_the_ideal_step_excludes_slow_steps_and_their_excess_is_counted() -> None:
-    job, now = SimulatedTraining(start_seconds=0.0), 1.0
-    for number in range(60):
-        length = 30.0 if number in {0, 40} else 2.0
-        job.run_block(kinds.TRAINING_ITERATION, now, now + length)
-        now += length
+    job, now_seconds = SimulatedTraining(start_seconds=0.0), 1.0
+    for step in range(60):
+        step_seconds = 30.0 if step in {0, 40} else 2.0
+        job.run_block(kinds.TRAINING_ITERATION, now_seconds, now_seconds + step_seconds)
+        now_seconds += step_seconds
 
-    values = job.values(now)
+    values = job.values(now_seconds)
     assert values["training.step_ideal", ()] == pytest.approx(2.0)
-    assert values["training.slow_step_excess", ()] == pytest.approx(28.0)
+    assert values["training.slow_step_excess", ()] == pytest.approx(
+        28.0
+    )  # of step 40; the first step is start-up
     assert values["training.step_longest", ()] == 30.0
     assert values["training.step_duration", (("mode", "train"),)][0] == 60
 
@@ -325,23 +333,23 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
             # Ignoring the signal discards a pending one, which could end the process.
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
             signal.signal(signal.SIGALRM, old_handler)
-        now, clock = time.monotonic(), TRAINING.clock
+        end_time, clock = time.monotonic(), TRAINING.clock
 
         assert handler_calls > 20
-        assert total(clock, now) == pytest.approx(now - clock.began, abs=1e-6)
+        assert total_seconds(clock, end_time) == pytest.approx(end_time - clock.began, abs=1e-6)
         assert len(clock.stack) == 1
 
 
 def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
-    lines = 0
+    executed_lines = 0
 
     def interrupt(frame: Any, event: str, _: object) -> Any:
-        nonlocal lines
+        nonlocal executed_lines
         if frame.f_code.co_filename.endswith(
             ("training/blocks.py", "training/iterations.py", "training/clock.py")
         ):
-            lines += event == "line"
-            if event == "line" and lines == line_limit:
+            executed_lines += event == "line"
+            if event == "line" and executed_lines == line_limit:
                 raise MemoryError
             return interrupt
         return None
@@ -349,7 +357,7 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
     with fresh_recorder():
         train()
         for line_limit in range(1, 80):  # noqa: B007  # read by the trace function
-            lines = 0
+            executed_lines = 0
             sys.settrace(interrupt)
             try:
                 with training.training_iteration(), training.model_forward():
@@ -359,9 +367,9 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
             finally:
                 sys.settrace(None)
         train(3)
-        now, clock = time.monotonic(), TRAINING.clock
+        end_time, clock = time.monotonic(), TRAINING.clock
 
-        assert total(clock, now) == pytest.approx(now - clock.began, abs=0.05)
+        assert total_seconds(clock, end_time) == pytest.approx(end_time - clock.began, abs=0.05)
 
 
 def test_a_reader_in_another_thread_sees_sums_within_one_edge() -> None:
@@ -393,37 +401,37 @@ def test_a_reader_in_another_thread_sees_sums_within_one_edge() -> None:
 
 def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
     with fresh_recorder():
-        for number in range(5000):
-            training.span(f"span {number % 7}").__enter__()
+        for index in range(5000):
+            training.span(f"span {index % 7}").__enter__()
             training.on_validation_start()
             training.model_forward().__enter__()
         gc.collect()
-        spans = sum(type(candidate) is Span for candidate in gc.get_objects())
+        spans_in_memory = sum(type(candidate) is Span for candidate in gc.get_objects())
 
-        assert spans < 2 * MAX_OPEN_BLOCKS + 200
+        assert spans_in_memory < 2 * MAX_OPEN_BLOCKS + 200
         assert len(TRAINING.clock.stack) <= MAX_OPEN_BLOCKS + 1  # and the base
         train()
         assert published_value("training.steps", mode="train") == 1
 
 
 def test_tasks_with_callbacks_that_never_end_do_not_stay_in_memory() -> None:
-    async def begin() -> None:
+    async def leave_blocks_open() -> None:
         training.on_training_single_iteration_start()
         training.on_validation_start()
 
     async def main() -> int:
         for _ in range(2000):
-            await asyncio.create_task(begin())
+            await asyncio.create_task(leave_blocks_open())
         train()
         gc.collect()
         return sum(type(candidate) is asyncio.Task for candidate in gc.get_objects())
 
     with fresh_recorder():
         train()
-        alive = asyncio.run(main())
+        tasks_in_memory = asyncio.run(main())
         summary_values()
 
-        assert alive < 10
+        assert tasks_in_memory < 10
         assert len(TRAINING.clock.stack) == 1
 
 
@@ -432,10 +440,6 @@ def test_tasks_with_callbacks_that_never_end_do_not_stay_in_memory() -> None:
 @example([1.09])
 @example([1.4])
 def test_durations_have_the_classic_and_native_buckets_of_a_histogram(durations: list[float]) -> None:
-    from bisect import bisect_left
-
-    from exporter.recording.exponential import bucket_of
-
     cells = [0] * (len(CELLS) + 1)
     native: dict[int, int] = {}
     for seconds in durations:
@@ -481,15 +485,16 @@ iterations = st.lists(
 def test_iterations_applied_together_count_as_iterations_applied_one_by_one(
     records: list[IterationEnded],
 ) -> None:
-    batched, single = SimulatedTraining(), SimulatedTraining()
-    batched.state.apply(records)
+    together, one_by_one = SimulatedTraining(), SimulatedTraining()
+    together.state.apply(records)
     for record in records:
-        single.apply(record)
+        one_by_one.apply(record)
 
-    actual, expected = batched.values(400.0), single.values(400.0)
+    actual, expected = together.values(400.0), one_by_one.values(400.0)
     assert actual.keys() == expected.keys()
     for key, value in actual.items():
         assert value == pytest.approx(expected[key]), key
-    assert batched.last_published().step == single.last_published().step
-    assert batched.last_published().work_seconds == pytest.approx(single.last_published().work_seconds)
-    assert batched.last_published().failed_seconds == pytest.approx(single.last_published().failed_seconds)
+    actual_reading, expected_reading = together.last_published(), one_by_one.last_published()
+    assert actual_reading.step == expected_reading.step
+    assert actual_reading.work_seconds == pytest.approx(expected_reading.work_seconds)
+    assert actual_reading.failed_seconds == pytest.approx(expected_reading.failed_seconds)

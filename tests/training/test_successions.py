@@ -1,4 +1,7 @@
-"""Phases and iterations that follow one another with one clock reading, compared with blocks that are left and entered."""
+"""Phases and iterations that follow one another: one clock reading ends one and starts the next.
+
+The totals are compared with those of blocks that are left and entered.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from exporter.training.recorder import TRAINING
 from exporter.training.records import IterationEnded
 from exporter.training.successions import Phases
 
-STEP = ("data_loading", "forward", "backward", None, "optimizer")
+PHASES_OF_A_STEP = ("data_loading", "forward", "backward", None, "optimizer")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,7 @@ def train_in_succession(steps: int) -> Phases:
     with training.training_loop(0):
         iteration.__enter__()
         for _ in range(steps):
-            for name in STEP:
+            for name in PHASES_OF_A_STEP:
                 phases.switch_to(name)
             phases.next_iteration()
         iteration.__exit__(None, None, None)
@@ -47,15 +50,16 @@ def train_in_succession(steps: int) -> Phases:
 
 
 def entries() -> Counter[str]:
+    """Return the number of entries of each phase."""
     return Counter({name: totals.entries for name, totals in TRAINING.clock.phases.items()})
 
 
 def test_phases_in_succession_are_counted_as_blocks_are() -> None:
     train_in_succession(50)
-    durations = {name: sum(TRAINING.clock.phases[name].cells or ()) for name in STEP if name}
+    durations = {name: sum(TRAINING.clock.phases[name].cells or ()) for name in PHASES_OF_A_STEP if name}
 
-    assert entries() >= Counter({**dict.fromkeys(filter(None, STEP), 50), "iteration": 50})
-    assert durations == dict.fromkeys(filter(None, STEP), 50)
+    assert entries() >= Counter({**dict.fromkeys(filter(None, PHASES_OF_A_STEP), 50), "iteration": 50})
+    assert durations == dict.fromkeys(filter(None, PHASES_OF_A_STEP), 50)
 
 
 def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
@@ -74,7 +78,7 @@ def test_an_iteration_in_succession_ends_at_the_start_of_the_next() -> None:
     iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
 
     assert len(iterations) == 20 + 1
-    assert all(earlier.end_time == later.start_time for earlier, later in pairwise(iterations))
+    assert all(current.end_time == following.start_time for current, following in pairwise(iterations))
     assert all(
         0 <= iteration.work <= iteration.end_time - iteration.start_time + 1e-9 for iteration in iterations
     )
@@ -161,7 +165,7 @@ class UsualLoop:
         self.deferred_steps = 0
 
     def run(self, steps: int, batches: int = 1, seconds: float = 0.0) -> None:
-        """Run a training loop, with sleeps of a phase's length in each phase."""
+        """Run a training loop. Each backward pass lasts *seconds*."""
         with training.training_loop(0):
             self.phases.iteration.__enter__()
             for _ in range(steps):
@@ -170,6 +174,7 @@ class UsualLoop:
             self.phases.iteration.__exit__(None, None, None)
 
     def step(self, batches: int = 1, seconds: float = 0.0, *, is_skipped: bool = False) -> None:
+        """Run a step of several accumulated batches. A skipped step has no step of the optimizer."""
         for _ in range(batches):
             if time.monotonic() < TRAINING.clock.step_edges.limit:
                 self.phases.count_batch()  # of an accumulated batch
@@ -183,9 +188,10 @@ class UsualLoop:
         self.phases.next_iteration()
 
     def edge(self, name: str, phase: str | None) -> bool:
-        now, step = time.monotonic(), TRAINING.clock.step_edges
-        if now < step.limit:
-            setattr(step, name, now)
+        """Enter a phase at an edge. Returns True if the edge was deferred: stored for the end of the step."""
+        edge_time, step_edges = time.monotonic(), TRAINING.clock.step_edges
+        if edge_time < step_edges.limit:
+            setattr(step_edges, name, edge_time)
             return True
         self.phases.switch_to(phase)
         return False
@@ -210,9 +216,8 @@ def test_seconds_of_usual_steps_sum_to_the_wall_time_and_to_the_records() -> Non
     TRAINING.records.clear()
     start = TRAINING.clock.read()
     loop = UsualLoop()
-    RECORDER.thread.run_step(
-        lambda: loop.run(2000, batches=2)
-    )  # the recording thread applies no records meanwhile
+    # During `run_step`, the recording thread applies no records.
+    RECORDER.thread.run_step(lambda: loop.run(2000, batches=2))
     end = TRAINING.clock.read()
     iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
     increase = {name: seconds - start.seconds.get(name, 0.0) for name, seconds in end.seconds.items()}
@@ -232,9 +237,10 @@ def test_a_step_that_a_gradient_scaler_skips_counts_its_batch_once() -> None:
     def run() -> None:
         with training.training_loop(0):
             loop.phases.iteration.__enter__()
-            for number in range(500):
-                loop.step(is_skipped=number % 5 == 4)
-                if number % 5 == 4:  # the step of a second optimizer follows without a batch
+            for index in range(500):
+                is_skipped = index % 5 == 4
+                loop.step(is_skipped=is_skipped)
+                if is_skipped:  # the step of a second optimizer follows without a batch
                     loop.edge("optimizer", "optimizer")
                     loop.phases.next_iteration()
             loop.phases.end()
@@ -254,10 +260,10 @@ def test_a_block_of_the_job_between_deferred_edges_has_its_own_time() -> None:
     loop, slept_seconds = UsualLoop(), 0.0
     with training.training_loop(0):
         loop.phases.iteration.__enter__()
-        for number in range(200):
+        for index in range(200):
             loop.edge("fetch", "data_loading")
             loop.edge("forward", "forward")
-            if number % 10 == 9:
+            if index % 10 == 9:
                 with training.phase("logging"):
                     start = time.monotonic()
                     time.sleep(0.001)
@@ -276,7 +282,8 @@ def test_a_block_of_the_job_between_deferred_edges_has_its_own_time() -> None:
 
 
 def test_a_reader_in_another_thread_sees_deferred_edges_and_no_phase_that_loses_time() -> None:
-    worst_error, largest_loss, active, stop = 0.0, 0.0, Counter[str](), threading.Event()
+    worst_error, largest_loss, stop = 0.0, 0.0, threading.Event()
+    active_counts = Counter[str]()
 
     def read() -> None:
         nonlocal worst_error, largest_loss
@@ -288,7 +295,7 @@ def test_a_reader_in_another_thread_sees_deferred_edges_and_no_phase_that_loses_
             losses = [previous[name] - reading.seconds.get(name, 0.0) for name in previous]
             largest_loss = max([largest_loss, *losses])
             previous = reading.seconds
-            active[reading.active] += 1
+            active_counts[reading.active] += 1
             time.sleep(0.0001)
 
     thread = threading.Thread(target=read)
@@ -301,7 +308,7 @@ def test_a_reader_in_another_thread_sees_deferred_edges_and_no_phase_that_loses_
     assert loop.deferred_steps > 300
     assert worst_error < 1e-6
     assert largest_loss < 0.001
-    assert active["backward"] > active["optimizer"]
+    assert active_counts["backward"] > active_counts["optimizer"]
 
 
 def test_a_reader_sees_the_phase_of_a_deferred_edge_and_its_start() -> None:
@@ -322,14 +329,14 @@ def test_a_reader_sees_the_phase_of_a_deferred_edge_and_its_start() -> None:
 
 
 def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None:
-    lines = 0
+    executed_lines = 0
     files = ("successions.py", "clock.py", "step_edges.py", "totals.py", "iterations.py")
 
     def interrupt(frame: Any, event: str, _: object) -> Any:
-        nonlocal lines
+        nonlocal executed_lines
         if frame.f_code.co_filename.endswith(tuple(f"training/{file}" for file in files)):
-            lines += event == "line"
-            if event == "line" and lines == line_limit:
+            executed_lines += event == "line"
+            if event == "line" and executed_lines == line_limit:
                 raise MemoryError
             return interrupt
         return None
@@ -340,7 +347,7 @@ def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None
         loop.step()
         for line_limit in range(1, 120):  # noqa: B007  # read by the trace function
             loop.step()
-            lines = 0
+            executed_lines = 0
             sys.settrace(interrupt)
             try:
                 loop.step()
@@ -349,10 +356,10 @@ def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None
             finally:
                 sys.settrace(None)
         loop.run(3)
-    clock, now = TRAINING.clock, time.monotonic()
+    clock, end_time = TRAINING.clock, time.monotonic()
 
-    seconds = sum(clock.read(now).seconds.values())
-    assert seconds == pytest.approx(now - clock.began, abs=0.05)
+    phase_seconds = sum(clock.read(end_time).seconds.values())
+    assert phase_seconds == pytest.approx(end_time - clock.began, abs=0.05)
     assert publish_and_read().phase == "other"
 
 
@@ -381,11 +388,11 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_of_usual_steps
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # discards a pending signal
         signal.signal(signal.SIGALRM, old_handler)
-    clock, now = TRAINING.clock, time.monotonic()
+    clock, end_time = TRAINING.clock, time.monotonic()
 
     assert handler_calls > 20
     assert loop.deferred_steps > 0
-    assert sum(clock.read(now).seconds.values()) == pytest.approx(now - clock.began, abs=1e-6)
+    assert sum(clock.read(end_time).seconds.values()) == pytest.approx(end_time - clock.began, abs=1e-6)
     assert clock.stack == [clock.base]
 
 

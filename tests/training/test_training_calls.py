@@ -459,7 +459,7 @@ def test_open_spans_accept_attributes_and_events() -> None:
                     pass
             assert not iteration.active
 
-    stopped_spans = {span.name_str: span for span in exported(memory).all_of("stop")}
+    stopped_spans = {span.name_str: span for span in exported(memory).records_of("stop")}
     events = {name: [event.name for event in span.events] for name, span in stopped_spans.items()}
     assert stopped_spans["application"].attributes.to_json()["color"] == "green"
     assert stopped_spans["training_single_iteration"].attributes.to_json().keys() >= {"size", "more"}

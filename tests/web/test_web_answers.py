@@ -1,4 +1,4 @@
-"""Responses of each path: a server in this process and http.client."""
+"""Responses of each path, of servers in this process and in a child process."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ from exporter.web.endpoints import (
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
-class Configuration:
-    """Application whose reload can fail and whose readiness can be changed."""
+class FakeApplication:
+    """Application whose reload can fail and whose readiness can be changed.
+
+    Attributes:
+        reloads: Number of successful reloads.
+        error: Exception of the next reload, or None.
+        reason: Reason why the application is not ready, or None.
+    """
 
     reloads = 0
     error: Exception | None = None
@@ -51,20 +57,20 @@ def page() -> Content:
 
 def test_metrics_are_served_in_the_requested_format() -> None:
     with serving(MetricsEndpoint(lambda form, _names: form.name.encode())) as server:
-        uncompressed = fetch(port_of(server))
-        openmetrics = fetch(port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
+        default_reply = fetch(port_of(server))
+        openmetrics_reply = fetch(port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
 
-    assert (uncompressed.headers["content-type"], uncompressed.body) == (Format.TEXT.value, b"TEXT")
-    assert "content-encoding" not in uncompressed.headers
-    assert openmetrics.headers["content-type"] == Format.OPENMETRICS.value
-    assert openmetrics.headers["content-encoding"] == "gzip"
-    assert gzip.decompress(openmetrics.body) == b"OPENMETRICS"
-    assert uncompressed.headers["vary"] == openmetrics.headers["vary"] == "Accept, Accept-Encoding"
-    assert uncompressed.headers["x-content-type-options"] == "nosniff"
+    assert (default_reply.headers["content-type"], default_reply.body) == (Format.TEXT.value, b"TEXT")
+    assert "content-encoding" not in default_reply.headers
+    assert openmetrics_reply.headers["content-type"] == Format.OPENMETRICS.value
+    assert openmetrics_reply.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(openmetrics_reply.body) == b"OPENMETRICS"
+    assert default_reply.headers["vary"] == openmetrics_reply.headers["vary"] == "Accept, Accept-Encoding"
+    assert default_reply.headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "header", "value"),
+    ("method", "path", "status", "header", "expected"),
     [
         ("GET", "/", 200, "content-type", "text/html"),
         ("GET", "/", 200, "cache-control", "no-store"),
@@ -75,7 +81,7 @@ def test_metrics_are_served_in_the_requested_format() -> None:
     ],
 )
 def test_each_path_has_its_methods_and_headers(
-    method: str, path: str, status: int, header: str, value: str
+    method: str, path: str, status: int, header: str, expected: str
 ) -> None:
     endpoints = (
         DocumentEndpoint("/", page),
@@ -85,7 +91,7 @@ def test_each_path_has_its_methods_and_headers(
     with serving(*endpoints) as server:
         reply = fetch(port_of(server), path, method=method)
 
-    assert (reply.status, reply.headers[header]) == (status, value)
+    assert (reply.status, reply.headers[header]) == (status, expected)
 
 
 def test_a_document_is_compressed_on_a_worker_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,38 +110,38 @@ def test_a_document_is_compressed_on_a_worker_thread(monkeypatch: pytest.MonkeyP
 
 
 def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() -> None:
-    state = Configuration()
+    application = FakeApplication()
     endpoints = (
-        MetricsEndpoint(lambda _form, _names: b"", state.not_ready),
-        ReadinessEndpoint(state.not_ready),
+        MetricsEndpoint(lambda _form, _names: b"", application.not_ready),
+        ReadinessEndpoint(application.not_ready),
         HealthEndpoint(),
     )
     with serving(*endpoints) as server:
-        state.reason = "the ledger is being read"
+        application.reason = "the ledger is being read"
         paths = ("/metrics", "/-/ready", "/-/healthy")
-        initial = [fetch(port_of(server), path) for path in paths]
-        state.reason = None
+        replies = [fetch(port_of(server), path) for path in paths]
+        application.reason = None
         later_statuses = [fetch(port_of(server), path).status for path in paths]
 
-    assert [reply.status for reply in initial] == [503, 503, 200]
-    assert initial[0].body == initial[1].body == b"the ledger is being read\n"
-    assert initial[0].headers["retry-after"] == "1"
+    assert [reply.status for reply in replies] == [503, 503, 200]
+    assert replies[0].body == replies[1].body == b"the ledger is being read\n"
+    assert replies[0].headers["retry-after"] == "1"
     assert later_statuses == [200, 200, 200]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_reload_responds_when_finished_with_the_reason_of_a_failure(method: str) -> None:
-    state = Configuration()
-    with serving(ReloadEndpoint(state.reload, enabled=False)) as server:
-        disabled = fetch(port_of(server), "/-/reload", method=method)
-    with serving(ReloadEndpoint(state.reload, enabled=True)) as server:
-        accepted = fetch(port_of(server), "/-/reload", method=method)
-        state.error = ConfigurationError([Problem("exporter.yml", 3, 5, "unknown key")])
-        rejected = fetch(port_of(server), "/-/reload", method=method)
+    application = FakeApplication()
+    with serving(ReloadEndpoint(application.reload, enabled=False)) as server:
+        reply_if_disabled = fetch(port_of(server), "/-/reload", method=method)
+    with serving(ReloadEndpoint(application.reload, enabled=True)) as server:
+        reply_to_success = fetch(port_of(server), "/-/reload", method=method)
+        application.error = ConfigurationError([Problem("exporter.yml", 3, 5, "unknown key")])
+        reply_to_failure = fetch(port_of(server), "/-/reload", method=method)
 
-    assert (disabled.status, b"--web.enable-lifecycle" in disabled.body) == (403, True)
-    assert (accepted.status, state.reloads) == (200, 1)
-    assert (rejected.status, b"exporter.yml:3:5: unknown key" in rejected.body) == (500, True)
+    assert (reply_if_disabled.status, b"--web.enable-lifecycle" in reply_if_disabled.body) == (403, True)
+    assert (reply_to_success.status, application.reloads) == (200, 1)
+    assert (reply_to_failure.status, b"exporter.yml:3:5: unknown key" in reply_to_failure.body) == (500, True)
 
 
 def test_a_failing_page_is_an_error_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,7 +170,7 @@ def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
 def test_a_hanging_render_affects_only_its_scrapes() -> None:
     with Child(limits={"render_seconds": 0.5, "drain_seconds": 1}) as child:
         child.command("hang")
-        late = [fetch(child.port) for _ in range(3)]
+        replies = [fetch(child.port) for _ in range(3)]
         statuses = [fetch(child.port, path).status for path in ("/-/healthy", "/-/ready")]
         stats = child.command("release")
         wait_until(lambda: fetch(child.port).status == 200)
@@ -173,8 +179,8 @@ def test_a_hanging_render_affects_only_its_scrapes() -> None:
         child.terminate()
         exit_status, _ = child.wait()
 
-    assert [reply.status for reply in late] == [503] * 3
-    assert late[0].headers["retry-after"] == "1"
+    assert [reply.status for reply in replies] == [503] * 3
+    assert replies[0].headers["retry-after"] == "1"
     assert statuses == [200, 200]
     assert stats["renders"] == 1  # later scrapes joined it instead of hanging the other worker
     assert stats["exporter_http_requests_total{/metrics,503}"] == 3
@@ -188,12 +194,14 @@ def test_a_scrape_is_answered_before_its_timeout() -> None:
 
     with Child(limits={"render_seconds": 6}) as child:
         child.command("hang")
-        (long, long_seconds), (short, short_seconds) = scrape("1"), scrape("0.2")
+        (status_at_1_s, seconds_at_1_s), (status_at_200_ms, seconds_at_200_ms) = scrape("1"), scrape("0.2")
         child.command("release")
-        statuses = [scrape(text)[0] for text in ("nan", "-1", "soon", "inf", "1e999")]
+        statuses = [scrape(timeout)[0] for timeout in ("nan", "-1", "soon", "inf", "1e999")]
 
-    assert (long, short, statuses) == (503, 503, [200] * 5)
-    assert (long_seconds < 3, short_seconds < 2) == (True, True)
+    assert (status_at_1_s, status_at_200_ms) == (503, 503)
+    assert seconds_at_1_s < 3
+    assert seconds_at_200_ms < 2
+    assert statuses == [200] * 5
 
 
 def is_refused(address: tuple[str, int]) -> bool:
@@ -224,17 +232,20 @@ def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
 
 
 def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
-    state = Configuration()
-    endpoints = (DocumentEndpoint("/", page), MetricsEndpoint(lambda _form, _names: b"", state.not_ready))
+    application = FakeApplication()
+    endpoints = (
+        DocumentEndpoint("/", page),
+        MetricsEndpoint(lambda _form, _names: b"", application.not_ready),
+    )
     with serving(*endpoints) as server:
         port = port_of(server)
         for _ in range(2):  # as regular as a scraper
             fetch(port, "/")
             time.sleep(0.5)
-        expected = server.next_expected_scrape()
+        next_expected_scrape = server.next_expected_scrape()
         for path, method in (("/metrics", "GET"), ("/metrics", "HEAD"), ("/", "GET"), ("/metrics", "GET")):
             fetch(port, path, method=method)
-        state.reason = "not yet"
+        application.reason = "not yet"
         fetch(port)
         for index in range(20):
             fetch(port, f"/random/{index}")
@@ -242,12 +253,14 @@ def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
         wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 2)
         samples = sample_values(server)
 
-    of_path = {
-        name: count for name, count in samples.items() if name.startswith("exporter_http_requests_total")
+    request_counts = {
+        name.partition("{")[2]: count
+        for name, count in samples.items()
+        if name.startswith("exporter_http_requests_total")
     }
-    assert expected is None
+    assert next_expected_scrape is None  # requests of other paths are no scrapes
     assert 0 < samples["exporter_scrape_duration_seconds_total"] < 5
-    assert {name.partition("{")[2]: count for name, count in of_path.items()} == {
+    assert request_counts == {
         "/,200}": 3,
         "/metrics,200}": 3,
         "/metrics,503}": 1,

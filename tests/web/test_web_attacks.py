@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from waiting import wait_until
-from web_support import Authority, Child, ClientCrowd, exchange, fetch, read_answer, scrape_repeatedly
+from web_support import Authority, Child, ClientCrowd, exchange, fetch, read_response, scrape_repeatedly
 
 INCOMPLETE_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 COMPLETE_REQUEST = INCOMPLETE_REQUEST + b"\r\n"
@@ -104,7 +104,7 @@ def test_a_client_that_trickles_after_a_request_is_closed() -> None:
     child = Child(limits={"head_seconds": 1})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
         peer.sendall(COMPLETE_REQUEST)
-        status, _ = read_answer(peer)
+        status, _ = read_response(peer)
         start = time.monotonic()
         with contextlib.suppress(OSError):
             for index in range(50):
@@ -178,7 +178,7 @@ def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
         time.sleep(0.2)  # the response has arrived, and the server has closed its side
         for _ in range(100):
             peer.sendall(b"a" * 10_000)  # fails if the server has reset the connection
-        status, body = read_answer(peer)
+        status, body = read_response(peer)
 
     assert status == 431
     assert body == b"the header has more than 16384 bytes\n"

@@ -13,15 +13,19 @@ from pathlib import Path
 
 DIRECTORY = Path(sys.argv[1])
 CHECKPOINT = DIRECTORY / "checkpoint"
-STEPS, ACCUMULATED, VALIDATED_EVERY, SAVED_EVERY, CRASH_AT = 10, 2, 4, 3, 8
-"""Total steps, batches per step, steps between validations, steps between saves, and steps completed at the crash."""
-SECONDS = 0.03
+STEPS = 10
+BATCHES_PER_STEP = 2
+STEPS_BETWEEN_VALIDATIONS = 4
+STEPS_BETWEEN_SAVES = 3
+STEPS_BEFORE_CRASH = 8
+BATCH_SECONDS = 0.03
 """Minimum duration of a batch, so that durations can be compared."""
-WARM_UP = [0.01 * (number + 1) for number in range(STEPS)]
-"""Learning rate of each step."""
+LEARNING_RATES = [0.01 * (step + 1) for step in range(STEPS)]
+"""Learning rate of each step: a linear warm-up."""
 
 _diary = (DIRECTORY / "diary").open("a", buffering=1)
 attempt = sum(1 for line in (DIRECTORY / "diary").read_text().splitlines() if '"attempt"' in line) + 1
+"""Number of this attempt, from 1."""
 
 
 def write(event: str, **values: object) -> None:
@@ -29,9 +33,9 @@ def write(event: str, **values: object) -> None:
     _diary.write(json.dumps({"event": event, "at": time.time(), **values}) + "\n")
 
 
-def crash_if_due(completed: int) -> None:
-    """Raise an error in a step of the first attempt."""
-    if attempt == 1 and completed == CRASH_AT:
+def crash_if_due(completed_steps: int) -> None:
+    """Raise an error in the first attempt, after STEPS_BEFORE_CRASH steps."""
+    if attempt == 1 and completed_steps == STEPS_BEFORE_CRASH:
         raise RuntimeError("the job's own failure")
 
 

@@ -11,15 +11,15 @@ from exporter import Stat, training
 
 torch.manual_seed(diary.attempt)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=diary.WARM_UP[0])
+optimizer = torch.optim.SGD(model.parameters(), lr=diary.LEARNING_RATES[0])
 loss_stat = Stat("truth.loss", ["mean", "value", "max", "count"], window_seconds=None, window_samples=4)
 
 
 def forward_and_backward():
     inputs, targets = torch.randn(4, 8), torch.randn(4, 1)
-    time.sleep(diary.SECONDS)
+    time.sleep(diary.BATCH_SECONDS)
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
-    (loss / diary.ACCUMULATED).backward()
+    (loss / diary.BATCHES_PER_STEP).backward()
     return loss.item()
 
 
@@ -48,8 +48,8 @@ with training.training_loop(
         with training.training_iteration():
             start_time, losses = time.monotonic(), []
             for group in optimizer.param_groups:
-                group["lr"] = diary.WARM_UP[completed_steps]
-            for _ in range(diary.ACCUMULATED):
+                group["lr"] = diary.LEARNING_RATES[completed_steps]
+            for _ in range(diary.BATCHES_PER_STEP):
                 diary.write("batch", samples=4)
                 losses.append(forward_and_backward())
                 training.record(samples=4, microbatches=1)
@@ -58,7 +58,7 @@ with training.training_loop(
             optimizer.step()
             optimizer.zero_grad()
             loss = sum(losses) / len(losses)
-            training.record(loss=loss, grad_norm=norm, learning_rate=diary.WARM_UP[completed_steps])
+            training.record(loss=loss, grad_norm=norm, learning_rate=diary.LEARNING_RATES[completed_steps])
             loss_stat.add(loss)
         completed_steps += 1
         diary.write(
@@ -66,17 +66,17 @@ with training.training_loop(
             step=completed_steps,
             loss=loss,
             norm=norm,
-            rate=diary.WARM_UP[completed_steps - 1],
+            rate=diary.LEARNING_RATES[completed_steps - 1],
             seconds=time.monotonic() - start_time,
         )
-        if completed_steps % diary.VALIDATED_EVERY == 0:
+        if completed_steps % diary.STEPS_BETWEEN_VALIDATIONS == 0:
             with training.validation_loop():
                 for _ in range(4):
                     with training.validation_iteration():
                         start_time = time.monotonic()
-                        time.sleep(diary.SECONDS)
+                        time.sleep(diary.BATCH_SECONDS)
                     diary.write("validation", seconds=time.monotonic() - start_time)
-        if completed_steps % diary.SAVED_EVERY == 0:
+        if completed_steps % diary.STEPS_BETWEEN_SAVES == 0:
             with training.checkpoint_save(global_step=completed_steps):
                 torch.save({"model": model.state_dict(), "step": completed_steps}, diary.CHECKPOINT)
             diary.write("save", step=completed_steps)

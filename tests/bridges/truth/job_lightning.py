@@ -25,16 +25,16 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch, index):
         inputs, targets = batch
-        time.sleep(diary.SECONDS)
+        time.sleep(diary.BATCH_SECONDS)
         loss = torch.nn.functional.mse_loss(self.layers(inputs), targets)
         self.own_loss = float(loss.detach())
-        if index % diary.ACCUMULATED:
+        if index % diary.BATCHES_PER_STEP:
             diary.crash_if_due(self.global_step)
         return loss
 
     def validation_step(self, batch, index):
         start_time = time.monotonic()
-        time.sleep(diary.SECONDS)
+        time.sleep(diary.BATCH_SECONDS)
         loss = torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
         self.log("val_loss", loss)
         diary.write("validation", seconds=time.monotonic() - start_time)
@@ -42,17 +42,17 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
         rates = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: diary.WARM_UP[min(step, diary.STEPS - 1)]
+            optimizer, lambda step: diary.LEARNING_RATES[min(step, diary.STEPS - 1)]
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
 
 
 class Diary(pl.Callback):
     start_time = 0.0
-    completed = 0
+    completed_steps = 0
 
     def on_train_batch_start(self, trainer, module, batch, index):
-        if index % diary.ACCUMULATED == 0:
+        if index % diary.BATCHES_PER_STEP == 0:
             self.start_time = time.monotonic()
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
@@ -61,19 +61,19 @@ class Diary(pl.Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         diary.write("batch", samples=len(batch[0]))
         step = trainer.global_step
-        if step == self.completed:
+        if step == self.completed_steps:
             return
-        self.completed = step
+        self.completed_steps = step
         # Lightning divides the loss of `outputs` by the accumulated batches, and has set the rate of the next step.
         loss = module.own_loss
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         diary.write("step", step=step, loss=loss, rate=rate, seconds=time.monotonic() - self.start_time)
-        if step % diary.SAVED_EVERY == 0:
+        if step % diary.STEPS_BETWEEN_SAVES == 0:
             trainer.save_checkpoint(diary.CHECKPOINT)
             diary.write("save", step=step)
 
     def on_train_start(self, trainer, module):
-        self.completed = trainer.global_step
+        self.completed_steps = trainer.global_step
         diary.write("attempt", start_step=trainer.global_step)
 
     def on_validation_end(self, trainer, module):
@@ -82,8 +82,8 @@ class Diary(pl.Callback):
 
 pl.Trainer(
     max_steps=diary.STEPS,
-    accumulate_grad_batches=diary.ACCUMULATED,
-    val_check_interval=diary.VALIDATED_EVERY * diary.ACCUMULATED,
+    accumulate_grad_batches=diary.BATCHES_PER_STEP,
+    val_check_interval=diary.STEPS_BETWEEN_VALIDATIONS * diary.BATCHES_PER_STEP,
     check_val_every_n_epoch=None,
     callbacks=[Diary()],
     accelerator="cpu",

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(diary.attempt)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-optimizer = torch.optim.Adam(model.parameters(), lr=diary.WARM_UP[0])
+optimizer = torch.optim.Adam(model.parameters(), lr=diary.LEARNING_RATES[0])
 completed_steps = 0
 if diary.CHECKPOINT.exists():
     state = torch.load(diary.CHECKPOINT)
@@ -25,13 +25,13 @@ batches = (batch for _ in range(100) for batch in training)
 while completed_steps < diary.STEPS:
     start_time, losses = time.monotonic(), []
     for group in optimizer.param_groups:
-        group["lr"] = diary.WARM_UP[completed_steps]
-    for _ in range(diary.ACCUMULATED):
+        group["lr"] = diary.LEARNING_RATES[completed_steps]
+    for _ in range(diary.BATCHES_PER_STEP):
         inputs, targets = next(batches)
         diary.write("batch", samples=len(inputs))
-        time.sleep(diary.SECONDS)
+        time.sleep(diary.BATCH_SECONDS)
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        (loss / diary.ACCUMULATED).backward()
+        (loss / diary.BATCHES_PER_STEP).backward()
         losses.append(loss.item())
     diary.crash_if_due(completed_steps)
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
@@ -43,19 +43,19 @@ while completed_steps < diary.STEPS:
         step=completed_steps,
         loss=sum(losses) / len(losses),
         norm=norm,
-        rate=diary.WARM_UP[completed_steps - 1],
+        rate=diary.LEARNING_RATES[completed_steps - 1],
         seconds=time.monotonic() - start_time,
     )
-    if completed_steps % diary.VALIDATED_EVERY == 0:
+    if completed_steps % diary.STEPS_BETWEEN_VALIDATIONS == 0:
         model.eval()
         with torch.no_grad():
             for inputs, targets in validation:
                 start_time = time.monotonic()
-                time.sleep(diary.SECONDS)
+                time.sleep(diary.BATCH_SECONDS)
                 torch.nn.functional.mse_loss(model(inputs), targets)
                 diary.write("validation", seconds=time.monotonic() - start_time)
         model.train()
-    if completed_steps % diary.SAVED_EVERY == 0:
+    if completed_steps % diary.STEPS_BETWEEN_SAVES == 0:
         torch.save(
             {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": completed_steps},
             diary.CHECKPOINT,

@@ -29,12 +29,12 @@ class Model(PreTrainedModel):
 
     def forward(self, inputs, labels):
         start_time = time.monotonic()
-        time.sleep(diary.SECONDS)
+        time.sleep(diary.BATCH_SECONDS)
         loss = torch.nn.functional.mse_loss(self.layers(inputs), labels)
         if self.training:
             diary.write("batch", samples=len(inputs))
-            recorder.losses.append(loss.item())
-            if len(recorder.losses) == diary.ACCUMULATED:
+            diary_callback.losses.append(loss.item())
+            if len(diary_callback.losses) == diary.BATCHES_PER_STEP:
                 diary.crash_if_due(trainer.state.global_step)
         else:
             diary.write("validation", seconds=time.monotonic() - start_time)
@@ -68,7 +68,7 @@ class Diary(TrainerCallback):
         diary.write("save", step=state.global_step)
 
 
-recorder = Diary()
+diary_callback = Diary()
 trainer = Trainer(
     Model(PretrainedConfig()),
     TrainingArguments(
@@ -76,10 +76,10 @@ trainer = Trainer(
         max_steps=diary.STEPS,
         per_device_train_batch_size=4,
         per_device_eval_batch_size=16,
-        gradient_accumulation_steps=diary.ACCUMULATED,
+        gradient_accumulation_steps=diary.BATCHES_PER_STEP,
         eval_strategy="steps",
-        eval_steps=diary.VALIDATED_EVERY,
-        save_steps=diary.SAVED_EVERY,
+        eval_steps=diary.STEPS_BETWEEN_VALIDATIONS,
+        save_steps=diary.STEPS_BETWEEN_SAVES,
         logging_steps=1,
         warmup_steps=5,
         learning_rate=0.05,
@@ -90,7 +90,7 @@ trainer = Trainer(
     ),
     train_dataset=Examples(),
     eval_dataset=Examples(),
-    callbacks=[recorder],
+    callbacks=[diary_callback],
 )
 trainer.train(resume_from_checkpoint=diary.attempt > 1)
 diary.wait_for_the_end()

@@ -12,11 +12,11 @@ hanging_rank = int(sys.argv[1])
 
 
 def produce(queue: "multiprocessing.Queue[int]") -> None:
-    """Put numbers into a queue until the process is killed."""
-    number = 0
+    """Put increasing numbers into a queue until the process is killed."""
+    sequence = 0
     while True:
-        queue.put(number)
-        number += 1
+        queue.put(sequence)
+        sequence += 1
 
 
 def next_batch() -> torch.Tensor:

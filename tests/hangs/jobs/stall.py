@@ -5,7 +5,7 @@ import time
 
 from exporter import training
 
-wait_place = sys.argv[1]
+waiting_place = sys.argv[1]
 
 
 def wait_for_peer(seconds: float) -> None:
@@ -13,14 +13,14 @@ def wait_for_peer(seconds: float) -> None:
     time.sleep(seconds)
 
 
-if wait_place == "first":
+if waiting_place == "first":
     with training.training_iteration():
         wait_for_peer(600)
 for step in range(100_000):
     with training.training_iteration():
         time.sleep(0.05)
-        if step == 5 and wait_place == "save":
+        if step == 5 and waiting_place == "save":
             with training.checkpoint_save(step):
                 wait_for_peer(8)
-        if step == 5 and wait_place == "hang":
+        if step == 5 and waiting_place == "hang":
             wait_for_peer(15)

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from exporter import training
 
 
-class Stuck(Dataset[torch.Tensor]):  # type: ignore[misc]  # torch is not type-checked here
+class HangingDataset(Dataset[torch.Tensor]):  # type: ignore[misc]  # torch is not type-checked here
     """Data set that hangs at its third sample."""
 
     def __len__(self) -> int:
@@ -20,6 +20,6 @@ class Stuck(Dataset[torch.Tensor]):  # type: ignore[misc]  # torch is not type-c
         return torch.ones(1)
 
 
-for _batch in training.batches(DataLoader(Stuck(), batch_size=1, num_workers=1)):
+for _batch in training.batches(DataLoader(HangingDataset(), batch_size=1, num_workers=1)):
     with training.training_iteration():
         pass

@@ -1,4 +1,4 @@
-"""Division of the energy of GPUs among runs: shared and several cards, and cards that only the feed names."""
+"""Division of the energy of GPUs among runs: GPUs shared by runs, runs on several GPUs, and GPUs that only the feed names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from container_support import reason_to_skip, sidecar_in_namespaces
 from energy_run_support import (
-    CARD,
     CRASHING_JOB,
+    SECOND_GPU,
     WATTS,
     Job,
     energy_flag,
@@ -42,25 +42,24 @@ def repeat_until(end_time: float) -> Iterator[None]:
         time.sleep(0.2)
 
 
-def test_two_runs_share_a_card_and_a_third_run_uses_two_cards(
+def test_two_runs_share_a_gpu_and_a_third_run_uses_two_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch, count=3)
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        first, second, third = (Job(tmp_path, run, TRAINING_SECONDS) for run in ("a", "b", "c"))
-        fake.hold(
-            (first.process.pid, 0), (second.process.pid, 0), (third.process.pid, 1), (third.process.pid, 2)
-        )
-        lives = [job.wait() for job in (first, second, third)]
+        jobs = [Job(tmp_path, run, TRAINING_SECONDS) for run in ("a", "b", "c")]
+        a_pid, b_pid, c_pid = (job.process.pid for job in jobs)
+        fake.hold((a_pid, 0), (b_pid, 0), (c_pid, 1), (c_pid, 2))
+        lifetimes = [job.wait() for job in jobs]
         run_joules = settled_joules(running, "a", "b", "c")
 
-    assert run_joules[0] + run_joules[1] == pytest.approx(WATTS * max(lives[:2]), rel=0.03)
+    assert run_joules[0] + run_joules[1] == pytest.approx(WATTS * max(lifetimes[:2]), rel=0.03)
     assert run_joules[0] == pytest.approx(run_joules[1], rel=0.05)
-    assert run_joules[2] == pytest.approx(2 * WATTS * lives[2], rel=0.02)
+    assert run_joules[2] == pytest.approx(2 * WATTS * lifetimes[2], rel=0.02)
 
 
-def test_a_run_on_eight_cards_loses_only_the_energy_of_the_downtime_of_the_sidecar(
+def test_a_run_on_eight_gpus_loses_only_the_energy_of_the_downtime_of_the_sidecar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch, count=8)
@@ -80,16 +79,16 @@ def test_a_run_on_eight_cards_loses_only_the_energy_of_the_downtime_of_the_sidec
         time.sleep(TRAINING_SECONDS)
         for rank in ranks:
             rank.process.kill()
-        lives = [rank.wait() for rank in ranks]
+        lifetimes = [rank.wait() for rank in ranks]
         (run_joules,) = settled_joules(running, "a")
 
     assert share_sums == {8.0}
     # A process that the driver lists late has the GPU from the last list without the process.
-    known_seconds = sum(lives) - 8 * (downtime_seconds + registration_seconds)
-    assert WATTS * known_seconds * 0.98 <= run_joules <= WATTS * sum(lives) * 1.02
+    known_seconds = sum(lifetimes) - 8 * (downtime_seconds + registration_seconds)
+    assert WATTS * known_seconds * 0.98 <= run_joules <= WATTS * sum(lifetimes) * 1.02
 
 
-def test_without_a_process_list_a_run_is_attributed_energy_by_the_card_in_the_feed(
+def test_without_a_process_list_a_run_is_attributed_energy_by_the_gpu_in_the_feed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch, count=2)
@@ -97,17 +96,17 @@ def test_without_a_process_list_a_run_is_attributed_energy_by_the_card_in_the_fe
     fake.fail(*(f"nvmlDeviceGetComputeRunningProcesses_v{version} -1 3 0 1e12" for version in (2, 3)))
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        job = Job(tmp_path, "a", 4.0, code=CRASHING_JOB, CUDA_VISIBLE_DEVICES=CARD)
-        seconds = job.wait()
+        job = Job(tmp_path, "a", 4.0, code=CRASHING_JOB, CUDA_VISIBLE_DEVICES=SECOND_GPU)
+        lifetime_seconds = job.wait()
         (run_joules,) = settled_joules(running, "a")
         load_joules = joules(running, "training_phase_energy_joules_total", "a", 'phase="checkpoint_load"')
 
-    assert WATTS * 4.0 <= run_joules <= WATTS * seconds * 1.02
+    assert WATTS * 4.0 <= run_joules <= WATTS * lifetime_seconds * 1.02
     assert load_joules == pytest.approx(WATTS * 4.0, rel=0.1)
 
 
 @pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
-def test_a_sidecar_in_another_pid_namespace_finds_the_card_of_a_run_in_its_feed(
+def test_a_sidecar_in_another_pid_namespace_finds_the_gpu_of_a_run_in_its_feed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch, count=2)
@@ -116,13 +115,13 @@ def test_a_sidecar_in_another_pid_namespace_finds_the_card_of_a_run_in_its_feed(
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         job = Job(tmp_path, "a", TRAINING_SECONDS, CUDA_VISIBLE_DEVICES="1")
         fake.hold((job.process.pid, 1))  # a pid that the sidecar does not know
-        seconds = job.wait()
+        lifetime_seconds = job.wait()
         (run_joules,) = settled_joules(running, "a")
 
-    assert WATTS * TRAINING_SECONDS <= run_joules <= WATTS * seconds * 1.02
+    assert WATTS * TRAINING_SECONDS <= run_joules <= WATTS * lifetime_seconds * 1.02
 
 
-def test_the_energy_of_an_attempt_without_a_known_card_is_a_gap(
+def test_the_energy_of_an_attempt_without_a_known_gpu_is_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_fake_nvml(tmp_path, monkeypatch, count=2)
@@ -132,10 +131,10 @@ def test_the_energy_of_an_attempt_without_a_known_card_is_a_gap(
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         job = Job(tmp_path, "a", 0.2, code=CRASHING_JOB)
-        seconds = job.wait()
+        lifetime_seconds = job.wait()
         wait_until(lambda: running.sample(f'{gap_series_prefix}reason="process_not_listed"}}') is not None)
         gap_joules = running.sample(f'{gap_series_prefix}reason="process_not_listed"}}') or 0.0
         run_joules = joules(running, "training_energy_joules_total", "a")
 
-    assert 0 < gap_joules <= WATTS * seconds
+    assert 0 < gap_joules <= WATTS * lifetime_seconds
     assert run_joules == 0
