@@ -14,6 +14,10 @@ from exporter.recording.values import NO_GPUS, GpuUse
 
 Role = Literal["trainer", "dataloader", "other"]
 
+MAX_EXITED_RUNS = 20
+"""Maximum number of runs without a running process on the page, the latest exits first. A run has up to 270 series and more for each
+rank, so that short runs would otherwise displace the series of running runs within the retention time."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:

@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
-from exporter.collectors.job import InspectedRank, InspectedRun, JobProcess
+from exporter.collectors.job import MAX_EXITED_RUNS, InspectedRank, InspectedRun, JobProcess
 from exporter.diagnoses import FOREIGN_ENTRY, NO_FEED, REFUSED_FILES
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
@@ -41,9 +41,6 @@ _log = logging.getLogger(__name__)
 
 NO_FEED_SECONDS = 60.0
 """Time without a feed file before the missing feed is logged."""
-MAX_EXITED_RUNS = 20
-"""Maximum number of runs without a running process on the page, the latest exits first. A run has up to 270 series and more for each
-rank, so that short runs would otherwise displace the series of running runs within the retention time."""
 CONFLICT_SECONDS = 15.0
 """Minimum age of two running processes of a rank before a conflict is reported. Processes of a restart overlap for less time."""
 

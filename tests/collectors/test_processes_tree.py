@@ -18,7 +18,7 @@ from ledger_support import START
 from places import DATA
 from process_support import FakeProcess, Proc, SimulatedJob, labels_of
 
-from exporter.collectors.job import GpuProcessUse, JobProcess
+from exporter.collectors.job import MAX_EXITED_RUNS, GpuProcessUse, JobProcess
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.processes.tree import ProcessTree
 from exporter.families import Collected
@@ -215,6 +215,16 @@ def test_the_series_of_an_ended_run_linger_and_disappear(job: SimulatedJob) -> N
 
     assert value_of(lingering, CPU, *TRAINER, "user") == 1.0
     assert after_linger == Collected()
+
+
+def test_the_processes_of_the_runs_that_ended_last_are_shown(job: SimulatedJob, proc: Proc) -> None:
+    for number in range(MAX_EXITED_RUNS + 5):
+        identity = job.processes[0].identity.replace(run=f"run-{number:02}")
+        job.processes[0] = replace(job.processes[0], identity=identity)
+        job.collect()
+    shown_runs = [f"run-{number:02}" for number in range(4, MAX_EXITED_RUNS + 5)]
+
+    assert sorted({run for run, *_ in labels_of(job.collect(), CPU)}) == shown_runs
 
 
 def counters(collected: Collected) -> dict[tuple[str, ...], float]:

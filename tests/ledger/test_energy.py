@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_support import START, Clock, Page
 
-from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
+from exporter.collectors.job import MAX_EXITED_RUNS, EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.errors import CollectError
 from exporter.ledger.energy.carbon_file import CarbonFile
 from exporter.ledger.energy.node_lock import NodeLock
@@ -352,6 +352,19 @@ def test_a_run_that_returns_after_its_series_have_ended_continues_without_the_en
         None,
         1500,
     ]
+
+
+def test_the_energy_of_the_runs_that_ended_last_is_shown(tmp_path: Path) -> None:
+    node = observed_node(tmp_path, runs={"running": Run()})
+    for number in range(MAX_EXITED_RUNS + 5):
+        node.runs[f"short-{number}"] = Run()
+        node.collect_after(5.0)
+        node.collect_after(5.0)
+        del node.runs[f"short-{number}"]
+    page = node.collect_after(5.0)
+    shown_runs = {f"short-{number}" for number in range(5, MAX_EXITED_RUNS + 5)}
+
+    assert {dict(labels)["run"] for labels in page.all(ENERGY)} == {"running", *shown_runs}
 
 
 def test_unsaved_totals_are_suppressed_and_not_lost(tmp_path: Path) -> None:

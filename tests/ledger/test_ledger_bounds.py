@@ -16,10 +16,10 @@ from goodput_support import MonitoredJob
 from ledger_support import START, Sidecar, make_definition, make_process, make_reading, make_snapshot
 from waiting import PATIENCE
 
+from exporter.collectors.job import MAX_EXITED_RUNS
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page as ExpositionPage
 from exporter.feed.encoder import encode
-from exporter.ledger.collector import MAX_EXITED_RUNS
 from exporter.ledger.state import store
 from exporter.recording.values import Aggregation, WindowReading
 

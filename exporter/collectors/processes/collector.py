@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from exporter.collectors.host.cpu import busy_seconds
-from exporter.collectors.job import GpuProcessUse, JobProcess, MachineUse, RunUse
+from exporter.collectors.job import MAX_EXITED_RUNS, GpuProcessUse, JobProcess, MachineUse, RunUse
 from exporter.collectors.kernel_files import from_psutil, procfs, source
 from exporter.collectors.processes import families
 from exporter.collectors.processes.reading import ProcessReading, read_process
@@ -137,7 +137,7 @@ class ProcessCollector:
                         use.living.append(LivingMember(member, reading))
 
     def _forget_ended(self, running_runs: Collection[str], members: Sequence[Member], now: float) -> None:
-        """Discard runs that ended more than `linger_seconds` ago, and the readings of ended processes."""
+        """Discard the runs that ended long ago or before `MAX_EXITED_RUNS` others, and the readings of ended processes."""
         for process in self._usages.keys() - {member.process for member in members}:
             del self._usages[process]
         for run, run_processes in list(self._runs.items()):
@@ -145,6 +145,10 @@ class ProcessCollector:
                 run_processes.last_alive_time = now
             elif now - run_processes.last_alive_time > self._linger_seconds:
                 del self._runs[run]
+        ended_runs = [run for run, processes in self._runs.items() if processes.last_alive_time < now]
+        ended_runs.sort(key=lambda run: self._runs[run].last_alive_time)
+        for run in ended_runs[:-MAX_EXITED_RUNS]:
+            del self._runs[run]
 
     def _publish(self, job: Sequence[JobProcess], collected: Collected) -> None:
         alive_by_rank: dict[tuple[str, str], bool] = {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
 from exporter.collectors.job import (
+    MAX_EXITED_RUNS,
     EnergyReading,
     GpuListing,
     GpuProcessUse,
@@ -250,10 +251,21 @@ class EnergyCollector:
             if is_divided or name not in running_runs:
                 run.counters.apply_outcomes(work.account(name, run.counters.session))
         self._save(collected)
-        for name, run in list(self._runs.items()):
-            if now - (run.counters.alive_at or 0.0) > self._linger_seconds:
-                run.state.release()
-                del self._runs[name]
+        for name in self._ended_runs(alive_runs, now=now):
+            self._runs.pop(name).state.release()
+
+    def _ended_runs(self, alive_runs: Collection[str] | None, *, now: float) -> list[str]:
+        """Return the runs that ended long ago or before `MAX_EXITED_RUNS` other runs."""
+        alive_at = {name: run.counters.alive_at or 0.0 for name, run in self._runs.items()}
+        exited_runs = (
+            [] if alive_runs is None else sorted(alive_at.keys() - alive_runs, key=alive_at.__getitem__)
+        )
+        earlier_runs = exited_runs[:-MAX_EXITED_RUNS]
+        return [
+            name
+            for name, time in alive_at.items()
+            if now - time > self._linger_seconds or name in earlier_runs
+        ]
 
     def _divide(
         self,
