@@ -36,9 +36,10 @@ def configure(
 ) -> None:
     """Set the identity of this process. The arguments take precedence over the environment.
 
-    Samples recorded before a change of run, rank or labels keep the earlier identity, and the counts restart at zero. The labels are
-    published on `training_rank_info`, as `label_<name>`. *session* groups the runs of one training. It becomes `session_tag` of the
-    run and of one-logger's records, and takes precedence over `EXPORTER_SESSION`.
+    Samples recorded before a change of run, rank or labels keep the earlier identity, and the counts restart at zero. Samples of the
+    first second have the new identity, because none was written before. The labels are published on `training_rank_info`, as
+    `label_<name>`. *session* groups the runs of one training. It becomes `session_tag` of the run and of one-logger's records, and
+    takes precedence over `EXPORTER_SESSION`.
 
     Raises:
         DefinitionError: An argument is invalid. Nothing was changed.

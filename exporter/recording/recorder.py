@@ -259,9 +259,6 @@ class Recorder:
         if util is not None:
             self._finalize_at_exit()
             util.register_after_fork(self, Recorder._finalize_at_exit)
-            process = sys.modules.get("multiprocessing.process")
-            if process is not None and process.parent_process() is not None:
-                self._is_child = True
 
     def _finalize_at_exit(self) -> None:
         sys.modules["multiprocessing.util"].Finalize(None, self.shutdown, exitpriority=0)
@@ -274,15 +271,21 @@ class Recorder:
 
     def _run(self) -> None:
         self.thread.run_step(self._read_rules)
-        seconds = min(self.flush_seconds, CHILD_FLUSH_SECONDS) if self._is_child else self.flush_seconds
-        next_flush = monotonic() + seconds
-        while self._sleep_until(next_flush):
+        last_flush = monotonic()
+        while self._sleep_until(next_flush := last_flush + self._interval_seconds()):
             if self._is_flush_requested or monotonic() >= next_flush:
                 self._is_flush_requested = False
                 self.thread.run_step(self._flush_cycle)
-                next_flush = max(next_flush + seconds, monotonic())
+                last_flush = max(next_flush, monotonic() - self._interval_seconds())
             else:
                 self.thread.run_step(self._tick_cycle)
+
+    def _interval_seconds(self) -> float:
+        """Return the flush interval. A spawned process records from its imports on, and is a child of multiprocessing only later."""
+        process = sys.modules.get("multiprocessing.process")
+        if process is not None and process.parent_process() is not None:
+            self._is_child = True
+        return min(self.flush_seconds, CHILD_FLUSH_SECONDS) if self._is_child else self.flush_seconds
 
     def _sleep_until(self, next_flush: float) -> bool:
         """Sleep until the next flush, tick, window end or request. Return False if the thread must end."""

@@ -221,17 +221,22 @@ def test_children_of_multiprocessing_share_the_run_and_lose_nothing(feed: Path, 
     assert counts == {("child.1", "info"): 1000, ("child.2", "info"): 1000}
 
 
-def test_a_child_terminated_soon_after_its_work_has_flushed(feed: Path) -> None:
-    program = """
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_child_terminated_soon_after_its_work_has_flushed(feed: Path, method: str) -> None:
+    program = f"""
         import multiprocessing
         loss = Stat("train.loss", ["mean"])
-        def work():
+        def work(done):
             for _ in range(100):
                 loss.add(1.0)
+            done.set()
             time.sleep(60)
         if __name__ == "__main__":
-            child = multiprocessing.get_context("fork").Process(target=work)
+            context = multiprocessing.get_context("{method}")
+            done = context.Event()
+            child = context.Process(target=work, args=(done,))
             child.start()
+            done.wait(60)
             time.sleep(2.0)
             child.terminate()
             child.join()
