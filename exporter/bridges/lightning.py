@@ -251,9 +251,8 @@ class LightningCallback(Source):
         """Record a checkpoint around the call that writes or queues it. *whole* is True if the job can resume from it."""
         self._end_completed_iteration()
         checkpoint_io = self.trainer.strategy.checkpoint_io
-        writer = getattr(
-            checkpoint_io, "checkpoint_io", None
-        )  # of an AsyncCheckpointIO, which calls it on a thread
+        # An AsyncCheckpointIO calls its writer on a thread.
+        writer = getattr(checkpoint_io, "checkpoint_io", None)
         is_queued = whole and writer is not None and hasattr(checkpoint_io, "_executor")
         self.tracker.begin_save(self.step, whole=whole, at_once=not is_queued)
         save = AsyncSave(self.step)

@@ -70,9 +70,8 @@ class _Series:
         elif self._state.foreign_reading is None:
             self._subtracted_totals = previous  # the recording has restarted with a new identity
         elif any(map(lt, counts or totals, previous[1:] or previous)):
-            self._subtracted_totals = tuple(
-                map(sub, self._subtracted_totals, previous)
-            )  # the job has reset the counter
+            # The job has reset the counter.
+            self._subtracted_totals = tuple(map(sub, self._subtracted_totals, previous))
         elif value_sum < previous[0]:  # after a negative observation
             self._is_summable = False
         value_sum, *remaining_counts = map(sub, totals, self._subtracted_totals)

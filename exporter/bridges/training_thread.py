@@ -79,9 +79,8 @@ class TrainingThread(Source):
 
     def _here(self) -> LoopTracker | None:
         """Return the tracker if the calling thread trains or, before the training, is the main thread. Otherwise return None."""
-        if self._thread == get_ident() and not (
-            self._defers and TRAINING.job_is_instrumented
-        ):  # the usual case
+        # The usual case.
+        if self._thread == get_ident() and not (self._defers and TRAINING.job_is_instrumented):
             return self._tracker
         if self._state in SILENT:
             return None

@@ -6,7 +6,7 @@ Flags override the environment, and the environment overrides the file. A relati
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -141,25 +141,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
             configuration = _relative_to(Path(file).absolute().parent, load_file(file, Configuration))
         except ConfigurationError as error:
             problems.extend(error.problems)
-    changes: dict[str, dict[str, Any]] = {section: {} for section in ("web", "feed", "state", "gpu", "log")}
-    if environ.get(FEED_DIRECTORY_VARIABLE):
-        variable = f"${FEED_DIRECTORY_VARIABLE}"
-        changes["feed"]["dir"] = parse_value(variable, environ[FEED_DIRECTORY_VARIABLE], Path)
-    for flag in FLAGS:
-        if flag == "--config.file":
-            continue
-        section, _, name = flag.removeprefix("--").partition(".")
-        key, value = name.replace("-", "_").replace(".", "_"), value_of(flags, flag)
-        hints = {row.name: row.hint for row in options_of(type(getattr(configuration, section)))}
-        if isinstance(value, list):
-            item_hint = get_args(hints[key])[0]
-            changes[section][key] = tuple(parse_value(flag, item, item_hint) for item in value)
-        elif isinstance(value, str):
-            # "" disables a replay that the file enables.
-            is_disabled = flag == "--gpu.replay" and not value
-            changes[section][key] = None if is_disabled else parse_value(flag, value, hints[key])
-        elif value is not None:
-            changes[section][key] = value
+    changes = _changes(flags, environ, configuration, parse_value)
     sections = {
         name: replace(getattr(configuration, name), **changed_keys) for name, changed_keys in changes.items()
     }
@@ -169,11 +151,40 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
         ]
     gpu = sections["gpu"]
     if gpu.replay is not None and gpu.replay != configuration.gpu.replay:
-        unknown = unknown_machine_message(gpu.replay)
-        problems += [Problem("--gpu.replay", None, None, unknown)] if unknown else []
+        message = unknown_machine_message(gpu.replay)
+        problems += [Problem("--gpu.replay", None, None, message)] if message else []
     if problems:
         raise ConfigurationError(problems)
     return replace(configuration, **sections)
+
+
+def _changes(
+    flags: argparse.Namespace,
+    environ: Mapping[str, str],
+    configuration: Configuration,
+    parse_value: Callable[[str, str, Any], Any],
+) -> dict[str, dict[str, Any]]:
+    """Return the values of the environment and of the flags, by section and key."""
+    changes: dict[str, dict[str, Any]] = {section: {} for section in ("web", "feed", "state", "gpu", "log")}
+    if environ.get(FEED_DIRECTORY_VARIABLE):
+        variable = f"${FEED_DIRECTORY_VARIABLE}"
+        changes["feed"]["dir"] = parse_value(variable, environ[FEED_DIRECTORY_VARIABLE], Path)
+    for flag in FLAGS:
+        if flag == "--config.file":
+            continue
+        section, _, name = flag.removeprefix("--").partition(".")
+        key, value = name.replace("-", "_").replace(".", "_"), value_of(flags, flag)
+        hints = {known.name: known.hint for known in options_of(type(getattr(configuration, section)))}
+        if isinstance(value, list):
+            item_hint = get_args(hints[key])[0]
+            changes[section][key] = tuple(parse_value(flag, item, item_hint) for item in value)
+        elif isinstance(value, str):
+            # "" disables a replay that the file enables.
+            is_disabled = flag == "--gpu.replay" and not value
+            changes[section][key] = None if is_disabled else parse_value(flag, value, hints[key])
+        elif value is not None:
+            changes[section][key] = value
+    return changes
 
 
 def _relative_to(directory: Path, configuration: Configuration) -> Configuration:

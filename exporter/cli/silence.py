@@ -138,10 +138,8 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
         return None
     with suppress(FeedError):
         scan = FeedReader(feed_directory).scan()
-        if any(
-            entry.snapshot.process.run == run for entry in scan.entries
-        ):  # an earlier process of the job recorded
-            return None
+        if any(entry.snapshot.process.run == run for entry in scan.entries):
+            return None  # an earlier process of the job recorded
     # The last process is assumed to train. `conda run` and launchers are Python processes too, and start that process.
     for process in reversed(processes):
         if python := process.interpreter:

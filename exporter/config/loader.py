@@ -158,9 +158,8 @@ class _Conversion:
         values: list[Any] = []
         for index, child in enumerate(node.value):
             value = self.convert(child, item, f"{path}[{index}]", REQUIRED)
-            if (
-                origin is frozenset and value is not _INVALID and value in values
-            ):  # a set of enumeration values
+            # A frozenset is a set of enumeration values.
+            if origin is frozenset and value is not _INVALID and value in values:
                 value = self._report(child, f"{path}[{index}]", "is listed twice")
             values.append(value)
         return _INVALID if any(value is _INVALID for value in values) else origin(values)

@@ -56,7 +56,9 @@ def install() -> None:
 
 def checked_handlers(handler: Any, method: str) -> tuple[Any, ...]:
     """Return the handlers as a tuple, and install the bridge if there is one. Raises TypeError for an object without *method*."""
-    handlers = tuple(handler) if isinstance(handler, list | tuple) else () if handler is None else (handler,)
+    if handler is None:
+        return ()
+    handlers = tuple(handler) if isinstance(handler, list | tuple) else (handler,)
     for candidate in handlers:
         if isinstance(candidate, type) or not callable(getattr(candidate, method, None)):
             raise TypeError(f"a handler must be an object with the method {method}, not {candidate!r}")

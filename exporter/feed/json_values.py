@@ -84,9 +84,8 @@ def converter(hint: Any) -> Convert:
         return lambda body: frozenset(
             _AGGREGATIONS[name] for name in _short_list(body) if name in _AGGREGATIONS
         )
-    if (
-        arguments
-    ):  # a mapping by name, by aggregation (unknown aggregations are ignored), or by a pair, as rows
+    if arguments:
+        # A mapping by name, by aggregation (unknown aggregations are ignored), or by a pair, as rows.
         convert = to_count if arguments[1] is int else converter(arguments[1])
         if arguments[0] is str:
             return lambda body: {_text(key): convert(value) for key, value in _short_object(body).items()}

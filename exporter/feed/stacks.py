@@ -61,9 +61,8 @@ class StackAnswer(Value):
     phase: str | None = None
     phase_seconds: float | None = None  # age of the phase
     step: int | None = None  # last finished step
-    sequences: Mapping[str, int] = field(
-        default_factory=dict
-    )  # number of enqueued collectives by process group
+    # number of enqueued collectives by process group
+    sequences: Mapping[str, int] = field(default_factory=dict)
     last_collective: str | None = None  # from torch's flight recorder, if enabled
 
 

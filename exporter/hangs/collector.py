@@ -141,9 +141,8 @@ class HangCollector:
             del self._cases[name]
         for name, run in runs.items():
             case = self._cases.setdefault(name, _HangCase(run))
-            if (
-                run.since_timestamp > case.run.since_timestamp
-            ):  # a new hang: a step was completed, or the state has changed
+            if run.since_timestamp > case.run.since_timestamp:
+                # A new hang: a step was completed, or the state has changed.
                 self._cases[name] = _HangCase(run)
             else:
                 case.run = run

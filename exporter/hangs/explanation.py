@@ -51,10 +51,9 @@ class RankStack:
     function: str  # the function that the job's code called
     location: str  # file:line of the job's code
     phase: str = ""
-    sequences: Mapping[str, int] = field(
-        default_factory=dict
-    )  # number of enqueued collectives by process group
-    in_collective: bool = False  # True if the rank waits for other ranks
+    # number of enqueued collectives by process group
+    sequences: Mapping[str, int] = field(default_factory=dict)
+    is_in_collective: bool = False  # True if the rank waits for other ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +64,9 @@ class RankGroup:
     location: str
     ranks: tuple[int, ...]
     phase: str
-    sequence: (
-        int | None
-    )  # lowest number of collectives that these ranks have enqueued in `process_group`; None if unknown
-    in_collective: bool  # True if all these ranks wait for other ranks
+    # lowest number of collectives that these ranks have enqueued in `process_group`; None if unknown
+    sequence: int | None
+    is_in_collective: bool  # True if all these ranks wait for other ranks
     process_group: str = DEFAULT_GROUP  # process group of torch.distributed
 
     def collectives(self) -> str:
@@ -118,7 +116,7 @@ def rank_stack(answer: StackAnswer) -> RankStack | None:
         location=location_of(frame),
         phase=answer.phase or "",
         sequences=answer.sequences,
-        in_collective=name in COLLECTIVES or function == AUTOGRAD or answer.phase == GRADIENT_SYNC_PHASE,
+        is_in_collective=name in COLLECTIVES or function == AUTOGRAD or answer.phase == GRADIENT_SYNC_PHASE,
     )
 
 
@@ -182,7 +180,7 @@ def _group(members: Sequence[RankStack], process_group: str) -> RankGroup:
         ranks=tuple(sorted(member.rank for member in members)),
         phase=members[0].phase,
         sequence=min(sequences, default=None),
-        in_collective=all(member.in_collective for member in members),
+        is_in_collective=all(member.is_in_collective for member in members),
         process_group=process_group,
     )
 
@@ -190,7 +188,7 @@ def _group(members: Sequence[RankStack], process_group: str) -> RankGroup:
 def _suspicion_key(group: RankGroup) -> tuple[float, bool, int]:
     """Return the sort key whose minimum is the most suspected group."""
     sequence = float("inf") if group.sequence is None else group.sequence
-    return sequence, group.in_collective, len(group.ranks)
+    return sequence, group.is_in_collective, len(group.ranks)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -88,9 +88,8 @@ def _boolean(value: object) -> bool:
 
 def _integer(value: object) -> int:
     number = to_attribute(value)  # also converts numbers of numpy
-    if isinstance(number, str) and WHOLE_NUMBER.fullmatch(
-        number
-    ):  # such as the value of an environment variable
+    # The value of an environment variable is text.
+    if isinstance(number, str) and WHOLE_NUMBER.fullmatch(number):
         return int(number)
     is_whole = number.is_integer() if isinstance(number, float) else type(number) is int
     assert_that(is_whole, "must be an integer")

@@ -36,15 +36,12 @@ class JobFacts:
         """Set the configuration of the training."""
         self._training = training
         TRAINING.set_save_policy(self._save_policy)
-        self._has_callables = self._settings.is_callable("world_size_or_fn") or any(
-            training.is_callable(name)
-            for name in (
-                "global_batch_size_or_fn",
-                "seq_length_or_fn",
-                "flops_per_sample_or_fn",
-                "is_log_throughput_enabled_or_fn",
-            )
+        names = (
+            *("global_batch_size_or_fn", "seq_length_or_fn", "flops_per_sample_or_fn"),
+            "is_log_throughput_enabled_or_fn",
         )
+        has_training_callables = any(training.is_callable(name) for name in names)
+        self._has_callables = self._settings.is_callable("world_size_or_fn") or has_training_callables
 
     def _save_policy(self) -> SavePolicy:
         """Return the policy for a save that starts now."""

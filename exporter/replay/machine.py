@@ -33,9 +33,8 @@ class LoadCurve:
 
     def level_at(self, moment: float) -> float:
         """Return the load at a time."""
-        position = (
-            moment + self._shift_seconds
-        ) % self._cycle_seconds  # seconds in the cycle, then in the step
+        # Seconds since the start of the cycle, then of the step.
+        position = (moment + self._shift_seconds) % self._cycle_seconds
         for seconds, level in self._steps:
             if position < seconds:
                 return float(level + self._amplitude(level) * sin(2 * pi * position / _RIPPLE_SECONDS))

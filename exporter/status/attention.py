@@ -29,13 +29,15 @@ class Onsets:
         self._initial_keys = frozenset(key for key in self._initial_keys if key in keys)
         # Each mapping is replaced as a whole: requests read the times on other threads.
         self._start_times = {key: self._start_times.get(key, now) for key in keys}
-        event_times = {finding.key: self._event_time(finding) for finding in findings if finding.match.event}
+        event_times = {
+            finding.key: self._event_time(finding) for finding in findings if finding.match.is_event
+        }
         self._event_times = {key: time for key, time in event_times.items() if time is not None}
 
     def start(self, finding: Finding) -> float | None:
         """Return the Unix time at which the finding began, or at which the event happened; None if unknown."""
         since = finding.match.since
-        if finding.match.event:
+        if finding.match.is_event:
             return self._event_times.get(finding.key) if since is None else since
         return self._start_times.get(finding.key) if since is None else since
 
@@ -51,7 +53,7 @@ class Onsets:
     def text(self, finding: Finding, now: float) -> str:
         """Return the text of how long the finding has held, or of when the event happened."""
         is_initial = finding.key in (self._initial_keys or ())
-        if finding.match.event:
+        if finding.match.is_event:
             event_time = self._event_time(finding)
             if event_time is None:
                 return "before the start of the exporter" if is_initial else "at an unknown time"

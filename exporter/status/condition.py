@@ -36,7 +36,7 @@ class Match:
     facts: Mapping[str, object] = field(default_factory=dict)
     since: float | None = None
     last: float | None = None
-    event: bool = False
+    is_event: bool = False
     is_past: bool = False
     stacks: tuple[StackGroup, ...] = ()
     gpu_uuid: str = ""

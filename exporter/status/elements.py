@@ -53,7 +53,7 @@ class Column:
     """Heading and alignment of a column."""
 
     name: str
-    numeric: bool
+    is_numeric: bool
 
 
 @dataclass(frozen=True, slots=True)

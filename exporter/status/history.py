@@ -122,9 +122,8 @@ class History:
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._lock = threading.Lock()  # held only to append and to copy points
-        self._times: deque[tuple[float, float]] = deque(
-            maxlen=round(retention_seconds / interval_seconds) + 1
-        )  # monotonic, Unix
+        max_points = round(retention_seconds / interval_seconds) + 1
+        self._times: deque[tuple[float, float]] = deque(maxlen=max_points)  # monotonic, Unix
         self._tracks: dict[Track, array[float]] = {}  # a number for each time, NaN for a gap
         self._holders: dict[str, frozenset[Holder]] = {}  # last known holders by GPU UUID
 

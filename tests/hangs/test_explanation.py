@@ -12,9 +12,9 @@ from exporter.recording.stacks import Frame, ThreadStack
 
 
 def waiting_rank(rank: int, function: str, location: str, sequence: int | None = None) -> RankStack:
-    in_collective = function == "all_reduce"
+    is_in_collective = function == "all_reduce"
     sequences = {} if sequence is None else {"default": sequence}
-    return RankStack(rank, function, location, "iteration", sequences, in_collective)
+    return RankStack(rank, function, location, "iteration", sequences, is_in_collective)
 
 
 def test_the_rank_with_fewer_collectives_comes_first() -> None:
@@ -59,7 +59,7 @@ def test_groups_that_no_rule_separates_are_called_a_tie() -> None:
 
 def test_ranks_in_one_line_with_different_phases_form_groups() -> None:
     stacks = [
-        RankStack(0, "train", "t.py:1", "grad_sync", in_collective=True),
+        RankStack(0, "train", "t.py:1", "grad_sync", is_in_collective=True),
         RankStack(1, "train", "t.py:1", "forward"),
     ]
     explanation = explain(stacks)
@@ -76,7 +76,7 @@ def test_a_rank_waits_for_ranks_in_the_phase_that_synchronizes_gradients(
     stack_of_rank = rank_stack(StackAnswer("1", "p", 7, 0.0, "night", 1, stack, phase=phase))
 
     assert stack_of_rank is not None
-    assert stack_of_rank.in_collective is is_waiting
+    assert stack_of_rank.is_in_collective is is_waiting
 
 
 def test_a_single_group_is_no_tie() -> None:

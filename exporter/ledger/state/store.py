@@ -163,9 +163,8 @@ class StateStore:
             return keys
         with self._using("."):
             for path in self.directory.glob(f"{kind}*{SUFFIX}"):
-                with contextlib.suppress(
-                    OSError
-                ):  # an unreadable file: the load of its rank reports the error
+                # For an unreadable file, the load of its rank reports the error.
+                with contextlib.suppress(OSError):
                     if path.lstat().st_mtime < self._clock() - within_seconds:
                         continue
                     try:

@@ -47,7 +47,7 @@ def _failed(view: View) -> Iterator[Match]:
         )
         if increase is not None:
             facts = {"run": name, "count": counted(increase, "save", "saves")}
-            yield Match((name,), facts, since=increase.first, last=increase.last, event=True)
+            yield Match((name,), facts, since=increase.first, last=increase.last, is_event=True)
 
 
 def _overdue(view: View) -> Iterator[Match]:

@@ -88,7 +88,7 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
             (uuid, xid),
             {"gpu": titles[uuid], "xid": with_meaning(xid), "times": times},
             since=since,
-            event=True,
+            is_event=True,
             is_past=view.exporter.now - since >= EVENT_SECONDS + KEPT_SECONDS,
         )
 
@@ -118,7 +118,7 @@ def _uncorrected(view: View) -> Iterator[Match]:
                 {"gpu": gpu.title, "errors": errors},
                 since=increase.first if increase else None,
                 last=increase.last if increase else None,
-                event=True,
+                is_event=True,
                 is_past=increase is None,
             )
 

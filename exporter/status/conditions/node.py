@@ -68,7 +68,7 @@ def _killed(view: View) -> Iterator[Match]:
     increase = view.history.increase("killed", seconds=EVENT_SECONDS)
     if increase is not None:
         processes = f"{increase.count:.0f} process{'es' if increase.count > 1 else ''}"
-        yield Match((), {"processes": processes}, since=increase.first, event=True)
+        yield Match((), {"processes": processes}, since=increase.first, is_event=True)
 
 
 def _throttled(view: View) -> Iterator[Match]:
@@ -98,7 +98,7 @@ def _link_errors(view: View) -> Iterator[Match]:
         state = view.readings.value("host_rdma_port_state", device=device, port=port)
         increase = view.history.increase("link failures", device, port, seconds=EVENT_SECONDS)
         if increase is not None and not (state is not None and state < ACTIVE_PORT):
-            yield Match((device, port), {"device": device, "port": port}, since=increase.first, event=True)
+            yield Match((device, port), {"device": device, "port": port}, since=increase.first, is_event=True)
 
 
 CONDITIONS = (

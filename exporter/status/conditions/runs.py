@@ -136,7 +136,7 @@ def _losses(view: View) -> Iterator[Match]:
                 {"run": name, "count": counted(increase, "loss", "losses")},
                 since=increase.first,
                 last=increase.last,
-                event=True,
+                is_event=True,
                 is_past=recent is None,
             )
 

@@ -112,9 +112,8 @@ class OTelExporter(BaseExporter):
         try:
             self.write_out()
         finally:
-            self.dropped_records += len(
-                self._ended_spans
-            )  # after its shutdown, the span exporter sends nothing
+            # After its shutdown, the span exporter sends nothing.
+            self.dropped_records += len(self._ended_spans)
             self._ended_spans.clear()
             self._exporter.shutdown()
             super().close()
