@@ -51,7 +51,7 @@ class SidecarProcess:
         self._command = command
         self._feed_directory = feed_directory
         self._mask = mask
-        self._due = time.monotonic()  # monotonic time of the next check
+        self._next_check_at = time.monotonic()
         self._is_joined = False
         self._started_at = 0.0
         self._failures = 0
@@ -61,12 +61,12 @@ class SidecarProcess:
     def keep(self) -> None:
         """Start, join or restart the sidecar if a check is due."""
         now = time.monotonic()
-        if self.pid is not None or now < self._due:
+        if self.pid is not None or now < self._next_check_at:
             return
         if runs.owner(self._feed_directory) is not None:
-            self._is_joined, self._due = True, now + OWNER_CHECK_SECONDS
+            self._is_joined, self._next_check_at = True, now + OWNER_CHECK_SECONDS
         elif self._is_joined:
-            self._is_joined, self._due = False, now + VACANT_SECONDS
+            self._is_joined, self._next_check_at = False, now + VACANT_SECONDS
         else:
             try:
                 self.pid, self._started_at = start_own(self._command, mask=self._mask), now
@@ -75,26 +75,26 @@ class SidecarProcess:
 
     def wait_seconds(self) -> float:
         """Return the time until the next check of `keep`."""
-        return math.inf if self.pid is not None else max(0.0, self._due - time.monotonic())
+        return math.inf if self.pid is not None else max(0.0, self._next_check_at - time.monotonic())
 
-    def send(self, number: int) -> None:
+    def send(self, signal_number: int) -> None:
         """Send a signal to the sidecar. Until the supervisor reaps the sidecar, no other process can have its id."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                os.kill(self.pid, signal_number)
 
     def expect_exit(self) -> None:
         """Expect the exit of the sidecar, which is then neither reported nor followed by a restart."""
-        self._is_required, self._due = False, math.inf
+        self._is_required, self._next_check_at = False, math.inf
 
     def record_exit(self, wait_status: int) -> None:
         """Record the wait status of the reaped sidecar, and schedule a restart after a failure."""
-        self.pid, self._due = None, math.inf
+        self.pid, self._next_check_at = None, math.inf
         now, status = time.monotonic(), os.waitstatus_to_exitcode(wait_status)
         if not self._is_required or status == EXIT_REFUSED:  # the sidecar has logged the reason
             return
         if status == EXIT_JOINED:
-            self._is_joined, self._due = True, now + OWNER_CHECK_SECONDS
+            self._is_joined, self._next_check_at = True, now + OWNER_CHECK_SECONDS
         elif status == 0:
             print_notice("the sidecar has exited; the job continues without metrics")
         elif status > 0:
@@ -105,18 +105,18 @@ class SidecarProcess:
     def _record_failure(self, event: str, now: float) -> None:
         self._failures = 1 if now - self._started_at >= STABLE_SECONDS else self._failures + 1
         if self._failures > MAX_RESTARTS:
-            self._due = math.inf
+            self._next_check_at = math.inf
             print_notice(
                 f"the sidecar {event}, {self._failures} times in a row; the job continues without metrics"
             )
             return
         delay = 2.0 ** (self._failures - 1)
-        self._due = now + delay
+        self._next_check_at = now + delay
         print_notice(f"the sidecar {event}; it restarts in {delay:.0f} s; the job is not affected")
 
 
-def _signal_name(number: int) -> str:
+def _signal_name(signal_number: int) -> str:
     try:
-        return signal.Signals(number).name
+        return signal.Signals(signal_number).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {signal_number}"

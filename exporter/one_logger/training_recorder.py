@@ -94,8 +94,8 @@ class TrainingRecorder(DefaultRecorder):
     def create_sync_checkpoint_metrics_event(self, span_name: SpanName) -> Event:
         """Return an event with the durations so far of the active spans with a name."""
         now = TracingTimestamp.now().perf_counter_seconds
-        active = self.get_active_spans_by_name(span_name)
-        seconds = [now - span.start_event.timestamp.perf_counter_seconds for span in active] or [0.0]
+        spans = self.get_active_spans_by_name(span_name)
+        seconds = [now - span.start_event.timestamp.perf_counter_seconds for span in spans] or [0.0]
         attributes = SyncCheckpointMetricsUpdateAttributes.create(sum(seconds), min(seconds), max(seconds))
         return Event.create(StandardTrainingJobEventName.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
@@ -252,5 +252,5 @@ def _kind_of(name: SpanName) -> BlockKind:
     return kinds.by_span_name(text) or kinds.named_kind(text, is_phase=False)
 
 
-def _milliseconds(time: TracingTimestamp | None) -> float | None:
-    return None if time is None else time.seconds_since_epoch * 1000
+def _milliseconds(timestamp: TracingTimestamp | None) -> float | None:
+    return None if timestamp is None else timestamp.seconds_since_epoch * 1000

@@ -65,9 +65,8 @@ class RunEnergy:
         self._boot = boot
         self._reports_training = False  # True if the job reports training
         self._is_validation_productive = False
-        self._previous_phases: dict[
-            str, Mapping[str, float]
-        ] = {}  # seconds by phase at the last division, by process
+        # Seconds by phase at the last division, by process id.
+        self._previous_phases: dict[str, Mapping[str, float]] = {}
         self._spent_times: list[_SpentTime] = []
 
     @property
@@ -107,12 +106,12 @@ class RunEnergy:
             yield RunSample(families.CARBON, (component,), grams)
         for cost, money in record.cost.items():
             yield RunSample(families.COST, (cost.kind, cost.currency), money)
-        for part, joules in record.phases.items():
-            yield RunSample(families.PHASE_ENERGY, (part.phase, part.component, part.method), joules)
-            if part.method == POWER_SAMPLES and joules and part.phase != UNATTRIBUTED:
-                blurred_joules = record.blurred_joules.get(part.phase, 0.0)
+        for key, joules in record.phases.items():
+            yield RunSample(families.PHASE_ENERGY, (key.phase, key.component, key.method), joules)
+            if key.method == POWER_SAMPLES and joules and key.phase != UNATTRIBUTED:
+                blurred_joules = record.blurred_joules.get(key.phase, 0.0)
                 quality_ratio = max(0.0, 1 - blurred_joules / joules)
-                yield RunSample(families.PHASE_QUALITY, (part.phase,), quality_ratio)
+                yield RunSample(families.PHASE_QUALITY, (key.phase,), quality_ratio)
         if record.is_split:
             yield RunSample(families.PRODUCTIVE_ENERGY, (), record.productive_joules)
         for cause, joules in record.wasted_joules.items():
@@ -171,11 +170,11 @@ class RunEnergy:
             return
         self._is_validation_productive = account.is_validation_productive
         record, previous = self.record, self.record.settled_work
-        current = SettledWork(
+        settled_work = SettledWork(
             account.session, account.productive_seconds, account.lost_seconds, account.hung_seconds
         )
-        record.settled_work = current
-        self.has_changes = self.has_changes or previous != current
+        record.settled_work = settled_work
+        self.has_changes = self.has_changes or previous != settled_work
         if previous is not None and previous.session != account.session:
             # A new task has started: the unsaved work of the previous task is lost.
             if record.pool_joules:
@@ -184,9 +183,9 @@ class RunEnergy:
             return
         if previous is None or not record.is_split:
             return
-        productive_seconds = current.productive_seconds - previous.productive_seconds
-        lost_seconds = current.lost_seconds - previous.lost_seconds
-        hung_seconds = current.hung_seconds - previous.hung_seconds
+        productive_seconds = settled_work.productive_seconds - previous.productive_seconds
+        lost_seconds = settled_work.lost_seconds - previous.lost_seconds
+        hung_seconds = settled_work.hung_seconds - previous.hung_seconds
         settled_seconds = productive_seconds + lost_seconds + hung_seconds
         if settled_seconds > 0 and min(productive_seconds, lost_seconds, hung_seconds) >= 0:
             pool_watts = record.pool_joules / (settled_seconds + account.uncommitted_seconds)
