@@ -49,7 +49,8 @@ it. Names are a contract: the changelog lists every change under *Metric names*.
 
 - A name ends with the base unit, such as `_seconds`, `_bytes` or `_ratio` (from 0 to 1), and with `_total` if the family is
   a counter.
-- An unknown value is an *absent* series, not NaN or a sentinel. *Absent* lists the conditions.
+- An unknown value is an *absent* series, not NaN or a sentinel. *Absent* lists the conditions. A value whose conditions include
+  *expired* and not *exited* stays after the exit of the process.
 - *Meaning* is the help text of the family in a scrape. *Details* below a table lists the values of labels, and rules.
 - In OpenMetrics, the name of a counter's family has no `_total`, and the name of an info's family no `_info`.
 - In protobuf, a histogram is published twice: as a native histogram, and as counters `_bucket`, `_sum` and `_count`.
