@@ -56,6 +56,8 @@ class LoopTracker:
 
     def __init__(self, *, inferred: bool = False) -> None:
         self._loop: Any = api.inferred_loop if inferred else api.training_loop
+        self._is_inferred = inferred
+        self._was_instrumented = False  # the job reported its own loop before the loop of this bridge
         self._iteration = api.inferred_iteration() if inferred else IterationBlock(TRAINING_ITERATION)
         self._read_limit = TensorReadLimit()
         self._open: list[_OpenBlock] = []
@@ -94,6 +96,7 @@ class LoopTracker:
         """Start a training loop, and discard the blocks that an earlier loop has left open."""
         self.end_all(Discarded())
         EXIT.begin_application()
+        self._was_instrumented = TRAINING.job_is_instrumented
         self.begin(Level.LOOP, self._loop(step, None, target))
 
     def begin_iteration(self) -> None:
@@ -165,6 +168,8 @@ class LoopTracker:
         self._end_phase(error)
         open_block = self._open.pop()
         leave(open_block.block, error)
+        if open_block.level is Level.LOOP and not self._is_inferred:
+            TRAINING.job_is_instrumented = self._was_instrumented  # a later loop may be inferred
         return open_block.level
 
 

@@ -125,6 +125,23 @@ def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explici
     )
 
 
+PLAIN_LOOP = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters())
+for batch in torch.utils.data.DataLoader(torch.randn(20, 4), batch_size=4):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_plain_loop_after_a_trainer_is_recorded(tmp_path: Path) -> None:
+    program = LIGHTNING + "quiet_trainer(max_epochs=1).fit(Module(), loader(12))" + PLAIN_LOOP
+    ended_job = run_job(tmp_path, program, AUTO)
+
+    assert ended_job.differences({STEPS: 3 + 5, SAMPLES: 12 + 20}) == {}
+
+
 @pytest.mark.parametrize("name", ["EXPORTER_AUTO", "EXPORTER_DISABLED"])
 def test_the_callback_factory_returns_nothing_unless_it_is_enabled(
     name: str, monkeypatch: pytest.MonkeyPatch
