@@ -122,6 +122,7 @@ def page_of(feed: Path) -> str:
         FeedReader(feed),
         StateStore(state_directory, sidecar="test"),
         monotonic=lambda: time.monotonic() + elapsed_seconds,
+        max_exited_runs=1000,  # a program of a test may have a run for each of its loops
     )
     collector.collect()
     elapsed_seconds = (

@@ -94,6 +94,7 @@ class JobCollector:
         *,
         stale_after_seconds: float = 10.0,
         linger_seconds: float = 900.0,
+        max_exited_runs: int = MAX_EXITED_RUNS,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         directory: Path | None = None,
@@ -111,6 +112,7 @@ class JobCollector:
         self._state = state
         self._stale_after_seconds = stale_after_seconds
         self._linger_seconds = linger_seconds
+        self._max_exited_runs = max_exited_runs
         self._clock = clock
         self._monotonic = monotonic
         self._owners = FamilyOwners()
@@ -217,7 +219,7 @@ class JobCollector:
             for rank in ranks
             for _, slot in sorted(rank.slots.items())
         ]
-        return _without_early_exits([slot for slot in slots if slot is not None])
+        return _without_early_exits([slot for slot in slots if slot is not None], self._max_exited_runs)
 
     def _publish(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Collected:
         devices = RankDevices(self.gpus)
@@ -371,15 +373,15 @@ class JobCollector:
             yield InspectedRun(run, state_name, state.since_timestamp, step, tuple(ranks))
 
 
-def _without_early_exits(slots: Sequence[VisibleSlot]) -> list[VisibleSlot]:
-    """Return the slots of the runs with a running process, and of the `MAX_EXITED_RUNS` runs that exited last."""
+def _without_early_exits(slots: Sequence[VisibleSlot], max_exited_runs: int) -> list[VisibleSlot]:
+    """Return the slots of the runs with a running process, and of the *max_exited_runs* runs that exited last."""
     running_runs = {slot.key.run for slot in slots if slot.process.is_alive}
     exit_by_run: dict[str, float] = {}
     for slot in slots:
         if slot.key.run not in running_runs:
             exited = slot.process.exited_monotonic
             exit_by_run[slot.key.run] = max(exited, exit_by_run.get(slot.key.run, exited))
-    latest_runs = sorted(exit_by_run, key=lambda run: exit_by_run[run])[-MAX_EXITED_RUNS:]
+    latest_runs = sorted(exit_by_run, key=lambda run: exit_by_run[run])[-max_exited_runs:]
     shown_runs = running_runs.union(latest_runs)
     return [slot for slot in slots if slot.key.run in shown_runs]
 
