@@ -67,6 +67,7 @@ ABSENT = {
 EMPTY_RECORDS = {
     "run:training_mttf:seconds": "before the first interruption",
     "gpu:gpu_recovery_action:info": "no GPU requests an action",
+    "run:training_standstill:info": "no run stands still",
 }
 """Recording rules without a result although their families exist, with the reason."""
 
