@@ -9,19 +9,6 @@ _MAX_DEPTH = 4
 """Levels of nested containers that are searched for a tensor."""
 
 
-def samples_of_tensors(batch: Any) -> int | None:
-    """Return the number of samples if a batch is a tensor, or a list or tuple that begins with a tensor. Otherwise return None.
-
-    Most loaders return such batches, for which this function is much faster than `samples_and_tokens`.
-    """
-    kind = type(batch)
-    try:
-        samples = batch[0].shape[0] if kind is list or kind is tuple else batch.shape[0]
-    except Exception:  # noqa: BLE001  # a batch is an object of the job
-        return None
-    return samples if type(samples) is int and samples else None
-
-
 def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
     """Return the numbers of samples and tokens of a batch. A number that the shapes do not show is None.
 

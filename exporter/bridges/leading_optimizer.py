@@ -40,6 +40,10 @@ class LeadingOptimizer:
             self._waiting_since = now
         return now - self._waiting_since > UNSEEN_SECONDS
 
+    def is_single(self, optimizer: Any) -> bool:
+        """Return True if the leader is this optimizer, and no other optimizer has stepped since the leader's last step."""
+        return id(optimizer) == self._leader_id and not self._others
+
     def ends_step(self, optimizer: Any, *, has_new_data: bool) -> bool:
         """Record that an optimizer has stepped. Return True if a step of the loop ends.
 

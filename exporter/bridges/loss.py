@@ -15,7 +15,7 @@ from typing import Any
 
 DEVICE_SECONDS = 0.1
 """Minimum interval between two reads of a loss on a GPU, each of which starts a copy."""
-EVERY_STEP = 1000
+EVERY_STEP = 100
 """Number of steps at the start in which every loss is read, so that a short training shows the loss of its last step."""
 HOST_SECONDS = 0.005
 """Minimum interval between two reads on the host after `EVERY_STEP` steps. A read takes up to 10 µs, a short step 200 µs."""
@@ -106,8 +106,9 @@ class StepLoss:
             if self.is_read:
                 self._read(loss)
 
-    def add(self, tensors: Any) -> None:
-        """Add the loss at which a backward pass starts, unless `give` has added it."""
+    def add(self, tensors: Any, batches: int) -> None:
+        """Add the loss at which the backward pass of some batches starts, unless `give` has added the loss."""
+        self.batches += batches
         if self._is_next_loss_given:
             self._is_next_loss_given = False
             return
@@ -128,6 +129,15 @@ class StepLoss:
         else:
             value = value.detach() if hasattr(value, "detach") else value
             self._passes.append(_Pass(value, _factors(loss)))
+
+    def skip(self, now: float) -> None:
+        """End a step whose loss was not read. *now* is as in `take`."""
+        if self._count > self._max_passes:  # noqa: PLR1730  # called in every step: `max` costs a call
+            self._max_passes = self._count
+        self._count = self.batches = 0
+        if now >= self._due:
+            self.is_read = True
+            self._due = now + HOST_SECONDS
 
     def take(self, now: float) -> Any:
         """End the step and return its loss, or None if unknown. Later backward passes belong to the next step.

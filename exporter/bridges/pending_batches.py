@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
-from exporter.bridges.batches import samples_and_tokens, samples_of_tensors
+from exporter.bridges.batches import samples_and_tokens
 from exporter.training.numbers import Numbers
 
 MAX_BATCHES = 64
@@ -78,14 +78,20 @@ class PendingBatches:
 
     def add(self, iterator: Any, batch: Any) -> None:
         """Add a batch that the calling thread has fetched."""
+        self.is_exhausted = False
         queue = self._queue
         if queue is None:
             queue = self._queue_of_thread()
         if queue.has_latest:
             queue.move_latest()
-        samples = queue.samples = samples_of_tensors(batch)
-        queue.tokens = None
-        if samples is None:
+        kind = type(batch)
+        try:
+            samples = batch[0].shape[0] if kind is list or kind is tuple else batch.shape[0]  # the usual case
+        except Exception:  # noqa: BLE001  # a batch is an object of the job
+            samples = None
+        if type(samples) is int and samples:
+            queue.samples, queue.tokens = samples, None
+        else:
             queue.samples, queue.tokens = samples_and_tokens(batch)
         queue.iterator = id(iterator)
         queue.has_latest = True

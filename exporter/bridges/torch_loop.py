@@ -106,7 +106,7 @@ class InferredLoop(TrainingThread):
         ):  # the usual case
             if state is GRADIENTS:  # of an accumulated batch
                 self._phases.count_batch()
-            step.fetch = now
+            step.fetch_began = now
             self._state = FETCHING
             self._fetching_from = loader
             self._has_new_data = True
@@ -146,10 +146,9 @@ class InferredLoop(TrainingThread):
             and error is None
             and (now := monotonic()) < self._step_edges.limit
         ):  # the usual case
-            self._step_edges.forward = now
+            self._step_edges.forward_began = now
             self._state = FORWARD
             self._fetching_from = None
-            self.batches.is_exhausted = False
             self.batches.add(loader, batch)
             return
         tracker = self._tracker
@@ -164,9 +163,10 @@ class InferredLoop(TrainingThread):
             else:
                 self._end_evaluation(tracker, None if isinstance(error, StopIteration) else error)
             return
-        self.batches.is_exhausted = error is not None
         if error is None:
             self.batches.add(loader, batch)
+        else:
+            self.batches.is_exhausted = True
         if self._state is FETCHING:
             self._enter(tracker, FORWARD if error is None else READY)
         else:
@@ -269,16 +269,17 @@ class InferredLoop(TrainingThread):
         if (
             state is FORWARD and self._thread == get_ident() and (now := monotonic()) < step.limit
         ):  # the usual case
-            step.backward = now
+            step.backward_began = now
             self._state = BACKWARD
-        else:
-            tracker = self._trains_here()
-            if tracker is None or state is BACKWARD:
-                return None
-            self._enter(tracker, BACKWARD)
+            self._has_worked = True
+            self._loss.add(tensors, self.batches.count_trained(TRAINING.numbers))
+            return GRADIENTS
+        tracker = self._trains_here()
+        if tracker is None or state is BACKWARD:
+            return None
+        self._enter(tracker, BACKWARD)
         self._has_worked = True
-        self._loss.batches += self.batches.count_trained(TRAINING.numbers)
-        self._loss.add(tensors)
+        self._loss.add(tensors, self.batches.count_trained(TRAINING.numbers))
         if self.progress.steps == 0 and self._optimizers.is_missing() and not torch_hooks.optimizer_exists():
             log_once("optimizer not seen", UNSEEN)
             self._silence(LoopState.UNSEEN)
@@ -289,7 +290,7 @@ class InferredLoop(TrainingThread):
         if self._state is BACKWARD:
             self._state = next_state
             if next_state is GRADIENTS and (now := monotonic()) < self._step_edges.limit:  # the usual case
-                self._step_edges.ready = now
+                self._step_edges.backward_ended = now
             else:
                 self._phases.switch_to(next_state.phase)
 
@@ -305,7 +306,7 @@ class InferredLoop(TrainingThread):
         if (
             self._state is GRADIENTS and self._thread == get_ident() and (now := monotonic()) < step.limit
         ):  # the usual case
-            step.optimizer = now
+            step.optimizer_began = now
             self._state = OPTIMIZER
         else:
             if self._state is LoopState.UNSEEN:
@@ -321,12 +322,25 @@ class InferredLoop(TrainingThread):
         """End an optimizer's step."""
         if self._stepping_optimizer is not optimizer:
             return
+        loss = self._loss
+        if (
+            self._state is OPTIMIZER
+            and not loss.is_read
+            and self._optimizers.is_single(optimizer)
+            and self._phases.end_usual_step()
+        ):  # the usual case
+            loss.skip(self._step_edges.optimizer_began)
+            self.progress.steps += 1
+            self._stepping_optimizer = None
+            self._has_new_data = self._has_worked = False
+            self._state = READY
+            return
         tracker = self._here()
         if tracker is None:
             return
         self._stepping_optimizer = None
-        rate = learning_rate(optimizer) if self._loss.is_read else None
-        if self._end_step(tracker, optimizer, rate) and self._state is OPTIMIZER:  # the usual case
+        rate = learning_rate(optimizer) if loss.is_read else None
+        if self._end_step(tracker, optimizer, rate) and self._state is OPTIMIZER:
             self._state = READY
         else:
             self._enter(tracker, READY)

@@ -86,7 +86,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         if active is not outer:
             clock.active = outer
             clock.since = now
-        if not self.is_nested and (cells := active.cells) is not None:
+        if not self.is_nested and (cells := active.cells):
             own_seconds = active.seconds - self.mark
             active.duration_seconds += own_seconds
             cells[bisect_left(CELLS, own_seconds)] += 1

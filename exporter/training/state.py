@@ -83,7 +83,7 @@ class PhaseSeries(Value):
         self.entries.raise_to(totals.entries)
         self.seconds.raise_to(seconds)
         self.active.set(float(is_active))
-        if self.durations is None or totals.cells is None:
+        if self.durations is None or not totals.cells:
             return
         cells = list(totals.cells)
         if sum(cells) != self.durations.count:

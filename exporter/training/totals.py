@@ -13,7 +13,7 @@ class PhaseTotals:
 
     Attributes:
         bin_seconds: The seconds at the start of the current bin of the history.
-        cells: Durations by cell; None for a phase without a histogram.
+        cells: Number of durations in each cell; empty for a phase without a histogram.
         is_entered: True after the first entry of the phase in this process.
     """
 
@@ -38,18 +38,15 @@ class PhaseTotals:
         """Count from zero."""
         self.seconds = self.bin_seconds = self.duration_seconds = 0.0
         self.entries = 0
-        self.cells = [0] * (len(CELLS) + 1) if self.row.recurring else None
+        self.cells = [0] * (len(CELLS) + 1) if self.row.recurring else []
 
     def count_duration(self, seconds: float) -> None:
         """Count the duration of an entry that was counted before."""
-        if self.cells is not None:
+        if self.cells:
             self.duration_seconds += seconds
             self.cells[bisect_left(CELLS, seconds)] += 1
 
     def count_entry(self, seconds: float) -> None:
         """Count an entry and its duration."""
         self.entries += 1
-        cells = self.cells
-        if cells is not None:
-            self.duration_seconds += seconds
-            cells[bisect_left(CELLS, seconds)] += 1
+        self.count_duration(seconds)

@@ -22,8 +22,7 @@ def test_the_mean_of_accumulated_losses_is_known_after_steps_whose_loss_was_not_
     step_loss, weight, losses = loss.StepLoss(), torch.ones(2, requires_grad=True), []
     for step in range(4):
         for factor in (1.0, 2.0):
-            step_loss.batches += 1
-            step_loss.add((weight + factor).sum())
+            step_loss.add((weight + factor).sum(), 1)
         if step == 2:
             time.sleep(0.06)
         losses.append(step_loss.take(time.monotonic()))

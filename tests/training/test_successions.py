@@ -56,7 +56,7 @@ def entries() -> Counter[str]:
 
 def test_phases_in_succession_are_counted_as_blocks_are() -> None:
     train_in_succession(50)
-    durations = {name: sum(TRAINING.clock.phases[name].cells or ()) for name in PHASES_OF_A_STEP if name}
+    durations = {name: sum(TRAINING.clock.phases[name].cells) for name in PHASES_OF_A_STEP if name}
 
     assert entries() >= Counter({**dict.fromkeys(filter(None, PHASES_OF_A_STEP), 50), "iteration": 50})
     assert durations == dict.fromkeys(filter(None, PHASES_OF_A_STEP), 50)
@@ -125,7 +125,7 @@ def test_a_phase_of_the_job_around_an_edge_counts_once() -> None:
 
     for name in ("data_loading", "forward", "backward", "optimizer"):
         totals = TRAINING.clock.phases[name]
-        assert sum(totals.cells or ()) == totals.entries
+        assert sum(totals.cells) == totals.entries
         assert totals.duration_seconds == pytest.approx(totals.seconds, abs=1e-6)
     assert entries()["forward"] == 20
 
@@ -178,13 +178,13 @@ class UsualLoop:
         for _ in range(batches):
             if time.monotonic() < TRAINING.clock.step_edges.limit:
                 self.phases.count_batch()  # of an accumulated batch
-            self.edge("fetch", "data_loading")
-            self.edge("forward", "forward")
-            self.edge("backward", "backward")
+            self.edge("fetch_began", "data_loading")
+            self.edge("forward_began", "forward")
+            self.edge("backward_began", "backward")
             time.sleep(seconds)
-            self.edge("ready", None)
+            self.edge("backward_ended", None)
         if not is_skipped:
-            self.deferred_steps += self.edge("optimizer", "optimizer")
+            self.deferred_steps += self.edge("optimizer_began", "optimizer")
         self.phases.next_iteration()
 
     def edge(self, name: str, phase: str | None) -> bool:
@@ -202,7 +202,7 @@ def test_usual_steps_are_counted_as_blocks_are(batches: int) -> None:
     loop = UsualLoop()
     loop.run(2000, batches)
     loop_entries = {name: entries()[name] for name in PHASES}
-    durations = {name: sum(TRAINING.clock.phases[name].cells or ()) for name in PHASES}
+    durations = {name: sum(TRAINING.clock.phases[name].cells) for name in PHASES}
 
     assert loop.deferred_steps > 1000
     assert loop_entries == durations == dict.fromkeys(PHASES[:3], 2000 * batches) | {"optimizer": 2000}
@@ -241,7 +241,7 @@ def test_a_step_that_a_gradient_scaler_skips_counts_its_batch_once() -> None:
                 is_skipped = index % 5 == 4
                 loop.step(is_skipped=is_skipped)
                 if is_skipped:  # the step of a second optimizer follows without a batch
-                    loop.edge("optimizer", "optimizer")
+                    loop.edge("optimizer_began", "optimizer")
                     loop.phases.next_iteration()
             loop.phases.end()
             loop.phases.iteration.__exit__(None, None, None)
@@ -261,16 +261,16 @@ def test_a_block_of_the_job_between_deferred_edges_has_its_own_time() -> None:
     with training.training_loop(0):
         loop.phases.iteration.__enter__()
         for index in range(200):
-            loop.edge("fetch", "data_loading")
-            loop.edge("forward", "forward")
+            loop.edge("fetch_began", "data_loading")
+            loop.edge("forward_began", "forward")
             if index % 10 == 9:
                 with training.phase("logging"):
                     start = time.monotonic()
                     time.sleep(0.001)
                     slept_seconds += time.monotonic() - start
-            loop.edge("backward", "backward")
-            loop.edge("ready", None)
-            loop.deferred_steps += loop.edge("optimizer", "optimizer")
+            loop.edge("backward_began", "backward")
+            loop.edge("backward_ended", None)
+            loop.deferred_steps += loop.edge("optimizer_began", "optimizer")
             loop.phases.next_iteration()
         loop.phases.end()
         loop.phases.iteration.__exit__(None, None, None)
@@ -317,9 +317,9 @@ def test_a_reader_sees_the_phase_of_a_deferred_edge_and_its_start() -> None:
         loop.phases.iteration.__enter__()
         for _ in range(3):
             loop.step()
-        loop.edge("fetch", "data_loading")
-        was_deferred = loop.edge("forward", "forward")
-        start = TRAINING.clock.step_edges.forward
+        loop.edge("fetch_began", "data_loading")
+        was_deferred = loop.edge("forward_began", "forward")
+        start = TRAINING.clock.step_edges.forward_began
         reading = TRAINING.clock.read()
         loop.phases.end()
         loop.phases.iteration.__exit__(None, None, None)
@@ -402,15 +402,15 @@ def test_a_forked_child_forgets_the_deferred_edges_of_its_parent() -> None:
     with training.training_loop(0):
         loop.phases.iteration.__enter__()
         loop.step()
-        loop.edge("fetch", "data_loading")
+        loop.edge("fetch_began", "data_loading")
         child = os.fork()
         if child == 0:
             clock = TRAINING.clock
             seconds = sum(clock.read().seconds.values())
-            is_new = clock.deferring is None and not loop.edge("forward", "forward")
+            is_new = clock.deferring is None and not loop.edge("forward_began", "forward")
             os._exit(0 if is_new and seconds < 5.0 else 1)
         _, status = os.waitpid(child, 0)
-        loop.edge("forward", "forward")
+        loop.edge("forward_began", "forward")
         loop.phases.end()
         loop.phases.iteration.__exit__(None, None, None)
 
