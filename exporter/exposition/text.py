@@ -17,7 +17,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -77,12 +77,18 @@ class RefusedError(Exception):
 class FamilyText:
     """Text of a family, with the samples that it contains."""
 
+    heads: Mapping[Format, str]  # lines of metadata in each text format
     texts: Mapping[Format, str]  # metadata and sample lines in each text format
-    series: int  # number of sample lines in the plain text format
+    series_texts: Sequence[str]  # names and labels of the sample lines in the plain text format
     names: frozenset[str]  # names that other families of the page must not have
     dropped_counts: Counter[Reason]  # number of series left out, by reason
     metric: Metric
     samples: Sequence[Sample]  # samples in the text
+
+    @property
+    def series(self) -> int:
+        """Return the number of sample lines in the plain text format."""
+        return len(self.series_texts)
 
     def body(self, form: Format) -> bytes:
         """Return the body of the family in a format."""
@@ -106,10 +112,9 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
     """
     name, rules = metric.name, _TYPE_RULES.get(metric.type)
     if rules is not None and previous is not None:
-        updated_lines = _update_lines(metric, rules, previous)
-        if updated_lines is not None:
-            texts = _texts(metric, rules, updated_lines, metric.samples)
-            return FamilyText(texts, len(updated_lines), previous.names, Counter(), metric, metric.samples)
+        updated_text = _update(previous, metric, rules)
+        if updated_text is not None:
+            return updated_text
     if rules is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
         raise RefusedError("name")
     samples = _without_decreasing_sums(metric) if metric.type == "histogram" else metric.samples
@@ -152,8 +157,12 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
         if not kept_samples:
             raise RefusedError(next(iter(invalid_distributions.values())))
     names = frozenset({name, *sample_names, *([f"{name}_created"] if rules.minimum == 0.0 else [])})
-    texts = _texts(metric, rules, lines, kept_samples)
-    return FamilyText(texts, len(lines), names, dropped_counts, metric, kept_samples)
+    heads = _heads(metric, rules)
+    texts = {
+        Format.TEXT: heads[Format.TEXT] + "".join(lines.values()),
+        Format.OPENMETRICS: heads[Format.OPENMETRICS] + _openmetrics_body(metric, lines, kept_samples),
+    }
+    return FamilyText(heads, texts, tuple(lines), names, dropped_counts, metric, kept_samples)
 
 
 def _series_text(sample: Sample, sample_names: frozenset[str]) -> str:
@@ -167,31 +176,38 @@ def _series_text(sample: Sample, sample_names: frozenset[str]) -> str:
     return f"{sample.name}{{{label_text}}}" if label_text else sample.name
 
 
-def _update_lines(metric: Metric, rules: TypeRules, previous: FamilyText) -> Mapping[str, str] | None:
-    """Return the lines with the new values if the series equal those of the previous text, or None if they differ."""
+def _update(previous: FamilyText, metric: Metric, rules: TypeRules) -> FamilyText | None:
+    """Return the text with the values of *metric*, or None if its metadata or series differ from those of the text."""
     old_metric = previous.metric
-    if metric.type not in ("counter", "gauge"):
+    if metric.type not in ("counter", "gauge") or previous.dropped_counts:
         return None
-    if (old_metric.type, old_metric.name) != (metric.type, metric.name):
+    if (metric.name, metric.type, metric.documentation, metric.unit) != (
+        old_metric.name,
+        old_metric.type,
+        old_metric.documentation,
+        old_metric.unit,
+    ):
         return None
-    if previous.dropped_counts or len(previous.samples) != len(metric.samples):
+    if len(previous.samples) != len(metric.samples):
         return None
-    lines = {}
-    old_lines = previous.texts[Format.TEXT].split("\n")[2:-1]  # after the two lines of metadata
+    lines = []
     try:
-        for line, old_sample, new_sample in zip(old_lines, previous.samples, metric.samples, strict=True):
-            value = new_sample.value if type(new_sample.value) is float else _number(new_sample.value)
+        for series, old_sample, sample in zip(
+            previous.series_texts, previous.samples, metric.samples, strict=True
+        ):
+            value = sample.value if type(sample.value) is float else _number(sample.value)
             if (
-                new_sample.labels != old_sample.labels
-                or new_sample.name != old_sample.name
+                (sample.labels is not old_sample.labels and sample.labels != old_sample.labels)
+                or sample.name != old_sample.name
                 or not rules.minimum <= value <= rules.maximum
             ):
                 return None
-            series = line.rpartition(" ")[0]
-            lines[series] = f"{series} {_format_value(value)}\n"
+            lines.append(f"{series} {_format_value(value)}\n")
     except (AttributeError, TypeError, ValueError):
         return None  # labels of a third-party collector that cannot be compared
-    return lines
+    body = "".join(lines)
+    texts = {form: head + body for form, head in previous.heads.items()}
+    return replace(previous, texts=texts, metric=metric, samples=metric.samples)
 
 
 def _format_value(value: float) -> str:
@@ -210,10 +226,9 @@ def _without_decreasing_sums(metric: Metric) -> Sequence[Sample]:
     return [sample for sample in metric.samples if sample.name != f"{metric.name}_sum"]
 
 
-def _texts(
-    metric: Metric, rules: TypeRules, lines: Mapping[str, str], samples: Sequence[Sample]
-) -> Mapping[Format, str]:
-    name, type_, body = metric.name, metric.type, "".join(lines.values())
+def _heads(metric: Metric, rules: TypeRules) -> Mapping[Format, str]:
+    """Return the lines of metadata in each text format."""
+    name, type_ = metric.name, metric.type
     # A lone surrogate in a help text is replaced, so that the family can be encoded.
     help_text = metric.documentation.encode("utf-8", "replace").decode()
     help_text = help_text.replace("\\", r"\\").replace("\n", r"\n")
@@ -221,24 +236,29 @@ def _texts(
         type_ = "gauge"  # OpenMetrics requires the states in a label with the name of the family
     has_unit = metric.unit and name.endswith(f"_{metric.unit}") and type_ not in ("info", "stateset")
     unit = f"# UNIT {name} {metric.unit}\n" if has_unit else ""
-    openmetrics_body = body
-    if type_ == "histogram":
+    plain_name, quoted_help = name + rules.plain_suffix, help_text.replace('"', r"\"")
+    return {
+        Format.TEXT: f"# HELP {plain_name} {help_text}\n# TYPE {plain_name} {rules.plain_type}\n",
+        Format.OPENMETRICS: f"# HELP {name} {quoted_help}\n# TYPE {name} {type_}\n{unit}",
+    }
+
+
+def _openmetrics_body(metric: Metric, lines: Mapping[str, str], samples: Sequence[Sample]) -> str:
+    """Return the sample lines in OpenMetrics, where a histogram without `_sum` has no `_count`."""
+    name = metric.name
+    if metric.type == "histogram":
         keys = {
             part: [_series_key(sample) for sample in samples if sample.name == f"{name}_{part}"]
             for part in ("count", "sum")
         }
         if len(keys["count"]) != len(keys["sum"]):
             keys_with_sum = {*keys["count"]} & {*keys["sum"]}
-            openmetrics_body = "".join(
+            return "".join(
                 line
                 for line, sample in zip(lines.values(), samples, strict=True)
                 if sample.name == f"{name}_bucket" or _series_key(sample) in keys_with_sum
             )
-    plain_name, quoted_help = name + rules.plain_suffix, help_text.replace('"', r"\"")
-    return {
-        Format.TEXT: f"# HELP {plain_name} {help_text}\n# TYPE {plain_name} {rules.plain_type}\n{body}",
-        Format.OPENMETRICS: f"# HELP {name} {quoted_help}\n# TYPE {name} {type_}\n{unit}{openmetrics_body}",
-    }
+    return "".join(lines.values())
 
 
 def _series_key(sample: Sample) -> _SeriesKey | None:
