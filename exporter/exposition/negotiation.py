@@ -10,6 +10,7 @@ import enum
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 class Format(enum.Enum):
@@ -29,9 +30,13 @@ class AcceptedElement:
     parameters: Mapping[str, str]
 
 
+_CACHED_HEADERS = 16
+"""Number of cached headers: a scraper sends the same headers each time."""
+
 _PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfamily", "delimited")
 
 
+@lru_cache(maxsize=_CACHED_HEADERS)
 def negotiate(accept: str | None) -> Format:
     """Return the format with the greatest weight. Of equal weights, protobuf precedes OpenMetrics, and OpenMetrics text.
 
@@ -58,6 +63,7 @@ def negotiate(accept: str | None) -> Format:
     return best if weight > 0.0 else Format.TEXT
 
 
+@lru_cache(maxsize=_CACHED_HEADERS)
 def accepts_gzip(accept_encoding: str | None) -> bool:
     """Return True if the client accepts gzip, by name or by `*`, and does not prefer an unencoded body."""
     weights = {element.name: element.weight for element in _elements(accept_encoding)}

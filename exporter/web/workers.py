@@ -28,8 +28,8 @@ class BusyError(Exception):
 class _Job:
     key: Hashable
     work: Callable[[], Any]
-    result: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    waiters: int = 0
+    loop: asyncio.AbstractEventLoop
+    waiters: set[asyncio.Future[Any]] = field(default_factory=set)  # one for each request
 
 
 class Workers:
@@ -50,25 +50,24 @@ class Workers:
         `deadline` is a time of the event loop's clock. A queued job without waiting requests is discarded. Raises BusyError
         and LateError.
         """
+        loop = asyncio.get_running_loop()
         job = self._jobs.get(key)
         if job is None:
             if len(self._queue) >= self._max_waiting:
                 raise BusyError
-            job = self._jobs[key] = self._queue[key] = _Job(key, work)
-        job.waiters += 1
+            job = self._jobs[key] = self._queue[key] = _Job(key, work, loop)
+        waiter: asyncio.Future[T] = loop.create_future()
+        job.waiters.add(waiter)
+        timer = loop.call_at(deadline, _expire, waiter)
         try:
             self._start_jobs()
-            # The job continues for other requests after a timeout or a cancellation: `wait` never cancels the future.
-            timeout = max(0.0, deadline - asyncio.get_running_loop().time())
-            await asyncio.wait([job.result], timeout=timeout)
+            return await waiter
         finally:
-            job.waiters -= 1
+            timer.cancel()
+            # The job continues for other requests after a timeout or a cancellation.
+            job.waiters.discard(waiter)
             if not job.waiters and self._queue.get(key) is job:
                 del self._queue[key], self._jobs[key]
-        if not job.result.done():
-            raise LateError
-        result: T = job.result.result()
-        return result
 
     def stop(self) -> None:
         """End the threads after their current work. A hung thread is abandoned."""
@@ -95,15 +94,22 @@ class Workers:
             except BaseException as raised:  # noqa: BLE001 - such as a panic of bcrypt; the thread must continue
                 error = RuntimeError(f"{type(raised).__name__}: {raised}")
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                job.result.get_loop().call_soon_threadsafe(self._finish, job, result, error)
+                job.loop.call_soon_threadsafe(self._finish, job, result, error)
             del job, result, error  # a page must not stay in memory between jobs
 
     def _finish(self, job: _Job, result: object, error: Exception | None) -> None:
         self._idle_thread_count += 1
         del self._jobs[job.key]
-        if error is None:
-            job.result.set_result(result)
-        else:
-            job.result.set_exception(error)
-            job.result.exception()  # retrieved, because asyncio logs errors that no request retrieves
+        for waiter in job.waiters:
+            if waiter.done():  # cancelled or expired
+                continue
+            if error is None:
+                waiter.set_result(result)
+            else:
+                waiter.set_exception(error)
         self._start_jobs()
+
+
+def _expire(waiter: asyncio.Future[Any]) -> None:
+    if not waiter.done():
+        waiter.set_exception(LateError())
