@@ -98,14 +98,15 @@ def node_exporter() -> str | None:
 
 
 def node_exporter_ms() -> dict[str, float]:
-    """Return the CPU time of a scrape of node_exporter, where installed."""
+    """Return the CPU time of a scrape of node_exporter, where installed, by a name with its number of series."""
     program = node_exporter()
     if program is None:
         return {}
     command = [program, f"--web.listen-address={PEER_ADDRESS}"]
     with child(command, ready_pattern="[Ll]istening") as (process, _):
         time.sleep(0.5)
-        return {"node_exporter, fewer series": scrape_ms(f"http://{PEER_ADDRESS}", process.pid)}
+        series = series_count(scrape(f"http://{PEER_ADDRESS}"))
+        return {f"node_exporter, {series:,} series": scrape_ms(f"http://{PEER_ADDRESS}", process.pid)}
 
 
 def series_count(page: bytes) -> int:

@@ -119,7 +119,7 @@ def sidecar_endpoints(
         DocumentEndpoint("/", sources.document),
         DocumentEndpoint("/runbook", runbook),
         DocumentEndpoint("/config", sources.configuration_text),
-        MetricsEndpoint(sources.page.render, sources.not_ready),
+        MetricsEndpoint(sources.page.render, sources.not_ready, render_gzip=sources.page.render_gzip),
         HealthEndpoint(),
         ReadinessEndpoint(sources.not_ready, missing_gpus),
         ReloadEndpoint(reload, enabled=enable_lifecycle),

@@ -1,4 +1,4 @@
-"""Content negotiation by Accept and Accept-Encoding, and gzip compression.
+"""Content negotiation by Accept and Accept-Encoding.
 
 No function raises, because clients choose the headers. Malformed elements are ignored; without a valid element, the response
 is plain text.
@@ -7,7 +7,6 @@ is plain text.
 from __future__ import annotations
 
 import enum
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,12 +68,6 @@ def accepts_gzip(accept_encoding: str | None) -> bool:
     weights = {element.name: element.weight for element in _elements(accept_encoding)}
     gzip = weights.get("gzip", weights.get("*", 0.0))
     return gzip > 0.0 and gzip >= weights.get("identity", 0.0)
-
-
-def compress(body: bytes) -> bytes:
-    """Return the body compressed with gzip at level 1. Level 9 takes 20 times as long for two thirds of the size."""
-    compressor = zlib.compressobj(1, zlib.DEFLATED, wbits=zlib.MAX_WBITS | 16)
-    return compressor.compress(body) + compressor.flush()
 
 
 def _elements(header: str | None) -> Iterator[AcceptedElement]:

@@ -28,6 +28,7 @@ from functools import cached_property
 
 from prometheus_client.core import Metric
 
+from exporter.exposition.compression import CompressedPart, gzip_body
 from exporter.exposition.negotiation import Format
 from exporter.exposition.text import FamilyText, Reason, RefusedError, write
 from exporter.families import FamilySpec, Precedence, precedence_of, visible_name
@@ -74,6 +75,9 @@ changes of other families, which would look like gaps."""
 
 _LOG = logging.getLogger(__name__)
 
+_END = {Format.TEXT: b"", Format.OPENMETRICS: b"# EOF\n", Format.PROTOBUF: b""}
+"""End of a body, by format."""
+
 Families = tuple[Metric, ...]
 Quotas = Mapping[tuple[str, str], int]
 """Maximum number of series of the families that are cut, by run and family; the run is "" for the exporter's own families."""
@@ -96,6 +100,7 @@ class BlockText:
     families: tuple[FamilyText, ...]
     names: frozenset[str]
     _bodies: dict[Format, bytes] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _parts: dict[Format, CompressedPart] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def series(self) -> int:
@@ -108,6 +113,14 @@ class BlockText:
         if body is None:
             body = self._bodies[form] = b"".join([family.body(form) for family in self.families])
         return body
+
+    def compress(self, form: Format) -> None:
+        """Compress the texts in a format. `compressed` returns the result."""
+        self._parts[form] = CompressedPart(self.body(form))
+
+    def compressed(self, form: Format) -> CompressedPart | None:
+        """Return the compressed texts in a format, or None if `compress` was not called."""
+        return self._parts.get(form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +165,7 @@ class Page:
         self._lock = threading.Lock()  # guards the next two attributes; held for a lookup only
         self._published_blocks: dict[str, PublishedBlock] = {}
         self._watched_sources: dict[str, Callable[[], Iterable[Metric]]] = {}
+        self._scraped_forms: frozenset[Format] = frozenset()  # formats of compressed scrapes so far
         self._rendering = threading.RLock()  # held by the scrape that renders; guards the rest
         self._dropped_series: Counter[tuple[str, Reason]] = Counter()
         self._failed_sources: set[str] = set()  # watched blocks whose failure was logged
@@ -160,10 +174,17 @@ class Page:
         self._series = 0
 
     def publish(self, name: str, families: Iterable[Metric], *, early: bool = False) -> None:
-        """Replace the families of a publisher. With `early`, they are rendered now, and a scrape only joins their texts."""
+        """Replace the families of a publisher.
+
+        With `early`, they are rendered now, and compressed in the formats of earlier scrapes, so that a scrape only joins
+        their texts.
+        """
         new_families = tuple(families)
         if early:
             block = _render_early(new_families, self._published_blocks.get(name))
+            if block.complete_text is not None:
+                for form in self._scraped_forms:
+                    block.complete_text.compress(form)
         else:
             block = PublishedBlock(new_families, [None] * len(new_families))
         with self._lock:
@@ -196,7 +217,24 @@ class Page:
             ]
         else:
             bodies = [block.body(form) for block in blocks]
-        return b"".join([*bodies, b"# EOF\n" if form is Format.OPENMETRICS else b""])
+        return b"".join([*bodies, _END[form]])
+
+    def render_gzip(self, form: Format) -> bytes:
+        """Return the body of a scrape with all families, compressed with gzip. Only texts of the scrape are compressed now."""
+        if form not in self._scraped_forms:
+            with self._lock:
+                self._scraped_forms |= {form}
+        parts: list[CompressedPart] = []
+        texts: list[bytes] = []  # compressed together, because creating a compressor is slow
+        for block in self._render_blocks():
+            part = block.compressed(form)
+            if part is None:
+                texts.append(block.body(form))
+            elif part.data:
+                parts += [CompressedPart(b"".join(texts)), part]
+                texts = []
+        parts.append(CompressedPart(b"".join([*texts, _END[form]])))
+        return gzip_body(parts)
 
     def snapshot(self) -> list[Metric]:
         """Return all families that a scrape would contain now."""

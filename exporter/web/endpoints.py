@@ -11,7 +11,8 @@ from typing import Protocol
 from urllib.parse import unquote_plus
 
 from exporter.errors import ConfigurationError
-from exporter.exposition.negotiation import Format, accepts_gzip, compress, negotiate
+from exporter.exposition.compression import compress
+from exporter.exposition.negotiation import Format, accepts_gzip, negotiate
 from exporter.web.http import PLAIN_TEXT, READ_METHODS, Request, Response, text_response
 from exporter.web.workers import Workers
 
@@ -84,15 +85,26 @@ class DocumentEndpoint:
 
 
 class MetricsEndpoint:
-    """`/metrics`: renders all families, or the families of the `name[]` parameters, on a worker thread."""
+    """`/metrics`: renders all families, or the families of the `name[]` parameters, on a worker thread.
+
+    Args:
+        render: Function that returns the families with these names, or all families without names.
+        not_ready: Function that returns the reason for status 503, or None.
+        render_gzip: Function that returns all families, compressed with gzip. By default, the result of `render` is compressed.
+    """
 
     methods = READ_METHODS
 
     def __init__(
-        self, render: Callable[[Format, frozenset[str]], bytes], not_ready: Readiness = lambda: None
+        self,
+        render: Callable[[Format, frozenset[str]], bytes],
+        not_ready: Readiness = lambda: None,
+        *,
+        render_gzip: Callable[[Format], bytes] | None = None,
     ) -> None:
         self.path = METRICS
         self._render = render
+        self._render_gzip = render_gzip or (lambda form: compress(render(form, frozenset())))
         self._not_ready = not_ready
         # A second thread serves scrapes while the first hangs; selections of families have a separate thread.
         self._scrapes = Workers("exporter-render", 2)
@@ -111,6 +123,8 @@ class MetricsEndpoint:
             return text_response(400, str(error))
 
         def render_page() -> tuple[bytes, bool]:
+            if use_gzip and not names:
+                return self._render_gzip(form), True
             body = self._render(form, names)
             has_families = not names or body not in (b"", b"# EOF\n")
             return compress(body) if use_gzip else body, has_families

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import random
 import threading
+import zlib
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +17,7 @@ from prometheus_client.core import Metric
 from waiting import wait_until
 
 import exporter.exposition.page
+from exporter.exposition.compression import CompressedPart
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.exposition.text import FamilyText, write
@@ -27,6 +30,59 @@ def test_a_publish_replaces_the_whole_block() -> None:
     page.publish("block", [gauge("a", {"1": 3.0})])
 
     assert read(page.render(Format.TEXT), Format.TEXT) == {("a", (("rank", "1"),)): 3.0}
+
+
+@pytest.mark.parametrize("form", Format)
+def test_a_compressed_body_is_one_gzip_member_with_the_bytes_of_the_page(form: Format) -> None:
+    page = Page()
+    page.watch("watched", lambda: [gauge("watched", {"0": 1.0})])
+    for number in (1.0, 2.0):  # the blocks of the second round are compressed when they are published
+        page.publish("a", [gauge("a", {"0": number})], early=True)
+        page.publish("b", [gauge("b", {"0": number})])
+        page.publish("c", [], early=True)
+        page.publish("d", [gauge("d", {"0": number}), wide_gauge("e", 500)], early=True)
+        decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        body = decompressor.decompress(page.render_gzip(form))
+
+        assert body == page.render(form)
+        assert (decompressor.eof, decompressor.unused_data) == (True, b"")
+
+
+def test_an_empty_page_is_compressed_to_an_empty_body() -> None:
+    assert gzip.decompress(Page().render_gzip(Format.TEXT)) == b""
+
+
+def test_a_compressed_body_has_the_values_of_the_scrape() -> None:
+    page, values = Page(), iter((1.0, 2.0, 3.0, 4.0))
+    page.watch("watched", lambda: [gauge("watched", {"0": next(values)})])
+    page.publish("block", [gauge("a", {"0": 1.0})], early=True)
+    page.render_gzip(Format.TEXT)
+    page.publish("block", [gauge("a", {"0": 2.0})], early=True)
+    page.render_gzip(Format.TEXT)
+    page.publish("late", [gauge("b", {"0": 5.0})], early=True)
+
+    body = read(gzip.decompress(page.render_gzip(Format.TEXT)), Format.TEXT)
+
+    assert {name: number for (name, _), number in body.items()} == {"a": 2.0, "b": 5.0, "watched": 3.0}
+
+
+def test_an_early_block_is_compressed_when_it_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, compressed = Page(), []
+
+    def compress_and_note_size(data: bytes) -> CompressedPart:
+        compressed.append(len(data))
+        return CompressedPart(data)
+
+    page.publish("block", [wide_gauge("a", 500)], early=True)
+    page.render_gzip(Format.TEXT)  # from now on, publications are compressed in this format
+    monkeypatch.setattr(exporter.exposition.page, "CompressedPart", compress_and_note_size)
+    page.publish("block", [wide_gauge("a", 500)], early=True)
+    sizes_of_publication = list(compressed)
+    compressed.clear()
+    page.render_gzip(Format.TEXT)
+
+    assert sizes_of_publication == [len(page.render(Format.TEXT))]
+    assert sum(compressed) == 0
 
 
 def test_a_withdrawn_block_disappears_and_can_be_published_again() -> None:

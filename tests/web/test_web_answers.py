@@ -16,7 +16,8 @@ from web_child import sample_values
 from web_support import Child, exchange, fetch, port_of, read_to_end, scrape_repeatedly, serving
 
 from exporter.errors import ConfigurationError, Problem
-from exporter.exposition.negotiation import Format, compress
+from exporter.exposition.compression import compress
+from exporter.exposition.negotiation import Format
 from exporter.web.endpoints import (
     Content,
     DocumentEndpoint,
