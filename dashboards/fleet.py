@@ -228,7 +228,7 @@ def _cost_per_hour() -> Panel:
         # Weighted by GPUs, because a hang of 64 GPUs costs more than a hang of one.
         instant_query(f"sum({LOST_SHARE} * on (run) {gpus}) / sum({gpus} and on (run) {LOST_SHARE})", share),
         instant_query(f"count({UNSEEN_RUNS}) > 0", "runs unknown", BAD),
-        unit="none",
+        unit="locale",
         decimals=0,
         text_mode="value_and_name",
         overrides=[
@@ -249,7 +249,7 @@ def _cost_so_far() -> Panel:
     return stat(
         "Cost of all runs so far",
         instant_query("sum by (currency) (run:training_cost:sum{@cluster})", "{{currency}}"),
-        unit="none",
+        unit="locale",
         decimals=0,
         text_mode="value_and_name",
         w=4,

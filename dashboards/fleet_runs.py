@@ -205,7 +205,9 @@ def _rows() -> str:
 
     A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
     """
-    problem = f"({with_xid(_main_alert_with_rank(), 'alertname')} or on (run) {_slow_rank_texts()})"
+    # The alert about a hang fires a minute after the decision of the exporter, which takes minutes itself.
+    standstill = 'label_replace(max by (run) (run:training_standstill:info{@cluster}), "alertname", "no rank finishes a step", "", "")'
+    problem = f"({with_xid(_main_alert_with_rank(), 'alertname')} or on (run) {standstill} or on (run) {_slow_rank_texts()})"
     with_problem = (
         f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE} or on (run) {_RUNS})"
         f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {problem} + 1 or on (run) {_RUNS})"
@@ -223,7 +225,7 @@ def run_panels() -> tuple[Panel, ...]:
 
 
 def _all_runs() -> Panel:
-    return table(
+    panel = table(
         "All runs, rates over 5 min",
         Column(
             "run",
@@ -239,7 +241,7 @@ def _all_runs() -> Panel:
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
         Column("alertname", "What is wrong", mappings=title_mappings()),
         Column("rank", "Rank", width=70),
-        Column("instance", "Node", width=85, links=(NODE_LINK,)),
+        Column("instance", "Node", width=110, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=65),
         Column(
             f"1000 * ({_since_query()})",
@@ -267,6 +269,8 @@ def _all_runs() -> Panel:
         h=10,
         max_data_points=720,
     )
+    panel.body["options"]["sortBy"].append({"displayName": "Lost", "desc": True})
+    return panel
 
 
 def _speed() -> Panel:

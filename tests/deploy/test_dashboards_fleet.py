@@ -90,7 +90,7 @@ def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(t
     alert = f'{{alertname="GpuXidCritical",title="Xid 48",{gpu}}}'
     runs = {
         '{run="a",user="u",state="running",alertname="Xid 48",instance="n1",gpu="0"}': 1.0,
-        '{run="b",user="u",state="hung",cause="standstill"}': 1.0,
+        '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
         '{run="c",user="u",state="lost"}': 1.0,
     }
 
@@ -190,7 +190,7 @@ STRAGGLER = {
 def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_path: Path) -> None:
     series = _hung_lost_and_healthy_runs() | STRAGGLER
     row = '{run="a",user="u",state="running",alertname="computes at 67 % of the fastest rank",instance="n2",rank="1",cause="slowest_rank"}'
-    hung = '{run="b",user="u",state="hung",cause="standstill"}'
+    hung = '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}'
 
     assert_panel(
         tmp_path,
@@ -242,7 +242,7 @@ def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(
         others
         | {
             '{run="a",user="u",state="running",alertname="GpuThermalThrottle",instance="n2",rank="1",gpu="3",cause="slowest_rank"}': 1.0,
-            '{run="b",user="u",state="hung",cause="standstill"}': 1.0,
+            '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
         },
     )
     assert_panel(
