@@ -137,7 +137,7 @@ def firing_alerts(
     return table(
         "Firing alerts",
         Column(with_title(rows), "Urgency", decimals=0, width=100, mappings=URGENCIES),
-        Column("alertname", "Alert", width=200 if w == BOARD_COLUMNS else 185, links=(RUNBOOK,)),
+        Column("alertname", "Alert", width=200 if w == BOARD_COLUMNS else 195, links=(RUNBOOK,)),
         Column("title", "What happened", mappings=title_mappings()),
         *columns,
         Column(

@@ -263,9 +263,9 @@ NONFINITE_NOW = f"{_NEW_NONFINITE} > 0"
 """PromQL with a value while losses are NaN or infinite."""
 _FIRST_NONFINITE = f"min_over_time((time() * ({_NEW_NONFINITE} > bool 0) > 0)[$__range:$__interval])"
 _NONFINITE_COUNT = f"round({events_in_range(_NONFINITE, 'value')}) > 0"
-# The counter has no sample before the first such loss, so that the last step without a sample is the last finite step.
+# Before the first such loss, the counter has no sample or is 0. The last step at such a time is finite.
 _LAST_FINITE_STEP = (
-    f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}))[$__range:$__interval])"
+    f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
 _NONFINITE_ROW = _with_number(_NONFINITE_COUNT, _FIRST_NONFINITE, "loss was NaN or infinite in $1 steps")
 _NONFINITE_LOSS = _with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")

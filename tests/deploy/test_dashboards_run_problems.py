@@ -210,8 +210,9 @@ def test_a_problem_endangers_work_until_its_alert_ends(
     assert_panel(tmp_path, "training-run", "What is wrong", RANKS | series | alerts, expected)
 
 
-def test_a_nan_loss_names_the_last_finite_step(tmp_path: Path) -> None:
-    nonfinite = run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
+@pytest.mark.parametrize("before", ["_x21", "0x20"], ids=["no sample before", "0 before"])
+def test_a_nan_loss_names_the_last_finite_step(tmp_path: Path, before: str) -> None:
+    nonfinite = run_series("nonfinite_total", f"{before} 1+15x39", labels=',kind="loss",value="nan"')
     steps = run_series("step", "0+10x60", labels=',rank="0"')
     row = problem_row('problem="loss was NaN or infinite in 586 steps, the first after step 200"')
 
