@@ -18,10 +18,10 @@ from exporter.replay.description import MachineDescription
 from exporter.replay.machines import PACKAGE_DIRECTORY
 from exporter.web.webconfig import load_web_config
 
-T4 = (PACKAGE_DIRECTORY / "t4.yaml").read_bytes()
-CARBON = b"327.5\n"
+T4_MACHINE = (PACKAGE_DIRECTORY / "t4.yaml").read_bytes()
+CARBON_INTENSITY = b"327.5\n"
 OVERRIDES = b'{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}'
-WEB = b"""tls_server_config: {cert_file: cert.pem, key_file: key.pem, min_version: TLS12}
+WEB_CONFIG = b"""tls_server_config: {cert_file: cert.pem, key_file: key.pem, min_version: TLS12}
 http_server_config: {headers: {Strict-Transport-Security: max-age=1}}
 basic_auth_users: {u: $2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ01234}
 """
@@ -29,29 +29,34 @@ basic_auth_users: {u: $2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("name", "valid_content", "read", "documented_error"),
+    ("file_name", "valid_content", "read", "documented_error"),
     [
         ("overrides.json", OVERRIDES, lambda path: read_overrides(path.parent), FeedFormatError),
-        ("carbon", CARBON, lambda path: CarbonFile(path).read(), CollectError),
-        ("machine.yaml", T4, lambda path: load_file(path, MachineDescription).plain(), ConfigurationError),
-        ("web.config.yml", WEB, load_web_config, ConfigurationError),
+        ("carbon", CARBON_INTENSITY, lambda path: CarbonFile(path).read(), CollectError),
+        (
+            "machine.yaml",
+            T4_MACHINE,
+            lambda path: load_file(path, MachineDescription).plain(),
+            ConfigurationError,
+        ),
+        ("web.config.yml", WEB_CONFIG, load_web_config, ConfigurationError),
     ],
 )
 def test_any_bytes_are_parsed_or_give_the_documented_error(
     tmp_path: Path,
-    name: str,
+    file_name: str,
     valid_content: bytes,
     read: Callable[[Path], object],
     documented_error: type[Exception],
 ) -> None:
-    path = tmp_path / name
+    path = tmp_path / file_name
     path.write_bytes(valid_content)
     read(path)
 
     @given(damaged_bytes(valid_content))
-    def check(content: bytes) -> None:
-        path.write_bytes(content)
+    def check_damaged(damaged_content: bytes) -> None:
+        path.write_bytes(damaged_content)
         with contextlib.suppress(documented_error):
             read(path)
 
-    check()
+    check_damaged()

@@ -29,18 +29,20 @@ SAMPLE_SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_cou
 RULE = re.compile(r"\b(?:run|rank|gpu|cluster|instance|run_gpu|run_group|threshold|site|package):\w+:\w+")
 
 
-def quoted(document: str) -> list[str]:
+def texts_in_backticks(document: str) -> list[str]:
     """Return the texts in backticks, without the blocks of code."""
-    text = (PROJECT / document).read_text(encoding="utf-8")
-    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    markdown = (PROJECT / document).read_text(encoding="utf-8")
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", markdown, flags=re.DOTALL))
 
 
 def labels_by_name() -> dict[str, set[str]]:
     """Return the labels of each family and sample of docs/METRICS.md."""
-    row = re.compile(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", re.MULTILINE)
+    table_row = re.compile(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", re.MULTILINE)
     labels: dict[str, set[str]] = {}
-    for name, metric_type, cell in row.findall((PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")):
-        labels[name] = set(re.findall(r"`(\w+)`", cell))
+    for name, metric_type, labels_cell in table_row.findall(
+        (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")
+    ):
+        labels[name] = set(re.findall(r"`(\w+)`", labels_cell))
         for suffix in SAMPLE_SUFFIXES.get(metric_type, ()):
             labels[name + suffix] = labels[name] | {"le"}
     return labels
@@ -54,9 +56,9 @@ def source_text() -> str:
 
 def option_keys(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of the configuration."""
-    for name, value in schema.get("properties", {}).items():
+    for name, subschema in schema.get("properties", {}).items():
         yield f"{prefix}{name}"
-        yield from option_keys(value, f"{prefix}{name}.")
+        yield from option_keys(subschema, f"{prefix}{name}.")
 
 
 LABELS, SOURCE = labels_by_name(), source_text()
@@ -64,7 +66,7 @@ LABELS, SOURCE = labels_by_name(), source_text()
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_families_and_labels_in_a_document_exist(document: str) -> None:
-    matches = [match for text in quoted(document) if (match := FAMILY.fullmatch(text))]
+    matches = [match for text in texts_in_backticks(document) if (match := FAMILY.fullmatch(text))]
     families = [(match[1], match[2] or "") for match in matches if match[1] not in OTHER_NAMES]
     selected_labels = [
         (name, label)
@@ -73,7 +75,7 @@ def test_families_and_labels_in_a_document_exist(document: str) -> None:
     ]
 
     assert [name for name, _ in families if name not in LABELS] == []
-    assert [pair for pair in selected_labels if pair[1] not in LABELS[pair[0]]] == []
+    assert [(name, label) for name, label in selected_labels if label not in LABELS[name]] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -82,12 +84,14 @@ def test_recording_rules_in_a_document_exist(document: str) -> None:
     groups = [group for path in paths for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
     rule_names = {rule.get("record") for group in groups for rule in group["rules"]}
 
-    assert [name for text in quoted(document) for name in RULE.findall(text) if name not in rule_names] == []
+    assert [
+        name for text in texts_in_backticks(document) for name in RULE.findall(text) if name not in rule_names
+    ] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_flags_and_environment_variables_in_a_document_exist(document: str) -> None:
-    texts = quoted(document)
+    texts = texts_in_backticks(document)
     flags = [flag for text in texts for flag in re.findall(r"--[a-z]+\.[a-z.\-]*[a-z]", text)]
     variables = [name for text in texts for name in re.findall(r"\bEXPORTER_[A-Z_]+[A-Z]", text)]
 
@@ -101,6 +105,8 @@ def test_options_in_a_document_exist(document: str) -> None:
     schema = json.loads((PROJECT / "config.schema.json").read_text(encoding="utf-8"))
     keys = set(option_keys(schema))
     sections = "|".join({key.partition(".")[0] for key in keys})
-    options = [text for text in quoted(document) if re.fullmatch(rf"({sections})\.(?!py$)[a-z_.]+", text)]
+    options = [
+        text for text in texts_in_backticks(document) if re.fullmatch(rf"({sections})\.(?!py$)[a-z_.]+", text)
+    ]
 
     assert [key for key in options if key not in keys] == []

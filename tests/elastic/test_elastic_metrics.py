@@ -137,16 +137,17 @@ def free_function() -> None: ...
 def test_a_handler_receives_the_metric_and_a_group_handler_precedes_the_default(
     module: ModuleType,
 ) -> None:
-    default, first, second = MetricsInMemory(), MetricsInMemory(), MetricsInMemory()
-    module.configure(default)
-    module.configure(first, "g")
-    module.configure(second, "g")  # replaces the first
+    default_handler, replaced_handler, group_handler = (MetricsInMemory() for _ in range(3))
+    module.configure(default_handler)
+    module.configure(replaced_handler, "g")
+    module.configure(group_handler, "g")
     module.put_metric("a.b", 7, "g")
 
-    (data,) = second.data
-    assert (data.group_name, data.name, data.value) == ("g", "a.b", 7)
-    assert data.timestamp > 1_600_000_000
-    assert (default.data, first.data) == ([], [])
+    (metric,) = group_handler.data
+    assert (metric.group_name, metric.name, metric.value) == ("g", "a.b", 7)
+    assert metric.timestamp > 1_600_000_000
+    assert default_handler.data == []
+    assert replaced_handler.data == []
 
 
 def test_a_replaced_get_stream_is_used(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +225,13 @@ def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -
         """,
     )
     page = page_of(tmp_path / "feed")
-    lines = [line for line in page.splitlines(keepends=True) if "my_app_" in line]
+    app_lines = [line for line in page.splitlines(keepends=True) if "my_app_" in line]
     completed = subprocess.run(
-        ["promtool", "check", "metrics"], input="".join(lines), capture_output=True, text=True, check=False
+        ["promtool", "check", "metrics"],
+        input="".join(app_lines),
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert (completed.returncode, completed.stderr) == (0, "")
@@ -236,10 +241,16 @@ def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -
 
 def test_metrics_that_map_to_one_family_are_distinguished_by_group() -> None:
     group, initial_total = new_name("twin"), total("training.elastic.refused", reason="collision")
-    pairs = [("b_c", group), ("c", f"{group}_b"), ("x", f"{group}-q"), ("x", f"{group}_q"), ("b-c", group)]
-    for number, (name, pair_group) in enumerate(pairs, 1):
-        metrics.put_metric(name, number, pair_group)
-        metrics.put_metric(name, number, pair_group)
+    names_and_groups = [
+        ("b_c", group),
+        ("c", f"{group}_b"),
+        ("x", f"{group}-q"),
+        ("x", f"{group}_q"),
+        ("b-c", group),
+    ]
+    for value, (name, metric_group) in enumerate(names_and_groups, 1):
+        metrics.put_metric(name, value, metric_group)
+        metrics.put_metric(name, value, metric_group)
 
     assert stat_state(f"{group}.b_c").sum == 2
     assert stat_state(f"{group}.b_c", metric_group=f"{group}_b").sum == 4
@@ -261,17 +272,17 @@ def test_names_beyond_the_limit_are_refused_and_counted(monkeypatch: pytest.Monk
     monkeypatch.setattr(families, "MAX_NAMES", 10)
     initial_total = total("training.elastic.refused", reason="too_many")
     group = new_name("runaway")
-    for number in range(100):
-        stats.record(group, f"name{number}", 1)
+    for index in range(100):
+        stats.record(group, f"name{index}", 1)
 
     assert len(registry.matching(f"{group}.*")) == 10
     assert total("training.elastic.refused", reason="too_many") == initial_total + 90
 
 
-ANYTHING = st.text(max_size=200) | st.none() | st.integers() | st.floats() | st.lists(st.integers())
+ANY_ARGUMENT = st.text(max_size=200) | st.none() | st.integers() | st.floats() | st.lists(st.integers())
 
 
-@given(name=ANYTHING, group=ANYTHING, value=ANYTHING)
+@given(name=ANY_ARGUMENT, group=ANY_ARGUMENT, value=ANY_ARGUMENT)
 def test_no_name_group_or_value_raises(name: Any, group: Any, value: Any) -> None:
     metrics.put_metric(name, value, group)
     metrics.getStream(group).add_value(name, value)
@@ -303,16 +314,18 @@ def test_a_tensor_is_read_when_it_is_recorded() -> None:
 
 
 def test_a_stream_uses_the_currently_configured_handlers() -> None:
-    stream, first, second = metrics.getStream("g"), MetricsInMemory(), MetricsInMemory()
+    stream = metrics.getStream("g")
+    removed_handler, kept_handler = MetricsInMemory(), MetricsInMemory()
     stream.add_value("before", 1)
-    metrics.configure([first, second], "g")
+    metrics.configure([removed_handler, kept_handler], "g")
     stream.add_value("meanwhile", 1)
-    metrics.configure(second, "g")
+    metrics.configure(kept_handler, "g")
     stream.add_value("replaced", 1)
     metrics.configure(None, "g")
     stream.add_value("after", 1)
 
-    assert (first.names(), second.names()) == (["meanwhile"], ["meanwhile", "replaced"])
+    assert removed_handler.names() == ["meanwhile"]
+    assert kept_handler.names() == ["meanwhile", "replaced"]
 
 
 @pytest.mark.parametrize("handler", [5, "console", object(), MetricsInMemory, [MetricsInMemory(), 5]])

@@ -135,19 +135,19 @@ def observed_node(directory: Path, **options: Any) -> Node:
 
 
 def cpu_energy(page: Page, run: str = "r") -> float | None:
-    value = page.get(ENERGY, run=run, component="cpu", method="cpu_share")
-    return None if value is None else round(value, 6)
+    joules = page.get(ENERGY, run=run, component="cpu", method="cpu_share")
+    return None if joules is None else round(joules, 6)
 
 
 def test_the_only_run_on_a_gpu_is_attributed_its_energy_starting_at_zero(tmp_path: Path) -> None:
     node = Node(tmp_path, watts={"GPU-a": 500.0, "GPU-b": 70.0}, runs={"r": Run(gpus={"GPU-a": 0.5})})
-    first = node.collect()
-    second = node.collect_after(5.0)
+    first_page = node.collect()
+    page = node.collect_after(5.0)
 
-    assert first.get(ENERGY, run="r", component="gpu", method="exclusive") == 0.0
-    assert second.get(ENERGY, run="r", component="gpu", method="exclusive") == 2500.0
-    assert second.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-a") == 1.0
-    assert second.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-b") is None
+    assert first_page.get(ENERGY, run="r", component="gpu", method="exclusive") == 0.0
+    assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == 2500.0
+    assert page.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-a") == 1.0
+    assert page.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-b") is None
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,10 @@ def test_any_run_name_becomes_a_short_ascii_file_name(parts: list[str]) -> None:
 def test_a_damaged_byte_is_detected_and_the_file_moved_aside(tmp_path: Path, data: st.DataObject) -> None:
     store = StateStore(tmp_path)
     path = save_record(store, b'{"some": "content", "of": 17}')
-    content = path.read_bytes()
-    position = data.draw(st.integers(0, len(content) - 1))
-    byte = data.draw(st.integers(0, 255).filter(lambda value: value != content[position]))
-    damaged_content = content[:position] + bytes([byte]) + content[position + 1 :]
+    valid_content = path.read_bytes()
+    position = data.draw(st.integers(0, len(valid_content) - 1))
+    new_byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != valid_content[position]))
+    damaged_content = valid_content[:position] + bytes([new_byte]) + valid_content[position + 1 :]
     path.write_bytes(damaged_content)
     initial_count = store.damaged_files
     loaded_content = store.load(KEY, identity)
@@ -78,10 +78,10 @@ def test_a_file_of_a_later_version_is_moved_aside_and_logged(
     path = save_record(store)
     later_content = path.read_bytes().replace(b"ledger 3", b"ledger 4", 1)
     path.write_bytes(later_content)
-    content = store.load(KEY, identity)
+    loaded_content = store.load(KEY, identity)
 
     (preserved_file,) = path.parent.glob("*.damaged-*")
-    assert content is None
+    assert loaded_content is None
     assert preserved_file.read_bytes() == later_content
     assert "format version 4" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
@@ -93,10 +93,10 @@ def test_a_symbolic_link_is_neither_read_nor_followed_by_a_write(store: StateSto
     target.write_bytes(path.read_bytes())
     path.unlink()
     path.symlink_to(target)
-    content = store.load(KEY, identity)
+    loaded_content = store.load(KEY, identity)
     store.save(KEY, b"new")
 
-    assert content is None
+    assert loaded_content is None
     assert target.read_bytes() != path.read_bytes()
     assert not path.is_symlink()
 
@@ -142,12 +142,12 @@ from exporter.ledger.state.store import StateStore
 store, key = StateStore(Path(sys.argv[1]), sidecar="child"), ("rank", "run", "0", "", "")
 if not store.claim(key):
     sys.exit("another process has claimed the key")
-number = store.load(key, int) or 0
-print(number, flush=True)
+save_count = store.load(key, int) or 0
+print(save_count, flush=True)
 while True:
-    number += 1
-    store.save(key, b"%20000d" % number)
-    print(number, flush=True)
+    save_count += 1
+    store.save(key, b"%20000d" % save_count)
+    print(save_count, flush=True)
 """
 
 

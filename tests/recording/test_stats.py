@@ -217,8 +217,8 @@ def test_stats_beyond_the_limit_are_reported_and_counted_in_the_feed(tmp_path: P
     program = """
         import exporter.recording.stat_table as registry
         registry.MAX_STATS = 3
-        for number in range(5):
-            Stat(f"s{number}").add(1.0)
+        for index in range(5):
+            Stat(f"s{index}").add(1.0)
         flush()
     """
     completed = run(tmp_path / "feed", program)
@@ -240,8 +240,8 @@ def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
         stat.on_window(lambda source, window: stat_windows.append(window) if source is stat else None),
         registry.on_window(lambda source, _window: stat_names.append(source.name), "handlers.*"),
     ]
-    for number in range(100):
-        stat.add(float(number))
+    for sample in range(100):
+        stat.add(float(sample))
     for _ in range(25):
         other_stat.add(1.0)
     assert exporter.flush()

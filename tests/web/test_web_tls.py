@@ -164,19 +164,19 @@ def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) 
     suites = "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n"
     client = authority.client()
     with serving(web_config=authority.config(suites)) as server:
-        peer = socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
-        with client.wrap_socket(peer, server_hostname="127.0.0.1") as wrapped:
-            cipher = wrapped.cipher()
+        connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
+        with client.wrap_socket(connection, server_hostname="127.0.0.1") as tls_connection:
+            cipher = tls_connection.cipher()
 
     assert cipher is not None
     assert cipher[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
 
 
-REQUIRED = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCert")
-OPTIONAL = ("VerifyClientCertIfGiven", "RequestClientCert")
+REQUIRING_TYPES = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCert")
+OPTIONAL_TYPES = ("VerifyClientCertIfGiven", "RequestClientCert")
 
 
-@pytest.mark.parametrize("client_auth_type", [*REQUIRED, *OPTIONAL])
+@pytest.mark.parametrize("client_auth_type", [*REQUIRING_TYPES, *OPTIONAL_TYPES])
 def test_client_certificates_are_verified(
     authority: Authority, tmp_path: Path, client_auth_type: str
 ) -> None:
@@ -190,7 +190,7 @@ def test_client_certificates_are_verified(
         response = fetch(port, context=authority.client("client"))
         with pytest.raises(OSError):
             fetch(port, context=foreign_client)
-        if client_auth_type in REQUIRED:
+        if client_auth_type in REQUIRING_TYPES:
             with pytest.raises(OSError):
                 fetch(port, context=authority.client())
         else:
@@ -200,9 +200,11 @@ def test_client_certificates_are_verified(
 
 
 def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Authority) -> None:
-    names = "  client_allowed_sans: [prometheus.example, '::1', 10.0.0.9]\n"
-    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n" + names
-    with serving(web_config=authority.config(lines)) as server:
+    allowed_names = "  client_allowed_sans: [prometheus.example, '::1', 10.0.0.9]\n"
+    client_options = (
+        "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n" + allowed_names
+    )
+    with serving(web_config=authority.config(client_options)) as server:
         port = port_of(server)
         allowed_statuses = [
             fetch(port, context=authority.client(*names)).status
@@ -219,12 +221,12 @@ def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Autho
 def test_a_missing_a_foreign_and_an_encrypted_key_are_refused_at_the_start(authority: Authority) -> None:
     config, key = authority.config(), authority.directory / "key.pem"
     command = ["openssl", "pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", "pass:secret", "-in", str(key)]
-    encrypted = subprocess.run(command, capture_output=True, check=True).stdout
+    encrypted_key = subprocess.run(command, capture_output=True, check=True).stdout
     key.unlink()
     with pytest.raises(ConfigurationError, match=r"key\.pem cannot be read: No such file"):
         Server((), listen=["127.0.0.1:0"], web_config=config)
 
-    for key_bytes in (authority.ca.issue_cert("other").private_key_pem.bytes(), encrypted):
+    for key_bytes in (authority.ca.issue_cert("other").private_key_pem.bytes(), encrypted_key):
         key.write_bytes(key_bytes)
         with pytest.raises(ConfigurationError, match=r"tls_server_config\.cert_file"):
             Server((), listen=["127.0.0.1:0"], web_config=config)
@@ -265,8 +267,8 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
 
 @pytest.mark.parametrize("text", ["", "http_server_config: {}\n", None], ids=["empty", "without", "missing"])
 def test_a_changed_file_cannot_disable_protection(authority: Authority, text: str | None) -> None:
-    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    config = authority.config(lines)
+    client_options = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    config = authority.config(client_options)
     with serving(web_config=config, limits=FREQUENT_CHECKS) as server:
         port = port_of(server)
         if text is None:
