@@ -44,17 +44,16 @@ class HotBlock(StackEntry, NonRecordingSpan):
     def __enter__(self) -> Span | NonRecordingSpan:
         clock = _CLOCK
         totals = self.totals
-        now = monotonic()
-        if (
-            now >= clock.limit
-            or get_ident() != clock.thread
-            or ((running_loop := clock.running_loop) is not None and running_loop() is not None)
-            or self.is_open
-            or not totals.is_entered
+        if get_ident() != clock.thread or (
+            (running_loop := clock.running_loop) is not None and running_loop() is not None
         ):
+            return self._enter_slowly(monotonic())
+        now = monotonic()
+        # No call from here to the end of the update. *now* is before *last* if a signal handler has counted later edges.
+        last = clock.last
+        if not last <= now < clock.limit or self.is_open or not totals.is_entered:
             return self._enter_slowly(now)
         active = clock.active
-        last = clock.last
         clock.last = now
         active.seconds += now - last
         if active is totals:
@@ -74,9 +73,9 @@ class HotBlock(StackEntry, NonRecordingSpan):
         clock = _CLOCK
         now = monotonic()
         stack = clock.stack
-        if stack[-1] is not self or now >= clock.limit:
-            return self._leave_slowly(now, error)
         last = clock.last
+        if stack[-1] is not self or not last <= now < clock.limit:
+            return self._leave_slowly(now, error)
         clock.last = now
         active = clock.active
         active.seconds += now - last

@@ -154,6 +154,8 @@ class PhaseClock:
         if now >= self.history.bin_end:
             self._close_bin(now)
         last = self.last
+        if now < last:  # noqa: PLR1730  # a signal handler has counted later edges; a call of `max` could admit another one
+            now = last
         self.last = now
         active = self.active
         active.seconds += now - last
@@ -291,8 +293,11 @@ class PhaseClock:
 
     def advance(self, entry: StackEntry, totals: PhaseTotals, now: float) -> None:
         """Continue the innermost block in a phase that was entered before, within the bin of the history."""
+        last = self.last
+        if now < last:  # noqa: PLR1730  # as in `switch_to`
+            now = last
         ended = self.active
-        seconds = ended.seconds + (now - self.last)
+        seconds = ended.seconds + (now - last)
         self.last = self.since = now
         ended.seconds = seconds
         self.active = entry.totals = totals

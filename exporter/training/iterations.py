@@ -30,16 +30,15 @@ class IterationBlock(HotBlock):
 
     def __enter__(self) -> Span | NonRecordingSpan:
         clock = _CLOCK
-        now = monotonic()
-        if (
-            not clock.accepts_iteration
-            or now >= clock.limit
-            or get_ident() != clock.thread
-            or ((running_loop := clock.running_loop) is not None and running_loop() is not None)
-            or self.is_open
+        if get_ident() != clock.thread or (
+            (running_loop := clock.running_loop) is not None and running_loop() is not None
         ):
+            return self._enter_slowly(monotonic())
+        now = monotonic()
+        last = clock.last
+        if not clock.accepts_iteration or not last <= now < clock.limit or self.is_open:
             return self._enter_slowly(now)
-        active, totals, last = clock.active, self.totals, clock.last
+        active, totals = clock.active, self.totals
         clock.last = now
         active.seconds += now - last
         self.is_nested = active is totals
@@ -62,15 +61,15 @@ class IterationBlock(HotBlock):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         clock = _CLOCK
         now = monotonic()
-        stack = clock.stack
+        stack, last = clock.stack, clock.last
         if (
             stack[-1] is not self
             or clock.iteration is not self
             or clock.active is not clock.iteration_phase  # the iteration has continued in another phase
-            or now >= clock.limit
+            or not last <= now < clock.limit
         ):
             return self._leave_slowly(now, error)
-        active, last = clock.active, clock.last
+        active = clock.active
         clock.last = now
         active.seconds += now - last
         del stack[-1]

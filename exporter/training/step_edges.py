@@ -31,7 +31,12 @@ class StepEdges:
     """
 
     __slots__ = (
-        *("limit", "fetch_began", "forward_began", "backward_began", "backward_ended", "optimizer_began"),
+        "limit",
+        "fetch_began",
+        "forward_began",
+        "backward_began",
+        "backward_ended",
+        "optimizer_began",
     )
 
     def __init__(self) -> None:
