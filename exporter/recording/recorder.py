@@ -35,8 +35,9 @@ TICK_SECONDS = 0.25
 """Interval of the drains between flushes. A million samples a second fill a buffer in 0.52 s."""
 HIGH_WATER = BUFFER_SAMPLES // 32
 """Number of samples above which a buffer is drained before the next flush."""
-RENEW_SECONDS = 0.1
-"""Maximum time for which `configure` waits for the current step of the recording thread."""
+RENEW_SECONDS = 1.0
+"""Maximum time for which `configure` waits for the current step of the recording thread, such as a flush on a busy machine. Samples
+that are recorded after a longer wait, and before the end of the step, have the earlier identity."""
 CHILD_FLUSH_SECONDS = 0.25
 """Maximum flush interval of forked children and children of multiprocessing, such as the workers of a DataLoader. These processes
 are often ended by SIGTERM, and then lose the samples since the last flush."""

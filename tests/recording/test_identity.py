@@ -166,6 +166,16 @@ def test_identity_comes_from_the_launcher_and_configure_restarts_the_totals(feed
     assert second.process.labels == (("model", "tiny"),)
 
 
+def test_samples_after_configure_have_the_new_identity_although_a_step_of_the_recording_takes_long(
+    feed: Path,
+) -> None:
+    run_function(feed, programs.recording.change_the_identity_during_a_long_step, EXPORTER_RUN="first")
+    first, second = snapshots(feed)
+
+    assert (first.process.run, first.recording.stats[0].count) == ("first", 1)
+    assert (second.process.run, second.recording.stats[0].count) == ("second", 2)
+
+
 def test_a_new_identity_is_accepted_without_waiting_for_a_hanging_feed(feed: Path) -> None:
     run_function(feed, programs.recording.change_the_identity_while_the_feed_hangs, EXPORTER_RUN="first")
     first, second = snapshots(feed)
