@@ -1,16 +1,19 @@
 """Patching of other libraries: hooks around functions and methods, and hooks after an import.
 
 Used in the training process. A hook does not raise into the job: the patched function receives its arguments unchanged, and the
-caller receives the result or the exception even if a hook fails. The frames of the wrappers are removed from tracebacks.
+caller receives the result or the exception even if a hook fails. An error that a signal handler of the job raises during a hook
+reaches the job. The frames of the wrappers are removed from tracebacks.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -45,9 +48,19 @@ def never_raises(hook: Function) -> Function:
 
 
 def log_failure(hook: Callable[..., object], error: Exception) -> None:
-    """Log once that a hook failed."""
+    """Log once that a hook failed. Raise an error of a signal handler again: the error belongs to the job."""
+    if _has_signal_handler_raised(error):
+        raise error
     name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', hook)}"
     log_once(f"{name} {type(error)}", f"bridge hook {name} failed, event skipped: {error!r}")
+
+
+def _has_signal_handler_raised(error: Exception) -> bool:
+    """Return True if a signal handler of the job, such as a timeout, has interrupted the hook and raised the error."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    functions = [*handlers, *[vars(type(handler)).get("__call__") for handler in handlers]]
+    handler_codes = {getattr(function, "__code__", None) for function in functions}
+    return any(frame.f_code in handler_codes for frame, _line in walk_tb(error.__traceback__))
 
 
 def patch(owner: Any, name: str, hook: Hook) -> None:

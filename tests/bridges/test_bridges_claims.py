@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -48,6 +49,20 @@ def raise_after(*_args: Any, **_kwargs: Any) -> Around:
     raise RuntimeError("a bridge's own")
 
 
+def raise_timeout(*_args: object) -> None:
+    raise TimeoutError("the job's own")
+
+
+def send_signal_before(*_args: Any, **_kwargs: Any) -> Around:
+    signal.raise_signal(signal.SIGUSR1)
+    yield
+
+
+def send_signal_after(*_args: Any, **_kwargs: Any) -> Around:
+    yield
+    signal.raise_signal(signal.SIGUSR1)
+
+
 def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -> None:
     observed_values: list[Any] = []
     for _ in range(2):  # the second patch changes nothing
@@ -69,6 +84,19 @@ def test_hooks_that_raise_or_skip_the_end_change_nothing(library: type[Library],
 
     assert hasattr(library.work, "__wrapped__")
     assert library().work(1) == 2
+
+
+@pytest.mark.parametrize("hook", [send_signal_before, send_signal_after])
+def test_the_error_of_a_signal_handler_during_a_hook_reaches_the_job(
+    library: type[Library], hook: Hook
+) -> None:
+    patch_existing(library, ("work",), hook)
+    previous_handler = signal.signal(signal.SIGUSR1, raise_timeout)
+    try:
+        with pytest.raises(TimeoutError):
+            library().work(1)
+    finally:
+        signal.signal(signal.SIGUSR1, previous_handler)
 
 
 # Claims -------------------------------------------------------------------------------------------------------
