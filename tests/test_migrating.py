@@ -33,11 +33,11 @@ def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path
     assert completed.stderr == ""
 
 
-def test_every_row_has_code_and_every_span_a_row() -> None:
-    outcome = "\n".join(feature for feature, _, _ in ROWS)
+def test_every_row_has_code_and_every_span_has_a_row() -> None:
+    features = "\n".join(feature for feature, _, _ in ROWS)
 
     assert len(ROWS) == len([line for line in DOCUMENT.splitlines() if re.match(r"\| (?!feature)", line)])
-    assert {member for member in StandardTrainingJobSpanName.__members__ if member not in outcome} == {
+    assert {member for member in StandardTrainingJobSpanName.__members__ if member not in features} == {
         "CHECKPOINT_SAVE_FINALIZATION",  # declared by one-logger, but never created
         "ZERO_GRAD",  # not in its README
     }

@@ -1,4 +1,4 @@
-"""README: programs run, links resolve, commands exist."""
+"""README: programs run, and make targets and benchmarks exist. Links of all documents resolve."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def program(phrase: str) -> str:
-    """Return the program of the README that contains a phrase."""
+def program_with(phrase: str) -> str:
+    """Return the only program of the README that contains a phrase."""
     matches = [program for program in PROGRAMS if phrase in program]
     assert len(matches) == 1
     return matches[0]
@@ -27,15 +27,17 @@ def program(phrase: str) -> str:
 def test_every_program_of_the_readme_is_run_by_a_test() -> None:
     phrases = ("optimizer.step()", "from exporter import Stat")
 
-    assert sorted(PROGRAMS) == sorted(program(phrase) for phrase in phrases)
+    assert sorted(PROGRAMS) == sorted(program_with(phrase) for phrase in phrases)
 
 
 def test_the_plain_loop_is_the_tested_example() -> None:
-    assert program("optimizer.step()") == (REPOSITORY / "docs/examples/plain.py").read_text(encoding="utf-8")
+    assert program_with("optimizer.step()") == (REPOSITORY / "docs/examples/plain.py").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_statistics_example_records_its_samples_and_events(tmp_path: Path) -> None:
-    result = run_job(tmp_path, program("from exporter import Stat"))
+    result = run_job(tmp_path, program_with("from exporter import Stat"))
 
     assert result.value("train_reward_count") == 600
     assert result.value("training_events_total", type="rollout.done") == 1
@@ -46,13 +48,13 @@ import os, sys
 sys.platform = "win32"
 for name in ("uname", "register_at_fork", "fork", "getuid", "sched_getaffinity", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):
     delattr(os, name)
-sys.modules |= dict.fromkeys(["fcntl", "resource", "pwd"])  # cannot be imported
+sys.modules |= dict.fromkeys(["fcntl", "resource", "pwd"])  # None makes the import fail
 import exporter
 from exporter import elastic, monitor, one_logger, training
 from exporter.recording.handlers import ConsoleHandler
 exporter.configure(run="r", rank=0)
-step = exporter.Stat("train.step", ["mean"])
-step.add(0.5)
+step_time = exporter.Stat("train.step", ["mean"])
+step_time.add(0.5)
 exporter.log("saved", "a message", steps=1)
 with training.training_loop(train_iterations_start=0), training.training_iteration():
     training.record(loss=0.5)
@@ -71,7 +73,7 @@ def test_on_another_system_a_job_records_and_a_notice_says_that_nothing_is_expor
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors that GitHub gives to the headings of a document."""
+    """Return the anchors that GitHub creates for the headings of a document."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -79,7 +81,7 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     "path",
     [
-        *("README.md", "ARCHITECTURE.md", "deploy/README.md"),
+        *("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md"),
         *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")),
     ],
 )

@@ -13,7 +13,8 @@ import pytest
 
 import exporter
 
-ROOT = Path(exporter.__file__).parent
+PACKAGE = Path(exporter.__file__).parent
+PROJECT = PACKAGE.parent
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -85,11 +86,12 @@ THIRD_PARTY: dict[str, set[str]] = {
 }
 """Allowed imports of third-party packages, by folder or file of the package."""
 
-FILES = sorted(ROOT.rglob("*.py"))
+FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def stage_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    """Return the folder or file of the package that contains a file, or "" for the package's `__init__.py`."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
     return "" if parts == ("__init__",) else parts[0]
 
 
@@ -114,31 +116,36 @@ def imports_of(path: Path) -> set[str]:
     return modules
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_one_way(path: Path) -> None:
     stage = stage_of(path)
     assert stage in MAY_IMPORT, f"a new stage {stage!r} needs its row in the table"
-    allowed = MAY_IMPORT[stage]
-    for module in imports_of(path):
-        if module.split(".")[0] == "exporter" and module != "exporter":
-            name = module.removeprefix("exporter.")
-            is_own = name.split(".")[0] == stage and stage != ""
-            is_allowed = "*" in allowed or any(
-                name == allowed_name or name.startswith(f"{allowed_name}.") for allowed_name in allowed
-            )
-            assert is_own or is_allowed, f"{stage or 'exporter'} imports {name}"
-        elif module.split(".")[0] not in sys.stdlib_module_names and module not in {
-            "",
-            "exporter",
-            "typing_extensions",
-        }:
-            assert module.split(".")[0] in THIRD_PARTY.get(stage, set()), (
-                f"{stage or 'exporter'} imports {module}"
-            )
+
+    assert [module for module in imports_of(path) if not may_import(stage, module)] == []
+
+
+def may_import(stage: str, module: str) -> bool:
+    """Return True if the tables allow a stage to import a module."""
+    top_level, _, own_name = module.partition(".")
+    if module == "exporter":
+        return True
+    if top_level == "exporter":
+        imported_stage = own_name.split(".")[0]
+        allowed_modules = MAY_IMPORT[stage]
+        return (
+            imported_stage == stage
+            or "*" in allowed_modules
+            or any(f"{own_name}.".startswith(f"{allowed}.") for allowed in allowed_modules)
+        )
+    return (
+        top_level in sys.stdlib_module_names
+        or top_level == "typing_extensions"
+        or top_level in THIRD_PARTY.get(stage, set())
+    )
 
 
 def graph_of_files() -> dict[str, set[str]]:
-    """Return the modules of the package that each module imports, including functions and type-checking blocks."""
+    """Return the modules of the package that each module imports, also in functions and type-checking blocks."""
     modules = {".".join(("exporter", *module_parts(path))): path for path in FILES}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
@@ -147,26 +154,33 @@ def graph_of_files() -> dict[str, set[str]]:
             if isinstance(node, ast.ImportFrom):
                 submodules = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
                 imports |= submodules
-                if len(submodules) == len(node.names):  # only submodules, and nothing of the package itself
+                if len(submodules) == len(
+                    node.names
+                ):  # the statement imports submodules and no name of the package itself
                     imports.discard(node.module or "")
         graph[module] = imports - {module, "exporter"}
     return graph
 
 
 def module_parts(path: Path) -> tuple[str, ...]:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 def cycles_of(graph: dict[str, set[str]]) -> list[str]:
-    """Return the nodes of cycles, by repeatedly removing all nodes without imports or without importers."""
-    remaining = {node: set(imports) for node, imports in graph.items()}
+    """Return the modules of cycles and of paths between cycles.
+
+    The function repeatedly removes all modules that import no remaining module or that no remaining module imports.
+    """
+    remaining = dict(graph)
     while True:
-        targets = {module for imports in remaining.values() for module in imports}
-        ends = {node for node, imports in remaining.items() if not imports or node not in targets}
+        imported_modules = {module for imports in remaining.values() for module in imports}
+        ends = {
+            module for module, imports in remaining.items() if not imports or module not in imported_modules
+        }
         if not ends:
             return sorted(remaining)
-        remaining = {node: imports - ends for node, imports in remaining.items() if node not in ends}
+        remaining = {module: imports - ends for module, imports in remaining.items() if module not in ends}
 
 
 def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
@@ -174,35 +188,35 @@ def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
     folders: dict[str, set[str]] = {}
     for module, imports in files.items():
         stage = module.split(".")[1] if "." in module else ""
-        folders.setdefault(stage, set()).update({path.split(".")[1] for path in imports} - {stage})
+        folders.setdefault(stage, set()).update({target.split(".")[1] for target in imports} - {stage})
 
     assert cycles_of(files) == []
     assert cycles_of(folders) == []
 
 
 def test_the_import_table_matches_the_architecture_document() -> None:
-    text = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    document = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
     for stage, allowed in MAY_IMPORT.items():
-        name = f"`{stage}`" if stage else "`exporter/__init__`"
-        row = next((line for line in text.splitlines() if line.startswith(f"| {name} |")), "")
+        file_or_folder = f"`{stage}`" if stage else "`exporter/__init__`"
+        row = next((line for line in document.splitlines() if line.startswith(f"| {file_or_folder} |")), "")
         cells = [cell.strip() for cell in row.split("|")]
-        assert len(cells) > 3, f"no row for {name}"
+        assert len(cells) > 3, f"no row for {file_or_folder}"
         package_cell = (
-            "anything" if "*" in allowed else ", ".join(f"`{stage}`" for stage in sorted(allowed)) or "none"
+            "anything" if "*" in allowed else ", ".join(f"`{module}`" for module in sorted(allowed)) or "none"
         )
         third_party_cell = (
             ", ".join(f"`{module}`" for module in sorted(THIRD_PARTY.get(stage, set()))) or "none"
         )
-        assert cells[2:4] == [package_cell, third_party_cell], name
+        assert cells[2:4] == [package_cell, third_party_cell], file_or_folder
 
 
 def test_every_file_that_the_architecture_document_names_exists() -> None:
-    text = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    names = sorted(set(re.findall(r"`([a-z_/]+\.py)`", text)))
+    document = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    names = sorted(set(re.findall(r"`([a-z_/]+\.py)`", document)))
 
     assert len(names) > 30
-    assert [name for name in names if not ((ROOT / name).exists() or (ROOT.parent / name).exists())] == []
+    assert [name for name in names if not ((PACKAGE / name).exists() or (PROJECT / name).exists())] == []
 
 
 def test_dunder_all_is_sorted_and_importable() -> None:
@@ -232,13 +246,16 @@ print(sorted(name for name in loaded - {"exporter"} if name not in sys.stdlib_mo
 print(threading.active_count())
 print([effect for effect in effects if not effect.endswith((".py", ".pyc")) and ".pyc." not in effect])
 """
-"""Program that prints the third-party modules, the threads and the effects of the import, files of code excepted."""
+"""Program that prints the third-party modules, the number of threads and the side effects of the import.
+
+Opening a source or bytecode file is no effect.
+"""
 
 
 def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp_path: Path) -> None:
     bare = tmp_path / "bare"  # an interpreter without preloaded site packages
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    program = f"import sys; sys.path.append({str(ROOT.parent)!r})\n{IMPORT_EFFECTS}"
+    program = f"import sys; sys.path.append({str(PROJECT)!r})\n{IMPORT_EFFECTS}"
 
     completed = subprocess.run(
         [str(bare / "bin/python"), "-c", program], capture_output=True, text=True, check=True
@@ -260,6 +277,6 @@ def test_a_class_name_means_one_class() -> None:
             if isinstance(node, ast.ClassDef) and not (
                 node.name in SHARED_NAMES and stage_of(path) in COMPATIBILITY
             ):
-                paths_by_class.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+                paths_by_class.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
 
     assert {name: paths for name, paths in paths_by_class.items() if len(paths) > 1} == {}
