@@ -1,4 +1,4 @@
-"""Values of the labels `rule` and `reason` of refused calls and samples: the documentation lists all values."""
+"""Labels `rule` of refused calls and `reason` of refused samples: the documentation lists all their values."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def calls(path: Path, names: set[str]) -> Iterator[ast.Call]:
 
 
 def reported_rules() -> tuple[set[str], set[tuple[str, str]]]:
-    """Return the constant rules of the source, and file and expression of computed rules."""
+    """Return the constant rules of the source, and the file name and the expression of each computed rule."""
     constants, computed = set(), set()
     for folder in ("training", "one_logger"):
         for path in (PACKAGE / folder).rglob("*.py"):
             for call in calls(path, set(RULE_ARGUMENT)):
                 name = getattr(call.func, "attr", getattr(call.func, "id", ""))
                 if len(call.args) <= RULE_ARGUMENT[name]:
-                    continue  # a method of another class
+                    continue  # a method of the same name with fewer arguments
                 rule = call.args[RULE_ARGUMENT[name]]
                 if isinstance(rule, ast.Constant):
                     constants.add(str(rule.value))
-                elif ast.unparse(rule) != "rule":  # a function that passes its own argument on
+                elif ast.unparse(rule) != "rule":  # such a function passes its own argument
                     computed.add((path.name, ast.unparse(rule)))
     return constants, computed
 
@@ -53,12 +53,14 @@ def tensor_reasons() -> set[str]:
     path = PACKAGE / "recording/tensors.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     statements = [node for node in ast.walk(tree) if isinstance(node, (ast.Return, ast.Assign))]
-    values = [node.value for node in statements] + [call.args[0] for call in calls(path, {"_refuse"})]
-    return {node.value for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    expressions = [node.value for node in statements] + [call.args[0] for call in calls(path, {"_refuse"})]
+    return {
+        node.value for node in expressions if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
 
 
 def arguments(function: object) -> list[str]:
-    """Return the named arguments of a function."""
+    """Return the names of the arguments of a function, except for `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]  # a function
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 

@@ -1,4 +1,4 @@
-"""Device time of phases, with a stand-in for CUDA, and on a GPU if available."""
+"""Device time of phases: on a stand-in for CUDA, and on a GPU if the machine has one."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def finish(device: Device) -> dict[Any, Any]:
     return summary_values()
 
 
-def test_phases_of_the_main_thread_have_device_time_instead_of_host_time(
+def test_the_device_time_of_a_phase_of_the_main_thread_is_that_of_its_kernels(
     device: Device,
 ) -> None:
     warm_up(lambda: run_step(device))
@@ -217,10 +217,10 @@ def test_a_cuda_error_at_the_start_of_a_step_does_not_reach_the_job(device: Devi
     device.is_broken = True
     train(2)  # without a phase before the iteration, so that the events of the earlier step are read first
     device.is_broken = False
-    initial = device.recorded_events
+    initial_events = device.recorded_events
     run_step(device)
 
-    assert device.recorded_events == initial
+    assert device.recorded_events == initial_events
 
 
 def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
@@ -315,7 +315,7 @@ def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, 
     [("1", 0.1, 200), ("1", 0.5, 200), ("1", 0.01, 29), ("0", 0.5, 0), ("1e-9", 0.5, 1)],
     ids=["ten a second", "slow", "fast", "off", "too costly"],
 )
-def test_up_to_ten_steps_per_second_are_all_timed_and_faster_steps_are_sampled(
+def test_all_of_up_to_ten_steps_per_second_are_timed_and_faster_steps_are_sampled(
     device: Device, share: str, seconds: float, expected_count: int
 ) -> None:
     timed_count = timed_steps(device, {"EXPORTER_GPU_TIME": share}, seconds=seconds, steps=200)

@@ -14,32 +14,35 @@ from exporter.training.recorder import TRAINING
 pytestmark = pytest.mark.usefixtures("initial_recorder")
 
 
-def infer(steps: int, *, loop_ended: bool = True) -> None:
-    """Infer a loop as a bridge does: the last iteration ends with the next batch, which may never come."""
+def infer(steps: int, *, is_last_iteration_ended: bool = True) -> None:
+    """Enter an inferred loop and its iterations like a bridge. The loop stays open.
+
+    A bridge ends an iteration at the next batch, so that the last iteration of a loop may stay open.
+    """
     api.inferred_loop(0).__enter__()
     for step in range(steps):
         iteration = api.inferred_iteration()
         iteration.__enter__()
-        if loop_ended or step < steps - 1:
+        if is_last_iteration_ended or step < steps - 1:
             iteration.__exit__(None, None, None)
 
 
-def iterations(times: int) -> None:
+def run_iterations(times: int) -> None:
     for _ in range(times):
         with training.training_iteration(), training.model_forward():
             pass
 
 
-@pytest.mark.parametrize("loop_ended", [True, False])
-def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(loop_ended: bool) -> None:
-    infer(10, loop_ended=loop_ended)
+@pytest.mark.parametrize("is_last_iteration_ended", [True, False])
+def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(is_last_iteration_ended: bool) -> None:
+    infer(10, is_last_iteration_ended=is_last_iteration_ended)
     with training.application(), training.training_loop(train_iterations_start=0):
-        iterations(400)
+        run_iterations(400)
         with training.checkpoint_save(400):
             pass
 
     reading = publish_and_read()
-    assert published_value("training.steps", mode="train") == (410 if loop_ended else 409)
+    assert published_value("training.steps", mode="train") == (410 if is_last_iteration_ended else 409)
     assert published_value("training.step") == reading.step == 400
     assert not reading.inferred_loop
     assert published_value("training.phase_entries", phase="forward") == 400

@@ -1,4 +1,4 @@
-"""A training loop in JAX that records its losses as arrays, compared with the loop's own log."""
+"""Losses of a JAX training loop, recorded as arrays and compared with the log of the loop."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ with training.training_loop(0):
             training.record(loss=shaped, grad_norm=norm, samples=len(batch))
         log.append(float(loss))
         jax.block_until_ready(loss)
-        training.record(loss=shaped)  # computed by now
+        training.record(loss=shaped)  # the array is computed
         print("loss", json.dumps([gauges().get("loss,mode=train"), float(loss), shaped.shape]))
 print("values", json.dumps(gauges()))
 """
 
 
-def test_losses_of_a_jax_loop_are_those_of_its_own_log(tmp_path: Path) -> None:
+def test_the_recorded_losses_of_a_jax_loop_equal_those_of_its_log(tmp_path: Path) -> None:
     result = run_job(tmp_path, LOOP, {"JAX_PLATFORMS": "cpu"})
     loss_lines = [line for line in result.process.stdout.splitlines() if line.startswith("loss ")]
-    lines = [json.loads(line.removeprefix("loss ")) for line in loss_lines]
+    losses = [json.loads(line.removeprefix("loss ")) for line in loss_lines]
 
-    assert [line[0] for line in lines] == [pytest.approx(line[1]) for line in lines]
-    assert [line[2] for line in lines] == [[1], []] * 3
+    assert [recorded for recorded, _, _ in losses] == [pytest.approx(logged) for _, logged, _ in losses]
+    assert [shape for _, _, shape in losses] == [[1], []] * 3
     assert result.differences({STEPS: 6, SAMPLES: 48, "misuse_total": None}) == {}
     assert result.gauges()["grad_norm"] > 0

@@ -1,4 +1,4 @@
-"""Phase clock: exclusive seconds sum to the wall time in any order of ends, tasks, signals and errors."""
+"""Phase clock: the seconds of all phases sum to the wall time, also with overlapping blocks, tasks, signals and errors."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from exporter.training.recorder import TRAINING
 from exporter.training.records import Expectation, IterationEnded
 from exporter.training.spans import Span
 
-NAMES = ["iteration", "validation", "data_loading", "forward", "backward", "grad_sync", None]
+PHASE_NAMES = ["iteration", "validation", "data_loading", "forward", "backward", "grad_sync", None]
 actions = st.one_of(
-    st.tuples(st.just("enter"), st.sampled_from(NAMES)),
+    st.tuples(st.just("enter"), st.sampled_from(PHASE_NAMES)),
     st.tuples(st.just("leave"), st.integers(0, 9)),
 )
 
 
 def total_seconds(clock: PhaseClock, end_seconds: float) -> float:
-    """Return the sum of the seconds of all phases at a time."""
+    """Return the sum of the seconds of all phases until *end_seconds*."""
     return sum(clock.read(end_seconds).seconds.values())
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(actions, st.floats(0, 3, allow_nan=False)), max_size=60))
-def test_the_seconds_of_all_phases_sum_to_the_wall_time_in_any_order_of_the_ends(
+def test_the_seconds_of_all_phases_sum_to_the_wall_time_if_blocks_end_in_any_order(
     timed_actions: list[tuple[tuple[str, Any], float]],
 ) -> None:
     start_seconds = now_seconds = 2.0
@@ -106,7 +106,7 @@ def test_blocks_of_tasks_that_fail_and_overlap_sum_to_the_wall_time(tasks: list[
         assert len(clock.stack) == 1
 
 
-def test_two_tasks_in_validation_are_validation_until_the_last_has_ended() -> None:
+def test_the_phase_is_validation_until_the_last_of_two_validating_tasks_has_ended() -> None:
     async def validate(seconds: float) -> None:
         with training.validation_loop():
             await asyncio.sleep(seconds)
@@ -123,7 +123,7 @@ def test_two_tasks_in_validation_are_validation_until_the_last_has_ended() -> No
         assert publish_and_read().phase == "other"
 
 
-def test_a_block_that_ends_also_ends_open_blocks_inside() -> None:
+def test_the_end_of_a_block_also_ends_the_open_blocks_inside() -> None:
     with fresh_recorder():
         with training.validation_loop():
             training.model_forward().__enter__()
@@ -192,7 +192,7 @@ def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
     assert values["training.phase_duration", (("phase", "validation"),)][:2] == (1, 4.0)
 
 
-def test_the_history_has_each_phase_of_the_last_seconds() -> None:
+def test_the_history_has_the_interval_of_each_phase_of_the_last_seconds() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     job.enter(kinds.TRAINING_ITERATION, 10.0)
     job.run_block(kinds.MODEL_FORWARD, 10.25, 10.32)
@@ -205,12 +205,12 @@ def test_the_history_has_each_phase_of_the_last_seconds() -> None:
     ]
 
 
-def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase() -> None:
+def test_the_history_of_hundreds_of_changes_a_second_has_the_share_of_each_phase() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     for step in range(200):
-        seconds_at = step / 100
-        job.run_block(kinds.MODEL_FORWARD, seconds_at, seconds_at + 0.002)
-        job.run_block(kinds.MODEL_BACKWARD, seconds_at + 0.002, seconds_at + 0.008)
+        step_start = step / 100
+        job.run_block(kinds.MODEL_FORWARD, step_start, step_start + 0.002)
+        job.run_block(kinds.MODEL_BACKWARD, step_start + 0.002, step_start + 0.008)
     job.publish(2.0)
 
     seconds_by_phase = dict.fromkeys(("forward", "backward", "init"), 0.0)
@@ -219,7 +219,7 @@ def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase(
     assert seconds_by_phase == pytest.approx({"forward": 0.4, "backward": 1.2, "init": 0.4}, abs=0.03)
 
 
-def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object() -> None:
+def test_the_history_is_bounded_in_time_and_reuses_its_complete_groups() -> None:
     job = SimulatedTraining(start_seconds=0.0)
     for step in range(2000):
         job.run_block(kinds.MODEL_FORWARD, step / 100, step / 100 + 0.005)
@@ -256,9 +256,8 @@ def test_the_ideal_step_excludes_slow_steps_and_their_excess_is_counted() -> Non
 
     values = job.values(now_seconds)
     assert values["training.step_ideal", ()] == pytest.approx(2.0)
-    assert values["training.slow_step_excess", ()] == pytest.approx(
-        28.0
-    )  # of step 40; the first step is start-up
+    # The excess is that of step 40, because the first step is start-up.
+    assert values["training.slow_step_excess", ()] == pytest.approx(28.0)
     assert values["training.step_longest", ()] == 30.0
     assert values["training.step_duration", (("mode", "train"),)][0] == 60
 
@@ -280,7 +279,7 @@ def test_a_block_left_open_by_an_ended_task_is_closed() -> None:
         assert reading.work_seconds >= 0.01
 
 
-def test_a_block_stays_open_although_an_ended_task_has_used_the_same_block() -> None:
+def test_a_block_stays_open_if_a_task_that_has_ended_used_the_same_kind_of_block() -> None:
     async def load() -> None:
         with training.data_loading():
             pass
@@ -297,7 +296,7 @@ def test_a_block_stays_open_although_an_ended_task_has_used_the_same_block() -> 
             assert TRAINING.clock.active.name == "data_loading"
 
 
-def test_a_phase_that_does_not_exist_is_a_span_and_reported_once() -> None:
+def test_an_unknown_phase_is_recorded_as_a_span_and_reported_once() -> None:
     with fresh_recorder():
         name = f"fordward{time.monotonic_ns()}"
         for _ in range(3):
@@ -313,7 +312,7 @@ def test_a_phase_that_does_not_exist_is_a_span_and_reported_once() -> None:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
 def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_and_no_seconds_decrease() -> None:
     handler_calls = 0
-    seconds_of_phases: dict[str, float] = {}
+    last_seconds: dict[str, float] = {}
 
     def handle(*_: object) -> None:
         nonlocal handler_calls
@@ -322,8 +321,8 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_and_no_seconds
             pass
 
     old_handler = signal.signal(signal.SIGALRM, handle)
-    # CPython crashes if a signal handler sets a context variable in a callback of the garbage collector, such as Hypothesis', while
-    # the interrupted code sets the variable.
+    # CPython crashes if code that sets a context variable is interrupted by a callback of the garbage collector (Hypothesis has
+    # one), and a signal handler inside the callback sets the same variable.
     gc.disable()
     with fresh_recorder():
         try:
@@ -333,8 +332,8 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_and_no_seconds
                 with training.training_iteration(), training.model_forward():
                     training.record(loss=1.0)
                 for name, totals in TRAINING.clock.phases.items():
-                    assert totals.seconds >= seconds_of_phases.get(name, 0.0)
-                    seconds_of_phases[name] = totals.seconds
+                    assert totals.seconds >= last_seconds.get(name, 0.0)
+                    last_seconds[name] = totals.seconds
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             gc.enable()
@@ -380,16 +379,17 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
         assert total_seconds(clock, end_time) == pytest.approx(end_time - clock.began, abs=0.05)
 
 
-def test_a_reader_in_another_thread_sees_sums_within_one_edge() -> None:
+def test_the_sum_that_a_reader_in_another_thread_sees_differs_from_the_wall_time_by_less_than_a_phase() -> (
+    None
+):
     worst_error, reads, stop = 0.0, 0, threading.Event()
 
     def read() -> None:
         nonlocal worst_error, reads
         while not stop.is_set():
             reading = TRAINING.clock.read()
-            worst_error = max(
-                worst_error, abs(sum(reading.seconds.values()) - (reading.time - TRAINING.clock.began))
-            )
+            wall_seconds = reading.time - TRAINING.clock.began
+            worst_error = max(worst_error, abs(sum(reading.seconds.values()) - wall_seconds))
             reads += 1
 
     with fresh_recorder():
@@ -417,7 +417,7 @@ def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
         spans_in_memory = sum(type(candidate) is Span for candidate in gc.get_objects())
 
         assert spans_in_memory < 2 * MAX_OPEN_BLOCKS + 200
-        assert len(TRAINING.clock.stack) <= MAX_OPEN_BLOCKS + 1  # and the base
+        assert len(TRAINING.clock.stack) <= MAX_OPEN_BLOCKS + 1  # the base is on the stack too
         train()
         assert published_value("training.steps", mode="train") == 1
 

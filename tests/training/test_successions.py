@@ -1,6 +1,6 @@
-"""Phases and iterations that follow one another: one clock reading ends one and starts the next.
+"""Phases and iterations that follow one another: a single clock reading ends a phase and starts the next phase.
 
-The totals are compared with those of blocks that are left and entered.
+The expected totals are those of blocks that are entered and left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _recorder() -> Iterator[None]:
 
 
 def train_in_succession(steps: int) -> Phases:
-    """Train with a block of iterations that follow one another."""
+    """Train with iterations that follow one another in a single block."""
     iteration = IterationBlock(TRAINING_ITERATION)
     phases = Phases(iteration)
     with training.training_loop(0):
@@ -54,7 +54,7 @@ def entries() -> Counter[str]:
     return Counter({name: totals.entries for name, totals in TRAINING.clock.phases.items()})
 
 
-def test_phases_in_succession_are_counted_as_blocks_are() -> None:
+def test_phases_in_succession_are_counted_like_blocks() -> None:
     train_in_succession(50)
     durations = {name: sum(TRAINING.clock.phases[name].cells) for name in PHASES_OF_A_STEP if name}
 
@@ -130,7 +130,7 @@ def test_a_phase_of_the_job_around_an_edge_counts_once() -> None:
     assert entries()["forward"] == 20
 
 
-def test_an_edge_inside_a_span_of_the_job_has_the_phase_that_follows() -> None:
+def test_an_edge_inside_a_span_of_the_job_starts_the_next_phase_in_the_span() -> None:
     iteration = IterationBlock(TRAINING_ITERATION)
     phases = Phases(iteration)
     train_in_succession(2)
@@ -151,7 +151,7 @@ def test_an_edge_inside_a_span_of_the_job_has_the_phase_that_follows() -> None:
     assert TRAINING.clock.phases["backward"].seconds - seconds_before >= slept_seconds
 
 
-# Usual steps: edges are deferred, and counted together ------------------------------------------------------------
+# Usual steps: the edges are deferred, and counted together at the end of the step --------------------------------
 
 PHASES = ("data_loading", "forward", "backward", "optimizer")
 
@@ -177,7 +177,7 @@ class UsualLoop:
         """Run a step of several accumulated batches. A skipped step has no step of the optimizer."""
         for _ in range(batches):
             if time.monotonic() < TRAINING.clock.step_edges.limit:
-                self.phases.count_batch()  # of an accumulated batch
+                self.phases.count_batch()  # the pending edges of the previous batch
             self.edge("fetch_began", "data_loading")
             self.edge("forward_began", "forward")
             self.edge("backward_began", "backward")
@@ -188,7 +188,7 @@ class UsualLoop:
         self.phases.next_iteration()
 
     def edge(self, name: str, phase: str | None) -> bool:
-        """Enter a phase at an edge. Returns True if the edge was deferred: stored for the end of the step."""
+        """Enter a phase at an edge. Returns True if the edge was deferred, which means stored until the end of the step."""
         edge_time, step_edges = time.monotonic(), TRAINING.clock.step_edges
         if edge_time < step_edges.limit:
             setattr(step_edges, name, edge_time)
@@ -198,7 +198,7 @@ class UsualLoop:
 
 
 @pytest.mark.parametrize("batches", [1, 4])
-def test_usual_steps_are_counted_as_blocks_are(batches: int) -> None:
+def test_usual_steps_are_counted_like_blocks(batches: int) -> None:
     loop = UsualLoop()
     loop.run(2000, batches)
     loop_entries = {name: entries()[name] for name in PHASES}
@@ -281,19 +281,19 @@ def test_a_block_of_the_job_between_deferred_edges_has_its_own_time() -> None:
     assert TRAINING.clock.stack == [TRAINING.clock.base]
 
 
-def test_a_reader_in_another_thread_sees_deferred_edges_and_no_phase_that_loses_time() -> None:
-    worst_error, largest_loss, stop = 0.0, 0.0, threading.Event()
+def test_a_reader_in_another_thread_sees_deferred_edges_and_no_phase_that_loses_a_millisecond() -> None:
+    worst_error, largest_decrease, stop = 0.0, 0.0, threading.Event()
     active_counts = Counter[str]()
 
     def read() -> None:
-        nonlocal worst_error, largest_loss
+        nonlocal worst_error, largest_decrease
         previous: dict[str, float] = {}
         while not stop.is_set():
             reading = TRAINING.clock.read()
             wall_seconds = reading.time - TRAINING.clock.began
             worst_error = max(worst_error, abs(sum(reading.seconds.values()) - wall_seconds))
-            losses = [previous[name] - reading.seconds.get(name, 0.0) for name in previous]
-            largest_loss = max([largest_loss, *losses])
+            decreases = [previous[name] - reading.seconds.get(name, 0.0) for name in previous]
+            largest_decrease = max([largest_decrease, *decreases])
             previous = reading.seconds
             active_counts[reading.active] += 1
             time.sleep(0.0001)
@@ -307,7 +307,7 @@ def test_a_reader_in_another_thread_sees_deferred_edges_and_no_phase_that_loses_
 
     assert loop.deferred_steps > 300
     assert worst_error < 1e-6
-    assert largest_loss < 0.001
+    assert largest_decrease < 0.001
     assert active_counts["backward"] > active_counts["optimizer"]
 
 
@@ -397,7 +397,7 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_of_usual_steps
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_forgets_the_deferred_edges_of_its_parent() -> None:
+def test_a_forked_child_discards_the_deferred_edges_of_its_parent() -> None:
     loop = UsualLoop()
     with training.training_loop(0):
         loop.phases.iteration.__enter__()

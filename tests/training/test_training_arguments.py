@@ -1,4 +1,4 @@
-"""Arguments of the training API: numbers of any library count, and no argument raises or affects other values."""
+"""Arguments of the training API: numbers of any library are accepted, and no argument raises or affects other values."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def refuse(*_: object) -> Any:
 
 
 class RaisingObject:
-    """Object whose every method raises."""
+    """Object that raises in its special methods and at any access to an unknown attribute."""
 
     __getattr__ = __repr__ = __bool__ = __eq__ = __hash__ = __float__ = refuse
 
 
 class IncomparableText(str):
-    """String whose every comparison raises."""
+    """String that raises in comparisons for equality and when it is hashed."""
 
     __slots__ = ()
     __eq__ = __hash__ = refuse
 
 
 class UnconvertibleNumber(int):
-    """Number that can be neither compared nor converted to a float."""
+    """Number that raises when compared with `<` or converted to a float."""
 
     __float__ = __lt__ = refuse
 
@@ -83,7 +83,7 @@ def tensor(number: int) -> Any:
 
 
 @pytest.mark.parametrize("number_type", [np.int64, np.uint8, tensor])
-def test_numbers_of_any_library_count(number_type: Callable[[int], Any]) -> None:
+def test_numbers_of_any_library_are_accepted(number_type: Callable[[int], Any]) -> None:
     number = number_type(100)
     with training.training_loop(train_iterations_start=number):
         with training.training_iteration():
@@ -151,7 +151,7 @@ def test_static_and_class_methods_can_be_decorated_from_outside() -> None:
     assert [Model.add(1, 2), Model().add(1, 2), Model().name()] == [3, 3, "Model"]
 
 
-def test_a_span_of_any_name_is_exported_under_a_text() -> None:
+def test_a_span_whose_name_is_no_text_is_exported_under_the_name_of_its_type() -> None:
     memory = configured(telemetry={}, export=EXPORT_ALL)
     with training.application(), one_logger.timed_span([1]), training.span(RaisingObject()):  # type: ignore[arg-type]  # as in untyped jobs
         pass
@@ -223,7 +223,7 @@ class UnboundProxy:
 
 
 class RaisingMeta(type):
-    """Metaclass whose every method raises."""
+    """Metaclass whose special methods raise."""
 
     __hash__ = __eq__ = __instancecheck__ = __subclasscheck__ = refuse
 

@@ -1,4 +1,4 @@
-"""Calls of the training API: blocks, callbacks, numbers, and invalid calls."""
+"""Calls of the training API: blocks, callbacks, numbers, saves and invalid calls."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_exception_in_an_iteration_propagates_and_the_step_is_not_counted() -
     assert reading.phase == "other"
 
 
-def test_several_micro_batches_with_a_reported_step_are_one_step() -> None:
+def test_an_iteration_of_several_micro_batches_that_reports_its_step_is_one_step() -> None:
     with training.training_iteration():
         for _ in range(4):
             with training.model_forward():
@@ -200,7 +200,7 @@ def test_background_work_is_in_no_phase() -> None:
 # Numbers and facts
 
 
-def test_invalid_numbers_are_counted_and_keep_the_last_valid_one() -> None:
+def test_invalid_numbers_are_counted_and_the_last_valid_number_stays() -> None:
     training.record(loss=1.0, grad_norm=2.0, tokens=5)
     training.record(loss=math.nan, grad_norm=math.inf)
     training.record(loss=-math.inf, tokens=-3)
@@ -248,7 +248,7 @@ def test_the_description_of_the_run_is_in_the_reading() -> None:
     assert sum(misuse_counts().values()) == 4
 
 
-def test_the_launcher_describes_the_run_until_the_job_does() -> None:
+def test_facts_of_the_launcher_apply_unless_the_job_describes_them() -> None:
     environment = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "llama", "USER": "me", "SLURM_JOB_USER": "ada"}
     facts = Facts(Families(), environment | {"WORLD_SIZE": "8"})
     initial_facts = dict(facts.pairs())
@@ -274,7 +274,7 @@ def test_reported_steps_are_counted_and_untimed_steps_have_no_duration() -> None
     assert misuse_counts() == {("step", "value"): 2, ("step", "mode"): 1}
 
 
-def test_skipped_steps_and_interruptions_have_known_reasons() -> None:
+def test_skipped_steps_and_interruptions_with_an_unknown_reason_are_refused() -> None:
     training.skipped_step("overflow")
     training.skipped_step("because")
     training.interruption("preemption")
@@ -367,20 +367,21 @@ def test_asynchronous_saves_commit_the_work_before_their_start() -> None:
 
 def test_another_thread_can_confirm_a_save_with_the_time_of_a_host_whose_clock_is_ahead() -> None:
     memory = configured(telemetry={"save_checkpoint_strategy": "async"})
-    ahead = time.time() + 300
+    ahead_time = time.time() + 300
     with training.application():
         for step in (5, 6):
             training.on_save_checkpoint_start(step)
             training.on_save_checkpoint_end()
-        thread = threading.Thread(target=training.on_save_checkpoint_success, args=(5, ahead * 1000))
+        thread = threading.Thread(target=training.on_save_checkpoint_success, args=(5, ahead_time * 1000))
         thread.start()
         thread.join()
-        training.on_save_checkpoint_success(6, (ahead + 3600) * 1000)
+        training.on_save_checkpoint_success(6, (ahead_time + 3600) * 1000)
 
     assert misuse_counts() == {}
     first, second = exported(memory).attributes("save_checkpoint_success")
-    assert first["latest_successful_save_checkpoint_timestamp_sec"] == pytest.approx(ahead)
-    assert second["latest_successful_save_checkpoint_timestamp_sec"] < ahead
+    assert first["latest_successful_save_checkpoint_timestamp_sec"] == pytest.approx(ahead_time)
+    # A time more than ten minutes ahead is replaced by the current time.
+    assert second["latest_successful_save_checkpoint_timestamp_sec"] < ahead_time
 
 
 def test_a_signal_handler_can_save_during_an_iteration() -> None:
@@ -432,7 +433,7 @@ def test_the_outcome_of_the_application_is_reported(
     assert (reading.finished, reading.failure) == (is_finished, failure)
 
 
-def test_before_configuration_only_invalid_values_are_a_misuse() -> None:
+def test_before_configuration_only_an_invalid_value_is_reported_as_misuse() -> None:
     training.on_training_single_iteration_end()
     training.on_train_end()
     with training.training_iteration(), training.training_iteration():
@@ -506,8 +507,8 @@ def test_error_counters_start_at_zero() -> None:
     training.record(loss=1.0, grad_norm=1.0)
     training.on_save_checkpoint_start(1)
 
-    zero = {name for (name, _), value in summary_values().items() if value == 0}
-    assert {"training.nonfinite", "training.skipped_steps", "training.checkpoints"} <= zero
+    zero_counters = {name for (name, _), value in summary_values().items() if value == 0}
+    assert {"training.nonfinite", "training.skipped_steps", "training.checkpoints"} <= zero_counters
     assert published_value("training.slow_step_excess") == 0
 
 
@@ -541,8 +542,8 @@ def test_tasks_and_threads_have_separate_span_trees_that_are_released() -> None:
     assert not TRAINING.open_rare_blocks
 
 
-def test_handles_are_copied_and_pickled_with_their_owner() -> None:
-    handles = {
+def test_blocks_that_are_not_entered_can_be_copied_and_pickled() -> None:
+    blocks = {
         "step": training.training_iteration(),
         "own": training.phase("my own"),
         "logs": training.phase("logging"),
@@ -550,12 +551,12 @@ def test_handles_are_copied_and_pickled_with_their_owner() -> None:
 
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
     completed = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(handles), capture_output=True, check=True
+        [sys.executable, "-c", code], input=pickle.dumps(blocks), capture_output=True, check=True
     )
-    for handle in copy.deepcopy(handles).values():
-        with handle:
+    for block in copy.deepcopy(blocks).values():
+        with block:
             pass
 
-    assert completed.stdout.decode().strip() == str(handles)
+    assert completed.stdout.decode().strip() == str(blocks)
     assert published_value("training.steps", mode="train") == 1
     assert published_value("training.phase_entries", phase="logging") == 1

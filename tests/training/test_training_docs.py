@@ -1,4 +1,4 @@
-"""docs/training.md: the program runs, blocks and phases exist."""
+"""docs/training.md: the programs run, and the calls and phases exist."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from training_support import misuse_counts, publish_and_read, published_value
 from exporter import training
 from exporter.training.phases import PHASES
 
-TEXT = (PROJECT / "docs" / "training.md").read_text(encoding="utf-8")
+DOCUMENT = (PROJECT / "docs" / "training.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.usefixtures("initial_recorder")
 
-GUIDE_PROGRAM, STREAMING_PROGRAM = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[:2]
+GUIDE_PROGRAM, STREAMING_PROGRAM = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)[:2]
 
 
 def test_the_streaming_example_runs_and_is_recorded() -> None:
@@ -37,9 +37,9 @@ def test_the_example_of_the_guide_runs_and_is_recorded() -> None:
 
 
 def test_every_call_and_phase_of_the_guide_exists_and_every_call_is_in_the_guide() -> None:
-    named_functions = set(re.findall(r"(?:`|training\.|exporter\.)([a-z_]+)(?:\(|`)", TEXT))
-    called_functions = set(re.findall(r"\btraining\.([a-z_]+)\(", TEXT))
-    named_phases = set(re.findall(r'\bphase\("([a-z_]+)"\)', TEXT))
+    named_functions = set(re.findall(r"(?:`|training\.|exporter\.)([a-z_]+)(?:\(|`)", DOCUMENT))
+    called_functions = set(re.findall(r"\btraining\.([a-z_]+)\(", DOCUMENT))
+    named_phases = set(re.findall(r'\bphase\("([a-z_]+)"\)', DOCUMENT))
     named_phases -= {"typo"}  # the guide's example of an unknown phase
     documented_names = {
         name

@@ -1,4 +1,4 @@
-"""Events of training: span of each event, and events of spans, of the application and of loops."""
+"""Events of training: the span of an event, and the events of spans, the application and loops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def received_events() -> Iterator[list[exporter.Event]]:
     handle.unregister()
 
 
-def test_an_event_has_the_innermost_open_span_or_the_given_one(
+def test_an_event_has_the_innermost_open_span_unless_the_call_names_a_span(
     received_events: list[exporter.Event],
 ) -> None:
     initial_span = TRAINING.current_span_id()
@@ -66,17 +66,17 @@ def test_concurrent_asyncio_tasks_have_separate_spans(received_events: list[expo
     assert {event.type: event.span_id for event in received_events} == {"doc.a": ids["a"], "doc.b": ids["b"]}
 
 
-def test_a_forked_child_has_no_open_span() -> None:
-    reading, writing = os.pipe()
+def test_a_forked_child_has_no_open_span_of_its_parent() -> None:
+    read_descriptor, write_descriptor = os.pipe()
     with exporter.span("doc.outer"):
         child = os.fork()
         if child == 0:
-            os.write(writing, str(TRAINING.current_span_id()).encode())
+            os.write(write_descriptor, str(TRAINING.current_span_id()).encode())
             os._exit(0)
         os.waitpid(child, 0)
 
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
+    os.close(write_descriptor)
+    with os.fdopen(read_descriptor, "rb") as pipe:
         assert pipe.read() == b"None"
 
 
@@ -91,7 +91,7 @@ def work() -> None:
 
 
 def trace(path: Path) -> list[tuple[str, str | None, dict[str, Any]]]:
-    """Return name, name of the parent and data of the stop event of each span in a file, in the order of the starts."""
+    """Return the name, the parent's name and the data of the stop event of each span in a file, in the order of the starts."""
     events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     starts = {event["span_id"]: event["data"] for event in events if event["type"] == "span.start"}
     stops = {event["span_id"]: event["data"] for event in events if event["type"] == "span.stop"}

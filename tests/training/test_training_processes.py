@@ -1,4 +1,4 @@
-"""Training in child processes: tasks, forks, exits, many iterations, and the resulting feed."""
+"""Feeds of training processes: forks, many iterations, a changed identity, and a kill after a save."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_a_forked_child_never_counts_values_of_its_parent(tmp_path: Path) -> Non
     )
 
     by_pid = sorted(snapshots(tmp_path / "feed"), key=lambda snapshot: snapshot.process.pid)
-    steps = [total(reading, "training.steps", mode="train") for reading in by_pid]
-    compile_entries = [total(reading, "training.phase_entries", phase="compile") for reading in by_pid]
+    steps = [total(snapshot, "training.steps", mode="train") for snapshot in by_pid]
+    compile_entries = [total(snapshot, "training.phase_entries", phase="compile") for snapshot in by_pid]
     assert sorted(steps, key=str) == [6, None]
     assert sorted(compile_entries, key=str) == [3, None]
 
