@@ -135,7 +135,7 @@ def test_numbers_and_booleans_can_come_from_the_environment() -> None:
     assert (application.world_size, application.enable_for_current_rank) == (16, False)
 
 
-def test_only_an_explicit_choice_propagates() -> None:
+def test_exceptions_propagate_only_with_the_propagating_strategy() -> None:
     propagate = OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
 
     assert not OneLoggerConfig(**APPLICATION).propagates
@@ -153,7 +153,7 @@ def test_a_later_assignment_to_a_field_is_validated() -> None:
     assert config.telemetry_config == TrainingTelemetryConfig(**TRAINING)
 
 
-def test_a_copy_can_differ_and_mutable_defaults_are_not_shared() -> None:
+def test_a_copy_can_change_fields_and_mutable_defaults_are_not_shared() -> None:
     config, equal_config = OneLoggerConfig(**APPLICATION), OneLoggerConfig(**APPLICATION)
     changed_copy = config.model_copy({"application_name": "other"})
     assert config == equal_config != changed_copy

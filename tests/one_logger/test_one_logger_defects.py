@@ -6,6 +6,7 @@ import gc
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
 
 @pytest.mark.parametrize("setup", ["disabled", "before configuration"])
-def test_d22_d23_every_block_returns_a_span_and_runs_its_body(setup: str) -> None:
+def test_d22_d23_every_block_yields_a_span_and_runs_its_body(setup: str) -> None:
     if setup == "disabled":
         configured(telemetry={}, enable_for_current_rank=False)
     body_count = 0
@@ -53,7 +54,7 @@ def test_d22_d23_every_block_returns_a_span_and_runs_its_body(setup: str) -> Non
     assert misuse_counts() == {}
 
 
-def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
+def test_d28_only_the_latest_thousand_unconfirmed_saves_are_stored() -> None:
     configured(telemetry={"save_checkpoint_strategy": "async"})
     with training.application():
         for step in range(1500):
@@ -171,8 +172,12 @@ def test_d18_disabled_saves_are_no_misuse_and_no_parent() -> None:
 def test_d39_each_callable_is_called_at_most_once_per_iteration() -> None:
     calls: Counter[str] = Counter()
 
-    def counting_callable(name: str, value: Any) -> Any:
-        return lambda: (calls.update([name]), value)[1]
+    def counting_callable(name: str, value: Any) -> Callable[[], Any]:
+        def current_value() -> Any:
+            calls[name] += 1
+            return value
+
+        return current_value
 
     settings: dict[str, Any] = {
         "global_batch_size": 32,

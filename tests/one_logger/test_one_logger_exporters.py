@@ -94,7 +94,7 @@ def test_d35_records_have_application_rank_and_node(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("rank", ["abc", "-1", "", None])
-def test_d24_records_of_a_job_without_a_valid_rank_have_none_also_after_training_began(
+def test_d24_records_of_a_job_without_a_valid_rank_have_no_rank_also_after_the_first_iteration(
     rank: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
@@ -121,24 +121,25 @@ def test_every_record_of_a_job_with_a_rank_has_the_rank(
     assert {(record["rank"], record["node_name"]) for record in records} == {(3, os.uname().nodename)}
 
 
-def test_d30_the_previous_runs_file_is_appended_to(tmp_path: Path) -> None:
+def test_d30_records_are_appended_to_the_file_of_the_previous_run(tmp_path: Path) -> None:
     for _ in range(2):
         export_sample(FileExporter(tmp_path / "t.json"))
 
     assert len(records_of(tmp_path / "t.json")) == 12
 
 
-def test_d30_a_write_that_fails_raises_and_a_later_retry_is_numbered_as_the_first_record(
+def test_d30_a_failed_write_raises_and_its_retry_is_numbered_as_the_first_record(
     tmp_path: Path,
 ) -> None:
-    exporter = FileExporter(tmp_path / "there" / "t.json")
-    (tmp_path / "there").write_text("a file", encoding="ascii")
+    directory, path = tmp_path / "records", tmp_path / "records" / "t.json"
+    exporter = FileExporter(path)
+    directory.write_text("a file", encoding="ascii")
     with pytest.raises(ExportError, match=r"t\.json"):
         exporter.initialize()
-    (tmp_path / "there").unlink()
+    directory.unlink()
     exporter.initialize()
-    (tmp_path / "there" / "t.json").unlink()
-    (tmp_path / "there" / "t.json").mkdir()
+    path.unlink()
+    path.mkdir()
 
     span = Span.create("work")
     exporter.export_start(span)
@@ -146,10 +147,10 @@ def test_d30_a_write_that_fails_raises_and_a_later_retry_is_numbered_as_the_firs
     for _ in range(2):  # a retry is refused as a whole
         with pytest.raises(ExportError):
             exporter.export_stop(span)
-    (tmp_path / "there" / "t.json").rmdir()
+    path.rmdir()
     exporter.export_stop(span)
     exporter.close()
-    (record,) = records_of(tmp_path / "there" / "t.json")
+    (record,) = records_of(path)
     assert (record["type"], record["count"]) == ("complete", 1)
 
 
@@ -196,7 +197,7 @@ def test_d31_every_log_line_round_trips(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no brackets", "[a=]", "[=1", "[a=1", "[a=1 b=2]", "[a.b=1 | a=2"])
-def test_a_text_without_a_record_is_refused(text: str) -> None:
+def test_a_log_line_without_a_record_is_refused(text: str) -> None:
     with pytest.raises(ExportError, match="no record in square brackets"):
         LoggerExporter.deserialize_log(text)
 
@@ -373,7 +374,7 @@ def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> N
     assert finish_calls == [True]
 
 
-def test_the_naming_strategy_of_metrics_can_be_chosen() -> None:
+def test_metrics_are_named_by_the_chosen_strategy() -> None:
     records: list[dict[str, Any]] = []
     run = SimpleNamespace(log=lambda metrics, commit: records.append(metrics), finish=lambda quiet: None)
     flat_exporter = wandb.WandBExporter(

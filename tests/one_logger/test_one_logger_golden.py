@@ -22,7 +22,7 @@ def write_vector(path: Path, vector: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("vector", CONTENT["vectors"], ids=lambda vector: vector["id"])
-def test_a_job_is_recorded_as_in_its_golden_vector(
+def test_a_job_writes_the_records_of_its_golden_vector(
     vector: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = replay_one_logger.replay_all([write_vector(tmp_path / "one.json", vector)])

@@ -142,17 +142,17 @@ def shapes(path: Path) -> list[tuple[str, str, list[str], set[str]]]:
 def test_the_same_job_with_only_its_imports_changed_writes_the_same_records(tmp_path: Path) -> None:
     """Compare all attributes except those that depend on the clock."""
     attributes_by_source: dict[str, list[Any]] = {}
-    for name, imports in (("theirs", PEER_IMPORTS), ("ours", MIGRATED_IMPORTS)):
+    for name, imports in (("peer", PEER_IMPORTS), ("own", MIGRATED_IMPORTS)):
         (tmp_path / name).mkdir()
         completed = run_python(imports + JOB, tmp_path / name)
         assert completed.returncode == 0, completed.stderr
         lines = (tmp_path / name / "telemetry.json").read_text(encoding="ascii").splitlines()
         attributes_by_source[name] = [stable_attributes(json.loads(line)) for line in lines]
-    theirs, ours = (shapes(tmp_path / name / "telemetry.json") for name in ("theirs", "ours"))
+    peer_shapes, own_shapes = (shapes(tmp_path / name / "telemetry.json") for name in ("peer", "own"))
 
-    assert len(ours) == 38
-    assert ours == theirs
-    assert attributes_by_source["ours"] == attributes_by_source["theirs"]
+    assert len(own_shapes) == 38
+    assert own_shapes == peer_shapes
+    assert attributes_by_source["own"] == attributes_by_source["peer"]
 
 
 def stable_attributes(record: dict[str, Any]) -> dict[str, Any]:
@@ -215,8 +215,8 @@ def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path
     assert len(shapes(tmp_path / "telemetry.json")) == 38
 
 
-PACKAGES = ("nv_one_logger.api", "nv_one_logger.training_telemetry.api", "nv_one_logger.exporter")
-"""Modules of one-logger that re-export names of other modules."""
+RE_EXPORTING_MODULES = ("nv_one_logger.api", "nv_one_logger.training_telemetry.api", "nv_one_logger.exporter")
+"""Modules of one-logger that re-export the names of other modules."""
 DIFFERENT_SIGNATURES = {
     *("LoggerConfig", "OneLoggerConfig", "TrainingTelemetryConfig"),  # by the names of their fields
     *("OneLoggerProvider", "TrainingTelemetryProvider", "OneLoggerError", "ExportError"),
@@ -226,7 +226,7 @@ DIFFERENT_SIGNATURES = {
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_public_name_of_each_module_of_the_peer_is_in_ours_with_the_same_arguments_and_methods(
+def test_every_public_name_of_a_module_of_one_logger_exists_here_with_its_arguments_and_methods(
     module: str,
 ) -> None:
     peer_name = f"nv_one_logger.{module}"
@@ -238,7 +238,7 @@ def test_every_public_name_of_each_module_of_the_peer_is_in_ours_with_the_same_a
         if not name.startswith("_")
         and (inspect.isclass(value) or inspect.isfunction(value))
         and str(getattr(value, "__module__", "")).startswith("nv_one_logger")
-        and (value.__module__ == peer_name or peer_name in PACKAGES)
+        and (value.__module__ == peer_name or peer_name in RE_EXPORTING_MODULES)
     }
 
     assert set(peer_members) <= set(getattr(own_module, "__all__", ()))
@@ -268,19 +268,26 @@ PEER_ATTRIBUTES = importlib.import_module("nv_one_logger.training_telemetry.api.
 def test_attribute_classes_have_the_same_constructors_and_fields(name: str) -> None:
     peer_class, own_class = getattr(PEER_ATTRIBUTES, name), getattr(one_logger, name)
     parameters = inspect.signature(peer_class.create).parameters
-    samples = {"str": "x", "bool": True, "CheckPointStrategy": "sync", "custom_metadata": {"k": 1}}
-    values: dict[str, Any] = {}
-    for argument, parameter in parameters.items():
-        usable = [value for part, value in samples.items() if part in f"{argument} {parameter.annotation}"]
-        values[argument] = usable[-1] if usable else 1
+    arguments = {argument: sample_argument(parameter) for argument, parameter in parameters.items()}
+    own_attributes, peer_attributes = own_class.create(**arguments), peer_class.create(**arguments)
 
-    ours, theirs = own_class.create(**values), peer_class.create(**values)
-    assert own_class.create(*values.values()).to_json() == ours.to_json() == theirs.to_json()
-    for field in [name for name, value in vars(peer_class).items() if isinstance(value, property)]:
-        own_value, expected = getattr(ours, field), getattr(theirs, field)
+    assert own_class.create(*arguments.values()).to_json() == own_attributes.to_json()
+    assert own_attributes.to_json() == peer_attributes.to_json()
+    for field in [name for name, member in vars(peer_class).items() if isinstance(member, property)]:
+        own_value, expected = getattr(own_attributes, field), getattr(peer_attributes, field)
         if field == "app_type":
             expected = "training"  # absent in the original
         assert getattr(own_value, "value", own_value) == getattr(expected, "value", expected), field
+
+
+def sample_argument(parameter: inspect.Parameter) -> Any:
+    """Return a valid argument for a parameter, by its name and annotation."""
+    if parameter.name == "custom_metadata":
+        return {"k": 1}
+    for annotation, sample in {"CheckPointStrategy": "sync", "bool": True, "str": "x"}.items():
+        if annotation in str(parameter.annotation):
+            return sample
+    return 1
 
 
 DIFFERENT_DEFAULTS = {
@@ -308,7 +315,7 @@ def test_configurations_have_the_fields_and_defaults_of_one_logger(name: str) ->
         )
 
 
-def test_summaries_and_window_timers_give_the_figures_of_one_logger() -> None:
+def test_summaries_and_window_timers_have_the_figures_of_one_logger() -> None:
     from nv_one_logger.core.internal.metric_summarizer import MetricSummarizer
     from nv_one_logger.core.internal.multi_window_timer import MultiWindowTimer
     from nv_one_logger.core.time import TracingTimestamp
@@ -325,13 +332,13 @@ def test_summaries_and_window_timers_give_the_figures_of_one_logger() -> None:
             timer.stop(timestamp(stop, stop))
         pairs += [(summary, timer)]
 
-    (summary, timer), (our_summary, our_timer) = pairs
-    for theirs, ours in ((summary, our_summary), (timer, our_timer)):
-        for name, figure in vars(ours).items():
+    (peer_summary, peer_timer), (own_summary, own_timer) = pairs
+    for peer, own in ((peer_summary, own_summary), (peer_timer, own_timer)):
+        for name, figure in vars(own).items():
             if not isinstance(figure, one_logger.TracingTimestamp):
-                assert figure == getattr(theirs, name), name
-    our_timer.reset()
-    assert our_timer == one_logger.MultiWindowTimer()
+                assert figure == getattr(peer, name), name
+    own_timer.reset()
+    assert own_timer == one_logger.MultiWindowTimer()
 
 
 def test_configuration_objects_of_one_logger_are_accepted(tmp_path: Path) -> None:

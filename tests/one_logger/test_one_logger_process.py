@@ -131,7 +131,9 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
         record.get("name") or record["event"]["name"]
         for record in records(tmp_path, "training_telemetry.json")
     ]
-    assert names.count("training_metrics_update") == 4  # 32 iterations: 10, 20, 30 and the rest
+    assert (
+        names.count("training_metrics_update") == 4
+    )  # after iterations 10, 20, 30, and at the end after iteration 32
     assert names.count("loss_calculation_span") == 32
     assert "save_checkpoint_success" in names
 
@@ -179,7 +181,7 @@ def test_a_killed_job_leaves_complete_lines(tmp_path: Path) -> None:
     assert sum(record["type"] == "event" for record in records(tmp_path)) == 12
 
 
-def test_d49_a_forked_worker_writes_nothing_as_its_parent(tmp_path: Path) -> None:
+def test_d49_a_forked_worker_writes_no_records_in_the_name_of_its_parent(tmp_path: Path) -> None:
     run_job(code_of(programs.fork_in_a_training_loop), tmp_path)
 
     all_records = records(tmp_path)

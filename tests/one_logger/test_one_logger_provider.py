@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import APPLICATION, InMemoryExporter, configured, exported
-from one_logger_support import TELEMETRY as TRAINING
+from one_logger_support import APPLICATION, TELEMETRY, InMemoryExporter, configured, exported
 from training_support import collect_misuse, publish_and_read
 
 import exporter
@@ -64,7 +63,7 @@ def test_the_configuration_is_readable() -> None:
 def test_overrides_change_nested_fields_and_the_last_one_wins() -> None:
     (
         provider()
-        .with_base_config(one_logger.OneLoggerConfig(**APPLICATION, telemetry_config=TRAINING))
+        .with_base_config(one_logger.OneLoggerConfig(**APPLICATION, telemetry_config=TELEMETRY))
         .with_config_override({"application_name": "first", "custom_metadata": {"a": 1}})
         .with_config_override({"application_name": "second", "telemetry_config": {"seq_length_or_fn": 5}})
         .with_config_override({"error_handling_strategy": "propagate_exceptions"})
@@ -73,7 +72,7 @@ def test_overrides_change_nested_fields_and_the_last_one_wins() -> None:
 
     config = provider().config
     assert (config.application_name, config.custom_metadata, config.propagates) == ("second", {"a": 1}, True)
-    assert config.telemetry_config == one_logger.TrainingTelemetryConfig(**TRAINING, seq_length_or_fn=5)
+    assert config.telemetry_config == one_logger.TrainingTelemetryConfig(**TELEMETRY, seq_length_or_fn=5)
 
 
 def test_a_configuration_can_come_from_overrides_alone() -> None:
@@ -119,7 +118,7 @@ def test_an_invalid_configuration_object_is_refused_clearly(
         ("with_export_customization", (ExportCustomizationMode.EXPORT_ALL_SPANS,), "configured_already"),
         ("with_export_config", (), "configured_already"),
         ("configure_provider", (), "configured_already"),
-        ("set_training_telemetry_config", (one_logger.TrainingTelemetryConfig(**TRAINING),), "already_set"),
+        ("set_training_telemetry_config", (one_logger.TrainingTelemetryConfig(**TELEMETRY),), "already_set"),
     ],
 )
 def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
@@ -148,7 +147,7 @@ def test_the_propagating_strategy_raises_at_the_call_and_later_bodies_still_run(
         with training_loop(train_iterations_start=0), training_iteration():
             finished_bodies.append("iteration")
     with pytest.raises(OneLoggerError):
-        one_logger.get_recorder().stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
+        one_logger.get_recorder().stop(None)  # type: ignore[arg-type]  # the span of a disabled one-logger
 
     assert finished_bodies == ["iteration"]
 
@@ -167,16 +166,18 @@ def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None
 
     records = exported(memory).named_records
     assert records.count(("stop", "application")) == records.count(("stop", "training_loop")) == 2
-    assert records.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
+    assert (
+        records.count(("event", "training_metrics_update")) == 2
+    )  # one completed iteration in each application
 
 
 def test_a_later_training_configuration_is_merged() -> None:
     base = one_logger.OneLoggerConfig(**APPLICATION)
     provider().with_base_config(base).configure_provider()
-    provider().set_training_telemetry_config(one_logger.TrainingTelemetryConfig(**TRAINING))
+    provider().set_training_telemetry_config(one_logger.TrainingTelemetryConfig(**TELEMETRY))
 
     for instance in (provider(), one_logger.OneLoggerProvider.instance()):
-        assert instance.config.telemetry_config == one_logger.TrainingTelemetryConfig(**TRAINING)
+        assert instance.config.telemetry_config == one_logger.TrainingTelemetryConfig(**TELEMETRY)
     assert base.telemetry_config is None
 
 
@@ -195,7 +196,7 @@ def test_a_later_training_configuration_is_merged() -> None:
         ((), ["application", "a", "b"]),
     ],
 )
-def test_d32_every_mode_can_be_reached_through_the_provider(
+def test_d32_the_provider_accepts_every_mode_of_span_selection(
     export: tuple[Any, ...], exported_names: list[str]
 ) -> None:
     memory = configured(export=export)
@@ -380,13 +381,13 @@ def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
     recorder.close()
 
 
-def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
+def test_d14_invalid_calls_of_a_recorder_raise_nothing() -> None:
     recorder = one_logger.DefaultRecorder([InMemoryExporter()])
     span = recorder.start("work")
     recorder.stop(span)
     with collect_misuse() as reports:
         recorder.stop(span)
-        recorder.stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
+        recorder.stop(None)  # type: ignore[arg-type]  # the span of a disabled one-logger
         recorder.event(None, one_logger.Event.create("e"))  # type: ignore[arg-type]  # None as a span
         recorder.error(None, "it failed")  # type: ignore[arg-type]  # None as a span
         recorder.close()
@@ -422,7 +423,7 @@ def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
 @pytest.fixture
 def _default_notices() -> Iterator[None]:
     """Restore the notices of this process after a test."""
-    NOTICES._logged_keys.clear()  # earlier tests may have used up the notices of a process
+    NOTICES._logged_keys.clear()  # a process logs each notice once, and earlier tests may have logged it
     yield
     NOTICES.is_quiet = False
     for listener in NOTICES.listeners:
@@ -457,12 +458,14 @@ def test_the_end_of_the_application_closes_the_exporters_and_another_start_opens
         with application():
             pass
 
-    steps = [name for name in exported(memory).calls if name in {"initialize", "start", "stop", "close"}]
-    assert steps == ["initialize", "start", "stop", "close"] * 2
+    exporter_calls = [
+        name for name in exported(memory).calls if name in {"initialize", "start", "stop", "close"}
+    ]
+    assert exporter_calls == ["initialize", "start", "stop", "close"] * 2
 
 
 @pytest.mark.parametrize("training_config", [None, {}])
-def test_a_session_tag_does_not_change_what_the_families_count(
+def test_a_session_tag_does_not_change_the_counted_steps_and_saves(
     training_config: dict[str, Any] | None,
 ) -> None:
     configured(telemetry=training_config)
@@ -488,5 +491,5 @@ def test_the_session_of_the_process_is_the_tag_of_a_configuration_without_one(
     with application():
         pass
 
-    (event,) = exported(memory).attributes("one_logger_initialization")
-    assert event["session_tag"] == "pretraining-7"
+    (attributes,) = exported(memory).attributes("one_logger_initialization")
+    assert attributes["session_tag"] == "pretraining-7"

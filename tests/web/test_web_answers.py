@@ -81,7 +81,7 @@ def test_metrics_are_served_in_the_requested_format() -> None:
         ("GET", "/metric", 404, "content-type", "text/plain; charset=utf-8"),
     ],
 )
-def test_each_path_has_its_methods_and_headers(
+def test_a_path_responds_to_its_methods_with_its_headers(
     method: str, path: str, status: int, header: str, expected: str
 ) -> None:
     endpoints = (
@@ -145,7 +145,7 @@ def test_reload_responds_when_finished_with_the_reason_of_a_failure(method: str)
     assert (reply_to_failure.status, b"exporter.yml:3:5: unknown key" in reply_to_failure.body) == (500, True)
 
 
-def test_a_failing_page_is_an_error_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_that_fails_is_a_server_error_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_form: Format, _names: frozenset[str]) -> bytes:
         raise KeyError("defect")
 
@@ -183,7 +183,9 @@ def test_a_hanging_render_affects_only_its_scrapes() -> None:
     assert [reply.status for reply in replies] == [503] * 3
     assert replies[0].headers["retry-after"] == "1"
     assert statuses == [200, 200]
-    assert stats["renders"] == 1  # later scrapes joined it instead of hanging the other worker
+    assert (
+        stats["renders"] == 1
+    )  # later scrapes wait for the hanging render instead of occupying the second worker
     assert stats["exporter_http_requests_total{/metrics,503}"] == 3
     assert exit_status == 0
 

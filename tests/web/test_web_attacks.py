@@ -1,7 +1,6 @@
-"""Hostile and broken clients of a server process: scrapes continue, and resources are released.
+"""Hostile and broken clients of a server process: other clients are served, and resources are released.
 
-Each test scrapes the server at least three times during an attack and once afterwards, with shortened limits. The
-attacks are limited in number and duration, and their target is 127.0.0.1.
+Most servers run with shortened limits. The attacks are limited in number and duration, and their target is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_re
     assert final_stats["exporter_http_connection_errors_total{head_timeout}"] >= 400
 
 
-def test_connections_that_trickle_bytes_are_closed_at_the_same_deadline() -> None:
+def test_connections_that_trickle_bytes_are_closed_at_the_deadline_of_silent_connections() -> None:
     child = Child(limits={"head_seconds": 2})
     with child, ClientCrowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as executor:
         executor.submit(crowd.trickle, INCOMPLETE_REQUEST[:20], 0.2)
@@ -94,13 +93,13 @@ def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
     child = Child(series=60_000, limits={"connections": 64, "write_seconds": 60})
     with child, ClientCrowd(child.port, 250, COMPLETE_REQUEST, receive_bytes=4096):
         replies = [fetch(child.port, "/-/healthy") for _ in range(20)]
-        refused = child.stats()["exporter_http_connection_errors_total{full}"]
+        refused_connections = child.stats()["exporter_http_connection_errors_total{full}"]
 
     assert [reply.status for reply in replies] == [200] * 20
-    assert refused == 0
+    assert refused_connections == 0
 
 
-def test_a_client_that_trickles_after_a_request_is_closed() -> None:
+def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
     child = Child(limits={"head_seconds": 1})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
         peer.sendall(COMPLETE_REQUEST)
@@ -154,7 +153,7 @@ def test_a_client_that_trickles_after_a_request_is_closed() -> None:
         pytest.param(b"GET /metrics HTTP/1.1\r\n\r\n", 400, id="no host"),
     ],
 )
-def test_a_request_beyond_the_limits_gets_an_error_status_and_the_connection_closes(
+def test_a_malformed_or_oversized_request_gets_an_error_status_and_the_connection_closes(
     child: Child, payload: bytes, status: int
 ) -> None:
     received = exchange(child.port, payload)
@@ -171,7 +170,7 @@ def child() -> Iterator[Child]:
         yield running
 
 
-def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
+def test_a_client_can_send_a_megabyte_before_reading_the_error_response() -> None:
     child = Child(limits={"linger_seconds": 10})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
         peer.sendall(INCOMPLETE_REQUEST + b"X: " + b"a" * 20_000)

@@ -1,4 +1,4 @@
-"""Passwords: acceptance, cache, and cost of a flood of wrong passwords."""
+"""Passwords: acceptance, cached logins, and a flood of wrong passwords."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def basic_auth_header(user: str, password: str) -> dict[str, str]:
 
 
 def write_users(directory: Path, **hashes: str) -> Path:
+    """Write a web configuration with the password hashes of users, and return its path."""
     path = directory / "web.config.yml"
     path.write_text("basic_auth_users:\n" + "".join(f"  {name}: {value}\n" for name, value in hashes.items()))
     return path

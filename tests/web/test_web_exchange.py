@@ -17,7 +17,7 @@ def connection_with(data: bytes = b"") -> HttpConnection:
 
 
 def parse_chunks(*chunks: bytes) -> Request | int | None:
-    """Return the request in the chunks, the status of their error, or None if they are incomplete."""
+    """Return the request in the chunks, the status of the error response, or None if the request is incomplete."""
     connection = connection_with()
     for chunk in chunks:
         connection.feed(chunk)
@@ -47,9 +47,9 @@ def test_any_bytes_are_a_request_an_error_or_incomplete(received_bytes: bytes) -
 
 
 @given(NOISE, st.data())
-def test_the_result_does_not_depend_on_the_chunking_of_bytes(noise: bytes, draw: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_the_chunking_of_bytes(noise: bytes, data: st.DataObject) -> None:
     sent_bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + noise[:200] + b"\r\n\r\n"
-    split = draw.draw(st.integers(0, len(sent_bytes)))
+    split = data.draw(st.integers(0, len(sent_bytes)))
 
     assert parse_chunks(sent_bytes[:split], sent_bytes[split:]) == parse_chunks(sent_bytes)
 

@@ -65,7 +65,7 @@ def test_several_addresses_are_served_and_logged(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("text", ["203.0.113.7:0", "no-such-host.invalid:0", "a" * 70 + ".x:0"])
-def test_an_address_of_another_machine_is_refused_with_the_reason(text: str) -> None:
+def test_an_address_that_cannot_be_bound_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(ListenError, match=r"choose another with --web\.listen-address"):
         bind(parse_address(text), 1)
 
@@ -89,14 +89,14 @@ def test_a_scraper_is_expected_after_the_interval_of_its_first_two_scrapes() -> 
 
 def test_differing_gaps_are_not_an_interval() -> None:
     scrapers = recorded_scrapers(100.0, 103.0, 140.0)
-    irregular = scrapers.next_expected(141.0)
+    expected_after_differing_gaps = scrapers.next_expected(141.0)
     scrapers.record("10.0.0.1", "Prometheus/3", 176.0)
 
-    assert irregular is None
+    assert expected_after_differing_gaps is None
     assert scrapers.next_expected(177.0) == 212.0
 
 
-def test_many_single_clients_do_not_displace_a_scraper() -> None:
+def test_many_clients_with_a_single_request_do_not_displace_a_scraper() -> None:
     scrapers = recorded_scrapers(100.0, 115.0)
     for number in range(10 * MAX_CLIENTS):
         scrapers.record("10.0.0.2", f"client {number}", 116.0)

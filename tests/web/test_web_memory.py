@@ -1,4 +1,4 @@
-"""Memory, refused queries and queued work under hostile clients.
+"""Memory of the server, refused queries and queued renders, with hostile clients.
 
 The three memory tests cap the server's address space at 256 MiB. The attacks are limited in number and duration, and
 their target is 127.0.0.1.
@@ -23,7 +23,7 @@ MEMORY_LIMIT_OPTIONS = {"memory_bytes": 256 << 20}
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def test_many_long_names_leave_no_memory_behind() -> None:
+def test_requests_for_many_long_names_do_not_grow_memory() -> None:
     with Child(series=50, **MEMORY_LIMIT_OPTIONS) as child:
         fetch(child.port)
         initial_bytes = child.stats()["resident"]
@@ -62,7 +62,7 @@ def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
 
     with serving(endpoint) as server:
         statuses = [fetch(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")]
-        # A scrape is counted after its response was sent.
+        # A scrape is counted after the response is sent.
         wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 1)
 
     assert statuses == [200, 200]
@@ -106,7 +106,7 @@ def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path
             wait_until(lambda: child.stats()["exporter_http_connections{incomplete}"] == 0)
             resident_bytes_by_round.append(child.stats()["resident"])
 
-    # On a busy machine, fewer connections overlap in a round, so no single earlier round is a reliable baseline.
+    # On a busy machine, fewer connections overlap in a round, so the baseline is the maximum of the earlier rounds.
     assert resident_bytes_by_round[-1] < max(resident_bytes_by_round[:-1]) + (8 << 20)
 
 

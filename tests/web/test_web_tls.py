@@ -1,4 +1,4 @@
-"""web.config.yml in the format of exporter-toolkit; TLS with real certificates, invalid peers, and changed files."""
+"""web.config.yml in the format of exporter-toolkit; TLS with real certificates, refused peers and changed files."""
 
 from __future__ import annotations
 
@@ -74,19 +74,6 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
         ('http_server_config:\n  headers:\n    X-XSS-Protection: "a\\nb"\n', "3:23", "printable"),
         ("basic_auth_users:\n  alice: hunter2\n", "2:10", "bcrypt hash"),
         (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$31$')}\n", "2:10", "cost 4 to 18"),
-        *(
-            (f"tls_server_config:\n  cert_file: a\n  key_file: b\n  {line}\n", f"4:{column}", message)
-            for line, column, message in (
-                ("client_auth_type: RequireAnyClientCert", 21, "needs client_ca_file"),
-                ("client_auth_type: Sometimes", 21, "Sometimes is not one of"),
-                ("client_ca_file: ca.pem", 19, "client_auth_type is NoClientCert"),
-                ("client_allowed_sans: [a]", 24, "client_auth_type is NoClientCert"),
-                ("min_version: TLS10", 16, "TLS10"),
-                ("min_version: TLS13\n  max_version: TLS12", 16, "above max_version"),
-                ("cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", 18, "TLS_RSA_WITH_RC4_128_SHA"),
-                ("cipher_suites: [TLS_AES_128_GCM_SHA256]", 18, "only TLS 1.3 suites"),
-            )
-        ),
         (f'basic_auth_users:\n  "a:b": {HASH}\n', "2:3", "can never log in"),
         ("rate_limit: {interval: 1s, burst: 1}\n", "1:1", 'unknown key "rate_limit"'),
     ],
@@ -102,7 +89,30 @@ def test_errors_of_the_web_configuration_have_a_position(
     assert "hunter2" not in str(caught.value)
 
 
-def test_configured_headers_are_on_every_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "column", "message"),
+    [
+        ("client_auth_type: RequireAnyClientCert", 21, "needs client_ca_file"),
+        ("client_auth_type: Sometimes", 21, "Sometimes is not one of"),
+        ("client_ca_file: ca.pem", 19, "client_auth_type is NoClientCert"),
+        ("client_allowed_sans: [a]", 24, "client_auth_type is NoClientCert"),
+        ("min_version: TLS10", 16, "TLS10"),
+        ("min_version: TLS13\n  max_version: TLS12", 16, "above max_version"),
+        ("cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", 18, "TLS_RSA_WITH_RC4_128_SHA"),
+        ("cipher_suites: [TLS_AES_128_GCM_SHA256]", 18, "only TLS 1.3 suites"),
+    ],
+)
+def test_errors_of_the_tls_settings_have_a_position(
+    tmp_path: Path, line: str, column: int, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, f"tls_server_config:\n  cert_file: a\n  key_file: b\n  {line}\n")
+
+    assert f"web.config.yml:4:{column}: " in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_configured_headers_are_in_every_response(tmp_path: Path) -> None:
     path = tmp_path / "web.config.yml"
     path.write_text("http_server_config: {headers: {X-Frame-Options: deny, Content-Security-Policy: own}}\n")
     with serving(web_config=path) as server:
@@ -238,9 +248,9 @@ def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> 
         initial_certificate = certificate_of(port_of(server), authority.client())
         new_certificate = authority.issue()
         wait_until(lambda: certificate_of(port_of(server), authority.client()) == new_certificate)
-        reload_response = last_reload_success(server)
+        reload_success = last_reload_success(server)
 
-    assert (initial_certificate, reload_response) == (old_certificate, 1)
+    assert (initial_certificate, reload_success) == (old_certificate, 1)
 
 
 def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
@@ -254,14 +264,14 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
         for _ in range(5):
             statuses.append(fetch(port, context=authority.client()).status)
             time.sleep(0.1)
-        reload_response = last_reload_success(server)
-        authority.config()
+        reload_success = last_reload_success(server)
+        authority.config()  # writes the valid configuration again
         wait_until(
             lambda: fetch(port, context=authority.client()).status == 200 and last_reload_success(server)
         )
 
     assert statuses == [200] * 5
-    assert not reload_response
+    assert not reload_success
     assert (len(caplog.records), "cert_fil" in caplog.text) == (1, True)
 
 
