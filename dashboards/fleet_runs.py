@@ -87,10 +87,11 @@ LAST_STEP = f"max by (run) ({LAST_STEP_BY_RUN})"
 _STATE_SINCE = f"max by (run) (timestamp({_STATE_AGE}) - {_STATE_AGE})"
 NO_PROGRESS_RUNS = (
     'max by (run) (run:training_run_state:info{@cluster, state=~"hung|failed|lost"}'
-    f" or {_LAST_STEP_AGE} >= {NO_PROGRESS_SECONDS} and on (cluster, run) run:training_ranks_up:sum{{@cluster}} > 0)"
+    f" or {_LAST_STEP_AGE} >= {NO_PROGRESS_SECONDS} and on (cluster, run) run:training_ranks_up:sum{{@cluster}} > 0"
+    " or run:training_standstill:info{@cluster})"
     f" or on (run) max by (run) ({FIRING_ALERTS_TEMPLATE.format(matcher=_NO_PROGRESS_MATCHER)})"
 )
-"""PromQL with a value for each run that failed, hangs, is lost or completes no steps."""
+"""PromQL with a value for each run that failed, hangs, is lost or completes no steps, also before its alert fires."""
 LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
 _SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
 _DATA_WAIT_RANK = f"topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"

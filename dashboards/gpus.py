@@ -187,7 +187,7 @@ def _failures() -> str:
     drivers = f"{failed('gpu_nvml_up{@gpu_node}', 'instance')} and on (instance) {has_gpus}"
     return " or ".join(
         (
-            'label_replace(min(up{@gpu_target}) * min(gpu_up{@gpu}), "subject", "all exporters and GPUs", "", "")',
+            'label_replace(min(up{@gpu_target}) * min(gpu_up{@gpu}), "subject", "any exporter or GPU", "", "")',
             f'label_replace({failed("up{@gpu_target}", "instance")}, "subject", "$1 exporter", "instance", "(.+)")',
             f'label_replace({drivers}, "subject", "$1 driver", "instance", "(.+)")',
             f'label_join({failed("gpu_up{@gpu}", "instance, gpu")}, "subject", " GPU ", "instance", "gpu")',

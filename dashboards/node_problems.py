@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, titles
 from dashboards.availability import last_time
 from dashboards.gpu_problems import (
     ERROR_TEXTS,
@@ -104,6 +104,16 @@ _RANK_PROBLEMS = (
     ),
 )
 """Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""
+
+
+def _alert_of_run(names: str, remedy: str, impact: Impact) -> Problem:
+    """Return the problem of a run on the node for which one of these alerts fires. These alerts have no node; *names* is a regex."""
+    selector = f'alertname=~"{names}"'
+    firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
+    since = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
+    return Problem("$1", f"{firing} and on (run) {_LIVE_RUNS}", since, remedy, impact, "alertname")
+
+
 _CAUSES_OF_STANDSTILL = (
     f"({_ODD_RANK} or on (run) max by (run) ({GPUS_OF_RANKS} and on (instance, gpu) gpu_up{{@node}} == 0))"
 )
@@ -115,6 +125,16 @@ _RUN_PROBLEMS = (
         "What is wrong on Run has the cause",
         Impact.STANDSTILL,
         "run",
+    ),
+    _alert_of_run(
+        "TrainingLossNonFinite|TrainingGradNonFinite",
+        "What is wrong on Run has the step and the rank",
+        Impact.WRONG_RESULTS,
+    ),
+    _alert_of_run(
+        "CheckpointHangs|TrainingCheckpoint.+",
+        "Run has the saves, the error and the work at risk",
+        Impact.POSSIBLE,
     ),
 )
 _COLLECTOR_PROBLEMS = (
@@ -134,6 +154,7 @@ _PROBLEM_TEXTS = value_mappings(
     {NO_PROBLEM: (NO_PROBLEM, GOOD)}
     | {f"{NO_RESPONSE}{error}": (text, NEUTRAL) for error, text in ERROR_TEXTS.items()}
     | {f"Xid {xid}": (f"Xid {xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
+    | {alert: (title, NEUTRAL) for alert, title in titles().items()}
 )
 """Value mappings of the column *Problem*. The column *Impact* has the color."""
 _DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)})

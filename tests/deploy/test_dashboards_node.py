@@ -10,7 +10,7 @@ from rules_support import needs_promtool
 
 pytestmark = needs_promtool
 
-STOPS, UNKNOWN, SLOWS, NONE = 5, 3, 2, -1
+STOPS, DAMAGES, UNKNOWN, SLOWS, NONE = 5, 4, 3, 2, -1
 """Values of the column *Impact*."""
 RANK = 'job="training",run="a",rank="{rank}",instance="n{node}"'
 
@@ -49,6 +49,11 @@ HOT_GPU = {
 }
 SLOW_ROW = '{gpu="0",run="a",rank="0",problem="computes at 67 % of the fastest rank",remedy="check clocks and heat; if it lasts, replace the node"}'
 HOT_ROW = '{gpu="0",run="a",rank="0",problem="throttled by heat or the power brake",remedy="check the cooling and the power supply"}'
+NAN_ALERT = {
+    'ALERTS{alertname="TrainingLossNonFinite",alertstate="firing",run="a",severity="critical"}': "1x60",
+    'ALERTS_FOR_STATE{alertname="TrainingLossNonFinite",run="a",severity="critical"}': "240x60",
+}
+NAN_ROW = '{run="a",problem="TrainingLossNonFinite",remedy="What is wrong on Run has the step and the rank"}'
 NOTHING = '{problem="nothing is wrong"}'
 
 
@@ -58,6 +63,8 @@ NOTHING = '{problem="nothing is wrong"}'
         pytest.param("A", SLOW_HERE, 1, {SLOW_ROW: SLOWS}, id="slow rank"),
         pytest.param("A", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: SLOWS}, id="hot GPU before its slow rank"),
         pytest.param("A", SLOW_ELSEWHERE, 1, {NOTHING: NONE}, id="slow rank on another node"),
+        pytest.param("A", _run() | NAN_ALERT, 1, {NAN_ROW: DAMAGES}, id="alert of a run without a node"),
+        pytest.param("B", _run() | NAN_ALERT, 1, {'{run="a"}': 240_000}, id="start of the alert"),
         pytest.param("B", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 300_000}, id="start"),
         pytest.param("C", SLOW_HERE, 100, {'{run="a",rank="0"}': 67}, id="speed"),
         pytest.param("D", SLOW_HERE, 1, {'{run="a"}': 6}, id="loss on this node"),

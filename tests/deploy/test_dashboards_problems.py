@@ -439,7 +439,7 @@ def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path)
     }
 
     expected = {
-        '{subject="all exporters and GPUs"}': 0.0,
+        '{subject="any exporter or GPU"}': 0.0,
         '{instance="n1",subject="n1 exporter"}': 0.0,
         '{instance="n1",gpu="1",subject="n1 GPU 1"}': 0.0,
     }
