@@ -72,14 +72,14 @@ ROW_DISTANCE_QUERY = (
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
 """
-SELECTED_RUNS_SELECTOR, BASELINE_SELECTOR = "@compared_run", 'cluster=~"$cluster", run="$baseline"'
-OTHER_RUNS_SELECTOR = '@compared_run, run!="$baseline"'
+SELECTED_RUNS_MATCHERS, BASELINE_MATCHERS = "@compared_run", 'cluster=~"$cluster", run="$baseline"'
+OTHER_RUNS_MATCHERS = '@compared_run, run!="$baseline"'
 
 
 def _comparison_columns(
     query_for: Callable[[str], str], title: str, unit: str, decimals: int, difference_thresholds: Json
 ) -> tuple[Column, Column]:
-    """Return a column with a value of each run, and a column with the relative difference from the baseline.
+    """Return a column with a value of each run, and a column with its relative difference from the baseline.
 
     Args:
         query_for: Function that returns the PromQL of the value for the matchers of the runs.
@@ -88,12 +88,11 @@ def _comparison_columns(
         decimals: Number of decimals of the value.
         difference_thresholds: Thresholds that color the difference.
     """
-    delta = f"\N{GREEK CAPITAL LETTER DELTA} {title}"
     return (
-        Column(query_for(SELECTED_RUNS_SELECTOR), title, unit, 100, decimals=decimals),
+        Column(query_for(SELECTED_RUNS_MATCHERS), title, unit, 100, decimals=decimals),
         Column(
-            f"({query_for(SELECTED_RUNS_SELECTOR)}) / scalar({query_for(BASELINE_SELECTOR)}) - 1",
-            delta,
+            f"({query_for(SELECTED_RUNS_MATCHERS)}) / scalar({query_for(BASELINE_MATCHERS)}) - 1",
+            f"\N{GREEK CAPITAL LETTER DELTA} {title}",
             "percentunit",
             100,
             difference_thresholds,
@@ -102,13 +101,13 @@ def _comparison_columns(
     )
 
 
-def _at_last_common_step(value: str) -> str:
+def _at_last_common_step(value_query: str) -> str:
     """Return PromQL for a value of each run at the last step that all runs have reached."""
-    return f"last_over_time(({value} and on (run) {STEP_QUERY} <= scalar(min({LAST_STEP_QUERY})))[$__range:$__interval])"
+    return f"last_over_time(({value_query} and on (run) {STEP_QUERY} <= scalar(min({LAST_STEP_QUERY})))[$__range:$__interval])"
 
 
 def comparison_panels() -> tuple[Panel, ...]:
-    """Return the panels that compare the selected runs with a baseline."""
+    """Return the panels that compare the selected runs: a table against the baseline, phases, and losses by step and by time."""
     lower_is_better = threshold_steps((None, BLUE), (-0.02, NEUTRAL), (0.02, VERMILION))
     return (
         table(
@@ -133,7 +132,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column(LAST_STEP_QUERY, "At step", unit="locale", width=100),
             Column(
-                _at_last_common_step(LOSS_TEMPLATE.format(SELECTED_RUNS_SELECTOR)),
+                _at_last_common_step(LOSS_TEMPLATE.format(SELECTED_RUNS_MATCHERS)),
                 "Same-step loss",
                 width=100,
                 decimals=3,
@@ -171,7 +170,7 @@ def comparison_panels() -> tuple[Panel, ...]:
         matrix(
             "Loss by step",
             table_query(
-                f"avg_over_time(({LOSS_TEMPLATE.format(SELECTED_RUNS_SELECTOR)} * on (run) group_left (step)"
+                f"avg_over_time(({LOSS_TEMPLATE.format(SELECTED_RUNS_MATCHERS)} * on (run) group_left (step)"
                 f' count_values by (run) ("step", floor({STEP_QUERY} / {ROW_DISTANCE_QUERY}) * {ROW_DISTANCE_QUERY}))[$__range:$__interval])'
             ),
             column_label="run",
@@ -184,8 +183,8 @@ def comparison_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Loss by time",
-            Query(LOSS_TEMPLATE.format(OTHER_RUNS_SELECTOR), "{{run}}"),
-            Query(LOSS_TEMPLATE.format(BASELINE_SELECTOR), "{{run}} (baseline)"),
+            Query(LOSS_TEMPLATE.format(OTHER_RUNS_MATCHERS), "{{run}}"),
+            Query(LOSS_TEMPLATE.format(BASELINE_MATCHERS), "{{run}} (baseline)"),
             unit="none",
             minimum=None,
             color=HASHED_COLOR,

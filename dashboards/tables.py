@@ -40,7 +40,7 @@ class Column:
 
     @property
     def is_value(self) -> bool:
-        """True if the source is PromQL."""
+        """True if the source is PromQL. An identifier, even a bare metric name, is the name of a label."""
         return not self.source.isidentifier()
 
 
@@ -77,14 +77,13 @@ def table(
         descending: Sort from the largest value.
         max_data_points: Number that divides the time range into `$__interval`, for subqueries; None for the panel's width.
     """
-    values = [column.source for column in columns if column.is_value]
-    queries = [table_query(source) for source in ([row_query, *values] if row_query else values)]
-    defaults = field_defaults("none", NO_THRESHOLDS, None, None, None)
-    names = [f"Value #{chr(ord('A') + index)}" for index in range(len(queries))]
-    if len(names) == 1:
-        names = ["Value"]
-    hidden_fields, value_fields = names[: bool(row_query)], iter(names[bool(row_query) :])
+    value_queries = [column.source for column in columns if column.is_value]
+    queries = [table_query(query) for query in ([row_query] if row_query else []) + value_queries]
+    query_fields = _query_fields(len(queries))
+    hidden_fields = query_fields[:1] if row_query else []
+    value_fields = iter(query_fields[len(hidden_fields) :])
     fields = [next(value_fields) if column.is_value else column.source for column in columns]
+    defaults = field_defaults("none", NO_THRESHOLDS, None, None, None)
     transformations: list[Json] = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
     transformations.append(
         {
@@ -114,6 +113,13 @@ def table(
     return panel
 
 
+def _query_fields(query_count: int) -> list[str]:
+    """Return the names that Grafana gives to the values of the queries of a panel."""
+    if query_count == 1:
+        return ["Value"]
+    return [f"Value #{chr(ord('A') + index)}" for index in range(query_count)]
+
+
 ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 
 
@@ -126,7 +132,7 @@ def placeholder_row(selection: str, label: str, text: str) -> str:
 
 
 def hanging_ranks(w: int = 24) -> Panel:
-    """Return the table of the stack positions of hanging ranks, the position with the fewest ranks first."""
+    """Return a table with the stack position of each hanging rank. Positions with the fewest ranks are first."""
     row_query = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
     ranks_at_line = "count by (function, location) (training_hang_info{@run})"
     no_hang = placeholder_row("training_hang_info{@run}", "function", "no rank hangs")

@@ -29,7 +29,9 @@ FIRST_STEP_SECONDS = 15.0
 JOB = "training"
 MACHINE_DIRECTORY = ROOT / "exporter" / "replay" / "described"
 GPUS_PER_NODE = 8
-GPU_MEMORY_BYTES = 71_000_000_000
+GPU_MEMORY_BYTES, IDLE_GPU_MEMORY_BYTES = 71_000_000_000, 552_599_552
+GPU_ENERGY_COUNTER = {"idle": 71_000, "busy": 692_000, "counter_from": 1}
+"""Energy counter of a GPU in the notation of the replay; the growth per second is in millijoules."""
 ENERGY = {
     "cpu_tdp_watts": 350,
     "cpu_idle_watts": 90,
@@ -139,25 +141,25 @@ class IncidentProcesses:
     def _begin_training(
         self, process: subprocess.Popen[bytes], *, first_step_seconds: float, completed_steps: int
     ) -> None:
-        start = {
+        """Send the start message for which a rank waits."""
+        message = {
             "scenario_start": self._start_time,
             "first_step_seconds": first_step_seconds,
             "completed_steps": completed_steps,
         }
-        message = json.dumps(start)
         if process.stdin is not None:
-            process.stdin.write(message.encode() + b"\n")
+            process.stdin.write(json.dumps(message).encode() + b"\n")
             process.stdin.flush()
 
     def _start_exporter(self, node: str) -> None:
         directory = self._directory / node
         (directory / "lock").mkdir(exist_ok=True)
-        machine = directory / "machine.yaml"
-        if not machine.exists():
-            machine.write_text(json.dumps(self._machine_description(node)), encoding="utf-8")
+        machine_path = directory / "machine.yaml"
+        if not machine_path.exists():
+            machine_path.write_text(json.dumps(self._machine_description(node)), encoding="utf-8")
             configuration = {
                 "feed": {"dir": str(directory / "feed")},
-                "gpu": {"replay": machine.stem},
+                "gpu": {"replay": machine_path.stem},
                 "energy": ENERGY | {"lock_dir": str(directory / "lock")},
             }
             (directory / "exporter.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
@@ -178,39 +180,23 @@ class IncidentProcesses:
             )
 
     def _machine_description(self, node: str) -> dict[str, Any]:
-        """Return the description of a machine with eight H100, with the load of the ranks and the faults of the incidents on the node."""
+        """Return the description of a machine with eight H100.
+
+        The description contains the load and the processes of the ranks on the node, and the faults of the incidents.
+        """
         machine: dict[str, Any] = yaml.safe_load(
             (MACHINE_DIRECTORY / "h100.yaml").read_text(encoding="utf-8")
         )
         model = machine["models"].pop("h100") | {"processes": []}
-        busy_values = {"energy": {"idle": 71000, "busy": 692000, "counter_from": 1}}
-        idle_values = {"memory_used": 552_599_552}
         machine["gpus"], machine["timeline"] = [], _faults(node)
         for gpu in range(GPUS_PER_NODE):
-            holder = next(
-                (
-                    (node_ranks, rank)
-                    for node_ranks in NODE_RANKS
-                    for index, rank in enumerate(node_ranks.ranks)
-                    if node_ranks.node == node and node_ranks.first_gpu + index == gpu
-                ),
-                None,
-            )
-            steps = [{"seconds": "10s", "level": 0.0}] if holder is None else _load(holder[0].scenario)
+            node_ranks = _ranks_on_gpu(node, gpu)
+            pids = [] if node_ranks is None else self._pids_on_gpu(node_ranks, gpu)
+            memory_bytes = IDLE_GPU_MEMORY_BYTES if node_ranks is None else GPU_MEMORY_BYTES
             machine["models"][f"card-{gpu}"] = model | {
-                "load": {"steps": steps, "ripple": 0.03},
-                "values": model["values"]
-                | busy_values
-                | (idle_values if holder is None else {"memory_used": GPU_MEMORY_BYTES}),
+                "load": {"steps": _load(node_ranks), "ripple": 0.03},
+                "values": model["values"] | {"energy": GPU_ENERGY_COUNTER, "memory_used": memory_bytes},
             }
-            pids = []
-            if holder is not None:
-                pids = [self._ranks[holder[0].run, holder[1]].pid]
-                pids += (
-                    [self._replacement_ranks[holder[1]].pid]
-                    if holder[0].scenario is RunScenario.KILLED
-                    else []
-                )
             machine["gpus"].append(
                 {
                     "model": f"card-{gpu}",
@@ -219,6 +205,14 @@ class IncidentProcesses:
                 }
             )
         return machine
+
+    def _pids_on_gpu(self, node_ranks: NodeRanks, gpu: int) -> list[int]:
+        """Return the process ids of the rank on a GPU and, in the run that restarts, of its replacement."""
+        rank = node_ranks.ranks[gpu - node_ranks.first_gpu]
+        processes = [self._ranks[node_ranks.run, rank]]
+        if node_ranks.scenario is RunScenario.KILLED:
+            processes.append(self._replacement_ranks[rank])
+        return [process.pid for process in processes]
 
     def _timeline(self) -> list[tuple[float, Callable[[], None]]]:
         node = NODE_RANKS[-1].node
@@ -268,11 +262,22 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("EXPORTER_")}
 
 
-def _load(scenario: RunScenario) -> list[dict[str, Any]]:
-    """Return the load of a GPU.
+def _ranks_on_gpu(node: str, gpu: int) -> NodeRanks | None:
+    """Return the ranks of the run that uses a GPU, or None if no run uses the GPU."""
+    for node_ranks in NODE_RANKS:
+        last_gpu = node_ranks.first_gpu + len(node_ranks.ranks) - 1
+        if node_ranks.node == node and node_ranks.first_gpu <= gpu <= last_gpu:
+            return node_ranks
+    return None
+
+
+def _load(node_ranks: NodeRanks | None) -> list[dict[str, Any]]:
+    """Return the load of a GPU that the ranks of a run use, or that no run uses.
 
     The replay starts with the exporter, at most STARTUP_SECONDS before the scenario.
     """
+    if node_ranks is None:
+        return [{"seconds": "10s", "level": 0.0}]
     later_steps = {
         RunScenario.LOADER_STALL: [(TIMES.end, 0.38)],
         RunScenario.HANG: [(TIMES.end, 1.0)],
@@ -281,7 +286,7 @@ def _load(scenario: RunScenario) -> list[dict[str, Any]]:
             (TIMES.end, 0.93),
         ],
         RunScenario.FINISHED: [(TIMES.finished_run_end - TIMES.incident, 0.93), (TIMES.end, 0.0)],
-    }.get(scenario, [(TIMES.end, 0.93)])
+    }.get(node_ranks.scenario, [(TIMES.end, 0.93)])
     steps = [
         (STARTUP_SECONDS + FIRST_STEP_SECONDS - 5.0, 0.02),
         (TIMES.incident - FIRST_STEP_SECONDS, 0.93),

@@ -88,21 +88,24 @@ class Rank:
                 self._train()
 
     def _train(self) -> None:
-        step_start, completed_saves, validations = self._scenario_start + self._first_step_seconds, 0, 0
+        step_start = self._scenario_start + self._first_step_seconds
+        last_save_interval = completed_validations = 0
         while not (
             self._scenario is RunScenario.FINISHED and self._is_after(step_start, TIMES.finished_run_end)
         ):
             self._step += 1
             step_start = self._iteration(step_start)
             elapsed_seconds = step_start - self._scenario_start
-            if elapsed_seconds // SAVE_INTERVAL_SECONDS > completed_saves:
-                completed_saves = int(elapsed_seconds // SAVE_INTERVAL_SECONDS)
+            save_interval = int(elapsed_seconds // SAVE_INTERVAL_SECONDS)
+            if save_interval > last_save_interval:
+                last_save_interval = save_interval
                 step_start += self._save(
-                    failing=self._scenario is RunScenario.FAILING_SAVES
+                    fails=self._scenario is RunScenario.FAILING_SAVES
                     and self._is_after(step_start, TIMES.incident)
                 )
-            if validations < len(VALIDATION_STARTS) and elapsed_seconds >= VALIDATION_STARTS[validations]:
-                validations += 1
+            due_validations = sum(start_seconds <= elapsed_seconds for start_seconds in VALIDATION_STARTS)
+            if due_validations > completed_validations:
+                completed_validations += 1
                 step_start += self._validate()
 
     def _is_after(self, step_start: float, offset_seconds: float) -> bool:
@@ -145,9 +148,7 @@ class Rank:
                 wait(step_end - time.time())
             training.record(
                 loss=math.nan if is_nan else self._loss(),
-                grad_norm=math.nan
-                if is_nan
-                else 0.4 + 2.0 / (1.0 + self._step / 50) + self._random.random() * 0.1,
+                grad_norm=math.nan if is_nan else self._gradient_norm(),
                 learning_rate=3e-4 * min(1.0, self._step / 200),
                 samples=SAMPLES_PER_STEP,
                 tokens=TOKENS_PER_STEP,
@@ -157,8 +158,12 @@ class Rank:
     def _loss(self) -> float:
         return 1.9 + 6.5 / (1.0 + self._step / 60) + self._random.gauss(0.0, 0.02)
 
-    def _save(self, *, failing: bool) -> float:
-        path = Path("/dev/full" if failing else os.devnull)
+    def _gradient_norm(self) -> float:
+        return 0.4 + 2.0 / (1.0 + self._step / 50) + self._random.random() * 0.1
+
+    def _save(self, *, fails: bool) -> float:
+        """Save a checkpoint, which fails if *fails* is true, and return the planned duration in seconds."""
+        path = Path("/dev/full" if fails else os.devnull)
         try:
             with training.checkpoint_save(self._step):
                 wait(SAVE_SECONDS)
@@ -168,6 +173,7 @@ class Rank:
         return SAVE_SECONDS
 
     def _validate(self) -> float:
+        """Validate, and return the planned duration in seconds."""
         with training.validation_loop():
             for _ in range(5):
                 with training.validation_iteration():

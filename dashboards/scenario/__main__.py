@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shutil
 import signal
 import sys
@@ -17,7 +16,7 @@ from dashboards.scenario.cluster import Cluster
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scenario until the end or a signal, and return 0."""
+    """Run the scenario until the end or a signal, remove its files, and return 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.scenario", description=__doc__)
     parser.add_argument(
         "--seconds",
@@ -35,16 +34,14 @@ def main(arguments: Sequence[str]) -> int:
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: stop_event.set())
     directory = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
-    try:
-        with Cluster(directory, Timeline(seconds=options.seconds)) as cluster:
-            print(f"Prometheus: {cluster.url}\nLogs: {directory}", flush=True)  # noqa: T201  # the command prints the address for its user
-            if not stop_event.wait(options.seconds):
-                print("The scenario has ended.", flush=True)  # noqa: T201  # the command reports progress to its user
-            if options.stay:
-                stop_event.wait()
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(directory)
+    with Cluster(directory, Timeline(seconds=options.seconds)) as cluster:
+        print(f"Prometheus: {cluster.url}\nLogs: {directory}", flush=True)  # noqa: T201  # the command prints the address for its user
+        if not stop_event.wait(options.seconds):
+            print("The scenario has ended.", flush=True)  # noqa: T201  # the command reports progress to its user
+        if options.stay:
+            stop_event.wait()
+    # After an error the logs stay, because the error message names them.
+    shutil.rmtree(directory, ignore_errors=True)
     return 0
 
 

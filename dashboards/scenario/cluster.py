@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +30,8 @@ from exporter.replay.machines import DIRECTORY_VARIABLE
 SCRAPE_INTERVAL_SECONDS = 1.0
 RULE_INTERVAL_SECONDS = 3.0
 RUN, BASELINE = "llama-7b-b", "llama-7b-a"
+CRASHING_RANK, STRAGGLER_RANK = 2, 3
+"""Ranks of `RUN`. The straggler is on the GPU of node-2 that overheats."""
 JOB = "training"
 
 ENERGY = {
@@ -197,8 +198,8 @@ class Cluster:
             "start": self.start_time,
             "seconds": self.timeline.seconds,
             "baseline": run == BASELINE,
-            "straggler": run == RUN and rank == world_size - 1,
-            "crashes": run == RUN and rank == world_size - 2,
+            "rank": rank,
+            "straggler": run == RUN and rank == STRAGGLER_RANK,
             "attempt": attempt,
             "checkpoint": str(self._directory / f"{run}.step"),
         }
@@ -242,12 +243,12 @@ class Cluster:
     def _crash_run(self) -> None:
         """Kill a rank and terminate the remaining ranks, as torchrun does."""
         ranks = {rank: process for (run, rank), process in self._ranks.items() if run == RUN}
-        victim = ranks.pop(len(ranks) - 2)
-        victim.send_signal(signal.SIGKILL)
+        killed_rank = ranks.pop(CRASHING_RANK)
+        killed_rank.kill()
         time.sleep(min(1.0, self.timeline.to_seconds(0.01)))
         for process in ranks.values():
             process.terminate()
-        for process in (victim, *ranks.values()):
+        for process in (killed_rank, *ranks.values()):
             process.wait()
             _close_stdin(process)
 

@@ -20,16 +20,19 @@ from typing import Any
 from dashboards.scenario import Timeline
 from exporter import log, one_logger, training
 
-STEP_SECONDS, SYNC_SECONDS, DATA_SECONDS = 0.21, 0.025, 0.012
+COMPUTE_SECONDS, SYNC_SECONDS, DATA_SECONDS = 0.21, 0.025, 0.012
+FORWARD_SHARE, BACKWARD_SHARE, OPTIMIZER_SHARE = 0.31, 0.6, 0.09  # of the compute time
+VARIATION_FACTOR = 1.04  # upper limit of the random variation of the compute time, except for rare steps
 STRAGGLER_FACTOR = 1.42
 SAVE_SECONDS, VALIDATION_STEPS = 0.9, 8
 STARTUP_SECONDS = 3.0
 STEPS_TARGET = 20_000
 NAN_STEPS = 3
-SAMPLES, TOKENS = 6, 6 * 512
+WORLD_SIZE = 4
+SAMPLES, TOKENS = 6, 6 * 512  # of a rank in a step
 FLOPS_PER_TOKEN = 6 * 6.7e9
 H100_FLOPS = 989e12
-BASELINE_FACTOR = 1.08
+BASELINE_FACTOR = 1.08  # compute time of the baseline, relative to the other run
 
 
 class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not an error
@@ -50,8 +53,8 @@ class Rank:
         self._is_straggler: bool = plan["straggler"]
         self._attempt: int = plan["attempt"]
         self._checkpoint = Path(plan["checkpoint"])
-        self._random = random.Random(f"{plan['straggler']} {plan['crashes']} {plan['attempt']}")  # noqa: S311  # the values are no secrets
-        self._save_offsets = [self._timeline.to_seconds(share) for share in self._timeline.save_times]
+        self._random = random.Random(f"{plan['baseline']} {plan['rank']} {plan['attempt']}")  # noqa: S311  # the values are no secrets
+        self._save_offsets = [self._timeline.to_seconds(fraction) for fraction in self._timeline.save_times]
         self._nan_steps_left = 0 if self._is_baseline or self._attempt else NAN_STEPS
 
     def run(self) -> None:
@@ -78,11 +81,11 @@ class Rank:
             one_logger.OneLoggerConfig(
                 application_name="llama-7b",
                 session_tag_or_fn="llama-7b-a" if self._is_baseline else "llama-7b-b",
-                world_size_or_fn=4,
+                world_size_or_fn=WORLD_SIZE,
                 is_baseline_run_or_fn=self._is_baseline,
                 telemetry_config=one_logger.TrainingTelemetryConfig(
                     perf_tag_or_fn="llama-7b-bf16",
-                    global_batch_size_or_fn=SAMPLES * 4,
+                    global_batch_size_or_fn=SAMPLES * WORLD_SIZE,
                     train_iterations_target_or_fn=STEPS_TARGET,
                 ),
             )
@@ -105,28 +108,19 @@ class Rank:
         )
         step_start = training_start + STARTUP_SECONDS
         self._wait(step_start - time.time())
-        is_validated = time.time() - self._scenario_start > self._timeline.to_seconds(
-            self._timeline.validation_start
-        )
-        self._save_offsets = [
-            elapsed_seconds
-            for elapsed_seconds in self._save_offsets
-            if elapsed_seconds > time.time() - self._scenario_start
-        ]
+        first_step_offset = step_start - self._scenario_start
+        validation_offset = self._timeline.to_seconds(self._timeline.validation_start)
+        failing_save_offset = self._timeline.to_seconds(self._timeline.failing_save)
+        is_validated = first_step_offset > validation_offset
+        self._save_offsets = [offset for offset in self._save_offsets if offset > first_step_offset]
         with training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=STEPS_TARGET):
             while True:
                 elapsed_seconds = step_start - self._scenario_start
                 step += 1
                 step_start = self._iteration(step, step_start)
                 if self._save_offsets and elapsed_seconds >= self._save_offsets[0]:
-                    step_start += self._save(
-                        step,
-                        fails=self._save_offsets.pop(0)
-                        == self._timeline.to_seconds(self._timeline.failing_save),
-                    )
-                if not is_validated and elapsed_seconds >= self._timeline.to_seconds(
-                    self._timeline.validation_start
-                ):
+                    step_start += self._save(step, fails=self._save_offsets.pop(0) == failing_save_offset)
+                if not is_validated and elapsed_seconds >= validation_offset:
                     is_validated = True
                     step_start += self._validate()
 
@@ -141,23 +135,15 @@ class Rank:
             The Unix time at which all ranks end the step.
         """
         elapsed_seconds = step_start - self._scenario_start
-        compute_seconds = (
-            STEP_SECONDS
-            * self._random.lognormvariate(0.0, 0.012)
-            * (BASELINE_FACTOR if self._is_baseline else 1.0)
-        )
-        slowest_compute_seconds = STEP_SECONDS * (
-            STRAGGLER_FACTOR if self._timeline.is_hot(elapsed_seconds) else 1.04
-        )
-        if self._is_baseline:
-            slowest_compute_seconds = STEP_SECONDS * BASELINE_FACTOR * 1.04
-        elif self._is_straggler and self._timeline.is_hot(elapsed_seconds):
-            compute_seconds *= STRAGGLER_FACTOR
+        mean_compute_seconds = COMPUTE_SECONDS * (BASELINE_FACTOR if self._is_baseline else 1.0)
+        compute_seconds = mean_compute_seconds * self._random.lognormvariate(0.0, 0.012)
+        slowest_compute_seconds = mean_compute_seconds * VARIATION_FACTOR
+        if self._timeline.is_hot(elapsed_seconds) and not self._is_baseline:
+            slowest_compute_seconds = mean_compute_seconds * STRAGGLER_FACTOR
+            compute_seconds *= STRAGGLER_FACTOR if self._is_straggler else 1.0
         data_seconds = DATA_SECONDS
         if self._timeline.is_paused(elapsed_seconds) and not self._is_baseline:
-            data_seconds = (
-                self._scenario_start + self._timeline.to_seconds(self._timeline.pause_range[1]) - step_start
-            )
+            data_seconds = self._timeline.to_seconds(self._timeline.pause_range[1]) - elapsed_seconds
         step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
         is_nan = self._nan_steps_left > 0 and elapsed_seconds >= self._timeline.to_seconds(
             self._timeline.nan_start
@@ -167,22 +153,16 @@ class Rank:
             with training.data_loading():
                 self._wait(step_start + data_seconds - time.time())
             with training.model_forward():
-                self._wait(compute_seconds * 0.31)
+                self._wait(compute_seconds * FORWARD_SHARE)
             with training.model_backward():
-                self._wait(compute_seconds * 0.60)
+                self._wait(compute_seconds * BACKWARD_SHARE)
             with training.phase("grad_sync"):
-                self._wait(step_end - compute_seconds * 0.09 - time.time())
+                self._wait(step_end - compute_seconds * OPTIMIZER_SHARE - time.time())
             with training.optimizer_update():
                 self._wait(step_end - time.time())
-            tokens_seen = step * TOKENS * 4
             training.record(
-                loss=1.9
-                + 6.5 / (1.0 + tokens_seen / 4e5)
-                + self._random.gauss(0.0, 0.02)
-                + 0.05 * self._is_baseline,
-                grad_norm=math.nan
-                if is_nan
-                else 0.5 + 1.4 / (1.0 + tokens_seen / 6e5) + self._random.random() * 0.12,
+                loss=self._loss(step),
+                grad_norm=math.nan if is_nan else self._gradient_norm(step),
                 learning_rate=3e-4 * min(1.0, step / 300) * (1 - step / (2 * STEPS_TARGET)),
                 samples=SAMPLES,
                 tokens=TOKENS - self._random.randrange(128),
@@ -191,7 +171,17 @@ class Rank:
                 training.skipped_step("nonfinite")
         return max(step_end, time.time())
 
+    def _loss(self, step: int) -> float:
+        trained_tokens = step * TOKENS * WORLD_SIZE
+        baseline_excess = 0.05 * self._is_baseline
+        return 1.9 + 6.5 / (1.0 + trained_tokens / 4e5) + self._random.gauss(0.0, 0.02) + baseline_excess
+
+    def _gradient_norm(self, step: int) -> float:
+        trained_tokens = step * TOKENS * WORLD_SIZE
+        return 0.5 + 1.4 / (1.0 + trained_tokens / 6e5) + self._random.random() * 0.12
+
     def _save(self, step: int, *, fails: bool) -> float:
+        """Save a checkpoint, which fails if *fails* is true, and return the planned duration in seconds."""
         try:
             with training.checkpoint_save(step):
                 self._wait(SAVE_SECONDS)
@@ -210,12 +200,13 @@ class Rank:
             time.sleep(self._timeline.to_seconds(0.02))
 
     def _validate(self) -> float:
+        """Validate, and return the planned duration in seconds."""
         with training.validation_loop():
             for _ in range(VALIDATION_STEPS):
                 with training.validation_iteration():
-                    self._wait(STEP_SECONDS)
+                    self._wait(COMPUTE_SECONDS)
                     training.record(loss=3.4 + self._random.gauss(0.0, 0.02), mode="validation")
-        return VALIDATION_STEPS * STEP_SECONDS
+        return VALIDATION_STEPS * COMPUTE_SECONDS
 
     @staticmethod
     def _wait(seconds: float) -> None:

@@ -18,8 +18,6 @@ GPUS = 8
 LEAD_SECONDS = 1.7
 """Seconds by which the replay runs the load of each GPU ahead of the previous GPU. `_load` cancels the shift."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
-
-
 STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
 
 
@@ -83,7 +81,7 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
     straggler_start = _duration(timeline.to_seconds(timeline.straggler_start))
     crash_start = _duration(timeline.to_seconds(timeline.crash_start))
     memory_fault_start = _duration(timeline.to_seconds(timeline.nan_start))
-    lost_start, lost_end = (_duration(timeline.to_seconds(share)) for share in timeline.lost_range)
+    lost_start, lost_end = (_duration(timeline.to_seconds(fraction)) for fraction in timeline.lost_range)
     return [
         {
             "at": straggler_start,

@@ -40,8 +40,6 @@ def start_prometheus(
     job: str,
     port_by_instance: Mapping[str, int],
     intervals: Intervals,
-    *,
-    retention: str = "15d",
 ) -> PrometheusServer:
     """Start a Prometheus server and wait until the server is ready. The server continues with earlier data in the directory.
 
@@ -50,7 +48,6 @@ def start_prometheus(
         job: Label `job` of the targets.
         port_by_instance: Ports on 127.0.0.1 by the value of the label `instance`.
         intervals: Scrape and rule intervals.
-        retention: Retention time of samples.
 
     Raises:
         FileNotFoundError: Prometheus is not installed.
@@ -65,10 +62,9 @@ def start_prometheus(
     directory.mkdir(exist_ok=True)
     for path in RULES_DIRECTORY.glob("*.yml"):
         rules = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for group in rules["groups"]:
-            group["interval"] = (
-                f"{intervals.rule_evaluation:g}s" if intervals.rule_evaluation else group["interval"]
-            )
+        if intervals.rule_evaluation is not None:
+            for group in rules["groups"]:
+                group["interval"] = f"{intervals.rule_evaluation:g}s"
         (directory / path.name).write_text(yaml.safe_dump(rules), encoding="utf-8")
     configuration_path = directory / "prometheus.yaml"
     configuration_path.write_text(
@@ -80,7 +76,6 @@ def start_prometheus(
         prometheus_path,
         f"--config.file={configuration_path}",
         f"--storage.tsdb.path={directory / 'data'}",
-        f"--storage.tsdb.retention.time={retention}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
