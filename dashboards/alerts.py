@@ -96,9 +96,10 @@ def firing_alerts(
     h: int,
     *,
     group_by: Sequence[str] = (),
-    unknown_if: str = "",
+    unknown_if: str,
+    unknown_text: str,
 ) -> Panel:
-    """Return the table of firing alerts, the most urgent first; if no alert fires, a row says so.
+    """Return the table of firing alerts, the most urgent first. If no alert fires, the table has the row *no alert fires*.
 
     Args:
         selector: Matchers of the alerts.
@@ -107,20 +108,20 @@ def firing_alerts(
         h: Height in grid rows.
         group_by: Labels of a group of alerts. The table then has only the most urgent alert of each group, with the number of
             the other alerts. Empty for all alerts.
-        unknown_if: PromQL with a value while the exporters are down, because alerts about their nodes cannot fire; "" for none.
+        unknown_if: PromQL with a value while samples are missing, because most alerts then cannot fire.
+        unknown_text: Text of the row that replaces *no alert fires* while samples are missing.
     """
     labels = ", ".join(["alertname", "xid", *(column.source for column in columns)])
     group_labels = ", ".join(group_by)
     urgencies = urgency(selector, labels)
     rows = most_urgent(selector, labels, group_labels) if group_by else urgencies
     no_alert_query = placeholder_row(
-        f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires"
+        f'ALERTS{{alertstate="firing", {selector}}}',
+        "alertname",
+        "no alert fires",
+        unknown_if=unknown_if,
+        unknown_text=unknown_text,
     )
-    if unknown_if:
-        unknown_node_query = (
-            f'label_replace({no_alert_query} and on () {unknown_if}, "alertname", "node unknown", "", "")'
-        )
-        no_alert_query = f"({no_alert_query} unless on () {unknown_if} or {unknown_node_query})"
 
     def with_title(expression: str) -> str:
         title = f'label_replace({expression}, "title", "$1", "alertname", "(.+)")'

@@ -353,6 +353,7 @@ TEXT_DIRECTORY = Path(__file__).resolve().parent / "text"
 DEFAULT_GAP_TEXT = (
     "The exporter or its source was down. No line spans a gap, and a rate next to a gap is too low."
 )
+DEFAULT_EMPTY_TEXT = "Prometheus does not respond."
 EMPTY_LABEL = "**Text when empty:** "
 PARAGRAPH_LABELS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", EMPTY_LABEL)
 
@@ -361,7 +362,7 @@ def read_texts(uid: str, directory: Path = TEXT_DIRECTORY) -> dict[str, tuple[st
     """Return the description (Markdown) and the text of an empty panel, by panel title.
 
     A description has a paragraph for the content and one for each label of `PARAGRAPH_LABELS`. `DEFAULT_GAP_TEXT` replaces a
-    missing paragraph about gaps.
+    missing paragraph about gaps, and `DEFAULT_EMPTY_TEXT` the text of a panel that has a value even without data.
 
     Raises:
         ValueError: A panel lacks a paragraph.
@@ -385,6 +386,7 @@ def _parse_text(title: str, body: str) -> tuple[str, str]:
         if paragraph.startswith(label)
     }
     labelled.setdefault("**A gap or no data:** ", f"**A gap or no data:** {DEFAULT_GAP_TEXT}")
+    labelled.setdefault(EMPTY_LABEL, f"{EMPTY_LABEL}{DEFAULT_EMPTY_TEXT}")
     missing = [label.strip("* ") for label in PARAGRAPH_LABELS if label not in labelled]
     if missing or paragraphs[0] in labelled.values():
         raise ValueError(f"{title}: missing {', '.join(missing) or 'description'}")

@@ -134,7 +134,7 @@ def _cost_now() -> Panel:
 
 def _incomplete_runs() -> Query:
     """Return the query of the number of runs that a total contains in part or not at all."""
-    return instant_query(f"count({INCOMPLETE_RUNS}) or vector(0)", INCOMPLETE, BAD)
+    return instant_query(f"count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR})", INCOMPLETE, BAD)
 
 
 def _lost_now() -> Panel:

@@ -274,6 +274,8 @@ def _alert_panels() -> tuple[Panel, ...]:
             w=24,
             h=7,
             group_by=("run", "instance", "gpu"),
+            unknown_if="absent(cluster:exporter_up:count{@cluster})",
+            unknown_text="unknown: no exporter, or no rules",
         ),
     )
 

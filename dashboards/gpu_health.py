@@ -150,7 +150,13 @@ def _new_errors() -> Panel:
 
 
 def _xid_table() -> Panel:
-    no_xid = placeholder_row("gpu_xid_errors_total{@gpu}", "xid", "none")
+    no_xid = placeholder_row(
+        "gpu_xid_errors_total{@gpu}",
+        "xid",
+        "none",
+        unknown_if="absent(gpu_up{@gpu})",
+        unknown_text="unknown: no sample of these GPUs",
+    )
     return table(
         "Xid errors",
         Column("instance", "Node", width=110),

@@ -12,6 +12,7 @@ from dashboards.gpu_problems import (
     IMPACT_NAMES,
     IMPACT_TEXTS,
     NO_PROBLEM,
+    NO_PROBLEM_VALUE,
     NO_RESPONSE,
     NODE_PROBLEMS,
     PRIORITIES_PER_IMPACT,
@@ -42,17 +43,21 @@ PROBLEM_TEXTS = [
         },
     },
 ]
-"""Value mappings of the column *Problem*: an Xid with its meaning, and the color of all other problems."""
+"""Texts and colors of the column *Problem*: no problem, NVML errors and Xids by name; every other problem in red."""
 NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 
 
-def _rows(problems: Sequence[Problem]) -> str:
+_ANY_NODE = "max(up{@gpu_target})"
+"""PromQL with a value if Prometheus has a target of a selected node. Without such a target, the panels are empty."""
+
+
+def _impact_and_priority(problems: Sequence[Problem]) -> str:
     """Return PromQL for the impact and priority of all current problems; an earlier problem has a higher priority."""
     return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
 def _starts(problems: Sequence[Problem]) -> str:
-    """Return PromQL for the start of the first of the problems of each node and GPU."""
+    """Return PromQL for the earliest start among the problems of each node and GPU."""
     starts = " or ".join(
         f'label_replace({problem.start_by_gpu}, "problem", "{index}", "", "")'
         for index, problem in enumerate(problems)
@@ -67,48 +72,63 @@ def current_problems() -> Panel:
 
 def _current_gpu_problems() -> str:
     """Return PromQL for the impact and priority of all current problems of the selected GPUs."""
-    return f"(({_rows(GPU_PROBLEMS)}) and {SELECTED_GPUS})"
+    return f"(({_impact_and_priority(GPU_PROBLEMS)}) and {SELECTED_GPUS})"
 
 
 def _current_node_problems() -> str:
     """Return PromQL for the impact and priority of all current problems of the selected nodes."""
-    return f"(({_rows(NODE_PROBLEMS)}) and {SELECTED_NODES})"
+    return f"(({_impact_and_priority(NODE_PROBLEMS)}) and {SELECTED_NODES})"
 
 
 def _worst_problems() -> str:
-    """Return PromQL for the impact and priority of the worst problem of each node and GPU, with the last run and rank."""
-    gpus, nodes = _current_gpu_problems(), _current_node_problems()
-    labels = ", ".join(sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"}))
+    """Return PromQL for the impact and priority of the worst problem of each node and GPU, with a run and the last rank on the GPU."""
+    gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
+    text_labels = ", ".join(
+        sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
+    )
     # Adding 0 joins the labels `run` and `rank` of the last rank on the GPU.
-    gpus_of_runs = f"({gpus}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
+    gpu_problems_with_run = (
+        f"({gpu_problems}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
+    )
     # The remainder removes the impact and keeps the priority: without a run, the impact is NO_RUN, which is 0.
-    gpus_without_run = f"(({gpus}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_IMPACT}"
-    runs_of_nodes = f"0 * topk by (instance) (1, {RUNS_ON_NODES})"
-    nodes_with_run = f"(({nodes}) + on (instance) group_left (run) {runs_of_nodes} or ({nodes}) unless on (instance) {runs_of_nodes})"
-    # The worst problem of each GPU and node. `max without` removes the labels that only the text of a problem needs.
-    return f"max without ({labels}) (topk by (instance, gpu) (1, {gpus_of_runs} or {gpus_without_run} or {nodes_with_run}))"
+    gpu_problems_without_run = (
+        f"(({gpu_problems}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_IMPACT}"
+    )
+    one_run_per_node = f"0 * topk by (instance) (1, {RUNS_ON_NODES})"
+    node_problems_with_run_label = (
+        f"(({node_problems}) + on (instance) group_left (run) {one_run_per_node}"
+        f" or ({node_problems}) unless on (instance) {one_run_per_node})"
+    )
+    worst = (
+        f"topk by (instance, gpu) (1, {gpu_problems_with_run} or {gpu_problems_without_run}"
+        f" or {node_problems_with_run_label})"
+    )
+    return f"max without ({text_labels}) ({worst})"
 
 
 def problem_counts_by_impact() -> str:
-    """Return PromQL for the number of nodes and GPUs with a problem, with the impact of their worst problem in words as a label."""
+    """Return PromQL for the number of nodes and GPUs by the impact of their worst problem, with the impact in words as a label.
+
+    If there is no problem, the result is a series of value 0 with the impact *nothing is wrong*.
+    """
     impacts = f"floor({_worst_problems()} / {PRIORITIES_PER_IMPACT})"
     counts = f'count_values("impact", {impacts})'
     for impact, text in IMPACT_NAMES.items():
         counts = f'label_replace({counts}, "impact", "{text}", "impact", "{impact.value}")'
-    return f'{counts} or on () label_replace(vector(0), "impact", "{NO_PROBLEM}", "", "")'
+    return f'{counts} or on () label_replace(0 * {_ANY_NODE}, "impact", "{NO_PROBLEM}", "", "")'
 
 
 def _problem_columns() -> tuple[Column, ...]:
-    gpus, nodes = _current_gpu_problems(), _current_node_problems()
-    rows = _worst_problems()
+    gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
     gpu_starts, node_starts = _starts(GPU_PROBLEMS), _starts(NODE_PROBLEMS)
     start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"
     no_problem = (
-        f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({gpus} or {nodes})'
+        f'label_replace(0 * {_ANY_NODE} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
+        f" unless on () ({gpu_problems} or {node_problems})"
     )
     return (
         Column(
-            f"floor(({rows}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
+            f"floor(({_worst_problems()}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
             "Impact",
             decimals=0,
             width=145,
@@ -120,14 +140,14 @@ def _problem_columns() -> tuple[Column, ...]:
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", width=275, mappings=PROBLEM_TEXTS),
         Column(
-            f"count by (instance, gpu) ({gpus} or {nodes}) - 1 or {no_problem}",
+            f"count by (instance, gpu) ({gpu_problems} or {node_problems}) - 1 or {no_problem}",
             "Other problems",
             decimals=0,
             width=140,
-            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
         Column(
-            f"max by (instance, gpu) (gpu_recovery_action{{@gpu_any_run}}) and on (instance, gpu) ({gpus}) or {no_problem}",
+            f"max by (instance, gpu) (gpu_recovery_action{{@gpu_any_run}}) and on (instance, gpu) ({gpu_problems}) or {no_problem}",
             "Driver requests",
             width=140,
             mappings=RECOVERY_ACTION_TEXTS,
@@ -138,6 +158,8 @@ def _problem_columns() -> tuple[Column, ...]:
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,
-            mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+            mappings=value_mappings(
+                {0: ("before this range", NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}
+            ),
         ),
     )

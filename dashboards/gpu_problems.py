@@ -75,18 +75,20 @@ IMPACT_COLORS = {
     Impact.POSSIBLE: WARNING,
     Impact.NO_RUN: NEUTRAL,
 }
+NO_PROBLEM = "nothing is wrong"
+NO_PROBLEM_VALUE = -1
+"""Value of the row *nothing is wrong* in each column with values, so that Grafana joins the columns to one row."""
 IMPACT_TEXTS = value_mappings(
     {impact.value: (text, IMPACT_COLORS[impact]) for impact, text in IMPACT_NAMES.items()}
-    | {-1: (NO_VALUE, NEUTRAL)}
+    | {NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}
 )
 PROBLEMS_TITLE = "What is wrong"
-NO_PROBLEM = "nothing is wrong"
 PRIORITIES_PER_IMPACT = 100
 """Distance between the values of two impacts. A value is `impact * PRIORITIES_PER_IMPACT + priority`, so that the maximum is the problem with
 the largest impact, and the earliest in the list of problems among equal impacts."""
 RECOVERY_ACTION_TEXTS = value_mappings(
     {
-        -1: (NO_VALUE, NEUTRAL),
+        NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL),
         0: ("nothing", NEUTRAL),
         1: ("GPU reset", BAD),
         2: ("node reboot", BAD),

@@ -91,12 +91,13 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
+    known_gpus = "count(last_over_time(gpu_up{@gpu}[$__range])) or sum(gpu_devices{@gpu_node})"
     gpus_in_trouble = worst_gpu_problems()
     runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
     return (
         stat(
             "Exporters",
-            instant_query(f"count({exporters} == 1) or vector(0)", "up"),
+            instant_query(f"count({exporters} == 1) or 0 * count({exporters})", "up"),
             instant_query(f"count({exporters} == 0) or 0 * count({exporters})", "down", BAD),
             unit="none",
             text_mode="value_and_name",
@@ -104,7 +105,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "GPUs",
-            instant_query("sum(gpu_devices{@gpu_node}) or vector(0)", "up"),
+            instant_query(f"sum(gpu_devices{{@gpu_node}}) or 0 * ({known_gpus})", "up"),
             instant_query(
                 "clamp_min(sum(gpu_devices_expected{@gpu_node}) - sum(gpu_devices{@gpu_node} or 0 * gpu_devices_expected{@gpu_node}), 0)",
                 "lost",
@@ -112,7 +113,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             instant_query(
                 "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]))"
-                " unless on (instance) group by (instance) (up{@gpu_target} == 1)) or vector(0)",
+                f" unless on (instance) group by (instance) (up{{@gpu_target}} == 1)) or 0 * ({known_gpus})",
                 "unknown",
                 WARNING,
             ),

@@ -10,6 +10,7 @@ from dashboards.energy_loss import as_cause
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import blank_if_incomplete
+from dashboards.tables import NO_SAMPLE_OF_RUN
 
 NO_PROGRESS_SECONDS = 120
 FOLLOWING_EXITS_SECONDS = 60
@@ -216,7 +217,7 @@ CAUSE_TEXTS = value_mappings(
         "other": ("other, or not attributed", NEUTRAL),
         "nothing": ("nothing is lost now", GOOD),
         "ended": ("the run has ended", NEUTRAL),
-        "unknown": ("unknown: no sample of this run", WARNING),
+        "unknown": (NO_SAMPLE_OF_RUN, WARNING),
         "no_news": ("unknown: exporter down", WARNING),
         "partly_unknown": ("partly unknown: exporter down", WARNING),
     }

@@ -138,6 +138,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=24,
             h=5,
             unknown_if=NO_EXPORTER_UP,
+            unknown_text="node unknown",
         ),
         stat(
             "OOM kills",

@@ -14,6 +14,7 @@ from dashboards.gpu_problems import (
     GPUS_OF_RANKS,
     IMPACT_TEXTS,
     NO_PROBLEM,
+    NO_PROBLEM_VALUE,
     NO_RESPONSE,
     NODE_PROBLEMS,
     PRIORITIES_PER_IMPACT,
@@ -157,7 +158,7 @@ _PROBLEM_TEXTS = value_mappings(
     | {alert: (title, NEUTRAL) for alert, title in titles().items()}
 )
 """Value mappings of the column *Problem*. The column *Impact* has the color."""
-_DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), -1: (NO_VALUE, NEUTRAL)})
+_DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)})
 
 
 def _with_ranks(gpus: str) -> str:
@@ -211,7 +212,11 @@ def _row_of(problems: Sequence[Problem], by: str) -> str:
 
 _ALL = f"max by (gpu, run, rank, problem, remedy) ({_union(_row_of)})"
 _ANY = f"count by (gpu, run, rank) ({_ALL})"
-_NONE = f'label_replace(vector(-1), "problem", "{NO_PROBLEM}", "", "") unless on () ({_ANY})'
+_NO_PROBLEM_ROW = (
+    f'label_replace(0 * max(up{{@target}}) + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
+    f" unless on () ({_ANY})"
+)
+"""PromQL for the row *nothing is wrong*; without a value if Prometheus has no target of this name: the table is then empty."""
 
 
 def problems_of_node() -> Panel:
@@ -220,7 +225,7 @@ def problems_of_node() -> Panel:
     since = f"min by (gpu, run, rank) ({_union(_starts)})"
     columns = (
         Column(
-            f"floor({worst} / {PRIORITIES_PER_IMPACT}) or {_NONE}",
+            f"floor({worst} / {PRIORITIES_PER_IMPACT}) or {_NO_PROBLEM_ROW}",
             "Impact",
             decimals=0,
             width=160,
@@ -231,29 +236,31 @@ def problems_of_node() -> Panel:
         Column("gpu", "GPU", width=65),
         Column("run", "Run", width=120, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column(
-            f"1000 * {since} or {_NONE}",
+            f"1000 * {since} or {_NO_PROBLEM_ROW}",
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,
-            mappings=value_mappings({0: ("before this range", NEUTRAL), -1: (NO_VALUE, NEUTRAL)}),
+            mappings=value_mappings(
+                {0: ("before this range", NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}
+            ),
         ),
         Column(
-            f"{SPEED} and on (run, rank) {_ANY} or {_NONE}",
+            f"{SPEED} and on (run, rank) {_ANY} or {_NO_PROBLEM_ROW}",
             "Speed",
             "percentunit",
             75,
             warn_below(0.9, 0.75),
-            value_mappings({-1: (NO_VALUE, NEUTRAL)}),
+            value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
             decimals=0,
         ),
         Column(
-            f"sum by (run) ({LOST_PER_HOUR}) and on (run) {_ANY} or {_NONE}",
+            f"sum by (run) ({LOST_PER_HOUR}) and on (run) {_ANY} or {_NO_PROBLEM_ROW}",
             "Lost/h here",
             decimals=2,
             width=110,
-            mappings=value_mappings({-1: (NO_VALUE, NEUTRAL)}),
+            mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
-        Column(f"{_ANY} - 1 or {_NONE}", "Other problems", decimals=0, width=125, mappings=_DASHES),
+        Column(f"{_ANY} - 1 or {_NO_PROBLEM_ROW}", "Other problems", decimals=0, width=125, mappings=_DASHES),
         Column("remedy", "Remedy", width=380),
     )
     return table(

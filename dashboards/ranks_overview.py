@@ -36,7 +36,7 @@ from dashboards.run_problems import (
     what_is_wrong,
 )
 from dashboards.straggler import straggler_cost
-from dashboards.tables import ZERO_AS_DASH, Column, percent, table
+from dashboards.tables import NO_SAMPLE_OF_RUN, ZERO_AS_DASH, Column, percent, table
 
 
 def overview_panels() -> tuple[Panel, ...]:
@@ -111,7 +111,7 @@ def _hang_query() -> str:
     )
     hang = f"{with_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'odd')} or on () ({hang})"
     no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
-    return f"{hang} or on () {no_hang} or on () {with_text('vector(0)', 'unknown: no sample of this run')}"
+    return f"{hang} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 
 
 def _node_table() -> Panel:

@@ -45,7 +45,7 @@ from dashboards.queries import (
 )
 from dashboards.run_problems import DATA_WAIT, events_in_range, what_is_wrong
 from dashboards.run_state import BAD_LEVEL, LOOKBACK, STATE_LEGEND, WARNING_LEVEL, state_query
-from dashboards.tables import ZERO_AS_DASH, Column, table
+from dashboards.tables import NO_SAMPLE_OF_RUN, ZERO_AS_DASH, Column, table
 from dashboards.unsaved_work import work_at_risk_or_lost
 
 RANKS_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
@@ -107,6 +107,8 @@ def _state_panels() -> tuple[Panel, ...]:
             ),
             w=14,
             h=6,
+            unknown_if="absent(training_run_state{@run})",
+            unknown_text=NO_SAMPLE_OF_RUN,
         ),
         stat(
             "Ranks",

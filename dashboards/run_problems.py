@@ -21,7 +21,7 @@ from dashboards.queries import (
     STANDS_STILL,
     WALL_SECONDS,
 )
-from dashboards.tables import Column, table
+from dashboards.tables import NO_SAMPLE_OF_RUN, Column, table
 from exporter.status.xids import XID_MEANINGS
 
 SLOW_RATIO = 0.9
@@ -332,7 +332,7 @@ _COLUMNS = "problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
 _NO_PROBLEM = (
     f"{_with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
-    f" or on () {_with_text('vector(-1)', 'unknown: no sample of this run')}"
+    f" or on () {_with_text('vector(-1)', NO_SAMPLE_OF_RUN)}"
 )
 
 

@@ -123,19 +123,30 @@ def _query_fields(query_count: int) -> list[str]:
 ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 
 
-def placeholder_row(selection: str, label: str, text: str) -> str:
-    """Return PromQL for a series of value 0 with a text in a label, if no series matches the selection.
+NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
 
-    The row keeps a table without matching series from being empty.
+
+def placeholder_row(selection: str, label: str, text: str, *, unknown_if: str, unknown_text: str) -> str:
+    """Return PromQL for a row of value 0 with a text in a label, if no series matches the selection.
+
+    The text is *unknown_text* if the PromQL *unknown_if* has a value: without samples, the absence of a series means nothing.
     """
-    return f'max by ({label}) (label_replace(absent({selection}) * 0, "{label}", "{text}", "", ""))'
+    no_series = f"0 * max(absent({selection}))"
+    unknown_row = f'label_replace({no_series} and on () {unknown_if}, "{label}", "{unknown_text}", "", "")'
+    return f'({unknown_row} or on () label_replace({no_series}, "{label}", "{text}", "", ""))'
 
 
 def hanging_ranks(w: int = 24) -> Panel:
     """Return a table with the stack position of each hanging rank. Positions with the fewest ranks are first."""
     row_query = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
     ranks_at_line = "count by (function, location) (training_hang_info{@run})"
-    no_hang = placeholder_row("training_hang_info{@run}", "function", "no rank hangs")
+    no_hang = placeholder_row(
+        "training_hang_info{@run}",
+        "function",
+        "no rank hangs",
+        unknown_if="absent(training_run_state{@run})",
+        unknown_text=NO_SAMPLE_OF_RUN,
+    )
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),

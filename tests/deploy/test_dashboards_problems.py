@@ -240,8 +240,10 @@ def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
 
 
-@pytest.mark.parametrize(("run", "gpus"), [(".*", 3), ("a", 1), ("b", 0)])
-def test_the_selected_run_limits_the_gpus_and_the_problems(tmp_path: Path, run: str, gpus: int) -> None:
+@pytest.mark.parametrize(("run", "gpus"), [(".*", {"{}": 3}), ("a", {"{}": 1}), ("b", {})])
+def test_the_selected_run_limits_the_gpus_and_the_problems(
+    tmp_path: Path, run: str, gpus: dict[str, float]
+) -> None:
     lost = {
         GPU.format(name=name, gpu=gpu, labels=f',job="training"{label}'): value
         for gpu in range(3)
@@ -252,9 +254,8 @@ def test_the_selected_run_limits_the_gpus_and_the_problems(tmp_path: Path, run: 
         'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
     }
     selected = {"run": run}
-    unknown = {"{}": float(gpus)}
 
-    assert_panel(tmp_path, "training-gpus", "GPUs", series, unknown, query_id="C", selected=selected)
+    assert_panel(tmp_path, "training-gpus", "GPUs", series, gpus, query_id="C", selected=selected)
 
 
 def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> None:
