@@ -158,7 +158,7 @@ def hourly_cost_texts(view: View, runs: Collection[str]) -> list[str]:
     """Return the text of the cost per hour of runs on this node over the last minute, for each currency."""
     amounts: dict[str, float] = {}
     for run, currency in view.history.owners("cost"):
-        rate = view.history.recent("cost", run, currency) if run in runs else None
+        rate = view.history.last_rate("cost", run, currency) if run in runs else None
         if rate:
             amounts[currency] = amounts.get(currency, 0.0) + 3600 * rate
     return [f"{amount:,.2f} {currency} per hour" for currency, amount in amounts.items()]

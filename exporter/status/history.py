@@ -1,6 +1,6 @@
 """Bounded history of the gauges and counters that the status page needs, over the last 80 minutes.
 
-A point without a number is a gap.
+A track is the time series of one gauge or counter. A point of a track without a number is a gap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from exporter.status.readings import Readings
 POINT_SECONDS = 10.0
 PLOT_SECONDS = 3600.0
 RECENT_SECONDS = 60.0
-"""Time range of the rates in figures and plots."""
+"""Time range of the rates in the numbers and plots of the page."""
 PACE_SECONDS = 300.0
 BASELINE_OFFSET_SECONDS = 900.0
 """Time ranges of the alert RunSlower, which compares the last five minutes with the hour that ended 15 minutes ago."""
@@ -72,19 +72,19 @@ _SOURCES = (
     TrackSource("disk", "host_disk_written_bytes_total"),
     TrackSource("port state", "host_rdma_port_state", ("device", "port")),
     TrackSource("link failures", "host_rdma_link_downed_total", ("device", "port")),
-    TrackSource("killed", "cgroup_memory_events_total", (), {"event": "oom_kill"}),
+    TrackSource("OOM kills", "cgroup_memory_events_total", (), {"event": "oom_kill"}),
     TrackSource("working set", "cgroup_memory_working_set_bytes"),
     TrackSource("I/O pressure", "cgroup_pressure_io_waiting_seconds_total"),
-    TrackSource("throttled periods", "cgroup_cpu_throttled_periods_total"),
-    TrackSource("periods", "cgroup_cpu_periods_total"),
+    TrackSource("throttled CPU periods", "cgroup_cpu_throttled_periods_total"),
+    TrackSource("CPU periods", "cgroup_cpu_periods_total"),
     TrackSource("energy gap", "exporter_energy_gap_seconds_total", ("component",)),
     TrackSource("dropped series", "exporter_series_dropped_total", ("reason",)),
     TrackSource("exporter CPU", "process_cpu_seconds_total"),
 )
 
-Track = tuple[str, ...]
-"""Name of a track (of `_SOURCES`, "steps" or "step seconds"), then the values of the owner labels."""
-Holder = tuple[str, str]
+TrackKey = tuple[str, ...]
+"""Name of a track (of `_SOURCES`, "timed steps" or "step seconds"), then the values of the owner labels."""
+RankOfRun = tuple[str, str]
 """Run and rank; the rank is "" if unknown."""
 Line = Sequence[tuple[float, float | None]]
 """Pairs of Unix time and number, oldest first. The number None is a gap."""
@@ -92,9 +92,9 @@ Line = Sequence[tuple[float, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Increase:
-    """Increase of a counter; `first` and `last` are the Unix times of the first and the last increment."""
+    """Increase of a counter, in its unit; `first` and `last` are the Unix times of the first and the last increment."""
 
-    count: float
+    amount: float
     first: float
     last: float
 
@@ -106,7 +106,9 @@ class TrackPoint:
     monotonic_seconds: float
     unix_seconds: float
     number: float | None
-    divisor: float | None  # number of the divisor's track; the monotonic time without a divisor
+    other: (
+        float | None
+    )  # number of a second track, such as a divisor; the monotonic time without such a track
 
 
 class History:
@@ -124,8 +126,8 @@ class History:
         self._lock = threading.Lock()  # held only to append and to copy points
         max_points = round(retention_seconds / interval_seconds) + 1
         self._times: deque[tuple[float, float]] = deque(maxlen=max_points)  # monotonic, Unix
-        self._tracks: dict[Track, array[float]] = {}  # a number for each time, NaN for a gap
-        self._holders: dict[str, frozenset[Holder]] = {}  # last known holders by GPU UUID
+        self._tracks: dict[TrackKey, array[float]] = {}  # a number for each time, NaN for a gap
+        self._holders: dict[str, frozenset[RankOfRun]] = {}  # by GPU UUID
 
     def is_due(self, now: float) -> bool:
         """Return True if the next point is due; `now` is monotonic."""
@@ -135,7 +137,7 @@ class History:
 
     def record(self, now: float, readings: Readings) -> None:
         """Add a point; `now` is monotonic."""
-        point: dict[Track, float] = {}
+        point: dict[TrackKey, float] = {}
         for track, value in _tracks(readings):
             if track in point or len(point) < MAX_TRACKS:
                 point[track] = point.get(track, 0.0) + value
@@ -151,11 +153,11 @@ class History:
                 numbers.append(point.get(track, math.nan))
                 del numbers[: -len(self._times)]
 
-    def record_holders(self, holders: Mapping[str, frozenset[Holder]]) -> None:
+    def record_holders(self, holders: Mapping[str, frozenset[RankOfRun]]) -> None:
         """Record the ranks that use each GPU, so that the page can name them after the GPU is lost or the rank ends."""
         self._holders = self._holders | {uuid: ranks for uuid, ranks in holders.items() if ranks}
 
-    def last_holders(self, uuid: str) -> frozenset[Holder]:
+    def last_holders(self, uuid: str) -> frozenset[RankOfRun]:
         """Return the ranks that used a GPU last."""
         return self._holders.get(uuid, frozenset())
 
@@ -168,33 +170,35 @@ class History:
         """Return the numbers of a gauge over the last `seconds`."""
         return [(point.unix_seconds, point.number) for point in self._points(track, None, seconds)]
 
-    def rates(self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS) -> Line:
+    def rate_series(self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS) -> Line:
         """Return the increase over `seconds` before each point, per second or per unit of the counter `divisor`.
 
         The time range is longer if two points are further apart, and shorter after a gap. A reset of the counter is a gap.
         """
         return _rates(self._points(track, divisor), seconds)
 
-    def recent(
+    def last_rate(
         self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS
     ) -> float | None:
-        """Return the rate over the last `seconds`: the last point of `rates`."""
+        """Return the rate over the last `seconds`: the last point of `rate_series`."""
         line = _rates(self._points(track, divisor, seconds), seconds)
         return line[-1][1] if line else None
 
-    def rate(self, *track: str, seconds: float) -> float | None:
+    def rate_over(self, *track: str, seconds: float) -> float | None:
         """Return the increase per second over the last `seconds`. A decrease counts as a restart of the counter at 0."""
         points = self._known_points(track, seconds)
         if len(points) < 2:
             return None
         increase = sum(
-            number if number < previous_number else number - previous_number
-            for (_, previous_number), (_, number) in pairwise(points)
+            _increment(previous_number, number) for (_, previous_number), (_, number) in pairwise(points)
         )
         return increase / (points[-1][0] - points[0][0])
 
     def usual_rate(self, *track: str) -> float | None:
-        """Return the median five-minute rate in the hour that ended 15 minutes ago, or None if that hour is not recorded."""
+        """Return the median five-minute rate in the hour that ended 15 minutes ago, or None if less than 90 % of that hour is recorded.
+
+        A decrease of the counter counts as a rate of 0.
+        """
         points = self._known_points(track)
         rates: list[float] = []
         start = 0
@@ -229,32 +233,33 @@ class History:
         slope = sum((offset - mean_offset) * (number - mean_number) for offset, number in offsets) / variance
         return mean_number + slope * (ahead_seconds - mean_offset)
 
-    def increase(self, *track: str, seconds: float = PLOT_SECONDS, existence: str = "") -> Increase | None:
+    def increase(self, *track: str, seconds: float = PLOT_SECONDS, only_if_seen: str = "") -> Increase | None:
         """Return the increase of a counter over the last `seconds`, or None without an increase.
 
-        A counter that appears after the first point increases from 0. With `existence`, this first value counts only
-        if the track `existence` of the same run had a number before: a resumed run starts with its old totals.
+        A decrease counts as a restart of the counter at 0. A counter that appears after the first point of the history increases
+        from 0; with `only_if_seen`, its first number counts only if that track of the same owner had a number at the point
+        before, because a resumed run starts with its old totals.
         """
-        count, times = 0.0, []
-        points = self._points(track, existence or None, seconds, owners=1)
+        amount, times = 0.0, []
+        points = self._points(track, only_if_seen or None, other_owner_labels=1)
+        range_start = _first_in_range([point.monotonic_seconds for point in points], seconds)
         previous_number: float | None = None
         for index, point in enumerate(points):
-            number = point.number
-            if number is None:
+            if point.number is None:
                 continue
-            is_initial = previous_number is None and (
-                not index or (bool(existence) and points[index - 1].divisor is None)
-            )
-            increment = (
-                number if previous_number is None or number < previous_number else number - previous_number
-            )
-            if not is_initial and increment > 0:
-                count += increment
+            if previous_number is not None:
+                increment = _increment(previous_number, point.number)
+            elif index == 0 or (only_if_seen and points[index - 1].other is None):
+                increment = 0.0
+            else:
+                increment = point.number
+            if index > range_start and increment > 0:
+                amount += increment
                 times.append(point.unix_seconds)
-            previous_number = number
-        return Increase(count, times[0], times[-1]) if times else None
+            previous_number = point.number
+        return Increase(amount, times[0], times[-1]) if times else None
 
-    def _known_points(self, track: Track, seconds: float = math.inf) -> list[tuple[float, float]]:
+    def _known_points(self, track: TrackKey, seconds: float = math.inf) -> list[tuple[float, float]]:
         """Return monotonic time and number of the points of the last `seconds` that are no gaps."""
         return [
             (point.monotonic_seconds, point.number)
@@ -263,28 +268,48 @@ class History:
         ]
 
     def _points(
-        self, track: Track, divisor: str | None = None, seconds: float = math.inf, owners: int | None = None
+        self,
+        track: TrackKey,
+        other: str | None = None,
+        seconds: float = math.inf,
+        *,
+        other_owner_labels: int | None = None,
     ) -> list[TrackPoint]:
         """Return the points of the last `seconds`, and at least the last two.
 
-        The track of `divisor` has the same owner labels, or only the first `owners` of them.
+        `other` is the name of a second track with the same owner labels, or only the first `other_owner_labels` of them. If the
+        labels are the same and the second track does not exist, there are no points.
         """
         with self._lock:
-            end = None if owners is None else 1 + owners
+            end = None if other_owner_labels is None else 1 + other_owner_labels
             track_numbers = self._tracks.get(track)
-            divisor_numbers = self._tracks.get((divisor or "", *track[1:end]))
-            if track_numbers is None or (divisor and divisor_numbers is None and owners is None):
+            other_track_numbers = self._tracks.get((other or "", *track[1:end]))
+            if track_numbers is None or (
+                other and other_track_numbers is None and other_owner_labels is None
+            ):
                 return []
             times = list(self._times)
-            first = min(bisect_left(times, (times[-1][0] - seconds,)), max(0, len(times) - 2))
+            first = _first_in_range([monotonic_seconds for monotonic_seconds, _ in times], seconds)
             times, numbers = times[first:], track_numbers[first:]
-            divisors: Sequence[float] = [monotonic_seconds for monotonic_seconds, _ in times]
-            if divisor:
-                divisors = divisor_numbers[first:] if divisor_numbers else [math.nan] * len(times)
+            other_numbers: Sequence[float] = [monotonic_seconds for monotonic_seconds, _ in times]
+            if other:
+                other_numbers = (
+                    other_track_numbers[first:] if other_track_numbers else [math.nan] * len(times)
+                )
         return [
-            TrackPoint(*point_times, _none_for_nan(number), _none_for_nan(divisor_number))
-            for point_times, number, divisor_number in zip(times, numbers, divisors, strict=True)
+            TrackPoint(*point_times, _none_for_nan(number), _none_for_nan(other_number))
+            for point_times, number, other_number in zip(times, numbers, other_numbers, strict=True)
         ]
+
+
+def _first_in_range(times: Sequence[float], seconds: float) -> int:
+    """Return the index of the first point of the last `seconds`, or of the last but one if that is earlier."""
+    return min(bisect_left(times, times[-1] - seconds), max(0, len(times) - 2)) if times else 0
+
+
+def _increment(previous_number: float, number: float) -> float:
+    """Return the increase of a counter between two points; a decrease is a restart at 0."""
+    return number if number < previous_number else number - previous_number
 
 
 def _none_for_nan(number: float) -> float | None:
@@ -297,12 +322,12 @@ def _increase(first: float | None, last: float | None) -> float | None:
 
 
 def _rate(first: TrackPoint, last: TrackPoint) -> float | None:
-    increase, divisor = _increase(first.number, last.number), _increase(first.divisor, last.divisor)
+    increase, divisor = _increase(first.number, last.number), _increase(first.other, last.other)
     return None if increase is None or not divisor else increase / divisor
 
 
 def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, float | None]]:
-    """Return Unix time and rate of each point but the first, as `History.rates` describes."""
+    """Return Unix time and rate of each point but the first, as `History.rate_series` describes."""
     line: list[tuple[float, float | None]] = []
     start = 0
     for index, point in enumerate(points):
@@ -315,10 +340,10 @@ def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, fl
     return line
 
 
-def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
+def _tracks(readings: Readings) -> Iterator[tuple[TrackKey, float]]:
     """Yield track and number for each sample of the page that belongs to a track."""
     for steps in readings.observations("training_step_duration_seconds", mode="train"):
-        yield ("steps", steps.labels["run"]), steps.count
+        yield ("timed steps", steps.labels["run"]), steps.count
         if steps.sum is not None:
             yield ("step seconds", steps.labels["run"]), steps.sum
     for source in _SOURCES:

@@ -109,11 +109,13 @@ def _coverage_note(run: Run) -> str:
 
 
 def _step_seconds(view: View, run: Run) -> float | None:
-    return view.history.recent("step seconds", run.name, divisor="steps") if run.is_stepping else None
+    return (
+        view.history.last_rate("step seconds", run.name, divisor="timed steps") if run.is_stepping else None
+    )
 
 
 def _tokens_per_second(view: View, run: Run) -> float | None:
-    return view.history.recent("tokens", run.name) if run.is_stepping else None
+    return view.history.last_rate("tokens", run.name) if run.is_stepping else None
 
 
 def _loss(view: View, run: Run) -> float | None:
@@ -134,7 +136,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
         *figure(
             "steps per second",
-            value_or_dash(history.recent("steps", name) if run.is_stepping else None, number),
+            value_or_dash(history.last_rate("timed steps", name) if run.is_stepping else None, number),
         ),
         *figure("loss", value_or_dash(_loss(view, run), number)),
         *figure("not finite", styled(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
@@ -196,13 +198,13 @@ def _run_plots(view: View, run: Run) -> list[Plot]:
         return plot(title, {title: line}, unit, now, owner=name, latest=latest, floor=floor)
 
     loss = _loss(view, run)
-    rates = history.rates("step seconds", name, divisor="steps")
+    rates = history.rate_series("step seconds", name, divisor="timed steps")
     return [
         *run_plot("loss", append_current(history.levels("loss", name), loss, now), loss),
         *run_plot("step time", rates, _step_seconds(view, run), "seconds"),
         *run_plot(
             f"tokens per second{_coverage_note(run)}",
-            history.rates("tokens", name),
+            history.rate_series("tokens", name),
             _tokens_per_second(view, run),
             floor=0.0,
         ),

@@ -187,8 +187,8 @@ def machine_section(view: View) -> MachineSection:
     fullest = max(disks, default=None)
     cpu, network, disk = (
         value("host_cpu_utilization_ratio"),
-        history.recent("network"),
-        history.recent("disk"),
+        history.last_rate("network"),
+        history.last_rate("disk"),
     )
 
     def share_figure(name: str, used: float | None, total: float | None) -> list[Figure]:
@@ -225,7 +225,7 @@ def machine_section(view: View) -> MachineSection:
             ),
             *plot(
                 "network per second",
-                {"network per second": history.rates("network")},
+                {"network per second": history.rate_series("network")},
                 "bytes",
                 now,
                 floor=0.0,
@@ -233,7 +233,7 @@ def machine_section(view: View) -> MachineSection:
             ),
             *plot(
                 "disks per second",
-                {"disks per second": history.rates("disk")},
+                {"disks per second": history.rate_series("disk")},
                 "bytes",
                 now,
                 floor=0.0,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
-from exporter.status.history import History, Holder
+from exporter.status.history import History, RankOfRun
 from exporter.status.numbers import ranges
 from exporter.status.readings import Readings
 from exporter.status.thresholds import STRAGGLER_RATIO
@@ -156,8 +156,8 @@ class Gpu:
     uuid: str
     is_up: bool
     throttled_ratio: float | None  # share of the last minute with thermal or power throttling
-    holders: frozenset[Holder]  # ranks that use the GPU now
-    last_holders: frozenset[Holder]  # `holders`, or the last known holders
+    holders: frozenset[RankOfRun]  # ranks that use the GPU now
+    last_holders: frozenset[RankOfRun]  # `holders`, or the last known holders
 
     @property
     def runs(self) -> frozenset[str]:
@@ -213,7 +213,7 @@ def _run(name: str, readings: Readings, history: History, ranks: Sequence[Rank],
     numbers = {rank.rank for rank in own_ranks if rank.rank}
     alive = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
     outcome = next((labels for labels, _ in readings.rows("training_run_outcome_info", run=name)), {})
-    phases = {phase: history.recent("phase", name, phase) or 0.0 for phase in PHASES}
+    phases = {phase: history.last_rate("phase", name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
     for rank in own_ranks:
         if rank.alive != 0 and rank.compute_seconds:
@@ -271,19 +271,21 @@ def _gpu(
         # If the driver reports process ids of another PID namespace, the energy shares still name the run.
         shares = readings.rows("training_energy_share_ratio", component="gpu", device=uuid)
         holders = {(owner.get("run", ""), "") for owner, ratio in shares if ratio > 0}
-    throttle_ratios = [history.recent("clock events", uuid, reason) for reason in SPECIFIC_THROTTLE_REASONS]
+    throttle_ratios = [
+        history.last_rate("clock events", uuid, reason) for reason in SPECIFIC_THROTTLE_REASONS
+    ]
     ratios = [ratio for ratio in throttle_ratios if ratio is not None]
     return Gpu(
         index=labels["gpu"],
         uuid=uuid,
         is_up=up_value == 1,
-        throttled_ratio=sum(ratios) if ratios else history.recent("clock events", uuid, THERMAL_REASON),
+        throttled_ratio=sum(ratios) if ratios else history.last_rate("clock events", uuid, THERMAL_REASON),
         holders=frozenset(holders),
         last_holders=_prefer_ranks(frozenset(holders), history.last_holders(uuid)),
     )
 
 
-def _prefer_ranks(holders: frozenset[Holder], last: frozenset[Holder]) -> frozenset[Holder]:
+def _prefer_ranks(holders: frozenset[RankOfRun], last: frozenset[RankOfRun]) -> frozenset[RankOfRun]:
     """Return the last holders if there are no holders, or if they name the ranks of the same runs; else the holders."""
     runs = {run for run, _ in holders}
     has_ranks = any(rank for _, rank in holders)

@@ -343,13 +343,25 @@ def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
         clock_seconds[0] = seconds
         history.record(clock_seconds[0], Readings(families_of(rows)))
 
-    assert history.rates("tokens", "r") == [
+    assert history.rate_series("tokens", "r") == [
         (NOW + 5, 10.0),
         (NOW + 10, None),
         (NOW + 15, None),
         (NOW + 20, None),
         (NOW + 25, 10.0),
     ]
+
+
+def test_a_gap_at_the_start_of_the_time_range_adds_nothing_to_the_increase_of_a_counter() -> None:
+    def xids(tick: int) -> Rows:
+        errors = 5.0 if tick < 55 else 6.0
+        return {} if tick == 48 else {"gpu_xid_errors_total": [({"uuid": "GPU-3", "xid": "48"}, errors)]}
+
+    history = history_of(60, xids)
+    increase = history.increase("xid", "GPU-3", "48", seconds=5.0 * (59 - 48))
+
+    assert increase is not None
+    assert (increase.amount, increase.first, increase.last) == (1.0, NOW - 25, NOW - 25)
 
 
 def test_history_is_bounded_for_any_number_of_runs() -> None:

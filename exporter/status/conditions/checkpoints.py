@@ -43,7 +43,7 @@ def _failed(view: View) -> Iterator[Match]:
         if run.is_ended or run.state == "ending":
             continue
         increase = view.history.increase(
-            "failed saves", name, seconds=FAILED_SECONDS, existence="executed steps"
+            "failed saves", name, seconds=FAILED_SECONDS, only_if_seen="executed steps"
         )
         if increase is not None:
             facts = {"run": name, "count": counted(increase, "save", "saves")}

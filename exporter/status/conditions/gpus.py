@@ -149,7 +149,7 @@ def _hot(view: View) -> Iterator[Match]:
 
 
 def _clock_events(view: View, gpu: Gpu, reason: str) -> float | None:
-    return view.history.rate("clock events", gpu.uuid, reason, seconds=RATE_SECONDS)
+    return view.history.rate_over("clock events", gpu.uuid, reason, seconds=RATE_SECONDS)
 
 
 def _braked(view: View) -> Iterator[Match]:
@@ -176,7 +176,7 @@ def _idle(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         if not gpu.runs & training:
             continue
-        busy_ratio = view.history.rate("busy seconds", gpu.uuid, seconds=IDLE_SECONDS)
+        busy_ratio = view.history.rate_over("busy seconds", gpu.uuid, seconds=IDLE_SECONDS)
         if busy_ratio is None:
             busy_ratio = view.history.mean("busy", gpu.uuid, seconds=IDLE_SECONDS)
         if busy_ratio is not None and busy_ratio < GPU_IDLE_RATIO:

@@ -25,7 +25,7 @@ def _starved(view: View) -> Iterator[Match]:
         return
     active = {labels["uuid"]: value for labels, value in readings.rows("gpu_utilization_ratio")}
     active |= {labels["uuid"]: value for labels, value in readings.rows("gpu_sm_activity_ratio")}
-    pressure_ratio = view.history.rate("I/O pressure", seconds=RATE_SECONDS)
+    pressure_ratio = view.history.rate_over("I/O pressure", seconds=RATE_SECONDS)
     sleeping = readings.total("training_process_state", state="disk_sleep")
     processes = readings.total("training_process_instances")
     sleeping_ratio = sleeping / processes if sleeping is not None and processes else None
@@ -65,15 +65,15 @@ def _at_limit(view: View) -> Iterator[Match]:
 
 
 def _killed(view: View) -> Iterator[Match]:
-    increase = view.history.increase("killed", seconds=EVENT_SECONDS)
+    increase = view.history.increase("OOM kills", seconds=EVENT_SECONDS)
     if increase is not None:
-        processes = f"{increase.count:.0f} process{'es' if increase.count > 1 else ''}"
+        processes = f"{increase.amount:.0f} process{'es' if increase.amount > 1 else ''}"
         yield Match((), {"processes": processes}, since=increase.first, is_event=True)
 
 
 def _throttled(view: View) -> Iterator[Match]:
-    throttled = view.history.rate("throttled periods", seconds=RATE_SECONDS)
-    periods = view.history.rate("periods", seconds=RATE_SECONDS)
+    throttled = view.history.rate_over("throttled CPU periods", seconds=RATE_SECONDS)
+    periods = view.history.rate_over("CPU periods", seconds=RATE_SECONDS)
     if throttled is not None and periods and throttled / periods > THROTTLED_RATIO:
         yield Match((), {"share": share(throttled / periods)})
 

@@ -101,7 +101,7 @@ def _slow_start(view: View) -> Iterator[Match]:
 
 def _slower(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
-        rate = view.history.rate("executed steps", name, seconds=PACE_SECONDS)
+        rate = view.history.rate_over("executed steps", name, seconds=PACE_SECONDS)
         pauses = any(rank.run == name and rank.phase in PAUSING_PHASES for rank in view.ranks)
         if rate is None or pauses or run.is_ended or run.state in {"hung", "stalled"}:
             continue
@@ -114,7 +114,7 @@ def _slower(view: View) -> Iterator[Match]:
 def _waits_for_data(view: View) -> Iterator[Match]:
     phases: dict[str, dict[str, float]] = {}
     for run, phase in view.history.owners("phase"):
-        seconds = view.history.rate("phase", run, phase, seconds=PACE_SECONDS)
+        seconds = view.history.rate_over("phase", run, phase, seconds=PACE_SECONDS)
         phases.setdefault(run, {})[phase] = seconds or 0.0
     for run, rates in phases.items():
         total = sum(rates.values())
@@ -126,10 +126,10 @@ def _losses(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
-        increase = view.history.increase("nonfinite", name, "loss", existence="executed steps")
+        increase = view.history.increase("nonfinite", name, "loss", only_if_seen="executed steps")
         if increase is not None:
             recent = view.history.increase(
-                "nonfinite", name, "loss", seconds=NONFINITE_SECONDS, existence="executed steps"
+                "nonfinite", name, "loss", seconds=NONFINITE_SECONDS, only_if_seen="executed steps"
             )
             yield Match(
                 (name,),
@@ -143,15 +143,15 @@ def _losses(view: View) -> Iterator[Match]:
 
 def counted(increase: Increase, singular: str, plural: str) -> str:
     """Return the number of events with their name."""
-    return f"{increase.count:.0f} {singular if round(increase.count) == 1 else plural}"
+    return f"{increase.amount:.0f} {singular if round(increase.amount) == 1 else plural}"
 
 
 def _gradients(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
-        nonfinite = view.history.rate("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
-        steps = view.history.rate("executed steps", name, seconds=GRADIENT_SECONDS)
+        nonfinite = view.history.rate_over("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
+        steps = view.history.rate_over("executed steps", name, seconds=GRADIENT_SECONDS)
         if nonfinite is not None and steps is not None and nonfinite > GRADIENT_RATIO * steps:
             yield Match((name,), {"run": name, "share": share(nonfinite / steps) if steps else "all"})
 
@@ -159,8 +159,8 @@ def _gradients(view: View) -> Iterator[Match]:
 def _restarts(view: View) -> Iterator[Match]:
     for (run,) in view.history.owners("restarts"):
         increase = view.history.increase("restarts", run, seconds=RESTART_SECONDS)
-        if increase is not None and round(increase.count) > MAX_RESTARTS:
-            facts = {"run": run, "count": f"{increase.count:.0f}"}
+        if increase is not None and round(increase.amount) > MAX_RESTARTS:
+            facts = {"run": run, "count": f"{increase.amount:.0f}"}
             yield Match((run,), facts, since=increase.first)
 
 

@@ -47,13 +47,13 @@ def _stale_collectors(view: View) -> Iterator[Match]:
 
 def _dropped_series(view: View) -> Iterator[Match]:
     for (reason,) in view.history.owners("dropped series"):
-        if view.history.rate("dropped series", reason, seconds=RATE_SECONDS):
+        if view.history.rate_over("dropped series", reason, seconds=RATE_SECONDS):
             count = view.readings.total("exporter_series_dropped_total", reason=reason) or 0
             yield Match((reason,), {"count": f"{count:.0f}", "reason": reason})
 
 
 def _cost(view: View) -> Iterator[Match]:
-    cpu_ratio = view.history.rate("exporter CPU", seconds=RATE_SECONDS)
+    cpu_ratio = view.history.rate_over("exporter CPU", seconds=RATE_SECONDS)
     ranks = sum(rank.alive == 1 for rank in view.ranks)
     if cpu_ratio is not None and cpu_ratio > CORE_RATIO + CORE_RATIO_PER_RANK * ranks:
         yield Match((), {"share": share(cpu_ratio), "ranks": ranks})
