@@ -191,14 +191,12 @@ class Settings:
             if name in fields:
                 fields[name].__set__(self, value)
             else:
-                report(
-                    class_name, "unknown_field", f"no field {name!r} exists; there are {', '.join(fields)}"
-                )
+                report(class_name, "unknown_field", f"no field {name!r}; the fields are {', '.join(fields)}")
         self.check()
 
     def __setattr__(self, name: str, value: object) -> None:
         if name != "explicit_values" and not isinstance(getattr(type(self), name, None), Field):
-            report(type(self).__name__, "unknown_field", f"no field {name!r} exists")
+            report(type(self).__name__, "unknown_field", f"no field {name!r}")
         super().__setattr__(name, value)
 
     @classmethod

@@ -54,7 +54,7 @@ class OneLoggerObserver:
         self.settings = settings
         self.recorder = recorder
         self.delivery = delivery
-        self.spans = SpanExport(delivery)
+        self.span_export = SpanExport(delivery)
         self.process = os.getpid()
         self.enabled = settings.enable_for_current_rank
         self.training: TrainingTelemetryConfig | None = None
@@ -151,7 +151,7 @@ class OneLoggerObserver:
                 self._begin_loop(block)
             elif kind is kinds.CHECKPOINT_SAVE:
                 state.save = self._begin_save(block)
-            self.spans.start(block.span)
+            self.span_export.start(block.span)
             if kind is kinds.APPLICATION:
                 self._begin_application(block)
 
@@ -232,7 +232,7 @@ class OneLoggerObserver:
                 self._export_figures(block, state, timestamp, is_failed=error is not None)
                 if self._is_application_ending:
                     self._export_forced_end(block, state, timestamp)
-            self.spans.stop(block.span)
+            self.span_export.stop(block.span)
             block.data = None
             if ends_application:
                 self.delivery.close_exporters()
@@ -270,7 +270,7 @@ class OneLoggerObserver:
         )
         error = ErrorEvent.create(message, timestamp=timestamp)
         block.span.append_event(error)
-        self.spans.error(block.span, error)
+        self.span_export.error(block.span, error)
 
     def _end_save(
         self, block: ObservedBlock, save: CheckpointFigures, timestamp: TracingTimestamp, *, is_failed: bool
@@ -319,11 +319,11 @@ class OneLoggerObserver:
                     now = TracingTimestamp.now()
                     block.span.stop(None, now)
                     self._export_forced_end(block, block.data, now)
-                    self.spans.stop(block.span)
+                    self.span_export.stop(block.span)
                 elif block.data.save is not None:
                     self._saves.drop(block.data.save)
             block.data = None
-            self.spans.forget(block.span)
+            self.span_export.forget(block.span)
 
     # Iterations and events -------------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ class OneLoggerObserver:
 
     def event_added(self, span: Span, event: Event) -> None:
         """Export an event that the job has added to a span."""
-        self.spans.event(span, event)
+        self.span_export.event(span, event)
 
     def _export_event(
         self,
@@ -372,7 +372,7 @@ class OneLoggerObserver:
         """Add an event to the span of a block, and export the event."""
         event = Event.create(name, attributes, timestamp)
         block.span.append_event(event)
-        self.spans.event(block.span, event)
+        self.span_export.event(block.span, event)
 
 
 def _is_valid_loop(values: Mapping[str, object]) -> bool:

@@ -29,10 +29,10 @@ class RecorderObserver:
 
     def __init__(self, recorder: DefaultRecorder) -> None:
         self._recorder = recorder
-        self.spans = SpanExport(recorder.delivery)
+        self.span_export = SpanExport(recorder.delivery)
 
     def observes(self, kind: BlockKind) -> bool:  # noqa: ARG002  # part of the protocol
-        """Return False, because hot blocks never belong to a recorder."""
+        """Return False: the blocks of steps and of phases in a step never belong to a recorder."""
         return False
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:  # noqa: ARG002
@@ -40,13 +40,13 @@ class RecorderObserver:
         return True
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:  # noqa: ARG002
-        """Return False, because spans of the same name can be nested."""
+        """Return False: the recorder refuses no start. Its own spans can be nested in spans of the same name."""
         return False
 
     def block_began(self, block: ObservedBlock) -> None:
         """Export the start of a span of the recorder."""
         if block.values.get(RECORDER_VALUE) is self._recorder:
-            self.spans.start(block.span)
+            self.span_export.start(block.span)
 
     def block_ending(self, block: ObservedBlock) -> None:
         """Do nothing, because the recorder has no blocks of applications and loops."""
@@ -58,15 +58,15 @@ class RecorderObserver:
         error: BaseException | None,  # noqa: ARG002
     ) -> None:
         """Export the stop of a span of the recorder."""
-        self.spans.stop(block.span)
+        self.span_export.stop(block.span)
 
     def block_discarded(self, block: ObservedBlock) -> None:
-        """Discard a span."""
-        self.spans.forget(block.span)
+        """Forget a span without exporting its stop."""
+        self.span_export.forget(block.span)
 
     def event_added(self, span: Span, event: Event) -> None:
         """Export an event of a span of the recorder."""
-        self.spans.event(span, event)
+        self.span_export.event(span, event)
 
     def end_without_begin(self, kind: BlockKind, call: str) -> None:
         """Do nothing, because the call does not concern a span of the recorder."""
@@ -113,7 +113,10 @@ class DefaultRecorder:
         start_time: TracingTimestamp | None = None,
         parent_span: Span | None = None,
     ) -> Span:
-        """Start a span. After `close`, the returned span is not recorded."""
+        """Start a span.
+
+        After `close`, and while one-logger is disabled, the returned span is not recorded. A call after `close` counts as misuse.
+        """
         if not self._accepts("start"):
             return Span.create(span_name, parent_span, span_attributes, start_event_attributes, start_time)
         span, _ = begin_block(
@@ -134,7 +137,7 @@ class DefaultRecorder:
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Stop a span. Stopping a span that is not active is an invalid call."""
+        """Stop a span. A call for a span that is not active is counted as misuse and ignored."""
         if self._accepts("stop") and self._is_active("stop", span):
             kind = kinds.named_kind(to_name(span.name), is_phase=False)
             end_block(
@@ -146,13 +149,13 @@ class DefaultRecorder:
             )
 
     def event(self, span: Span, event: Event) -> Event:
-        """Record and return an event of an active span."""
+        """Record and return an event of a span."""
         if self._accepts("event") and self._is_span("event", span):
             span.add_event(event)
         return event
 
     def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
-        """Record an error of the application, and return its event."""
+        """Record an error of a span, and return the event of the error."""
         event = ErrorEvent.create(error_message, exception)
         if self._accepts("error") and self._is_span("error", span) and isinstance(span, Span):
             span.append_event(event)
@@ -161,7 +164,7 @@ class DefaultRecorder:
 
     def _export_error(self, span: Span, event: ErrorEvent) -> None:
         if self._observer is not None:
-            self._observer.spans.error(span, event)
+            self._observer.span_export.error(span, event)
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
         """Export a notice that records are missing."""
@@ -169,7 +172,7 @@ class DefaultRecorder:
             self.delivery.telemetry_data_error(error_message, attributes)
 
     def close(self) -> None:
-        """Stop all active spans, innermost first, and close the exporters. A second call has no effect."""
+        """Stop the active spans of this recorder, the latest first, and close the exporters. A second call has no effect."""
         if self._is_closed:
             return
         for span in reversed(self._active_spans()):
@@ -197,6 +200,7 @@ class DefaultRecorder:
 
     @staticmethod
     def _is_active(call: str, span: object) -> bool:
+        """Return True if an object is an active span. Otherwise count the call as misuse."""
         if isinstance(span, Span) and span.active:
             return True
         misuse(f"recorder.{call}", "no_such_span", f"an active span, not {safe_repr(span)}")
@@ -207,7 +211,7 @@ class DefaultRecorder:
         """Return True if an object is a span. Otherwise count the call as misuse."""
         if isinstance(span, (Span, NonRecordingSpan)):
             return True
-        misuse(f"recorder.{call}", "no_such_span", f"an active span, not {safe_repr(span)}")
+        misuse(f"recorder.{call}", "no_such_span", f"a span, not {safe_repr(span)}")
         return False
 
 

@@ -73,7 +73,7 @@ class TrainingRecorder(DefaultRecorder):
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Stop a span. Stopping a span that is not active is an invalid call."""
+        """Stop a span. A call for a span that is not active is counted as misuse and ignored."""
         if self._is_active("stop", span):
             end_block(
                 _kind_of(span.name), "stop", timestamp=stop_time, span=span, attributes=stop_event_attributes
@@ -82,7 +82,7 @@ class TrainingRecorder(DefaultRecorder):
     def _export_error(self, span: Span, event: ErrorEvent) -> None:
         observer = current()
         if observer is not None:
-            observer.spans.error(span, event)
+            observer.span_export.error(span, event)
 
     def _active_spans(self) -> list[Span]:
         return [block.span for block in TRAINING.open_blocks()] + _open_iterations()

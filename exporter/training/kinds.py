@@ -98,6 +98,7 @@ KINDS = (
 
 _BY_SPAN_NAME = {kind.span_name: kind for kind in KINDS} | {"checkpoint_save_async": CHECKPOINT_SAVE}
 _PHASE_ONLY_BY_PHASE = {str(kind.phase): kind for kind in PHASE_ONLY}
+_PHASE_ONLY_BY_SPAN_NAME = {kind.span_name: kind for kind in PHASE_ONLY}
 _USER_KINDS: dict[tuple[str, bool], BlockKind] = {}
 
 
@@ -107,10 +108,11 @@ def by_span_name(name: object) -> BlockKind | None:
 
 
 def named_kind(name: object, *, is_phase: bool) -> BlockKind:
-    """Return the kind of a user-defined name.
+    """Return the kind of `phase(name)` if *is_phase* is true, otherwise the kind of `span(name)`.
 
-    If *is_phase* is true and the name is not a phase, report misuse and return a kind without a phase. A span with the name of a
-    phase counts for that phase.
+    A span with the name of a phase, or with the span name of such a phase, counts for the phase. Unlike a block of a standard
+    kind, the span can be nested in a span of the same name. For a phase of an unknown name, report misuse and return a kind
+    without a phase.
     """
     text = to_name(name)[:MAX_NAME_CHARACTERS] or OTHER
     if not text.isprintable():
@@ -118,17 +120,18 @@ def named_kind(name: object, *, is_phase: bool) -> BlockKind:
     known_kind = _USER_KINDS.get((text, is_phase))
     if known_kind is not None:
         return known_kind
-    phase_only_kind = _PHASE_ONLY_BY_PHASE.get(text) if is_phase else None
-    if phase_only_kind is None and (standard_kind := _BY_SPAN_NAME.get(text)) in PHASE_ONLY:
-        phase_only_kind = standard_kind
-    if phase_only_kind is not None:
+    phase_only_kind = _PHASE_ONLY_BY_PHASE.get(text) or _PHASE_ONLY_BY_SPAN_NAME.get(text)
+    if is_phase and phase_only_kind is not None:
         return phase_only_kind
-    if is_phase and text not in PHASES:
+    phase = text if text in PHASES else None
+    if phase_only_kind is not None:
+        phase = phase_only_kind.phase
+    if is_phase and phase is None:
         report("phase", "unknown_phase", f"one of {', '.join(PHASES)}, not {text!r}; use span(name)")
     if len(_USER_KINDS) >= MAX_NAMES and text != OTHER:
         return named_kind(OTHER, is_phase=False)
     call = f"{'phase' if is_phase else 'span'}({text!r})"
-    kind = BlockKind(call, text if text in PHASES else None, text, is_exclusive=False)
+    kind = BlockKind(call, phase, text, is_exclusive=False)
     return _USER_KINDS.setdefault((text, is_phase), kind)
 
 

@@ -408,6 +408,18 @@ def test_closing_a_recorder_ends_open_spans_innermost_first() -> None:
     assert memory.names("stop") == ["inner", "outer"]
 
 
+@pytest.mark.parametrize("name", ["data_loading", "model_forward", "training_loop", "mine"])
+def test_spans_of_a_recorder_with_the_same_name_can_be_nested(name: str) -> None:
+    memory = InMemoryExporter()
+    recorder = one_logger.DefaultRecorder([memory])
+    outer = recorder.start(name)
+    recorder.stop(recorder.start(name))
+    recorder.stop(outer)
+    recorder.close()
+
+    assert memory.names("start") == memory.names("stop") == [name, name]
+
+
 def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
     class Broken(one_logger.DefaultRecorder):
         def start(self, *arguments: Any, **named: Any) -> one_logger.Span:
