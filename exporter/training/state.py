@@ -86,7 +86,7 @@ class PhaseSeries(Value):
         if self.durations is None or not totals.cells:
             return
         cells = list(totals.cells)
-        if sum(cells) != self.durations.count:
+        if sum(cells) != self.durations.count:  # a duration was counted since the last call
             counts = classic_buckets(cells, PHASE_BUCKETS)
             self.durations.replace(totals.duration_seconds, counts, native_buckets(cells))
 
@@ -108,14 +108,13 @@ class TrainingState:
         self.checkpoints = Checkpoints(self.families, self.work)
         self.wall_clock_offset = 0.0
         self.loop: Loop | None = None
-        self._loops = 0
-        self._first_step: int | None = None  # number of steps before the first loop
-        self._is_inferred = False  # True if a bridge inferred the latest loop
-        self._last_step_end: float | None = (
-            None  # monotonic time at the end of the latest step, or at the start of the loop
-        )
-        self._last_possible_work = 0.0  # seconds, at the latest step
-        self._is_closed = False  # True if the application has ended and was not started again
+        self._loop_count = 0
+        self._start_of_first_loop: int | None = None  # number of steps before the first loop
+        self._is_loop_inferred = False  # of the latest loop
+        # Monotonic time at the end of the latest step, or at the start of the loop.
+        self._last_step_end: float | None = None
+        self._last_possible_work = 0.0  # `PhaseClock.possible_work` at the latest step
+        self._has_application_ended = False  # True if the application has ended and was not started again
         self._is_finished = False
         self._failure = ""  # exit reason, from `END_REASONS`
         self._parameters: dict[str, AttributeValue | None] = {}  # parameters of `describe` that are not facts
@@ -141,7 +140,11 @@ class TrainingState:
         }
 
     def apply(self, records: Sequence[Record]) -> None:
-        """Apply records in order. After an unexpected exception, the rest of the consecutive records of one type is lost."""
+        """Apply records in order.
+
+        Consecutive records of one type are applied together. An unexpected exception is logged, and the rest of these records is
+        lost.
+        """
         for record_type, group in groupby(records, type):
             try:
                 if record_type is IterationEnded:
@@ -160,9 +163,14 @@ class TrainingState:
         self.progress.reset()
 
     def count_misuse(self, dropped_records: int) -> None:
-        """Report dropped records as misuse, and count all reported misuse."""
+        """Count the pending reports of misuse, and, with the rule `dropped`, a flush with dropped records."""
         if dropped_records:
-            report("records", "dropped", f"fewer records at once: {dropped_records} records were dropped")
+            self.families.counter("training.misuse", call="records", rule="dropped").add()
+            log_once(
+                "training records dropped",
+                f"{dropped_records} training records were dropped, because the queue was full"
+                ' (logged once; training_misuse_total{rule="dropped"} counts the flushes with dropped records)',
+            )
         count_and_log_pending(self.families)
 
     # Steps -----------------------------------------------------------------------------------------------
@@ -224,11 +232,11 @@ class TrainingState:
     # Loops and the application ---------------------------------------------------------------------------
 
     def _enter_loop(self, start: int, *, is_inferred: bool) -> Loop:
-        self._loops += 1
-        self.loop = Loop(self._loops, start, start)
-        if self._first_step is None or (self._is_inferred and not is_inferred):
-            self._first_step = start
-        self._is_inferred = is_inferred
+        self._loop_count += 1
+        self.loop = Loop(self._loop_count, start, start)
+        if self._start_of_first_loop is None or (self._is_loop_inferred and not is_inferred):
+            self._start_of_first_loop = start
+        self._is_loop_inferred = is_inferred
         return self.loop
 
     def _loop_began(self, record: LoopBegan) -> None:
@@ -246,15 +254,15 @@ class TrainingState:
         self._failure = self._failure or record.failure
 
     def _application_began(self, _: ApplicationBegan) -> None:
-        if self._is_closed:
-            self._is_closed = False
+        if self._has_application_ended:
+            self._has_application_ended = False
             self.loop = None
             self.checkpoints.pending_saves.clear()
         self._is_finished, self._failure = False, ""
 
     def _application_ended(self, record: ApplicationEnded) -> None:
         self.progress.count_expected()
-        self._is_closed = True
+        self._has_application_ended = True
         self._failure = self._failure or record.failure
         self._is_finished = record.is_orderly and not self._failure
 
@@ -266,7 +274,7 @@ class TrainingState:
     def _save_began(self, record: SaveBegan) -> None:
         step = record.step
         if type(step) is not int or not is_count(abs(step)):
-            report(record.call, "global_step", f"global_step to be a number, not {safe_repr(step)}")
+            report(record.call, "global_step", f"global_step to be an integer, not {safe_repr(step)}")
             step = 0 if self.loop is None else self.loop.completed_steps
         completed_steps = step if self.loop is None else self.loop.completed_steps
         self._saves[record.key] = self.checkpoints.begin(
@@ -279,7 +287,7 @@ class TrainingState:
             return
         is_synchronous = save.strategy == "sync"
         if is_synchronous and record.is_success and not save.is_confirmed:
-            self.checkpoints.succeed(save, record.end_time, record.unix_seconds)
+            self.checkpoints.succeed(save, record.end_time, record.unix_seconds)  # `fail` then has no effect
         self.checkpoints.observe_blocking(save.strategy, max(record.end_time - save.start_time, 0.0))
         if is_synchronous or record.is_success is False:
             self.checkpoints.fail(save)
@@ -368,9 +376,9 @@ class TrainingState:
             phase_since=clock.active_since + self.wall_clock_offset,
             phases=clock.seconds,
             last_progress=last_progress,
-            first_step=self._first_step,
-            loop=self._loops,
-            inferred_loop=self._is_inferred,
+            first_step=self._start_of_first_loop,
+            loop=self._loop_count,
+            inferred_loop=self._is_loop_inferred,
             step=None if self.loop is None else self.loop.completed_steps,
             steps=progress.steps,
             work_seconds=work.seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,26 @@ def test_a_new_identity_restarts_the_totals_while_blocks_stay_open(tmp_path: Pat
         for snapshot in snapshots(tmp_path / "feed")
     }
     assert steps == {"generated name": 4, "second": 3}
+
+
+def test_records_that_find_the_queue_full_are_counted_and_logged_with_their_number(tmp_path: Path) -> None:
+    completed = run_python(
+        """
+        import exporter
+        from exporter import training
+        from exporter.training import recorder
+        recorder.MAX_RECORDS = 0
+        for _ in range(5):
+            with training.span("tokenize"):
+                pass
+        """,
+        tmp_path,
+    )
+
+    (snapshot,) = snapshots(tmp_path / "feed")
+    notice = r"exporter: [1-9]\d* training records were dropped, because the queue was full \(logged once;"
+    assert re.match(notice, completed.stderr)
+    assert total(snapshot, "training.misuse", call="records", rule="dropped") == 1
 
 
 def test_a_save_is_published_before_the_next_flush(tmp_path: Path) -> None:
