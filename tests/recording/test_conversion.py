@@ -157,7 +157,6 @@ def test_an_interrupt_in_the_jobs_own_code_reaches_the_job(convert: Any) -> None
         convert(Interrupted())
 
 
-@pytest.mark.parametrize("convert", CONVERSIONS)
 @pytest.mark.parametrize(
     "make",
     [
@@ -172,14 +171,15 @@ def test_an_interrupt_in_the_jobs_own_code_reaches_the_job(convert: Any) -> None
     ],
     ids=["list", "dict", "OrderedDict", "deque", "str", "plain", "nested", "int"],
 )
-def test_conversion_of_a_container_of_a_million_items_is_bounded(
-    convert: Any, make: Callable[[], object]
-) -> None:
+def test_conversion_of_a_container_of_a_million_items_is_bounded(make: Callable[[], object]) -> None:
     value = make()
-    start = thread_time()
-    convert(value)
+    cpu_seconds = {}
+    for convert in CONVERSIONS:
+        start = thread_time()
+        convert(value)
+        cpu_seconds[convert.__name__] = thread_time() - start
 
-    assert thread_time() - start < 0.3
+    assert {name: seconds for name, seconds in cpu_seconds.items() if seconds >= 0.3} == {}
 
 
 @pytest.mark.parametrize(
