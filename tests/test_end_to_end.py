@@ -97,7 +97,7 @@ class Sidecar:
         self.address = f"127.0.0.1:{free_port()}"
         configuration = directory / "config.yaml"
         configuration.write_text(
-            f"feed: {{interval: 250ms, stale_after: {STALE_SECONDS:.0f}s, linger: {LINGER_SECONDS:.0f}s}}\n"
+            f"feed: {{interval: 250ms, stale_after: {STALE_SECONDS:.0f}s, linger: {LINGER_SECONDS:.0f}s}}\ngpu: {{enabled: false}}\n"
         )
         self._command = [
             *(sys.executable, "-m", "exporter", f"--web.listen-address={self.address}"),

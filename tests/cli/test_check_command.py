@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
+import io
 import json
 import os
 import signal
@@ -25,6 +27,7 @@ from exporter.cli.check import BOOT_ID, nvidia, rapl, run_probes
 from exporter.cli.check_server import own_metrics
 from exporter.cli.configuration import Configuration
 from exporter.cli.findings import CheckFinding
+from exporter.cli.main import main
 from exporter.diagnoses import REFUSED_FILES
 from exporter.feed import runs
 from exporter.feed.writer import FeedWriter
@@ -41,13 +44,24 @@ sys.stdin.read()
 """
 
 
-def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[dict[str, str]]]:
-    """Run `check` and return its exit status and findings."""
+def check_arguments(feed: Path, *flags: str, port: int | None = None) -> list[str]:
+    """Return the arguments of `check` for a feed directory, by default with a free port as the address of the exporter."""
     address = f"--web.listen-address=127.0.0.1:{free_port() if port is None else port}"
-    arguments = [f"--feed.dir={feed}", address, "--check.format=json", *flags]
-    result = run_to_completion([sys.executable, "-m", "exporter", "check", *arguments])
-    assert result.stdout, result.stderr
-    return result.returncode, json.loads(result.stdout)["findings"]
+    return ["check", f"--feed.dir={feed}", address, "--check.format=json", *flags]
+
+
+def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[dict[str, str]]]:
+    """Run `check` in this process and return its exit status and findings."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = main(check_arguments(feed, *flags, port=port), child_environment())
+    return status, json.loads(output.getvalue())["findings"]
+
+
+def check_from_another_process(feed: Path, *flags: str) -> list[dict[str, str]]:
+    """Return the findings of a `check` process, because the locks of this process are invisible to this process."""
+    result = run_to_completion([sys.executable, "-m", "exporter", *check_arguments(feed, *flags)])
+    findings: list[dict[str, str]] = json.loads(result.stdout)["findings"]
+    return findings
 
 
 def finding_of(findings: list[dict[str, str]], subject: str) -> dict[str, str]:
@@ -148,7 +162,8 @@ def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not
     writers = [FeedWriter(tmp_path, process) for process in (trainer, newcomer)]
     for writer in writers:
         assert writer.publish(new_recording())
-    warnings = [finding["found"] for finding in check(tmp_path)[1] if finding["status"] == "warn"]
+    findings = check_from_another_process(tmp_path)
+    warnings = [finding["found"] for finding in findings if finding["status"] == "warn"]
 
     expected = 'process 8 trains as rank 0 of run "r", and so does process 7'
     assert (expected in warnings) is is_reported
@@ -366,7 +381,7 @@ def test_an_exporter_that_holds_the_energy_lock_is_named(tmp_path: Path) -> None
     lock = NodeLock(tmp_path, BOOT_ID.read_text().strip())
     assert lock.acquire()
 
-    finding = finding_of(check(tmp_path, f"--config.file={config}")[1], "energy")
+    finding = finding_of(check_from_another_process(tmp_path, f"--config.file={config}"), "energy")
     lock.release()
 
     assert f"process {os.getpid()} counts the energy" in finding["found"]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from places import DATA
 from run_support import (
     child_environment,
     free_port,
@@ -22,7 +23,6 @@ from run_support import (
     processes_naming,
     run_to_completion,
     running_process,
-    short_interval_flags,
 )
 from waiting import wait_until
 
@@ -107,7 +107,10 @@ def is_past_the_crash(pages: list[str]) -> bool:
 @pytest.mark.timeout(90)
 def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
     pages: list[str] = []
-    flags = ["--demo.speed=6", *short_interval_flags(())]  # at this speed, the gap lasts two seconds
+    flags = [
+        "--demo.speed=6",
+        f"--config.file={DATA / 'quick-gpus.yml'}",
+    ]  # at this speed, the gap lasts two seconds
     with demo(tmp_path, *flags) as (process, port):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not is_past_the_crash(pages):

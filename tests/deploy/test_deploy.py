@@ -18,7 +18,9 @@ import pytest
 import yaml
 from rules_support import ROOT, alerts, labels_by_name, load_yaml, promtool, rules
 from run_support import child_environment, free_port, run_to_completion
-from serve_support import exporter, sidecar
+from serve_support import sidecar
+
+from exporter.cli.main import main
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -308,9 +310,7 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_known_fl
             setting = str(tmp_path / "config.yaml")
         arguments.append(f"{flag}={setting}")
 
-    completed_run = exporter("--config.check", *arguments)
-
-    assert completed_run.returncode == 0, completed_run.stderr
+    assert main(["--config.check", *arguments], child_environment()) == 0
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -556,9 +556,7 @@ def test_the_unit_starts_the_exporter_with_known_flags(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     flags = command[1].replace("/etc/training-exporter", str(tmp_path))
 
-    completed_run = exporter("--config.check", *shlex.split(flags))
-
-    assert completed_run.returncode == 0, completed_run.stderr
+    assert main(["--config.check", *shlex.split(flags)], child_environment()) == 0
 
 
 # --- documents -----------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ JOBS = PROJECT / "tests" / "hangs" / "jobs"
 HANG_AFTER_SECONDS = 3.0
 CONFIGURATION = f"""
 feed: {{interval: 500ms}}
+gpu: {{enabled: false}}
 goodput: {{hang_after: {HANG_AFTER_SECONDS:.0f}s, hang_steps: 1}}
 hang: {{interval: 500ms}}
 """

@@ -25,7 +25,7 @@ from serve_support import Sidecar, environment, sidecar
 from waiting import PATIENCE, wait_until
 
 JOB = TESTS / "goodput_job.py"
-CONFIGURATION = "feed:\n  interval: 200ms\n"
+CONFIGURATION = "feed: {interval: 200ms}\ngpu: {enabled: false}\n"
 
 
 @dataclass(frozen=True)
@@ -280,6 +280,8 @@ feed:
 collectors:
   processes: {{interval: 200ms}}
   rapl: {{interval: 200ms}}
+gpu:
+  enabled: false
 energy:
   interval: 300ms
   lock_dir: {directory}
