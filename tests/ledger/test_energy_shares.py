@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from energy_support import EnergyNode, gpu_reading
+from energy_support import EnergyNode, energy_of, gpu_reading
 from ledger_support import Page
 
 from exporter.collectors.job import (
@@ -25,6 +25,7 @@ from exporter.ledger.state.store import StateStore
 
 RUNS = {7: "a", 8: "b"}
 """Run of each process."""
+WATTS = 500.0
 
 
 class Node(EnergyNode):
@@ -51,7 +52,7 @@ class Node(EnergyNode):
         )
 
     def readings(self) -> Sequence[EnergyReading]:
-        joules = None if self.is_lost else 500.0 * self.clock.monotonic
+        joules = None if self.is_lost else WATTS * self.clock.monotonic
         reading = gpu_reading(joules, self.points[-1].time)
         return (replace(reading, history=() if self.is_lost else tuple(self.points)),)
 
@@ -76,7 +77,7 @@ class Node(EnergyNode):
         for _ in range(passes):
             self.clock.advance(5.0)
             if not self.is_lost:
-                self.points.append(EnergyPoint(self.clock.monotonic, 500.0 * self.clock.monotonic))
+                self.points.append(EnergyPoint(self.clock.monotonic, WATTS * self.clock.monotonic))
             page: Page = self.collect()
         shares = {
             run: page.get("training_energy_share_ratio", run=run, component="gpu", device="GPU-a")
@@ -112,6 +113,21 @@ def test_a_free_gpu_has_no_shares(node: Node) -> None:
     node.pids = []
 
     assert node.shares() == {}
+
+
+@pytest.mark.parametrize("pids", [[7], [7, 8]])
+def test_energy_used_while_no_sidecar_was_running_is_attributed_once(node: Node, pids: list[int]) -> None:
+    node.pids = pids
+    node.shares()
+    joules_before = energy_of(node.collect())
+    seconds_before = node.clock.monotonic
+    node.clock.advance(30.0)
+    node.points.clear()  # the readings of the new sidecar start after the restart
+    node.restart()
+    node.shares(passes=6)
+
+    joules = energy_of(node.collect()) - joules_before
+    assert joules == pytest.approx(WATTS * (node.clock.monotonic - seconds_before))
 
 
 def test_a_lost_gpu_has_no_shares(node: Node) -> None:

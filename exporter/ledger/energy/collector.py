@@ -360,10 +360,8 @@ class EnergyCollector:
         if part.ratio == 1.0:
             split = self._splitter.split_between(reading.device, gpu_part.intervals, part.start, part.end)
         joules, seconds = part.joules, part.end - part.start
-        if device.bridged_joules and run.spans_restart:
-            joules += device.bridged_joules * part.ratio
-            if part.ratio == 1.0:
-                device.bridged_joules = 0.0
+        if run.spans_restart:
+            joules += device.take_bridged(part.ratio)
         run.counters.add_energy(reading, part.method, joules, seconds, self._options, self._intensity, split)
         self._charge_gpu(run, GpuTime(part.run, reading.device, part.ratio, part.start, part.end))
         self._shares.add_slice(reading.device, part)

@@ -45,11 +45,12 @@ class DeviceEnergy:
 
     reading: EnergyReading  # the latest
     saved_record: DeviceRecord | None = None  # by the previous sidecar, in the same boot
-    # undivided energy of the previous sidecar, and energy used while no sidecar was running
+    # unattributed energy of the previous sidecar, and of the time without a sidecar
     bridged_joules: float = 0.0
     pending_joules: float = 0.0  # undivided energy that this sidecar has read
     idle: IdlePower = field(default_factory=IdlePower)
     gaps: dict[str, float] = field(default_factory=dict)  # joules attributed to no run, by reason
+    _initial_bridged_joules: float = 0.0
     _joules: float | None = None  # of the last reading with a value
     _read_at: float = 0.0  # monotonic time of that reading
     _moments: deque[_CrosscheckMoment] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
@@ -58,13 +59,19 @@ class DeviceEnergy:
         """Mark the energy as divided, except for *waiting_joules*."""
         self.pending_joules, self.bridged_joules = waiting_joules, 0.0
 
+    def take_bridged(self, ratio: float) -> float:
+        """Remove and return a share of the bridged energy, or the remainder if the remainder is smaller."""
+        joules = min(self.bridged_joules, self._initial_bridged_joules * ratio)
+        self.bridged_joules -= joules
+        return joules
+
     def add(self, reading: EnergyReading, working: bool | None) -> None:
         """Add the energy since the last reading; *working* is None if the activity of the device is unknown."""
         self.reading = reading
         if reading.joules is None:
             return
         if self._joules is None:
-            self.bridged_joules += self._joules_since_save(reading)
+            self.bridged_joules = self._initial_bridged_joules = self._joules_since_save(reading)
             if reading.history:
                 self.pending_joules += reading.joules - reading.history[0].joules
         elif reading.time > self._read_at:
@@ -74,7 +81,7 @@ class DeviceEnergy:
             self.pending_joules += increment_joules
             self.idle.record(increment_joules / (reading.time - self._read_at), is_working=working)
         self._joules, self._read_at = reading.joules, reading.time
-        self._note_crosscheck(reading, reading.joules)
+        self._record_crosscheck(reading, reading.joules)
 
     def add_gap(self, reason: str, joules: float) -> None:
         """Add energy that was attributed to no run."""
@@ -99,7 +106,7 @@ class DeviceEnergy:
             joules = joules_between(saved_register, first_register, range_joules=reading.range_joules)
         return saved_record.pending_joules + (joules or 0.0)
 
-    def _note_crosscheck(self, reading: EnergyReading, joules: float) -> None:
+    def _record_crosscheck(self, reading: EnergyReading, joules: float) -> None:
         moments, power_joules = self._moments, reading.power_joules
         if power_joules is None:
             moments.clear()
