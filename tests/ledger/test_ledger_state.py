@@ -187,6 +187,28 @@ def test_claims_survive_a_removed_lock_file(store: StateStore, tmp_path: Path) -
         child.communicate()
 
 
+def test_cleanup_continues_after_a_file_that_cannot_be_removed_and_releases_its_lock(
+    store: StateStore, tmp_path: Path
+) -> None:
+    path = save_record(store)
+    store.release(KEY)
+    path.unlink()
+    path.mkdir()
+    os.utime(path, (2, 2))
+    older_path = save_record(store, key=("rank", "old", "0", "", ""))
+    store.release(("rank", "old", "0", "", ""))
+    os.utime(older_path, (1, 1))
+    store.tidy()
+    child = start_writer(tmp_path)
+    assert child.stdout is not None
+    first_line = child.stdout.readline()
+    child.kill()
+    child.communicate()
+
+    assert first_line == "0\n", "the child has claimed the key"
+    assert not older_path.exists()
+
+
 def test_a_save_on_a_full_tmpfs_fails_and_keeps_the_previous_content(tmp_path: Path) -> None:
     small_filesystem = tmp_path / "small"
     small_filesystem.mkdir()

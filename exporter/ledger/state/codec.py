@@ -1,6 +1,6 @@
 """Conversion of dataclasses to JSON and back.
 
-Unknown keys are ignored, and fields without a key have their defaults, so that a release can read the state of earlier and of later
+Unknown keys are ignored, and fields without a key have their defaults, so that a release can read the state of earlier and later
 releases. A class may restrict the saved fields with `SAVED_FIELDS`. If a field was renamed, `JSON_KEYS` contains the key that all
 releases use.
 """

@@ -23,11 +23,12 @@ StateKey = tuple[str, ...]
 """Kind of content, run (empty if the content does not belong to a run), and further parts that make the key unique."""
 
 SUFFIX, ASIDE = ".ledger", ".damaged-"
+"""End of the name of a state file, and the text that follows it in the name of an unusable file, before the Unix time."""
 MAX_BYTES = 32 << 20
 """Maximum size of a state file. Larger files are neither written nor read."""
 _MAGIC = b"training-exporter-ledger"
 _VERSION = 3
-_MAX_HEADER_BYTES = 128
+_MAX_FIRST_LINE_BYTES = 128
 
 
 class DamagedFileError(Exception):
@@ -52,10 +53,10 @@ def file_name(key: StateKey) -> str:
 
 
 def encode_file(file: StateFile) -> bytes:
-    """Return the bytes of a state file. Raises OSError (EFBIG) if they are more than `MAX_BYTES`."""
-    head = json.dumps({"key": file.key, "sidecar": file.sidecar}).encode() + b"\n"
-    header = b"%s %d %08x\n" % (_MAGIC, _VERSION, zlib.crc32(file.content, zlib.crc32(head)))
-    data = header + head + file.content
+    """Return the bytes of a state file. Raises OSError (EFBIG) above `MAX_BYTES`."""
+    key_line = json.dumps({"key": file.key, "sidecar": file.sidecar}).encode() + b"\n"
+    checksum = zlib.crc32(file.content, zlib.crc32(key_line))
+    data = b"%s %d %08x\n" % (_MAGIC, _VERSION, checksum) + key_line + file.content
     if len(data) > MAX_BYTES:
         raise OSError(errno.EFBIG, f"the state is larger than {MAX_BYTES >> 20} MiB")
     return data
@@ -66,16 +67,16 @@ def read_state_file(path: Path) -> StateFile:
     data = _read(path)
     first_line, _, body = data.partition(b"\n")
     fields = first_line.split()
-    if len(fields) != 3 or len(first_line) >= _MAX_HEADER_BYTES or fields[0] != _MAGIC:
+    if len(fields) != 3 or len(first_line) >= _MAX_FIRST_LINE_BYTES or fields[0] != _MAGIC:
         raise DamagedFileError("the file is empty or not a state file")
     if fields[1] != b"%d" % _VERSION:
         version = fields[1].decode(errors="replace")
         raise DamagedFileError(f"format version {version} is not supported (supported: {_VERSION})")
     if fields[2] != b"%08x" % zlib.crc32(body):
         raise DamagedFileError("the checksum is wrong: the file is incomplete or damaged")
-    header_line, _, content = body.partition(b"\n")
+    key_line, _, content = body.partition(b"\n")
     try:
-        header = parse(header_line)
+        header = parse(key_line)
         # Earlier releases wrote the key `keeper`.
         sidecar = header["sidecar"] if "sidecar" in header else header["keeper"]
         return StateFile(tuple([str(part) for part in header["key"]]), str(sidecar), content)
@@ -91,13 +92,17 @@ def _read(path: Path) -> bytes:
         if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
             raise DamagedFileError("not a regular file") from error
         raise
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        # Before `fdopen`, which raises for a directory.
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise DamagedFileError("not a regular file")
         if status.st_size > MAX_BYTES:
             raise DamagedFileError(f"{status.st_size} bytes, more than {MAX_BYTES}")
-        data = file.read(MAX_BYTES + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > MAX_BYTES:
         raise DamagedFileError(f"more than {MAX_BYTES} bytes")
     return data

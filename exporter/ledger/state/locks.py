@@ -27,7 +27,7 @@ class StateLocks:
     def acquire(self, name: str) -> bool:
         """Lock a state file. Return False if a different sidecar holds the lock.
 
-        On a file system without locks, every sidecar succeeds and logs a warning once.
+        On a file system without locks, every sidecar acquires the lock, and logs a warning once.
         """
         if self._descriptor is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -66,4 +66,5 @@ class StateLocks:
 
 
 def _offset(name: str) -> int:
+    """Return the byte of the lock file that is locked for a state file."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")

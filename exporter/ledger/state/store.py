@@ -2,8 +2,8 @@
 
 A file is replaced as a whole by a rename. For each claimed key a sidecar holds a record lock on a byte of the file
 `locks`. An unusable file (damaged, too large, not a regular file, or of a different version) is renamed to
-`<name>.damaged-<unix time>`, logged and counted; totals that only this file contains restart at 0. The store does not call `fsync`, which would wait for
-the job's checkpoint; the checksum detects the result of a power loss.
+`<name>.damaged-<unix time>`, logged and counted. Totals that no other file contains then restart at 0. The store does not call
+`fsync`, which would wait for the job's checkpoint; the checksum detects a file that a power loss has truncated.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class StateStore:
                     try:
                         file = read_state_file(path)
                     except DamagedFileError as error:
-                        self._move_aside_unlocked(path, error)
+                        self._move_aside_if_lockable(path, error)
                         continue
                     if (
                         file.sidecar == self.sidecar
@@ -183,7 +183,8 @@ class StateStore:
     def tidy(self) -> None:
         """Remove files that were not saved for 30 days, and the oldest files above 5,000.
 
-        Has an effect once an hour, and after each 5,000 claims. Files that a sidecar holds are not removed.
+        Returns at once unless an hour has passed since the last removal, or 5,000 keys were claimed. Files that a sidecar holds are
+        not removed.
         """
         now = self._clock()
         is_recent = self._tidied_at is not None and 0 <= now - self._tidied_at < TIDY_SECONDS
@@ -200,13 +201,17 @@ class StateStore:
                 name = path.name.partition(SUFFIX)[0] + SUFFIX
                 is_old = modified_at < now - KEEP_SECONDS or index >= KEEP_FILES
                 if is_old and name not in self._name_by_key.values() and self._locks.acquire(name):
-                    path.unlink(missing_ok=True)
-                    self._locks.release(name)
+                    try:
+                        path.unlink(missing_ok=True)
+                    except OSError:
+                        self.errors += 1
+                    finally:
+                        self._locks.release(name)
 
     def record(
         self, subject: str, decode: Callable[[bytes], RecordT], *, run: str = ""
     ) -> StateRecord[RecordT]:
-        """Return the record of a subject, which may belong to a run. Opens no file."""
+        """Return the record of a subject, of the whole machine or of a run. Opens no file."""
         # The key contains the sidecar, because each machine counts separately in a shared state directory.
         return StateRecord(self, ("page", run, subject, self.sidecar), decode)
 
@@ -237,13 +242,15 @@ class StateStore:
             aside.name,
         )
 
-    def _move_aside_unlocked(self, path: Path, error: Exception) -> None:
+    def _move_aside_if_lockable(self, path: Path, error: Exception) -> None:
         """Move a file aside unless a different sidecar holds the key."""
         if path.name in self._name_by_key.values():
             self._move_aside(path, error)
         elif self._locks.acquire(path.name):
-            self._move_aside(path, error)
-            self._locks.release(path.name)
+            try:
+                self._move_aside(path, error)
+            finally:
+                self._locks.release(path.name)
 
     def _renew_locks(self) -> None:
         """Lock all keys again after a deletion of the lock file (`rm -r` of the directory)."""
