@@ -67,6 +67,15 @@ ALL_ENDED: Rows = {
 SILENT: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="0")}
 OUTDATED_FEED: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 600, rank="0")}
 SLOW_RANK: Rows = {"training_rank_compute_seconds": run_sample(0.25, rank="0") + run_sample(0.4, rank="1")}
+SLOW_RANK_OF_A_STAGE: Rows = {
+    "training_feed_alive": [sample for rank in "012" for sample in run_sample(1.0, rank=rank)],
+    "training_rank_compute_seconds": run_sample(0.25, rank="0")
+    + run_sample(1.0, rank="1")
+    + run_sample(1.6, rank="2"),
+    "training_rank_info": run_sample(1.0, rank="0", label_stage="first")
+    + run_sample(1.0, rank="1", label_stage="last")
+    + run_sample(1.0, rank="2", label_stage="last"),
+}
 SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 s. for 101 s"
 
 
@@ -88,6 +97,12 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
             SLOW_RANK,
             [
                 "A step takes 0.4 s of compute time on rank 1 of night, and 0.25 s on the fastest rank. just now"
+            ],
+        ),
+        (
+            SLOW_RANK_OF_A_STAGE,
+            [
+                "A step takes 1.6 s of compute time on rank 2 of night, and 1.0 s on the fastest rank. just now"
             ],
         ),
         (long_save(101.0), [SAVING]),

@@ -126,14 +126,14 @@ def _stuck(view: View) -> Iterator[Match]:
 
 def _stragglers(view: View) -> Iterator[Match]:
     for affected in _affected_ranks(view, lambda rank: rank.is_slow):
-        slowest = max(rank.compute_seconds or 0.0 for rank in affected.ranks)
-        fastest = min(view.runs[affected.run].fastest_seconds.values(), default=None)
+        slowest = max(affected.ranks, key=lambda rank: rank.compute_seconds or 0.0)
+        fastest_seconds = view.runs[affected.run].fastest_seconds.get(slowest.stage)
         gpus = sorted({rank.gpu for rank in affected.ranks if rank.gpu})
         facts = {
             "ranks": affected.title,
             "gpus": f" (GPU {', '.join(gpus)})" if gpus else "",
-            "slowest": duration(slowest),
-            "fastest": duration(fastest),
+            "slowest": duration(slowest.compute_seconds),
+            "fastest": duration(fastest_seconds),
         }
         uuids = {rank.uuid for rank in affected.ranks}
         yield Match((affected.run,), facts, gpu_uuid=uuids.pop() if len(uuids) == 1 else "")
