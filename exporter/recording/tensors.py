@@ -89,7 +89,7 @@ class TensorReader:
                 if isinstance(first, _PinnedCopy):
                     copies.free.append(first)
                 if value is None:
-                    self._refuse("shape")
+                    self._refuse("not_a_number")
                 else:
                     self._add(value)
         except Exception:  # noqa: BLE001  # after an error of CUDA, further calls of CUDA raise too

@@ -180,13 +180,13 @@ class JaxArray:
 
     size = 1
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: complex) -> None:
         self.value, self.ready = value, False
 
     def is_ready(self) -> bool:
         return self.ready
 
-    def item(self) -> float:
+    def item(self) -> complex:
         assert self.ready, "the training loop would wait for the device"
         return self.value
 
@@ -200,6 +200,17 @@ def test_jax_array_is_collected_once_it_is_computed() -> None:
     tensors.add(second)
 
     assert (values, reasons) == ([1.0, 2.0], [])
+
+
+def test_a_complex_jax_array_is_not_a_number_before_and_after_it_is_computed() -> None:
+    tensors, values, reasons = new_reader()
+    pending, computed = JaxArray(1j), JaxArray(2j)
+    computed.ready = True
+    tensors.add(pending)
+    pending.ready = True
+    tensors.add(computed)
+
+    assert (values, reasons) == ([], ["not_a_number", "not_a_number"])
 
 
 def test_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_path: Path) -> None:
