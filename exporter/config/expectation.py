@@ -13,6 +13,9 @@ import yaml
 
 from exporter.config.options import Notation, Range, annotation_of, is_union, unwrap
 
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+"""Description of the values of each scalar type."""
+
 
 def suggest(text: str, allowed_texts: Iterable[str]) -> str:
     """Return `did you mean "…"?` if an allowed text is similar, otherwise the list of allowed texts."""
@@ -31,22 +34,15 @@ def expectation(hint: Any) -> str:
     allowed_values = choices(base)
     if allowed_values:
         return f"one of {', '.join(map(str, allowed_values))}"
-    notation = annotation_of(hint, Notation)
-    type_names = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        Path: "a path",
-    }
     if node_kind(base) is not yaml.ScalarNode:
         return "a mapping" if node_kind(base) is yaml.MappingNode else "a list"
-    text = notation.expected if notation else type_names.get(base, "null")
-    return f"{text} {limits(hint)}".rstrip()
+    notation = annotation_of(hint, Notation)
+    noun = notation.expected if notation else _NOUNS.get(base, "null")
+    return f"{noun} {limits(hint)}".rstrip()
 
 
 def limits(hint: Any) -> str:
-    """Describe the range of a type in the notation of the file; "" for an unlimited type."""
+    """Describe the range of a type in the notation of the file. Returns "" for a type without a range."""
     notation, bounds = annotation_of(hint, Notation), annotation_of(hint, Range) or Range()
     format_value: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
     if bounds.minimum is not None and bounds.maximum is not None:
@@ -66,7 +62,7 @@ def choices(base: Any) -> dict[Any, Any]:
 
 
 def node_kind(base: Any) -> type[yaml.Node]:
-    """Return the kind of YAML node that a type is written as."""
+    """Return the class of the YAML node in which a value of the type is written."""
     if dataclasses.is_dataclass(base) or get_origin(base) in (dict, Mapping):
         return yaml.MappingNode
     return yaml.SequenceNode if get_origin(base) in (tuple, list, frozenset) else yaml.ScalarNode

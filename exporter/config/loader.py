@@ -167,46 +167,48 @@ class _Conversion:
     def _mapping(self, node: yaml.MappingNode, hint: Any, path: str) -> Any:
         value_hint = get_args(unwrap(hint)[0])[1]
         return {  # contains `_INVALID` after a problem; `load` then raises
-            text: self.convert(child, value_hint, join(path, text), REQUIRED)
-            for text, (_, child) in self._entries(node, path).items()
+            key: self.convert(child, value_hint, join(path, key), REQUIRED)
+            for key, (_, child) in self._entries(node, path).items()
         }
 
     def _entries(self, node: yaml.MappingNode, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return the entries of a mapping by key. Reports duplicate keys, and keys that are not text."""
+        """Return the nodes of key and value by key. Reports duplicate keys, and keys that are not text."""
         entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode) or not isinstance(self._value(key), str):
-                self._report(
-                    key, path, f"a key must be a text, found {self._describe(key)}; put it in quotes"
-                )
-            elif key.value in entries:
-                first_line = entries[key.value][0].start_mark.line + 1
-                self._report(key, join(path, key.value), f"duplicate key, first set on line {first_line}")
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or not isinstance(self._value(key_node), str):
+                message = f"a key must be a text, found {self._describe(key_node)}; put it in quotes"
+                self._report(key_node, path, message)
+                continue
+            key = key_node.value
+            if key in entries:
+                first_line = entries[key][0].start_mark.line + 1
+                self._report(key_node, join(path, key), f"duplicate key, first set on line {first_line}")
             else:
-                entries[key.value] = key, value
+                entries[key] = key_node, value_node
         return entries
 
-    def _report_unknown_key(self, key: yaml.Node, path: str, known_keys: Iterable[str]) -> None:
-        self._report(key, path, f"unknown key {quote(key.value)}, {suggest(key.value, known_keys)}")
+    def _report_unknown_key(self, key_node: yaml.Node, path: str, known_keys: Iterable[str]) -> None:
+        key = key_node.value
+        self._report(key_node, path, f"unknown key {quote(key)}, {suggest(key, known_keys)}")
 
     def _dataclass(self, node: yaml.MappingNode, cls: type, path: str, default: Any) -> Any:
         problem_count = len(self.problems)
         options = {option.key: option for option in options_of(cls, default)}
         entries = self._entries(node, path)
-        for text, (key, _) in entries.items():
-            if text not in options:
-                self._report_unknown_key(key, join(path, text), options)
+        for key, (key_node, _) in entries.items():
+            if key not in options:
+                self._report_unknown_key(key_node, join(path, key), options)
         values: dict[str, Any] = {}
         node_and_path_by_name: dict[str, tuple[yaml.Node, str]] = {}
-        for text, option in options.items():
-            option_path = join(path, text)
-            _, child = entries.get(text, (None, None))
+        for key, option in options.items():
+            option_path = join(path, key)
+            _, child = entries.get(key, (None, None))
             node_and_path_by_name[option.name] = child or node, option_path
             values[option.name] = option.default
             if child is not None:
                 values[option.name] = self.convert(child, option.hint, option_path, option.default)
             elif option.default is REQUIRED:
-                self._report(node, path, f"missing key {quote(text)} ({expectation(option.hint)})")
+                self._report(node, path, f"missing key {quote(key)} ({expectation(option.hint)})")
         if len(self.problems) > problem_count:
             return _INVALID
         instance = cls(**values)
@@ -248,11 +250,11 @@ class _Conversion:
         if base is float and not isinstance(value, bool) and node.style is None:
             try:
                 # PyYAML reads 1e3 as text.
-                value = float(node.value if isinstance(value, str) else value or 0)
+                value = float(value) if isinstance(value, int | float) else float(node.value)
             except (ValueError, OverflowError):
                 return _INVALID
-        is_infinite = isinstance(value, float) and not math.isfinite(value)
-        return _INVALID if type(value) is not base or is_infinite else value
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        return value if type(value) is base and is_finite else _INVALID
 
     def _describe(self, node: yaml.Node) -> str:
         """Describe a node for a message."""

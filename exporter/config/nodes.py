@@ -1,6 +1,6 @@
 """YAML nodes with line and column, and the texts of problems.
 
-Aliases are rejected and the depth is limited, so the size of a document bounds the time to read it.
+Aliases are rejected and the depth is limited, so that the time to read a document is proportional to its size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def compose(text: str, source: str) -> yaml.Node | None:
-    """Return the root node of a YAML document, or None for an empty document."""
+    """Return the root node of a YAML document, or None for an empty document. Raises ConfigurationError."""
     try:
         return _Loader(text).get_single_node()
     except yaml.reader.ReaderError as error:

@@ -146,7 +146,7 @@ def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
 
 
 def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type without annotations, and the annotations."""
+    """Return the type of a hint without its annotations, and the annotations."""
     if get_origin(hint) is Annotated:
         base, *annotations = get_args(hint)
         return base, tuple(annotations)

@@ -50,7 +50,7 @@ CPU_USAGE = FamilySpec(
     unit="seconds",
     labels=("mode",),
     help="CPU time by mode: user, system. The sum of the modes is all CPU time.",
-    absent="where no cgroup is visible",
+    absent="where no cgroup is visible, or without the controller cpuacct in cgroup v1",
     source="v2 cpu.stat user_usec, system_usec; v1 cpuacct.stat user, system",
 )
 CPU_PERIODS = FamilySpec(
@@ -87,9 +87,7 @@ MEMORY_LIMIT = FamilySpec(
     name="cgroup_memory_limit_bytes",
     type="gauge",
     unit="bytes",
-    help=(
-        "Memory limit. If the kernel cannot reclaim memory below the limit, it kills processes of the job."
-    ),
+    help=("Memory limit. At the limit, the kernel reclaims memory, or kills processes of the job."),
     absent="without a limit",
     source="v2 memory.max; v1 memory.stat hierarchical_memory_limit",
 )
@@ -134,7 +132,7 @@ MEMORY_EVENTS = FamilySpec(
     source="v2 memory.events; v1 memory.failcnt, memory.oom_control oom_kill",
     details=(
         "In cgroup v2: `low`, `high`, `max`, `oom`, `oom_kill`, `oom_group_kill`.",
-        ("In cgroup v1: `max` and `oom_kill`. `oom_kill` includes kills in the ancestors of the cgroup."),
+        "In cgroup v1: `max` and `oom_kill`. `oom_kill` is the sum over the exporter's cgroup and its ancestors.",
     ),
 )
 IO_WAITING = FamilySpec(
@@ -250,8 +248,8 @@ def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
     """
     if hierarchy.version == "1":
         return _add_memory_v1(collected, hierarchy)
-    throttled_level = _add_limit(collected, MEMORY_HIGH, hierarchy, limit_in("memory.high"))
-    limited_level = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or throttled_level
+    high_level = _add_limit(collected, MEMORY_HIGH, hierarchy, limit_in("memory.high"))
+    limited_level = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or high_level
     # Where the controller is off, the nearest ancestor with accounting counts the memory.
     accounting_levels = (
         ancestor for ancestor in hierarchy.levels if (ancestor.directory / "memory.current").exists()

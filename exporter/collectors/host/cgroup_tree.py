@@ -51,11 +51,11 @@ class Hierarchy:
     levels: tuple[CgroupLevel, ...]  # from the cgroup itself up to the mount
 
     def level_at(self, path: str) -> CgroupLevel:
-        """Return the level with a path, or the cgroup itself if no level has the path."""
+        """Return the level with this path, or the innermost level if no level has this path."""
         return next((level for level in self.levels if level.path == path), self.levels[0])
 
     def tightest(self, limit_of: Callable[[CgroupLevel], float | None]) -> TightestLimit | None:
-        """Return the smallest limit, of the lowest level that has this limit, or None without a limit."""
+        """Return the smallest limit with its level, or None without a limit. Of equal limits, the innermost is returned."""
         limits = [
             TightestLimit(limit, level) for level in self.levels if (limit := limit_of(level)) is not None
         ]

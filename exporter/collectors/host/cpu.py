@@ -25,7 +25,7 @@ SECONDS = FamilySpec(
             "The sum of the modes is all CPU time: `user` and `nice` do not include the time of guests, which"
             " has its own modes."
         ),
-        "Where the kernel's value decreases, the series keeps the highest value.",
+        "If the kernel's value decreases, the series keeps the highest value, except after the CPU was offline.",
     ),
 )
 UTILIZATION = FamilySpec(
@@ -36,7 +36,7 @@ UTILIZATION = FamilySpec(
         "Share of CPU time that was neither idle nor I/O wait, over all CPUs and the collector's last"
         " interval; steal time counts as used."
     ),
-    absent="in the first pass",
+    absent="in the first pass, or after a decrease of the kernel's values",
     source="/proc/stat cpu, difference between two passes",
 )
 LOAD1 = FamilySpec(

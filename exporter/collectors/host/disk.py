@@ -76,7 +76,7 @@ IO_TIME = FamilySpec(
 SPECS = (READ_BYTES, WRITTEN_BYTES, READS, WRITES, READ_TIME, WRITE_TIME, IO_TIME)
 
 DEVICE_EXCLUDE = ("loop*", "ram*", "zram*", "fd[0-9]*", "sr[0-9]*")
-"""Disks that are files or memory, and removable drives."""
+"""Devices backed by a file or by memory, and removable drives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class DiskCollector:
         partitions: bool = False,
     ) -> None:
         self._path = procfs() / "diskstats"
-        self._blocks = sys / "class/block"
+        self._block_directory = sys / "class/block"
         self._selection = Selection(device_include, device_exclude)
         self._partitions = partitions
 
@@ -128,4 +128,4 @@ class DiskCollector:
 
     def _is_partition(self, device: str) -> bool:
         # A name such as cciss/c0d0 has the directory cciss!c0d0.
-        return (self._blocks / device.replace("/", "!") / "partition").exists()
+        return (self._block_directory / device.replace("/", "!") / "partition").exists()

@@ -146,7 +146,7 @@ class FilesystemCollector:
             ]
             if not mounts:
                 collected.unsupported.append(f"{self._path}: no mount, or none selected")
-            # A filesystem with several mounts is queried at the first mount.
+            # A filesystem with several mounts is queried at the first: later entries of the mapping replace earlier ones.
             results = self._pool.call({mount.device: mount.path for mount in reversed(mounts)})
             for mount in mounts:
                 with collected.part():
@@ -168,7 +168,7 @@ def _add_mount(collected: Collected, mount: Mount, result: StatvfsResult) -> Non
     elif result is None:
         raise CollectError(f"{mount.label} ({mount.fstype}): {NOT_RETURNED}", reason="hanging")
     elif result.errno in (errno.EACCES, errno.EPERM):
-        # Unless it is mounted with allow_other, a FUSE filesystem denies access to other users, including root.
+        # Without the mount option allow_other, a FUSE filesystem denies access to other users, including root.
         collected.unsupported.append(f"{mount.label} ({mount.fstype}): {result.strerror}")
     else:
         raise failure(mount.label, result)

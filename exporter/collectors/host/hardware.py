@@ -1,4 +1,4 @@
-"""Number of CPUs: of the machine, and available to the exporter."""
+"""Number of CPUs of the machine, and of the CPUs that the exporter may use."""
 
 from __future__ import annotations
 

@@ -139,7 +139,10 @@ def _add_counts(collected: Collected, counts: LustreCounts, mount: str) -> None:
 
 
 def _labels(clients: Sequence[str], mounts: Sequence[Mount]) -> dict[str, str]:
-    """Return the label of each client: the mount point, or the client's name if several clients share a filesystem name."""
+    """Return the label of each client: the mount point of its filesystem.
+
+    The label is the name of the client if no mount has the filesystem's name, or if several clients have.
+    """
     mount_points: dict[str, str] = {}  # by name of the filesystem
     for mount in mounts:  # 10.0.0.1@o2ib:/scratch/project is a part of the filesystem `scratch`
         mount_points.setdefault(mount.source.rpartition(":/")[2].partition("/")[0], mount.label)

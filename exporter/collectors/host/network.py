@@ -114,13 +114,13 @@ class NetworkCollector:
         device_include: Sequence[str] = EVERYTHING,
         device_exclude: Sequence[str] = DEVICE_EXCLUDE,
     ) -> None:
-        self._net = procfs() / "net"
+        self._directory = procfs() / "net"
         self._selection = Selection(device_include, device_exclude)
 
     def collect(self) -> Collected:
         """Read the counters of the selected interfaces and of TCP."""
         collected = Collected()
-        path = self._net / "dev"
+        path = self._directory / "dev"
         with source(collected, path):
             links = psutil.net_if_stats()
             # With nowrap=True, psutil adds the counts of a removed interface to the next interface of the same name.
@@ -136,8 +136,9 @@ class NetworkCollector:
                     collected.add(UP, int(links[device].isup) if device in links else None, device)
             if not collected:
                 collected.unsupported.append(f"{path}: no interface, or none selected")
-        with source(collected, self._net / "snmp"):
-            collected.add(RETRANSMITS, parse_file(self._net / "snmp", _parse_retransmits))
+        path = self._directory / "snmp"
+        with source(collected, path):
+            collected.add(RETRANSMITS, parse_file(path, _parse_retransmits))
         return collected
 
 

@@ -53,7 +53,7 @@ RETRANSMISSIONS = FamilySpec(
     name="host_nfs_retransmissions_total",
     type="counter",
     labels=("mount",),
-    help="Requests that were retransmitted because the server did not respond.",
+    help="Retransmissions of requests that the server did not answer in time.",
     absent="without NFS mounts",
     source="/proc/self/mountstats per-op transmissions - operations",
 )
@@ -66,7 +66,7 @@ _NFS_MOUNT = re.compile(r"\S+ mounted on (\S+) with fstype nfs4? ")
 
 @dataclass(slots=True)
 class Requests:
-    """Counters of the requests of an operation."""
+    """Counters of the requests of an operation: read, write or other."""
 
     completed_requests: int = 0
     retransmissions: int = 0
@@ -128,7 +128,7 @@ def _sections(mountstats: str) -> dict[str, str]:
 
 
 def _parse_section(section: str) -> NfsCounts:
-    """Parse the statistics of a mount. A line of an operation has the columns that nfsiostat(8) reads."""
+    """Parse the statistics of a mount. nfsiostat(8) documents the columns of the lines after `per-op statistics`."""
     general, _, operations = section.partition("per-op statistics")
     [bytes_line] = [line for line in general.splitlines() if line.strip().startswith("bytes:")]
     normal_read, normal_write, direct_read, direct_write = map(int, bytes_line.split()[1:5])

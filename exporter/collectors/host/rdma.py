@@ -178,7 +178,7 @@ class RdmaCollector:
             collected.add(HARDWARE, self._count(hw_counters / name), device, port, name)
 
     def _bytes(self, words_path: Path, bytes_path: Path) -> int | None:
-        """Return a counter of words in bytes, or the counter of bytes of an adapter without word counters (EFA)."""
+        """Return a number of bytes, from a counter of 4-byte words, or from the counter of bytes if the adapter has no such counter (EFA)."""
         count = self._count(words_path)
         return self._count(bytes_path) if count is None else count * WORD_BYTES
 

@@ -21,7 +21,7 @@ StatvfsResult = os.statvfs_result | OSError | None
 
 
 class StatvfsPool:
-    """Pool of concurrent statvfs calls, in which a hanging call affects only one filesystem."""
+    """Concurrent statvfs calls, each on a thread, so that a hanging call affects a single filesystem."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class StatvfsPool:
         self._pending_filesystems: set[str] = set()
 
     def call(self, paths: Mapping[str, str]) -> Mapping[str, StatvfsResult]:
-        """Call statvfs for the path of each filesystem, except filesystems with a hanging call, and return the results.
+        """Call statvfs for the path of each filesystem, and return the results by filesystem.
 
-        Not thread-safe.
+        A filesystem whose earlier call has not returned is skipped, with the result None. Not thread-safe.
         """
         results: dict[str, StatvfsResult] = {}
         with self._condition:
