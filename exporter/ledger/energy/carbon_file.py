@@ -34,7 +34,7 @@ class CarbonFile:
         self._intensity: Intensity | None = None
 
     def read(self) -> None:
-        """Read a changed file. Raises CollectError for an unreadable file or an invalid number."""
+        """Read the file if it has changed. Raises CollectError for an unreadable file or an invalid number."""
         try:
             self._read()
         except (OSError, ValueError) as error:
@@ -55,17 +55,17 @@ class CarbonFile:
                 raise ValueError(f"not a file of at most {MAX_BYTES} bytes")
             version = _FileVersion(status.st_ino, status.st_size, status.st_mtime_ns)
             if version != self._version:
-                grams = _grams_per_kwh(file.read(MAX_BYTES))
-                self._intensity = Intensity(grams / JOULES_PER_KWH, "file", status.st_mtime)
+                grams_per_kwh = _parse_grams_per_kwh(file.read(MAX_BYTES))
+                self._intensity = Intensity(grams_per_kwh / JOULES_PER_KWH, "file", status.st_mtime)
                 self._version = version
 
 
-def _grams_per_kwh(content: bytes) -> float:
+def _parse_grams_per_kwh(content: bytes) -> float:
     text = content.decode("utf-8-sig").strip()
     try:
-        grams = float(text)
+        grams_per_kwh = float(text)
     except ValueError:
-        grams = -1.0
-    if not 0 <= grams <= MAX_GRAMS_PER_KWH:
+        grams_per_kwh = -1.0
+    if not 0 <= grams_per_kwh <= MAX_GRAMS_PER_KWH:
         raise ValueError(f"expected grams per kWh from 0 to {MAX_GRAMS_PER_KWH:g}, found {text[:40]!r}")
-    return grams
+    return grams_per_kwh

@@ -1,8 +1,8 @@
-"""Collector of energy, carbon and cost of every run from the energy of the devices.
+"""Collector of the energy, carbon and cost of the runs, from the energy of the devices.
 
 Each pass divides the energy, and then saves the devices before the counters of the runs. If the sidecar is killed in between, the
-energy of the pass is lost, but no energy counts twice. Energy without a known run is not part of any `training_` family. Energy
-used while no sidecar was running is attributed to the runs that were running before and after the gap.
+energy of the pass is lost and does not count twice. Energy without a known run is not part of a `training_` family. Energy of
+the time without a sidecar is attributed to the runs that were running before and after this time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from exporter.ledger.state.store import StateRecord, StateStore
 STATE = "state"
 """Reason of a collector failure and of the resulting energy gap: the state of a run is unreadable."""
 PASS_TOLERANCE_SECONDS = 60.0
-"""Maximum time from the last pass with a run to the last pass of the previous sidecar for which the run counts as running when
-that sidecar ended."""
+"""A run was running at the end of the previous sidecar if the last pass with the run was at most this long before the last pass of
+that sidecar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +207,17 @@ class EnergyCollector:
 
     def _count(self, collected: Collected) -> None:
         now, alive_runs, gpu_use = self._monotonic(), self._sources.alive_runs(), self._sources.gpu_use()
-        busy_gpus = {use.uuid for use in gpu_use}
+        busy_uuids = {use.uuid for use in gpu_use}
         # A device without processes is known to be idle only if the driver lists processes of another device, or if no run is
         # running.
-        works_without_processes = False if busy_gpus or (alive_runs is not None and not alive_runs) else None
+        is_idle_known = bool(busy_uuids) or (alive_runs is not None and not alive_runs)
+        is_working_without_processes = False if is_idle_known else None
         self._splitter.read(self._sources.power, wall=self._clock(), now=now)
         readings = self._sources.readings()
         self._devices.update(
-            readings, now, working=lambda device: True if device in busy_gpus else works_without_processes
+            readings,
+            now,
+            is_working=lambda device: True if device in busy_uuids else is_working_without_processes,
         )
         work, machine_use, only_run = self._sources.work(), self._sources.use(), None
         if self._options.whole_machine and alive_runs is not None and len(alive_runs) == 1:
@@ -255,7 +258,7 @@ class EnergyCollector:
             self._runs.pop(name).state.release()
 
     def _ended_runs(self, alive_runs: Collection[str] | None, *, now: float) -> list[str]:
-        """Return the runs that ended long ago or before `MAX_EXITED_RUNS` other runs."""
+        """Return the runs that were alive last before the linger time, and the exited runs except the latest `MAX_EXITED_RUNS`."""
         alive_at = {name: run.counters.alive_at or 0.0 for name, run in self._runs.items()}
         exited_runs = (
             [] if alive_runs is None else sorted(alive_at.keys() - alive_runs, key=alive_at.__getitem__)
@@ -367,18 +370,19 @@ class EnergyCollector:
         self._shares.add_slice(reading.device, part)
 
     def _charge_gpu(self, run: _Run, gpu_time: GpuTime) -> None:
+        """Add the price of a time on a GPU to the cost of the run."""
         seconds = self._gpu_time.charge(gpu_time, spans_restart=run.spans_restart)
         run.counters.add_gpu_cost(gpu_time.ratio * seconds, self._options)
 
     def _charge_lost_gpus(self, alive_runs: Collection[str], collected: Collected, *, now: float) -> None:
         """Add the price of lost GPUs to the runs that used the GPUs last and are still alive."""
         readings = [device.reading for device in self._devices]
-        readable = {
+        readable_uuids = {
             reading.device
             for reading in readings
             if reading.joules is not None and now - reading.time <= LOST_SECONDS
         }
-        for gpu_time in self._gpu_time.lost(now, readable, alive_runs):
+        for gpu_time in self._gpu_time.lost_gpu_times(now, readable_uuids, alive_runs):
             with collected.part():
                 run = self._load_run(gpu_time.run, collected)
                 seconds = gpu_time.end - gpu_time.start
@@ -387,7 +391,10 @@ class EnergyCollector:
     def _measured_split(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
     ) -> Split | None:
-        """Return the measured energy by phase of a GPU that a single run uses; otherwise, or if it is incomplete, None."""
+        """Return the measured energy by phase of a GPU.
+
+        Returns None for a device that is not used by a single run, and for an incomplete measurement.
+        """
         uuid, ranks = device.reading.device, []
         if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged_joules:
             processes = [

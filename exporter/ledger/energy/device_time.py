@@ -63,7 +63,7 @@ class DeviceTime:
         )
 
     def charge(self, time: GpuTime, *, spans_restart: bool) -> float:
-        """Return the seconds to charge for a time on a GPU.
+        """Return the seconds to charge for a time of a run on a GPU.
 
         The first time after a restart of the sidecar starts at the last charged time, if the run was alive before the restart
         (*spans_restart*).
@@ -80,13 +80,18 @@ class DeviceTime:
             self._charges[key] = _Charge(time.ratio, time.end)
         return time.end - start
 
-    def lost(self, now: float, readable: Collection[str], alive_runs: Collection[str]) -> Iterator[GpuTime]:
-        """Yield the time to charge for lost GPUs since the last call; *readable* has the UUIDs of GPUs with a recent reading."""
+    def lost_gpu_times(
+        self, now: float, readable_uuids: Collection[str], alive_runs: Collection[str]
+    ) -> Iterator[GpuTime]:
+        """Yield the time to charge for lost GPUs since the last call.
+
+        *readable_uuids* are the UUIDs of the GPUs with a recent reading.
+        """
         for key, charge in list(self._charges.items()):
             seconds = now - charge.charged_until
-            if key.run not in alive_runs or (key.device in readable and seconds > LOST_SECONDS):
+            if key.run not in alive_runs or (key.device in readable_uuids and seconds > LOST_SECONDS):
                 del self._charges[key]  # the run has ended, or has left the GPU
-            elif key.device not in readable and (charge.is_lost or seconds > LOST_SECONDS):
+            elif key.device not in readable_uuids and (charge.is_lost or seconds > LOST_SECONDS):
                 start = charge.charged_until
                 self._charges[key] = _Charge(charge.ratio, now, is_lost=True)
                 if seconds <= MAX_INTERVAL_SECONDS:

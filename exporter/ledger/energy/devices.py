@@ -41,7 +41,7 @@ class _CrosscheckMoment:
 
 @dataclass(slots=True, eq=False)
 class DeviceEnergy:
-    """Energy of a device from a source that is not yet divided among the runs."""
+    """Energy of a device, from one source, that is not yet divided among the runs."""
 
     reading: EnergyReading  # the latest
     saved_record: DeviceRecord | None = None  # by the previous sidecar, in the same boot
@@ -65,8 +65,8 @@ class DeviceEnergy:
         self.bridged_joules -= joules
         return joules
 
-    def add(self, reading: EnergyReading, working: bool | None) -> None:
-        """Add the energy since the last reading; *working* is None if the activity of the device is unknown."""
+    def add(self, reading: EnergyReading, *, is_working: bool | None) -> None:
+        """Add the energy since the last reading; *is_working* is None if the activity of the device is unknown."""
         self.reading = reading
         if reading.joules is None:
             return
@@ -79,7 +79,7 @@ class DeviceEnergy:
             if increment_joules < 0:  # the collector restarted at 0
                 increment_joules = reading.joules
             self.pending_joules += increment_joules
-            self.idle.record(increment_joules / (reading.time - self._read_at), is_working=working)
+            self.idle.record(increment_joules / (reading.time - self._read_at), is_working=is_working)
         self._joules, self._read_at = reading.joules, reading.time
         self._record_crosscheck(reading, reading.joules)
 
@@ -124,7 +124,7 @@ class DeviceEnergy:
     def crosscheck(self) -> float | None:
         """Return the counter's energy divided by the integral of power.
 
-        Returns None before both cover 90 % of `CROSSCHECK_SECONDS`, and for a device without power.
+        Returns None until the stored moments span 90 % of `CROSSCHECK_SECONDS`, and for a device without power.
         """
         if not self._moments:
             return None
@@ -165,16 +165,16 @@ class EnergyDevices:
         return iter(self._current_devices)
 
     def update(
-        self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
+        self, readings: Sequence[EnergyReading], now: float, *, is_working: Callable[[str], bool | None]
     ) -> None:
-        """Add the readings of a pass; *working* returns True for a device in use, and None if unknown."""
+        """Add the readings of a pass; *is_working* returns None for a device whose activity is unknown."""
         self._current_devices = []
         for reading in readings:
             key = DeviceKey(reading.component, reading.device, reading.source)
             device = self._devices.get(key)
             if device is None:
                 device = self._devices[key] = DeviceEnergy(reading, self._saved_records.get(key))
-            device.add(reading, working(reading.device))
+            device.add(reading, is_working=is_working(reading.device))
             self._current_devices.append(device)
         self.passed_at = now
 

@@ -117,7 +117,7 @@ ENERGY = FamilySpec(
     absent=_RUN_ABSENT,
     source="sum of share * energy of each device",
     details=(
-        "`exclusive`: only this run uses the GPU.",
+        "`exclusive`: no other run uses the GPU.",
         "`sm_share`: in proportion to the SM utilization of the processes on the GPU.",
         (
             "`memory_share`: in proportion to the memory of the processes on the GPU (component `gpu`), or to"

@@ -1,7 +1,7 @@
 """Attribution of a GPU's energy to the processes that hold the GPU, from start to exit.
 
-The processes of a GPU are read from the driver every second. A process holds the GPU from its start, but not before the last
-list without the process, until its exit or the next list without the process. Energy up to the last list is divided among the
+The processes of a GPU are read from the driver every second. A process holds the GPU from its start, or from the last list without
+the process if that is later, until its exit or the next list without the process. Energy up to the last list is divided among the
 holders of each interval; later energy waits for the next list, unless all holders have exited. The energy of a process whose
 run is unknown is stored until the run is known.
 
@@ -165,7 +165,7 @@ class GpuAttribution:
         return division
 
     def _points(self, history: Sequence[EnergyPoint]) -> Sequence[EnergyPoint]:
-        """Return the readings, with the last divided point if the readings since then are no longer kept."""
+        """Return the readings, after the last divided point if the first reading is later than this point."""
         if (
             history
             and history[0].time > self._divided_point.time
@@ -219,7 +219,7 @@ class GpuAttribution:
     def _add_unlisted_holder(
         self, life: ProcessLife, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
     ) -> None:
-        """Make a process that no list contains a holder, and attribute the energy of the free intervals since its start."""
+        """Add a holder for a process that no list contains, and attribute the energy of the free intervals since its start."""
         if life.pid in self._holders or life.pid in self._settled_pids:
             return
         self._mark_settled(life.pid)
@@ -266,7 +266,10 @@ class GpuAttribution:
         return GpuSlice(find_run(pid), (pid,), EXCLUSIVE, 1.0, interval.start, interval.end, joules)
 
     def _claim_stored_slices(self, life: ProcessLife, find_run: FindRun, division: Division) -> None:
-        """Attribute the stored energy of unknown pids with the same lifetime, which belong to a different pid namespace."""
+        """Attribute the stored energy of pids without a known run whose lifetime is within the process's.
+
+        Such a pid is the same process in a different pid namespace.
+        """
         for holder in self._all_holders:
             is_within = life.ended_at is None or (holder.end or inf) <= life.ended_at + LIFE_TOLERANCE_SECONDS
             if (
@@ -361,7 +364,7 @@ class GpuAttribution:
             del self._settled_pids[next(iter(self._settled_pids))]
 
     def _discard_divided(self, find_run: FindRun) -> None:
-        """Discard processes whose energy is divided, and old intervals without a holder."""
+        """Discard holders whose energy is divided, and old intervals without a holder."""
 
         def is_over(holder: _Holder) -> bool:
             if holder.end is None or holder.end > self._divided_point.time:

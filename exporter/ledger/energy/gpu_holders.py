@@ -84,7 +84,7 @@ class GpuHolders:
             self._process_ids_by_run.setdefault(process_work.run, []).append(process_work.process_id)
 
     def _bind(self, process: JobProcess, wall_clock_offset: float) -> None:
-        """Assign a pid or a negative number to a process of the feed. For a negative number, store the lifetime too."""
+        """Assign a pid or a negative number to a process of the feed, and store the lifetime of a negative number."""
         identity = process.identity
         start = identity.started - wall_clock_offset
         exited_at = None if process.ended_at is None else max(start, process.ended_at - wall_clock_offset)

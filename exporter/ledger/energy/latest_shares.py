@@ -35,14 +35,14 @@ class LatestShares:
         """Add a share, or replace the share of the run in the device."""
         self._shares[share.run, share.component, share.device] = share
 
-    def add_slice(self, gpu: str, part: GpuSlice) -> None:
-        """Add the share of a slice of a GPU's energy, in place of the shares of earlier slices."""
+    def add_slice(self, gpu: str, gpu_slice: GpuSlice) -> None:
+        """Add the share of a slice of a GPU's energy, which replaces the shares of earlier slices. An earlier slice is ignored."""
         last_end = self._slice_ends.get(gpu)
-        if last_end is None or part.end > last_end:
+        if last_end is None or gpu_slice.end > last_end:
             self.discard_gpu(gpu)
-            self._slice_ends[gpu] = part.end
-        if part.end == self._slice_ends[gpu]:
-            self.add(DeviceShare(part.run, "gpu", gpu, part.ratio))
+            self._slice_ends[gpu] = gpu_slice.end
+        if gpu_slice.end == self._slice_ends[gpu]:
+            self.add(DeviceShare(gpu_slice.run, "gpu", gpu, gpu_slice.ratio))
 
     def discard_gpu(self, gpu: str) -> None:
         """Discard the shares of a GPU."""

@@ -20,7 +20,7 @@ class NodeLock:
     when the holder exits. The file is not removed, because a second exporter could then lock a new file of that name.
 
     Attributes:
-        cannot_lock: True if the last call of `acquire` failed to lock the file for any reason but a different holder.
+        cannot_lock: True if the last attempt to lock the file failed, for a reason other than a different holder.
     """
 
     def __init__(self, directory: Path, boot_id: str) -> None:
@@ -32,13 +32,13 @@ class NodeLock:
     def acquire(self) -> bool:
         """Return True if this exporter may count the energy of the machine.
 
-        If the file cannot be locked, this exporter counts, because most machines run a single exporter. Repeated calls are cheap.
+        If the file cannot be locked, this exporter counts, because most machines run a single exporter.
         """
         with self._mutex:
             if self._lock is None or not self._lock.keep():
                 self._drop()
                 try:
-                    self._make_file()
+                    self._create_file()
                     self._lock, self.cannot_lock = RecordLock.take(str(self.path), create_mode=None), False
                 except OSError:
                     self.cannot_lock = True
@@ -54,7 +54,7 @@ class NodeLock:
             self._lock.release()
             self._lock = None
 
-    def _make_file(self) -> None:
+    def _create_file(self) -> None:
         # Created with O_EXCL, because fs.protected_regular forbids opening a different user's file in a shared directory with
         # O_CREAT.
         with contextlib.suppress(FileExistsError):

@@ -145,7 +145,7 @@ def _devices_of_rows(rows: _OldRows) -> DevicesRecord:
     for name, values in rows.items():
         if name[0] == "pass":
             boot, passed_at = name[1], values[0]
-    # Their registers were corrected totals, which cannot be compared with raw registers.
+    # The registers of these records are corrected totals, which cannot be compared with raw registers.
     devices = [
         DeviceRecord(name[2], name[3], name[4], pending_joules=values[0] or 0.0)
         for name, values in rows.items()

@@ -4,8 +4,8 @@
            = productive + wasted by cause + energy of uncommitted work
 
 Energy of work stays in a pool until goodput decides the outcome of the work: if a share of the uncommitted seconds becomes
-productive or lost, the same share of the pool is moved to the matching counter. When the run starts a new task, the remaining
-pool is lost. The counters start at 0, never decrease and are saved.
+productive or lost, the same share of the pool is moved to the matching counter. When a new session of the run starts, the
+remaining pool is lost. The counters start at 0, never decrease and are saved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _SpentTime:
 
     process: ProcessWork
     seconds: Mapping[str, float]  # by phase
-    is_complete: bool  # True if the process took part in the last division
+    is_complete: bool  # True if the process was running at the last division, so that its time covers the whole interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class RunEnergy:
         record.settled_work = settled_work
         self.has_changes = self.has_changes or previous != settled_work
         if previous is not None and previous.session != account.session:
-            # A new task has started: the unsaved work of the previous task is lost.
+            # A new session has started: the unsaved work of the previous session is lost.
             if record.pool_joules:
                 _add(record.wasted_joules, "lost_progress", record.pool_joules)
             record.pool_joules = 0.0
