@@ -25,22 +25,10 @@ from exporter.recording.limits import (
 from exporter.recording.values import Aggregation, StatDefinition
 
 UNITS = (
-    *(
-        "seconds",
-        "bytes",
-        "ratio",
-        "joules",
-        "watts",
-        "grams",
-        "liters",
-        "hertz",
-        "celsius",
-        "volts",
-        "amperes",
-    ),
-    *("meters", "flops", "tokens", "samples", "steps"),
+    *("seconds", "bytes", "ratio", "joules", "watts", "grams", "liters", "hertz", "celsius"),
+    *("volts", "amperes", "meters", "flops", "tokens", "samples", "steps"),
 )
-"""Base units, and things that a training job counts."""
+"""Base units, and units of counts of a training job."""
 
 MIN_WINDOW_SECONDS = 0.1
 _MAX_WINDOW_SAMPLES = 1_000_000_000

@@ -40,7 +40,7 @@ DEFAULT_PER_SECOND = 10_000.0
 """Default limit of delivered events of a kind per second."""
 
 Pair = tuple[str, str]
-"""Type and severity, or label and severity or reason."""
+"""Type and severity; label and severity; or label and reason."""
 
 
 @value_class
@@ -242,7 +242,7 @@ class KindTable:
         return EventsReading(counts=counts, last=last_times, suppressed=suppressed)
 
     def _refuse(self, type: str, part: str) -> None:
-        """Count an event that is recorded without an invalid part, and log the first of each type."""
+        """Count an event that is recorded without an invalid part, and log the first such event of each type."""
         self.kind(type or OTHER, "info").suppressed_counts["payload"].bump()
         log_once(
             f"event {type[:MAX_TYPE_CHARACTERS]}",

@@ -1,7 +1,7 @@
 """Events and their values: severities, conversion and validation.
 
-`exporter.log` converts its arguments (`find_severity`, `convert_data`), which does not raise. The functions `check_…` raise for invalid
-values, for compatibility modules whose originals do.
+`exporter.log` converts its arguments with `find_severity` and `convert_data`, which do not raise. The functions `check_…` raise for
+invalid values, like the originals of the compatibility modules that call them.
 """
 
 from __future__ import annotations

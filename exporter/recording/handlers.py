@@ -99,7 +99,7 @@ def expand_path(pattern: str, run: str, rank: int | None) -> Path:
 
 
 class LinesFile:
-    """Writer of lines to rotating files. The file is opened for each line, so that logrotate, deletion and forks are harmless.
+    """Writer of lines to rotating files. The file is opened for each line, so that it may be renamed, deleted, or shared after a fork.
 
     A file that would exceed `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, up to `backups`
     old files. Several processes may write to the same file.

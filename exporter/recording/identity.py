@@ -113,7 +113,7 @@ class Process:
         self._renew_if_changed(previous)
 
     def observe_agent(self, run_id: str = "") -> None:
-        """Note a call of a library of the agent, which makes this process an agent unless it is a torchelastic worker."""
+        """Record a call of a library of the agent, which makes this process an agent unless it is a torchelastic worker."""
         if self.is_agent:
             is_changed = run_id not in {"", self.run_id}
         else:
@@ -122,7 +122,7 @@ class Process:
             self.declare_agent(run_id)
 
     def declare_agent(self, run_id: str = "") -> None:
-        """Note that this process is an agent, even in the environment of a torchelastic worker."""
+        """Make this process an agent, even in the environment of a torchelastic worker."""
         previous = self._without_claim()
         self.is_agent = True
         self.run_id = run_id or self.run_id

@@ -11,7 +11,7 @@ from exporter.recording.state import StatState
 from exporter.recording.worker import Worker
 
 STUCK_SECONDS = 5.0
-"""Duration of a measurement of all passive Stats above which a hung callback is reported."""
+"""Duration of a measurement of all passive Stats from which a callback counts as hung."""
 
 
 class PassiveStats(Worker):

@@ -97,9 +97,8 @@ class Recorder:
         self._is_flush_requested = self._is_renewal_requested = self._is_closed = False
         self.started_at = time()
         self._gpus = ProcessGpus()
-        self._claim_level = (
-            0  # 1 after the process has claimed the rank, 2 after it did so as a process that trains
-        )
+        # 1 after the process has claimed the rank, 2 after it has done so as a process that trains
+        self._claim_level = 0
 
     # Composition -----------------------------------------------------------------------------------------
 
@@ -191,17 +190,8 @@ class Recorder:
         """Return to the initial state: no recorded values, new locks, no threads."""
         self._initialize()
         NOTICES.reset()
-        for part in (
-            self.thread,
-            self.process,
-            self.stats,
-            self.events,
-            self._cycle,
-            self._passive,
-            self._sink,
-            self._training,
-            *self._tasks,
-        ):
+        parts = (self.thread, self.process, self.stats, self.events, self._cycle, self._passive)
+        for part in (*parts, self._sink, self._training, *self._tasks):
             if part is not None:
                 part.after_fork()
 
@@ -282,7 +272,10 @@ class Recorder:
                 self.thread.run_step(self._tick_cycle)
 
     def _interval_seconds(self) -> float:
-        """Return the flush interval. A spawned process records from its imports on, and is a child of multiprocessing only later."""
+        """Return the flush interval, which is shorter in a child process.
+
+        A process that multiprocessing has spawned is recognized only after its imports, while it already records.
+        """
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             self._is_child = True
@@ -322,10 +315,7 @@ class Recorder:
             if state.tensors is not None:
                 state.tensors.count_lost(is_process_ending=is_last)
         recording = Recording(
-            (
-                *self._cycle.readings(),
-                *(() if training is None else training.series()),
-            ),
+            (*self._cycle.readings(), *(() if training is None else training.series())),
             final,
             self.events.reading(),
             None if training is None else self._tagged(training.reading()),

@@ -27,18 +27,10 @@ _PACKAGE_MARKERS = ("/site-packages/", "/dist-packages/")
 _OWN_THREADS = "exporter"
 """Common prefix of the names of the exporter's threads."""
 _IDLE_FUNCTIONS = frozenset(
-    [
-        "wait",
-        "_wait_for_tstate_lock",
-        "select",
-        "poll",
-        "accept",
-        "_worker",
-        "get",
-        "join",
-        "_recv",
-        "run_forever",
-    ]
+    (
+        *("_recv", "_wait_for_tstate_lock", "_worker", "accept", "get"),
+        *("join", "poll", "run_forever", "select", "wait"),
+    )
 )
 """Functions in which an idle thread waits, if their file is part of a library."""
 

@@ -70,7 +70,10 @@ class StatCycle:
                 state.close_window(start, end, late_windows=overdue_seconds >= seconds, wall=wall)
 
     def drain(self, selects: Callable[[StatState], object], within_seconds: float = inf) -> None:
-        """Drain the buffers for which *selects* returns True. After the timeout, the next call starts with the next buffer."""
+        """Drain the buffers of the Stats for which *selects* returns something true.
+
+        After the timeout, the next call starts with the first buffer that was not drained.
+        """
         states, deadline = self._stats.states(), monotonic() + within_seconds
         first, self._next_position = min(self._next_position, len(states)), 0
         for position in (*range(first, len(states)), *range(first)):

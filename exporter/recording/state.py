@@ -122,7 +122,7 @@ class StatState:
         self._begin_window(end)
 
     def expire(self, *, wall: float) -> None:
-        """Replace the values of a count window by an empty window after `stale_seconds` without a sample."""
+        """Replace a closed count window by an empty window after `stale_seconds` without a sample."""
         is_stale = wall - (self._last_sample or wall) > self.effective.stale_seconds
         if is_stale and self.effective.window_seconds is None and self.closed_window.samples:
             self.closed_window, self._reading = WindowReading(self.closed_window.ended, wall, 0), None

@@ -171,9 +171,8 @@ class StatReading(Value):
     # number of samples up to each bound of `definition.buckets`, without +Inf
     bucket_counts: tuple[int, ...] = ()
     window: WindowReading | None = None  # last closed window; None for kinds without windows
-    last_sample: float | None = (
-        None  # Unix time at which the latest sample was drained; None before the first
-    )
+    # Unix time at which the latest sample was drained; None before the first
+    last_sample: float | None = None
     # samples excluded from all aggregates, by reason, such as `nan`, `infinite`, `not_a_number`, `out_of_range`, and the
     # reasons of `Stat.add_tensor`
     rejected: Mapping[str, int] = field(default_factory=dict)
@@ -230,9 +229,8 @@ class TrainingReading(Value):
     phases: Mapping[str, float] = field(default_factory=dict)
     # Unix time of the end of the latest step or validation batch; None before the first
     last_progress: float | None = None
-    first_step: int | None = (
-        None  # completed steps before the first training loop of this process; None before the loop
-    )
+    # completed steps before the first training loop of this process; None before the loop
+    first_step: int | None = None
     loop: int = 0  # number of training loops that this process has started
     inferred_loop: bool = False  # True if a bridge inferred the latest loop
     # completed steps by the job's count, including steps of earlier processes; None before the first loop
@@ -260,9 +258,8 @@ class TrainingReading(Value):
     flops_per_token: float | None = None
     # FLOP per token including recomputation; None if unknown
     hardware_flops_per_token: float | None = None
-    peak_flops: float | None = (
-        None  # peak FLOP/s of this rank's device, as reported by the job; None if unknown
-    )
+    # peak FLOP/s of this rank's device, as reported by the job; None if unknown
+    peak_flops: float | None = None
 
 
 @value_class
@@ -279,9 +276,8 @@ class GpuUse(Value):
 
     names: tuple[str, ...] = ()  # UUIDs, prefixes of UUIDs, or NVML indexes as texts
     used: bool | None = None  # True if torch has initialized CUDA; None without torch
-    named: bool = (
-        False  # True if torch or CUDA_VISIBLE_DEVICES names the GPUs; False if CUDA's default GPU is assumed
-    )
+    # True if torch or CUDA_VISIBLE_DEVICES names the GPUs; False if CUDA's default GPU is assumed
+    named: bool = False
 
 
 NO_GPUS = GpuUse()
