@@ -13,7 +13,7 @@ from exporter.one_logger.standard_attributes import (
 from exporter.recording.recorder import RECORDER
 
 VERSION = "2.3.1"
-"""Version of one-logger whose records are written."""
+"""Version of one-logger whose record format is written."""
 
 
 def initialization_attributes(

@@ -1,4 +1,4 @@
-"""One-logger observer of this process, after the configuration."""
+"""Current observer of this process, which the configuration of a provider installs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOLDER = ObserverHolder()
 def current() -> OneLoggerObserver | None:
     """Return the observer of this process, or None before the configuration and in a forked child."""
     observer = _HOLDER.observer
-    return observer if observer is not None and observer.process == os.getpid() else None
+    return observer if observer is not None and observer.pid == os.getpid() else None
 
 
 def install(observer: OneLoggerObserver | None) -> None:

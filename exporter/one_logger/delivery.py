@@ -1,7 +1,7 @@
 """Delivery of spans and events to the exporters, each with a separate thread and queue.
 
-A failed export is repeated up to four times, after increasing pauses. Records that an exporter loses, for example because it
-hangs, are counted; the other exporters continue. A forked child delivers no records, because the queues and connections belong
+A failed export is repeated up to four times, after increasing pauses. Records that an exporter loses, for example because the
+exporter hangs, are counted, and the other exporters continue. A forked child delivers no records, because the queues and connections belong
 to the parent.
 """
 
@@ -33,7 +33,7 @@ EXIT_SECONDS = 2.0
 QUEUED_RECORDS = 10_000
 """Capacity of an exporter's queue. A job with default settings produces a few records per second."""
 ATTEMPTS = 5
-"""Maximum number of attempts to export a record."""
+"""Maximum number of attempts to export a record. Closing the queue ends the attempts."""
 WRITE_OUT_RECORDS = 256
 """Exported records after which `write_out` is called even if the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
@@ -84,23 +84,24 @@ class Delivery:
     ) -> None:
         self._filter = filter or SpanFilter()
         self._excluded_events: frozenset[str] = frozenset()
-        self._process = os.getpid()
-        exporters_by_name: dict[str, int] = {}
+        self._pid = os.getpid()
+        exporter_counts: dict[str, int] = {}  # by name
         self.queues: list[ExportQueue] = []
         for exporter in exporters:
             name = clean_text(type(exporter).__qualname__.replace("<locals>.", ""))[:100]
-            number = exporters_by_name[name] = exporters_by_name.get(name, 0) + 1
+            number = exporter_counts[name] = exporter_counts.get(name, 0) + 1
             label = name if number == 1 else f"{name}-{number}"
             self.queues.append(ExportQueue(exporter, label, bound, first_pause_seconds))
 
     def start_exporters(self) -> None:
-        """Start the threads of the exporters, which initialize them."""
+        """Start a thread for each exporter, which initializes the exporter."""
+        if self.queues:
+            _OPEN_DELIVERIES.add(self)
         for queue in self.queues:
             queue.worker.put(ExportCall("initialize"))
-            _OPEN.add(self)
 
     def set_application_name(self, name: str) -> None:
-        """Set the application name of all exporters that have one."""
+        """Set the application name of the exporters with the attribute `application_name`."""
         for queue in self.queues:
             if hasattr(queue.exporter, "application_name"):
                 queue.exporter.application_name = name
@@ -111,7 +112,7 @@ class Delivery:
 
     def accepts(self, name: SpanName) -> bool:
         """Return True if spans of this name are delivered to an exporter of this process."""
-        return bool(self.queues) and self._filter.accepts(name) and os.getpid() == self._process
+        return bool(self.queues) and self._filter.accepts(name) and os.getpid() == self._pid
 
     def start(self, span: Span) -> None:
         """Export the start of a span."""
@@ -135,14 +136,14 @@ class Delivery:
 
     def telemetry_data_error(self, message: str, attributes: Attributes | None = None) -> None:
         """Export a notice that records are missing."""
-        if os.getpid() == self._process:
+        if os.getpid() == self._pid:
             error_type = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
             error = TelemetryDataError(TracingTimestamp.now(), error_type, message, attributes)
             self._queue_call("export_telemetry_data_error", error)
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Wait until the exporters have processed all queued records. Return False after the timeout."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._pid:
             return True
         deadline = monotonic() + timeout_seconds
         for queue in self.queues:
@@ -152,14 +153,14 @@ class Delivery:
 
     def close_exporters(self) -> None:
         """Request that each exporter closes after the queued records. A later record initializes the exporter again."""
-        if os.getpid() == self._process:
+        if os.getpid() == self._pid:
             for queue in self.queues:
                 queue.worker.put(ExportCall("close"), bounded=False)
 
     def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
         """Close the exporters once the queued records are processed, or after the timeout. Later records are dropped."""
-        _OPEN.discard(self)
-        if os.getpid() == self._process:
+        _OPEN_DELIVERIES.discard(self)
+        if os.getpid() == self._pid:
             deadline = monotonic() + timeout_seconds
             for wait in [queue.finish() for queue in self.queues]:
                 wait(deadline - monotonic())
@@ -176,21 +177,21 @@ class Delivery:
             queue.put(ExportCall(method, arguments))
 
 
-_OPEN: set[Delivery] = set()
+_OPEN_DELIVERIES: set[Delivery] = set()
 """Deliveries whose exporters are not closed, even if the job has discarded the recorder."""
 
 
 def flush_all(timeout_seconds: float = 5.0) -> bool:
     """Wait until every exporter of this process has processed all queued records. Return False after the timeout."""
     deadline = monotonic() + timeout_seconds
-    results = [delivery.flush(deadline - monotonic()) for delivery in list(_OPEN)]
+    results = [delivery.flush(deadline - monotonic()) for delivery in list(_OPEN_DELIVERIES)]
     return all(results)
 
 
 def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
     """Close the deliveries of this process within a shared timeout. Called when the process exits."""
     deadline = monotonic() + timeout_seconds
-    for delivery in list(_OPEN):
+    for delivery in list(_OPEN_DELIVERIES):
         delivery.close(deadline - monotonic())
 
 
@@ -247,17 +248,18 @@ class ExportQueue:
             self._count_drop("queue_full")
 
     def repeat_write_out(self) -> None:
-        """Queue a `write_out` some time after a failure."""
+        """Queue a `write_out` if the last one failed and the next attempt is due."""
         if monotonic() >= self._rewrite_at:
             self._rewrite_at = monotonic() + REWRITE_SECONDS
             self.worker.put(ExportCall("write_out"))
 
     def _count_drop(self, reason: str) -> None:
+        """Count a dropped record. The next delivered record is followed by a notice about the dropped records."""
         self._dropped_records.bump()
         self._count_dropped[reason](1)
 
     def finish(self) -> Callable[[float], None]:
-        """Request the end of the thread after the queued calls.
+        """Close the queue, and request the end of the thread after the queued calls.
 
         Returns a function that waits for the end, and counts the records that are not processed within its timeout as dropped.
         """
@@ -286,7 +288,7 @@ class ExportQueue:
             if is_closing:
                 break
             if not self._is_initialized:
-                self._closing.wait(self._pause())
+                self._closing.wait(self._pause_seconds())
         if call.method not in {"initialize", "write_out", "close"}:
             self._send(call)
         if (
@@ -341,14 +343,14 @@ class ExportQueue:
         """Call a method up to `ATTEMPTS` times, with pauses, until it succeeds. Stop repeating once the queue is closing."""
         for attempt in range(ATTEMPTS):
             if attempt:
-                self._closing.wait(self._pause())
+                self._closing.wait(self._pause_seconds())
             if self._attempt(call):
                 return True
             if self._closing.is_set():
                 break
         return False
 
-    def _pause(self) -> float:
+    def _pause_seconds(self) -> float:
         return min(self._first_pause_seconds * 2.0 ** min(self._failures - 1, 20), MAX_PAUSE_SECONDS)
 
     def _attempt(self, call: ExportCall) -> bool:
@@ -369,7 +371,7 @@ class FailedWrites:
 
     def tick(self) -> None:
         """Queue the calls that are due."""
-        for delivery in list(_OPEN):
+        for delivery in list(_OPEN_DELIVERIES):
             for queue in delivery.queues:
                 queue.repeat_write_out()
 
@@ -377,8 +379,8 @@ class FailedWrites:
         """Do nothing: at exit the exporters are closed, which writes all records."""
 
     def after_fork(self) -> None:
-        """Forget the deliveries, whose threads belong to the parent."""
-        _OPEN.clear()
+        """Discard the deliveries, whose threads belong to the parent."""
+        _OPEN_DELIVERIES.clear()
 
 
 RECORDER.attach(FailedWrites())

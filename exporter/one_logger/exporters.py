@@ -1,6 +1,6 @@
 """Span exporters: base classes, JSON files and loggers.
 
-The records are one-logger's JSON objects. An exporter holds the start of a span back until the next record, so that a span
+The records are one-logger's JSON objects. An exporter of JSON stores the start of a span until the next record, so that a span
 without inner spans, events and errors becomes a single record of the type `complete`.
 """
 
@@ -109,7 +109,8 @@ class BaseJsonExporter(BaseExporter):
     def initialize(self) -> None:
         """Prepare for records, with the current rank of the process."""
         super().initialize()
-        # Without a launcher the rank is None at first, and 0 once the training begins. All records then have no rank.
+        # Without a launcher, the rank is None until the training starts, and then 0. An exporter that was created before the start
+        # omits the rank in all records.
         self._rank = RECORDER.process.identity().rank or self._rank
 
     def export_start(self, span: Span) -> None:
@@ -198,7 +199,7 @@ def _values(attributes: Attributes) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Return infinities and NaN, which JSON does not support, as text."""
+    """Return infinities and NaN as text, because JSON does not support them. Other values are unchanged."""
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     return [_finite(item) for item in value] if isinstance(value, list) else value

@@ -1,6 +1,7 @@
-"""Figures of training loops and saves, with one-logger's names and formulas.
+"""Figures of training loops and saves, with one-logger's names.
 
-Durations are measured on the monotonic clock. `docs/one-logger.md` lists the defects of one-logger that are corrected here.
+Durations are measured on the monotonic clock. The formulas are one-logger's, except for the corrections that `docs/one-logger.md`
+lists.
 """
 
 from __future__ import annotations
@@ -73,29 +74,31 @@ class LoopFigures:
 
     Args:
         facts: Facts of an iteration, which the caller updates before the end of each iteration.
-        start: Number of iterations before this loop.
-        samples_start: Number of samples before this loop; None for *start* times the batch size.
+        iterations_start: Number of iterations before this loop.
+        samples_start: Number of samples before this loop; None for *iterations_start* times the batch size.
         start_time: Unix time of the start; None before the first loop.
     """
 
     def __init__(
         self,
         facts: StepFacts,
-        start: int = 0,
+        iterations_start: int = 0,
         samples_start: int | None = None,
         start_time: float | None = None,
     ) -> None:
         self.facts = facts
-        self.start = self.completed_iterations = start
+        self.iterations_start = self.completed_iterations = iterations_start
         self.start_time = start_time
-        self.samples_start = start * facts.samples if samples_start is None else samples_start
+        self.samples_start = iterations_start * facts.samples if samples_start is None else samples_start
         self.pending_iterations = 0
         self.validations: MetricSummarizer[float] = MetricSummarizer()
-        self._validated_at = self._tested_at = start
+        self._validated_at = self._tested_at = iterations_start  # completed iterations
         self._iterations: MetricSummarizer[float] = MetricSummarizer()
         self._samples = self._flops = 0
         self._tokens: int | None = None
-        self._flops_overall = start * facts.samples * facts.flops_per_sample if facts.has_throughput else None
+        self._flops_overall: int | None = None
+        if facts.has_throughput:
+            self._flops_overall = iterations_start * facts.samples * facts.flops_per_sample
         self._throughput: float | None = None
         self._throughputs: MetricSummarizer[float] = MetricSummarizer()
         self._first_finish: float | None = None
@@ -108,7 +111,7 @@ class LoopFigures:
         if facts.seq_length and samples_target:
             tokens_target = facts.seq_length * samples_target
         return TrainingLoopAttributes.create(
-            train_iterations_start=self.start,
+            train_iterations_start=self.iterations_start,
             train_samples_start=self.samples_start,
             train_tokens_target=tokens_target,
             completed_floating_point_operations_overall=self._flops_overall,
@@ -117,7 +120,7 @@ class LoopFigures:
         )
 
     def _target(self, target: int | None) -> int | None:
-        """Return the target to export. With throughput, a target of 0 or less is not exported, as in one-logger."""
+        """Return the target to export. If throughput is exported, a target of 0 or less is omitted, as in one-logger."""
         is_omitted = self.facts.has_throughput and target is not None and target <= 0
         return None if is_omitted else target
 
@@ -143,11 +146,11 @@ class LoopFigures:
                 self._throughputs.add_value(flops / (seconds * TERA * world_size))
 
     def update(self) -> TrainingMetricsUpdateAttributes:
-        """Return the figures of the training since the start of the loop, and begin a new interval."""
+        """Return the figures of the training since the start of the loop, and start a new interval of iterations."""
         interval, self.pending_iterations = self.pending_iterations, 0
         iterations = self._iterations
         return TrainingMetricsUpdateAttributes.create(
-            train_iterations_start=self.start,
+            train_iterations_start=self.iterations_start,
             current_iteration=self.completed_iterations - 1,
             num_iterations=iterations.count,
             train_samples_start=self.samples_start,

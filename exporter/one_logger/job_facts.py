@@ -1,4 +1,4 @@
-"""Facts of the configuration for metrics and exports: world size, batch size, targets and tags."""
+"""Facts of a job from the configuration, for metrics and exports: world size, batch size, targets and tags."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class JobFacts:
             self.steps.update(self._training)
         TRAINING.describe({"perf_tag": perf_tag})
         self._describe_target(iterations_target)
-        self._expect()
+        self._publish_step_facts()
 
     def begin_loop(self, iterations_target: int | None, samples_target: int | None) -> None:
         """Read the facts of an iteration, and set the targets of a loop."""
@@ -73,14 +73,14 @@ class JobFacts:
         self.steps.iterations_target, self.steps.samples_target = iterations_target, samples_target
         self._update_world_size()
         self._describe_target(iterations_target)
-        self._expect()
+        self._publish_step_facts()
 
     def update(self) -> None:
         """Read the facts of an iteration again if the configuration has a callable for one of them."""
         if self._has_callables and self._training is not None:
             self._update_world_size()
             self.steps.update(self._training)
-            self._expect()
+            self._publish_step_facts()
 
     def _update_world_size(self) -> None:
         self.world_size = self._settings.world_size or self.world_size
@@ -91,8 +91,8 @@ class JobFacts:
         if iterations_target is not None and 0 < iterations_target < MAX_TARGET:
             TRAINING.describe({"step_target": iterations_target})
 
-    def _expect(self) -> None:
-        """Publish this rank's share of the samples and tokens of an iteration."""
+    def _publish_step_facts(self) -> None:
+        """Publish this rank's share of the samples and tokens of an iteration, and the FLOPs of a sample."""
         steps = self.steps
         if steps.samples:
             tokens = None if steps.tokens is None else steps.tokens / self.world_size

@@ -3,9 +3,9 @@
     python -m exporter.one_logger.migrate [--write] PATH...
 
 Prints a unified diff of each Python file; directories are searched for `*.py`. `--write` also changes the files. The migration
-rewrites import statements, and module names in calls such as `import_module`, `find_spec` and `patch`. It lists unknown names and
-other strings with a module name on standard error. The exit status is 0, or 1 if a problem is listed or a file cannot be
-read or parsed.
+rewrites import statements, and module names in calls such as `import_module`, `find_spec` and `patch`. On standard error, it lists
+unknown names, other strings with a module name, and files that cannot be read or parsed. The exit status is 1 if anything is
+listed, otherwise 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).resolve().parent
 MODULE_ARGUMENTS = frozenset({"import_module", "__import__", "find_spec", "importorskip", "patch", "setattr"})
 """Functions whose first argument may be the name of a module, or of an object in a module."""
 NOT_MODULES = frozenset({f"{PEER_NAME}.exporter_configs"})
-"""Names that begin like a module and stay unchanged: the entry point group, which `exporter.one_logger` reads too."""
+"""Names that look like a module and stay unchanged: the entry point group, which `exporter.one_logger` reads too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class _Visitor(ast.NodeVisitor):
         self.edits: list[Edit] = []
         self.problems: list[tuple[int, str]] = []
         self._source = source
-        self._lines = [0]
+        self._line_offsets = [0]  # byte offset of each line, after the byte order mark
         for line in source.removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True):
-            self._lines.append(self._lines[-1] + len(line))
-        self._shift = len(source) - self._lines[-1]  # length of a byte order mark
+            self._line_offsets.append(self._line_offsets[-1] + len(line))
+        self._mark_length = len(source) - self._line_offsets[-1]  # of a byte order mark
         self._rewritten: set[ast.expr] = set()
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -135,9 +135,9 @@ class _Visitor(ast.NodeVisitor):
 
     def _span(self, node: ast.expr | ast.stmt | ast.alias) -> tuple[int, int]:
         """Return the byte offsets of the start and the end of a node in the source."""
-        start = self._lines[node.lineno - 1] + node.col_offset
-        end = self._lines[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
-        return self._shift + start, self._shift + end
+        start = self._line_offsets[node.lineno - 1] + node.col_offset
+        end = self._line_offsets[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        return self._mark_length + start, self._mark_length + end
 
 
 def _is_peer(name: object) -> bool:

@@ -55,7 +55,7 @@ class OneLoggerObserver:
         self.recorder = recorder
         self.delivery = delivery
         self.span_export = SpanExport(delivery)
-        self.process = os.getpid()
+        self.pid = os.getpid()
         self.enabled = settings.enable_for_current_rank
         self.training: TrainingTelemetryConfig | None = None
         self._lock = threading.RLock()  # unused in forked children, where TRAINING has no observers

@@ -39,7 +39,7 @@ class _Singleton:
     """Base class of providers with a single instance per process."""
 
     _instance: _Singleton | None = None
-    _process = 0
+    _pid = 0  # of the process that created the instance
 
     def __init__(self) -> None:
         name = type(self).__name__
@@ -48,8 +48,8 @@ class _Singleton:
     @classmethod
     def instance(cls) -> Self:
         """Return the instance of this process."""
-        if not isinstance(cls._instance, cls) or cls._process != os.getpid():
-            cls._instance, cls._process = object.__new__(cls), os.getpid()
+        if not isinstance(cls._instance, cls) or cls._pid != os.getpid():
+            cls._instance, cls._pid = object.__new__(cls), os.getpid()
         return cls._instance
 
     @property

@@ -183,7 +183,7 @@ class DefaultRecorder:
         self.delivery.close(EXIT_SECONDS)
 
     def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
-        """Return the active spans with a name, the oldest first."""
+        """Return the active spans with this name, oldest first."""
         return [span for span in self._active_spans() if span.name_str == to_name(span_name)]
 
     def _active_spans(self) -> list[Span]:

@@ -108,7 +108,10 @@ class timed_span:  # noqa: N801  # one-logger's name
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """Call a recorder. An exception is counted as misuse and suppressed, except for OneLoggerError if the job requests it."""
+    """Call a method of a recorder, and return its result.
+
+    An exception is counted as misuse, and None is returned. OneLoggerError is raised if the job uses PROPAGATE_EXCEPTIONS.
+    """
     try:
         return call()
     except Exception as error:  # the recorder may be a class of the job

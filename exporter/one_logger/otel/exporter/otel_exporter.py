@@ -31,7 +31,7 @@ SPAN_ID = "one_logger_span_id"
 MAX_EVENTS = 1024
 """Limit of the events of a span. The latest events are sent."""
 MAX_UNSENT_SPANS = 4096
-"""Limit of the ended spans that are kept while the backend rejects them. The latest spans are kept; the others are counted."""
+"""Limit of the ended spans that are stored while the backend rejects them. The latest are stored; the others are counted as dropped."""
 MAX_INTEGER = 2**63 - 1
 
 
