@@ -83,6 +83,8 @@ YES_NO = value_mappings({1: ("yes", GOOD), 0: ("no", BAD)})
 DEFAULT_SOFT_MAX_BY_UNIT = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
 """Soft maximum of the axis by unit, so that noise does not fill the panel. Larger values extend the axis."""
 
+NAME_SIZE = 14
+"""Font size of the names of several numbers in a stat panel. The automatic size of a long name is too small to read."""
 HEATMAP_POINTS = 120
 """Number of time buckets of a heat map."""
 
@@ -245,6 +247,8 @@ def stat(
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": text_mode,
     }
+    if text_mode == "value_and_name":
+        options["text"] = {"titleSize": NAME_SIZE}
     query_overrides = [
         {
             "matcher": _query_matcher(query, index),

@@ -207,8 +207,15 @@ def _aggregate_panels() -> tuple[Panel, ...]:
     """Return the panels about waiting times and phases of all ranks."""
 
     def ranks_in(phase: str) -> str:
-        """Return PromQL for the mean number of ranks in the phases that a matcher selects."""
-        return f"sum(rate(training_phase_seconds_total{{@run, {phase}}}[$__rate_interval]))"
+        """Return PromQL for the mean number of ranks in the phases that a matcher selects.
+
+        The shares of the phases of a rank add up to 1, although the clocks of a scrape and of a rank differ.
+        """
+
+        def seconds(matcher: str) -> str:
+            return f"sum by (rank) (rate(training_phase_seconds_total{{@run{matcher}}}[$__rate_interval]))"
+
+        return f"sum({seconds(f', {phase}')} / ({seconds('')} > 0))"
 
     work = ranks_in(f'phase=~"{WORK_PHASES}", phase!="grad_sync"')
     return (
