@@ -12,11 +12,12 @@ from dashboards.energy_overview import (
     RUN_POWER,
     overview_panels,
 )
-from dashboards.losses_now import COST_PER_HOUR
+from dashboards.losses_now import CAUSE_NAMES, COST_PER_HOUR
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
     BLUE,
+    GREEN,
     GREY,
     HASHED_COLOR,
     NEUTRAL,
@@ -26,6 +27,7 @@ from dashboards.palette import (
     colors_by_prefix,
     fixed_color,
     fixed_colors_by_name,
+    series_override,
     shades,
 )
 from dashboards.panels import (
@@ -39,6 +41,8 @@ from dashboards.queries import NODES_OF_ENERGY, Query, instant_query
 from dashboards.tables import Column, table
 
 UID = "training-energy"
+MAX_POINTS_OF_WASTE = 120
+"""Maximum number of points of the wasted energy, which limits the subquery of each point."""
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
@@ -69,6 +73,17 @@ def board() -> Board:
 
 def _time_panels() -> tuple[Panel, ...]:
     """Return the panels of the power and of the wasted energy of runs over time."""
+    wasted_energy = time_series(
+        "Wasted energy by cause",
+        Query(WASTED_ENERGY_SINCE_START, "{{cause}}"),
+        unit=ENERGY_UNIT,
+        stacked=True,
+        overrides=[
+            series_override({"id": "byName", "options": cause}, fixed_color(color), name=CAUSE_NAMES[cause])
+            for cause, color in (BADPUT_CAUSE_COLORS | {"slowest_rank": GREEN}).items()
+        ],
+    )
+    wasted_energy.body["maxDataPoints"] = MAX_POINTS_OF_WASTE
     return (
         time_series(
             "Power of runs",
@@ -80,13 +95,7 @@ def _time_panels() -> tuple[Panel, ...]:
             unit="watt",
             color=HASHED_COLOR,
         ),
-        time_series(
-            "Wasted energy by cause",
-            Query(WASTED_ENERGY_SINCE_START, "{{cause}}"),
-            unit=ENERGY_UNIT,
-            stacked=True,
-            overrides=fixed_colors_by_name(BADPUT_CAUSE_COLORS),
-        ),
+        wasted_energy,
     )
 
 

@@ -68,6 +68,10 @@ TIME_BY_CAUSE = (
     f"({_BADPUT} or {as_cause(_WAIT, 'slowest_rank')} or {as_cause(f'({_WORK} - {_WAIT})', 'progress')})"
 )
 """PromQL for the seconds of each run by cause."""
+GPUS = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {WALL_SECONDS} + 1)"
+"""PromQL for the GPUs of each run in the time range; a run without a GPU counts as one GPU."""
+GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPUS})"
+"""PromQL for the GPU seconds of each run by cause, so that a minute of a large run counts more than a minute of a small run."""
 
 
 def _run_energy(before: str) -> str:
@@ -88,16 +92,32 @@ def _wasted_energy(before: str) -> str:
     return f"({scaled} + on (run, cause) {overdue} or {scaled} or {overdue})"
 
 
+def _work_energy(before: str) -> str:
+    """Return PromQL for the joules of each run that no cause of badput wasted."""
+    return f"clamp_min({_run_energy(before)} - on (run) sum by (run) ({_wasted_energy(before)}), 0)"
+
+
 RUN_ENERGY = _run_energy(_BEFORE_RANGE)
 _WASTED_ENERGY = _wasted_energy(_BEFORE_RANGE)
-_WORK_ENERGY = f"clamp_min({RUN_ENERGY} - on (run) sum by (run) ({_WASTED_ENERGY}), 0)"
+_WORK_ENERGY = _work_energy(_BEFORE_RANGE)
 _WAIT_SHARE = f"({_WAIT} / ({_WORK} > 0) or 0 * {_WORK})"
 ENERGY_BY_CAUSE = (
     f"(({_WASTED_ENERGY} or {as_cause(f'({_WORK_ENERGY} * on (run) {_WAIT_SHARE})', 'slowest_rank')}"
     f" or {as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_WAIT_SHARE}))', 'progress')}) / 3600)"
 )
 """PromQL for the watt-hours of each run by cause."""
-WASTED_ENERGY_SINCE_START = f"sum by (cause) ({_wasted_energy(_BEFORE_PLOT)}) / 3600 > 0"
+_WAIT_SHARE_SINCE_START = (
+    "avg_over_time((max by (run) (run:training_straggler_wait:ratio{@run}) and on () vector(time()) >= $__from / 1000)"
+    "[$__range:$__interval])"
+)
+"""PromQL for the share of the work in which ranks wait for the slowest rank, from the start of the time range to each point of a plot.
+
+The recorded share makes the subquery of each point fast.
+"""
+WASTED_ENERGY_SINCE_START = (
+    f"sum by (cause) ({_wasted_energy(_BEFORE_PLOT)}"
+    f" or {as_cause(f'{_work_energy(_BEFORE_PLOT)} * on (run) {_WAIT_SHARE_SINCE_START}', 'slowest_rank')}) / 3600 > 0"
+)
 """PromQL for the wasted watt-hours by cause, from the start of the time range to each point of a plot."""
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
 LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS} > 0), 1)"

@@ -15,17 +15,19 @@ from dashboards.energy_devices import (
 from dashboards.energy_loss import (
     COST_BY_CAUSE,
     ENERGY_BY_CAUSE,
+    GPU_SECONDS_BY_CAUSE,
+    GPUS,
     LOST_COST_BY_RUN,
     LOST_SHARE_BY_RUN,
     PROGRESS_CAUSE,
     RUN_COST,
     RUN_ENERGY,
-    TIME_BY_CAUSE,
     WALL_SECONDS,
     increase_in_range,
 )
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
+    BAD_LOSS,
     CAUSE_TEXTS,
     COST_OF_LOSSES,
     COST_PER_HOUR,
@@ -39,7 +41,12 @@ from dashboards.losses_now import (
     POWER,
     RANKS_OF_LOSSES,
     SMALLEST_LOSS,
+    UNKNOWN_COST,
     UNKNOWN_LOSSES,
+    UNKNOWN_RUNS,
+    VERDICT_TEXTS,
+    VERDICTS,
+    WARNING_LOSS,
 )
 from dashboards.palette import BAD, NEUTRAL, WARNING, Override
 from dashboards.panels import (
@@ -62,8 +69,14 @@ INCOMPLETE = "runs unknown"
 """Legend of the number of runs whose cost and power are absent or too small."""
 _COUNT_OF_INCOMPLETE_RUNS: Override = {
     "matcher": {"id": "byName", "options": INCOMPLETE},
-    "properties": [{"id": "unit", "value": "none"}, {"id": "decimals", "value": 0}],
+    "properties": [
+        {"id": "unit", "value": "none"},
+        {"id": "decimals", "value": 0},
+        {"id": "thresholds", "value": warn_from(1)},
+    ],
 }
+_COUNT_INCOMPLETE = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR}))"
+_LOSS_THRESHOLDS = warn_from(WARNING_LOSS, BAD_LOSS)
 
 
 def overview_panels() -> tuple[Panel, ...]:
@@ -134,7 +147,14 @@ def _cost_now() -> Panel:
 
 def _incomplete_runs() -> Query:
     """Return the query of the number of runs that a total contains in part or not at all."""
-    return instant_query(f"count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR})", INCOMPLETE, BAD)
+    return instant_query(_COUNT_INCOMPLETE, INCOMPLETE)
+
+
+def _unknown_cost() -> Query:
+    """Return the query of the largest possible loss of the incomplete runs, or of their number without a known cost."""
+    cost = f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
+    count = f'label_replace({_COUNT_INCOMPLETE}, "text", "{INCOMPLETE}", "", "")'
+    return instant_query(f"{cost} or on () {count}", "{{text}}")
 
 
 def _lost_now() -> Panel:
@@ -148,7 +168,7 @@ def _lost_now() -> Panel:
         ),
         instant_query(f"sum({LOST_POWER_BY_CAUSE}) or 0 * sum({POWER})", power),
         instant_query(LOST_GPU_SHARE_NOW, share),
-        _incomplete_runs(),
+        _unknown_cost(),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -162,8 +182,12 @@ def _lost_now() -> Panel:
                 "properties": [
                     {"id": "unit", "value": "percentunit"},
                     {"id": "decimals", "value": 0},
-                    {"id": "thresholds", "value": warn_from(0.1, 0.3)},
+                    {"id": "thresholds", "value": _LOSS_THRESHOLDS},
                 ],
+            },
+            {
+                "matcher": {"id": "byRegexp", "options": "/ unknown$/"},
+                "properties": [{"id": "thresholds", "value": warn_from(0.01)}],
             },
             _COUNT_OF_INCOMPLETE_RUNS,
         ],
@@ -175,7 +199,9 @@ def _useful_share() -> Panel:
     return stat(
         "Useful in this time range",
         instant_query(
-            f"1 - sum(({LOST_SHARE_BY_RUN}) * on (run) {WALL_SECONDS}) / sum({WALL_SECONDS})", "of the time"
+            f"1 - sum({LOST_SHARE_BY_RUN} * on (run) {WALL_SECONDS} * on (run) {GPUS})"
+            f" / sum({WALL_SECONDS} * on (run) {GPUS})",
+            "of the GPU time",
         ),
         instant_query(
             f"sum(({ENERGY_BY_CAUSE}) and on (cause) {PROGRESS_CAUSE}) / (sum({ENERGY_BY_CAUSE}) > 0)",
@@ -261,24 +287,26 @@ def _readings() -> Panel:
 
 
 def _losses_now() -> Panel:
-    """Return the table of what each run loses now, by cause, the most expensive loss first."""
+    """Return the table of what each run loses now, by cause, the worst verdict first, and the most expensive loss of each verdict."""
     # The first operand has the losses of a known rank, with the labels of the rank; the second all other losses.
     row_query = (
         f"{LOST_SHARE_NOW} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES}) > {SMALLEST_LOSS}"
         f" or on (run, cause) {LOST_SHARE_NOW} > {SMALLEST_LOSS} or {UNKNOWN_LOSSES}"
     )
-    return table(
+    of_rows = f"and on (run, cause) ({VERDICTS})"
+    panel = table(
         "Losses now, last 5 min",
+        Column(VERDICTS, "Verdict", width=95, mappings=VERDICT_TEXTS),
         Column("run", "Run", width=140, links=(RUN_LINK,)),
         Column("cause", "Cause", width=215, mappings=CAUSE_TEXTS),
         Column("reason", "Reason"),
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=110),
         Column("gpu", "GPU", width=65),
-        percent(f"{LOST_SHARE_NOW} > {SMALLEST_LOSS}", "of its time", 140, warn_from(0.1, 0.3), bar=(0, 1)),
-        Column(COST_OF_LOSSES, "Cost per hour", decimals=2, width=115),
+        percent(f"{LOST_SHARE_NOW} > {SMALLEST_LOSS}", "of its time", 140, _LOSS_THRESHOLDS, bar=(0, 1)),
+        Column(f"({COST_OF_LOSSES}) {of_rows}", "Cost per hour", decimals=2, width=115),
         Column("currency", "Currency", width=80),
-        Column(LOST_POWER_BY_CAUSE, "Power", unit="watt", decimals=1, width=80),
+        Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=80),
         Column(
             f"1000 * ({LOSS_SINCE})",
             "Since",
@@ -288,27 +316,37 @@ def _losses_now() -> Panel:
         ),
         Column(LOST_SINCE_START, "Lost since then", decimals=2, width=130),
         row_query=row_query,
-        sort="Cost per hour",
+        sort="Verdict",
         w=24,
         h=9,
         max_data_points=120,
     )
+    panel.body["options"]["sortBy"].append({"displayName": "Cost per hour", "desc": True})
+    return panel
 
 
 def _loss_by_cause() -> Panel:
-    """Return the table of time, energy and cost by cause. The shares add up to 100 %."""
-    seconds, watt_hours = f"sum by (cause) ({TIME_BY_CAUSE})", f"sum by (cause) ({ENERGY_BY_CAUSE})"
+    """Return the table of GPU time, energy and cost by cause. The shares add up to 100 %."""
+    gpu_seconds, watt_hours = (
+        f"sum by (cause) ({GPU_SECONDS_BY_CAUSE})",
+        f"sum by (cause) ({ENERGY_BY_CAUSE})",
+    )
     return table(
         "Where time, energy and money went, in this time range",
         Column("cause", "Cause", width=200, mappings=CAUSE_TEXTS),
-        Column(f"{seconds} > 0", "Time", unit="s", width=80),
-        percent(f"{seconds} / on () group_left () sum({TIME_BY_CAUSE}) > 0", "of time", 125, bar=(0, 1)),
+        Column(f"{gpu_seconds} / 3600 > 0", "GPU hours", decimals=2, width=90),
+        percent(
+            f"{gpu_seconds} / on () group_left () sum({GPU_SECONDS_BY_CAUSE}) > 0",
+            "of GPU time",
+            125,
+            bar=(0, 1),
+        ),
         Column(f"{watt_hours} > 0", "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
         percent(f"{watt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
         Column(f"sum by (cause) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
-        sort="Time",
+        sort="GPU hours",
         w=11,
-        h=9,
+        h=11,
         max_data_points=120,
     )
 
@@ -329,11 +367,14 @@ def _loss_by_run() -> Panel:
             decimals=1,
             width=70,
         ),
-        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, warn_from(0.1, 0.3)),
+        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, _LOSS_THRESHOLDS),
         Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
-        row_query="max by (run, state) (training_run_state{@run} == 1)",
+        row_query=(
+            "max by (run, state) (training_run_state{@run} == 1)"
+            f' or on (run) label_replace({UNKNOWN_RUNS}, "state", "unknown", "", "")'
+        ),
         sort="Lost cost",
         w=13,
-        h=9,
+        h=11,
         max_data_points=120,
     )

@@ -51,6 +51,8 @@ LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPUS_OF_RUN}) / sum
 """PromQL for the share of the GPU time that all active runs lose now. A run without a GPU counts as one GPU."""
 SMALLEST_LOSS = 0.005
 """Smallest share of the time that is a loss."""
+WARNING_LOSS, BAD_LOSS = 0.1, 0.3
+"""Shares of the time from which a loss has the color of a warning, and of a problem."""
 
 # Rank, GPU and reason of a loss ------------------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ LOST_SINCE_START = (
 
 # Runs without a sample ---------------------------------------------------------------------------------------
 
-_UNKNOWN_RUNS = (
+UNKNOWN_RUNS = (
     '(max by (run) (last_over_time(training_run_state{@run, state=~"starting|running|stalled|hung|ending"}[1h]) == 1)'
     " unless on (run) training_run_state{@run})"
 )
@@ -174,7 +176,7 @@ _PARTLY_UNKNOWN_RUNS = (
     "(max by (run) (training_world_size{@run})"
     f" > count by (run) (group by (run, rank) (training_process_up{{@run}})) and on (run) {_ACTIVE})"
 )
-INCOMPLETE_RUNS = f"({_UNKNOWN_RUNS} or on (run) {_PARTLY_UNKNOWN_RUNS})"
+INCOMPLETE_RUNS = f"({UNKNOWN_RUNS} or on (run) {_PARTLY_UNKNOWN_RUNS})"
 """PromQL for the active runs of which an exporter is down, so that their cost and power are absent or too small."""
 _SILENT_NODES = (
     "(topk by (run) (1, max by (run, instance) (max_over_time(timestamp(training_process_up{@run})[1h:30s]))"
@@ -183,43 +185,64 @@ _SILENT_NODES = (
 )
 """PromQL for the last sample from the node of each incomplete run whose exporter stopped last."""
 UNKNOWN_LOSSES = (
-    f"({as_cause(f'({_SILENT_NODES} and on (run) {_UNKNOWN_RUNS})', 'no_news')}"
-    f" or {as_cause(f'({_SILENT_NODES} unless on (run) {_UNKNOWN_RUNS})', 'partly_unknown')})"
+    f"({as_cause(f'({_SILENT_NODES} and on (run) {UNKNOWN_RUNS})', 'no_news')}"
+    f" or {as_cause(f'({_SILENT_NODES} unless on (run) {UNKNOWN_RUNS})', 'partly_unknown')})"
 )
 """PromQL for the rows of runs whose loss is unknown; the value is the time of the last sample."""
-COST_OF_LOSSES = (
-    f"{LOST_PER_HOUR_BY_CAUSE} or 3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{{@run}}[15m]))"
-    f" * on (run) group_left (cause) (0 * max by (run, cause) ({UNKNOWN_LOSSES}) + 1)"
+_COST_PER_HOUR_WHILE_KNOWN = (
+    "3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{@run}[1h]))"
 )
-"""PromQL for the cost per hour of each loss; of an unknown loss, the largest cost per hour of the run in fifteen minutes.
-
-The run may lose all of this cost, so that its row is not below the small losses.
-"""
+_REST_OF_COST = (
+    f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_PER_HOUR_BY_CAUSE})"
+    f" or {_COST_PER_HOUR_WHILE_KNOWN})"
+)
+UNKNOWN_COST = (
+    f"({_REST_OF_COST} * on (run) group_left (cause) (0 * max by (run, cause) ({UNKNOWN_LOSSES}) + 1))"
+)
+"""PromQL for the largest possible loss per hour of each incomplete run: the last known cost without the known losses."""
+COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
+"""PromQL for the cost per hour of each loss; of an unknown loss, the largest possible cost."""
 LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 """PromQL for the start of each loss in Unix seconds; 0 for a loss that began before the time range."""
-
-CAUSE_TEXTS = value_mappings(
+_USUAL, _WARNING, _UNKNOWN, _LARGE = 0, 1, 2, 3
+_KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {SMALLEST_LOSS}"
+VERDICTS = (
+    f"({_KNOWN_LOSSES} >= bool {WARNING_LOSS}) + {_LARGE - _WARNING} * ({_KNOWN_LOSSES} >= bool {BAD_LOSS})"
+    f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN}"
+)
+"""PromQL for the verdict of each loss as a number: a small share of an expensive run is usual, and no problem."""
+VERDICT_TEXTS = value_mappings(
     {
-        "progress": ("progress", GOOD),
-        "standstill": ("no step", BAD),
-        "restarts": ("restarts in the last hour", BAD),
-        "slowest_rank": ("waiting for the slowest rank", NEUTRAL),
-        "nonfinite_loss": ("loss was NaN or infinite", BAD),
-        "data_stall": ("waiting for data", NEUTRAL),
-        "hang": ("hang", BAD),
-        "lost_progress": ("work lost in a crash", BAD),
-        "downtime": ("down between attempts", BAD),
-        "checkpoint_save": ("saving checkpoints", NEUTRAL),
-        "checkpoint_load": ("loading a checkpoint", NEUTRAL),
-        "validation": ("validation", NEUTRAL),
-        "init": ("start", NEUTRAL),
-        "compile": ("compilation", NEUTRAL),
-        "other": ("other, or not attributed", NEUTRAL),
-        "nothing": ("nothing is lost now", GOOD),
-        "ended": ("the run has ended", NEUTRAL),
-        "unknown": (NO_SAMPLE_OF_RUN, WARNING),
-        "no_news": ("unknown: exporter down", WARNING),
-        "partly_unknown": ("partly unknown: exporter down", WARNING),
+        _LARGE: ("large loss", BAD),
+        _UNKNOWN: ("unknown", WARNING),
+        _WARNING: ("loss", WARNING),
+        _USUAL: ("usual", NEUTRAL),
     }
 )
-"""Value mappings from causes to texts. The share of the time, not the cause, decides whether a wait is bad."""
+
+_CAUSES = {
+    "progress": ("progress", GOOD),
+    "standstill": ("no step", BAD),
+    "restarts": ("restarts in the last hour", BAD),
+    "slowest_rank": ("waiting for the slowest rank", NEUTRAL),
+    "nonfinite_loss": ("loss was NaN or infinite", BAD),
+    "data_stall": ("waiting for data", NEUTRAL),
+    "hang": ("hang", BAD),
+    "lost_progress": ("work lost in a crash", BAD),
+    "downtime": ("down between attempts", BAD),
+    "checkpoint_save": ("saving checkpoints", NEUTRAL),
+    "checkpoint_load": ("loading a checkpoint", NEUTRAL),
+    "validation": ("validation", NEUTRAL),
+    "init": ("start", NEUTRAL),
+    "compile": ("compilation", NEUTRAL),
+    "other": ("other, or not attributed", NEUTRAL),
+    "nothing": ("nothing is lost now", GOOD),
+    "ended": ("the run has ended", NEUTRAL),
+    "unknown": (NO_SAMPLE_OF_RUN, WARNING),
+    "no_news": ("unknown: exporter down", WARNING),
+    "partly_unknown": ("partly unknown: exporter down", WARNING),
+}
+"""Texts and colors of causes. The share of the time, not the cause, decides whether a wait is bad."""
+CAUSE_NAMES = {cause: name for cause, (name, _) in _CAUSES.items()}
+CAUSE_TEXTS = value_mappings(_CAUSES)
+"""Value mappings from causes to texts."""

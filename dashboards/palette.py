@@ -122,8 +122,9 @@ def series_override(
     reference: bool = False,
     dashed: bool = False,
     right_axis: bool = False,
+    name: str = "",
 ) -> Override:
-    """Return an override for the matching series.
+    """Return an override for the matching series; `name` replaces the name of the series.
 
     `reference`, `dashed` and `right_axis` have the meaning of the fields of `dashboards.queries.Query`.
     """
@@ -138,6 +139,8 @@ def series_override(
         }
     if right_axis:
         properties["custom.axisPlacement"] = "right"
+    if name:
+        properties["displayName"] = name
     return {
         "matcher": matcher,
         "properties": [{"id": name, "value": value} for name, value in properties.items()],

@@ -23,7 +23,7 @@ from dashboards.catalogue import BOARDS
 MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARDS}
 
 BUILTIN_VALUES = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
-BUILTIN_VALUES |= {"__interval_ms": "15000"}
+BUILTIN_VALUES |= {"__interval_ms": "15000", "__from": "0"}
 EXPORTER_LABELS = {"job", "namespace", "pod", "container", "endpoint"}
 """Labels that distinguish the exporters of one node."""
 SELECTED_VALUES = dict.fromkeys(("job", "node", "run", "rank", "gpu", "perf_tag"), ".+")
@@ -125,6 +125,7 @@ class ScenarioPrometheus:
             "__interval": f"{self.STEP_SECONDS}s",
             "__range_s": str(int(end - start)),
             "__interval_ms": str(1000 * self.STEP_SECONDS),
+            "__from": str(int(1000 * start)),
         }
 
     def variable_values(self, model: Mapping[str, Any]) -> dict[str, str]:

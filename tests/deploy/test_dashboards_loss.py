@@ -24,15 +24,16 @@ HANG_AND_STRAGGLER = (
     | run_series("wasted_energy_joules_total", "0x39 0+45000x20", labels=',cause="hang"')
     | run_series("wasted_energy_joules_total", "0+6000x60", labels=',cause="data_stall"')
     | run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
+    | {'run:training_gpus:count{run="a"}': "4x60"}
 )
-"""Fifteen minutes of a run on two nodes: ten minutes with a slow rank, then a hang of five minutes."""
+"""Fifteen minutes of a run with four GPUs on two nodes: ten minutes with a slow rank, then a hang of five minutes."""
 
 
 @pytest.mark.parametrize(
     ("query_id", "factor", "progress", "slowest_rank", "hang", "data_stall"),
     [
-        pytest.param("A", 1, 390, 120, 300, 90, id="seconds"),
-        pytest.param("B", 900, 390, 120, 300, 90, id="share of time"),
+        pytest.param("A", 3600 // 4, 390, 120, 300, 90, id="hours of four GPUs"),
+        pytest.param("B", 900, 390, 120, 300, 90, id="share of GPU time"),
         pytest.param("C", 1, 994, 306, 500, 200, id="watt-hours of both nodes"),
         pytest.param("E", 100, 390, 120, 300, 90, id="cost"),
     ],
@@ -144,7 +145,13 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
     panel = "Where time, energy and money went, in this time range"
 
     assert_panel(
-        tmp_path, "training-energy", panel, HANG, shares | {'{cause="progress"}': progress}, minutes=minutes
+        tmp_path,
+        "training-energy",
+        panel,
+        HANG,
+        shares | {'{cause="progress"}': progress},
+        factor=3600,
+        minutes=minutes,
     )
     assert_panel(
         tmp_path,
@@ -177,6 +184,21 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
     )
 
 
+def test_the_wait_for_the_slowest_rank_is_wasted_energy(tmp_path: Path) -> None:
+    ratio = {'run:training_straggler_wait:ratio{run="a"}': "0.25x60"}
+    energy = run_series("energy_joules_total", "0+60000x60") | run_series("wall_seconds_total", "0+15x60")
+    energy |= run_series("wasted_energy_joules_total", "0x60", labels=',cause="hang"')
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Wasted energy by cause",
+        ratio | energy,
+        {'{cause="slowest_rank"}': 900_000},
+        factor=3600,
+    )
+
+
 def test_the_waste_of_a_run_that_ended_before_the_time_range_is_not_drawn(tmp_path: Path) -> None:
     series = (
         run_series("wall_seconds_total", "900x10 stale")
@@ -185,6 +207,19 @@ def test_the_waste_of_a_run_that_ended_before_the_time_range_is_not_drawn(tmp_pa
     )
 
     assert_panel(tmp_path, "training-energy", "Wasted energy by cause", series, {})
+
+
+def test_a_minute_of_a_large_run_counts_more_than_a_minute_of_a_small_run(tmp_path: Path) -> None:
+    series = {
+        f'training_wall_seconds_total{{run="{run}",instance="n1"}}': "0+15x60" for run in ("large", "small")
+    }
+    series |= {
+        'training_badput_seconds_total{run="large",instance="n1",cause="data_stall"}': "0+7.5x60",
+        'run:training_gpus:count{run="large"}': "63x60",
+    }
+    useful_share = {"{}": round(1000 * (63 / 2 + 1) / 64)}
+
+    assert_panel(tmp_path, "training-energy", "Useful in this time range", series, useful_share, factor=1000)
 
 
 def test_a_loss_has_its_start(tmp_path: Path) -> None:
@@ -196,7 +231,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
         "Losses now, last 5 min",
         COSTLY_RUN | stall,
         {'{run="a",cause="data_stall"}': 345_000},  # above 5 % of five minutes half a minute after its start
-        query_id="E",
+        query_id="F",
     )
     assert_panel(
         tmp_path,
@@ -204,7 +239,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
         "Losses now, last 5 min",
         HANG,
         {'{run="a",cause="standstill"}': 360_000},
-        query_id="E",
+        query_id="F",
     )
 
 
@@ -258,7 +293,7 @@ def test_the_loss_per_hour_counts_every_cause(
 
     assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", COSTLY_RUN | series, total)
     assert_panel(
-        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | series, by_cause, query_id="C"
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | series, by_cause, query_id="D"
     )
 
 
@@ -315,6 +350,7 @@ def test_a_standstill_is_lost_time_before_the_ledger_counts_a_hang(tmp_path: Pat
         "Where time, energy and money went, in this time range",
         series,
         {'{cause="hang"}': 180, '{cause="data_stall"}': 60, '{cause="progress"}': 660},
+        factor=3600,
     )
 
 
@@ -414,7 +450,7 @@ def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> No
         | run_series("energy_joules_total", "0+60000x60")
     )
 
-    for query_id, value, labels in (("D", 4000, ""), ("F", 6, ',currency="EUR"')):
+    for query_id, value, labels in (("E", 4000, ""), ("G", 6, ',currency="EUR"')):
         row = {f'{{run="a",cause="standstill"{labels}}}': value}
         assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row, query_id=query_id)
 
@@ -441,7 +477,36 @@ def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_s
     row = {f'{{run="a",instance="{node}",cause="{cause}"}}': 300}
     cost = {f'{{run="a",cause="{cause}",currency="EUR"}}': 36}
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, cost, query_id="C")
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, cost, query_id="D")
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Lost per hour, last 5 min",
+        series,
+        {'{currency="EUR",text="EUR unknown"}': 36},
+        query_id="D",
+    )
     assert_panel(tmp_path, "training-energy", panel, series, {"{}": 1}, query_id="C")
     assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {"{}": 0}, query_id="C")
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(0.06, 0), (0.2, 1), (0.6, 3)], ids=["usual", "loss", "large loss"]
+)
+def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
+    tmp_path: Path, share: float, verdict: int
+) -> None:
+    stall = run_series("badput_seconds_total", f"0+{15 * share:g}x60", labels=',cause="data_stall"')
+    row = {'{run="a",cause="data_stall"}': verdict}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall, row, query_id="B")
+
+
+def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
+    verdict = {'{run="a",cause="no_news"}': 2}
+    state = {'{run="a",state="unknown"}': 1}
+    panel = "Cost and loss of each run, in this time range"
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", NO_EXPORTER, verdict, query_id="B")
+    assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, state)
