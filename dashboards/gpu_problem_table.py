@@ -21,6 +21,7 @@ from dashboards.gpu_problems import (
     RUNS_ON_NODES,
     SELECTED_GPUS,
     SELECTED_NODES,
+    Impact,
     Problem,
     xid_color,
 )
@@ -44,6 +45,11 @@ PROBLEM_TEXTS = [
     },
 ]
 """Texts and colors of the column *Problem*: no problem, NVML errors and Xids by name; every other problem in red."""
+_STOPPED_RUNS = (
+    "(max by (run) (run:training_standstill:info{@cluster})"
+    ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
+)
+"""PromQL for the runs that make no step, or that died. A lost GPU endangers any other run."""
 NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 
 
@@ -99,10 +105,12 @@ def _worst_problems() -> str:
         f"(({node_problems}) + on (instance) group_left (run) {one_run_per_node}"
         f" or ({node_problems}) unless on (instance) {one_run_per_node})"
     )
-    worst = (
-        f"topk by (instance, gpu) (1, {gpu_problems_with_run} or {gpu_problems_without_run}"
-        f" or {node_problems_with_run_label})"
+    problems = f"({gpu_problems_with_run} or {gpu_problems_without_run} or {node_problems_with_run_label})"
+    problems_of_progressing_runs = (
+        f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STANDSTILL})"
+        f" - {PRIORITIES_PER_IMPACT * (Impact.STANDSTILL - Impact.WRONG_RESULTS)} unless on (run) {_STOPPED_RUNS}"
     )
+    worst = f"topk by (instance, gpu) (1, {problems_of_progressing_runs} or {problems})"
     return f"max without ({text_labels}) ({worst})"
 
 

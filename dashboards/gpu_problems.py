@@ -235,6 +235,11 @@ GPU_PROBLEMS = (
     ),
 )
 
+UNKNOWN_NODES = (
+    f"({' or '.join(problem.condition for problem in NODE_PROBLEMS if problem.impact is Impact.UNKNOWN)})"
+)
+"""PromQL for the nodes without a sample, whose GPUs and runs are unknown."""
+
 
 MAX_GPUS = 200
 """Maximum number of GPUs of which the table of all GPUs also shows those without a problem."""

@@ -21,8 +21,10 @@ from dashboards.gpu_problems import (
     GPUS_OF_RANKS,
     IMPACT_COLORS,
     IMPACT_NAMES,
+    RUNS_ON_NODES,
     SELECTED_NODES,
     THROTTLED,
+    UNKNOWN_NODES,
     worst_gpu_problems,
 )
 from dashboards.palette import BAD, GOOD, WARNING
@@ -36,6 +38,7 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import NODES_OF_RUN, Query, instant_query
+from dashboards.recorded_losses import lost_share
 
 UID = "training-gpus"
 RUN_VARIABLE = Variable(
@@ -92,8 +95,6 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
     known_gpus = "count(last_over_time(gpu_up{@gpu}[$__range])) or sum(gpu_devices{@gpu_node})"
-    gpus_in_trouble = worst_gpu_problems()
-    runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
     return (
         stat(
             "Exporters",
@@ -135,20 +136,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ],
             w=5,
         ),
-        stat(
-            "Cost of runs with a GPU problem",
-            instant_query(
-                f"3600 * sum by (currency) ({COST} and on (run) {runs_in_trouble}) or 0 * sum by (currency) ({COST})"
-                f" unless on () ({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS}"
-                ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})',
-                "{{currency}} per hour, 5 min",
-            ),
-            unit="none",
-            decimals=2,
-            text_mode="value_and_name",
-            thresholds=warn_from(0.01, 0.01),
-            w=5,
-        ),
+        _loss_of_affected_runs(),
         stat(
             "Mean SM activity",
             instant_query(f"avg({used_gpus('gpu_sm_activity_ratio{@gpu}')})"),
@@ -158,13 +146,13 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Most throttled GPU, last 5 min",
+            "Most throttled, 5 min",
             instant_query(f"topk(1, max by (instance, gpu) ({THROTTLED}))", LEGEND),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_from(0.01, 0.1),
-            w=4,
+            w=3,
         ),
         current_problems(),
         state_timeline(
@@ -174,6 +162,48 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=24,
             h=6,
         ),
+    )
+
+
+def _loss_of_affected_runs() -> Panel:
+    """Return the panel with the loss and the cost of the runs that hold a GPU with a problem, and the number of unknown runs."""
+    gpus_in_trouble = worst_gpu_problems()
+    runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
+    cost = f"3600 * {COST} and on (run) {runs_in_trouble}"
+    no_cost = f"0 * sum by (currency) ({COST}) unless on () ({runs_in_trouble} or on () {UNKNOWN_NODES})"
+    gpus_of_unknown_runs = (
+        f"({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS}"
+        ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})'
+    )
+
+    def of_known_runs(expression: str) -> str:
+        return f"sum by (currency) ({expression}) or ({no_cost}) unless on () {gpus_of_unknown_runs}"
+
+    unknown_runs = (
+        f"group by (run) ({RUNS_ON_NODES} and on (instance) {UNKNOWN_NODES})"
+        ' unless on (run) last_over_time(training_run_state{@cluster, state=~"stopped|finished|failed|lost"}[$__range]) == 1'
+    )
+    return stat(
+        "Loss per hour of runs with a GPU problem, 5 min",
+        instant_query(
+            of_known_runs(f"({cost}) * on (run) group_left () {lost_share('@cluster')}"), "{{currency}} lost"
+        ),
+        instant_query(of_known_runs(cost), "{{currency}} of their cost"),
+        instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", "runs unknown"),
+        unit="none",
+        decimals=2,
+        text_mode="value_and_name",
+        overrides=[
+            {
+                "matcher": {"id": "byRegexp", "options": "/ lost$/"},
+                "properties": [{"id": "thresholds", "value": warn_from(0.01, 0.01)}],
+            },
+            {
+                "matcher": {"id": "byName", "options": "runs unknown"},
+                "properties": [{"id": "decimals", "value": 0}, {"id": "thresholds", "value": warn_from(1)}],
+            },
+        ],
+        w=6,
     )
 
 

@@ -42,8 +42,15 @@ UNKNOWN, STOPS, WRONG_RESULTS, SLOWS, NO_RUN = 3, 5, 4, 2, 0
 """Values of the column *Impact*."""
 
 
-def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(tmp_path: Path) -> None:
-    series = {
+@pytest.mark.parametrize(
+    ("run_state", "impact"),
+    [({}, WRONG_RESULTS), ({'run:training_standstill:info{run="a"}': "1x60"}, STOPS)],
+    ids=["the run goes on", "no step"],
+)
+def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
+    tmp_path: Path, run_state: dict[str, str], impact: int
+) -> None:
+    series = run_state | {
         'up{job="training",instance="n1"}': "1x60",
         GPU.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
         GPU.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
@@ -54,7 +61,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(tmp_path: Path) -> N
         '{instance="n1",gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
         'remedy="drain the node, then reset the GPU"}'
     )
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: STOPS})
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
     assert_panel(
         tmp_path,
         "training-gpus",
@@ -162,6 +169,7 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
     )
 
 
+LOSS_PANEL = "Loss per hour of runs with a GPU problem, 5 min"
 HOT_GPU = {
     'up{job="training",instance="n1"}': "1x60",
     GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
@@ -185,7 +193,31 @@ def test_the_cost_of_a_gpu_problem_is_unknown_if_the_gpu_of_a_rank_is_unknown(
 ) -> None:
     series = HOT_GPU | {rank_info: "1x60"}
 
-    assert_panel(tmp_path, "training-gpus", "Cost of runs with a GPU problem", series, expected)
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, expected, query_id="B")
+
+
+def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: Path) -> None:
+    series = HOT_GPU | {
+        'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
+        'run:training_lost:ratio{run="a",cause="slowest_rank"}': "0.25x60",
+    }
+
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {'{currency="EUR"}': 9})
+
+
+@pytest.mark.parametrize(("state", "runs"), [("running", 1), ("finished", 0)])
+def test_the_loss_of_a_run_without_an_exporter_is_unknown_and_not_0(
+    tmp_path: Path, state: str, runs: int
+) -> None:
+    series = WITH_DEAD_EXPORTER | {
+        'training_process_up{run="a",rank="0",instance="n1"}': "1x20 stale",
+        f'training_run_state{{run="a",instance="n1",state="{state}"}}': "1x20 stale",
+        'training_run_state{run="b",instance="n2",state="running"}': "1x60",
+        'training_cost_total{run="b",instance="n2",currency="EUR"}': "0+0.15x60",
+    }
+
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {})
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {"{}": runs}, query_id="C")
 
 
 @pytest.mark.parametrize(
