@@ -151,6 +151,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit=unit,
+            log_scale=True,
             w=6,
         )
 
@@ -162,6 +163,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
                 "{{run}}",
             ),
             unit="joule",
+            log_scale=True,
             w=6,
         ),
         energy_per_unit_panel("Joules per token", "training_tokens_total", "joule"),

@@ -78,7 +78,12 @@ def _health_columns() -> tuple[Column, ...]:
             width=80,
             thresholds=warn_from(1),
         ),
-        percent(f"max by (instance, gpu) ({THROTTLED})", "Throttled, 5 min", 130, warn_from(0.01, 0.1)),
+        percent(
+            f"max by (instance, gpu) ({THROTTLED}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
+            "Throttled, 5 min",
+            130,
+            warn_from(0.01, 0.1),
+        ),
         Column(
             "max by (instance, gpu) (gpu_recovery_action{@gpu})",
             "Recovery action",

@@ -27,6 +27,7 @@ from dashboards.gpu_problems import (
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
+from dashboards.recorded_losses import lost_share
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -50,6 +51,10 @@ _STOPPED_RUNS = (
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
 """PromQL for the runs that make no step, or that died. A lost GPU endangers any other run."""
+COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@cluster})"
+"""PromQL for the cost of each run per hour, as on *Fleet*."""
+LOST_PER_HOUR = f"{COST_PER_HOUR} * on (run) group_left () {lost_share('@cluster')}"
+"""PromQL for the cost of the time that each run loses per hour, over all causes."""
 NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 
 
@@ -73,7 +78,9 @@ def _starts(problems: Sequence[Problem]) -> str:
 
 def current_problems() -> Panel:
     """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest impact first."""
-    return table(PROBLEMS_TITLE, *_problem_columns(), sort="Impact", w=24, h=7, max_data_points=120)
+    panel = table(PROBLEMS_TITLE, *_problem_columns(), sort="Impact", w=24, h=7, max_data_points=120)
+    panel.body["options"]["sortBy"].append({"displayName": "Since", "desc": False})
+    return panel
 
 
 def _current_gpu_problems() -> str:
@@ -146,7 +153,7 @@ def _problem_columns() -> tuple[Column, ...]:
         Column("gpu", "GPU", width=60),
         Column("run", "Run", width=125, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("rank", "Rank", width=70),
-        Column("problem", "Problem", width=275, mappings=PROBLEM_TEXTS),
+        Column("problem", "Problem", width=265, mappings=PROBLEM_TEXTS),
         Column(
             f"count by (instance, gpu) ({gpu_problems} or {node_problems}) - 1 or {no_problem}",
             "Other problems",
@@ -169,5 +176,12 @@ def _problem_columns() -> tuple[Column, ...]:
             mappings=value_mappings(
                 {0: ("before this range", NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}
             ),
+        ),
+        Column(
+            f"sum by (run) ({LOST_PER_HOUR}) and on (run) ({_worst_problems()}) or {no_problem}",
+            "Lost/h",
+            decimals=2,
+            width=75,
+            mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
     )

@@ -16,7 +16,12 @@ from dashboards.gpu_load import (
     used_gpus,
     utilization_panels,
 )
-from dashboards.gpu_problem_table import current_problems, problem_counts_by_impact
+from dashboards.gpu_problem_table import (
+    COST_PER_HOUR,
+    LOST_PER_HOUR,
+    current_problems,
+    problem_counts_by_impact,
+)
 from dashboards.gpu_problems import (
     GPUS_OF_RANKS,
     IMPACT_COLORS,
@@ -38,7 +43,6 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import NODES_OF_RUN, Query, instant_query
-from dashboards.recorded_losses import lost_share
 
 UID = "training-gpus"
 RUN_VARIABLE = Variable(
@@ -65,8 +69,6 @@ GPU_VARIABLE = Variable(
 ALERTS_OF_NODES = dataclasses.replace(
     ALERTS_OF_NODE, expression='ALERTS{alertstate="firing", @node_any_job} and ' + SELECTED_NODES
 )
-COST = "max by (run, currency) (run:training_cost:rate5m{@cluster})"
-"""PromQL for the cost of each run per second, as on *Fleet*."""
 MAX_FAILURES = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
 
@@ -169,15 +171,16 @@ def _loss_of_affected_runs() -> Panel:
     """Return the panel with the loss and the cost of the runs that hold a GPU with a problem, and the number of unknown runs."""
     gpus_in_trouble = worst_gpu_problems()
     runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
-    cost = f"3600 * {COST} and on (run) {runs_in_trouble}"
-    no_cost = f"0 * sum by (currency) ({COST}) unless on () ({runs_in_trouble} or on () {UNKNOWN_NODES})"
+    no_cost = (
+        f"0 * sum by (currency) ({COST_PER_HOUR}) unless on () ({runs_in_trouble} or on () {UNKNOWN_NODES})"
+    )
     gpus_of_unknown_runs = (
         f"({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS}"
         ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})'
     )
 
     def of_known_runs(expression: str) -> str:
-        return f"sum by (currency) ({expression}) or ({no_cost}) unless on () {gpus_of_unknown_runs}"
+        return f"sum by (currency) ({expression} and on (run) {runs_in_trouble}) or ({no_cost}) unless on () {gpus_of_unknown_runs}"
 
     unknown_runs = (
         f"group by (run) ({RUNS_ON_NODES} and on (instance) {UNKNOWN_NODES})"
@@ -185,10 +188,8 @@ def _loss_of_affected_runs() -> Panel:
     )
     return stat(
         "Loss per hour of runs with a GPU problem, 5 min",
-        instant_query(
-            of_known_runs(f"({cost}) * on (run) group_left () {lost_share('@cluster')}"), "{{currency}} lost"
-        ),
-        instant_query(of_known_runs(cost), "{{currency}} of their cost"),
+        instant_query(of_known_runs(LOST_PER_HOUR), "{{currency}} lost"),
+        instant_query(of_known_runs(COST_PER_HOUR), "{{currency}} cost"),
         instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", "runs unknown"),
         unit="none",
         decimals=2,

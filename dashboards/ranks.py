@@ -187,7 +187,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 width=80,
             ),
             Column(
-                FEED_AGE_SECONDS,
+                f"{FEED_AGE_SECONDS} and on (instance, rank) training_process_up{{@run}} == 1",
                 "Feed age",
                 unit="s",
                 decimals=0,

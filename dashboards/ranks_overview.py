@@ -9,6 +9,7 @@ from dashboards.palette import (
     WARNING,
 )
 from dashboards.panels import (
+    NO_THRESHOLDS,
     Panel,
     bad_from,
     stat,
@@ -17,6 +18,7 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import (
+    COST_PER_HOUR,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
@@ -38,6 +40,9 @@ from dashboards.run_problems import (
 from dashboards.straggler import straggler_cost
 from dashboards.tables import NO_SAMPLE_OF_RUN, ZERO_AS_DASH, Column, percent, table
 
+_RUN_OVER = '(max(training_run_state{@run, state=~"finished|stopped"}) == 1)'
+"""PromQL with a value after the normal end of the run: its ranks are not missing."""
+
 
 def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
@@ -46,20 +51,22 @@ def overview_panels() -> tuple[Panel, ...]:
             "Ranks alive",
             instant_query("sum(max by (rank) (training_process_up{@run}))", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
-            instant_query(
-                "count(max by (rank) (training_process_up{@run}) == 0) or 0 * max(training_process_up{@run})",
-                "ended",
-                BAD,
-            ),
+            instant_query(_ended_ranks(), "{{end}}"),
             instant_query(
                 "clamp_min(max(training_world_size{@run})"
                 " - (count(max by (rank) (training_process_up{@run})) or vector(0)), 0)"
-                ' unless on () max(training_run_state{@run, state=~"finished|stopped"}) == 1',
+                f" unless on () {_RUN_OVER}",
                 "not seen",
                 BAD,
             ),
             unit="none",
             text_mode="value_and_name",
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": "ended"},
+                    "properties": [{"id": "thresholds", "value": bad_from(1)}],
+                }
+            ],
             w=5,
         ),
         stat(
@@ -75,11 +82,22 @@ def overview_panels() -> tuple[Panel, ...]:
         stat(
             "Waiting for data, last 5 min",
             instant_query(f"topk(1, {DATA_WAIT})", "rank {{rank}} on {{instance}}"),
+            instant_query(f"{COST_PER_HOUR} * on () group_left () max({DATA_WAIT})", "{{currency}}/h"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_from(0.1, 0.2),
-            w=4,
+            overrides=[
+                {
+                    "matcher": {"id": "byFrameRefID", "options": "B"},
+                    "properties": [
+                        {"id": "unit", "value": "none"},
+                        {"id": "decimals", "value": 2},
+                        {"id": "thresholds", "value": NO_THRESHOLDS},
+                    ],
+                }
+            ],
+            w=5,
         ),
         stat(
             "Rank that holds up a hang",
@@ -87,11 +105,18 @@ def overview_panels() -> tuple[Panel, ...]:
             unit="none",
             text_mode="name",
             thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
-            w=6,
+            w=5,
         ),
         what_is_wrong(w=24, h=5),
         _node_table(),
     )
+
+
+def _ended_ranks() -> str:
+    """Return PromQL for the number of ranks without a process, with the label `end`: `finished` after the normal end of the run."""
+    ended = "(count(max by (rank) (training_process_up{@run}) == 0) or 0 * max(training_process_up{@run}))"
+    finished = f'label_replace({ended} and on () {_RUN_OVER}, "end", "finished", "", "")'
+    return f'{finished} or on () label_replace({ended}, "end", "ended", "", "")'
 
 
 def _hang_query() -> str:
@@ -125,13 +150,14 @@ def _node_table() -> Panel:
     expected = f"count by (instance) ({expected_ranks})"
     reporting = f"(count by (instance) ({live_ranks}) or on (instance) 0 * {expected})"
     last_sample = "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
+    exporters = "group by (instance) (exporter_build_info{@cluster})"
     return table(
         "Nodes of the run",
         Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
         Column(expected, "Ranks", decimals=0, width=70),
-        Column(reporting, "Alive", decimals=0, width=66),
+        Column(f"{reporting} and on (instance) {exporters}", "Alive", decimals=0, width=66),
         Column(
-            f"{expected} - on (instance) {reporting}",
+            f"({expected} - on (instance) {reporting}) unless on () {_RUN_OVER} or on (instance) 0 * {expected}",
             "Missing",
             decimals=0,
             width=100,
@@ -139,8 +165,7 @@ def _node_table() -> Panel:
             mappings=ZERO_AS_DASH,
         ),
         Column(
-            f"(group by (instance) (exporter_build_info{{@cluster}}) and on (instance) {expected})"
-            f" or on (instance) 0 * {expected}",
+            f"({exporters} and on (instance) {expected}) or on (instance) 0 * {expected}",
             "Exporter",
             width=100,
             mappings=value_mappings({1: ("up", NEUTRAL), 0: ("no answer", BAD)}),

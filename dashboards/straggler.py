@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Panel, stat
+from dashboards.panels import Panel, stat, warn_from
 from dashboards.queries import LOST_COST_PER_HOUR, LOST_GPU_HOURS_PER_HOUR, LOST_RATIO, instant_query
 
 
@@ -20,7 +20,11 @@ def straggler_cost() -> Panel:
         overrides=[
             {
                 "matcher": {"id": "byName", "options": share_legend},
-                "properties": [{"id": "unit", "value": "percentunit"}, {"id": "decimals", "value": 0}],
+                "properties": [
+                    {"id": "unit", "value": "percentunit"},
+                    {"id": "decimals", "value": 0},
+                    {"id": "thresholds", "value": warn_from(0.1, 0.3)},
+                ],
             }
         ],
         w=5,

@@ -203,6 +203,7 @@ def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: P
     }
 
     assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {'{currency="EUR"}': 9})
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, query_id="E")
 
 
 @pytest.mark.parametrize(("state", "runs"), [("running", 1), ("finished", 0)])

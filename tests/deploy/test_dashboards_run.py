@@ -84,6 +84,48 @@ def test_the_phases_of_all_ranks_add_up_to_the_number_of_ranks(
     assert_panel(tmp_path, "training-ranks", "Ranks by phase", series, {"{}": ranks}, query_id=query_id)
 
 
+FINISHED = (
+    run_series("run_state", "1x20 0x40", labels=',state="running"')
+    | run_series("run_state", "0x20 1x40", labels=',state="finished"')
+    | run_series("process_up", "1x20 0x40", labels=',rank="0"')
+    | run_series("feed_last_update_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+    | run_series("world_size", "1x60")
+    | {'exporter_build_info{instance="n1"}': "1x60"}
+)
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "expected"),
+    [
+        ("Ranks alive", "C", {'{end="finished"}': 1}),
+        ("Nodes of the run", "C", {'{instance="n1"}': 0}),
+        ("All ranks, the slowest first", "J", {}),
+    ],
+    ids=["finished", "missing", "age of the feed"],
+)
+def test_ranks_of_a_finished_run_are_no_problem(
+    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+) -> None:
+    assert_panel(tmp_path, "training-ranks", panel, FINISHED, expected, query_id=query_id)
+
+
+def test_live_ranks_of_a_node_without_an_exporter_are_unknown(tmp_path: Path) -> None:
+    series = run_series("process_up", "1x20 stale", labels=',rank="0"') | run_series(
+        "process_up", "1x60", labels=',rank="1"', node=2
+    )
+    series |= {'exporter_build_info{instance="n2"}': "1x60"}
+
+    assert_panel(tmp_path, "training-ranks", "Nodes of the run", series, {'{instance="n2"}': 1}, query_id="B")
+
+
+def test_waiting_for_data_has_a_cost(tmp_path: Path) -> None:
+    panel = "Waiting for data, last 5 min"
+
+    assert_panel(
+        tmp_path, "training-ranks", panel, COSTLY_RUN | DATA_STALL, {'{currency="EUR"}': 18}, query_id="B"
+    )
+
+
 COSTLY_RUN = RANKS | run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
 """A run that costs 36 EUR per hour."""
 TWO_GPUS = RANK_1_ON_GPU_1 | {'training_rank_info{run="a",instance="n1",rank="0",gpu="0",uuid="G0"}': "1x60"}

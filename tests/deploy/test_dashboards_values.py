@@ -151,9 +151,15 @@ def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_
     not_seen: dict[str, float | None] = {"4m": 0, "7m": 1, "12m": 0}
     ended: dict[str, float | None] = {"4m": 0, "7m": 0, "12m": 0}
 
-    for query_id, minutes in (("D", not_seen), ("C", ended)):
+    for query_id, minutes, labels in (("D", not_seen, "{}"), ("C", ended, '{end="ended"}')):
         messages = failures(
-            tmp_path, "Ranks alive", series, minutes, dashboard="training-ranks", query_id=query_id
+            tmp_path,
+            "Ranks alive",
+            series,
+            minutes,
+            dashboard="training-ranks",
+            query_id=query_id,
+            labels=labels,
         )
         assert not messages, messages
 
