@@ -1,7 +1,8 @@
 """Notices for the job's operator, which a daemon thread writes to standard error.
 
-Runs on any thread. Notices are not passed to `logging`, because a log handler of the job could hang and hold the lock that
-`logging.shutdown` needs. They also bypass the buffer of the original `sys.stderr`, whose lock the exiting interpreter needs.
+`log_once` may be called on any thread. Notices do not go through the job's loggers, because a log handler of the job could hang
+and hold the lock that `logging.shutdown` needs. They also bypass the buffer of the original `sys.stderr`, whose lock the exiting
+interpreter needs.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
 
-EXIT_SECONDS = 0.5
-"""Maximum time for which an exiting process waits for its last notices."""
 MAX_NOTICES = 100
-"""Maximum number of different notices per process. Further notices are counted as dropped."""
+"""Maximum number of keys of a process, including the keys of its parent before a fork. Further notices are counted as dropped."""
 MAX_NOTICE_CHARACTERS = 2000
 """Maximum length of a notice."""
 
@@ -27,36 +26,35 @@ class Notices:
     """Notices of a process.
 
     Attributes:
-        dropped_notices: Number of notices that were above the limit, or could not be written or passed to a listener.
+        dropped_notices: Notices above the limit, failed writes, and failed calls of a listener.
         is_quiet: True to pass notices to the listeners only.
-        listeners: Functions that the writer thread calls with each notice.
+        listeners: Functions that are called with each notice, on the thread that writes it.
     """
 
     def __init__(self) -> None:
-        self._logged_keys: set[str] = (
-            set()
-        )  # not reset: a forked child does not repeat the notices of its parent
+        # Not reset, so that a forked child does not repeat the notices of its parent.
+        self._logged_keys: set[str] = set()
         self.reset()
 
     def reset(self) -> None:
-        """Discard the writer thread and the waiting notices, as in a forked child."""
-        self._waiting: deque[str] = deque()
-        self._starting = threading.Lock()
+        """Forget the writer thread (it does not exist in a forked child), the queue, the listeners and the counts. Keys stay logged."""
+        self._queue: deque[str] = deque()
+        self._start_lock = threading.Lock()
         self._is_writing = self.is_quiet = False
         self.dropped_notices = 0
         self.listeners: list[Callable[[str], object]] = []
 
     def log_once(self, key: str, message: str) -> None:
-        """Write a notice unless a notice with the same key was written. Never raises and never waits."""
+        """Queue a notice unless a notice with the same key was queued. Does not raise, and does not wait for standard error."""
         if key in self._logged_keys:
             return
         if len(self._logged_keys) >= MAX_NOTICES:
             self.dropped_notices += 1
             return
         self._logged_keys.add(key)
-        self._waiting.append(message[:MAX_NOTICE_CHARACTERS])
-        # The holder of the lock starts the writer. A signal handler that interrupts the holder must not wait for the lock.
-        if self._is_writing or not self._starting.acquire(blocking=False):
+        self._queue.append(message[:MAX_NOTICE_CHARACTERS])
+        # The holder of the lock starts the writer thread. A signal handler that interrupts the holder must not wait for the lock.
+        if self._is_writing or not self._start_lock.acquire(blocking=False):
             return
         try:
             if not self._is_writing:
@@ -66,32 +64,35 @@ class Notices:
             self._is_writing = False
             self._write_now()
         finally:
-            self._starting.release()
+            self._start_lock.release()
 
-    def flush(self, timeout_seconds: float = EXIT_SECONDS) -> None:
-        """Wait until all notices are written, at most for the timeout."""
+    def flush(self, timeout_seconds: float) -> None:
+        """Wait until all queued notices are written, at most for the timeout."""
         deadline = monotonic() + timeout_seconds
-        while (self._is_writing or self._waiting) and monotonic() < deadline:
+        while (self._is_writing or self._queue) and monotonic() < deadline:
             sleep(0.002)
 
     def _write_now(self) -> None:
-        """Write the waiting notices on this thread if standard error accepts bytes without blocking."""
+        """Write the queued notices on this thread, if `sys.stderr` is the original and accepts bytes without blocking.
+
+        Otherwise the notices are dropped.
+        """
         original = sys.__stderr__
         with suppress(Exception):
             if original is not None and sys.stderr is original and select.select([], [original], [], 0)[1]:
                 self._write_all()
-        self.dropped_notices += len(self._waiting)
-        self._waiting.clear()
+        self.dropped_notices += len(self._queue)
+        self._queue.clear()
 
     def _write_all(self) -> None:
         while True:
-            while self._waiting:
-                message = self._waiting.popleft()
+            while self._queue:
+                message = self._queue.popleft()
                 if not self.is_quiet:
                     self._write(f"exporter: {message}\n")
                 self._call_listeners(message)
             self._is_writing = False
-            if not self._waiting:  # otherwise a notice was appended before the flag was cleared
+            if not self._queue:  # a notice may have been queued before the flag was cleared
                 return
             self._is_writing = True
 

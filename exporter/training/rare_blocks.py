@@ -1,6 +1,7 @@
 """Rare blocks: application, loops, saves, initialization, and spans with user-defined names.
 
-A rare block has a span, which the job may change until the block ends.
+A *hot* block is entered in each step (see `blocks.py`); all other blocks are *rare*. A rare block has a span, which the job may
+change until the block ends.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _KEYS = count()
 _SINGLE_IN_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
 
 
-class OpenBlock(StackEntry):
-    """Rare block that has started and not ended; also an entry of the clock's stack, on the main thread."""
+class StartedBlock(StackEntry):
+    """Rare block after its start. On the main thread, it is also an entry of the clock's stack while `is_open` is true."""
 
     __slots__ = ("kind", "key", "observed", "policy", "thread", "is_logged", "is_ended")
 
@@ -58,27 +59,30 @@ class OpenBlock(StackEntry):
         self.is_logged = self.is_ended = False
 
     def abandon(self, now: float) -> None:  # noqa: ARG002  # the end also needs the wall clock
-        """End the block, because the surrounding block has ended."""
+        """End the block as incomplete, because the surrounding block has ended."""
         self.evict()
 
     def evict(self) -> None:
-        """End the block without a success, because the job has left it open."""
+        """End the block as incomplete, because the job has left it open or too many blocks are open."""
         end_open_block(self, timestamp_now(), is_complete=False)
 
     def discard(self) -> None:
-        """Discard the block, which will not end."""
+        """Close the block without a record of its end."""
         discard_block(self)
 
 
 def timestamp_now() -> TracingTimestamp:
     """Return the current time of the wall clock and the monotonic clock."""
-    return TracingTimestamp(time(), monotonic())
+    return TracingTimestamp(
+        time(), monotonic()
+    )  # on Linux, `monotonic` and `perf_counter` read the same clock
 
 
 def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
     """Return the timestamp of a time in milliseconds since the epoch.
 
-    None, and a time more than ten minutes ahead, become the current time. So does any other object, which is misuse.
+    Return the current time for None and 0, for a time more than ten minutes ahead, and, as misuse, for a negative number or an
+    object that is not a number.
     """
     wall, now = time(), monotonic()
     if milliseconds is None:
@@ -101,7 +105,7 @@ def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
 class RareBlock:
     """Context manager and decorator of a rare block. Entering returns the span. The object may be entered repeatedly."""
 
-    __slots__ = ("kind", "_values", "_arguments", "_open")
+    __slots__ = ("kind", "_values", "_arguments", "_entered")
 
     def __init__(
         self, kind: BlockKind, values: Callable[[], Mapping[str, object]] | None = None, **arguments: Any
@@ -109,20 +113,20 @@ class RareBlock:
         self.kind = kind
         self._values = values
         self._arguments = arguments
-        self._open: list[tuple[Span, OpenBlock | None]] = []
+        self._entered: list[tuple[Span, StartedBlock | None]] = []
 
     def __enter__(self) -> Span:
         values = None if self._values is None else self._values()
         span, block = begin_block(
             self.kind, self.kind.call, is_lexical=True, values=values, **self._arguments
         )
-        self._open.append((span, block))
+        self._entered.append((span, block))
         return span
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not self._open:
+        if not self._entered:
             return
-        span, block = self._open.pop()
+        span, block = self._entered.pop()
         if block is None:
             span.stop()
         elif block.is_ended:
@@ -166,8 +170,8 @@ def begin_block(
     start_event_attributes: Attributes | None = None,
     parent: Span | None = None,
     values: Mapping[str, object] | None = None,
-) -> tuple[Span, OpenBlock | None]:
-    """Start a rare block. Return its span, and the block. The block is None if the start is refused."""
+) -> tuple[Span, StartedBlock | None]:
+    """Start a rare block. Return its span, and the block. The block is None if the recording is off or the start is refused."""
     began = timestamp or timestamp_now()
     is_save = kind is kinds.CHECKPOINT_SAVE
     policy = TRAINING.current_save_policy() if is_save and TRAINING.is_on else SavePolicy()
@@ -178,11 +182,11 @@ def begin_block(
         name = f"checkpoint_save_{policy.strategy}"
     parent_span = parent or TRAINING.spans.parent()
     span = Span.create(name, parent_span, span_attributes, start_event_attributes, began)
-    if not TRAINING.is_on or not _can_begin(kind, call, arguments):
+    if not TRAINING.is_on or not _prepare_begin(kind, call, arguments):
         return span, None
     span.on_event = _event_added
-    block = OpenBlock(kind, ObservedBlock(kind, span, began, is_lexical, call, arguments), policy)
-    _open(block, f"checkpoint_save_{policy.strategy}" if is_save else kind.phase)
+    block = StartedBlock(kind, ObservedBlock(kind, span, began, is_lexical, call, arguments), policy)
+    _push(block, f"checkpoint_save_{policy.strategy}" if is_save else kind.phase)
     record = _begin_record(block)
     if record is not None:
         TRAINING.append(record)
@@ -198,8 +202,12 @@ def begin_block(
     return span, block
 
 
-def _can_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
-    """Return True if a block can start. If its kind allows only one open block, an open block is discarded."""
+def _prepare_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
+    """End or discard the blocks that the start of a block replaces. Return False if the start is refused.
+
+    An application ends the hot blocks that callbacks have left open. A training loop discards the blocks that a bridge has inferred.
+    If the kind allows only one open block, the open block is discarded, unless an observer refuses the new block.
+    """
     if kind.inferred:
         has_loop = any(block.kind in kinds.LOOPS for block in _open_rare())
         return not TRAINING.job_is_instrumented and not has_loop
@@ -222,7 +230,7 @@ def _can_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool
     return True
 
 
-def _open(block: OpenBlock, phase: str | None) -> None:
+def _push(block: StartedBlock, phase: str | None) -> None:
     now = monotonic()
     clock = TRAINING.clock
     if clock.thread is None:
@@ -244,7 +252,7 @@ def _open(block: OpenBlock, phase: str | None) -> None:
             oldest.evict()
 
 
-def _begin_record(block: OpenBlock) -> Record | None:
+def _begin_record(block: StartedBlock) -> Record | None:
     values, began = block.observed.values, block.observed.began.perf_counter_seconds
     if block.kind in kinds.LOOPS:
         start, target = values["train_iterations_start"], values.get("train_iterations_target")
@@ -287,7 +295,7 @@ def end_block(
 
 
 def end_open_block(
-    block: OpenBlock,
+    block: StartedBlock,
     timestamp: TracingTimestamp,
     *,
     error: BaseException | None = None,
@@ -320,22 +328,21 @@ def end_open_block(
     )
 
 
-def _close(block: StackEntry) -> None:
-    """Remove a block from the clock's stack and from the open blocks."""
+def _close(block: StartedBlock) -> None:
+    """Remove a block from the open blocks, and on the main thread from the clock's stack."""
     now = monotonic()
-    if isinstance(block, OpenBlock):
-        if TRAINING.gpu.is_on:
-            TRAINING.gpu.end(block.kind)
-        TRAINING.open_rare_blocks.pop(block.key, None)
-        block.is_ended = True
-        if block.thread != get_ident() or not block.is_open or TRAINING.clock.thread != block.thread:
-            block.is_open = False
-            return
-    TRAINING.clock.leave(block, now, ends_all=getattr(block, "kind", None) in _SINGLE_IN_PROCESS)
+    if TRAINING.gpu.is_on:
+        TRAINING.gpu.end(block.kind)
+    TRAINING.open_rare_blocks.pop(block.key, None)
+    block.is_ended = True
+    if block.thread != get_ident() or not block.is_open or TRAINING.clock.thread != block.thread:
+        block.is_open = False
+        return
+    TRAINING.clock.leave(block, now, ends_all=block.kind in _SINGLE_IN_PROCESS)
 
 
 def _append_end(
-    block: OpenBlock,
+    block: StartedBlock,
     timestamp: TracingTimestamp,
     error: BaseException | None,
     *,
@@ -359,15 +366,15 @@ def _append_end(
             TRAINING.publish_soon()
 
 
-def end_blocks_since(block: OpenBlock) -> None:
+def end_blocks_since(block: StartedBlock) -> None:
     """End the blocks that were started inside an application or a training loop and are still open, the latest first."""
     for inner in reversed(_open_rare()):
         if inner.key > block.key and (block.kind is kinds.APPLICATION or inner.thread == block.thread):
             end_open_block(inner, timestamp_now(), is_complete=False)
 
 
-def discard_block(block: OpenBlock) -> None:
-    """Discard a block that will not end."""
+def discard_block(block: StartedBlock) -> None:
+    """Close a block without a record of its end."""
     _close(block)
     TRAINING.spans.leave(block.observed.span)
     if block.is_logged:
@@ -378,11 +385,11 @@ def discard_block(block: OpenBlock) -> None:
 # Open blocks ---------------------------------------------------------------------------------------------------
 
 
-def _open_rare() -> list[OpenBlock]:
-    return [block for block in list(TRAINING.open_rare_blocks.values()) if type(block) is OpenBlock]
+def _open_rare() -> list[StartedBlock]:
+    return [block for block in list(TRAINING.open_rare_blocks.values()) if type(block) is StartedBlock]
 
 
-def find_open(kind: BlockKind, *, in_process: bool) -> OpenBlock | None:
+def find_open(kind: BlockKind, *, in_process: bool) -> StartedBlock | None:
     """Return the latest open block of a kind in this thread or task. With *in_process*, fall back to all threads and tasks."""
     thread = get_ident()
     task = TRAINING.clock.present_task() if thread == TRAINING.clock.thread else None
@@ -395,5 +402,5 @@ def find_open(kind: BlockKind, *, in_process: bool) -> OpenBlock | None:
     return candidate if in_process else None
 
 
-def _block_of(span: Span) -> OpenBlock | None:
+def _block_of(span: Span) -> StartedBlock | None:
     return next((block for block in _open_rare() if block.observed.span is span), None)

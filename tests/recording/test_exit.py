@@ -111,7 +111,7 @@ def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
 
         for number in range(1000):
             log_once(str(number), "notice")
-        NOTICES.flush()
+        NOTICES.flush(5)
         log("event")
         flush()
         print(NOTICES.dropped_notices, flush=True)
