@@ -30,7 +30,7 @@ from exporter.ledger.energy.options import EnergyOptions
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.recording.definition import MIN_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
-from exporter.replay.machines import unknown_machine_message
+from exporter.replay.machines import unknown_machine_problem
 
 StatPattern = Annotated[
     str,
@@ -151,8 +151,8 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
         ]
     gpu = sections["gpu"]
     if gpu.replay is not None and gpu.replay != configuration.gpu.replay:
-        message = unknown_machine_message(gpu.replay)
-        problems += [Problem("--gpu.replay", None, None, message)] if message else []
+        message = unknown_machine_problem(gpu.replay)
+        problems += [] if message is None else [Problem("--gpu.replay", None, None, message)]
     if problems:
         raise ConfigurationError(problems)
     return replace(configuration, **sections)

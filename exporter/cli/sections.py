@@ -12,7 +12,7 @@ from exporter.cli.logs import LogFormat, LogLevel
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.config.options import Duration, Notation, Range, format_duration, option
 from exporter.recording.stacks import Detail
-from exporter.replay.machines import unknown_machine_message
+from exporter.replay.machines import unknown_machine_problem
 from exporter.web.listen import ADDRESS_PATTERN, parse_address
 
 _ADDRESS_HELP = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for any free port)"
@@ -157,6 +157,6 @@ class GpuSection(GpuOptions):
             )
             yield "deadline", message
         if self.replay is not None:
-            problem = unknown_machine_message(self.replay)
-            if problem:
+            problem = unknown_machine_problem(self.replay)
+            if problem is not None:
                 yield "replay", problem

@@ -18,7 +18,7 @@ from exporter.collectors.catalogue import LOCAL_LANE, CollectorEntry, entries, e
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.gpu.collector import GpuCollector, visible_devices
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
-from exporter.collectors.host.memory import oom_kills
+from exporter.collectors.host.memory import read_oom_kills
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.options import ExtraOptions
 from exporter.collectors.processes.collector import ProcessCollector
@@ -112,7 +112,7 @@ class Wiring:
         boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
         jobs.endings.evidence = ExitEvidence(
-            oom_kills=oom_kills,
+            oom_kills=read_oom_kills,
             ends=lambda: runs.ends(feed_directory),
             launches=lambda: runs.launches(feed_directory),
             machine=MachineIdentity(socket.gethostname(), boot),

@@ -20,31 +20,38 @@ DIRECTORY_VARIABLE = "EXPORTER_REPLAY_DIRECTORY"
 
 
 def machine_names() -> tuple[str, ...]:
-    """Return the names of the machines."""
-    return tuple(sorted(_files()))
+    """Return the names of the described machines, sorted."""
+    return tuple(sorted(_paths_by_name()))
 
 
 def load_machine(name: str) -> MachineDescription:
-    """Load a machine by name. Raises ConfigurationError if the machine does not exist or the description has mistakes."""
+    """Load the description of a machine.
+
+    Raises ConfigurationError if no description has this name, or the description is invalid.
+    """
     from exporter.replay.description import MachineDescription  # noqa: PLC0415 - 3 MiB that only a replay needs
 
-    problem = unknown_machine_message(name)
-    if problem:
-        raise ConfigurationError([Problem("--gpu.replay", None, None, problem)])
-    return load_file(_files()[name], MachineDescription)
+    problem = unknown_machine_problem(name)
+    if problem is not None:
+        raise ConfigurationError([Problem("gpu.replay", None, None, problem)])
+    return load_file(_paths_by_name()[name], MachineDescription)
 
 
 def replay_arguments(name: str) -> dict[str, Any]:
-    """Return the arguments with which a GPU collector replays a machine. Raises the same errors as `load_machine`."""
+    """Return the keyword arguments `replay` and `command` of a `GpuCollector` that replays a machine.
+
+    Raises the same errors as `load_machine`.
+    """
     return {"replay": load_machine(name).plain(), "command": command_of("exporter.replay.library")}
 
 
-def _files() -> dict[str, Path]:
+def _paths_by_name() -> dict[str, Path]:
+    """Return the paths of the descriptions by machine name. A description in the second directory replaces one of the package."""
     directories = [PACKAGE_DIRECTORY, *map(Path, filter(None, [os.environ.get(DIRECTORY_VARIABLE)]))]
     return {path.stem: path for directory in directories for path in directory.glob("*.yaml")}
 
 
-def unknown_machine_message(name: str) -> str:
-    """Return the error message for an unknown machine name, or "" if the machine exists."""
+def unknown_machine_problem(name: str) -> str | None:
+    """Return the error message for an unknown machine name, or None if a description has this name."""
     names = machine_names()
-    return "" if name in names else f'no machine "{name}" to replay; choose one of {", ".join(names)}'
+    return None if name in names else f'no machine "{name}" to replay; choose one of {", ".join(names)}'

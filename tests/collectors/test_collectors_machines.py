@@ -32,7 +32,7 @@ from exporter.collectors.catalogue import CollectorEntry
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.disk import DiskCollector
 from exporter.collectors.host.lustre import LustreCollector
-from exporter.collectors.host.memory import oom_kills
+from exporter.collectors.host.memory import read_oom_kills
 from exporter.collectors.host.network import NetworkCollector
 from exporter.collectors.host.nfs import NfsCollector
 from exporter.collectors.host.pressure import PressureCollector
@@ -138,8 +138,8 @@ def test_the_per_core_option_replaces_the_sum_and_keeps_the_core_numbers(read_fr
 def test_oom_kills_come_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 3\nother 1\n")
 
-    assert oom_kills(tmp_path) == 3
-    assert oom_kills(tmp_path / "nowhere") is None
+    assert read_oom_kills(tmp_path) == 3
+    assert read_oom_kills(tmp_path / "nowhere") is None
 
 
 # Interfaces and disks ----------------------------------------------------------------------------------

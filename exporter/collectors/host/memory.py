@@ -112,7 +112,7 @@ FAULTS = FamilySpec(
     name="host_vm_page_faults_total",
     type="counter",
     labels=("kind",),
-    help="Page faults since boot by kind: major (with a read from disk), minor (without).",
+    help="Page faults since boot by kind: major (with a read from storage), minor (without).",
     source="/proc/vmstat pgmajfault, pgfault - pgmajfault",
 )
 OOM_KILLS = FamilySpec(
@@ -142,13 +142,27 @@ SHM_USED = FamilySpec(
     source="statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
 )
 SPECS = (
-    *(TOTAL, AVAILABLE, USED, BUFFERS, CACHED, SHARED, ANON, SLAB),
-    *(SWAP_TOTAL, SWAP_USED, SWAP_IN, SWAP_OUT, FAULTS, OOM_KILLS, SHM_SIZE, SHM_USED),
+    TOTAL,
+    AVAILABLE,
+    USED,
+    BUFFERS,
+    CACHED,
+    SHARED,
+    ANON,
+    SLAB,
+    SWAP_TOTAL,
+    SWAP_USED,
+    SWAP_IN,
+    SWAP_OUT,
+    FAULTS,
+    OOM_KILLS,
+    SHM_SIZE,
+    SHM_USED,
 )
 
 
 class MemoryCollector:
-    """Collector of memory use."""
+    """Collector of /proc/meminfo, /proc/vmstat and /dev/shm."""
 
     name = "memory"
     specs = SPECS
@@ -166,9 +180,9 @@ class MemoryCollector:
         with source(collected, self._proc / "vmstat"):
             self._add_vmstat(collected, self._proc / "vmstat")
         with source(collected, self._shm):
-            status = os.statvfs(self._shm)
-            collected.add(SHM_SIZE, status.f_blocks * status.f_frsize)
-            collected.add(SHM_USED, (status.f_blocks - status.f_bfree) * status.f_frsize)
+            shm = os.statvfs(self._shm)
+            collected.add(SHM_SIZE, shm.f_blocks * shm.f_frsize)
+            collected.add(SHM_USED, (shm.f_blocks - shm.f_bfree) * shm.f_frsize)
         return collected
 
     def _add_memory(self, collected: Collected, path: Path) -> None:
@@ -188,6 +202,7 @@ class MemoryCollector:
     def _add_vmstat(self, collected: Collected, path: Path) -> None:
         counts = counts_in(path, "pgfault", "pgmajfault")
         major = counts["pgmajfault"]
+        # The kernel does not update the two counters at the same time, so that their difference may decrease.
         minor = self._highest.hold("minor faults", max(0, counts["pgfault"] - major))
         collected.add(FAULTS, minor, "minor")
         collected.add(FAULTS, major, "major")
@@ -203,11 +218,11 @@ class MemoryCollector:
                 collected.unsupported.append(f"{path}: no {name}")
 
 
-def oom_kills(proc: Path = Path("/proc")) -> float | None:
+def read_oom_kills(proc: Path = Path("/proc")) -> int | None:
     """Return the number of out-of-memory kills since boot, or None if the kernel does not count them.
 
-    The count of the whole machine serves as evidence for the reason why a job's process has ended, because the count of
-    a container is not visible from outside.
+    An increase is evidence for the reason why a process of the job has ended. The count is that of the machine: an exporter in a
+    container of its own cannot read the cgroup of the job.
     """
     try:
         return named_counts(read_file(proc / "vmstat")).get("oom_kill")
