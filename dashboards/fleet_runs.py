@@ -35,20 +35,20 @@ RUN_URGENCY_MAPPINGS = value_mappings(
         "0": ("no alert", NEUTRAL),
     }
 )
-STATE_MAPPINGS = value_mappings(
-    {
-        "starting": ("starting", NEUTRAL),
-        "running": ("running", GOOD),
-        "stalled": ("stalled", WARNING),
-        "hung": ("hung", BAD),
-        "ending": ("ending", WARNING),
-        "stopped": ("stopped", WARNING),
-        "finished": ("finished", GOOD),
-        "failed": ("failed", BAD),
-        "lost": ("lost", BAD),
-        "unknown": ("unknown", WARNING),
-    }
-)
+RUN_STATES = {
+    "starting": ("starting", NEUTRAL),
+    "running": ("running", GOOD),
+    "stalled": ("stalled", WARNING),
+    "hung": ("hung", BAD),
+    "ending": ("ending", WARNING),
+    "stopped": ("stopped", WARNING),
+    "finished": ("finished", GOOD),
+    "failed": ("failed", BAD),
+    "lost": ("lost", BAD),
+    "unknown": ("unknown", WARNING),
+}
+"""Texts and colors of the states of a run."""
+STATE_MAPPINGS = value_mappings(RUN_STATES)
 NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 RUN_INFO = "max by (run, user) (run:training_run:info{@cluster})"
 _LATEST_STATE = (

@@ -61,7 +61,7 @@ class Impact(enum.IntEnum):
 
 IMPACT_NAMES = {
     Impact.STANDSTILL: "stops the run",
-    Impact.WRONG_RESULTS: "may damage results",
+    Impact.WRONG_RESULTS: "endangers work",
     Impact.UNKNOWN: "unknown",
     Impact.SLOW: "slows the run",
     Impact.POSSIBLE: "possible",

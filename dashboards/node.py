@@ -27,9 +27,18 @@ from dashboards.palette import (
     PURPLE,
     SKY_BLUE,
     VERMILION,
+    WARNING,
     fixed_colors_by_name,
 )
-from dashboards.panels import Panel, bad_from, dashboard_link, stat, time_series, warn_from
+from dashboards.panels import (
+    Panel,
+    bad_from,
+    dashboard_link,
+    stat,
+    time_series,
+    value_mappings,
+    warn_from,
+)
 from dashboards.queries import Query, instant_query
 from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.tables import Column
@@ -48,6 +57,11 @@ CPU_MODE_COLORS = {
     "guest": GREEN,
     "guest_nice": GREEN,
 }
+
+
+_CPU_WAIT = "threads wait, 5 min"
+_PRESSURE_THRESHOLDS = warn_from(0.5)
+"""Thresholds of the share of the time in which a thread waits for a CPU, for memory or for a disk."""
 
 
 def board() -> Board:
@@ -75,7 +89,7 @@ def _overview_panels() -> tuple[Panel, ...]:
     collector_success_query = "min by (instance, collector) (exporter_collector_success{@node})"
     boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
     return (
-        exporter_state(w=4),
+        exporter_state(w=3),
         stat(
             "Machine up for",
             instant_query(f"time() - {boot_time_query} and on (instance) up{{@target}} == 1"),
@@ -97,11 +111,19 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         _cost_per_hour(),
         stat(
-            "CPU in use, now",
-            instant_query("max(host_cpu_utilization_ratio{@node})"),
+            "CPU",
+            instant_query("max(host_cpu_utilization_ratio{@node})", "in use, now"),
+            instant_query(f"max({_pressure_ratio('cpu', '5m')})", _CPU_WAIT),
             unit="percentunit",
             decimals=0,
-            w=3,
+            text_mode="value_and_name",
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": _CPU_WAIT},
+                    "properties": [{"id": "thresholds", "value": _PRESSURE_THRESHOLDS}],
+                }
+            ],
+            w=4,
         ),
         stat(
             "Available memory",
@@ -182,11 +204,13 @@ def _cost_per_hour() -> Panel:
     """Return the cost per hour of the runs on the node, and its lost part."""
     share = "of it lost"
     cost, lost = f"sum by (currency) ({COST_PER_HOUR})", f"sum by (currency) ({LOST_PER_HOUR})"
+    unknown = "unknown"
     return stat(
         "Cost per hour, 5 min",
         instant_query(cost, "{{currency}}"),
         instant_query(lost, "{{currency}} lost"),
         instant_query(f"max({lost} / ({cost} > 0))", share),
+        instant_query(f"0 * {NO_EXPORTER_UP}", unknown),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -198,7 +222,11 @@ def _cost_per_hour() -> Panel:
                     {"id": "decimals", "value": 0},
                     {"id": "thresholds", "value": LOST_THRESHOLDS},
                 ],
-            }
+            },
+            {
+                "matcher": {"id": "byName", "options": unknown},
+                "properties": [{"id": "mappings", "value": value_mappings({0: ("exporter down", WARNING)})}],
+            },
         ],
         w=5,
     )
@@ -237,8 +265,20 @@ def _cpu_panels() -> tuple[Panel, ...]:
             overrides=fixed_colors_by_name({"user": BLUE, "system": ORANGE}),
             w=8,
         ),
-        time_series("Pressure", *_pressure_queries(), unit="percentunit", maximum=1, w=8),
+        time_series(
+            "Pressure",
+            *_pressure_queries(),
+            unit="percentunit",
+            maximum=1,
+            thresholds=_PRESSURE_THRESHOLDS,
+            w=8,
+        ),
     )
+
+
+def _pressure_ratio(resource: str, window: str) -> str:
+    """Return PromQL for the share of the time in which at least one thread waited for a resource."""
+    return f"clamp_max(rate(host_pressure_{resource}_waiting_seconds_total{{@node}}[{window}]), 1)"
 
 
 def _pressure_queries() -> Iterator[Query]:
@@ -247,11 +287,7 @@ def _pressure_queries() -> Iterator[Query]:
         ("memory", "memory", VERMILION),
         ("io", "I/O", PURPLE),
     ):
-        yield Query(
-            f"clamp_max(rate(host_pressure_{resource}_waiting_seconds_total{{@node}}[$__rate_interval]), 1)",
-            name,
-            color,
-        )
+        yield Query(_pressure_ratio(resource, "$__rate_interval"), name, color)
     container_io_query = "rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])"
     yield Query(container_io_query, "I/O, container", PURPLE, dashed=True)
 

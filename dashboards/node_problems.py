@@ -25,13 +25,17 @@ from dashboards.gpu_problems import (
 from dashboards.node_cost import LOST_PER_HOUR
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings, warn_below
-from dashboards.run_problems import DATA_WAIT_RATIO, SILENT_SECONDS, SLOW_RATIO
+from dashboards.run_problems import DATA_WAIT_RATIO, EXITS_SECONDS, SILENT_SECONDS, SLOW_RATIO
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
 SPEED = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
 """PromQL for the speed of each rank on the node relative to the fastest rank of the run, on any node."""
 STANDSTILL = "max by (run) (run:training_standstill:info{@run})"
+_STOPPED_RUNS = (
+    f'({STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
+)
+"""PromQL with a value for each run that makes no step, or that died."""
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
 _UP = "max by (run, rank) (training_process_up{@node_run})"
@@ -45,6 +49,13 @@ _LAST_EXIT = (
 )
 _OVER = 'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
 _END = f'({_LAST_EXIT} or on (run, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
+_EXITS_OF_RUN = (
+    "(max by (run, rank) (training_rank_last_exit_timestamp_seconds{@run})"
+    " and on (run, rank) max by (run, rank) (training_process_up{@run}) == 0)"
+)
+_FIRST_EXIT = f"min by (run) ({_EXITS_OF_RUN} >= on (run) group_left () (max by (run) ({_EXITS_OF_RUN}) - {EXITS_SECONDS}))"
+"""PromQL for the first exit of the last attempt of each run, on any node."""
+_ENDED_RANKS = f"and on (run, rank) {_UP} == 0 unless on (run) {_OVER}"
 _ODD_RANK = (
     "max by (run, rank, place) (label_join(training_hang_info{@node_run} and on (cluster, run, function, location, phase)"
     ' run_group:training_hang_odd:count{@run} == 1, "place", " ", "function", "location"))'
@@ -64,8 +75,16 @@ def _percent(ratio: str) -> str:
 
 _RANK_PROBLEMS = (
     Problem(
+        "process ended first: $1",
+        f"{_LAST_EXIT} == on (run) group_left () {_FIRST_EXIT} {_ENDED_RANKS}",
+        _END,
+        "read the log of this rank first",
+        Impact.STANDSTILL,
+        "reason",
+    ),
+    Problem(
         "process ended: $1",
-        f"{_END} and on (run, rank) {_UP} == 0 unless on (run) {_OVER}",
+        f"{_END} {_ENDED_RANKS}",
         _END,
         "read the log of the rank; Run has the exits of all ranks",
         Impact.STANDSTILL,
@@ -149,6 +168,18 @@ _COLLECTOR_PROBLEMS = (
     ),
 )
 _PROBLEMS_OF_NODE = (*NODE_PROBLEMS, *_COLLECTOR_PROBLEMS)
+_NO_RESPONSE, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
+_OF_STOPPED_RUNS = f"on (instance, gpu) ({GPUS_OF_RANKS} and on (run) {_STOPPED_RUNS})"
+_GPU_PROBLEMS = (
+    dataclasses.replace(_NO_RESPONSE, condition=f"{_NO_RESPONSE.condition} and {_OF_STOPPED_RUNS}"),
+    dataclasses.replace(
+        _NO_RESPONSE,
+        condition=f"{_NO_RESPONSE.condition} unless {_OF_STOPPED_RUNS}",
+        impact=Impact.WRONG_RESULTS,
+    ),
+    *_OTHER_GPU_PROBLEMS,
+)
+"""Problems of GPUs. A lost GPU stops a run only if the run makes no step."""
 _PRIORITY_OF_GPUS = 20
 """Priority added to problems of GPUs: a hot GPU is the cause, and its slow rank the effect."""
 _PROBLEM_TEXTS = value_mappings(
@@ -193,7 +224,7 @@ def _union(of: Callable[..., str]) -> str:
     """Return PromQL for the values of all problems, with `gpu`, `run` and `rank` where known."""
     return " or ".join(
         (
-            _with_ranks(of(GPU_PROBLEMS, "instance, gpu")),
+            _with_ranks(of(_GPU_PROBLEMS, "instance, gpu")),
             _with_gpus(of(_RANK_PROBLEMS, "run, rank")),
             of(_RUN_PROBLEMS, "run"),
             of(_PROBLEMS_OF_NODE, "instance"),
@@ -203,7 +234,7 @@ def _union(of: Callable[..., str]) -> str:
 
 def _row_of(problems: Sequence[Problem], by: str) -> str:
     """Return PromQL for the rows of problems. Without a run, a problem of a GPU has the impact NO_RUN, which is 0."""
-    if problems is not GPU_PROBLEMS:
+    if problems is not _GPU_PROBLEMS:
         return _rows(problems)
     gpus = _rows(problems, _PRIORITY_OF_GPUS)
     without_run = f"({gpus}) unless on (instance, gpu) {GPUS_OF_RANKS}"

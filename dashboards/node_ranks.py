@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
-from dashboards.fleet_runs import STATE_MAPPINGS
+from dashboards.availability import NO_EXPORTER_UP
+from dashboards.fleet_runs import RUN_STATES
 from dashboards.node_cost import COST_PER_HOUR, LOST_PER_HOUR, LOST_SHARE
 from dashboards.node_problems import SPEED
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
@@ -15,7 +16,13 @@ SILENT_SECONDS = 15
 """Age of the snapshot from which a living process is silent, as on the status page of the exporter."""
 RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
 ALIVE, ENDED, UNKNOWN, SILENT = 1, 0, -1, 2
-"""Values of the column *Process*."""
+"""Values of the column *Process*. `UNKNOWN` also marks the numbers of a run while the exporter of the node is down."""
+_UNKNOWN_TEXTS = value_mappings({UNKNOWN: ("unknown", WARNING)})
+_HERE_UNKNOWN = ", here unknown"
+"""Suffix of the state of a run that another node reports while the exporter of this node is down."""
+_STATE_MAPPINGS = value_mappings(
+    RUN_STATES | {f"{state}{_HERE_UNKNOWN}": (f"{state}{_HERE_UNKNOWN}", WARNING) for state in RUN_STATES}
+)
 _RANKS_IN_RANGE = "group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range]))"
 _GPU_SOURCES = (
     'training_rank_info{@node_run, gpu!=""}',
@@ -37,7 +44,15 @@ def runs_table() -> Panel:
     While the exporter is down, the table has the last known runs.
     """
     runs = "group by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
-    states = "max by (run, state) (training_run_state{@run} == 1)"
+    known_states = "max by (run, state) (training_run_state{@run} == 1)"
+    states = (
+        f'(label_replace({known_states} and on () {NO_EXPORTER_UP}, "state", "$1{_HERE_UNKNOWN}", "state", "(.+)")'
+        f" or on (run) {known_states})"
+    )
+
+    def or_unknown(expression: str) -> str:
+        return f"{expression} or on (run) ({runs} * 0 + {UNKNOWN} and on () {NO_EXPORTER_UP})"
+
     owners = "topk by (run) (1, max by (run, user) (last_over_time(training_run_info{@run}[$__range])))"
     slowest_elsewhere = 'min by (run) (rank:training_straggler_score:ratio{@run, instance!="$node"})'
     # A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
@@ -49,7 +64,7 @@ def runs_table() -> Panel:
     return table(
         "Runs on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=85, mappings=STATE_MAPPINGS),
+        Column("state", "State", width=160, mappings=_STATE_MAPPINGS),
         Column(
             f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
             "In state since",
@@ -59,11 +74,14 @@ def runs_table() -> Panel:
         Column("user", "Owner", width=85),
         Column(f"max by (run) (training_step{{@run}}) and on (run) {runs}", "Step", decimals=0, width=70),
         Column(
-            "count by (run) (max by (run, rank) (training_process_up{@node_run}) == 1)"
-            " or on (run) 0 * count by (run) (training_process_up{@node_run})",
+            or_unknown(
+                "count by (run) (max by (run, rank) (training_process_up{@node_run}) == 1)"
+                " or on (run) 0 * count by (run) (training_process_up{@node_run})"
+            ),
             "Ranks alive",
             decimals=0,
             width=100,
+            mappings=_UNKNOWN_TEXTS,
         ),
         Column(
             "count by (run) (group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range])))",
@@ -72,18 +90,33 @@ def runs_table() -> Panel:
             width=45,
         ),
         Column(
-            "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})"
-            f" unless on (run) {RUN_OVER}",
+            or_unknown(
+                "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})"
+                f" unless on (run) {RUN_OVER}"
+            ),
             "Last step",
             unit="s",
             decimals=0,
             width=85,
             thresholds=warn_from(60, 300),
+            mappings=_UNKNOWN_TEXTS,
         ),
         percent(f"min by (run) ({SPEED})", "Slowest here", 110, warn_below(0.9, 0.75)),
         percent(f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 140, warn_below(0.9, 0.75)),
-        Column(f"sum by (run) ({COST_PER_HOUR})", "Cost/h here", decimals=2, width=110),
-        Column(f"sum by (run) ({LOST_PER_HOUR})", "Lost/h here", decimals=2, width=110),
+        Column(
+            or_unknown(f"sum by (run) ({COST_PER_HOUR})"),
+            "Cost/h here",
+            decimals=2,
+            width=110,
+            mappings=_UNKNOWN_TEXTS,
+        ),
+        Column(
+            or_unknown(f"sum by (run) ({LOST_PER_HOUR})"),
+            "Lost/h here",
+            decimals=2,
+            width=110,
+            mappings=_UNKNOWN_TEXTS,
+        ),
         percent(f"{LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
         Column("cause", "Lost to", width=150, mappings=MAIN_CAUSE_TEXTS),
         row_query=rows,

@@ -87,6 +87,12 @@ def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path) -> 
 
 
 HANG = _run("hung", steps="0+15x20 300x40")
+LOST_GPU = {
+    'gpu_up{job="training",instance="n1",gpu="0",uuid="G0"}': "1x20 0x40",
+    'gpu_error_info{job="training",instance="n1",gpu="0",uuid="G0",reason="gpu_is_lost"}': "_x21 1x40",
+}
+LOST = '{gpu="0",run="a",rank="0"}'
+LOST_ROW = '{gpu="0",run="a",rank="0",problem="GPU does not respond: gpu_is_lost",remedy="drain the node, then reset the GPU"}'
 
 
 def _hang_info(rank: int, function: str) -> dict[str, str]:
@@ -109,14 +115,7 @@ def _hang_info(rank: int, function: str) -> dict[str, str]:
             '{run="a",problem="no step; cause on another node, or unknown",remedy="What is wrong on Run has the cause"}',
             id="on another node",
         ),
-        pytest.param(
-            {
-                'gpu_up{job="training",instance="n1",gpu="0",uuid="G0"}': "1x20 0x40",
-                'gpu_error_info{job="training",instance="n1",gpu="0",uuid="G0",reason="gpu_is_lost"}': "_x21 1x40",
-            },
-            '{gpu="0",run="a",rank="0",problem="GPU does not respond: gpu_is_lost",remedy="drain the node, then reset the GPU"}',
-            id="lost GPU on this node",
-        ),
+        pytest.param(LOST_GPU, LOST_ROW, id="lost GPU on this node"),
     ],
 )
 def test_a_hang_shows_whether_its_cause_is_on_the_node(
@@ -125,17 +124,34 @@ def test_a_hang_shows_whether_its_cause_is_on_the_node(
     assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: STOPS})
 
 
-@pytest.mark.parametrize(("state", "is_problem"), [("lost", True), ("finished", False)])
-def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
-    tmp_path: Path, state: str, is_problem: bool
-) -> None:
-    exit_time = f'training_rank_last_exit_timestamp_seconds{{{RANK.format(rank=0, node=1)},reason="inferred: the process was killed or crashed"}}'
-    series = _run(state, up="1x20 0x40", steps="0+15x20 300x40") | {exit_time: "_x20 301x40"}
-    row = '{gpu="0",run="a",rank="0",problem="process ended: killed or crashed",remedy="read the log of the rank; Run has the exits of all ranks"}'
+def test_a_lost_gpu_does_not_stop_a_run_that_makes_steps(tmp_path: Path) -> None:
+    assert_panel(tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_ROW: DAMAGES})
+    assert_panel(tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST: 0}, query_id="E")
 
-    assert_panel(
-        tmp_path, "training-node", "What is wrong", series, {row: STOPS} if is_problem else {NOTHING: NONE}
-    )
+
+def _exit(rank: int, seconds: int) -> dict[str, str]:
+    labels = RANK.format(rank=rank, node=rank + 1)
+    return {
+        f'training_rank_last_exit_timestamp_seconds{{{labels},reason="inferred: the process was killed or crashed"}}': f"_x20 {seconds}x40"
+    }
+
+
+ENDED_FIRST = '{gpu="0",run="a",rank="0",problem="process ended first: killed or crashed",remedy="read the log of this rank first"}'
+ENDED = '{gpu="0",run="a",rank="0",problem="process ended: killed or crashed",remedy="read the log of the rank; Run has the exits of all ranks"}'
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_of_other", "row"),
+    [("lost", 302, ENDED_FIRST), ("lost", 300, ENDED), ("finished", 302, None)],
+    ids=["first", "after the rank on the other node", "finished run"],
+)
+def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
+    tmp_path: Path, state: str, exit_of_other: int, row: str | None
+) -> None:
+    series = _run(state, up="1x20 0x40", steps="0+15x20 300x40") | _exit(0, 301) | _exit(1, exit_of_other)
+    series |= {f"training_process_up{{{RANK.format(rank=1, node=2)}}}": "1x20 0x40"}
+
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: STOPS} if row else {NOTHING: NONE})
 
 
 @pytest.mark.parametrize(
@@ -181,3 +197,33 @@ def test_the_cost_of_the_node_has_its_lost_part(
         query_id=query_id,
         factor=factor,
     )
+
+
+EXPORTER_DOWN = {
+    name: values.replace("x60", "x30 stale") if 'instance="n1"' in name else values
+    for name, values in _run().items()
+} | {'up{job="training",instance="n1"}': "1x30 0x30"}
+"""Series of a run on n1 and n2 whose exporter on n1 is down from 7.5 min on."""
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "expected"),
+    [
+        ("Cost per hour, 5 min", "A", {}),
+        ("Cost per hour, 5 min", "D", {"{}": 0}),
+        ("Runs on this node, rates over 5 min", "A", {'{run="a",state="running, here unknown",user="u"}': 1}),
+        ("Runs on this node, rates over 5 min", "D", {'{run="a"}': -1}),
+        ("Runs on this node, rates over 5 min", "I", {'{run="a"}': -1}),
+    ],
+    ids=["cost", "unknown cost", "state", "ranks alive", "cost of the run"],
+)
+def test_without_its_exporter_the_runs_and_costs_of_a_node_are_unknown(
+    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+) -> None:
+    assert_panel(tmp_path, "training-node", panel, EXPORTER_DOWN, expected, query_id=query_id)
+
+
+def test_a_thread_that_waits_for_a_cpu_for_most_of_the_time_is_a_warning(tmp_path: Path) -> None:
+    waiting = {'host_pressure_cpu_waiting_seconds_total{job="training",instance="n1"}': "0+12x60"}
+
+    assert_panel(tmp_path, "training-node", "CPU", waiting | _run(), {"{}": 80}, query_id="B", factor=100)

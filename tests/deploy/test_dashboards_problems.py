@@ -154,7 +154,7 @@ def test_only_gpus_with_a_problem_are_listed_if_there_are_too_many(
             gpu_series("up", "1x60")
             | gpu_series("ecc_errors_total", "2x60", labels=',kind="uncorrected"')
             | {'up{job="training",instance="n2"}': DOWN_AT_5_MIN},
-            {"may damage results": 1, "unknown": 1},
+            {"endangers work": 1, "unknown": 1},
         ),
     ],
     ids=["healthy", "damaged GPU and dead exporter"],
