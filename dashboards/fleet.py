@@ -29,6 +29,7 @@ from dashboards.palette import (
     PURPLE,
     VERMILION,
     WARNING,
+    Override,
     fixed_colors_by_name,
     shades,
 )
@@ -44,7 +45,7 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import Query, instant_query
-from dashboards.recorded_losses import LOST_THRESHOLDS
+from dashboards.recorded_losses import CAUSE_NAMES, LOST_THRESHOLDS
 from dashboards.tables import Column, percent, table
 
 UID = "training-fleet"
@@ -280,6 +281,21 @@ def _alert_panels() -> tuple[Panel, ...]:
     )
 
 
+_SUMS_COMPLETE = "unless on () max(cluster:exporter_unknown:ratio{@cluster}) > 0.01"
+"""Condition of sums over the cluster, as in the rules: while an exporter is unknown, a sum would look like a smaller load."""
+
+
+def _cause_names() -> list[Override]:
+    """Return overrides that show the causes of badput with the texts of the tables."""
+    return [
+        {
+            "matcher": {"id": "byName", "options": cause},
+            "properties": [{"id": "displayName", "value": CAUSE_NAMES[cause]}],
+        }
+        for cause in BADPUT_CAUSE_COLORS
+    ]
+
+
 def _cluster_panels() -> tuple[Panel, ...]:
     return (
         time_series(
@@ -287,21 +303,28 @@ def _cluster_panels() -> tuple[Panel, ...]:
             Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster}) > 0", "{{cause}}"),
             unit="percentunit",
             stacked=True,
-            overrides=fixed_colors_by_name(BADPUT_CAUSE_COLORS),
+            overrides=[*fixed_colors_by_name(BADPUT_CAUSE_COLORS), *_cause_names()],
             w=8,
         ),
         time_series(
             "Power of the cluster",
-            Query("sum(cluster:gpu_power:watts{@cluster})", "all GPUs", BLUE),
-            Query("sum(cluster:training_power:watts5m{@cluster})", "runs, CPUs included", ORANGE),
+            Query(f"sum(cluster:gpu_power:watts{{@cluster}}) {_SUMS_COMPLETE}", "all GPUs", BLUE),
+            Query(
+                f"sum(cluster:training_power:watts5m{{@cluster}}) {_SUMS_COMPLETE}",
+                "runs with CPUs, mean of 5 min",
+                ORANGE,
+            ),
             unit="watt",
             w=8,
         ),
         time_series(
             "Cost and loss per hour, 5 min",
-            Query("sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}}"),
-            Query(f"sum by (currency) ({LOST_PER_HOUR})", "{{currency}} lost", VERMILION),
-            unit="none",
+            Query(
+                f"sum by (currency) (cluster:training_cost:rate5m{{@cluster}}) * 3600 {_SUMS_COMPLETE}",
+                "{{currency}}",
+            ),
+            Query(f"sum by (currency) ({LOST_PER_HOUR}) {_SUMS_COMPLETE}", "{{currency}} lost", VERMILION),
+            unit="locale",
             decimals=2,
             color=shades(PURPLE),
             w=8,

@@ -17,19 +17,32 @@ from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, bad_from, dashboard_link, value_mappings, warn_below, warn_from
 from dashboards.queries import LAST_STEP_BY_RUN
-from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, lost_share, main_cause
+from dashboards.recorded_losses import (
+    BAD_LOSS,
+    LOSS,
+    LOST_THRESHOLDS,
+    MAIN_CAUSE_TEXTS,
+    lost_share,
+    main_cause,
+)
 from dashboards.run_problems import DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.tables import Column, percent, table
 
 URGENCY_NO_NEWS = URGENCY_CRITICAL - 0.5
 """Urgency of a run without a sample, between the urgencies of critical alerts and warnings."""
+URGENCY_LOSES_MUCH, URGENCY_LOSES = URGENCY_WARNING + 0.3, URGENCY_WARNING + 0.2
+"""Urgencies of a run that loses more than `BAD_LOSS` or `LOSS` of its time, above the warnings: many warnings cost less."""
 URGENCY_SLOW = 0.5
-"""Urgency of a run without an alert that a slow rank or waiting for data slows."""
+"""Urgency of a run without an alert that a slow rank or waiting for data slows a little."""
+_STARTUP_CAUSES = "init|compile|checkpoint_load"
+"""Causes of lost time at the start of each run."""
 RUN_URGENCY_MAPPINGS = value_mappings(
     {
         str(URGENCY_NO_PROGRESS): ("no progress", BAD),
         str(URGENCY_CRITICAL): ("critical", BAD),
         str(URGENCY_NO_NEWS): ("no news", BAD),
+        str(URGENCY_LOSES_MUCH): ("loses time", BAD),
+        str(URGENCY_LOSES): ("loses time", WARNING),
         str(URGENCY_WARNING): ("warning", WARNING),
         str(URGENCY_SLOW): ("slow", WARNING),
         "0": ("no alert", NEUTRAL),
@@ -96,20 +109,27 @@ LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
 _SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
 _DATA_WAIT_RANK = f"topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"
 """PromQL for one rank of each run. After a restart of Prometheus, the series of the rank before remains for five minutes."""
-_HANGING_RANK = (
-    'max by (run, instance, rank) (ALERTS{@cluster, alertstate="firing", alertname="TrainingHang", rank!=""})'
-)
+_HANGING_RANK = "max by (run, instance, rank) (run:training_standstill_rank:info{@cluster})"
 _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
 _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
-"""PromQL for the rank that holds up a hang, else the slow rank, else the rank that waits longest for data."""
+"""PromQL for the rank that causes a standstill, else the slow rank, else the rank that waits longest for data."""
 _RUNS = "group by (run) (run:training_run:info{@cluster})"
 COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@cluster})"
 """PromQL for the cost per hour of each run."""
 LOST_SHARE = lost_share("@cluster")
+_AVOIDABLE_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
+"""PromQL for the share of the time that each run loses, without its start."""
 LOST_PER_HOUR = f"{COST_PER_HOUR} * on (run) group_left () {LOST_SHARE}"
 """PromQL for the cost per hour of the time that each run loses."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
 _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
+
+
+_STANDSTILL_WITHOUT_ALERT = (
+    "max by (run) (run:training_standstill:info{@cluster})"
+    f""" unless on (run) {FIRING_ALERTS_TEMPLATE.format(matcher='run!="", severity="critical"')}"""
+)
+"""PromQL with a value for each run without a step whose alert does not fire yet: a minute after the exporter decides, which takes minutes."""
 
 
 def _urgency_query() -> str:
@@ -129,6 +149,8 @@ def _urgency_query() -> str:
             f"{URGENCY_NO_PROGRESS} + 0 * ({NO_PROGRESS_RUNS})",
             critical,
             f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
+            f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {BAD_LOSS})",
+            f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS})",
             warning,
             f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK})",
             f"0 * max by (run) ({RUN_INFO})",
@@ -201,14 +223,29 @@ def _since_query() -> str:
     )
 
 
+def _standstill_texts() -> str:
+    """Return PromQL for each run without a step, with its rank, node and GPU if they are known, and a text as the label `alertname`."""
+    text = "no rank finishes a step"
+    with_rank = f'label_replace(run:training_standstill_rank:info{{@cluster}}, "alertname", "$1: {text}", "cause", "(.+)")'
+    without_rank = f'label_replace(max by (run) (run:training_standstill:info{{@cluster}}), "alertname", "{text}", "", "")'
+    return f"(max by (run, instance, rank, gpu, alertname) ({with_rank}) or on (run) {without_rank})"
+
+
+def _main_loss() -> str:
+    """Return PromQL for the main cause of each run that loses much of its time, as the label `alertname`."""
+    loss = f"{main_cause('@cluster')} and on (run) {_AVOIDABLE_LOSS} >= {LOSS}"
+    return f'max by (run, alertname) (label_replace({loss}, "alertname", "$1", "cause", "(.+)"))'
+
+
 def _rows() -> str:
     """Return PromQL for a row for each run, with owner, state, problem, rank, node, GPU and main cause of its losses as labels.
 
     A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
     """
-    # The alert about a hang fires a minute after the decision of the exporter, which takes minutes itself.
-    standstill = 'label_replace(max by (run) (run:training_standstill:info{@cluster}), "alertname", "no rank finishes a step", "", "")'
-    problem = f"({with_xid(_main_alert_with_rank(), 'alertname')} or on (run) {standstill} or on (run) {_slow_rank_texts()})"
+    problem = (
+        f"({with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
+        f" or on (run) {_standstill_texts()} or on (run) {_slow_rank_texts()} or on (run) {_main_loss()})"
+    )
     with_problem = (
         f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE} or on (run) {_RUNS})"
         f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {problem} + 1 or on (run) {_RUNS})"
@@ -240,9 +277,9 @@ def _all_runs() -> Panel:
         ),
         Column(_urgency_query(), "Verdict", decimals=0, width=95, mappings=RUN_URGENCY_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
-        Column("alertname", "What is wrong", mappings=title_mappings()),
+        Column("alertname", "What is wrong", mappings=[*title_mappings(), *MAIN_CAUSE_TEXTS]),
         Column("rank", "Rank", width=70),
-        Column("instance", "Node", width=110, links=(NODE_LINK,)),
+        Column("instance", "Node", width=150, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=65),
         Column(
             f"1000 * ({_since_query()})",
@@ -252,19 +289,11 @@ def _all_runs() -> Panel:
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
         Column("user", "Owner", width=75),
-        Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", decimals=0, width=66),
-        Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h", decimals=2, width=75),
-        Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h", decimals=2, width=75),
+        Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 66, decimals=0),
+        Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h", "locale", 80, decimals=2),
+        Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h", "locale", 80, decimals=2),
         percent(LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
         Column("cause", "Lost to", width=130, mappings=MAIN_CAUSE_TEXTS),
-        Column(
-            f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
-            "Last step",
-            unit="s",
-            decimals=0,
-            width=90,
-            thresholds=warn_from(120, 300),
-        ),
         row_query=RUN_ROWS,
         sort="Verdict",
         h=10,
@@ -276,29 +305,41 @@ def _all_runs() -> Panel:
 
 def _speed() -> Panel:
     """Return the table of progress, speed and totals of each run, the largest loss of time first."""
+
+    def unless_still(expression: str) -> str:
+        return f"max by (run) ({expression}) unless on (run) run:training_standstill:info{{@cluster}}"
+
     return table(
         "Speed and progress of the runs, rates over 5 min",
         Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
         Column("user", "Owner", width=75),
         Column("model", "Model", width=110),
         percent(LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
-        percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 115, bar=(0, 1)),
-        Column("max by (run) (run:training_eta:seconds{@cluster})", "Time left", unit="s", width=90),
         Column(
-            "max by (run) (run:training_step_seconds:mean5m{@cluster})",
+            f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
+            "Last step",
+            unit="s",
+            decimals=0,
+            width=90,
+            thresholds=warn_from(120, 300),
+        ),
+        percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 115, bar=(0, 1)),
+        Column(unless_still("run:training_eta:seconds{@cluster}"), "Time left", unit="s", width=90),
+        Column(
+            unless_still("run:training_step_seconds:mean5m{@cluster}"),
             "Step time",
             unit="s",
             decimals=2,
             width=96,
         ),
         Column(
-            "max by (run) (run:training_tokens:rate5m{@cluster})",
+            unless_still("run:training_tokens:rate5m{@cluster}"),
             "Tokens/s",
             unit="short",
             decimals=1,
             width=90,
         ),
-        percent("max by (run) (run:training_mfu:ratio5m{@cluster})", "MFU", 65),
+        percent(unless_still("run:training_mfu:ratio5m{@cluster}"), "MFU", 65),
         percent(
             "max by (run) (run:training_straggler_score:min{@cluster})",
             "Slowest rank",
@@ -326,7 +367,7 @@ def _speed() -> Panel:
             thresholds=warn_from(1),
         ),
         percent("max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})", "Goodput, 6 h", 115),
-        Column("max by (run) (run:training_cost:sum{@cluster})", "Cost so far", decimals=2, width=100),
+        Column("max by (run) (run:training_cost:sum{@cluster})", "Cost so far", "locale", 105, decimals=2),
         row_query="max by (run, user, model) (run:training_run:info{@cluster})",
         sort="Lost",
         h=9,

@@ -8,23 +8,27 @@ from __future__ import annotations
 from dashboards.palette import NEUTRAL
 from dashboards.panels import value_mappings, warn_from
 
-LOST_THRESHOLDS = warn_from(0.15, 0.3)
-"""Thresholds of a share of lost time. Saves, short waits for data and small differences between ranks are normal."""
-MAIN_CAUSE_TEXTS = value_mappings(
-    {
-        "standstill": ("no step", NEUTRAL),
-        "restarts": ("restarts, last hour", NEUTRAL),
-        "slowest_rank": ("slowest rank", NEUTRAL),
-        "nonfinite_loss": ("loss NaN or infinite", NEUTRAL),
-        "data_stall": ("data loading", NEUTRAL),
-        "checkpoint_save": ("saves", NEUTRAL),
-        "checkpoint_load": ("load of a checkpoint", NEUTRAL),
-        "validation": ("validation", NEUTRAL),
-        "init": ("start", NEUTRAL),
-        "compile": ("compilation", NEUTRAL),
-        "other": ("other", NEUTRAL),
-    }
-)
+LOSS, BAD_LOSS = 0.15, 0.3
+"""Shares of lost time that are a loss and a large loss. Saves, short waits for data and small differences between ranks are normal."""
+LOST_THRESHOLDS = warn_from(LOSS, BAD_LOSS)
+CAUSE_NAMES = {
+    "standstill": "no step",
+    "restarts": "restarts, last hour",
+    "slowest_rank": "slowest rank",
+    "nonfinite_loss": "loss NaN or infinite",
+    "data_stall": "waiting for data",
+    "checkpoint_save": "saving checkpoints",
+    "checkpoint_load": "loading a checkpoint",
+    "validation": "validation",
+    "init": "start",
+    "compile": "compilation",
+    "hang": "hang",
+    "lost_progress": "work lost in a crash",
+    "downtime": "down between attempts",
+    "other": "other",
+}
+"""Texts of the causes, as on *Energy and cost*."""
+MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in CAUSE_NAMES.items()})
 """Value mappings from causes to texts. The share of the time has the color, so that a small loss looks normal."""
 _SMALLEST_MAIN_CAUSE = 0.05
 """Share of the time from which the largest loss of a run is shown."""

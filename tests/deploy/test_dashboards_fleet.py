@@ -48,10 +48,10 @@ def test_the_age_of_the_last_step_grows_between_evaluations_of_the_rules(tmp_pat
     assert_panel(
         tmp_path,
         "training-fleet",
-        "All runs, rates over 5 min",
+        "Speed and progress of the runs, rates over 5 min",
         _hung_lost_and_healthy_runs(),
         ages,
-        query_id="H",
+        query_id="C",
         minutes=15 + 1 / 6,
     )
 
@@ -64,6 +64,17 @@ def _alerts(*labels: str) -> dict[str, str]:
         for name, values in (
             (f'ALERTS{{alertstate="firing",severity="critical",{text}}}', "_x48 1x12"),
             (f"ALERTS_FOR_STATE{{{text}}}", "_x48 690x12"),
+        )
+    }
+
+
+def _hang(run: str) -> dict[str, str]:
+    """Return the series of a hang that rank 1 holds up."""
+    return {
+        f'training_hang_info{{run="{run}",instance="n1",rank="{rank}",{position}}}': "_x40 1x20"
+        for rank, position in (
+            (0, 'function="all_reduce",location="train.py:8",phase="grad_sync"'),
+            (1, 'function="read",location="data.py:40",phase="forward"'),
         )
     }
 
@@ -169,7 +180,14 @@ def test_a_finished_run_has_no_age_of_its_last_step(tmp_path: Path) -> None:
         "last_progress_timestamp_seconds", "0x60"
     )
 
-    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, {}, query_id="H")
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "Speed and progress of the runs, rates over 5 min",
+        series,
+        {},
+        query_id="C",
+    )
 
 
 RANKS = ((0, "1x60"), (1, "1x20 1.5x40"))
@@ -227,10 +245,14 @@ def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(
         | STRAGGLER
         | _alerts('alertname="GpuThermalThrottle",run="a",instance="n2",gpu="3"')
     )
-    hang = _hung_lost_and_healthy_runs() | _alerts(
-        'alertname="TrainingHang",run="b",rank="1",instance="n1"',
-        'alertname="GpuLost",run="b",instance="n1",gpu="0"',
-        'alertname="GpuXidCritical",run="b",instance="n1",gpu="0",xid="79"',
+    hang = (
+        _hung_lost_and_healthy_runs()
+        | _hang(run="b")
+        | _alerts(
+            'alertname="TrainingHang",run="b",rank="1",instance="n1"',
+            'alertname="GpuLost",run="b",instance="n1",gpu="0"',
+            'alertname="GpuXidCritical",run="b",instance="n1",gpu="0",xid="79"',
+        )
     )
     others = {'{run="c",user="u",state="lost"}': 1.0}
 
@@ -256,6 +278,141 @@ def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(
             '{run="b",user="u",state="hung",alertname="Xid 79",instance="n1",rank="1",gpu="0",cause="standstill"}': 1.0,
         },
     )
+
+
+LOST_GPU_OF_B = {
+    'training_rank_info{run="b",instance="n1",rank="0",gpu="3",uuid="G3"}': "1x20 stale",
+    'gpu_up{instance="n1",gpu="3",uuid="G3"}': "1x20 0x40",
+}
+
+
+@pytest.mark.parametrize(
+    ("cause", "labels"),
+    [
+        pytest.param(
+            _hang(run="b"),
+            'alertname="read data.py:40: no rank finishes a step",instance="n1",rank="1"',
+            id="rank that holds up the others",
+        ),
+        pytest.param(
+            LOST_GPU_OF_B,
+            'alertname="GPU lost: no rank finishes a step",instance="n1",rank="0",gpu="3"',
+            id="lost GPU",
+        ),
+    ],
+)
+def test_a_standstill_has_its_rank_node_and_gpu_before_its_alert_fires(
+    tmp_path: Path, cause: dict[str, str], labels: str
+) -> None:
+    series = _hung_lost_and_healthy_runs() | cause
+    row = f'{{run="b",user="u",state="hung",cause="standstill",{labels}}}'
+    others = {'{run="a",user="u",state="running"}': 1.0, '{run="c",user="u",state="lost"}': 1.0}
+
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, others | {row: 1.0})
+
+
+@pytest.mark.parametrize("query_id", ["E", "F", "G"], ids=["time left", "step time", "tokens/s"])
+def test_a_run_without_a_step_has_no_speed_and_no_time_left(tmp_path: Path, query_id: str) -> None:
+    series = _hung_lost_and_healthy_runs() | {
+        f'training_{name}{{run="b",instance="n1"{labels}}}': values
+        for name, labels, values in (
+            ("wall_seconds_total", "", "0+15x60"),
+            ("step", "", "0+15x58 900x2"),
+            ("step_target", "", "2000x60"),
+            ("steps_total", ',mode="train",rank="0"', "0+15x58 900x2"),
+            ("tokens_total", ',mode="train",rank="0"', "0+15x58 900x2"),
+            ("step_duration_seconds_sum", ',mode="train",rank="0"', "0+15x58 900x2"),
+            ("step_duration_seconds_count", ',mode="train",rank="0"', "0+15x58 900x2"),
+        )
+    }
+
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "Speed and progress of the runs, rates over 5 min",
+        series,
+        {},
+        query_id=query_id,
+    )
+
+
+def _waiting(run: str, seconds_per_scrape: float) -> dict[str, str]:
+    """Return the series of a run that waits for data for a part of each scrape interval of 15 s."""
+    return {
+        f'training_badput_seconds_total{{run="{run}",instance="n1",cause="data_stall"}}': f"0+{seconds_per_scrape}x60",
+        f'training_wall_seconds_total{{run="{run}",instance="n1"}}': "0+15x60",
+    }
+
+
+def test_a_large_loss_is_above_the_warnings_and_a_small_loss_is_not(tmp_path: Path) -> None:
+    series = _hung_lost_and_healthy_runs()
+    healthy = {name: values for name, values in series.items() if 'run="a"' in name}
+    for run in ("d", "e", "f"):
+        series |= {name.replace('run="a"', f'run="{run}"'): values for name, values in healthy.items()}
+    series |= _waiting("d", 6.5) | _waiting("e", 3) | _waiting("f", 1)
+    series |= {
+        'ALERTS{alertstate="firing",severity="warning",alertname="GpuThermalThrottle",run="f"}': "_x48 1x12"
+    }
+    verdicts = {"a": 0, "b": 40, "c": 40, "d": 23, "e": 22, "f": 20}
+
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs, rates over 5 min",
+        series,
+        {f'{{run="{run}"}}': verdict for run, verdict in verdicts.items()},
+        query_id="B",
+        factor=10,
+    )
+
+
+def test_a_run_that_loses_much_time_without_an_alert_has_the_cause(tmp_path: Path) -> None:
+    row = '{run="a",user="u",state="running",alertname="data_stall",cause="data_stall"}'
+    hung = '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}'
+
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs, rates over 5 min",
+        _hung_lost_and_healthy_runs() | _waiting("a", 6.5),
+        {row: 1.0, hung: 1.0, '{run="c",user="u",state="lost"}': 1.0},
+    )
+
+
+def test_one_cause_has_one_name_on_the_board() -> None:
+    model = json.loads((ROOT / "dashboards/json/training-fleet.json").read_text(encoding="utf-8"))
+    badput = next(panel for panel in model["panels"] if panel["title"].startswith("Badput of the cluster"))
+    runs = next(panel for panel in model["panels"] if panel["title"].startswith("All runs"))
+    names = {
+        override["matcher"]["options"]: prop["value"]
+        for override in badput["fieldConfig"]["overrides"]
+        for prop in override["properties"]
+        if prop["id"] == "displayName"
+    }
+
+    assert names["data_stall"] == "waiting for data"
+    assert '"data_stall": {"color": "text", "index": 4, "text": "waiting for data"}' in json.dumps(runs)
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id"),
+    [
+        ("Power of the cluster", "A"),
+        ("Cost and loss per hour, 5 min", "A"),
+        ("Cost and loss per hour, 5 min", "B"),
+    ],
+)
+def test_a_sum_over_the_cluster_is_blank_while_an_exporter_does_not_answer(
+    tmp_path: Path, panel: str, query_id: str
+) -> None:
+    series = _hung_lost_and_healthy_runs() | STRAGGLER
+    series |= {
+        'up{job="training",instance="n1"}': "1x60",
+        'up{job="training",instance="n2"}': "1x58 0x2",
+        'gpu_power_watts{job="training",instance="n1",gpu="0",uuid="A"}': "600x60",
+    }
+
+    assert_panel(tmp_path, "training-fleet", panel, series, {}, query_id=query_id)
 
 
 def test_a_node_has_its_worst_problem_and_the_tile_counts_nodes_with_a_problem(tmp_path: Path) -> None:

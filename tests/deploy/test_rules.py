@@ -35,6 +35,7 @@ TARGET_LABELS = frozenset({"cluster", "job", "instance"})
 COMPUTED_LABELS = {
     "alerts-energy.yml": {"uuid"},
     "alerts-gpu.yml": {"signal"},
+    "recording-fleet.yml": {"cause"},
     "recording-gpu.yml": {"uuid", "action"},
     "recording-training.yml": {"label_stage"},
 }
