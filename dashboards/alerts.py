@@ -23,10 +23,13 @@ CLOCK_TIME_WIDTH = 135
 """Width in pixels of a column with a clock time."""
 NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
 """Alerts about runs that make no progress, the most urgent alerts."""
-URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 4, 3, 2, 1
-"""Urgencies of alerts."""
+HARDWARE_ALERTS = "GpuLost|GpuMissing|GpuXidCritical|GpuEccUncorrected|NvmlDown"
+"""Alerts about hardware that can stop a run."""
+URGENCY_STOPS_RUN, URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 5, 4, 3, 2, 1
+"""Urgencies of alerts. The hardware of a run that makes no progress is above the alert about the run: the cause comes first."""
 URGENCIES = value_mappings(
     {
+        URGENCY_STOPS_RUN: ("no progress", BAD),
         URGENCY_NO_PROGRESS: ("no progress", BAD),
         URGENCY_CRITICAL: ("critical", BAD),
         URGENCY_WARNING: ("warning", WARNING),
@@ -68,9 +71,17 @@ def urgency(selector: str, labels: str) -> str:
         URGENCY_WARNING: 'severity="warning"',
         URGENCY_INFO: 'severity="info"',
     }
+    hardware = f'ALERTS{{alertstate="firing", alertname=~"{HARDWARE_ALERTS}", run!="", {selector}}}'
+    no_progress = f'ALERTS{{alertstate="firing", alertname=~"{NO_PROGRESS_ALERTS}"}}'
+    causes = f"{URGENCY_STOPS_RUN} * max by ({labels}) ({hardware} and on (cluster, run) {no_progress})"
     return " or ".join(
-        f'{value} * max by ({labels}) (ALERTS{{alertstate="firing", {matcher}, {selector}}})'
-        for value, matcher in matchers.items()
+        [
+            causes,
+            *(
+                f'{value} * max by ({labels}) (ALERTS{{alertstate="firing", {matcher}, {selector}}})'
+                for value, matcher in matchers.items()
+            ),
+        ]
     )
 
 
@@ -135,7 +146,7 @@ def firing_alerts(
         width=100,
         mappings=ZERO_AS_DASH,
     )
-    return table(
+    panel = table(
         "Firing alerts",
         Column(with_title(rows), "Urgency", decimals=0, width=100, mappings=URGENCIES),
         Column("alertname", "Alert", width=200 if w == BOARD_COLUMNS else 195, links=(RUNBOOK,)),
@@ -153,3 +164,5 @@ def firing_alerts(
         w=w,
         h=h,
     )
+    panel.body["options"]["sortBy"].append({"displayName": "Since", "desc": False})
+    return panel

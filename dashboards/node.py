@@ -207,10 +207,11 @@ def _cost_per_hour() -> Panel:
     unknown = "unknown"
     return stat(
         "Cost per hour, 5 min",
-        instant_query(cost, "{{currency}}"),
+        instant_query(
+            f'{cost} or label_replace(0 * {NO_EXPORTER_UP}, "currency", "{unknown}", "", "")', "{{currency}}"
+        ),
         instant_query(lost, "{{currency}} lost"),
         instant_query(f"max({lost} / ({cost} > 0))", share),
-        instant_query(f"0 * {NO_EXPORTER_UP}", unknown),
         unit="none",
         decimals=2,
         text_mode="value_and_name",

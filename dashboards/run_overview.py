@@ -9,6 +9,7 @@ from dashboards.palette import (
     BLUE,
     GOOD,
     GREEN,
+    NEUTRAL,
     ORANGE,
     PALE_BLUE,
     WARNING,
@@ -24,6 +25,7 @@ from dashboards.panels import (
     stat,
     threshold_steps,
     time_series,
+    value_mappings,
     warn_below,
     warn_from,
 )
@@ -43,8 +45,15 @@ from dashboards.queries import (
     event_counts,
     instant_query,
 )
-from dashboards.run_problems import DATA_WAIT, events_in_range, what_is_wrong
-from dashboards.run_state import BAD_LEVEL, LOOKBACK, STATE_LEGEND, WARNING_LEVEL, state_query
+from dashboards.run_problems import (
+    DATA_WAIT,
+    SLOW_RATIO,
+    STATE_SINCE,
+    events_in_range,
+    problem_since,
+    what_is_wrong,
+)
+from dashboards.run_state import BAD_LEVEL, STATE_LEGEND, WARNING_LEVEL, state_query
 from dashboards.tables import NO_SAMPLE_OF_RUN, ZERO_AS_DASH, Column, table
 from dashboards.unsaved_work import work_at_risk_or_lost
 
@@ -80,7 +89,6 @@ def _state_panels() -> tuple[Panel, ...]:
     """Return the panels about the state, the alerts and the progress."""
     live_ranks = "count(max by (rank) (training_process_up{@run}) == 1)"
     ended_run = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
-    state_since = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
     return (
         stat(
             "State",
@@ -91,13 +99,7 @@ def _state_panels() -> tuple[Panel, ...]:
             w=7,
             h=3,
         ),
-        stat(
-            "In state since",
-            instant_query(f"{state_since} * 1000"),
-            unit=CLOCK_TIME,
-            w=3,
-            h=3,
-        ),
+        _since(),
         firing_alerts(
             "@run",
             (
@@ -144,6 +146,31 @@ def _state_panels() -> tuple[Panel, ...]:
     )
 
 
+def _since() -> Panel:
+    """Return the start of the worst current problem of a run that has not finished, else the start of the state."""
+    over = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
+    return stat(
+        "Since",
+        instant_query(
+            f'label_replace(1000 * ({problem_since()}) unless on () {over}, "start", "problem", "", "")'
+            f' or on () label_replace(1000 * {STATE_SINCE}, "start", "state", "", "")',
+            "{{start}}",
+        ),
+        unit=CLOCK_TIME,
+        text_mode="value_and_name",
+        overrides=[
+            {
+                "matcher": {"id": "byFrameRefID", "options": "A"},
+                "properties": [
+                    {"id": "mappings", "value": value_mappings({0: ("before this range", NEUTRAL)})}
+                ],
+            }
+        ],
+        w=3,
+        h=3,
+    )
+
+
 _LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 _ENDED_STATE = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 _NOTHING_LOST = (
@@ -187,7 +214,9 @@ def _number_panels() -> tuple[Panel, ...]:
         stat(
             "Slowest rank",
             instant_query(
-                f"{SLOWEST_RANK} unless on () {STANDS_STILL} unless on () {_ENDED_STATE}", SLOWEST_RANK_LEGEND
+                f"({blank_if_incomplete(SLOWEST_RANK)} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
+                f" unless on () {STANDS_STILL} unless on () {_ENDED_STATE}",
+                SLOWEST_RANK_LEGEND,
             ),
             unit="percentunit",
             decimals=0,

@@ -22,6 +22,7 @@ from dashboards.queries import (
     WALL_SECONDS,
 )
 from dashboards.tables import NO_SAMPLE_OF_RUN, Column, table
+from exporter.status.conditions.gpus import CRITICAL_XIDS
 from exporter.status.xids import XID_MEANINGS
 
 SLOW_RATIO = 0.9
@@ -145,10 +146,19 @@ LOST_GPUS = _with_text(
     f'label_join({_LOST_GPUS_WITH_XID}, "problem", " lost", "gpu", "note")', "GPU $1", "problem"
 )
 """PromQL for the lost GPUs of the ranks, with the Xid in the label `problem`, and as the label `note`."""
-_XIDS = (
-    f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}"
-    f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS})"
-)
+
+
+def _xids(matcher: str = "") -> str:
+    """Return PromQL for the time of the recent Xids of the ranks' GPUs that respond."""
+    return (
+        f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds{{{matcher}}}) > time() - {XID_SECONDS}"
+        f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS})"
+    )
+
+
+_XIDS = _xids()
+CRITICAL_XIDS_OF_GPUS = _xids(f'xid=~"{"|".join(str(xid) for xid in sorted(CRITICAL_XIDS))}"')
+"""PromQL for the time of the recent Xids that point to the hardware."""
 THROTTLED = "clamp(deriv(gpu_clocks_event_seconds_total{@throttling}[5m]), 0, 1)"
 """PromQL for the share of the last five minutes with throttling by heat or the power brake, as on *GPUs*."""
 _BRIEFLY_THROTTLED = "max by (uuid) (rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval]))"
@@ -208,7 +218,11 @@ HANGING = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}})"
 ODD_GROUP = "run_group:training_hang_odd:count{@run}"
 ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP} == 1)"
 """PromQL for the rank that holds up a hang, by the rule of the alert TrainingHang."""
+LOOKBACK = "1h"
+"""Time after the last sample for which the last known state is shown."""
 _STATE_SINCE = "max(training_run_state_since_timestamp_seconds{@run})"
+STATE_SINCE = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
+"""PromQL for the start of the last known state."""
 _HANG = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({_LOST_GPUS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP} > 1), "place", " ", "function", "location")'
@@ -222,6 +236,21 @@ NO_STEP = (
     ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1))'
 )
 """PromQL for the time of the last step of a run whose step is overdue, or that hangs or is stalled."""
+
+_CURRENT_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
+_STEP_TARGET = f"max(last_over_time(training_step_target{{@run}}[{LOOKBACK}]))"
+_STEPS = (
+    f'count_values("step", {_CURRENT_STEP}) * on () group_left (target)'
+    f' count_values("target", {_STEP_TARGET} > {_CURRENT_STEP})'
+)
+STEPS_OF_EARLY_END = f'label_join({_STEPS}, "steps", " of ", "step", "target")'
+"""PromQL for a series with the last step and the step target as the label `steps`, such as `850 of 6000`, before the target."""
+_EARLY_END = _with_text(
+    f'({STEPS_OF_EARLY_END} and on () max(last_over_time(training_run_state{{@run, state="finished"}}[{LOOKBACK}])) == 1)'
+    f" * 0 + on () group_left () {STATE_SINCE}",
+    "finished early, at step $1",
+    "steps",
+)
 
 # Speed, numbers and saves ------------------------------------------------------------------------------------
 
@@ -324,6 +353,7 @@ PROBLEMS = (
     Problem(_SLOW_RANKS, Effect.SLOWS, "compare clock and heat of its GPU on Ranks"),
     Problem(THROTTLED_GPUS, Effect.SLOWS, "check the cooling and the power supply of the node"),
     Problem(_WAITING_RANK, Effect.SLOWS, "use more or faster data workers"),
+    Problem(_EARLY_END, Effect.PAST, "read the log of the job, unless the early end is intended"),
     Problem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", _REASON), Effect.PAST),
     Problem(f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", Effect.PAST),
     Problem(f"{_NONFINITE_PAUSED} unless on () {NONFINITE_ALERT}", Effect.PAST),
@@ -339,6 +369,20 @@ _NO_PROBLEM = (
 def _union(expressions: Sequence[str]) -> str:
     """Return PromQL for the rows of all problems, or for a row of value -1 if there are none."""
     return f"max by ({_COLUMNS}) ({' or '.join(expressions)}) or on () ({_NO_PROBLEM})"
+
+
+def problem_since() -> str:
+    """Return PromQL for the start of the worst current problems, in Unix seconds; 0 for a start before the time range."""
+    effects = (
+        (Effect.CAUSES_STOP, Effect.STOPS),
+        (Effect.ENDANGERS,),
+        (Effect.HIDES,),
+        (Effect.SLOWS,),
+    )
+    return " or on () ".join(
+        f"min({' or '.join(f'({problem.rows})' for problem in PROBLEMS if problem.effect in group)})"
+        for group in effects
+    )
 
 
 def what_is_wrong(w: int, h: int) -> Panel:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from dashboards.queries import SPEED_RATIO_BY_NODE, STANDS_STILL
 from dashboards.run_problems import (
+    CRITICAL_XIDS_OF_GPUS,
     DATA_WAIT,
     DATA_WAIT_RATIO,
     LAST_SAVE_FAILED,
+    LOOKBACK,
     LOST_GPUS,
     NONFINITE_ALERT,
     NONFINITE_NOW,
     ODD_RANK,
     SLOW_RATIO,
+    STEPS_OF_EARLY_END,
     THROTTLED_GPUS,
 )
 
 WARNING_LEVEL, BAD_LEVEL = 1, 10
 """Levels from which a state is a warning or bad. A warning alert adds `WARNING_LEVEL`, a critical alert `BAD_LEVEL`."""
-LOOKBACK = "1h"
-"""Time after the last sample for which the last known state is shown."""
 STATE_LEGEND = "{{state}}{{overdue}}{{culprit}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
 
-_LAST_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
-_STEP_TARGET = f"max(last_over_time(training_step_target{{@run}}[{LOOKBACK}]))"
 _SAMPLE_AGE_SECONDS = (
     f"round(time() - max(max_over_time(timestamp(training_run_state{{@run}})[{LOOKBACK}:15s])))"
 )
@@ -59,14 +58,7 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
         f"last_over_time(training_run_outcome_info{{@run}}[{LOOKBACK}]),"
         ' "state", "$1", "outcome", "(.+)"), "note", ": $1", "reason", "(?:inferred: )?(.+)")))'
     )
-    steps = (
-        f'count_values("step", {_LAST_STEP}) * on () group_left (target)'
-        f' count_values("target", {_STEP_TARGET} > {_LAST_STEP})'
-    )
-    early_end = (
-        f'label_replace(label_join({steps}, "steps", " of ", "step", "target"),'
-        ' "note", " early, at step $1", "steps", "(.+)")'
-    )
+    early_end = f'label_replace({STEPS_OF_EARLY_END}, "note", " early, at step $1", "steps", "(.+)")'
     finished_query = f"max by (state) ({series.format(states='finished')} == 1)"
     return (
         f"{WARNING_LEVEL} * {finished_query} * on () group_left (note) {early_end}"
@@ -84,7 +76,7 @@ def _overdue() -> str:
 def _culprit() -> str:
     """Return PromQL for the cause of a bad state as the label `culprit`.
 
-    The cause is the rank whose GPU is lost or that holds up a hang, else a NaN loss, else failing saves, else the slow rank. The value is `WARNING_LEVEL` for a slow run, otherwise 0.
+    The cause is the rank whose GPU is lost or that holds up a hang, else a GPU with an Xid of the hardware, else a NaN loss, else failing saves, else the slow rank. The value is `WARNING_LEVEL` for a slow run, otherwise 0.
     """
     odd_rank = f'label_join(topk(1, {ODD_RANK}), "culprit", " on ", "rank", "instance")'
     rank_of_lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "culprit", " on ", "rank", "instance")'
@@ -96,7 +88,10 @@ def _culprit() -> str:
     )
     is_live = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
     stopped = f"0 * max by (culprit) ({with_text}) and on () {is_live}"
-    damages = " or on () ".join(
+    rank_of_xid = f'label_join(topk(1, {CRITICAL_XIDS_OF_GPUS}), "culprit", " on ", "rank", "instance")'
+    xid = f'label_join(label_join({rank_of_xid}, "culprit", " of rank ", "gpu", "culprit"), "culprit", " on GPU ", "xid", "culprit")'
+    xid_of_gpu = f'label_replace({xid}, "culprit", ", Xid $1", "culprit", "(.+)")'
+    damages = f"0 * max by (culprit) ({xid_of_gpu}) and on () {is_live} or on () " + " or on () ".join(
         f'label_replace(0 * ({condition}) and on () {is_live}, "culprit", ", {text}", "", "")'
         for condition, text in (
             (f"{NONFINITE_NOW} or on () {NONFINITE_ALERT}", "loss was NaN or infinite"),

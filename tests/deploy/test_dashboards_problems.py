@@ -358,7 +358,7 @@ NODE_WITH_LOST_GPU = {
             "A",
             {
                 '{gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-                'remedy="drain the node, then reset the GPU"}': STOPS,
+                'remedy="drain the node, then reset the GPU"}': WRONG_RESULTS,
                 '{problem="collector rapl fails",remedy="read the log of the exporter"}': UNKNOWN,
             },
         ),

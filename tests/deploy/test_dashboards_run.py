@@ -308,3 +308,98 @@ def test_the_state_names_a_nan_loss_and_failing_saves(
     expected = {f'{{state="running",culprit=", {cause}"}}': 0}
 
     assert_panel(tmp_path, "training-run", "State", RANKS | series, expected)
+
+
+XID_48 = RANK_1_ON_GPU_1 | {
+    f'gpu_xid_last_timestamp_seconds{{instance="n1",{GPU_1},xid="48"}}': "_x20 300x40"
+}
+RANKS_SINCE = 'training_run_state_since_timestamp_seconds{run="a",instance="n1"}'
+
+
+def test_the_state_names_the_gpu_of_an_xid(tmp_path: Path) -> None:
+    expected = {'{state="running",culprit=", Xid 48 on GPU 1 of rank 1 on n1"}': 0}
+
+    assert_panel(tmp_path, "training-run", "State", RANKS | XID_48, expected)
+
+
+@pytest.mark.parametrize(
+    ("series", "start", "seconds"),
+    [
+        pytest.param(RANKS | SLOW_RANK, "problem", 300, id="slow rank"),
+        pytest.param(HUNG, "problem", 300, id="last step before a hang"),
+        pytest.param(RANKS | XID_48, "problem", 300, id="Xid"),
+        pytest.param(RANKS, "state", 60, id="no problem"),
+        pytest.param(DIED, "state", 605, id="run that died"),
+    ],
+)
+def test_the_start_is_that_of_the_worst_problem_or_of_the_state(
+    tmp_path: Path, series: dict[str, str], start: str, seconds: int
+) -> None:
+    states = {RANKS_SINCE: "60x60"} if start == "state" and seconds == 60 else {RANKS_SINCE: "605x60"}
+
+    assert_panel(tmp_path, "training-run", "Since", states | series, {f'{{start="{start}"}}': 1000 * seconds})
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        pytest.param("1x60", {}, id="equal to the only known rank"),
+        pytest.param("1.5x60", {'{instance="n1",rank="1"}': 67}, id="slow among the known ranks"),
+    ],
+)
+def test_while_ranks_are_unknown_only_a_slow_rank_is_the_slowest(
+    tmp_path: Path, compute: str, expected: dict[str, float]
+) -> None:
+    series = (
+        RANKS
+        | run_series("world_size", "4x60")
+        | run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
+        | run_series("rank_compute_seconds", compute, labels=',rank="1"')
+    )
+
+    assert_panel(tmp_path, "training-run", "Slowest rank", series, expected, factor=100)
+
+
+def test_an_early_end_is_a_past_problem_as_in_the_state(tmp_path: Path) -> None:
+    series = (
+        run_series("run_state", "1x60", labels=',state="finished"')
+        | run_series("run_state_since_timestamp_seconds", "600x60")
+        | run_series("step", "850x60")
+        | run_series("step_target", "6000x60")
+    )
+    remedy = "read the log of the job, unless the early end is intended"
+    row = f'{{problem="finished early, at step 850 of 6000",remedy="{remedy}"}}'
+
+    assert_panel(
+        tmp_path,
+        "training-run",
+        "State",
+        series,
+        {'{state="finished",note=" early, at step 850 of 6000"}': 1},
+    )
+    assert_panel(tmp_path, "training-run", "What is wrong", series, {row: 1})
+    assert_panel(tmp_path, "training-run", "What is wrong", series, {row: 600_000}, query_id="B")
+
+
+def test_the_alert_about_the_gpu_is_above_the_hang_that_it_causes(tmp_path: Path) -> None:
+    firing = 'ALERTS{{alertname="{name}",alertstate="firing",severity="critical",run="{run}"{labels}}}'
+    gpu = ',instance="n1",gpu="1"'
+    series = {
+        firing.format(name="TrainingHang", run="a", labels=',instance="n1",rank="1"'): "1x60",
+        firing.format(name="GpuLost", run="a", labels=gpu): "1x60",
+        firing.format(name="TrainingLossNonFinite", run="a", labels=""): "1x60",
+    }
+    urgencies = {
+        f'{{alertname="GpuLost",title="GpuLost"{gpu}}}': 5,
+        '{alertname="TrainingHang",title="TrainingHang",instance="n1",rank="1"}': 4,
+        '{alertname="TrainingLossNonFinite",title="TrainingLossNonFinite"}': 3,
+    }
+
+    assert_panel(tmp_path, "training-run", "Firing alerts", series, urgencies)
+    assert_panel(
+        tmp_path,
+        "training-run",
+        "Firing alerts",
+        {name: values for name, values in series.items() if "TrainingHang" not in name},
+        {f'{{alertname="GpuLost",title="GpuLost"{gpu}}}': 3, list(urgencies)[2]: 3},
+    )
