@@ -203,12 +203,13 @@ def _overview_panels() -> tuple[Panel, ...]:
 def _cost_per_hour() -> Panel:
     """Return the cost per hour of the runs on the node, and its lost part."""
     share = "of it lost"
+    exporter_down = "(max(up{@target}) == 0)"
     cost, lost = f"sum by (currency) ({COST_PER_HOUR})", f"sum by (currency) ({LOST_PER_HOUR})"
     unknown = "unknown"
     return stat(
         "Cost per hour, 5 min",
         instant_query(
-            f'{cost} or label_replace(0 * {NO_EXPORTER_UP}, "currency", "{unknown}", "", "")', "{{currency}}"
+            f'{cost} or label_replace(0 * {exporter_down}, "currency", "{unknown}", "", "")', "{{currency}}"
         ),
         instant_query(lost, "{{currency}} lost"),
         instant_query(f"max({lost} / ({cost} > 0))", share),
