@@ -24,10 +24,13 @@ from exporter.status.elements import (
     value_or_dash,
 )
 from exporter.status.numbers import duration, energy, number, quantity, share, size, watts
+from exporter.status.readings import Readings
 from exporter.status.view import Gpu, Rank, View
 
 MAX_UNFOLDED_RANKS = 16
 """Maximum number of ranks outside the fold. Ranks that need attention are first."""
+MIN_DISK_BYTES = 2**30
+"""Smallest filesystem that can be named as the fullest disk."""
 MAX_OPEN_STATISTICS = 8
 """Number of statistics up to which the fold is open."""
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
@@ -82,37 +85,47 @@ class MachineSection:
     plots: list[Plot]
 
 
+@dataclass(frozen=True, slots=True)
+class FilesystemUse:
+    """Used and total space of a mounted filesystem."""
+
+    mount_point: str
+    used_bytes: float
+    size_bytes: float
+
+
 def ranks_section(view: View) -> TableSection:
     """Return the section of the ranks. Ranks above the maximum are folded."""
     now = view.exporter.now
-    several_runs = len({rank.run for rank in view.ranks}) > 1
-    other_nodes = any(rank.node not in {"", view.exporter.node} for rank in view.ranks)
+    has_several_runs = len({rank.run for rank in view.ranks}) > 1
+    has_other_nodes = any(rank.node not in {"", view.exporter.node} for rank in view.ranks)
 
     def row(rank: Rank) -> dict[str, RichText]:
         phase_duration = () if rank.phase_seconds is None else styled(duration(rank.phase_seconds), "dim")
         return {
-            "run": styled(rank.run) if several_runs else (),
+            "run": styled(rank.run) if has_several_runs else (),
             "rank": styled(rank.rank),
             "GPU": styled(rank.gpu),
             "worker": styled(rank.worker),
             "role": styled(rank.role),
             "process": (_CONDITIONS.get(rank.condition) or StyledText(rank.condition, "dim"),),
             "phase": styled(rank.phase) + phase_duration if rank.phase and rank.alive else MISSING,
-            "last step": age_or_dash(rank.progress, now),
+            "last step": age_or_dash(rank.progress_at, now),
             "compute time per step": value_or_dash(rank.compute_seconds if rank.alive else None, duration),
             "snapshot": age_or_dash(rank.updated_at, now),
-            "node": styled(rank.node) if other_nodes else (),
+            "node": styled(rank.node) if has_other_nodes else (),
         }
 
     numeric = {"rank", "worker", "last step", "compute time per step", "snapshot"}
     further_ranks = view.ranks[MAX_UNFOLDED_RANKS:]
+    fold_table = None
+    if further_ranks:
+        fold_table = table(f"{len(further_ranks)} more ranks", further_ranks, row, numeric)
     return TableSection(
         title=f"Ranks ({len(view.ranks)})",
         note="",
         table=table("Ranks", view.ranks[:MAX_UNFOLDED_RANKS], row, numeric),
-        fold_table=table(f"{len(further_ranks)} more ranks", further_ranks, row, numeric)
-        if further_ranks
-        else None,
+        fold_table=fold_table,
     )
 
 
@@ -125,7 +138,7 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
             faults.setdefault(finding.match.subject[0], []).append(name.format(*finding.match.subject))
     names = {labels["uuid"]: labels.get("name", "") for labels, _ in view.readings.rows("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in view.gpus}
-    several_runs = len({rank.run for rank in view.ranks}) > 1
+    has_several_runs = len({rank.run for rank in view.ranks}) > 1
     colors = {gpu.uuid: index for index, gpu in enumerate(view.gpus)}
 
     def row(gpu: Gpu) -> dict[str, RichText]:
@@ -136,7 +149,9 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
         used, total = value("gpu_memory_used_bytes"), value("gpu_memory_total_bytes")
         power, limit = value("gpu_power_watts"), value("gpu_power_limit_watts", limit="enforced")
         users = [rank for rank in view.ranks if rank.uuid == gpu.uuid and rank.alive]
-        holders = [f"{rank.rank or rank.role}{f' of {rank.run}' if several_runs else ''}" for rank in users]
+        holders = [
+            f"{rank.rank or rank.role}{f' of {rank.run}' if has_several_runs else ''}" for rank in users
+        ]
         of_total = () if used is None or total is None else styled(f"of {size(total)}", "dim")
         of_limit = styled(f"of {limit:.0f}", "dim") if power is not None and limit else ()
         return {
@@ -171,20 +186,26 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
     )
 
 
+def _fullest_filesystem(readings: Readings) -> FilesystemUse | None:
+    """Return the filesystem of at least `MIN_DISK_BYTES` with the largest used share, or None without one."""
+    available_bytes = {
+        labels["mountpoint"]: count for labels, count in readings.rows("host_filesystem_avail_bytes")
+    }
+    filesystems = [
+        FilesystemUse(labels["mountpoint"], size_bytes - available_bytes[labels["mountpoint"]], size_bytes)
+        for labels, size_bytes in readings.rows("host_filesystem_size_bytes")
+        if size_bytes >= MIN_DISK_BYTES and labels["mountpoint"] in available_bytes
+    ]
+    return max(filesystems, key=lambda use: use.used_bytes / use.size_bytes, default=None)
+
+
 def machine_section(view: View) -> MachineSection:
     """Return figures and plots of the machine."""
     history, now = view.history, view.exporter.now
     value, total = view.readings.value, view.readings.total
     memory, available = value("host_memory_total_bytes"), value("host_memory_available_bytes")
-    available_bytes = {
-        labels["mountpoint"]: count for labels, count in view.readings.rows("host_filesystem_avail_bytes")
-    }
-    disks = (
-        (1 - available_bytes[labels["mountpoint"]] / size_bytes, labels["mountpoint"], size_bytes)
-        for labels, size_bytes in view.readings.rows("host_filesystem_size_bytes")
-        if size_bytes >= 2**30 and labels["mountpoint"] in available_bytes
-    )
-    fullest = max(disks, default=None)
+    used_memory = None if memory is None or available is None else memory - available
+    fullest = _fullest_filesystem(view.readings)
     cpu, network, disk = (
         value("host_cpu_utilization_ratio"),
         history.last_rate("network"),
@@ -202,10 +223,10 @@ def machine_section(view: View) -> MachineSection:
         figures=[
             *figure("CPU", value_or_dash(cpu, share)),
             *figure("CPUs", value_or_dash(value("host_cpus", kind="online"), number)),
-            *share_figure("memory used", memory and available and memory - available, memory),
+            *share_figure("memory used", used_memory, memory),
             *share_figure("shared memory used", value("host_shm_used_bytes"), value("host_shm_size_bytes")),
             *(
-                share_figure(f"fullest disk, {fullest[1]}", fullest[0] * fullest[2], fullest[2])
+                share_figure(f"fullest disk, {fullest.mount_point}", fullest.used_bytes, fullest.size_bytes)
                 if fullest
                 else []
             ),
@@ -259,18 +280,20 @@ def statistics_fold(view: View) -> Fold | None:
         bounds = (
             [quantity(bound, readings.unit(gauge)) for bound in (min(values), max(values))] if values else []
         )
-        missing, ranks = samples[stem].count(0), len(samples[stem])
-        gaps = styled(f"no data on {missing} of {ranks}", "warn") if missing else styled("data", "good")
+        empty_count, rank_count = samples[stem].count(0), len(samples[stem])
+        gaps = styled("data", "good")
+        if empty_count:
+            gaps = styled(f"no data on {empty_count} of {rank_count}", "warn")
         return {
             "statistic, last window": styled(gauge or f"{stem}_window_samples", "code"),
             "over ranks": styled(" … ".join(dict.fromkeys(bounds))) or MISSING,
             "gaps": gaps,
         }
 
-    with_gaps = sum(0 in counts for counts in samples.values())
+    gap_count = sum(0 in counts for counts in samples.values())
     return Fold(
         key="statistics",
-        title=f"Recorded statistics ({len(stems)}{f', {with_gaps} with gaps' if with_gaps else ''})",
+        title=f"Recorded statistics ({len(stems)}{f', {gap_count} with gaps' if gap_count else ''})",
         is_open=len(stems) <= MAX_OPEN_STATISTICS,
         table=table("Recorded statistics", stems, row, {"over ranks"}),
     )
@@ -292,10 +315,10 @@ def collectors_fold(collectors: Sequence[CollectorStatus]) -> Fold:
         }
 
     sorted_statuses = sorted(collectors, key=lambda status: status.success is not False)
-    failing = sum(status.success is False for status in collectors)
+    failing_count = sum(status.success is False for status in collectors)
     return Fold(
         key="collectors",
-        title=f"Collectors ({len(sorted_statuses)}{f', {failing} failing' if failing else ''})",
-        is_open=bool(failing),
+        title=f"Collectors ({len(sorted_statuses)}{f', {failing_count} failing' if failing_count else ''})",
+        is_open=failing_count > 0,
         table=table("Collectors", sorted_statuses, row, {"every", "age", "took"}),
     )

@@ -238,9 +238,12 @@ def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
         "host_filesystem_avail_bytes": [({"mountpoint": name}, free_bytes) for name, _, free_bytes in mounts],
         "host_shm_size_bytes": [({}, 2.0**30)],
         "host_shm_used_bytes": [({}, 2.0**28)],
+        "host_memory_total_bytes": [({}, 2.0**35)],
+        "host_memory_available_bytes": [({}, 0.0)],
     }
     page_text = status_page(rows, history=history).visible_text
 
+    assert " memory used 100 % of 32 GiB" in page_text
     assert "fullest disk, /data 75 % of 1 TiB" in page_text
     assert "shared memory used 25 % of 1 GiB" in page_text
     assert "disks, read and written 1 MiB/s network, in and out 2 MiB/s" in page_text
