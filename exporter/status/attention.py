@@ -51,7 +51,7 @@ class Onsets:
         return None if finding.match.is_past or may_be_older else self.start(finding)
 
     def text(self, finding: Finding, now: float) -> str:
-        """Return the text of how long the finding has held, or of when the event happened."""
+        """Return the duration of the finding, or the time of the event, as text."""
         is_initial = finding.key in (self._initial_keys or ())
         if finding.match.is_event:
             event_time = self._event_time(finding)
@@ -94,7 +94,7 @@ class FindingGroup:
 
     @property
     def is_urgent(self) -> bool:
-        """Return True if any finding is urgent."""
+        """True if any finding is urgent."""
         return any(finding.is_urgent for finding in self.findings)
 
 
@@ -155,7 +155,7 @@ def headline(view: View, findings: Sequence[Finding], onsets: Onsets) -> Headlin
 
 
 def hourly_cost_texts(view: View, runs: Collection[str]) -> list[str]:
-    """Return the text of the cost per hour of runs on this node over the last minute, for each currency."""
+    """Return the cost per hour of runs on this node over the last minute, as a text for each currency."""
     amounts: dict[str, float] = {}
     for run, currency in view.history.owners("cost"):
         rate = view.history.last_rate("cost", run, currency) if run in runs else None
@@ -174,7 +174,7 @@ def total_costs(view: View, runs: Collection[str]) -> dict[str, float]:
 
 
 def node_cost_text(view: View) -> str:
-    """Return the text of the cost of all runs on this node, per hour and so far; "" without a price."""
+    """Return the cost of all runs on this node, per hour and so far, as text; "" without a price."""
     totals = [f"{amount:,.2f} {currency} so far" for currency, amount in total_costs(view, view.runs).items()]
     return ", ".join([*hourly_cost_texts(view, view.runs), *totals])
 

@@ -22,11 +22,11 @@ class Match:
     """Subject for which a condition holds.
 
     Attributes:
-        subject: Stable identity of the subject: run, rank, GPU, device.
+        subject: Identity of the subject, such as run, rank, GPU or device; the same in each pass.
         facts: Values of the placeholders in the sentence and the remedy.
         since: Unix time of the start or of the first event; None if unknown.
         last: Unix time of the last of several events; None for a single event or for a state.
-        event: True for an event, False for a state that lasts.
+        is_event: True for an event, False for a state that lasts.
         is_past: True for an event whose alert no longer fires.
         stacks: Stacks of the ranks of a hang.
         gpu_uuid: UUID of the GPU whose box shows the finding; "" for the box of the subject.
@@ -61,12 +61,12 @@ class Condition(Diagnosis):
 
     @property
     def name(self) -> str:
-        """Return the name of the alert, or the sentence of a condition without an alert."""
+        """Name of the alert, or the sentence of a condition without an alert."""
         return self.alert or self.sentence
 
     @property
     def anchor(self) -> str:
-        """Return the anchor of the runbook entry; "" without an entry."""
+        """Anchor of the runbook entry; "" without an entry."""
         return (self.alert or self.runbook_alert).lower()
 
 
@@ -79,15 +79,15 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return the stable identity of the finding."""
+        """Identity of the finding, the same in each pass."""
         return (self.condition.name, *self.match.subject)
 
     @property
     def statement(self) -> Statement:
-        """Return sentence and remedy with the facts filled in."""
+        """Sentence and remedy, with the facts filled in."""
         return self.condition.describe(**self.match.facts)
 
     @property
     def is_urgent(self) -> bool:
-        """Return True if the alert is critical and fires now."""
+        """True if the severity is critical and the event is not past."""
         return self.condition.severity is AlertSeverity.CRITICAL and not self.match.is_past

@@ -66,10 +66,11 @@ def run_section(view: View, run: Run) -> RunSection:
         badges.append(StyledText(f"no step for {duration(now - run.late_since)}", "warn"))
     if attempt is not None and attempt > 1:
         badges.append(StyledText(f"attempt {attempt:.0f}", "warn"))
-    if 0 < run.reporting < len(run.ranks):
-        badges.append(StyledText(f"{run.reporting} of {len(run.ranks)} ranks report", "bad"))
-    elif run.is_partial and not run.state and run.reporting:
-        badges.append(StyledText(f"{run.reporting} rank{'s' if run.reporting > 1 else ''} alive", "good"))
+    reporting_count = run.reporting_count
+    if 0 < reporting_count < len(run.ranks):
+        badges.append(StyledText(f"{reporting_count} of {len(run.ranks)} ranks report", "bad"))
+    elif run.is_partial and not run.state and reporting_count:
+        badges.append(StyledText(f"{reporting_count} rank{'s' if reporting_count > 1 else ''} alive", "good"))
     return RunSection(
         name=name,
         badges=tuple(badges),
@@ -102,9 +103,11 @@ def _node_note(run: Run) -> str:
 
 
 def _coverage_note(run: Run) -> str:
-    """Return a note about the ranks that a rate covers, if some do not report: the lower rate is then no slowdown."""
-    if 0 < run.reporting < len(run.ranks):
-        return f" ({run.reporting} of {len(run.ranks)} ranks{' of this node' if run.is_partial else ''})"
+    """Return a note about the ranks that a rate covers. If some ranks do not report, the lower rate is no slowdown."""
+    if 0 < run.reporting_count < len(run.ranks):
+        return (
+            f" ({run.reporting_count} of {len(run.ranks)} ranks{' of this node' if run.is_partial else ''})"
+        )
     return _node_note(run)
 
 

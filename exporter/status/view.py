@@ -32,9 +32,9 @@ CONDITION_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
 _RANK_FAMILIES = {
     "training_feed_alive": "alive",
     "training_feed_last_update_timestamp_seconds": "updated_at",
-    "training_last_progress_timestamp_seconds": "progress",
+    "training_last_progress_timestamp_seconds": "progress_at",
     "training_rank_compute_seconds": "compute_seconds",
-    "training_rank_conflicts": "rivals",
+    "training_rank_conflicts": "rival_count",
 }
 """Field of `Rank` for the value of each family."""
 
@@ -93,19 +93,19 @@ class Run:
     is_ended: bool  # True if no process of the run is left
     is_partial: bool  # True if the run has ranks on other nodes, which are missing from sums
     ranks: tuple[int, ...]  # ranks of this node
-    reporting: int  # number of these ranks that are alive and report; sums and rates cover only these
+    reporting_count: int  # number of these ranks that report; sums and rates do not cover the other ranks
     world_size: int | None
     # Unix time of the last step if the next step is late; None if no step is late
     late_since: float | None = None
 
     @property
     def is_stepping(self) -> bool:
-        """Return True if rates and losses are current."""
+        """True if rates and losses are current."""
         return not self.is_ended and self.state not in {"hung", "stalled", "ending"}
 
     @property
     def has_rank_zero(self) -> bool:
-        """Return True if rank 0, which reports step, loss and saves, runs on this node."""
+        """True if rank 0, which reports step, loss and saves, runs on this node."""
         return 0 in self.ranks
 
 
@@ -125,9 +125,9 @@ class Rank:
     updated_at: float | None = None
     phase: str = ""
     phase_since: float | None = None
-    progress: float | None = None  # time of the last step
+    progress_at: float | None = None  # time of the last step
     compute_seconds: float | None = None  # compute time per step, without waits for other ranks
-    rivals: float = 0.0  # number of other living processes with the same run and rank
+    rival_count: float = 0.0  # number of other living processes with the same run and rank
     condition: str = "unknown"  # unknown, alive, ended (with the run), or a key of `CONDITION_ORDER`
     is_slow: bool = False
 
@@ -137,14 +137,14 @@ class Rank:
 
     @property
     def phase_seconds(self) -> float | None:
-        """Return the duration of the phase at the last snapshot."""
+        """Duration of the phase at the last snapshot; None if unknown."""
         if self.phase_since is None or self.updated_at is None:
             return None
         return max(0.0, self.updated_at - self.phase_since)
 
     @property
     def title(self) -> str:
-        """Return the name of the process."""
+        """Name of the process, such as "rank 5 of night"."""
         return f"{f'rank {self.rank}' if self.rank else self.role or 'process'} of {self.run}"
 
 
@@ -161,12 +161,12 @@ class Gpu:
 
     @property
     def runs(self) -> frozenset[str]:
-        """Return the runs that use the GPU now."""
+        """Runs that use the GPU now."""
         return frozenset(run for run, _ in self.holders)
 
     @property
     def title(self) -> str:
-        """Return the name of the GPU with its holders, such as "GPU 3 (rank 5 of night)"."""
+        """Name of the GPU with its holders, such as "GPU 3 (rank 5 of night)"."""
         if not self.last_holders:
             return f"GPU {self.index}"
         numbers = [int(rank) for _, rank in self.last_holders if rank.isdecimal()]
@@ -229,22 +229,22 @@ def _run(name: str, readings: Readings, history: History, ranks: Sequence[Rank],
         is_ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
         is_partial=_is_partial(name, readings, numbers),
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
-        reporting=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
+        reporting_count=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
         world_size=_rounded(readings.value("training_world_size", run=name)),
         late_since=_late_since(name, readings, own_ranks, now) if state == "running" else None,
     )
 
 
 def _late_since(name: str, readings: Readings, ranks: Sequence[Rank], now: float) -> float | None:
-    """Return the time of the last step if the next step is late, long before the hang rule calls the step overdue."""
-    last = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
+    """Return the time of the last step if the next step is late, which is usually long before the run counts as hung."""
+    last_progress_at = max((rank.progress_at for rank in ranks if rank.progress_at is not None), default=None)
     longest_seconds = readings.value("training_step_longest_seconds", run=name)
-    if last is None or longest_seconds is None:
+    if last_progress_at is None or longest_seconds is None:
         return None
     limit_seconds = max(LATE_SECONDS, LATE_STEPS * longest_seconds)
     if any(PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES):
         limit_seconds *= LATE_STEPS
-    return last if now - last > limit_seconds else None
+    return last_progress_at if now - last_progress_at > limit_seconds else None
 
 
 def _rounded(value: float | None) -> int | None:
@@ -286,7 +286,10 @@ def _gpu(
 
 
 def _prefer_ranks(holders: frozenset[RankOfRun], last: frozenset[RankOfRun]) -> frozenset[RankOfRun]:
-    """Return the last holders if there are no holders, or if they name the ranks of the same runs; else the holders."""
+    """Return the last holders if there are no holders, or if only the last holders name ranks and the runs are equal.
+
+    Returns the holders otherwise.
+    """
     runs = {run for run, _ in holders}
     has_ranks = any(rank for _, rank in holders)
     return last if not holders or (not has_ranks and runs == {run for run, _ in last}) else holders
@@ -324,13 +327,13 @@ def _condition(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
         return "ended early" if rank.rank and run is not None and not run.is_ended else "ended"
     if not rank.reports(now):
         return "silent"
-    if run is not None and run.state == "hung" and rank.progress is not None:
+    if run is not None and run.state == "hung" and rank.progress_at is not None:
         return "hangs"
     return "slow" if rank.is_slow else "alive"
 
 
 def _is_slow(rank: Rank, run: Run | None) -> bool:
-    """Return True if the fastest rank of the stage computes far less per step.
+    """Return True if the fastest rank of the same pipeline stage needs far less compute time per step.
 
     Only compute time is compared: the step time of all ranks is equal, because they wait for the straggler.
     """

@@ -19,12 +19,12 @@ MIN_FREE_CHECKPOINTS = 2.0
 
 def _hanging(view: View) -> Iterator[Match]:
     for name in view.runs:
-        rows = view.readings.observations("training_checkpoint_duration_seconds", run=name, part="total")
-        saves = [(row.count, row.sum) for row in rows if row.sum is not None]
-        count = sum(number for number, _ in saves)
-        if not count:
+        durations = view.readings.observations("training_checkpoint_duration_seconds", run=name, part="total")
+        saves = [(series.count, series.sum) for series in durations if series.sum is not None]
+        save_count = sum(count for count, _ in saves)
+        if not save_count:
             continue
-        mean_seconds = sum(seconds for _, seconds in saves) / count
+        mean_seconds = sum(seconds for _, seconds in saves) / save_count
         limit_seconds = max(CHECKPOINT_HANG_RATIO * mean_seconds, MIN_HANG_SECONDS)
         ranks = {
             rank.rank: rank.phase_since
@@ -53,18 +53,25 @@ def _failed(view: View) -> Iterator[Match]:
 def _overdue(view: View) -> Iterator[Match]:
     for name in view.runs:
         ranks = [rank for rank in view.ranks if rank.run == name]
-        progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
-        saved = view.readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
-        interval = view.readings.value("training_checkpoint_interval_seconds", run=name)
+        last_progress_at = max(
+            (rank.progress_at for rank in ranks if rank.progress_at is not None), default=None
+        )
+        saved_at = view.readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
+        interval_seconds = view.readings.value("training_checkpoint_interval_seconds", run=name)
         if (
-            progress is None
-            or saved is None
-            or interval is None
+            last_progress_at is None
+            or saved_at is None
+            or interval_seconds is None
             or not any(rank.alive != 0 for rank in ranks)
         ):
             continue
-        if progress - saved > CHECKPOINT_OVERDUE_INTERVALS * interval:
-            facts = {"run": name, "trained": duration(progress - saved), "usual": duration(interval)}
+        trained_seconds = last_progress_at - saved_at
+        if trained_seconds > CHECKPOINT_OVERDUE_INTERVALS * interval_seconds:
+            facts = {
+                "run": name,
+                "trained": duration(trained_seconds),
+                "usual": duration(interval_seconds),
+            }
             yield Match((name,), facts)
 
 

@@ -185,11 +185,11 @@ def _idle(view: View) -> Iterator[Match]:
 
 def _has_trained(view: View, run: str) -> bool:
     """Return True if the run has had trainers for `IDLE_SECONDS` and has not been starting in this time."""
-    latest = view.exporter.now - IDLE_SECONDS
+    range_start = view.exporter.now - IDLE_SECONDS
     levels = view.history.levels("trainers", run, seconds=IDLE_SECONDS + LOOKBACK_SECONDS)
     return (
         bool(view.readings.total("training_process_instances", run=run, role="trainer"))
-        and any(trainers for timestamp, trainers in levels if timestamp <= latest)
+        and any(trainers for timestamp, trainers in levels if timestamp <= range_start)
         and not view.history.mean("starting", run, seconds=IDLE_SECONDS)
     )
 

@@ -71,9 +71,12 @@ def _stopped_runs(view: View) -> set[str]:
     stopped_runs: set[str] = set()
     for name in view.runs:
         ranks = [rank for rank in view.ranks if rank.run == name]
-        last_progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
+        last_progress_at = max(
+            (rank.progress_at for rank in ranks if rank.progress_at is not None), default=None
+        )
         pauses = any(PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES)
-        if last_progress is not None and view.exporter.now - last_progress > STOPPED_SECONDS and not pauses:
+        is_overdue = last_progress_at is not None and view.exporter.now - last_progress_at > STOPPED_SECONDS
+        if is_overdue and not pauses:
             stopped_runs.add(name)
     return stopped_runs
 
@@ -108,19 +111,19 @@ def _silent_match(affected: AffectedRanks) -> Match:
 
 
 def _stuck(view: View) -> Iterator[Match]:
-    def last_progress(rank: Rank) -> float | None:
-        """Return the start of a long phase, or the time of the last batch of a validation."""
+    def last_progress_at(rank: Rank) -> float | None:
+        """Return the start of a long phase, or the time of the last batch of a validation; None in other phases."""
         if rank.alive == 0 or rank.phase not in LONG_PHASES | {"validation"}:
             return None
-        return rank.phase_since if rank.phase in LONG_PHASES else rank.progress
+        return rank.phase_since if rank.phase in LONG_PHASES else rank.progress_at
 
     def is_stuck(rank: Rank) -> bool:
-        progress = last_progress(rank)
-        return progress is not None and view.exporter.now - progress > STUCK_SECONDS
+        progress_at = last_progress_at(rank)
+        return progress_at is not None and view.exporter.now - progress_at > STUCK_SECONDS
 
     for affected in _affected_ranks(view, is_stuck):
         phases = ", ".join(sorted({rank.phase for rank in affected.ranks}))
-        since = min(progress for rank in affected.ranks if (progress := last_progress(rank)) is not None)
+        since = min(time for rank in affected.ranks if (time := last_progress_at(rank)) is not None)
         yield Match((affected.run,), {"ranks": affected.title, "phases": phases}, since=since)
 
 
@@ -141,10 +144,10 @@ def _stragglers(view: View) -> Iterator[Match]:
 
 def _rivals(view: View) -> Iterator[Match]:
     for rank in view.ranks:
-        if rank.rivals:
-            processes = (
-                f"{rank.rivals:.0f} more processes train" if rank.rivals > 1 else "a second process trains"
-            )
+        if rank.rival_count:
+            processes = "a second process trains"
+            if rank.rival_count > 1:
+                processes = f"{rank.rival_count:.0f} more processes train"
             yield Match((rank.run, rank.rank), {"processes": processes, "rank": rank.title})
 
 

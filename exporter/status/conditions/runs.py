@@ -91,10 +91,12 @@ def _slow_start(view: View) -> Iterator[Match]:
         if attempt_start is None or view.readings.value("training_attempt_steps", run=name) != 0:
             continue
         ranks = [rank for rank in view.ranks if rank.run == name]
-        last_progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
+        last_progress_at = max(
+            (rank.progress_at for rank in ranks if rank.progress_at is not None), default=None
+        )
         is_late = view.exporter.now - attempt_start > STARTUP_SECONDS
         # A rank may have validated batches before its first step.
-        has_progress = last_progress is not None and view.exporter.now - last_progress < STARTUP_SECONDS
+        has_progress = last_progress_at is not None and view.exporter.now - last_progress_at < STARTUP_SECONDS
         if is_late and not has_progress and any(rank.alive != 0 for rank in ranks):
             yield Match((name,), {"run": name, "where": _phases(view, view.runs[name])}, since=attempt_start)
 

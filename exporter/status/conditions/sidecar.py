@@ -36,13 +36,15 @@ def _stale_collectors(view: View) -> Iterator[Match]:
         for labels, value in view.readings.rows("exporter_collector_last_success_timestamp_seconds")
     }
     messages = {status.name: status.message or status.reason for status in view.collectors}
+    now = view.exporter.now
     for labels, success in view.readings.rows("exporter_collector_success"):
         name = labels["collector"]
-        last = success_times.get(name)
+        last_success_at = success_times.get(name)
         limit_seconds = max(STALE_INTERVALS * intervals.get(name, 0.0), STALE_SECONDS)
-        if success == 0 if last is None else view.exporter.now - last > limit_seconds:
+        is_stale = success == 0 if last_success_at is None else now - last_success_at > limit_seconds
+        if is_stale:
             reason = messages.get(name) or "no success"
-            yield Match((name,), {"collector": name, "reason": reason}, since=last)
+            yield Match((name,), {"collector": name, "reason": reason}, since=last_success_at)
 
 
 def _dropped_series(view: View) -> Iterator[Match]:
