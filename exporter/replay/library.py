@@ -139,7 +139,7 @@ class ReplayLibrary:
                 self._call(symbol, arguments)
                 code = SUCCESS
             except ReplayedError as error:
-                code = CODES.get(str(error), SUCCESS)
+                code = CODES.get(str(error), SUCCESS)  # the timeline may also name the error `success`
             if self._costs and symbol != "nvmlEventSetWait_v2":
                 self._clock.work(self._cost_milliseconds(symbol, arguments) / 1000, start)
             return code
@@ -261,8 +261,8 @@ class ReplayLibrary:
         instances = context.gpu.instances(context.moment)
         if not 0 <= to_int(position) < len(instances):
             raise ReplayedError("not_found")
-        number = context.gpu.all_instances.index(instances[to_int(position)])
-        _point(result, _INSTANCE_BASE + context.gpu.index * _INSTANCES_PER_GPU + number)
+        instance_index = context.gpu.all_instances.index(instances[to_int(position)])
+        _point(result, _INSTANCE_BASE + context.gpu.index * _INSTANCES_PER_GPU + instance_index)
 
     def _call_instance(
         self, symbol: str, instance: dict[str, Any], context: CallContext, result: Any

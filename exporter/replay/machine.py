@@ -1,7 +1,7 @@
 """Replayed machine: GPUs, readings over time, faults and events.
 
 Used in the NVML child, by the replay library. The values depend only on the description (`MachineDescription.plain`), the
-files with process ids and the time. Two child processes therefore return the same values at the same time.
+files with process ids and the time. Two child processes with the same origin therefore return the same values at the same time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NAMED_VALUES = {"nan": nan, "infinity": inf}
 
 
 class LoadCurve:
-    """Load of a GPU, from 0 to 1: repeated steps, each with a ripple, `shift` seconds ahead."""
+    """Load of a GPU, from 0 to 1: a repeated cycle of steps with a ripple, `shift_seconds` ahead."""
 
-    def __init__(self, description: dict[str, Any], *, shift: float) -> None:
+    def __init__(self, description: dict[str, Any], *, shift_seconds: float) -> None:
         self._steps = [(step["seconds"], step["level"]) for step in description["steps"]] or [(1.0, 0.0)]
         self._cycle_seconds = sum(seconds for seconds, _ in self._steps)
         self._ripple = description["ripple"]
-        self._shift_seconds = shift
+        self._shift_seconds = shift_seconds
 
     def level_at(self, moment: float) -> float:
         """Return the load at a time."""
@@ -143,7 +143,7 @@ class ReplayedGpu:
     def __init__(self, index: int, description: dict[str, Any], faults: list[Fault]) -> None:
         self.index = index  # position in the description; NVML's index while all GPUs are listed
         self.description = description  # of the model, with the GPU's uuid
-        load = LoadCurve(description["load"], shift=index * _SHIFT_SECONDS)
+        load = LoadCurve(description["load"], shift_seconds=index * _SHIFT_SECONDS)
         # NVML's values by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
         self.readings = ReadingCurves(dict(all_readings(description["values"], description)), load)
         self.faults = [fault for fault in faults if fault.applies_to(index)]
@@ -235,8 +235,8 @@ class ReplayedEvents:
 
     def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int] | None:
         """Return the next Xid that no event set has delivered, and its GPU, or None."""
-        broken = self.broken_since(event_set, moment)
-        end = moment if broken is None else broken
+        broken_at = self.broken_since(event_set, moment)
+        end = moment if broken_at is None else broken_at
         for gpu, since in self._registrations.get(event_set, ()):
             for fault_index, fault in enumerate(gpu.faults):
                 for xid_index, xid in enumerate(fault.xids if since <= fault.start <= end else ()):
@@ -248,13 +248,13 @@ class ReplayedEvents:
 
     def broken_since(self, event_set: int, moment: float) -> float | None:
         """Return the time at which the first GPU of a set was lost, or None if no GPU is lost."""
-        lost_at = [
+        loss_times = [
             fault.start
             for gpu, _ in self._registrations.get(event_set, ())
             for fault in self._machine.active_faults(gpu.index, moment)
             if fault.entry["removed"] or fault.errors.get(EVERY_CALL) == "gpu_is_lost"
         ]
-        return min(lost_at, default=None)
+        return min(loss_times, default=None)
 
 
 def all_readings(values: Mapping[str, Any], description: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -39,7 +39,7 @@ class ServerState:
 
 
 class Connection:
-    """Connection over an accepted, non-blocking socket, which it closes at the end."""
+    """Connection over an accepted, non-blocking socket. The end of the connection closes the socket."""
 
     state: ConnectionState | None = None  # written by the guard; None after the end
     body = b""  # the response body being sent

@@ -30,11 +30,11 @@ class Endpoint(Protocol):
 
     @property
     def path(self) -> str:
-        """Return the path, without a query."""
+        """Path without a query."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Return the allowed methods."""
+        """Allowed methods."""
 
     async def respond(self, request: Request, deadline: float) -> Response:
         """Return the response. `deadline` is a time of the event loop's clock.
@@ -111,7 +111,7 @@ class MetricsEndpoint:
         self._selections = Workers("exporter-select", max_waiting=16)
 
     async def respond(self, request: Request, deadline: float) -> Response:
-        """Return the page in the negotiated format, 503 while the page is not ready, or 400 for an invalid query."""
+        """Return the page in the negotiated format, 503 while the exporter is not ready, or 400 for an invalid query."""
         reason = self._not_ready()
         if reason is not None:
             return text_response(503, reason, RETRY_SOON)
@@ -149,7 +149,7 @@ class HealthEndpoint:
     methods = READ_METHODS
 
     async def respond(self, _request: Request, _deadline: float) -> Response:
-        """Return 200 without a check."""
+        """Return 200. The response itself shows that the event loop runs."""
         return text_response(200, "healthy")
 
     def stop(self) -> None:

@@ -104,7 +104,7 @@ class HttpConnection:
 
     @property
     def has_partial_request(self) -> bool:
-        """Return True if a part of the next request has arrived."""
+        """True if a part of the next request has arrived."""
         return bool(self._parser.trailing_data[0])
 
     def feed(self, data: bytes) -> None:

@@ -13,7 +13,7 @@ from exporter.web.http import Limits
 from exporter.web.workers import BusyError, Workers
 
 MAX_PASSWORD_BYTES = 72
-"""bcrypt ignores further bytes, and the library refuses longer passwords."""
+"""Longest password that is checked. bcrypt ignores further bytes, and its library refuses longer passwords."""
 
 MAX_KNOWN_PEERS = 256
 """Maximum number of addresses that count as known."""
@@ -93,7 +93,7 @@ def _check(password: bytes, expected_hash: str) -> bool:
 
 
 def _credentials(authorization: str | None) -> tuple[str, bytes]:
-    """Return user and password of a `Basic` Authorization header, or empty values for another or an invalid header."""
+    """Return user and password of a `Basic` Authorization header. Both are empty for a missing, invalid or different header."""
     scheme, _, encoded_credentials = (authorization or "").partition(" ")
     try:
         user, _, password = base64.b64decode(encoded_credentials, validate=True).partition(b":")

@@ -1,7 +1,7 @@
 """TLS, password and header settings in force, reloaded when `web.config.yml` or a certificate changes.
 
-Before a connection or request is handled, a worker thread checks the files, at most once per second. If a new version is
-invalid or removes a protection, the previous version stays in force.
+Before a connection or request is handled, a worker thread checks the files, at most once per second by default. If a new version
+is invalid or removes a protection, the previous version stays in force.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WebConfigFile:
 
     @property
     def uses_tls(self) -> bool:
-        """Return True if connections are encrypted."""
+        """True if connections are encrypted."""
         return self._current.tls is not None
 
     async def current(self) -> Protection:
@@ -132,7 +132,7 @@ def load_protection(path: Path, previous: Protection | None = None) -> Protectio
 
 
 def _removed_protection(old: WebConfig, new: WebConfig) -> str:
-    """Return the name of a protection that a new version would remove, or "". A half-written file is such a version."""
+    """Return the name of a protection that a new version would remove, or "". A half-written file may be such a version."""
     if old.basic_auth_users and not new.basic_auth_users:
         return "basic_auth_users"
     old_tls, new_tls = old.tls_server_config, new.tls_server_config

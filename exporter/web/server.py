@@ -60,7 +60,7 @@ class Server:
         self._failure: OSError | None = None
 
     def next_expected_scrape(self) -> float | None:
-        """Return the monotonic time of a regular scraper's next scrape, or None; see `Scrapers`."""
+        """Return the expected monotonic time of a regular scraper's next scrape, or None; see `Scrapers`."""
         return self._state.counts.scrapers.next_expected(time.monotonic())
 
     def start(self) -> None:
@@ -165,9 +165,8 @@ class Server:
                 errors["full"] += 1
                 sock.close()
                 continue
-            with contextlib.suppress(
-                OSError
-            ):  # the peer has closed the connection; the first read handles that
+            # If the peer has closed the connection, the option cannot be set, and the first read ends the connection.
+            with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             Connection(sock, str(address[0]), self._state)
             del sock  # otherwise the socket would stay open until the next accept

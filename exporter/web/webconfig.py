@@ -14,11 +14,12 @@ Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ipaddress
 import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,12 +76,12 @@ class TlsServerConfig:
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
-        """Return the verification mode of client certificates."""
+        """Verification mode of client certificates."""
         return CLIENT_AUTH_TYPES.get(self.client_auth_type, ssl.CERT_NONE)
 
     @property
     def files(self) -> list[Path]:
-        """Return the configured certificate and key files."""
+        """Configured certificate and key files."""
         return [path for path in (self.cert_file, self.key_file, self.client_ca_file) if path is not None]
 
     def problems(self) -> Iterable[tuple[str, str]]:
@@ -129,7 +130,8 @@ class HttpHeaders:
     def fields(self) -> dict[str, str]:
         """Return the configured header fields by name."""
         values = {
-            str(header.metadata["key"]): str(getattr(self, header.name)).strip() for header in fields(self)
+            str(header.metadata["key"]): str(getattr(self, header.name)).strip()
+            for header in dataclasses.fields(self)
         }
         return {name: value for name, value in values.items() if value}
 
@@ -151,12 +153,10 @@ class WebConfig:
     basic_auth_users: Mapping[str, BcryptHash] = field(default_factory=dict)
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """Yield (field, message) for user names that can never log in."""
+        """Yield (field, message) for user names with which a client cannot log in."""
         for name in self.basic_auth_users:
             if ":" in name or not name.isprintable():
-                problem = (
-                    f"{name!r} can never log in: a user name must not have a colon or a control character"
-                )
+                problem = f"{name!r} cannot log in: a user name must not have a colon or a control character"
                 yield "basic_auth_users", problem
 
 

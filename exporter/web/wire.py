@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class Wire:
-    """Byte stream over a connected, non-blocking socket, which the owner closes.
+    """Byte stream over a connected, non-blocking socket. The owner closes the socket.
 
-    No method has a timeout; the owner cancels the call. `write` returns when the kernel has accepted all bytes, and calls
+    The methods have no timeout; the owner cancels a call. `write` returns when the kernel has accepted all bytes, and calls
     `progress` after each chunk of a large response, so that the guard can detect a peer that does not read. asyncio's TLS
     transport would instead buffer a response of any size and report success, so that no write could have a deadline.
     """

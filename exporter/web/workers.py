@@ -35,9 +35,9 @@ class _Job:
 class Workers:
     """Daemon threads that run jobs in the order of the requests. A thread is started if no thread is idle."""
 
-    def __init__(self, name: str, threads: int = 1, *, max_waiting: int = 64) -> None:
+    def __init__(self, name: str, max_threads: int = 1, *, max_waiting: int = 64) -> None:
         self._name = name
-        self._max_thread_count = threads
+        self._max_threads = max_threads
         self._thread_count = self._idle_thread_count = 0
         self._max_waiting = max_waiting
         self._jobs: dict[Hashable, _Job] = {}  # queued or running
@@ -75,7 +75,7 @@ class Workers:
             self._started_jobs.put(None)
 
     def _start_jobs(self) -> None:
-        while self._queue and (self._idle_thread_count or self._thread_count < self._max_thread_count):
+        while self._queue and (self._idle_thread_count or self._thread_count < self._max_threads):
             if self._idle_thread_count:
                 self._idle_thread_count -= 1
             else:

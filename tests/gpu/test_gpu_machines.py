@@ -58,7 +58,7 @@ def test_eight_large_gpus_have_at_most_730_series_of_gpus_and_900_in_total(h100:
 
 def test_the_integral_of_a_replayed_load_never_falls() -> None:
     steps = [{"seconds": 3.0, "level": 0.0}, {"seconds": 5.0, "level": 0.99}]
-    load = LoadCurve({"steps": steps, "ripple": 0.1}, shift=1.7)
+    load = LoadCurve({"steps": steps, "ripple": 0.1}, shift_seconds=1.7)
     totals = [load.total(index / 10) for index in range(1000)]
 
     for total, next_total in itertools.pairwise(totals):

@@ -74,7 +74,7 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
         ('http_server_config:\n  headers:\n    X-XSS-Protection: "a\\nb"\n', "3:23", "printable"),
         ("basic_auth_users:\n  alice: hunter2\n", "2:10", "bcrypt hash"),
         (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$31$')}\n", "2:10", "cost 4 to 18"),
-        (f'basic_auth_users:\n  "a:b": {HASH}\n', "2:3", "can never log in"),
+        (f'basic_auth_users:\n  "a:b": {HASH}\n', "2:3", "cannot log in"),
         ("rate_limit: {interval: 1s, burst: 1}\n", "1:1", 'unknown key "rate_limit"'),
     ],
 )
