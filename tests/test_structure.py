@@ -1,9 +1,10 @@
-"""Structure of the package: imports between stages, public names, effects of the import."""
+"""Structure of the package: imports between its parts, public names, effects of the import."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -64,10 +65,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exposition": {"families", "recording.exponential", "recording.reserved"},
     "web": {"config", "errors", "exposition", "families"},
     "status": {"collectors.status", "diagnoses", "families", "feed", "training.phases"},
-    "cli": {"*"},  # except for the simulated job, a training process: the public API alone
+    "cli": {"*"},
     "__main__": {"cli"},
 }
-"""Allowed imports of the package, by folder or file of the package; ARCHITECTURE.md has the same table."""
+"""Allowed imports of the package, by part: a folder or a file of the package. ARCHITECTURE.md has the same table."""
 
 THIRD_PARTY: dict[str, set[str]] = {
     "bridges": {"exporter_auto", "torch"},
@@ -82,13 +83,13 @@ THIRD_PARTY: dict[str, set[str]] = {
     "web": {"h11", "bcrypt", "prometheus_client"},
     "cli": {"opentelemetry", "prometheus_client", "psutil"},
 }
-"""Allowed imports of third-party packages, by folder or file of the package."""
+"""Allowed imports of third-party packages, by part."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def stage_of(path: Path) -> str:
-    """Return the folder or file of the package that contains a file, or "" for the package's `__init__.py`."""
+def part_of(path: Path) -> str:
+    """Return the part of a file: its folder directly below the package, or its own name; "" for the package's `__init__.py`."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return "" if parts == ("__init__",) else parts[0]
 
@@ -114,35 +115,45 @@ def imports_of(path: Path) -> set[str]:
     return modules
 
 
-def test_imports_run_one_way() -> None:
-    stage_by_path = {path: stage_of(path) for path in FILES}
-    assert set(stage_by_path.values()) - set(MAY_IMPORT) == set(), "a new stage needs its row in the table"
+def test_a_file_imports_only_what_the_table_allows() -> None:
+    part_by_path = {path: part_of(path) for path in FILES}
+    assert set(part_by_path.values()) <= set(MAY_IMPORT), (
+        "add a new folder or file to MAY_IMPORT and ARCHITECTURE.md"
+    )
 
     assert [
         f"{path.relative_to(PACKAGE)} imports {module}"
-        for path, stage in stage_by_path.items()
+        for path, part in part_by_path.items()
         for module in imports_of(path)
-        if not may_import(stage, module)
+        if not may_import(part, module)
     ] == []
 
 
-def may_import(stage: str, module: str) -> bool:
-    """Return True if the tables allow a stage to import a module."""
+def test_the_simulated_job_uses_the_public_api_like_a_job_of_a_user() -> None:
+    imported = imports_of(PACKAGE / "cli/simulated_job.py")
+    own_modules = {module for module in imported if module.partition(".")[0] == "exporter"}
+
+    public_names = {f"exporter.{name}" for name in exporter.__all__}
+    assert own_modules <= {"exporter", "exporter.cli.child", *public_names}  # `child` starts the ranks
+
+
+def may_import(part: str, module: str) -> bool:
+    """Return True if the tables allow a part to import a module."""
     top_level, _, own_name = module.partition(".")
     if module == "exporter":
         return True
     if top_level == "exporter":
-        imported_stage = own_name.split(".")[0]
-        allowed_modules = MAY_IMPORT[stage]
+        imported_part = own_name.split(".")[0]
+        allowed_modules = MAY_IMPORT[part]
         return (
-            imported_stage == stage
+            imported_part == part
             or "*" in allowed_modules
             or any(f"{own_name}.".startswith(f"{allowed}.") for allowed in allowed_modules)
         )
     return (
         top_level in sys.stdlib_module_names
         or top_level == "typing_extensions"
-        or top_level in THIRD_PARTY.get(stage, set())
+        or top_level in THIRD_PARTY.get(part, set())
     )
 
 
@@ -151,26 +162,25 @@ def graph_of_files() -> dict[str, set[str]]:
     modules = {".".join(("exporter", *module_parts(path))): path for path in FILES}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
-        imports = {module for module in imports_of(path) if module in modules}
+        imports = imports_of(path) & modules.keys()
         for node in import_statements(path):
             if isinstance(node, ast.ImportFrom):
                 submodules = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
                 imports |= submodules
-                if len(submodules) == len(
-                    node.names
-                ):  # the statement imports submodules and no name of the package itself
+                if len(submodules) == len(node.names):  # only submodules, and no name of the package itself
                     imports.discard(node.module or "")
         graph[module] = imports - {module, "exporter"}
     return graph
 
 
 def module_parts(path: Path) -> tuple[str, ...]:
+    """Return the names in the dotted name of a module below `exporter`."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 def cycles_of(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules of cycles and of paths between cycles.
+    """Return the modules that are on a cycle or between two cycles.
 
     The function repeatedly removes all modules that import no remaining module or that no remaining module imports.
     """
@@ -189,8 +199,8 @@ def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
     files = graph_of_files()
     folders: dict[str, set[str]] = {}
     for module, imports in files.items():
-        stage = module.split(".")[1] if "." in module else ""
-        folders.setdefault(stage, set()).update({target.split(".")[1] for target in imports} - {stage})
+        part = module.split(".")[1] if "." in module else ""
+        folders.setdefault(part, set()).update({target.split(".")[1] for target in imports} - {part})
 
     assert cycles_of(files) == []
     assert cycles_of(folders) == []
@@ -199,8 +209,8 @@ def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
 def test_the_import_table_matches_the_architecture_document() -> None:
     document = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
-    for stage, allowed in MAY_IMPORT.items():
-        file_or_folder = f"`{stage}`" if stage else "`exporter/__init__`"
+    for part, allowed in MAY_IMPORT.items():
+        file_or_folder = f"`{part}`" if part else "`exporter/__init__`"
         row = next((line for line in document.splitlines() if line.startswith(f"| {file_or_folder} |")), "")
         cells = [cell.strip() for cell in row.split("|")]
         assert len(cells) > 3, f"no row for {file_or_folder}"
@@ -208,7 +218,7 @@ def test_the_import_table_matches_the_architecture_document() -> None:
             "anything" if "*" in allowed else ", ".join(f"`{module}`" for module in sorted(allowed)) or "none"
         )
         third_party_cell = (
-            ", ".join(f"`{module}`" for module in sorted(THIRD_PARTY.get(stage, set()))) or "none"
+            ", ".join(f"`{module}`" for module in sorted(THIRD_PARTY.get(part, set()))) or "none"
         )
         assert cells[2:4] == [package_cell, third_party_cell], file_or_folder
 
@@ -232,7 +242,7 @@ def test_dir_shows_the_public_names() -> None:
 
 
 IMPORT_EFFECTS = """
-import sys, threading
+import json, sys, threading
 modules_before = set(sys.modules)
 effects = []
 def hook(event, arguments):
@@ -244,13 +254,15 @@ sys.addaudithook(hook)
 import exporter
 from exporter import Aggregation, Stat
 loaded = {name.split(".")[0] for name in set(sys.modules) - modules_before}
-print(sorted(name for name in loaded - {"exporter"} if name not in sys.stdlib_module_names))
-print(threading.active_count())
-print([effect for effect in effects if not effect.endswith((".py", ".pyc")) and ".pyc." not in effect])
+print(json.dumps({
+    "third_party_modules": sorted(loaded - {"exporter"} - sys.stdlib_module_names),
+    "threads": threading.active_count(),
+    "effects": [effect for effect in effects if not effect.endswith((".py", ".pyc")) and ".pyc." not in effect],
+}))
 """
-"""Program that prints the third-party modules, the number of threads and the side effects of the import.
+"""Program that prints the third-party modules, the number of threads, and the effects of the import.
 
-Opening a source or bytecode file is no effect.
+An effect is an opened file other than source or bytecode, a connection, a process, or a change of the filesystem.
 """
 
 
@@ -263,7 +275,7 @@ def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp
         [str(bare / "bin/python"), "-c", program], capture_output=True, text=True, check=True
     )
 
-    assert completed.stdout.splitlines() == ["[]", "1", "[]"]
+    assert json.loads(completed.stdout) == {"third_party_modules": [], "threads": 1, "effects": []}
 
 
 SHARED_NAMES = {"Aggregation", "ConsoleHandler", "Event", "EventHandler", "Stat", "Timer"}
@@ -277,7 +289,7 @@ def test_a_class_name_means_one_class() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not (
-                node.name in SHARED_NAMES and stage_of(path) in COMPATIBILITY
+                node.name in SHARED_NAMES and part_of(path) in COMPATIBILITY
             ):
                 paths_by_class.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
 

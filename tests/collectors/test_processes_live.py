@@ -1,4 +1,4 @@
-"""Processes of the job on this machine: real children that work, stop, exit and become zombies."""
+"""Collectors of the processes of a job, on a real trainer whose children work, stop, exit and become zombies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from exporter.families import Collected
 
 TRAINER = ("r", "0", "trainer")
 LOADER = ("r", "0", "dataloader")
-PROCESS = "training_process"
-CPU, STATE = f"{PROCESS}_cpu_seconds_total", f"{PROCESS}_state"
+PREFIX = "training_process"
+CPU, STATE = f"{PREFIX}_cpu_seconds_total", f"{PREFIX}_state"
 
 TRAINER_SOURCE = """
 import multiprocessing, os, signal, subprocess, sys, time
@@ -62,7 +62,7 @@ for worker in workers.values(): worker.kill()
 
 
 class TrainerProcess:
-    """Trainer process that executes commands from its standard input."""
+    """Running trainer, in a session of its own, so that `close` also ends its children."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -86,16 +86,16 @@ class TrainerProcess:
 
 
 @pytest.fixture
-def job() -> Iterator[TrainerProcess]:
-    trainer = TrainerProcess()
-    yield trainer
-    trainer.close()
+def trainer() -> Iterator[TrainerProcess]:
+    process = TrainerProcess()
+    yield process
+    process.close()
 
 
-def collector_of(job: TrainerProcess) -> ProcessCollector:
-    identity = make_process(started=time.time()).replace(pid=job.process.pid)
+def collector_of(trainer: TrainerProcess) -> ProcessCollector:
+    identity = make_process(started=time.time()).replace(pid=trainer.process.pid)
     return ProcessCollector(
-        job=lambda: [JobProcess(identity, alive=True, pid=job.process.pid)], discover_seconds=0.0
+        job=lambda: [JobProcess(identity, alive=True, pid=trainer.process.pid)], discover_seconds=0.0
     )
 
 
@@ -110,12 +110,12 @@ def cpu_seconds(collected: Collected) -> float:
     return sum(required_value(collected, CPU, *LOADER, mode) for mode in ("user", "system"))
 
 
-def test_real_workers_are_counted_by_state_and_keep_their_cpu_time(job: TrainerProcess) -> None:
-    collector = collector_of(job)
+def test_real_workers_are_counted_by_state_and_keep_their_cpu_time(trainer: TrainerProcess) -> None:
+    collector = collector_of(trainer)
     for name in ("one", "two"):
-        job.execute("fork", name)
-    job.execute("program")
-    job.execute("burn", "one")
+        trainer.execute("fork", name)
+    trainer.execute("program")
+    trainer.execute("burn", "one")
     time.sleep(YOUNG_SECONDS + 0.2)  # younger children have no role yet
     initial = collector.collect()
     assert_sound(collector, initial)
@@ -124,11 +124,11 @@ def test_real_workers_are_counted_by_state_and_keep_their_cpu_time(job: TrainerP
     assert required_value(initial, "training_process_instances", "r", "0", "other") == 1
     assert cpu_seconds(initial) >= 0.2
 
-    job.execute("stop", "two")
-    job.execute("exit", "one")
+    trainer.execute("stop", "two")
+    trainer.execute("exit", "one")
     wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
     with_zombie = collector.collect()
-    job.execute("reap", "one")
+    trainer.execute("reap", "one")
     # The trainer sleeps once it has replied.
     wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)
     without_zombie = collector.collect()
@@ -138,43 +138,43 @@ def test_real_workers_are_counted_by_state_and_keep_their_cpu_time(job: TrainerP
     assert cpu_seconds(without_zombie) >= cpu_seconds(initial)
 
 
-def test_values_match_ps_and_procfs(job: TrainerProcess) -> None:
-    collector = collector_of(job)
-    job.execute("fork", "one")  # the reply shows that the trainer has started
+def test_values_match_ps_and_procfs(trainer: TrainerProcess) -> None:
+    collector = collector_of(trainer)
+    trainer.execute("fork", "one")  # the reply shows that the trainer has started
     collected = collector.collect()
     memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
-    pid = job.process.pid
+    pid = trainer.process.pid
     ps_columns = subprocess.run(
         ["ps", "-o", "rss=,nlwp=,pss=", "-p", str(pid)], capture_output=True, text=True, check=True
     ).stdout.split()
 
     resident_kib, threads, proportional_kib = map(int, ps_columns)
-    assert required_value(collected, f"{PROCESS}_resident_bytes", *TRAINER) == pytest.approx(
+    assert required_value(collected, f"{PREFIX}_resident_bytes", *TRAINER) == pytest.approx(
         resident_kib * 1024, rel=0.05
     )
-    assert required_value(collected, f"{PROCESS}_threads", *TRAINER) == threads
-    assert required_value(memory, f"{PROCESS}_proportional_bytes", *TRAINER) == pytest.approx(
+    assert required_value(collected, f"{PREFIX}_threads", *TRAINER) == threads
+    assert required_value(memory, f"{PREFIX}_proportional_bytes", *TRAINER) == pytest.approx(
         proportional_kib * 1024, rel=0.2
     )
-    assert required_value(memory, f"{PROCESS}_unique_bytes", *TRAINER) <= resident_kib * 1024
+    assert required_value(memory, f"{PREFIX}_unique_bytes", *TRAINER) <= resident_kib * 1024
     descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    assert required_value(collected, f"{PROCESS}_open_fds", *TRAINER) == descriptors
+    assert required_value(collected, f"{PREFIX}_open_fds", *TRAINER) == descriptors
 
 
-def test_unreadable_io_stays_absent_after_the_process_has_ended() -> None:
-    job = TrainerProcess()
-    collector = collector_of(job)
+def test_the_io_of_an_unreadable_process_stays_absent_after_the_process_has_ended() -> None:
+    trainer = TrainerProcess()
+    collector = collector_of(trainer)
     with without_privileges():
         collector.collect()
-    job.close()
+    trainer.close()
     collected = collector.collect()
 
     assert required_value(collected, CPU, *TRAINER, "user") >= 0
     assert not any("_io_" in sample.name for metric in collected for sample in metric.samples)
 
 
-def test_private_values_of_another_users_processes_are_absent(job: TrainerProcess) -> None:
-    collector = collector_of(job)
+def test_private_values_of_another_users_processes_are_absent(trainer: TrainerProcess) -> None:
+    collector = collector_of(trainer)
     with without_privileges():
         collected = collector.collect()
         memory = ProcessMemoryCollector(members=lambda: collector.members).collect()

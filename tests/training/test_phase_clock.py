@@ -38,9 +38,9 @@ from exporter.training.recorder import TRAINING
 from exporter.training.records import Expectation, IterationEnded
 from exporter.training.spans import Span
 
-PHASE_NAMES = ["iteration", "validation", "data_loading", "forward", "backward", "grad_sync", None]
-actions = st.one_of(
-    st.tuples(st.just("enter"), st.sampled_from(PHASE_NAMES)),
+PHASES_OR_NONE = ["iteration", "validation", "data_loading", "forward", "backward", "grad_sync", None]
+ACTIONS = st.one_of(
+    st.tuples(st.just("enter"), st.sampled_from(PHASES_OR_NONE)),
     st.tuples(st.just("leave"), st.integers(0, 9)),
 )
 
@@ -51,7 +51,7 @@ def total_seconds(clock: PhaseClock, end_seconds: float) -> float:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(actions, st.floats(0, 3, allow_nan=False)), max_size=60))
+@given(st.lists(st.tuples(ACTIONS, st.floats(0, 3, allow_nan=False)), max_size=60))
 def test_the_seconds_of_all_phases_sum_to_the_wall_time_if_blocks_end_in_any_order(
     timed_actions: list[tuple[tuple[str, Any], float]],
 ) -> None:
@@ -71,24 +71,25 @@ def test_the_seconds_of_all_phases_sum_to_the_wall_time_if_blocks_end_in_any_ord
     assert set(clock.phases) == set(PHASES)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.sampled_from("ivdfb!"), max_size=8), max_size=5))
-def test_blocks_of_tasks_that_fail_and_overlap_sum_to_the_wall_time(tasks: list[list[str]]) -> None:
-    blocks: dict[str, Any] = {
-        "i": training.training_iteration,
-        "v": training.validation_loop,
-        "d": training.data_loading,
-        "f": training.model_forward,
-        "b": lambda: training.span("own"),
-    }
+BLOCKS: dict[str, Any] = {
+    "training_iteration": training.training_iteration,
+    "validation_loop": training.validation_loop,
+    "data_loading": training.data_loading,
+    "model_forward": training.model_forward,
+    "span": lambda: training.span("own"),
+}
 
-    async def run(names: list[str]) -> None:
-        if names and names[0] == "!":
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([*BLOCKS, "failure"]), max_size=8), max_size=5))
+def test_blocks_of_tasks_that_fail_and_overlap_sum_to_the_wall_time(tasks: list[list[str]]) -> None:
+    async def run(block_names: list[str]) -> None:
+        if block_names and block_names[0] == "failure":
             raise ValueError
-        if names:
-            with blocks[names[0]]():
+        if block_names:
+            with BLOCKS[block_names[0]]():
                 await asyncio.sleep(0)
-                await run(names[1:])
+                await run(block_names[1:])
                 await asyncio.sleep(0)
 
     async def main() -> None:
@@ -306,7 +307,10 @@ def test_an_unknown_phase_is_recorded_as_a_span_and_reported_once() -> None:
         assert misuse_counts() == {("phase", "unknown_phase"): 1}
         assert published_value("training.phase_entries", phase=name) is None
         assert published_value("training.span_duration", span=name) == 3
-        assert kinds.named_kind("two\nlines" * 99, is_phase=False).span_name == ("two?lines" * 99)[:256]
+
+
+def test_the_name_of_a_span_is_printable_and_limited() -> None:
+    assert kinds.named_kind("two\nlines" * 99, is_phase=False).span_name == ("two?lines" * 99)[:256]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
@@ -363,8 +367,9 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
 
     with fresh_recorder():
         train()
-        for line_limit in range(1, 80):  # noqa: B007  # read by the trace function
-            executed_lines = 0
+        line_limit = executed_lines = 0
+        while executed_lines == line_limit:  # until no line is left to interrupt
+            line_limit, executed_lines = line_limit + 1, 0
             sys.settrace(interrupt)
             try:
                 with training.training_iteration(), training.model_forward():
@@ -376,12 +381,11 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
         train(3)
         end_time, clock = time.monotonic(), TRAINING.clock
 
+        assert line_limit > 40
         assert total_seconds(clock, end_time) == pytest.approx(end_time - clock.began, abs=0.05)
 
 
-def test_the_sum_that_a_reader_in_another_thread_sees_differs_from_the_wall_time_by_less_than_a_phase() -> (
-    None
-):
+def test_a_reader_in_another_thread_sees_the_wall_time_within_20_ms() -> None:
     worst_error, reads, stop = 0.0, 0, threading.Event()
 
     def read() -> None:
