@@ -38,9 +38,11 @@ from dashboards.losses_now import (
     LOST_POWER_BY_CAUSE,
     LOST_SHARE_NOW,
     LOST_SINCE_START,
+    NO_LOSS,
     POWER,
     RANKS_OF_LOSSES,
     SMALLEST_LOSS,
+    STANDSTILL,
     UNKNOWN_COST,
     UNKNOWN_LOSSES,
     UNKNOWN_RUNS,
@@ -57,6 +59,7 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import Query, blank_if_incomplete, instant_query
+from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.tables import Column, percent, table
 
 RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
@@ -182,7 +185,7 @@ def _lost_now() -> Panel:
                 "properties": [
                     {"id": "unit", "value": "percentunit"},
                     {"id": "decimals", "value": 0},
-                    {"id": "thresholds", "value": _LOSS_THRESHOLDS},
+                    {"id": "thresholds", "value": LOST_THRESHOLDS},
                 ],
             },
             {
@@ -210,7 +213,7 @@ def _useful_share() -> Panel:
         unit="percentunit",
         decimals=0,
         text_mode="value_and_name",
-        thresholds=warn_below(0.9, 0.7),
+        thresholds=warn_below(0.85, 0.7),
         w=6,
     )
 
@@ -275,7 +278,7 @@ def _readings() -> Panel:
     return stat(
         "Energy readings",
         instant_query(f"{measured} or 0 * {devices}", "measured"),
-        instant_query(f"{modelled} or 0 * {devices}", "modelled", WARNING),
+        instant_query(f"{modelled} or 0 * {devices}", "modelled"),
         instant_query(
             f"count({check} < {MIN_RATIO} or {check} > {MAX_RATIO}) or 0 * {devices}", "contradictory", BAD
         ),
@@ -291,7 +294,7 @@ def _losses_now() -> Panel:
     # The first operand has the losses of a known rank, with the labels of the rank; the second all other losses.
     row_query = (
         f"{LOST_SHARE_NOW} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES}) > {SMALLEST_LOSS}"
-        f" or on (run, cause) {LOST_SHARE_NOW} > {SMALLEST_LOSS} or {UNKNOWN_LOSSES}"
+        f" or on (run, cause) {LOST_SHARE_NOW} > {SMALLEST_LOSS} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
     )
     of_rows = f"and on (run, cause) ({VERDICTS})"
     panel = table(
@@ -351,12 +354,20 @@ def _loss_by_cause() -> Panel:
     )
 
 
+STATES = "max by (run, state) (training_run_state{@run} == 1)"
+
+
 def _loss_by_run() -> Panel:
     """Return the table of the totals and losses of each run, the largest loss first."""
     return table(
         "Cost and loss of each run, in this time range",
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=80, mappings=STATE_MAPPINGS),
+        Column(
+            "state",
+            "State",
+            width=80,
+            mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
+        ),
         Column(f"sum by (run) ({COST_PER_HOUR})", "Per hour, 5 min", decimals=2, width=75),
         Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
@@ -367,10 +378,11 @@ def _loss_by_run() -> Panel:
             decimals=1,
             width=70,
         ),
-        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, _LOSS_THRESHOLDS),
+        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, LOST_THRESHOLDS),
         Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
         row_query=(
-            "max by (run, state) (training_run_state{@run} == 1)"
+            f'label_replace({STATES} and on (run) {STANDSTILL}, "state", "no step", "state", "running")'
+            f" or on (run) {STATES}"
             f' or on (run) label_replace({UNKNOWN_RUNS}, "state", "unknown", "", "")'
         ),
         sort="Lost cost",

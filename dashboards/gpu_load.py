@@ -52,6 +52,14 @@ GPUS_OF_ANY_RUN = (
 """PromQL for each GPU that a run holds, as in the rules `run_gpu:…`."""
 
 
+GPUS_OF_LIVE_RANKS = (
+    'training_rank_info{@cluster, uuid!=""} and on (instance, run, rank) training_process_up{@cluster} == 1'
+    " or training_process_gpu_memory_bytes{@cluster}"
+    ' or label_replace(training_energy_share_ratio{@cluster, component="gpu"} > 0, "uuid", "$1", "device", "(.+)")'
+)
+"""PromQL for each GPU that a live process of a run holds now."""
+
+
 def used_gpus(expression: str) -> str:
     """Return PromQL for each GPU that a run holds, or for each selected GPU if none has a run."""
     used_gpus_query = f"({expression}) and on (uuid) ({GPUS_OF_ANY_RUN})"

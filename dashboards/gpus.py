@@ -7,13 +7,13 @@ import dataclasses
 from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL_SORT, RUN, Board, Row, Variable
 from dashboards.gpu_health import health_panels
 from dashboards.gpu_load import (
+    GPUS_OF_LIVE_RANKS,
     LEGEND,
     inventory_panels,
     link_panels,
     memory_panels,
     mig_panels,
     power_panels,
-    used_gpus,
     utilization_panels,
 )
 from dashboards.gpu_problem_table import (
@@ -69,6 +69,8 @@ GPU_VARIABLE = Variable(
 ALERTS_OF_NODES = dataclasses.replace(
     ALERTS_OF_NODE, expression='ALERTS{alertstate="firing", @node_any_job} and ' + SELECTED_NODES
 )
+GPUS_IN_USE = "GPUs in use"
+"""Legend of the mean SM activity of the GPUs that live ranks hold."""
 MAX_FAILURES = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
 
@@ -141,20 +143,26 @@ def _overview_panels() -> tuple[Panel, ...]:
         _loss_of_affected_runs(),
         stat(
             "Mean SM activity",
-            instant_query(f"avg({used_gpus('gpu_sm_activity_ratio{@gpu}')})"),
+            instant_query(_mean_sm_activity(), "{{gpus}}"),
             unit="percentunit",
             decimals=0,
-            thresholds=warn_below(0.5, 0.2),
+            text_mode="value_and_name",
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": GPUS_IN_USE},
+                    "properties": [{"id": "thresholds", "value": warn_below(0.5, 0.2)}],
+                }
+            ],
             w=3,
         ),
         stat(
-            "Most throttled, 5 min",
+            "Most throttled GPU, 5 min",
             instant_query(f"topk(1, max by (instance, gpu) ({THROTTLED}))", LEGEND),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_from(0.01, 0.1),
-            w=3,
+            w=4,
         ),
         current_problems(),
         state_timeline(
@@ -164,6 +172,16 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=24,
             h=6,
         ),
+    )
+
+
+def _mean_sm_activity() -> str:
+    """Return PromQL for the mean SM activity of the GPUs that live ranks hold, or of all selected GPUs if no live rank holds any."""
+    activity = "gpu_sm_activity_ratio{@gpu}"
+    in_use = f"avg({activity} and on (uuid) ({GPUS_OF_LIVE_RANKS}))"
+    return (
+        f'label_replace({in_use}, "gpus", "{GPUS_IN_USE}", "", "")'
+        f' or on () label_replace(avg({activity}), "gpus", "no GPU in use", "", "")'
     )
 
 
@@ -187,9 +205,9 @@ def _loss_of_affected_runs() -> Panel:
         ' unless on (run) last_over_time(training_run_state{@cluster, state=~"stopped|finished|failed|lost"}[$__range]) == 1'
     )
     return stat(
-        "Loss per hour of runs with a GPU problem, 5 min",
-        instant_query(of_known_runs(LOST_PER_HOUR), "{{currency}} lost"),
-        instant_query(of_known_runs(COST_PER_HOUR), "{{currency}} cost"),
+        "Loss of runs with a GPU problem, 5 min",
+        instant_query(of_known_runs(LOST_PER_HOUR), "{{currency}}/h lost"),
+        instant_query(of_known_runs(COST_PER_HOUR), "{{currency}}/h cost"),
         instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", "runs unknown"),
         unit="none",
         decimals=2,
@@ -204,7 +222,7 @@ def _loss_of_affected_runs() -> Panel:
                 "properties": [{"id": "decimals", "value": 0}, {"id": "thresholds", "value": warn_from(1)}],
             },
         ],
-        w=6,
+        w=5,
     )
 
 

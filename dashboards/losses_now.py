@@ -202,6 +202,8 @@ UNKNOWN_COST = (
 """PromQL for the largest possible loss per hour of each incomplete run: the last known cost without the known losses."""
 COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each loss; of an unknown loss, the largest possible cost."""
+NO_LOSS = f"({as_cause(f'0 * max({_ACTIVE})', 'nothing')} or on () {as_cause('0 * max(training_run_state{@run})', 'ended')})"
+"""PromQL for the row of active runs that lose nothing, or of runs that have ended; without a value for unknown runs."""
 LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 """PromQL for the start of each loss in Unix seconds; 0 for a loss that began before the time range."""
 _USUAL, _WARNING, _UNKNOWN, _LARGE = 0, 1, 2, 3

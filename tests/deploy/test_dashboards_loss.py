@@ -331,7 +331,26 @@ def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
         "run_state", "1x60", labels=',state="finished"'
     )
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {})
+    row = {'{cause="ended"}': 0}
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, row)
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {}, query_id="D")
+
+
+def test_a_run_without_a_loss_has_a_row_that_says_so(tmp_path: Path) -> None:
+    row = {'{cause="nothing"}': 0}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN, row)
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", {}, {})
+
+
+def test_a_run_that_makes_no_step_is_not_shown_as_running(tmp_path: Path) -> None:
+    panel = "Cost and loss of each run, in this time range"
+    stands_still = COSTLY_RUN | run_series(
+        "last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"'
+    )
+
+    assert_panel(tmp_path, "training-energy", panel, stands_still, {'{run="a",state="no step"}': 1})
+    assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {'{run="a",state="running"}': 1})
 
 
 def test_a_standstill_is_lost_time_before_the_ledger_counts_a_hang(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
     )
 
 
-LOSS_PANEL = "Loss per hour of runs with a GPU problem, 5 min"
+LOSS_PANEL = "Loss of runs with a GPU problem, 5 min"
 HOT_GPU = {
     'up{job="training",instance="n1"}': "1x60",
     GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
@@ -318,17 +318,22 @@ def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> No
     assert_panel(tmp_path, "training-gpus", "GPUs", series, {"{}": 2}, query_id="C")
 
 
-def test_the_mean_sm_activity_covers_gpus_that_a_run_holds(tmp_path: Path) -> None:
+def test_the_mean_sm_activity_covers_gpus_that_live_ranks_hold(tmp_path: Path) -> None:
     activity = {
         GPU.format(name="sm_activity_ratio", gpu=gpu, labels=',job="training"'): f"{value}x60"
         for gpu, value in ((0, 0.9), (1, 0.1))
     }
     activity |= {GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(2)}
-    held = {'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60"}
+    held = {
+        'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60",
+        'training_rank_info{run="b",rank="0",uuid="G1",instance="n1"}': "1x60",
+        'training_process_up{run="a",rank="0",instance="n1"}': "1x60",
+        'training_process_up{run="b",rank="0",instance="n1"}': "0x60",
+    }
 
     panel = "Mean SM activity"
-    assert_panel(tmp_path, "training-gpus", panel, activity | held, {"{}": 90}, factor=100)
-    assert_panel(tmp_path, "training-gpus", panel, activity, {"{}": 50}, factor=100)
+    assert_panel(tmp_path, "training-gpus", panel, activity | held, {'{gpus="GPUs in use"}': 90}, factor=100)
+    assert_panel(tmp_path, "training-gpus", panel, activity, {'{gpus="no GPU in use"}': 50}, factor=100)
 
 
 @pytest.mark.parametrize(("exporter", "text"), [(DOWN_AT_5_MIN, "node unknown"), ("1x60", "no alert fires")])
