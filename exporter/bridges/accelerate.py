@@ -39,7 +39,7 @@ def _watch(module: ModuleType) -> None:
 
 
 def _backward_begins(source: Any, _accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> None:
-    source.loss_is(kwargs.get("loss", loss))
+    source.loss_computed(kwargs.get("loss", loss))
 
 
 def _accelerator_created(source: Any, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:

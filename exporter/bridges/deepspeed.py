@@ -54,7 +54,7 @@ def _load(source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
 
 
 def _backward_begins(_engine: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> None:
-    ACTIVE.source.loss_is(kwargs.get("loss", loss))
+    ACTIVE.source.loss_computed(kwargs.get("loss", loss))
 
 
 def _nothing(*_args: Any) -> None:
@@ -85,7 +85,7 @@ def _step_ends(step: _EngineStep, _result: Any, error: BaseException | None) -> 
         training.skipped_step("overflow")
     norm = engine.get_global_grad_norm()
     if norm is not None:
-        source.gradient_norm_is(norm)
+        source.gradient_norm_computed(norm)
     if engine.fp16_enabled():
         training.record(loss_scale=readable(_loss_scale(engine.optimizer)))
     source.optimizer_ends(engine)

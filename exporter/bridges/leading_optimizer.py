@@ -9,7 +9,7 @@ from weakref import WeakSet, ref
 
 UNSEEN_SECONDS = 10.0
 """Time after the first backward pass after which missing steps of an optimizer are logged."""
-UNSEEN = """no step of a torch optimizer within 10 s of the first backward pass: the training is not recorded. Add:
+UNSEEN_OPTIMIZER_MESSAGE = """no step of a torch optimizer within 10 s of the first backward pass: the training is not recorded. Add:
     from exporter import training
     training.step()                                     # after each step of the optimizer
     training.record(loss=loss, samples=len(batch))      # optional"""

@@ -103,7 +103,7 @@ class LightningCallback(Source):
 
     # A batch ----------------------------------------------------------------------------------------------------
 
-    def gradient_norm_is(self, norm: Any) -> None:
+    def gradient_norm_computed(self, norm: Any) -> None:
         """Record the norm of the gradient."""
         self.tracker.record("grad_norm", norm)
 

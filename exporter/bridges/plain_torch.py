@@ -25,7 +25,7 @@ def install() -> None:
     ACTIVE.fall_back_to(source)
     EXIT.register()
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=never_raises(source.forget))
+        os.register_at_fork(after_in_child=never_raises(source.reset))
 
 
 def active_loop() -> LoopSource | None:

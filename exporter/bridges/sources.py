@@ -42,20 +42,21 @@ class Source:
         optimizer_begins(optimizer)* optimizer_ends(optimizer)*    an optimizer steps; the end is not called if the step raises
         optimizer_skipped(optimizer)    a gradient scaler has skipped a step of the optimizer
         optimizer_loaded(state)         an optimizer has loaded a state
-        loss_is(loss)                   a library is about to scale this loss, or divide it for accumulation
-        gradient_norm_is(norm)          gradients have been clipped
-        evaluates(module)               a module was set to evaluation mode
-        trains(module)                  a module was set to training mode, while the source `is_evaluating`
+        loss_computed(loss)             a library is about to scale this loss, or divide it for accumulation
+        gradient_norm_computed(norm)    gradients have been clipped
+        evaluation_mode_set(module)     a module was set to evaluation mode
+        training_mode_set(module)       a module was set to training mode, while the source `is_evaluating`
         save(saved, at_once=)           generator around a call that writes; the result is a future unless `at_once`
-        yields()                        a stronger source becomes active; the source closes its open blocks
-        exits(error)                    the process exits, with the exception that ends it or None
+        superseded()                    a stronger source becomes active; the source closes its open blocks
+        process_exits(error)            the process exits, with the exception that ends it or None
     """
 
     strength = Strength.WATCHING
     is_evaluating = False
     fetch_begins = fetch_ends = iterator_made = backward_begins = backward_ends = _ignore
     optimizer_begins = optimizer_ends = optimizer_skipped = optimizer_loaded = _ignore
-    loss_is = gradient_norm_is = evaluates = trains = save = yields = exits = _ignore
+    loss_computed = gradient_norm_computed = save = _ignore
+    evaluation_mode_set = training_mode_set = superseded = process_exits = _ignore
 
     def has_phases(self) -> bool:
         """Return True if torch's hooks may record phases, such as a compilation, on the calling thread."""
@@ -82,7 +83,7 @@ class ActiveSource:
         if previous not in {NOBODY, self.fallback} and previous.strength >= source.strength:
             return False
         self.source = source
-        previous.yields()
+        previous.superseded()
         return True
 
     def release(self, source: Source) -> None:
@@ -136,7 +137,7 @@ class ExitHooks:
             error = getattr(sys, "last_value", None)
         if isinstance(error, SystemExit) and not error.code:
             error = None
-        ACTIVE.fallback.exits(error if isinstance(error, BaseException) else None)
+        ACTIVE.fallback.process_exits(error if isinstance(error, BaseException) else None)
         if self._began and not _reports_itself():
             training.on_app_end()
         self._began = False

@@ -182,7 +182,7 @@ def _iterator_made(loader: Any, _iterator: Any, error: BaseException | None) -> 
 
 
 def _clipped(norm: Any, *_args: Any, **_kwargs: Any) -> None:
-    ACTIVE.source.gradient_norm_is(norm)
+    ACTIVE.source.gradient_norm_computed(norm)
 
 
 # Optimizers -----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def _state_loaded(_result: Any, _optimizer: Any, state: Any = None, *_args: Any,
 
 
 def _evaluates(_result: Any, module: Any) -> None:
-    ACTIVE.source.evaluates(module)
+    ACTIVE.source.evaluation_mode_set(module)
 
 
 def watch_training_mode(*, enabled: bool) -> None:
@@ -259,7 +259,7 @@ def _around_train(train: Any) -> Any:
 
 @never_raises
 def _trains(module: Any) -> None:
-    ACTIVE.source.trains(module)
+    ACTIVE.source.training_mode_set(module)
 
 
 # Processes, saves, compilation, loss scale ----------------------------------------------------------------------
@@ -324,7 +324,7 @@ def _watch_scaler(module: ModuleType) -> None:
 
 def _scales(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> None:
     if scaler.is_enabled():
-        ACTIVE.source.loss_is(kwargs.get("outputs", outputs))
+        ACTIVE.source.loss_computed(kwargs.get("outputs", outputs))
 
 
 @dataclass(slots=True)

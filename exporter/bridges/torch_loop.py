@@ -1,7 +1,10 @@
 """Inferred training loop: steps and validations of a loop without a framework, as a state machine.
 
-Used in the training process, on the thread that trains. docs/bridges.md describes the rules. The source is inactive
-if the job reports the loop or uses a framework with a bridge.
+The hooks on torch call it on any thread of the training process; it reports the loop of one thread. docs/bridges.md describes the
+rules. The source is inactive while a framework with a bridge is used and, with `EXPORTER_AUTO=1`, if the job reports its loop.
+
+The hooks of every step begin with a fast path: they store the time in `step_edges` and set the state, and the clock counts the
+phases at the end of the step. From `step_edges.limit` on, the end of the clock's history bin, a hook takes the general path.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges import torch_hooks
-from exporter.bridges.leading_optimizer import UNSEEN, LeadingOptimizer, learning_rate
+from exporter.bridges.leading_optimizer import UNSEEN_OPTIMIZER_MESSAGE, LeadingOptimizer, learning_rate
 from exporter.bridges.loop import Discarded, Level, LoopTracker
 from exporter.bridges.loop_progress import LoopProgress
 from exporter.bridges.loss import StepLoss
@@ -39,17 +42,17 @@ from exporter.training.recorder import TRAINING
 
 
 class InferredLoop(TrainingThread):
-    """Steps and validations of a loop without a framework; with `EXPORTER_AUTO=1` the source yields to reports of the job."""
+    """Source that infers steps and validations from calls of torch. See the module for the fast paths."""
 
     def __init__(self) -> None:
         self._is_grad_enabled = sys.modules["torch"].is_grad_enabled
         self._step_edges = TRAINING.clock.step_edges
         super().__init__()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Return to the initial state."""
         torch_hooks.watch_training_mode(enabled=False)
-        super().forget()
+        super().reset()
         self.batches = PendingBatches()
         self._fetching_from: object = None  # the outermost loader of a fetch under way
         self._early_batch: PendingBatch | None = None  # perhaps the first batch of this validation
@@ -57,16 +60,16 @@ class InferredLoop(TrainingThread):
         self._stepping_optimizer: object = None  # the outermost optimizer of a step under way
         self._has_new_data = False  # since the last step
         self._loss = StepLoss()
-        self._has_worked = False  # the open iteration had a backward pass or an optimizer
+        self._is_iteration_kept = False  # the open iteration had a backward pass or a step of an optimizer
         self.is_evaluating = False  # the trained model is in evaluation mode
         self.progress = LoopProgress()
 
-    def yields(self) -> None:
+    def superseded(self) -> None:
         """Discard the open blocks, because a stronger source begins."""
         if self._tracker is not None:
             self._tracker.end(Level.EVALUATION)
             self._tracker.end_all(Discarded())
-        self.forget()
+        self.reset()
 
     # Threads and states -----------------------------------------------------------------------------------------
 
@@ -77,16 +80,16 @@ class InferredLoop(TrainingThread):
             if not tracker.is_open(Level.LOOP):
                 tracker.begin_loop(self.progress.step)
             if not tracker.is_open(Level.ITERATION):
-                self._has_worked = False
+                self._is_iteration_kept = False
                 self._loss.begin()
                 tracker.begin_iteration()
         self._state = state
         tracker.phase(state.phase)
 
     def _pause(self, tracker: LoopTracker) -> None:
-        """Leave the iteration: continue later after a backward pass, otherwise discard."""
+        """Leave the iteration. It stays open if it had a backward pass or a step of an optimizer, and is discarded otherwise."""
         self._stepping_optimizer = None
-        if not self._has_worked:
+        if not self._is_iteration_kept:
             tracker.discard_iteration()
         tracker.phase(None)
         if tracker.is_open(Level.LOOP):
@@ -95,18 +98,18 @@ class InferredLoop(TrainingThread):
     # Data -------------------------------------------------------------------------------------------------------
 
     def fetch_begins(self, loader: Any) -> None:
-        """Begin a batch of the validation, or the fetch of a training batch."""
-        is_grad_enabled, step, state = self._is_grad_enabled, self._step_edges, self._state
+        """Begin the fetch of a batch. In a validation, end the previous batch."""
+        is_grad_enabled, edges, state = self._is_grad_enabled, self._step_edges, self._state
         if (
             (state is READY or state is GRADIENTS)
             and self._fetching_from is None
             and self._thread == get_ident()
             and is_grad_enabled()
-            and (now := monotonic()) < step.limit
-        ):  # the usual case
-            if state is GRADIENTS:  # of an accumulated batch
+            and (now := monotonic()) < edges.limit
+        ):  # fast path
+            if state is GRADIENTS:  # gradient accumulation: another batch of the same step
                 self._phases.count_batch()
-            step.fetch_began = now
+            edges.fetch_began = now
             self._state = FETCHING
             self._fetching_from = loader
             self._has_new_data = True
@@ -139,13 +142,16 @@ class InferredLoop(TrainingThread):
                 self._tracker.phase(None)
 
     def fetch_ends(self, loader: Any, batch: Any, error: BaseException | None) -> None:
-        """Store the batch until the backward pass. An exhausted loader ends the epoch or the validation."""
+        """End the fetch: store a training batch until its backward pass, or begin a batch of the validation.
+
+        The end of the loader ends the epoch or the validation.
+        """
         if (
             self._state is FETCHING
             and self._fetching_from is loader
             and error is None
             and (now := monotonic()) < self._step_edges.limit
-        ):  # the usual case
+        ):  # fast path
             self._step_edges.forward_began = now
             self._state = FORWARD
             self._fetching_from = None
@@ -183,7 +189,7 @@ class InferredLoop(TrainingThread):
 
     # Evaluation -------------------------------------------------------------------------------------------------
 
-    def evaluates(self, module: Any) -> None:
+    def evaluation_mode_set(self, module: Any) -> None:
         """Begin a validation if the trained model is set to evaluation mode, not for a submodule or a different model."""
         if self.is_evaluating:
             return
@@ -220,7 +226,7 @@ class InferredLoop(TrainingThread):
         if tracker is not None:
             tracker.end(Level.BATCH)
 
-    def trains(self, module: Any) -> None:
+    def training_mode_set(self, module: Any) -> None:
         """End the validation if the trained model is set to training mode."""
         tracker = self._here()
         if tracker is not None and self._optimizers.trains(module):
@@ -237,9 +243,9 @@ class InferredLoop(TrainingThread):
     def _end_batch(self, tracker: LoopTracker, loader: Any) -> None:
         """End a batch of the validation. The first batch may have been fetched before `eval()`, by the same iterator."""
         early_batch, self._early_batch = self._early_batch, None
-        is_ours = early_batch is None or early_batch.iterator == id(loader)
-        tracker.end(Level.BATCH, None if is_ours else Discarded())
-        if early_batch is not None and is_ours:
+        belongs_to_validation = early_batch is None or early_batch.iterator == id(loader)
+        tracker.end(Level.BATCH, None if belongs_to_validation else Discarded())
+        if early_batch is not None and belongs_to_validation:
             self.batches.drop_latest()
 
     def _end_evaluation(self, tracker: LoopTracker, error: BaseException | None) -> None:
@@ -255,7 +261,7 @@ class InferredLoop(TrainingThread):
 
     # Steps ------------------------------------------------------------------------------------------------------
 
-    def loss_is(self, loss: Any) -> None:
+    def loss_computed(self, loss: Any) -> None:
         """Record the loss of the next backward pass before a library scales the loss."""
         tracker = self._trains_here()
         if tracker is not None:
@@ -264,24 +270,24 @@ class InferredLoop(TrainingThread):
             self._loss.give(loss)
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
-        """Begin a backward pass, and return the state for its end."""
-        state, step = self._state, self._step_edges
+        """Begin a backward pass. Return the state after its end, or None if the pass is not recorded: nested, or on another thread."""
+        state, edges = self._state, self._step_edges
         if (
-            state is FORWARD and self._thread == get_ident() and (now := monotonic()) < step.limit
-        ):  # the usual case
-            step.backward_began = now
+            state is FORWARD and self._thread == get_ident() and (now := monotonic()) < edges.limit
+        ):  # fast path
+            edges.backward_began = now
             self._state = BACKWARD
-            self._has_worked = True
+            self._is_iteration_kept = True
             self._loss.add(tensors, self.batches.count_trained(TRAINING.numbers))
             return GRADIENTS
         tracker = self._trains_here()
         if tracker is None or state is BACKWARD:
             return None
         self._enter(tracker, BACKWARD)
-        self._has_worked = True
+        self._is_iteration_kept = True
         self._loss.add(tensors, self.batches.count_trained(TRAINING.numbers))
         if self.progress.steps == 0 and self._optimizers.is_missing() and not torch_hooks.optimizer_exists():
-            log_once("optimizer not seen", UNSEEN)
+            log_once("optimizer not seen", UNSEEN_OPTIMIZER_MESSAGE)
             self._silence(LoopState.UNSEEN)
         return OPTIMIZER if state is OPTIMIZER else GRADIENTS
 
@@ -289,12 +295,12 @@ class InferredLoop(TrainingThread):
         """End a backward pass."""
         if self._state is BACKWARD:
             self._state = next_state
-            if next_state is GRADIENTS and (now := monotonic()) < self._step_edges.limit:  # the usual case
+            if next_state is GRADIENTS and (now := monotonic()) < self._step_edges.limit:  # fast path
                 self._step_edges.backward_ended = now
             else:
                 self._phases.switch_to(next_state.phase)
 
-    def gradient_norm_is(self, norm: Any) -> None:
+    def gradient_norm_computed(self, norm: Any) -> None:
         """Record the norm of the gradients."""
         tracker = self._trains_here()
         if tracker is not None:
@@ -302,20 +308,20 @@ class InferredLoop(TrainingThread):
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Begin an optimizer's step."""
-        step = self._step_edges
+        edges = self._step_edges
         if (
-            self._state is GRADIENTS and self._thread == get_ident() and (now := monotonic()) < step.limit
-        ):  # the usual case
-            step.optimizer_began = now
+            self._state is GRADIENTS and self._thread == get_ident() and (now := monotonic()) < edges.limit
+        ):  # fast path
+            edges.optimizer_began = now
             self._state = OPTIMIZER
         else:
             if self._state is LoopState.UNSEEN:
-                self.forget()
+                self.reset()
             tracker = self._trains_here()
             if tracker is None or (self._state is OPTIMIZER and self._stepping_optimizer is not optimizer):
                 return  # a nested step is a part of the outer optimizer's step
             self._enter(tracker, OPTIMIZER)
-        self._has_worked = True
+        self._is_iteration_kept = True
         self._stepping_optimizer = optimizer
 
     def optimizer_ends(self, optimizer: Any) -> None:
@@ -328,19 +334,19 @@ class InferredLoop(TrainingThread):
             and not loss.is_read
             and self._optimizers.is_single(optimizer)
             and self._phases.end_usual_step()
-        ):  # the usual case
+        ):  # fast path
             loss.skip(self._step_edges.optimizer_began)
             self.progress.steps += 1
             self._stepping_optimizer = None
-            self._has_new_data = self._has_worked = False
+            self._has_new_data = self._is_iteration_kept = False
             self._state = READY
             return
         tracker = self._here()
         if tracker is None:
             return
         self._stepping_optimizer = None
-        rate = learning_rate(optimizer) if loss.is_read else None
-        if self._end_step(tracker, optimizer, rate) and self._state is OPTIMIZER:
+        current_learning_rate = learning_rate(optimizer) if loss.is_read else None
+        if self._end_step(tracker, optimizer, current_learning_rate) and self._state is OPTIMIZER:
             self._state = READY
         else:
             self._enter(tracker, READY)
@@ -351,33 +357,33 @@ class InferredLoop(TrainingThread):
         if tracker is not None and tracker.is_open(Level.ITERATION):
             self._end_step(tracker, optimizer, None)
 
-    def _end_step(self, tracker: LoopTracker, optimizer: Any, rate: float | None) -> bool:
+    def _end_step(self, tracker: LoopTracker, optimizer: Any, current_learning_rate: float | None) -> bool:
         """End the optimizer's part of a step. Return True if the step of the loop ends, and with it the open phase."""
         loss = self._loss.take(self._phases.iteration.began)
         has_new_data, self._has_new_data = self._has_new_data, False
         if not self._optimizers.ends_step(optimizer, has_new_data=has_new_data):
             return False
         self.progress.steps += 1
-        if rate is not None or loss is not None:
-            training.record(loss=loss, learning_rate=rate)
+        if current_learning_rate is not None or loss is not None:
+            training.record(loss=loss, learning_rate=current_learning_rate)
         tracker.next_iteration()
-        self._has_worked = False
+        self._is_iteration_kept = False
         return True
 
     # The end ----------------------------------------------------------------------------------------------------
 
     @never_raises
-    def exits(self, error: BaseException | None) -> None:
+    def process_exits(self, error: BaseException | None) -> None:
         """Close the open blocks at the end of the process."""
         tracker = self._tracker
         if tracker is None:
             return
         if self._thread not in {None, get_ident()}:
             # Blocks of other threads cannot be closed from here. A terminated thread has left the loop.
-            runs = any(thread.ident == self._thread for thread in threading.enumerate())
-            if error is None and not runs and tracker.is_open(Level.LOOP):
+            is_thread_alive = any(thread.ident == self._thread for thread in threading.enumerate())
+            if error is None and not is_thread_alive and tracker.is_open(Level.LOOP):
                 training.on_train_end()
-                self.forget()
+                self.reset()
             return
         if error is None:
             self._end_evaluation(tracker, None)

@@ -58,9 +58,9 @@ class TrainingThread(Source):
 
     def __init__(self) -> None:
         self._defers = os.environ.get("EXPORTER_AUTO") == "1"
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Return to the initial state."""
         self._state = WATCHING
         self._tracker: LoopTracker | None = None  # None before the first event, and in a silent state

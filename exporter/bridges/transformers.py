@@ -102,7 +102,7 @@ class _Callback(Source):
         if error is None:
             self.tracker.phase(None)
 
-    def gradient_norm_is(self, norm: Any) -> None:
+    def gradient_norm_computed(self, norm: Any) -> None:
         self._has_recorded_norms = True
         self.tracker.record("grad_norm", norm)
 

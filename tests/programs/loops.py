@@ -27,7 +27,7 @@ def begin(run: str) -> None:
     """Start a new run."""
     from exporter.bridges.sources import ACTIVE
 
-    ACTIVE.fallback.yields()
+    ACTIVE.fallback.superseded()
     exporter.flush()
     exporter.configure(run=run)
 
