@@ -20,7 +20,7 @@ PERF_TAG = Variable(
     ' or label_replace(last_over_time(training_run_info{@cluster, perf_tag=""}[$__range]), "perf_tag", "$1", "model", "(.+)")))',
     multi=False,
     regex='/perf_tag="([^"]+)"/',
-    description="Runs with one perf_tag do the same work and may be compared; without perf_tag, runs of one model.",
+    description="Runs with the same perf_tag do the same work; runs without a perf_tag are grouped by their model.",
 )
 RUNS = Variable(
     "run",
@@ -30,6 +30,7 @@ RUNS = Variable(
     description="Runs to compare with the baseline.",
 )
 
+# The values sort the choices: 2 for a run with is_baseline, 1 for the others.
 IS_BASELINE_MATCHER = ', is_baseline="true"'
 BASELINE = Variable(
     "baseline",
@@ -44,6 +45,7 @@ BASELINE = Variable(
 
 
 def _tokens_per_second(run_matchers: str) -> str:
+    """Return PromQL for the tokens per second of wall time, with the time in which a run is down."""
     return (
         f'sum by (run) (increase(training_tokens_total{{{run_matchers}, mode="train"}}[$__range]))'
         f" / max by (run) (increase(training_wall_seconds_total{{{run_matchers}}}[$__range]))"
@@ -51,6 +53,7 @@ def _tokens_per_second(run_matchers: str) -> str:
 
 
 def _ideal_step_seconds(run_matchers: str) -> str:
+    """Return PromQL for the mean duration of a step, without the slow steps."""
     return f"max by (run) (avg_over_time(training_step_ideal_seconds{{{run_matchers}}}[$__range]))"
 
 
@@ -61,13 +64,14 @@ def _joules_per_token(run_matchers: str) -> str:
     )
 
 
-LOSS_TEMPLATE = 'max by (run) (training_loss{{{}, mode="train"}})'
-STEP_QUERY = "max by (run) (training_step{@compared_run})"
-LAST_STEP_QUERY = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
-ROW_DISTANCE_ROUNDING = f"scalar(10 ^ (floor(log10(max({LAST_STEP_QUERY}))) - 1))"
-ROW_DISTANCE_QUERY = (
-    f"scalar(ceil(max({LAST_STEP_QUERY}) / 10 / {ROW_DISTANCE_ROUNDING}) * {ROW_DISTANCE_ROUNDING})"
-)
+def _loss(run_matchers: str) -> str:
+    return f'max by (run) (training_loss{{{run_matchers}, mode="train"}})'
+
+
+STEP = "max by (run) (training_step{@compared_run})"
+LAST_STEP = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
+ROW_DISTANCE_ROUNDING = f"scalar(10 ^ (floor(log10(max({LAST_STEP}))) - 1))"
+ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP}) / 10 / {ROW_DISTANCE_ROUNDING}) * {ROW_DISTANCE_ROUNDING})"
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
@@ -102,13 +106,15 @@ def _comparison_columns(
 
 
 def _at_last_common_step(value_query: str) -> str:
-    """Return PromQL for a value of each run at the last step that all runs have reached."""
-    return f"last_over_time(({value_query} and on (run) {STEP_QUERY} <= scalar(min({LAST_STEP_QUERY})))[$__range:$__interval])"
+    """Return PromQL for a value of each selected run: the last sample up to the last step that all selected runs have reached."""
+    return f"last_over_time(({value_query} and on (run) {STEP} <= scalar(min({LAST_STEP})))[$__range:$__interval])"
 
 
 def comparison_panels() -> tuple[Panel, ...]:
     """Return the panels that compare the selected runs: a table against the baseline, phases, and losses by step and by time."""
     lower_is_better = threshold_steps((None, BLUE), (-0.02, NEUTRAL), (0.02, VERMILION))
+    higher_is_better = threshold_steps((None, VERMILION), (-0.02, NEUTRAL), (0.02, BLUE))
+    # The label `step` of *Loss by step* is the step number, rounded down to a row: `count_values` turns a value into a label.
     return (
         table(
             "Runs against the baseline",
@@ -118,9 +124,9 @@ def comparison_panels() -> tuple[Panel, ...]:
                 "Tokens/s",
                 "locale",
                 0,
-                threshold_steps((None, VERMILION), (-0.02, NEUTRAL), (0.02, BLUE)),
+                higher_is_better,
             ),
-            *_comparison_columns(_ideal_step_seconds, "Step", "s", 3, lower_is_better),
+            *_comparison_columns(_ideal_step_seconds, "Usual step", "s", 3, lower_is_better),
             *_comparison_columns(_joules_per_token, "J/token", "joule", 3, lower_is_better),
             Column(
                 "max by (run) (last_over_time(training_productive_seconds_total{@compared_run}[$__range]))"
@@ -130,9 +136,9 @@ def comparison_panels() -> tuple[Panel, ...]:
                 width=100,
                 decimals=1,
             ),
-            Column(LAST_STEP_QUERY, "At step", unit="locale", width=100),
+            Column(LAST_STEP, "At step", unit="locale", width=100),
             Column(
-                _at_last_common_step(LOSS_TEMPLATE.format(SELECTED_RUNS_MATCHERS)),
+                _at_last_common_step(_loss(SELECTED_RUNS_MATCHERS)),
                 "Same-step loss",
                 width=100,
                 decimals=3,
@@ -151,7 +157,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column("currency", "Currency", width=90),
             sort="Tokens/s",
-            max_data_points=100,
+            max_data_points=100,  # resolution of the subqueries of the columns at the same step
             h=6,
         ),
         matrix(
@@ -170,8 +176,8 @@ def comparison_panels() -> tuple[Panel, ...]:
         matrix(
             "Loss by step",
             table_query(
-                f"avg_over_time(({LOSS_TEMPLATE.format(SELECTED_RUNS_MATCHERS)} * on (run) group_left (step)"
-                f' count_values by (run) ("step", floor({STEP_QUERY} / {ROW_DISTANCE_QUERY}) * {ROW_DISTANCE_QUERY}))[$__range:$__interval])'
+                f"avg_over_time(({_loss(SELECTED_RUNS_MATCHERS)} * on (run) group_left (step)"
+                f' count_values by (run) ("step", floor({STEP} / {ROW_DISTANCE}) * {ROW_DISTANCE}))[$__range:$__interval])'
             ),
             column_label="run",
             row_label="step",
@@ -183,8 +189,8 @@ def comparison_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Loss by time",
-            Query(LOSS_TEMPLATE.format(OTHER_RUNS_MATCHERS), "{{run}}"),
-            Query(LOSS_TEMPLATE.format(BASELINE_MATCHERS), "{{run}} (baseline)"),
+            Query(_loss(OTHER_RUNS_MATCHERS), "{{run}}"),
+            Query(_loss(BASELINE_MATCHERS), "{{run}} (baseline)"),
             unit="none",
             minimum=None,
             color=HASHED_COLOR,

@@ -18,8 +18,11 @@ from dashboards.panels import (
 )
 from dashboards.queries import Query, table_query
 
-HEADING_PADDING_PIXELS, FILTER_ICON_PIXELS, LETTER_PIXELS, SORT_ARROW_PIXELS = 28, 22, 7.5, 20
-"""Widths of the parts of a column heading. `LETTER_PIXELS` is the mean width of a letter."""
+HEADING_PADDING_PIXELS = 28
+FILTER_ICON_PIXELS = 22
+SORT_ARROW_PIXELS = 20
+LETTER_PIXELS = 7.5
+"""Mean width of a letter of a column heading."""
 MIN_COLUMN_WIDTH = 100
 """Minimum width in pixels of a column without a fixed width."""
 
@@ -28,11 +31,13 @@ MIN_COLUMN_WIDTH = 100
 class Column:
     """Column of a table: a label, or the values of a query."""
 
-    source: str  # name of a label, or PromQL
+    source: (
+        str  # name of a label, or PromQL; an identifier, even the name of a metric, is the name of a label
+    )
     title: str  # heading
     unit: str | None = None  # Grafana's identifier of the unit
     width: int | None = None  # pixels; None for a share of the remaining width
-    thresholds: Json | None = None  # thresholds that color the text
+    thresholds: Json | None = None  # thresholds that color the text, or the bar if there is one
     mappings: Sequence[Json] = ()  # value mappings
     links: Sequence[Json] = ()  # data links of the cells
     bar: tuple[float, float] | None = None  # draw a bar gauge with this minimum and maximum
@@ -40,7 +45,7 @@ class Column:
 
     @property
     def is_value(self) -> bool:
-        """True if the source is PromQL. An identifier, even a bare metric name, is the name of a label."""
+        """True if the source is PromQL."""
         return not self.source.isidentifier()
 
 
@@ -70,12 +75,12 @@ def table(
     Args:
         title: Title of the panel, unique on the dashboard.
         columns: Columns from left to right.
-        row_query: PromQL for the rows, for labels that the series of no value column have; "" if no such label is shown.
+        row_query: PromQL whose series are the rows; its values are hidden. For rows, or labels of rows, that no value column has.
         w: Width in grid columns.
         h: Height in grid rows.
         sort: Title of the column to sort by; None keeps the order of Prometheus.
         descending: Sort from the largest value.
-        max_data_points: Number that divides the time range into `$__interval`, for subqueries; None for the panel's width.
+        max_data_points: `$__interval` of subqueries is the time range divided by this number; None for the panel's width in pixels.
     """
     value_queries = [column.source for column in columns if column.is_value]
     queries = [table_query(query) for query in ([row_query] if row_query else []) + value_queries]
@@ -90,8 +95,8 @@ def table(
             "id": "organize",
             "options": {
                 "excludeByName": dict.fromkeys(["Time", "__name__", "job", *hidden_fields], True),
-                "indexByName": {name: index for index, name in enumerate(fields)},
-                "renameByName": {name: column.title for name, column in zip(fields, columns, strict=True)},
+                "indexByName": {field: index for index, field in enumerate(fields)},
+                "renameByName": {field: column.title for field, column in zip(fields, columns, strict=True)},
             },
         }
     )
@@ -121,17 +126,16 @@ def _query_fields(query_count: int) -> list[str]:
 
 
 ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
-
-
+"""Value mappings of a column whose value is 0 in the placeholder row."""
 NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
 
 
-def placeholder_row(selection: str, label: str, text: str, *, unknown_if: str, unknown_text: str) -> str:
-    """Return PromQL for a row of value 0 with a text in a label, if no series matches the selection.
+def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, unknown_text: str) -> str:
+    """Return PromQL for a row of value 0 with a text in a label, if no series matches the selector.
 
     The text is *unknown_text* if the PromQL *unknown_if* has a value: without samples, the absence of a series means nothing.
     """
-    no_series = f"0 * max(absent({selection}))"
+    no_series = f"0 * max(absent({selector}))"
     unknown_row = f'label_replace({no_series} and on () {unknown_if}, "{label}", "{unknown_text}", "", "")'
     return f'({unknown_row} or on () label_replace({no_series}, "{label}", "{text}", "", ""))'
 
@@ -191,7 +195,16 @@ def matrix(
 ) -> Panel:
     """Return a table of values at the end of the time range, with columns from one label and rows from another.
 
-    With `numeric_rows`, the values of `row_label` are sorted as numbers.
+    Args:
+        title: Title of the panel, unique on the dashboard.
+        query: Query with one series for each cell.
+        column_label: Label whose values are the headings of the columns.
+        row_label: Label whose values are the first column; its name is the heading of this column.
+        unit: Grafana's identifier of the unit.
+        w: Width in grid columns.
+        h: Height in grid rows.
+        decimals: Number of decimals of a value; None for automatic.
+        numeric_rows: Sort the rows by the number in *row_label*.
     """
     defaults = field_defaults(unit, NO_THRESHOLDS, None, None, decimals)
     overrides = [

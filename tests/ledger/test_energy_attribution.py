@@ -284,7 +284,9 @@ def test_a_process_that_the_driver_lists_on_one_gpu_leaves_no_gap_on_another() -
     )
     attributed_slices = list(GpuDivision().divide(gpus, snapshot, wall=5.0, now=5.0))
 
-    assert joules([attributed.slice for attributed in attributed_slices], "a") == pytest.approx(WATTS * 3.9)
+    assert joules([attributed.gpu_slice for attributed in attributed_slices], "a") == pytest.approx(
+        WATTS * 3.9
+    )
     assert [gpu.gaps for gpu in gpus] == [{}, {}]
 
 

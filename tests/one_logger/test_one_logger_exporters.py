@@ -363,7 +363,7 @@ def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> N
         log=lambda metrics, commit: records.append(metrics),
         finish=lambda quiet: finish_calls.append(quiet),  # noqa: PLW0108  # by keyword
     )
-    export_sample(wandb.WandBExporterAsync(wandb.Config("team"), begin=lambda config: run))
+    export_sample(wandb.WandBExporterAsync(wandb.Config("team"), create_run=lambda config: run))
 
     metrics = {name: value for record in records for name, value in record.items()}
     assert metrics["outer.update.loss"] == 0.5
@@ -378,7 +378,7 @@ def test_metrics_are_named_by_the_chosen_strategy() -> None:
     records: list[dict[str, Any]] = []
     run = SimpleNamespace(log=lambda metrics, commit: records.append(metrics), finish=lambda quiet: None)
     flat_exporter = wandb.WandBExporter(
-        {"entity": "team"}, wandb.FlatMetricNamingStrategy(), begin=lambda config: run
+        {"entity": "team"}, wandb.FlatMetricNamingStrategy(), create_run=lambda config: run
     )
     hierarchical_strategy = wandb.HierarchicalMetricNamingStrategy(separator="/")
     export_sample(flat_exporter)

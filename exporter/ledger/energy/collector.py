@@ -26,7 +26,7 @@ from exporter.ledger.energy import families
 from exporter.ledger.energy.carbon_file import CARBON_FILE, CarbonFile
 from exporter.ledger.energy.device_time import LOST_SECONDS, DeviceTime, GpuTime
 from exporter.ledger.energy.devices import DeviceEnergy, EnergyDevices
-from exporter.ledger.energy.gpu_division import GpuDivision, GpuPart, GpuSnapshot
+from exporter.ledger.energy.gpu_division import GpuDivision, GpuSliceWithPhases, GpuSnapshot
 from exporter.ledger.energy.gpu_holders import running_pids
 from exporter.ledger.energy.latest_shares import DeviceShare, LatestShares
 from exporter.ledger.energy.node_lock import NodeLock
@@ -336,38 +336,44 @@ class EnergyCollector:
         pids = {process.pid for listing in listings for process in listing.processes}
         lives = self._sources.lives(pids | running_pids(job))
         snapshot = GpuSnapshot(job, use, work, listings, lives, self._sources.uuids())
-        for part in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
+        for used in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
             is_added = False
             with collected.part():
-                self._add_part(part, collected, now=now)
+                self._add_slice(used, collected, now=now)
                 is_added = True
             if not is_added:
-                part.device.add_gap(STATE, part.slice.joules)
+                used.device.add_gap(STATE, used.gpu_slice.joules)
         for device in self._devices:
             reading = device.reading
             if reading.device in self._gpus.uuids:
                 if now - self._started_at > PASS_TOLERANCE_SECONDS:
                     device.bridged_joules = 0.0
                 is_lost = reading.joules is None or now - reading.time > LOST_SECONDS
-                if is_lost or not self._gpus.is_held(reading.device):
+                if is_lost or not self._gpus.has_undivided_energy(reading.device):
                     self._shares.discard_gpu(reading.device)
 
-    def _add_part(self, gpu_part: GpuPart, collected: Collected, *, now: float) -> None:
-        """Add a part of a GPU's energy to the part's run."""
-        device, part = gpu_part.device, gpu_part.slice
-        reading, run = device.reading, self._load_run(part.run, collected)
+    def _add_slice(self, used: GpuSliceWithPhases, collected: Collected, *, now: float) -> None:
+        """Add the energy of a slice to its run."""
+        device, gpu_slice = used.device, used.gpu_slice
+        reading, run = device.reading, self._load_run(gpu_slice.run, collected)
         run.counters.mark_alive(now)
-        if self._gpus.reports_training(part.run):
+        if self._gpus.reports_training(gpu_slice.run):
             run.counters.mark_reporting()
         split = None
-        if part.ratio == 1.0:
-            split = self._splitter.split_between(reading.device, gpu_part.intervals, part.start, part.end)
-        joules, seconds = part.joules, part.end - part.start
+        if gpu_slice.ratio == 1.0:
+            split = self._splitter.split_between(
+                reading.device, used.intervals, gpu_slice.start, gpu_slice.end
+            )
+        joules, seconds = gpu_slice.joules, gpu_slice.end - gpu_slice.start
         if run.spans_restart:
-            joules += device.take_bridged(part.ratio)
-        run.counters.add_energy(reading, part.method, joules, seconds, self._options, self._intensity, split)
-        self._charge_gpu(run, GpuTime(part.run, reading.device, part.ratio, part.start, part.end))
-        self._shares.add_slice(reading.device, part)
+            joules += device.take_bridged(gpu_slice.ratio)
+        run.counters.add_energy(
+            reading, gpu_slice.method, joules, seconds, self._options, self._intensity, split
+        )
+        self._charge_gpu(
+            run, GpuTime(gpu_slice.run, reading.device, gpu_slice.ratio, gpu_slice.start, gpu_slice.end)
+        )
+        self._shares.add_slice(reading.device, gpu_slice)
 
     def _charge_gpu(self, run: _Run, gpu_time: GpuTime) -> None:
         """Add the price of a time on a GPU to the cost of the run."""

@@ -1,4 +1,4 @@
-"""Division of the energy of all GPUs of the machine among the runs."""
+"""Division of GPU energy among the runs, for the GPUs of the machine whose processes are known."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from exporter.ledger.energy.work import PhaseInterval, WorkUse
 
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
-    """Processes of a pass that may use GPUs, from the driver, the feed and the process collector."""
+    """Processes that may use GPUs, read in one collection: from the driver, the feed and the process collector."""
 
-    job: Sequence[JobProcess] = ()
-    use: MachineUse | None = None
+    job_processes: Sequence[JobProcess] = ()
+    machine_use: MachineUse | None = None
     work: WorkUse = field(default_factory=WorkUse)
     listings: Sequence[GpuListing] = ()  # of the last minute, oldest first
-    lives: Mapping[int, ProcessLife] = field(default_factory=dict)
+    lives: Mapping[int, ProcessLife] = field(default_factory=dict)  # by pid
     uuids: Mapping[int, str] = field(default_factory=dict)  # by NVML index
 
 
 @dataclass(frozen=True, slots=True)
-class GpuPart:
+class GpuSliceWithPhases:
     """Part of a GPU's energy that a run used, with the phases of the run's processes."""
 
     device: DeviceEnergy
-    slice: GpuSlice
-    intervals: Sequence[tuple[PhaseInterval, ...]]
+    gpu_slice: GpuSlice
+    intervals: Sequence[tuple[PhaseInterval, ...]]  # one tuple for each process of the slice
 
 
 class GpuDivision:
@@ -38,17 +38,17 @@ class GpuDivision:
 
     def __init__(self) -> None:
         self._holders = GpuHolders()
-        self._gpus: dict[str, GpuAttribution] = {}  # by UUID
+        self._attribution_by_uuid: dict[str, GpuAttribution] = {}
 
     @property
     def uuids(self) -> Collection[str]:
-        """UUIDs of the GPUs whose processes are known."""
-        return self._gpus.keys()
+        """UUIDs of the GPUs whose processes are known, or were at an earlier call."""
+        return self._attribution_by_uuid.keys()
 
-    def is_held(self, uuid: str) -> bool:
-        """Return True if a process is known to use the GPU."""
-        gpu = self._gpus.get(uuid)
-        return gpu is not None and bool(gpu.pids)
+    def has_undivided_energy(self, uuid: str) -> bool:
+        """Return True if a process used the GPU, and part of its energy is not divided yet."""
+        attribution = self._attribution_by_uuid.get(uuid)
+        return attribution is not None and bool(attribution.pids)
 
     def reports_training(self, run: str) -> bool:
         """Return True if a process of the run reports training."""
@@ -56,11 +56,22 @@ class GpuDivision:
 
     def divide(
         self, devices: Iterable[DeviceEnergy], snapshot: GpuSnapshot, *, wall: float, now: float
-    ) -> Iterator[GpuPart]:
-        """Yield the runs' parts of the energy since the last call, and add energy that no run can receive to the device's gaps."""
+    ) -> Iterator[GpuSliceWithPhases]:
+        """Yield the runs' slices of the energy since the last call, and add the rest to `device.gaps` with its reason.
+
+        The devices are updated while the iterator is consumed.
+
+        Args:
+            devices: Devices with the readings since the last call; other devices than GPUs are skipped.
+            snapshot: Processes that may use the GPUs.
+            wall: Unix time of the collection.
+            now: Monotonic time of the collection.
+        """
         holders = self._holders
-        holders.update(snapshot.job, snapshot.use, snapshot.work, snapshot.lives, wall=wall, now=now)
-        reported_by_uuid = holders.reported_processes(snapshot.job, snapshot.uuids, now=now)
+        holders.update(
+            snapshot.job_processes, snapshot.machine_use, snapshot.work, snapshot.lives, wall=wall, now=now
+        )
+        reported_by_uuid = holders.reported_processes(snapshot.job_processes, snapshot.uuids, now=now)
         listings: dict[str, list[GpuListing]] = {}
         for listing in snapshot.listings:
             listings.setdefault(listing.uuid, []).append(listing)
@@ -70,12 +81,12 @@ class GpuDivision:
             uuid, history = device.reading.device, device.reading.history
             if device.reading.component != "gpu" or not history:
                 continue
-            gpu = self._gpus.get(uuid)
-            if gpu is None:
+            attribution = self._attribution_by_uuid.get(uuid)
+            if attribution is None:
                 if uuid not in listings and uuid not in reported_by_uuid:
                     continue
-                gpu = self._gpus[uuid] = GpuAttribution(history[0])
-            division = gpu.divide(
+                attribution = self._attribution_by_uuid[uuid] = GpuAttribution(history[0])
+            division = attribution.divide(
                 history,
                 listings.get(uuid, ()),
                 holders.lives,
@@ -85,13 +96,13 @@ class GpuDivision:
                     for process in reported_by_uuid.get(uuid, ())
                     if process.has_used_cuda or process.life.pid not in listed_pids
                 ],
-                phases_until=holders.phases_until(gpu.pids, now=now),
+                phases_until=holders.phases_until(attribution.pids, now=now),
             )
             for reason, joules in division.gaps.items():
                 device.add_gap(reason, joules)
             # Saved with the device's record, so that the next sidecar divides this energy.
             device.pending_joules = (
-                joules_between(history, gpu.divided_at, history[-1].time) if gpu.pids else 0.0
+                joules_between(history, attribution.divided_at, history[-1].time) if attribution.pids else 0.0
             )
-            for part in division.slices:
-                yield GpuPart(device, part, holders.intervals(part))
+            for gpu_slice in division.slices:
+                yield GpuSliceWithPhases(device, gpu_slice, holders.intervals(gpu_slice))

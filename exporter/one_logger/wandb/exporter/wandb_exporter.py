@@ -1,6 +1,6 @@
 """Exporter to Weights & Biases: attributes of spans and events as metrics.
 
-The metrics are logged to a W&B run of their own, beside a run of the job.
+The metrics are logged to a separate W&B run, even if the job has its own run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass
 class Config:
-    """Arguments of `wandb.init`."""
+    """Settings of the W&B run, with the field names of one-logger."""
 
     entity: str
     host: str = "https://api.wandb.ai"
@@ -40,7 +40,7 @@ class Config:
     project: str = "one-logger-tracking"
     run_name: str | None = None  # None for a unique name
     save_dir: str = "./wandb"
-    tags: Sequence[str] = ("e2e_metrics_enabled",)
+    tags: Sequence[str] = ("e2e_metrics_enabled",)  # one-logger's default
 
     def __post_init__(self) -> None:
         self.run_name = self.run_name or f"{self.project}-run-{uuid4()}"
@@ -63,7 +63,7 @@ class HierarchicalMetricNamingStrategy:
 
 
 MetricNamingStrategy = HierarchicalMetricNamingStrategy
-"""Base class of strategies, with the name of one-logger."""
+"""one-logger's name for the base class. Here, the hierarchical strategy is also the base class."""
 
 
 class FlatMetricNamingStrategy(MetricNamingStrategy):
@@ -82,35 +82,35 @@ class WandBExporter(BaseExporter):
     """Exporter to Weights & Biases.
 
     Args:
-        config: Arguments of `wandb.init`.
+        config: Settings of the W&B run, or a mapping of them.
         metric_naming_strategy: Naming strategy; None for HierarchicalMetricNamingStrategy.
-        begin: Function that creates the W&B run; None for `wandb.init`.
+        create_run: Function that creates the W&B run; None to log in and call `wandb.init` without metrics of the system.
     """
 
     def __init__(
         self,
         config: Config | Mapping[str, Any],
         metric_naming_strategy: MetricNamingStrategy | None = None,
-        begin: Callable[[Config], Any] | None = None,
+        create_run: Callable[[Config], Any] | None = None,
     ) -> None:
         super().__init__()
         self._config = config if isinstance(config, Config) else Config(**config)
         self._naming = metric_naming_strategy or HierarchicalMetricNamingStrategy()
-        self._begin = begin or _begin
+        self._create_run = create_run or _create_run
         self._run: Any = None
 
     def initialize(self) -> None:
         """Create the W&B run."""
-        self._run = self._begin(self._config)
+        self._run = self._create_run(self._config)
         super().initialize()
 
     def export_start(self, span: Span) -> None:
-        """Log the attributes of a span at its start."""
+        """Log the attributes of a span and of its start event."""
         super().export_start(span)
         self._log(span, span.attributes.values(), span.start_event)
 
     def export_stop(self, span: Span) -> None:
-        """Log the attributes that were set after the start of a span, including its duration."""
+        """Log the attributes that were set after the start of a span, including its duration, and those of its stop event."""
         super().export_stop(span)
         self._log(span, span.updated_attributes.values(), span.stop_event)
 
@@ -120,14 +120,14 @@ class WandBExporter(BaseExporter):
         self._log(span, (), event)
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Log the attributes of an error, which W&B displays as text."""
+        """Log the attributes of an error. W&B shows its message and type as text."""
         super().export_error(event, span)
         self._log(span, (), event)
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Log the type of a telemetry error."""
         super().export_telemetry_data_error(error)
-        self._send({StandardEventName.TELEMETRY_DATA_ERROR.value: error.error_type.name})
+        self._log_metrics({StandardEventName.TELEMETRY_DATA_ERROR.value: error.error_type.name})
 
     def close(self) -> None:
         """Finish the W&B run."""
@@ -143,9 +143,9 @@ class WandBExporter(BaseExporter):
         if event is not None:
             for attribute in event.attributes.values():
                 metrics[self._naming.from_event_attribute(span, event, attribute)] = attribute.value
-        self._send(metrics)
+        self._log_metrics(metrics)
 
-    def _send(self, metrics: dict[str, Any]) -> None:
+    def _log_metrics(self, metrics: dict[str, Any]) -> None:
         if metrics:
             self._run.log(metrics | {"app_last_log_time": get_current_time_msec()}, commit=True)
 
@@ -159,7 +159,7 @@ def get_current_time_msec() -> int:
     return round(time.time() * 1000)
 
 
-def _begin(config: Config) -> Any:
+def _create_run(config: Config) -> Any:
     wandb: Any = import_module("wandb")
     if config.api_key:
         wandb.login(key=config.api_key, host=config.host, timeout=5)
