@@ -1,4 +1,4 @@
-"""Panels of the dashboard *Node* about the exporter itself: collectors, feeds, dropped data and CPU time."""
+"""Panels of the dashboard *Node* about the exporter itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dashboards.tables import Column, table
 
 
 def exporter_panels() -> tuple[Panel, ...]:
-    """Return the panels about the exporter: collectors, feeds, dropped data and CPU time."""
+    """Return the panels about the exporter: collectors, feeds, lost samples, series, CPU time and NVML errors."""
     return (
         table(
             "Collectors",
@@ -33,15 +33,15 @@ def exporter_panels() -> tuple[Panel, ...]:
             Column(
                 "max by (collector) (exporter_collector_errors_total{@node})"
                 " or max by (collector) (exporter_collector_success{@node}) * 0",
-                "Errors",
-                width=90,
+                "Errors since start",
+                width=130,
                 thresholds=warn_from(1),
             ),
             Column(
                 "max by (collector) (exporter_collector_timeouts_total{@node})"
                 " or max by (collector) (exporter_collector_success{@node}) * 0",
-                "Timeouts",
-                width=100,
+                "Timeouts since start",
+                width=140,
                 thresholds=warn_from(1),
             ),
             sort="Success",
@@ -49,7 +49,7 @@ def exporter_panels() -> tuple[Panel, ...]:
             w=24,
         ),
         time_series(
-            "Age of the feed",
+            "Age of each rank's feed",
             Query(
                 "max by (run, rank) (timestamp(training_feed_last_update_timestamp_seconds{@node})"
                 " - training_feed_last_update_timestamp_seconds{@node})",
@@ -64,11 +64,11 @@ def exporter_panels() -> tuple[Panel, ...]:
             "Samples and files lost",
             Query(
                 f"label_replace({event_counts('training_feed_dropped_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
-                ' "loss", "$1", "reason", "(.*)")'
+                ' "lost", "$1", "reason", "(.*)")'
                 f" or label_replace({event_counts('exporter_feed_refused_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
-                ' "loss", "refused: $1", "reason", "(.*)")'
-                ' or label_replace(0 * max(exporter_series{@node}), "loss", "none", "", "")',
-                "{{loss}}",
+                ' "lost", "refused: $1", "reason", "(.*)")'
+                ' or label_replace(0 * max(exporter_series{@node}), "lost", "none", "", "")',
+                "{{lost}}",
             ),
             unit="none",
             bars=True,
@@ -90,7 +90,9 @@ def exporter_panels() -> tuple[Panel, ...]:
             "CPU of the exporter",
             Query("max(rate(process_cpu_seconds_total{@node}[$__rate_interval]))", "exporter", BLUE),
             Query(
-                "max(rate(exporter_nvml_child_cpu_seconds_total{@node}[$__rate_interval]))", "NVML", ORANGE
+                "max(rate(exporter_nvml_child_cpu_seconds_total{@node}[$__rate_interval]))",
+                "NVML child process",
+                ORANGE,
             ),
             unit="percentunit",
             w=8,
@@ -98,10 +100,9 @@ def exporter_panels() -> tuple[Panel, ...]:
         time_series(
             "NVML errors",
             Query(
-                f"label_replace({event_counts('exporter_nvml_errors_total{@node}', 'call, error', starts_at_first_event=True)} > 0,"
-                ' "failure", "$1", "error", "(.*)")'
-                ' or label_replace(0 * max(exporter_series{@node}), "failure", "none", "", "")',
-                "{{call}} {{failure}}",
+                f"{event_counts('exporter_nvml_errors_total{@node}', 'call, error', starts_at_first_event=True)} > 0"
+                ' or label_replace(0 * max(exporter_series{@node}), "error", "none", "", "")',
+                "{{call}} {{error}}",
             ),
             unit="none",
             bars=True,

@@ -1,4 +1,4 @@
-"""Panel of the dashboard *Ranks* with the cost of waiting for the slowest rank, or of a hang."""
+"""Panel of the dashboard *Ranks* with what a run loses to its slowest rank, or to a hang."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dashboards.queries import LOST_COST_PER_HOUR, LOST_GPU_HOURS_PER_HOUR, LOST
 
 
 def straggler_cost() -> Panel:
-    """Return the panel with the share of time, the GPU hours and the cost that waiting for the slowest rank or a hang takes."""
-    share_legend = "time"
+    """Return the panel with the share of time, the GPU hours and the cost that are lost to waiting for the slowest rank, or to a standstill."""
+    share_legend = "of time"
     return stat(
         "Lost to the slowest rank or a hang",
         instant_query(LOST_RATIO, share_legend),
