@@ -105,10 +105,10 @@ def test_the_error_of_a_signal_handler_during_a_hook_reaches_the_job(
 class CountingSource(Source):
     def __init__(self, strength: Strength) -> None:
         self.strength = strength
-        self.yield_count = 0
+        self.superseded_count = 0
 
-    def yields(self) -> None:
-        self.yield_count += 1
+    def superseded(self) -> None:
+        self.superseded_count += 1
 
 
 def test_the_bridge_with_more_information_claims_the_loop_and_releases_it() -> None:
@@ -127,7 +127,7 @@ def test_the_bridge_with_more_information_claims_the_loop_and_releases_it() -> N
     assert active.source is leading
     active.release(leading)
     assert active.source is fallback
-    assert (fallback.yield_count, instrumented.yield_count, leading.yield_count) == (1, 1, 0)
+    assert (fallback.superseded_count, instrumented.superseded_count, leading.superseded_count) == (1, 1, 0)
 
 
 # The tracker ---------------------------------------------------------------------------------------------------
