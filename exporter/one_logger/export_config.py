@@ -72,7 +72,7 @@ class ExporterConfigManager:
         direct_config: Sequence[ExporterConfig | Mapping[str, Any]] | None = None,
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> list[ExporterConfig]:
-        """Return the configurations of the file, or of the packages if there is no file, merged with *direct_config*.
+        """Return the configurations of the file, or of the packages if no file can be read, merged with *direct_config*.
 
         If both configure the same class, the arguments are merged and *direct_config* takes precedence.
         """

@@ -300,7 +300,7 @@ def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_
     memory = InMemorySpanExporter()
     recorder = DefaultRecorder([OTelExporter(memory)])
     OneLoggerProvider.instance().configure(SETTINGS, recorder)
-    outer = recorder.start("outer", Attributes({"size": 2**70}))
+    outer = recorder.start("outer", Attributes({"size": 2**70, "huge": 10**400}))
     inner = recorder.start("inner")
     recorder.event(inner, Event.create("update", Attributes({"loss": 0.5})))
     recorder.error(inner, "it failed", ValueError("why"))
@@ -316,6 +316,7 @@ def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_
     assert finished_inner.events[1].attributes["exception.type"] == "ValueError"
     assert finished_inner.resource.attributes["service.name"] == "app"
     assert finished_outer.attributes["size"] == float(2**70)
+    assert finished_outer.attributes["huge"] == str(10**400)
     assert finished_outer.attributes["one_logger_span_id"] == str(outer.id)
     assert finished_outer.end_time >= finished_inner.end_time
     assert finished_inner.end_time >= finished_inner.start_time >= finished_outer.start_time

@@ -7,6 +7,7 @@ attached and the tracer provider is separate.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from exporter.errors import ExportError
 from exporter.one_logger.exporters import BaseExporter
+from exporter.recording.conversion import to_text
 from exporter.recording.recorder import RECORDER
 from exporter.training.attributes import Attributes, TracingTimestamp
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
@@ -160,7 +162,7 @@ class OTelExporter(BaseExporter):
 
 
 def _attributes(attributes: Attributes) -> dict[str, Any]:
-    """Return the attributes as values of OpenTelemetry. An integer of more than 64 bits becomes a float."""
+    """Return the attributes as values of OpenTelemetry."""
     return {
         name: _encodable(attribute.value)
         for name, attribute in attributes.items()
@@ -169,10 +171,12 @@ def _attributes(attributes: Attributes) -> dict[str, Any]:
 
 
 def _encodable(value: Any) -> Any:
+    """Return a value with each integer of more than 64 bits as a float, or as text beyond the range of floats."""
     if isinstance(value, list):
         return [_encodable(item) for item in value]
-    is_large = isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER
-    return float(value) if is_large else value
+    if not isinstance(value, int) or -MAX_INTEGER <= value <= MAX_INTEGER:
+        return value
+    return float(value) if abs(value) <= sys.float_info.max else to_text(value)
 
 
 def _nanoseconds(timestamp: TracingTimestamp) -> int:
