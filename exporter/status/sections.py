@@ -23,6 +23,7 @@ from exporter.status.elements import (
     used_share,
     value_or_dash,
 )
+from exporter.status.history import Line
 from exporter.status.numbers import duration, energy, number, quantity, share, size, watts
 from exporter.status.readings import Readings
 from exporter.status.view import Gpu, Rank, View
@@ -145,7 +146,6 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
         def value(family: str, **labels: str) -> float | None:
             return view.readings.value(family, uuid=gpu.uuid, **labels)
 
-        throttled = styled(f"throttled {share(gpu.throttled_ratio)}", "warn") if gpu.throttled_ratio else ()
         used, total = value("gpu_memory_used_bytes"), value("gpu_memory_total_bytes")
         power, limit = value("gpu_power_watts"), value("gpu_power_limit_watts", limit="enforced")
         users = [rank for rank in view.ranks if rank.uuid == gpu.uuid and rank.alive]
@@ -158,13 +158,7 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
             "GPU": (StyledText(gpu.index, "", colors[gpu.uuid]),),
             "model": styled(names.get(gpu.uuid, "")) if len(models) > 1 else (),
             "rank": styled(", ".join(holders)),
-            "state": (
-                StyledText("lost", "bad")
-                if not gpu.is_up
-                else StyledText("up", "" if gpu.uuid in faults or gpu.throttled_ratio else "good"),
-                *styled(", ".join(faults.get(gpu.uuid, ())), "bad"),
-                *throttled,
-            ),
+            "state": _gpu_state(gpu, faults.get(gpu.uuid, ())),
             "busy": value_or_dash(value("gpu_utilization_ratio"), share),
             "tensor cores": value_or_dash(value("gpu_tensor_activity_ratio"), share),
             "memory": value_or_dash(used, size) + of_total,
@@ -184,6 +178,15 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
         table=table("GPUs", view.gpus, row, numeric),
         plots=tuple(plots),
     )
+
+
+def _gpu_state(gpu: Gpu, faults: Sequence[str]) -> RichText:
+    """Return the state of a GPU (up or lost), the urgent faults, and the share of time with throttling."""
+    state = StyledText("lost", "bad")
+    if gpu.is_up:
+        state = StyledText("up", "" if faults or gpu.throttled_ratio else "good")
+    throttled = styled(f"throttled {share(gpu.throttled_ratio)}", "warn") if gpu.throttled_ratio else ()
+    return (state, *styled(", ".join(faults), "bad"), *throttled)
 
 
 def _fullest_filesystem(readings: Readings) -> FilesystemUse | None:
@@ -219,6 +222,9 @@ def machine_section(view: View) -> MachineSection:
     def per_second(count: float) -> str:
         return f"{size(count)}/s"
 
+    def machine_plot(title: str, line: Line, unit: str, latest: float | None) -> list[Plot]:
+        return plot(title, {title: line}, unit, now, floor=0.0, latest=latest)
+
     return MachineSection(
         figures=[
             *figure("CPU", value_or_dash(cpu, share)),
@@ -236,30 +242,9 @@ def machine_section(view: View) -> MachineSection:
             *figure("GPU power", value_or_dash(total("gpu_power_watts"), watts)),
         ],
         plots=[
-            *plot(
-                "CPU",
-                {"CPU": append_current(history.levels("cpu"), cpu, now)},
-                "ratio",
-                now,
-                floor=0.0,
-                latest=cpu,
-            ),
-            *plot(
-                "network per second",
-                {"network per second": history.rate_series("network")},
-                "bytes",
-                now,
-                floor=0.0,
-                latest=network,
-            ),
-            *plot(
-                "disks per second",
-                {"disks per second": history.rate_series("disk")},
-                "bytes",
-                now,
-                floor=0.0,
-                latest=disk,
-            ),
+            *machine_plot("CPU", append_current(history.levels("cpu"), cpu, now), "ratio", cpu),
+            *machine_plot("network per second", history.rate_series("network"), "bytes", network),
+            *machine_plot("disks per second", history.rate_series("disk"), "bytes", disk),
         ],
     )
 
