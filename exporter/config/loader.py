@@ -1,4 +1,6 @@
-"""YAML loader: converts text to dataclasses, and reports every problem with file, line and column.
+"""YAML loader: converts text to dataclasses, and reports problems with file, line and column.
+
+Reports the first error of the YAML syntax, or all problems of keys and values.
 
 A mapping overrides the default value of the field key by key. A dataclass may have a method
 `problems() -> Iterable[tuple[field, message]]`, which checks the combination of fields if each field is valid.

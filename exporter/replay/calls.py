@@ -45,7 +45,7 @@ NUMBER_LISTS = {
         *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
     ),
 }
-"""Functions with several numbers as their result. Supported if the first reading is; the first reading replaces missing ones."""
+"""Functions with several numbers as their result. Supported if the first reading is, which also replaces missing readings."""
 
 TEXT_KEYS = {
     "nvmlDeviceGetName": "name",

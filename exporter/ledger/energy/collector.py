@@ -301,11 +301,7 @@ class EnergyCollector:
                 continue
             shares = shares_of(device.reading, previous_use or use, use, gpu_use, only_run)
             split = self._measured_split(device, shares, work, now)
-            waiting_joules = 0.0
-            if split is not None:
-                # Without joules in the split, all energy waits.
-                undivided_joules = split.waiting_joules if split.joules_by_phase else device.pending_joules
-                waiting_joules = min(device.pending_joules, undivided_joules)
+            waiting_joules = 0.0 if split is None else _waiting_joules(device, split)
             for share in shares:
                 component, device_name = device.reading.component, device.reading.device
                 self._shares.add(DeviceShare(share.run, component, device_name, share.ratio))
@@ -433,3 +429,9 @@ class EnergyCollector:
                 collected.add(sample.spec, sample.value, name, *sample.labels)
         for share in self._shares:
             collected.add(families.SHARE, min(1.0, share.ratio), share.run, share.component, share.device)
+
+
+def _waiting_joules(device: DeviceEnergy, split: Split) -> float:
+    """Return the energy that waits for the phases of the same time: all energy if the split has no joules by phase."""
+    waiting_joules = split.waiting_joules if split.joules_by_phase else device.pending_joules
+    return min(device.pending_joules, waiting_joules)
