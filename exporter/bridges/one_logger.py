@@ -59,7 +59,7 @@ class _SpanSource(Source):
     def __init__(self) -> None:
         self._open: dict[Any, _OpenSpan] = {}
 
-    def yields(self) -> None:
+    def superseded(self) -> None:
         """End the open spans of the training, which the bridge of a framework records from now on."""
         for key, open_span in reversed(list(self._open.items())):
             if open_span.kind not in _ALWAYS_RECORDED:
