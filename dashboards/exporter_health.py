@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.palette import BLUE, ORANGE, VERMILION
 from dashboards.panels import YES_NO, Panel, time_series, warn_from
 from dashboards.queries import Query, event_counts
+from dashboards.run_problems import SILENT_SECONDS
 from dashboards.tables import Column, table
 
 
@@ -56,7 +57,7 @@ def exporter_panels() -> tuple[Panel, ...]:
                 "{{run}} rank {{rank}}",
             ),
             unit="s",
-            thresholds=warn_from(30),
+            thresholds=warn_from(SILENT_SECONDS),
             legend="hidden",
             w=12,
         ),

@@ -10,10 +10,9 @@ from dashboards.node_problems import SPEED
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, dashboard_link, value_mappings, warn_below, warn_from
 from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_cause
+from dashboards.run_problems import SILENT_SECONDS
 from dashboards.tables import Column, percent, table
 
-SILENT_SECONDS = 15
-"""Age of the snapshot from which a living process is silent, as on the status page of the exporter."""
 RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
 ALIVE, ENDED, UNKNOWN, SILENT = 1, 0, -1, 2
 """Values of the column *Process*. `UNKNOWN` also marks the numbers of a run while the exporter of the node is down."""

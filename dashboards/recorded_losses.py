@@ -30,7 +30,7 @@ CAUSE_NAMES = {
 """Texts of the causes, as on *Energy and cost*."""
 MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in CAUSE_NAMES.items()})
 """Value mappings from causes to texts. The share of the time has the color, so that a small loss looks normal."""
-_SMALLEST_MAIN_CAUSE = 0.05
+SMALLEST_MAIN_CAUSE = 0.05
 """Share of the time from which the largest loss of a run is shown."""
 
 
@@ -46,4 +46,4 @@ def lost_share(selector: str) -> str:
 
 def main_cause(selector: str) -> str:
     """Return PromQL for the largest loss of each run, unless all losses are small."""
-    return f"topk by (run) (1, {lost_by_cause(selector)} > {_SMALLEST_MAIN_CAUSE})"
+    return f"topk by (run) (1, {lost_by_cause(selector)} > {SMALLEST_MAIN_CAUSE})"

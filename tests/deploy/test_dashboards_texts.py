@@ -1,0 +1,148 @@
+"""Numbers and lists in the texts of the panels: each equals the constant or the threshold of the panel."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from dashboards_support import MODELS
+
+from dashboards import (
+    gpu_load,
+    gpu_problems,
+    gpus,
+    losses_now,
+    recorded_losses,
+    run_problems,
+    unsaved_work,
+)
+from dashboards.board import all_panels
+
+WORDS = {2: "two", 3: "three", 6: "six", 8: "eight"}
+PANELS: dict[tuple[str, str], dict[str, Any]] = {
+    (uid, panel["title"]): panel for uid, model in MODELS.items() for panel in all_panels(model)
+}
+OTHER_PERCENTAGES = {("training-node", "Pressure"): {0.3}}
+"""Percentages in the paragraph *Bad* that have no threshold: the threshold line is for all resources, and I/O has a lower limit."""
+
+
+def percent(ratio: float) -> str:
+    return f"{100 * ratio:g} %"
+
+
+def minutes(seconds: float) -> str:
+    return f"{WORDS[round(seconds / 60)]} minutes"
+
+
+@pytest.mark.parametrize(
+    ("uid", "title", "phrase"),
+    [
+        ("training-gpus", "Health of each GPU", f"more than {gpu_problems.MAX_GPUS} GPUs"),
+        (
+            "training-gpus",
+            "Health of each GPU",
+            f"the power brake (more than {percent(gpu_problems.THROTTLED_RATIO)} of the time)",
+        ),
+        (
+            "training-gpus",
+            "Exporters, drivers and GPUs with a failure",
+            f"at most {WORDS[gpus.MAX_FAILURES]} exporters",
+        ),
+        ("training-gpus", "NVLink traffic", f"the {WORDS[gpu_load.MAX_LINES]} GPUs"),
+        (
+            "training-node",
+            "Ranks on this node, rates over 5 min",
+            f"not reported for {run_problems.SILENT_SECONDS} s",
+        ),
+        ("training-node", "Age of each rank's feed", f"the dashed line at {run_problems.SILENT_SECONDS} s"),
+        (
+            "training-node",
+            "Runs on this node, rates over 5 min",
+            f"the largest cause above {percent(recorded_losses.SMALLEST_MAIN_CAUSE)}",
+        ),
+        (
+            "training-fleet",
+            "All runs, rates over 5 min",
+            f"more than {percent(recorded_losses.LOSS)} of its time ({percent(recorded_losses.BAD_LOSS)}: red)",
+        ),
+        (
+            "training-fleet",
+            "All runs, rates over 5 min",
+            f"the largest cause above {percent(recorded_losses.SMALLEST_MAIN_CAUSE)}",
+        ),
+        ("training-fleet", "Runs that progress", minutes(losses_now.NO_PROGRESS_SECONDS)),
+        (
+            "training-run",
+            "Lost per hour, by cause, last 5 min",
+            f"without a step for {minutes(losses_now.NO_PROGRESS_SECONDS)}",
+        ),
+        ("training-run", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} worst ranks"),
+        ("training-ranks", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} worst ranks"),
+        (
+            "training-ranks",
+            "All ranks, the slowest first",
+            f"a speed below {percent(run_problems.SLOW_RATIO)}",
+        ),
+        (
+            "training-run",
+            "Work at risk or lost",
+            f"{WORDS[unsaved_work.OVERDUE_INTERVALS]} times the usual time",
+        ),
+        (
+            "training-energy",
+            "Losses now, last 5 min",
+            f"*large loss* is at least {percent(losses_now.BAD_LOSS)} of the time",
+        ),
+        (
+            "training-energy",
+            "Losses now, last 5 min",
+            f"*loss* at least {percent(losses_now.WARNING_LOSS)}",
+        ),
+    ],
+)
+def test_a_number_in_a_text_equals_the_constant(uid: str, title: str, phrase: str) -> None:
+    assert phrase in PANELS[uid, title]["description"]
+
+
+def test_the_worst_problems_of_a_gpu_are_listed_in_their_order() -> None:
+    text = PANELS["training-gpus", "Health of each GPU"]["description"]
+
+    positions = [text.find(problem.name) for problem in gpu_problems.GPU_PROBLEMS]
+    assert min(positions) > 0
+    assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize("title", [title for uid, title in PANELS if uid == "training-gpus"])
+def test_the_distance_of_an_outlier_is_that_of_the_query(title: str) -> None:
+    panel = PANELS["training-gpus", title]
+    distances = re.findall(r"> ([\d.]+)(?:\)| \* (scalar))", panel["targets"][0]["expr"])
+    texts = re.findall(
+        r"more than ([\d.]+) (%|°C|percentage points) (?:above|below) the median", panel["description"]
+    )
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+
+    expected = {
+        (
+            f"{float(number) * (1 if unit == 'celsius' else 100):g}",
+            "%" if relative else "°C" if unit == "celsius" else "percentage points",
+        )
+        for number, relative in distances
+        if gpu_load.OUTLIER_NOTE in panel["targets"][0]["expr"]
+    }
+    assert set(texts) == expected
+
+
+@pytest.mark.parametrize(("uid", "title"), PANELS)
+def test_a_percentage_that_is_called_bad_is_a_threshold_of_the_panel(uid: str, title: str) -> None:
+    panel = PANELS[uid, title]
+    properties = [entry for override in panel["fieldConfig"]["overrides"] for entry in override["properties"]]
+    thresholds = [entry["value"] for entry in properties if entry["id"] == "thresholds"]
+    thresholds.append(panel["fieldConfig"]["defaults"]["thresholds"])
+    bounds = {step["value"] for threshold in thresholds for step in threshold["steps"]}
+    ratios = {bound for bound in bounds if bound is not None and 0 < bound < 1}
+    bad_paragraph = panel["description"].split("\n\n")[1]
+
+    stated = {float(number) / 100 for number in re.findall(r"(?:above|below|than) (\d+) %", bad_paragraph)}
+    if ratios:
+        assert stated <= ratios | OTHER_PERCENTAGES.get((uid, title), set())
