@@ -15,8 +15,9 @@ from ledger_support import Clock, Page, Sidecar
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
-from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.collector import EnergyCollector
 from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.sources import Sources
 from exporter.ledger.energy.work import WorkUse
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.state.store import StateStore

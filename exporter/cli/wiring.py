@@ -30,9 +30,10 @@ from exporter.families import AnyCollector
 from exporter.feed import runs
 from exporter.hangs.collector import HangCollector, HangReport
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.collector import EnergyCollector
 from exporter.ledger.energy.gpu_holders import running_pids
 from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.sources import Sources
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.attempt import MachineIdentity
 from exporter.ledger.goodput.endings import ExitEvidence

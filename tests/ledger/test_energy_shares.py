@@ -19,8 +19,9 @@ from exporter.collectors.job import (
     ProcessLife,
     RunUse,
 )
-from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.collector import EnergyCollector
 from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.sources import Sources
 from exporter.ledger.state.store import StateStore
 
 RUNS = {7: "a", 8: "b"}

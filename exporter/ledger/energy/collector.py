@@ -8,18 +8,14 @@ the time without a sidecar is attributed to the runs that were running before an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
 from exporter.collectors.job import (
     MAX_EXITED_RUNS,
-    EnergyReading,
-    GpuListing,
     GpuProcessUse,
-    JobProcess,
     MachineUse,
-    ProcessLife,
 )
 from exporter.families import Collected
 from exporter.ledger.energy import families
@@ -31,10 +27,11 @@ from exporter.ledger.energy.gpu_holders import running_pids
 from exporter.ledger.energy.latest_shares import DeviceShare, LatestShares
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
-from exporter.ledger.energy.power_split import PowerSource, PowerSplitter, Split
+from exporter.ledger.energy.power_split import PowerSplitter, Split
 from exporter.ledger.energy.records import DevicesRecord, RunRecord, decode_devices, decode_run
 from exporter.ledger.energy.run_energy import RunEnergy
 from exporter.ledger.energy.shares import Share, shares_of
+from exporter.ledger.energy.sources import Sources
 from exporter.ledger.energy.work import WorkUse
 from exporter.ledger.state.store import StateRecord, StateStore
 
@@ -43,22 +40,6 @@ STATE = "state"
 PASS_TOLERANCE_SECONDS = 60.0
 """A run was running at the end of the previous sidecar if the last pass with the run was at most this long before the last pass of
 that sidecar."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Data sources of the energy ledger. The functions may be called from any thread; a result None means unknown."""
-
-    readings: Callable[[], Sequence[EnergyReading]]
-    use: Callable[[], MachineUse | None]
-    gpu_use: Callable[[], Sequence[GpuProcessUse]]
-    alive_runs: Callable[[], Collection[str] | None]  # running runs in the feed
-    work: Callable[[], WorkUse] = WorkUse
-    power: PowerSource = lambda _after: {}  # power samples later than the given times
-    listings: Callable[[], Sequence[GpuListing]] = tuple  # of the last minute
-    uuids: Callable[[], Mapping[int, str]] = dict  # of the GPUs by NVML index
-    lives: Callable[[Collection[int]], Mapping[int, ProcessLife]] = lambda _pids: {}  # by pid
-    job: Callable[[], Sequence[JobProcess] | None] = lambda: None  # processes in the feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +187,9 @@ class EnergyCollector:
     # Counting -------------------------------------------------------------------------------------------
 
     def _count(self, collected: Collected) -> None:
+        """Read the sources, divide the energy since the last pass among the runs, and save the counters."""
         now, alive_runs, gpu_use = self._monotonic(), self._sources.alive_runs(), self._sources.gpu_use()
-        busy_uuids = {use.uuid for use in gpu_use}
-        # A device without processes is known to be idle only if the driver lists processes of another device, or if no run is
-        # running.
-        is_idle_known = bool(busy_uuids) or (alive_runs is not None and not alive_runs)
-        is_working_without_processes = False if is_idle_known else None
-        self._splitter.read(self._sources.power, wall=self._clock(), now=now)
-        readings = self._sources.readings()
-        self._devices.update(
-            readings,
-            now,
-            is_working=lambda device: True if device in busy_uuids else is_working_without_processes,
-        )
+        self._update_devices(gpu_use, alive_runs, now=now)
         work, machine_use, only_run = self._sources.work(), self._sources.use(), None
         if self._options.whole_machine and alive_runs is not None and len(alive_runs) == 1:
             (only_run,) = alive_runs
@@ -248,14 +219,35 @@ class EnergyCollector:
             self._shares.keep_gpus(attributed_uuids)
         if alive_runs is not None:
             self._charge_lost_gpus(alive_runs, collected, now=now)
-        # The outcomes of a running run are applied only after its energy is divided.
+        self._apply_outcomes(work, is_divided=is_divided)
+        self._save(collected)
+        for name in self._ended_runs(alive_runs, now=now):
+            self._runs.pop(name).state.release()
+
+    def _update_devices(
+        self, gpu_use: Sequence[GpuProcessUse], alive_runs: Collection[str] | None, *, now: float
+    ) -> None:
+        """Read the power samples and the energy of the devices.
+
+        A device without processes is known to be idle only if the driver lists processes of another device, or if no run is
+        running.
+        """
+        busy_uuids = {use.uuid for use in gpu_use}
+        is_idle_known = bool(busy_uuids) or (alive_runs is not None and not alive_runs)
+        is_working_without_processes = False if is_idle_known else None
+        self._splitter.read(self._sources.power, wall=self._clock(), now=now)
+        self._devices.update(
+            self._sources.readings(),
+            now,
+            is_working=lambda device: True if device in busy_uuids else is_working_without_processes,
+        )
+
+    def _apply_outcomes(self, work: WorkUse, *, is_divided: bool) -> None:
+        """Apply the outcomes of the work. The outcomes of a running run wait until its energy is divided."""
         running_runs = {process.run for process in work.processes if process.is_alive}
         for name, run in self._runs.items():
             if is_divided or name not in running_runs:
                 run.counters.apply_outcomes(work.account(name, run.counters.session))
-        self._save(collected)
-        for name in self._ended_runs(alive_runs, now=now):
-            self._runs.pop(name).state.release()
 
     def _ended_runs(self, alive_runs: Collection[str] | None, *, now: float) -> list[str]:
         """Return the runs that were alive last before the linger time, and the exited runs except the latest `MAX_EXITED_RUNS`."""
