@@ -38,10 +38,10 @@ from dashboards.losses_now import (
     LOST_POWER_BY_CAUSE,
     LOST_SHARE_NOW,
     LOST_SINCE_START,
+    MIN_DISPLAYED_SHARE,
     NO_LOSS,
     POWER,
     RANKS_OF_LOSSES,
-    SMALLEST_LOSS,
     STANDSTILL,
     UNKNOWN_COST,
     UNKNOWN_LOSSES,
@@ -293,8 +293,8 @@ def _losses_now() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first, and the most expensive loss of each verdict."""
     # The first operand has the losses of a known rank, with the labels of the rank; the second all other losses.
     row_query = (
-        f"{LOST_SHARE_NOW} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES}) > {SMALLEST_LOSS}"
-        f" or on (run, cause) {LOST_SHARE_NOW} > {SMALLEST_LOSS} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
+        f"{LOST_SHARE_NOW} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES}) > {MIN_DISPLAYED_SHARE}"
+        f" or on (run, cause) {LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
     )
     of_rows = f"and on (run, cause) ({VERDICTS})"
     panel = table(
@@ -306,7 +306,9 @@ def _losses_now() -> Panel:
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=110),
         Column("gpu", "GPU", width=65),
-        percent(f"{LOST_SHARE_NOW} > {SMALLEST_LOSS}", "of its time", 140, _LOSS_THRESHOLDS, bar=(0, 1)),
+        percent(
+            f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 140, _LOSS_THRESHOLDS, bar=(0, 1)
+        ),
         Column(f"({COST_OF_LOSSES}) {of_rows}", "Cost per hour", decimals=2, width=115),
         Column("currency", "Currency", width=80),
         Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=80),

@@ -1,7 +1,7 @@
 """PromQL for what runs lose now: share of the time, cost and power by cause, with the rank, the GPU and the reason of each loss.
 
-The ledger books a hang and the loss of a crash at once, so that a rate over five minutes would exceed the loss. A hang is therefore
-a standstill, and restarts count over the last hour.
+The ledger adds the whole time of a hang or a crash in one step, so a rate over five minutes would exceed 100 %. A hang is therefore
+shown as `standstill`, with a share of 100 %, and the losses of restarts are averaged over an hour.
 """
 
 from __future__ import annotations
@@ -21,36 +21,44 @@ STANDSTILL = (
     f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_SECONDS}"
     ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
 )
-"""PromQL with a value for each run whose step is overdue, or that has made no step for two minutes."""
+"""PromQL with a value for each run that stands still.
+
+A step is overdue, the run is stalled or hung, or the run is `running` and has reported no progress for `NO_PROGRESS_SECONDS`.
+Batches of a validation are progress, too.
+"""
 COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@run})"
 """PromQL for the cost per hour of each run, as on *Fleet*."""
 _OBSERVED = "clamp_max(max by (run) (rate(training_wall_seconds_total{@run}[5m])) > 0, 1)"
+"""PromQL for the share of the last five minutes with samples of the run; below 1 for a younger run."""
 _RECENT_BADPUT = (
     'max by (run, cause) (rate(training_badput_seconds_total{@run, cause!~"hang|lost_progress|downtime"}[5m]))'
     f" / on (run) group_left () {_OBSERVED}"
 )
+"""PromQL for the share of the observed time that each run lost, by cause, except the causes that the ledger adds in one step."""
 _STRAGGLER_WAIT = as_cause("max by (run) (run:training_straggler_wait:ratio{@run})", "slowest_rank")
 _RESTARTS = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
+"""PromQL for the share of the last hour that each run lost to restarts."""
 _NONFINITE_STEPS = (
     'sum by (run) (max by (run, value) (increase(training_nonfinite_total{@run, kind="loss"}[5m])))'
     ' / on (run) (max by (run) (increase(training_steps_total{@run, mode="train"}[5m])) > 0)'
 )
+"""PromQL for the ratio of NaN and infinite losses to steps in the last five minutes."""
 _NONFINITE_LOSS = as_cause(f"clamp_max({_NONFINITE_STEPS}, 1)", "nonfinite_loss")
-_ACTIVE = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+_LIVE_RUNS = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 LOST_SHARE_NOW = (
     f"(({as_cause(f'(0 * {STANDSTILL} + 1)', 'standstill')}"
     f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS})"
-    f" unless on (run) {STANDSTILL} or {as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL}) and on (run) {_ACTIVE})"
+    f" unless on (run) {STANDSTILL} or {as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL}) and on (run) {_LIVE_RUNS})"
 )
-"""PromQL for the share of the time that each active run loses now, by cause: a standstill loses all of the time."""
-_LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_ACTIVE}))"
+"""PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause."""
+_LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_LIVE_RUNS}))"
 _GPUS_OF_RUN = (
     f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
 )
 LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPUS_OF_RUN}) / sum({_GPUS_OF_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
-"""PromQL for the share of the GPU time that all active runs lose now. A run without a GPU counts as one GPU."""
-SMALLEST_LOSS = 0.005
-"""Smallest share of the time that is a loss."""
+"""PromQL for the share of the GPU time that all live runs lose now. A run without a GPU counts as one GPU."""
+MIN_DISPLAYED_SHARE = 0.005
+"""Share of the time above which a loss is displayed."""
 WARNING_LOSS, BAD_LOSS = 0.1, 0.3
 """Shares of the time from which a loss has the color of a warning, and of a problem."""
 
@@ -65,11 +73,12 @@ _GPUS_OF_RANKS = (
     f" or on (run, instance, rank) max by (run, instance, rank, gpu) ({_LOCAL_RANKS})"
     " * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, max by (instance, gpu, uuid) (gpu_up * 0 + 1)))"
 )
-"""PromQL for the GPUs of each rank, from the last GPU that the rank reported, else from its local rank.
+"""PromQL for the GPUs of each rank: those that the rank last reported, otherwise the GPU with the index of its local rank.
 
-The driver lists no processes of a lost GPU, so that the current samples of the rank have no GPU.
+The driver lists no processes of a lost GPU, so the current samples of its rank have no GPU.
 """
 _LAST_XIDS = "topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - 3600) * 0 + 1"
+"""PromQL for the last Xid of each GPU, if the Xid occurred in the last hour."""
 _LOST_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) (gpu_up) == 0"
     " and on (run, instance, rank) training_process_up{@run} == 1"
@@ -77,20 +86,24 @@ _LOST_GPUS = (
 _LOST_GPUS_WITH_XID = (
     f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({_LAST_XIDS}) or on (run, instance, rank) ({_LOST_GPUS})"
 )
-_HOT_GPUS = (
+_THROTTLED_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid)"
     " max by (uuid) (deriv(gpu_clocks_event_seconds_total{@throttling}[5m])) > 0.05"
 )
+"""PromQL for the GPUs that are throttled for more than 5 % of the time."""
 _ODD_RANKS = (
     "max by (run, instance, rank, function, location) (training_hang_info{@run}"
     " and on (cluster, run, function, location, phase) run_group:training_hang_odd:count{@run} == 1)"
 )
+"""PromQL for the rank that holds up a hang, if it is a single rank."""
 _SLOWEST_RANKS = "topk by (run) (1, max by (run, instance, rank) (training_rank_compute_seconds{@run}))"
-_WAITING_RANKS = 'topk by (run) (1, max by (run, instance, rank) (deriv(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
+_DATA_LOADING_RANKS = 'topk by (run) (1, max by (run, instance, rank) (deriv(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
+"""PromQL for the rank of each run that spends the most time in data loading."""
 _EXITS = (
     "(max by (run, instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run}) > time() - 3600)"
 )
 _FIRST_EXITS = f"bottomk by (run) (1, {_EXITS} >= on (run) group_left () (max by (run) ({_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
+"""PromQL for the first exit of the last group of exits of each run."""
 
 
 def _with_reason(ranks: str, reason: str, label: str = "", pattern: str = "(.+)") -> str:
@@ -113,12 +126,12 @@ _RANKS_BY_CAUSE = " or on (run, cause) ".join(
         (
             "slowest_rank",
             _with_reason(
-                f"{_SLOWEST_RANKS} and on (run, instance, rank) ({_HOT_GPUS})",
+                f"{_SLOWEST_RANKS} and on (run, instance, rank) ({_THROTTLED_GPUS})",
                 "GPU throttled",
             ),
         ),
         ("slowest_rank", _SLOWEST_RANKS),
-        ("data_stall", _WAITING_RANKS),
+        ("data_stall", _DATA_LOADING_RANKS),
         (
             "restarts",
             _with_reason(_FIRST_EXITS, "$1", "reason", "(?:inferred: )?(?:the process )?(?:was )?(.+)"),
@@ -130,40 +143,52 @@ RANKS_OF_LOSSES = (
     f" 0 * topk by (run, instance, rank) (1, {_GPUS_OF_RANKS})"
     f" or on (run, cause) max by (run, cause, instance, rank, reason) ({_RANKS_BY_CAUSE})) + 1"
 )
-"""PromQL for the rank that causes each loss, with its GPU and the reason.
+"""PromQL for the rank to inspect for each loss, with its GPU and the reason.
 
-The rank of a standstill has a lost GPU, or else is the rank that holds up a hang. The rank of a restart is the first that exited.
+    standstill    the rank with a lost GPU, otherwise the rank that holds up a hang
+    slowest_rank  the rank with the longest compute time
+    data_stall    the rank with the most time in data loading
+    restarts      the rank that exited first
 """
 
 # Amount and start of a loss ----------------------------------------------------------------------------------
 
 LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR}) > 0)"
-"""PromQL for the cost per hour of the time that each run loses now, by cause."""
+"""PromQL for the cost per hour of what each run loses now, by cause: its cost per hour times the lost share."""
 POWER = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
 """PromQL for the power of each run over five minutes. A slope, unlike a rate, is right for a run younger than five minutes."""
 LOST_POWER_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(POWER, 'run')}) > 0)"
-"""PromQL for the power of each run in the time that it loses, in proportion to the time."""
-_SMALL_LOSS = 0.05
-"""Share of the time up to which a loss has not begun."""
+"""PromQL for the part of each run's power that is lost now, by cause: its power times the lost share."""
+_ONSET_SHARE = 0.05
+"""Share of the time above which a loss has begun."""
 
 
-def _last_small(share: str) -> str:
-    """Return PromQL for the last time in the time range at which a share was small; 0 if the share was never small."""
-    return f"max_over_time((time() * ({share} <= bool {_SMALL_LOSS}))[$__range:$__interval])"
+def _last_time_before_onset(share: str) -> str:
+    """Return PromQL for the last time in the range at which a share was at most `_ONSET_SHARE`; 0 if it was always above."""
+    return f"max_over_time((time() * ({share} <= bool {_ONSET_SHARE}))[$__range:$__interval])"
 
 
 _START_OF_LOSS = (
     f"({as_cause('max by (run) (training_last_progress_timestamp_seconds{@run})', 'standstill')}"
     f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
-    f" or {_last_small(f'({_RECENT_BADPUT})')} or {_last_small(_STRAGGLER_WAIT)}"
-    f" or {_last_small(_NONFINITE_LOSS)})"
-    f" and on (run, cause) {LOST_SHARE_NOW} > {_SMALL_LOSS}"
+    f" or {_last_time_before_onset(f'({_RECENT_BADPUT})')} or {_last_time_before_onset(_STRAGGLER_WAIT)}"
+    f" or {_last_time_before_onset(_NONFINITE_LOSS)})"
+    f" and on (run, cause) {LOST_SHARE_NOW} > {_ONSET_SHARE}"
 )
+"""PromQL for the start of each loss above `_ONSET_SHARE` in Unix seconds.
+
+    standstill  the last progress
+    restarts    the start of the current attempt, which is the end of the loss
+    others      the last time in the range at which the share was small; 0 if the loss began before the range
+"""
 LOST_SINCE_START = (
     f"{LOST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left ()"
     f" (time() - ({_START_OF_LOSS} > 0 unless on (cause) {as_cause('vector(1)', 'restarts')})) / 3600"
 )
-"""PromQL for the cost per hour of each loss times its age. The time before a restart is part of the loss, not after its start."""
+"""PromQL for the cost of each loss since its start: cost per hour times hours.
+
+Without a value for `restarts`, because that loss lies before the start of the attempt, and for a loss that began before the range.
+"""
 
 # Runs without a sample ---------------------------------------------------------------------------------------
 
@@ -174,21 +199,27 @@ UNKNOWN_RUNS = (
 """PromQL for the runs that were active and that no exporter reports now."""
 _PARTLY_UNKNOWN_RUNS = (
     "(max by (run) (training_world_size{@run})"
-    f" > count by (run) (group by (run, rank) (training_process_up{{@run}})) and on (run) {_ACTIVE})"
+    f" > count by (run) (group by (run, rank) (training_process_up{{@run}})) and on (run) {_LIVE_RUNS})"
 )
 INCOMPLETE_RUNS = f"({UNKNOWN_RUNS} or on (run) {_PARTLY_UNKNOWN_RUNS})"
-"""PromQL for the active runs of which an exporter is down, so that their cost and power are absent or too small."""
+"""PromQL for the runs without a sample, and the live runs of which fewer ranks than the world size have samples.
+
+Their cost and power are absent or too small.
+"""
 _SILENT_NODES = (
     "(topk by (run) (1, max by (run, instance) (max_over_time(timestamp(training_process_up{@run})[1h:30s]))"
     " unless on (run, instance) training_process_up{@run})"
     f" and on (run) {INCOMPLETE_RUNS})"
 )
-"""PromQL for the last sample from the node of each incomplete run whose exporter stopped last."""
+"""PromQL for the node of each incomplete run that has no samples now; of several nodes, the last to stop.
+
+The value is the time of its last sample.
+"""
 UNKNOWN_LOSSES = (
     f"({as_cause(f'({_SILENT_NODES} and on (run) {UNKNOWN_RUNS})', 'no_news')}"
     f" or {as_cause(f'({_SILENT_NODES} unless on (run) {UNKNOWN_RUNS})', 'partly_unknown')})"
 )
-"""PromQL for the rows of runs whose loss is unknown; the value is the time of the last sample."""
+"""PromQL for the losses of incomplete runs, as the causes `no_news` and `partly_unknown`. The value is the time of the last sample."""
 _COST_PER_HOUR_WHILE_KNOWN = (
     "3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{@run}[1h]))"
 )
@@ -199,20 +230,23 @@ _REST_OF_COST = (
 UNKNOWN_COST = (
     f"({_REST_OF_COST} * on (run) group_left (cause) (0 * max by (run, cause) ({UNKNOWN_LOSSES}) + 1))"
 )
-"""PromQL for the largest possible loss per hour of each incomplete run: the last known cost without the known losses."""
+"""PromQL for the largest possible cost per hour of the unknown losses: the highest cost of the last hour minus the known losses."""
 COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
-"""PromQL for the cost per hour of each loss; of an unknown loss, the largest possible cost."""
-NO_LOSS = f"({as_cause(f'0 * max({_ACTIVE})', 'nothing')} or on () {as_cause('0 * max(training_run_state{@run})', 'ended')})"
+"""PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
+NO_LOSS = f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause('0 * max(training_run_state{@run})', 'ended')})"
 """PromQL for the row of active runs that lose nothing, or of runs that have ended; without a value for unknown runs."""
 LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
-"""PromQL for the start of each loss in Unix seconds; 0 for a loss that began before the time range."""
+"""PromQL for the start of each known loss, and the time of the last sample for unknown losses, in Unix seconds.
+
+0 if the loss began before the time range.
+"""
 _USUAL, _WARNING, _UNKNOWN, _LARGE = 0, 1, 2, 3
-_KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {SMALLEST_LOSS}"
+_KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
 VERDICTS = (
     f"({_KNOWN_LOSSES} >= bool {WARNING_LOSS}) + {_LARGE - _WARNING} * ({_KNOWN_LOSSES} >= bool {BAD_LOSS})"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN}"
 )
-"""PromQL for the verdict of each loss as a number: a small share of an expensive run is usual, and no problem."""
+"""PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual."""
 VERDICT_TEXTS = value_mappings(
     {
         _LARGE: ("large loss", BAD),
@@ -244,7 +278,7 @@ _CAUSES = {
     "no_news": ("unknown: exporter down", WARNING),
     "partly_unknown": ("partly unknown: exporter down", WARNING),
 }
-"""Texts and colors of causes. The share of the time, not the cause, decides whether a wait is bad."""
+"""Texts and colors of causes. Waits are neutral, because their share decides whether they are bad."""
 CAUSE_NAMES = {cause: name for cause, (name, _) in _CAUSES.items()}
 CAUSE_TEXTS = value_mappings(_CAUSES)
 """Value mappings from causes to texts."""

@@ -1,9 +1,13 @@
-"""First row of the dashboard *Run*: state, alerts, problems, losses, progress, failures and goodput."""
+"""Row *At a glance* of the dashboard *Run*.
+
+The panels show the state, alerts, problems and losses; the speed, failures, goodput and cost; and the loss, step time, throughput
+and GPUs over time.
+"""
 
 from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, firing_alerts
-from dashboards.losses_now import CAUSE_TEXTS, COST_PER_HOUR, LOST_SHARE_NOW, SMALLEST_LOSS
+from dashboards.losses_now import CAUSE_TEXTS, COST_PER_HOUR, LOST_SHARE_NOW, MIN_DISPLAYED_SHARE
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -64,13 +68,16 @@ STEP_OVERDUE_SECONDS = (
     ' and on () max(training_run_state{@run, state="running"}) == 1'
     f' and on () max(training_phase_active{{@run, phase=~"{WORK_PHASES}"}}) == 1 or on () vector(0))'
 )
-"""PromQL for the time without a step that the ledger still counts as work, until it decides whether the run hangs."""
+"""PromQL for the time since the last step while a step is overdue and the ledger still counts the time as work; otherwise 0."""
 GOODPUT_IF_SAVED = (
     "clamp_min(1 - (max(sum by (instance) (training_badput_seconds_total{@run}))"
     f" + on () {STEP_OVERDUE_SECONDS}) / {WALL_SECONDS}, 0)"
 )
+"""PromQL for the share of the wall time without badput, if the work since the last checkpoint is saved."""
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
+_LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+_FINAL_STATE = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 GPU_POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
 
 
@@ -88,7 +95,7 @@ def overview_panels() -> tuple[Panel, ...]:
 def _state_panels() -> tuple[Panel, ...]:
     """Return the panels about the state, the alerts and the progress."""
     live_ranks = "count(max by (rank) (training_process_up{@run}) == 1)"
-    ended_run = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
+    ended_normally = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
     return (
         stat(
             "State",
@@ -117,7 +124,7 @@ def _state_panels() -> tuple[Panel, ...]:
             instant_query(f"{live_ranks} or 0 * max(training_run_state{{@run}})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
             instant_query(
-                f"clamp_min(max(training_world_size{{@run}}) - ({live_ranks} or vector(0)), 0) unless on () {ended_run}",
+                f"clamp_min(max(training_world_size{{@run}}) - ({live_ranks} or vector(0)), 0) unless on () {ended_normally}",
                 "missing",
                 BAD,
             ),
@@ -127,7 +134,7 @@ def _state_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Last step",
-            instant_query(f"{STEP_AGE_SECONDS} unless on () {ended_run}"),
+            instant_query(f"{STEP_AGE_SECONDS} unless on () {ended_normally}"),
             unit="s",
             decimals=0,
             thresholds=warn_from(60, 300),
@@ -147,12 +154,11 @@ def _state_panels() -> tuple[Panel, ...]:
 
 
 def _since() -> Panel:
-    """Return the start of the worst current problem of a run that has not finished, else the start of the state."""
-    over = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
+    """Return the panel with the start of the worst current problem; without a problem or after the end, the start of the state."""
     return stat(
         "Since",
         instant_query(
-            f'label_replace(1000 * ({problem_since()}) unless on () {over}, "start", "problem", "", "")'
+            f'label_replace(1000 * ({problem_since()}) unless on () {_FINAL_STATE}, "start", "problem", "", "")'
             f' or on () label_replace(1000 * {STATE_SINCE}, "start", "state", "", "")',
             "{{start}}",
         ),
@@ -171,23 +177,21 @@ def _since() -> Panel:
     )
 
 
-_LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
-_ENDED_STATE = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 _NOTHING_LOST = (
     f'label_replace(0 * ({_LIVE_STATE}), "cause", "nothing", "", "")'
     ' or on () label_replace(0 * max(training_run_state{@run}), "cause", "ended", "", "")'
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
-"""PromQL for the row of a run that loses nothing, has ended, or has no sample."""
+"""PromQL for the row of a run that loses nothing, of a run that has ended or is ending, or of a run without a sample."""
 
 
 def _losses(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
-    share = f"max by (cause) ({LOST_SHARE_NOW}) > {SMALLEST_LOSS} and on () {_LIVE_STATE}"
-    gpu_hours = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"
-    cost = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR})"
+    share = f"max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {_LIVE_STATE}"
+    gpu_hours_per_hour = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"
+    cost_per_hour = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR})"
     return table(
-        "Lost per hour, by cause, last 5 min",
+        "Losses now, by cause",
         Column("cause", "Cause", mappings=CAUSE_TEXTS),
         Column(
             f"{share} or on () {_NOTHING_LOST}",
@@ -198,9 +202,9 @@ def _losses(w: int, h: int) -> Panel:
             mappings=ZERO_AS_DASH,
             decimals=0,
         ),
-        Column(gpu_hours, "GPU hours", decimals=2, width=96),
-        Column(cost, "Cost", decimals=2, width=65),
-        Column("currency", "Unit", width=80),
+        Column(gpu_hours_per_hour, "GPU h/h", decimals=2, width=85),
+        Column(cost_per_hour, "Cost per hour", decimals=2, width=110),
+        Column("currency", "Currency", width=80),
         sort="of time",
         w=w,
         h=h,
@@ -209,13 +213,13 @@ def _losses(w: int, h: int) -> Panel:
 
 def _number_panels() -> tuple[Panel, ...]:
     """Return the panels with single numbers about speed, failures, goodput and cost."""
-    is_young = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
+    young_condition = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
     return (
         stat(
             "Slowest rank",
             instant_query(
                 f"({blank_if_incomplete(SLOWEST_RANK)} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
-                f" unless on () {STANDS_STILL} unless on () {_ENDED_STATE}",
+                f" unless on () {STANDS_STILL} unless on () {_FINAL_STATE}",
                 SLOWEST_RANK_LEGEND,
             ),
             unit="percentunit",
@@ -265,7 +269,8 @@ def _number_panels() -> tuple[Panel, ...]:
         stat(
             "Goodput if work is saved",
             instant_query(
-                _either(GOODPUT_IF_SAVED, is_young, "in the first hour", "since the start"), "{{note}}"
+                _with_note(GOODPUT_IF_SAVED, young_condition, "in the first hour", "since the start"),
+                "{{note}}",
             ),
             unit="percentunit",
             decimals=1,
@@ -293,10 +298,10 @@ def _number_panels() -> tuple[Panel, ...]:
     )
 
 
-def _either(expression: str, condition: str, note: str, other_note: str) -> str:
-    """Return PromQL that adds the label `note`: the first text if a condition has a value, otherwise the second."""
-    with_note = f'label_replace({expression} and on () {condition}, "note", "{note}", "", "")'
-    return f'{with_note} or on () label_replace({expression}, "note", "{other_note}", "", "")'
+def _with_note(expression: str, condition: str, if_true: str, if_false: str) -> str:
+    """Return PromQL that adds the label `note`: *if_true* if the condition has a value, otherwise *if_false*."""
+    with_note = f'label_replace({expression} and on () {condition}, "note", "{if_true}", "", "")'
+    return f'{with_note} or on () label_replace({expression}, "note", "{if_false}", "", "")'
 
 
 def _events_or_zero(counter: str, by: str) -> str:
@@ -305,6 +310,8 @@ def _events_or_zero(counter: str, by: str) -> str:
 
 
 def _time_series_panels() -> tuple[Panel, ...]:
+    """Return the panels with graphs of the loss, the step time, the throughput and the GPUs."""
+    # B is the second query of the panel *Loss*.
     nonfinite_bars: list[Override] = [
         {
             "matcher": {"id": "byFrameRefID", "options": "B"},
@@ -340,6 +347,7 @@ def _time_series_panels() -> tuple[Panel, ...]:
         time_series(
             "Step time",
             Query(MEAN_STEP_SECONDS, "mean", BLUE),
+            # The offset follows each range of the expression.
             Query(MEAN_STEP_SECONDS.replace("]", "] offset 1h"), "one hour earlier", reference=True),
             Query("max(training_step_longest_seconds{@run})", "longest of the last 100", PALE_BLUE),
             unit="s",

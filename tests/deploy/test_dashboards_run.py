@@ -148,7 +148,7 @@ def test_steps_with_a_nan_loss_are_lost_in_time_gpu_hours_and_money(
     assert_panel(
         tmp_path,
         "training-run",
-        "Lost per hour, by cause, last 5 min",
+        "Losses now, by cause",
         series,
         expected,
         query_id=query_id,
@@ -165,9 +165,7 @@ def test_steps_with_a_nan_loss_are_lost_in_time_gpu_hours_and_money(
     ],
 )
 def test_a_run_without_a_loss_says_why(tmp_path: Path, series: dict[str, str], cause: str) -> None:
-    assert_panel(
-        tmp_path, "training-run", "Lost per hour, by cause, last 5 min", series, {f'{{cause="{cause}"}}': 0}
-    )
+    assert_panel(tmp_path, "training-run", "Losses now, by cause", series, {f'{{cause="{cause}"}}': 0})
 
 
 @pytest.mark.parametrize(

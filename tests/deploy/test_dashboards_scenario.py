@@ -85,7 +85,7 @@ ALL_TARGETS_UP = "min(min_over_time(up[8s]))"
 MOMENTARY_PANELS = {
     "Loss by step",  # the last row is not complete
     "Losses now, last 5 min",  # a loss close to zero is a row, or none
-    "Lost per hour, by cause, last 5 min",
+    "Losses now, by cause",
     "What is wrong",  # a text contains the value
     "State",  # the text contains the slowest rank
     "Time by phase",  # the rest of the phases is close to zero
