@@ -1,6 +1,6 @@
 """Programs that use the compatibility module of one-logger from threads and forked children.
 
-Each writes its records to `telemetry.json` in the working directory.
+A program that configures the provider writes its records to `telemetry.json` in the working directory.
 """
 
 from __future__ import annotations
@@ -144,12 +144,12 @@ def open_spans_with_few_descriptors(is_configured: bool, is_enabled: bool) -> No
 
 
 def import_every_name() -> None:
-    """Import every public name in a bare interpreter, and check that no package and no thread comes with it."""
+    """Import every public name in a bare interpreter, and check that the import loads no heavy package and starts no thread."""
     for module in (one_logger, training):
         for name in module.__all__:
             assert getattr(module, name) is not None, name
-    foreign = {"pydantic", "yaml", "torch", "numpy"}
-    assert not [name for name in sys.modules if name.split(".")[0] in foreign]
+    heavy_packages = {"pydantic", "yaml", "torch", "numpy"}
+    assert not [name for name in sys.modules if name.split(".")[0] in heavy_packages]
     OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
     main: Callable[[], int] = training.application()(threading.active_count)
     assert (threading.active_count(), main()) == (1, 2)
