@@ -106,9 +106,8 @@ class TrackPoint:
     monotonic_seconds: float
     unix_seconds: float
     number: float | None
-    other: (
-        float | None
-    )  # number of a second track, such as a divisor; the monotonic time without such a track
+    # number of a second track, such as a divisor; the monotonic time without such a track
+    other: float | None
 
 
 class History:

@@ -66,6 +66,23 @@ def test_a_later_process_with_the_same_pid_is_not_matched() -> None:
     assert (holder.life.started_at, holder.life.ended_at) == (90.0, 91.0)
 
 
+@pytest.mark.parametrize(("started_at", "run"), [(89.5, "a"), (600.0, "")])
+def test_a_later_process_with_the_pid_of_an_ended_rank_has_no_run(started_at: float, run: str) -> None:
+    holders = GpuHolders()
+    holders.update(
+        [job_process("0", pid=7)],
+        None,
+        WorkUse(),
+        {7: ProcessLife(7, 89.5)},
+        wall=WALL_TIME,
+        now=MONOTONIC,
+    )
+    lives = {7: ProcessLife(7, started_at)}
+    holders.update([], None, WorkUse(), lives, wall=WALL_TIME + 1000.0, now=MONOTONIC + 1000.0)
+
+    assert holders.find_run(7) == run
+
+
 def test_a_running_process_without_a_pid_is_not_listable() -> None:
     (holder,) = reported_processes(job_process("0"))[UUIDS[0]]
 

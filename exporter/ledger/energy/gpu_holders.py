@@ -21,7 +21,7 @@ STALE_FEED_SECONDS = 10.0
 FEED_ONLY_RETENTION_SECONDS = 60.0
 """Time after the exit during which a process that only the feed reports can receive energy."""
 BINDING_SECONDS = 180.0
-"""Time after the exit during which a process stays bound to its pid. Longer than `UNKNOWN_RUN_SECONDS`."""
+"""Time after the exit during which a process of the feed is bound to its pid again in each pass. Longer than `UNKNOWN_RUN_SECONDS`."""
 START_TOLERANCE_SECONDS = 1.0
 """Tolerance between the clocks of two start times of a process."""
 MAX_PIDS = 4096
@@ -39,6 +39,8 @@ class GpuHolders:
         self.running_pids: set[int] = set()  # pids of the job's running processes
         self.lives: dict[int, ProcessLife] = {}  # by pid or negative number
         self._run_by_pid: dict[int, str] = {}  # by pid or negative number
+        # monotonic times at which the processes with a run were last known to exist; by pid or negative number
+        self._known_at_by_pid: dict[int, float] = {}
         self._process_id_by_pid: dict[int, str] = {}  # ids of the feed's processes; by pid or negative number
         self._pid_by_process_id: dict[str, int] = {}  # pids or negative numbers
         self._intervals_by_process_id: dict[str, tuple[PhaseInterval, ...]] = {}
@@ -70,10 +72,14 @@ class GpuHolders:
             if job_process.alive or (
                 job_process.ended_at is not None and job_process.ended_at > wall - BINDING_SECONDS
             ):
-                self._bind(job_process, wall - now)
-        for run_use in () if use is None else use.runs:
-            for pid in run_use.pids:
-                self._set_run(pid, run_use.run)
+                self._bind(job_process, wall - now, now)
+        if use is not None:
+            for run_use in use.runs:
+                for pid in run_use.pids:
+                    self._set_run(pid, run_use.run, use.time)
+        for pid, life in lives.items():
+            if life.started_at > self._known_at_by_pid.get(pid, inf) + START_TOLERANCE_SECONDS:
+                self._discard_run(pid)  # a later process has the pid of an ended process
         self._intervals_by_process_id = {
             process_work.process_id: process_work.intervals
             for process_work in work.processes
@@ -83,7 +89,7 @@ class GpuHolders:
         for process_work in work.processes:
             self._process_ids_by_run.setdefault(process_work.run, []).append(process_work.process_id)
 
-    def _bind(self, process: JobProcess, wall_clock_offset: float) -> None:
+    def _bind(self, process: JobProcess, wall_clock_offset: float, now: float) -> None:
         """Assign a pid or a negative number to a process of the feed, and store the lifetime of a negative number."""
         identity = process.identity
         start = identity.started - wall_clock_offset
@@ -103,7 +109,7 @@ class GpuHolders:
             self._last_number -= 1
             pid = self._last_number
         self._pid_by_process_id[identity.id] = pid
-        self._set_run(pid, identity.run)
+        self._set_run(pid, identity.run, now if exited_at is None else exited_at)
         self._process_id_by_pid[pid] = identity.id
         if pid < 0:
             self.lives[pid] = ProcessLife(pid, start, exited_at)
@@ -206,13 +212,17 @@ class GpuHolders:
         process_ids = self._process_ids_by_run.get(run, ())
         return process_ids[0] if len(process_ids) == 1 else ""
 
-    def _set_run(self, pid: int, run: str) -> None:
+    def _set_run(self, pid: int, run: str, known_at: float) -> None:
+        """Set the run of the process that had a pid at a monotonic time."""
         self._run_by_pid.pop(pid, None)  # inserted again as the newest entry
         self._run_by_pid[pid] = run
+        self._known_at_by_pid[pid] = known_at
         while len(self._run_by_pid) > MAX_PIDS:
-            oldest = next(iter(self._run_by_pid))
-            del self._run_by_pid[oldest]
-            self._process_id_by_pid.pop(oldest, None)
+            self._discard_run(next(iter(self._run_by_pid)))
+
+    def _discard_run(self, pid: int) -> None:
+        del self._run_by_pid[pid], self._known_at_by_pid[pid]
+        self._process_id_by_pid.pop(pid, None)
 
 
 def running_pids(job: Sequence[JobProcess]) -> set[int]:
