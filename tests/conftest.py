@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,17 @@ def pytest_configure(config: pytest.Config) -> None:
         paths = [*map(str, folders), *map(str, sorted(TESTS.glob("test_*.py")))]
         first = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
         config.args = paths[first:] + paths[:first]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude the collected tests from garbage collection, in which searches among them took a third of the collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
