@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from hangs_support import kill_tree
 from places import PROJECT
 from waiting import wait_until
 
+from exporter.cli.main import main
+
 LOADER_FUNCTION = "_BaseDataLoaderIter.__next__" if sys.version_info >= (3, 11) else "__next__"
 JOBS = PROJECT / "tests" / "hangs" / "jobs"
 
 pytestmark = pytest.mark.timeout(180)
 
 
-@contextmanager
+@contextlib.contextmanager
 def job_process(feed: Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job that records into a feed directory, and kill its process group at the end."""
     feed.mkdir(mode=0o700, exist_ok=True)
@@ -43,10 +46,9 @@ def job_process(feed: Path, *command: str, **variables: str) -> Iterator[subproc
 
 def read_stacks(feed: Path) -> dict[str, Any] | None:
     """Return the output of `stacks --json` for the run, or None without a live rank."""
-    command = [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={feed}"]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
-    runs = json.loads(completed.stdout) if completed.returncode == 0 else [None]
-    run: dict[str, Any] | None = runs[0]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = main(["stacks", "--json", f"--feed.dir={feed}"])
+    run: dict[str, Any] | None = json.loads(output.getvalue())[0] if status == 0 else None
     return run
 
 
