@@ -1,7 +1,8 @@
 """Public training API: blocks.
 
-Used on the job's threads. The body of a block always runs, and exceptions of the body propagate unchanged. No call waits. A
-call raises only if the job configures one-logger with PROPAGATE_EXCEPTIONS.
+A *hot* block is entered in each step, a *rare* block seldom. The blocks are used on the job's threads. The body of a block always
+runs, and exceptions of the body propagate unchanged. A call raises only if the job configures one-logger with
+PROPAGATE_EXCEPTIONS.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def span(
 
 @final
 class background:  # noqa: N801  # called like a function
-    """Block of background work on any thread, such as `checkpoint_upload`, which belongs to no phase."""
+    """Block of background work on any thread, such as `checkpoint_upload`. Its time belongs to no phase."""
 
     __slots__ = ("_began", "_task")
 

@@ -63,7 +63,7 @@ class TracingTimestamp:
         perf_counter: float | None = None,
         validate_timestamp: bool = True,
     ) -> TracingTimestamp:
-        """Return the timestamp of a Unix time. *perf_counter* is the performance counter at that time, if known.
+        """Return the timestamp of a Unix time. *perf_counter* is the performance counter at that time; None if unknown.
 
         A time that is not finite is replaced by the current time. With validation, so is a time more than ten minutes ahead.
         """

@@ -35,22 +35,22 @@ def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonReco
     began = None if start_time_msec is None else timestamp_of(start_time_msec, call).perf_counter_seconds
     block = hot_block(kind)
     block.lexical = False
-    if TRAINING.is_on and not _is_refused(kind, call, now):
+    if TRAINING.is_on and _discard_open_block(kind, call, now):
         block.begin(now, call, began)
         if block.is_open:
             TRAINING.callback_blocks.append(block)
     return block if block.span is None else block.span
 
 
-def _is_refused(kind: BlockKind, call: str, now: float) -> bool:
-    """Return True if an observer refuses the new block. Otherwise discard a block of the same kind that is still open."""
+def _discard_open_block(kind: BlockKind, call: str, now: float) -> bool:
+    """Discard the open block of a kind before the next starts. Return False if an observer refuses the new block instead."""
     open_block = None if kind in kinds.ITERATIONS else _find_open(kind, in_process=False)
     if open_block is None:
-        return False
-    if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):
         return True
+    if any(TRAINING.observers.notify(lambda observer: observer.begin_while_open(kind, call))):
+        return False
     open_block.abandon(now)
-    return False
+    return True
 
 
 def _end_hot(kind: BlockKind, finish_time_msec: float | None) -> None:
@@ -67,7 +67,7 @@ def _end_hot(kind: BlockKind, finish_time_msec: float | None) -> None:
 def _find_open(kind: BlockKind, *, in_process: bool) -> HotBlock | None:
     """Return the latest open block of a kind in this thread or task. With *in_process*, fall back to all threads and tasks."""
     clock, thread = TRAINING.clock, get_ident()
-    task = clock.present_task() if thread == clock.thread else None
+    task = clock.current_task() if thread == clock.thread else None
     candidate: HotBlock | None = None
     callback_blocks = [
         block for block in TRAINING.callback_blocks if isinstance(block, HotBlock) and block.is_open

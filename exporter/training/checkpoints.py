@@ -13,7 +13,7 @@ from itertools import pairwise
 from exporter.recording.conversion import safe_repr
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.windows import median
-from exporter.training.metrics import Families, amount
+from exporter.training.metrics import Families, to_amount
 from exporter.training.progress import is_count
 from exporter.training.records import SaveReported
 
@@ -42,14 +42,14 @@ class Segment:
     first: int  # step
     last: int  # step, included
     seconds: float
-    save: int  # number of saves that started before the work
+    started_saves: int  # number of saves that started before the work
 
 
 class Work:
-    """Work of completed and failed iterations, in seconds, and the part that saves cover."""
+    """Work of the completed and the failed iterations, in seconds. *Committed* work is covered by a successful save."""
 
     def __init__(self) -> None:
-        self._saves = self._latest_commit = 0
+        self._started_saves = self._committed_save = 0
         self.reset()
 
     def reset(self) -> None:
@@ -66,30 +66,30 @@ class Work:
             if (
                 latest_segment.last < first
                 and latest_segment.loop == loop
-                and latest_segment.save == self._saves
+                and latest_segment.started_saves == self._started_saves
             ):
                 latest_segment.last = last
                 latest_segment.seconds += seconds
                 return
-        self._segments.append(Segment(loop, first, last, seconds, self._saves))
+        self._segments.append(Segment(loop, first, last, seconds, self._started_saves))
         if len(self._segments) > MAX_SEGMENTS:  # merge the two oldest segments; a save commits both together
             first_segment = self._segments.pop(0)
             second_segment = self._segments[0]
             second_segment.seconds += first_segment.seconds
-            # Otherwise the steps of the two segments are not in ascending order.
+            # After a resume or in another loop, the steps of the two segments are not in ascending order.
             if first_segment.loop == second_segment.loop and first_segment.last < second_segment.first:
                 second_segment.first = first_segment.first
 
     def begin_save(self) -> int:
         """Record the start of a save. Return its number, for `commit`."""
-        self._saves += 1
-        return self._saves
+        self._started_saves += 1
+        return self._started_saves
 
-    def commit(self, save: int, step: int | None) -> None:
+    def commit(self, number: int, step: int | None) -> None:
         """Record the success of a save and its completed steps, unless a later save has already succeeded."""
-        if save > self._latest_commit:
-            self._latest_commit = save
-            self._keep([segment for segment in self._segments if segment.save >= save], step)
+        if number > self._committed_save:
+            self._committed_save = number
+            self._keep([segment for segment in self._segments if segment.started_saves >= number], step)
 
     def commit_steps(self, step: int) -> None:
         """Record the success of a save whose start was not recorded. The save covers the work up to a step."""
@@ -126,7 +126,7 @@ class Save:
 
 
 class Checkpoints:
-    """Saves of a process."""
+    """Saves of a process: their counts and durations, and the work that they cover."""
 
     def __init__(self, families: Families, work: Work) -> None:
         self._families = families
@@ -177,19 +177,19 @@ class Checkpoints:
             return f"kind to be one of {', '.join(SAVE_KINDS)}, not {safe_repr(save.kind)}"
         seconds, blocking, size = save.seconds, save.blocking_seconds, save.bytes
         for name, value in (("seconds", seconds), ("blocking_seconds", blocking), ("bytes", size)):
-            if value is not None and amount(value) is None:
+            if value is not None and to_amount(value) is None:
                 return f"{name} of 0 or more, not {safe_repr(value)}"
         kind = str(save.kind)
         if blocking is not None:
-            self.observe_blocking(kind, amount(blocking) or 0.0)
+            self.observe_blocking(kind, to_amount(blocking) or 0.0)
         if not save.ok:
             self._count(kind, "failed")
             return None
-        step = int(amount(save.step) or 0)
-        self._count_success(kind, step, save.end_time, save.unix_seconds, amount(seconds))
+        step = int(to_amount(save.step) or 0)
+        self._count_success(kind, step, save.end_time, save.unix_seconds, to_amount(seconds))
         if kind != "local":
             if size is not None:
-                self._families.gauge("training.checkpoint_last", "bytes").set(amount(size))
+                self._families.gauge("training.checkpoint_last", "bytes").set(to_amount(size))
             self._work.commit_steps(step)
         return None
 

@@ -1,6 +1,6 @@
 """Phase clock: exclusive seconds, entries and durations of the phases of the main thread.
 
-Blocks update the clock when they are entered and left. The updates of an edge contain no call, so neither a signal handler
+Blocks update the clock when they are entered and left. Such a change of the phase is an *edge*. The updates of an edge contain no call, so neither a signal handler
 nor an exception can interrupt an update: the seconds of all phases always sum to the wall time.
 """
 
@@ -22,7 +22,7 @@ from exporter.training.totals import PhaseTotals
 
 INIT, ITERATION, OTHER = "init", "iteration", "other"
 MAX_OPEN_BLOCKS = 1024
-"""Limit of open blocks on the main thread. Above the limit the oldest is ended."""
+"""Limit of open blocks on the main thread. Above the limit, the oldest block is ended."""
 
 
 class StackEntry:
@@ -62,11 +62,11 @@ class ClockReading(Value):
     """Consistent copy of the clock."""
 
     time: float  # monotonic seconds
-    active: str
-    active_since: float
+    active: str  # current phase
+    active_since: float  # monotonic seconds
     seconds: dict[str, float]
-    work: float
-    open_work: float  # work of the open iteration
+    work: float  # seconds of all phases that are work
+    open_work: float  # of these, seconds of the open iteration
     history: HistoryReading
 
 
@@ -168,7 +168,7 @@ class PhaseClock:
         self.settle()
         if now >= self.history.bin_end:
             self.remove_ended(now)
-        entry.task = self.present_task()
+        entry.task = self.current_task()
         totals = self.active if phase is None else self.phases[phase]
         entry.totals = totals
         entry.has_phase = phase is not None
@@ -261,8 +261,8 @@ class PhaseClock:
             self.base.totals = self.phases[OTHER]
             self.remove([], now)
 
-    def present_task(self) -> ref[Any] | None:
-        """Return a reference to the running asyncio task; None outside of a task."""
+    def current_task(self) -> ref[Any] | None:
+        """Return a reference to the running asyncio task, or None outside of a task. Inside a task, also remove ended blocks."""
         if self.running_loop is None:
             self.running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
         if self.running_loop is None or self.running_loop() is None:

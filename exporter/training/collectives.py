@@ -43,11 +43,14 @@ def last_collective() -> str | None:
 def _groups() -> list[tuple[Any, str]]:
     """Return the process groups with their names, `default` for the default group."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
-    names = getattr(getattr(module, "_world", None), "pg_names", None)
-    if not names:
+    names_by_group = getattr(getattr(module, "_world", None), "pg_names", None)
+    if not names_by_group:
         return []
     try:
         default = module._get_default_group()  # type: ignore[union-attr]  # noqa: SLF001  # torch has no public call
-        return [(group, "default" if group is default else str(name)) for group, name in list(names.items())]
-    except Exception:  # noqa: BLE001  # not initialized, or destroyed meanwhile
+        return [
+            (group, "default" if group is default else str(name))
+            for group, name in list(names_by_group.items())
+        ]
+    except Exception:  # noqa: BLE001  # not initialized, or destroyed during the call
         return []

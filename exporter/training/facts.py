@@ -7,15 +7,24 @@ from collections.abc import Mapping
 
 from exporter.recording.conversion import safe_repr
 from exporter.recording.identity import clean_text
-from exporter.training.metrics import Families, amount
+from exporter.training.metrics import Families, to_amount
 
 _TEXTS = frozenset(
     {
-        *("job_name", "framework", "framework_version", "model", "precision", "flops_method"),
-        *("application", "session_tag", "perf_tag"),
+        "job_name",
+        "framework",
+        "framework_version",
+        "model",
+        "precision",
+        "flops_method",
+        "application",
+        "session_tag",
+        "perf_tag",
     }
 )
-RATES = ("flops_per_token", "hardware_flops_per_token", "flops_per_sample", "peak_flops")
+"""Facts that are texts."""
+FLOP_FACTS = ("flops_per_token", "hardware_flops_per_token", "flops_per_sample", "peak_flops")
+"""Facts that are numbers of floating-point operations."""
 _ENVIRONMENT = {
     "job_id": ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"),
     "job_name": ("SLURM_JOB_NAME", "LSB_JOBNAME", "PBS_JOBNAME"),
@@ -52,15 +61,15 @@ class Facts:
         for name, value in values.items():
             if value is None:
                 continue
-            number = amount(value, 1e308)
+            number = to_amount(value, 1e308)
             if name in _TEXTS:
                 self._set(name, value)
             elif name == "is_baseline":
                 self._set(name, str(bool(value)).lower())
-            elif not number or (name not in RATES and type(value) is not int):
+            elif not number or (name not in FLOP_FACTS and type(value) is not int):
                 expected = {"step_target": "a step above 0", "world_size": "a number of ranks"}
                 problems.append((name, f"to be {expected.get(name, 'a number above 0')}"))
-            elif name in RATES:
+            elif name in FLOP_FACTS:
                 setattr(self, name, number)
             elif name == "world_size":
                 self.world_size = int(number)

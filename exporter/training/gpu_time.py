@@ -35,6 +35,7 @@ COLLECT_EVENTS = 256
 MAX_COST_SECONDS = 1e-4
 """Upper bound for the measured cost of an event. Any longer time is attributed to other threads or processes."""
 MAX_DEPTH = 64
+"""Limit of open blocks. Above the limit, the oldest block is forgotten."""
 OTHER = "other"
 STANDALONE_PHASES = frozenset(
     {"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"}
@@ -44,7 +45,7 @@ IDLE_PHASES = frozenset({"data_loading", "logging", OTHER})
 """Phases that count as idle time between two steps, if they are before the first work of a step or after its end."""
 
 
-class Edge(Enum):
+class EventReason(Enum):
     """Reason for which an event is recorded."""
 
     PHASE = "phase change"
@@ -59,7 +60,7 @@ class RecordedEvent:
 
     event: Any
     phase: str
-    edge: Edge
+    reason: EventReason
 
 
 @dataclass(slots=True)
@@ -104,15 +105,15 @@ class GpuTimer:
         """Record the start of a block of a phase."""
         if not self.is_on or get_ident() != self._thread:
             return
-        previous_phase = self._active
+        previous_phase = self._active_phase
         if kind in ITERATIONS:
-            self._step_begins(previous_phase)
+            self._begin_step(previous_phase)
         elif phase in STANDALONE_PHASES and not self._is_timing:
             self._collect()
             self._is_timing = True
-            self._record_event(previous_phase, Edge.BEGIN)
+            self._record_event(previous_phase, EventReason.BEGIN)
         elif self._is_timing and phase != previous_phase:
-            self._record_event(previous_phase, Edge.PHASE)
+            self._record_event(previous_phase, EventReason.PHASE)
         self._open.append((kind, phase))
         del self._open[:-MAX_DEPTH]
 
@@ -120,13 +121,13 @@ class GpuTimer:
         """Record the end of a block, which need not be the innermost."""
         if not self.is_on or get_ident() != self._thread:
             return
-        previous_phase, open_blocks = self._active, self._open
+        previous_phase, open_blocks = self._active_phase, self._open
         for index in range(len(open_blocks) - 1, -1, -1):
             if open_blocks[index][0] is kind:
                 del open_blocks[index]
                 break
-        if self._is_timing and (kind in ITERATIONS or self._active != previous_phase):
-            self._record_event(previous_phase, Edge.END if kind in ITERATIONS else Edge.PHASE)
+        if self._is_timing and (kind in ITERATIONS or self._active_phase != previous_phase):
+            self._record_event(previous_phase, EventReason.END if kind in ITERATIONS else EventReason.PHASE)
 
     def record_step(self) -> None:
         """Record the end of a step and the start of the next step, in a job that reports steps without blocks."""
@@ -136,14 +137,14 @@ class GpuTimer:
             and not any(kind in ITERATIONS for kind, _ in self._open)
         ):
             if self._is_timing:
-                self._record_event(self._active, Edge.END)
-            self._step_begins(self._active)
+                self._record_event(self._active_phase, EventReason.END)
+            self._begin_step(self._active_phase)
 
     @property
-    def _active(self) -> str:
+    def _active_phase(self) -> str:
         return self._open[-1][1] if self._open else OTHER
 
-    def _step_begins(self, previous_phase: str) -> None:
+    def _begin_step(self, previous_phase: str) -> None:
         self._collect()
         if not self.is_on:  # the collection has failed
             return
@@ -158,11 +159,11 @@ class GpuTimer:
                 1 / STEPS_PER_SECOND, self._cost_seconds / self._cost_ratio
             )
             self._cost_seconds = 0.0
-            self._record_event(previous_phase, Edge.BEGIN)
+            self._record_event(previous_phase, EventReason.BEGIN)
         elif was_timing:
-            self._record_event(previous_phase, Edge.CLOSE)
+            self._record_event(previous_phase, EventReason.CLOSE)
 
-    def _record_event(self, previous_phase: str, edge: Edge) -> None:
+    def _record_event(self, previous_phase: str, reason: EventReason) -> None:
         start_time = perf_counter()
         try:
             cuda = sys.modules["torch"].cuda
@@ -170,7 +171,7 @@ class GpuTimer:
                 return self._forget()
             event = self._free_events.pop() if self._free_events else cuda.Event(enable_timing=True)
             event.record()
-            self._pending_events.append(RecordedEvent(event, previous_phase, edge))
+            self._pending_events.append(RecordedEvent(event, previous_phase, reason))
             if len(self._pending_events) >= COLLECT_EVENTS and not len(self._pending_events) % 16:
                 self._collect()
         except Exception as error:  # noqa: BLE001  # the job's own CUDA calls raise the same error
@@ -193,12 +194,12 @@ class GpuTimer:
                         )
                     self._free_events.append(self._last_event)
                 self._last_event = recorded.event
-                if recorded.edge is Edge.END and self._current_step is not None:
+                if recorded.reason is EventReason.END and self._current_step is not None:
                     self._current_step.step_seconds = self._current_step.total_seconds
-                elif recorded.edge is Edge.BEGIN or recorded.edge is Edge.CLOSE:
+                elif recorded.reason is EventReason.BEGIN or recorded.reason is EventReason.CLOSE:
                     if self._current_step is not None:
                         self.completed_steps.append(self._current_step)
-                    self._current_step = TimedStep() if recorded.edge is Edge.BEGIN else None
+                    self._current_step = TimedStep() if recorded.reason is EventReason.BEGIN else None
         except Exception as error:  # noqa: BLE001  # the job's own CUDA calls raise the same error
             self._fail(error)
 
@@ -217,19 +218,22 @@ class GpuTimer:
 
     # On the recording thread ------------------------------------------------------------------------------
 
-    def decide(self, main: int | None, step_seconds: float) -> None:
+    def decide(self, main_thread: int | None, step_seconds: float) -> None:
         """Turn the timing on or off.
 
         Args:
-            main: Identifier of the main thread; None before the first block.
+            main_thread: Identifier of the main thread; None before the first block.
             step_seconds: Duration of an ordinary step; 0 if unknown.
         """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        is_allowed = self._cost_ratio > 0 and main is not None and step_seconds > MIN_STEP_SECONDS
+        is_allowed = self._cost_ratio > 0 and main_thread is not None and step_seconds > MIN_STEP_SECONDS
         is_initialized = getattr(cuda, "is_initialized", None)  # missing while torch is being imported
         is_on = bool(is_allowed and is_initialized is not None and is_initialized())
         if is_on and not self.is_on:
-            self._thread, self._has_stale_events = main, True  # events of an earlier period are discarded
+            self._thread, self._has_stale_events = (
+                main_thread,
+                True,
+            )  # events of an earlier period are discarded
         self.is_on = is_on
 
     def publish(self, families: Families) -> None:

@@ -41,15 +41,15 @@ class PhaseSeconds(Protocol):
 class PhaseHistory:
     """Phase intervals up to the start of the current bin, which ends at `bin_end`."""
 
-    __slots__ = ("bin_end", "_bin", "_first", "_intervals", "_groups", "_group_end")
+    __slots__ = ("bin_end", "_bin_number", "_first_phase", "_intervals", "_groups", "_group_end")
 
     def __init__(self, began: float) -> None:
-        self._bin = floor(began * BINS_PER_SECOND)
-        self.bin_end = (self._bin + 1) / BINS_PER_SECOND
-        self._first = ""  # phase at the start of the current bin
+        self._bin_number = floor(began * BINS_PER_SECOND)
+        self.bin_end = (self._bin_number + 1) / BINS_PER_SECOND
+        self._first_phase = ""  # phase at the start of the current bin
         self._intervals: list[int] = []  # of the open group: index of the phase, and microseconds
         self._groups: tuple[tuple[int, ...], ...] = ()
-        self._group_end = self._bin + GROUP_BINS
+        self._group_end = self._bin_number + GROUP_BINS
 
     def close_bin(
         self, phases: Iterable[PhaseSeconds], active: PhaseSeconds, last: float, now: float
@@ -64,16 +64,16 @@ class PhaseHistory:
                 active_seconds = seconds
             elif seconds > 0:
                 closed_intervals.append((phase.name, seconds))
-        closed_intervals.sort(key=lambda interval: interval[0] != self._first)
+        closed_intervals.sort(key=lambda interval: interval[0] != self._first_phase)
         for name, seconds in closed_intervals:
             self._append(name, seconds)
-        self._bin = max(floor(now * BINS_PER_SECOND), self._bin + 1)
-        began = self._bin / BINS_PER_SECOND
+        self._bin_number = max(floor(now * BINS_PER_SECOND), self._bin_number + 1)
+        began = self._bin_number / BINS_PER_SECOND
         self._append(active.name, active_seconds + began - last)
         active.bin_seconds = active.seconds + began - last
-        self._first = active.name
-        self.bin_end = (self._bin + 1) / BINS_PER_SECOND
-        if self._bin >= self._group_end:
+        self._first_phase = active.name
+        self.bin_end = (self._bin_number + 1) / BINS_PER_SECOND
+        if self._bin_number >= self._group_end:
             self._close_group()
 
     def _append(self, name: str, seconds: float) -> None:
@@ -94,7 +94,7 @@ class PhaseHistory:
             kept_microseconds -= oldest
         complete_groups = tuple(groups)
         # A single statement without a call, so that the recording thread sees either the old groups or the new groups.
-        self._groups, self._intervals, self._group_end = complete_groups, [], self._bin + GROUP_BINS
+        self._groups, self._intervals, self._group_end = complete_groups, [], self._bin_number + GROUP_BINS
 
     def read(self, active: str, now: float) -> HistoryReading:
         """Return the history up to the last bin that ended before *now*.
@@ -103,7 +103,7 @@ class PhaseHistory:
         """
         groups, latest = self._groups, self._intervals
         intervals = tuple(latest)
-        end_bin = max(floor(now * BINS_PER_SECOND), self._bin)
-        if end_bin > self._bin:
-            intervals += (_INDEXES[active], (end_bin - self._bin) * 1_000_000 // BINS_PER_SECOND)
+        end_bin = max(floor(now * BINS_PER_SECOND), self._bin_number)
+        if end_bin > self._bin_number:
+            intervals += (_INDEXES[active], (end_bin - self._bin_number) * 1_000_000 // BINS_PER_SECOND)
         return HistoryReading(end_bin / BINS_PER_SECOND, NAMES, (*groups, intervals))

@@ -130,7 +130,7 @@ class IterationBlock(HotBlock):
             TRAINING.start_on(get_ident())
         is_main = get_ident() == clock.thread
         if is_main:
-            task = clock.present_task()
+            task = clock.current_task()
             open_iterations = [
                 entry for entry in clock.stack if isinstance(entry, IterationBlock) and entry.task == task
             ]

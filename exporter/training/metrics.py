@@ -12,18 +12,21 @@ from math import inf
 from exporter.recording.exponential import bucket_of
 from exporter.recording.values import Aggregation, StatDefinition, StatReading
 
+# fmt: off
 STEP_BUCKETS = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )
+# fmt: on
 PHASE_BUCKETS = (0.001, *STEP_BUCKETS)
+"""Upper bounds of the classic buckets in seconds."""
 MAX_AMOUNT = 1e30
 """Bound of the samples, tokens or bytes in a call, so that the sum of many calls stays finite."""
 MAX_SERIES = 200
 """Limit of the series of a family. The labels of further series become `other`."""
 
 
-def amount(value: object, below: float = MAX_AMOUNT) -> float | None:
+def to_amount(value: object, below: float = MAX_AMOUNT) -> float | None:
     """Return a number as a float if it is at least 0 and less than *below*. Return None for any other object."""
     is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
     return float(value) if is_valid else None  # type: ignore[arg-type]  # checked above
@@ -100,7 +103,7 @@ class Families:
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
-        self._sizes: dict[str, int] = {}
+        self._series_counts: dict[str, int] = {}
 
     def counter(self, name: str, unit: str | None = None, **labels: str) -> Series:
         """Return a counter. *name* is dotted, without the unit and without `_total`."""
@@ -135,12 +138,13 @@ class Families:
         labels: dict[str, str],
         buckets: tuple[float, ...] = (),
     ) -> Series:
+        """Return a series, created on first use. Above `MAX_SERIES`, return the series whose labels are `other`."""
         key = (name, tuple(sorted(labels.items())))
         series = self._series.get(key)
         if series is None:
-            if self._sizes.get(name, 0) >= MAX_SERIES and set(labels.values()) != {"other"}:
+            if self._series_counts.get(name, 0) >= MAX_SERIES and set(labels.values()) != {"other"}:
                 return self._obtain(kind, name, unit, dict.fromkeys(labels, "other"), buckets)
-            self._sizes[name] = self._sizes.get(name, 0) + 1
+            self._series_counts[name] = self._series_counts.get(name, 0) + 1
             aggregations = frozenset({Aggregation.HISTOGRAM} if buckets else ())
             definition = StatDefinition(
                 name, aggregations, unit=unit, labels=key[1], buckets=buckets, kind=kind

@@ -11,7 +11,7 @@ from math import isfinite, isnan
 
 from exporter.recording.conversion import is_asynchronous, safe_repr, to_scalar
 from exporter.recording.tensors import TensorReader
-from exporter.training.metrics import MAX_AMOUNT, amount
+from exporter.training.metrics import MAX_AMOUNT, to_amount
 from exporter.training.misuse import report
 
 MODES = ("train", "validation", "test")
@@ -117,7 +117,7 @@ class Numbers:
         self.is_used = True
         if field in GAUGES:
             return self._record_gauge(field, mode, value)
-        number = amount(value)
+        number = to_amount(value)
         if number is None:
             return f"to be a number of 0 or more and below {MAX_AMOUNT:g}"
         if field == "epoch":
@@ -147,7 +147,7 @@ class Numbers:
         if kind is not None:
             for name in ("nan", "inf"):
                 self.nonfinite.setdefault((kind, name), 0)
-        if amount(abs(value), 1e308) is not None:
+        if to_amount(abs(value), 1e308) is not None:
             self._set(field, mode, float(value))
             return None
         if kind is None or type(value) is int or isfinite(value):

@@ -31,7 +31,7 @@ class TrainingObserver(Protocol):
     """Consumer of blocks. An exception of its methods is logged and ignored, except OneLoggerError, which reaches the job."""
 
     def observes(self, kind: BlockKind) -> bool:
-        """Return True to observe the blocks of a hot kind. Blocks of all other kinds are observed without this request."""
+        """Return True to observe the blocks of a hot kind, which are entered in each step. All other blocks are observed anyway."""
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
         """Return False to ignore a block. The metrics count the block in any case."""

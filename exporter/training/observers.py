@@ -1,4 +1,4 @@
-"""Observers of the training in a process, and the kinds of blocks that they observe."""
+"""Observers of the training in a process, and the hot kinds of blocks that they observe. Hot blocks are entered in each step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporter.training.kinds import BlockKind
 from exporter.training.misuse import report
 from exporter.training.observer import TrainingObserver
 
-_HOT = (*kinds.STEPS, *kinds.PHASE_ONLY)
+_HOT_KINDS = (*kinds.STEPS, *kinds.PHASE_ONLY)
 
 
 class Observers:
@@ -56,9 +56,11 @@ class Observers:
             self._update()
 
     def _update(self) -> None:
-        requested_kinds = {kind for kind in _HOT for observer in self._observers if observer.observes(kind)}
+        requested_kinds = {
+            kind for kind in _HOT_KINDS for observer in self._observers if observer.observes(kind)
+        }
         self._logs_spans = self.logs_spans()
-        self.kinds = frozenset(requested_kinds | (set(_HOT) if self._logs_spans else set()))
+        self.kinds = frozenset(requested_kinds | (set(_HOT_KINDS) if self._logs_spans else set()))
         self._on_change()
 
     def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:

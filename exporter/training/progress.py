@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from exporter.recording.windows import median
 from exporter.training.durations import CELLS, classic_buckets, native_buckets
 from exporter.training.facts import Facts
-from exporter.training.metrics import STEP_BUCKETS, Families, amount
+from exporter.training.metrics import STEP_BUCKETS, Families, to_amount
 from exporter.training.numbers import Numbers
 from exporter.training.records import Expectation
 
@@ -23,7 +23,7 @@ SKIPPED = ("overflow", "nonfinite")
 
 def is_count(value: object) -> bool:
     """Return True for an int that is a possible number of steps or samples."""
-    return type(value) is int and amount(value) is not None
+    return type(value) is int and to_amount(value) is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -42,8 +42,8 @@ class Progress:
         self._families = families
         self._facts = facts
         self._numbers = numbers
-        self._recent: deque[float] = deque(maxlen=IDEAL_STEP_WINDOW)
-        self._compute: deque[float] = deque(maxlen=COMPUTE_WINDOW)
+        self._recent_durations: deque[float] = deque(maxlen=IDEAL_STEP_WINDOW)
+        self._compute_seconds: deque[float] = deque(maxlen=COMPUTE_WINDOW)
         self.ideal_seconds = 0.0  # duration of an ordinary step; 0 if unknown
         self._slow_seconds = 0.0  # duration above which a step is slow; 0 if unknown
         self._has_new_durations = False
@@ -88,7 +88,7 @@ class Progress:
         cells = self._cells
         for seconds in durations:
             cells[bisect_left(CELLS, seconds)] += 1
-        self._compute.extend(compute)
+        self._compute_seconds.extend(compute)
         steady_durations = durations[1:] if is_first else durations  # the first step compiles and warms up
         if steady_durations:
             self._has_new_durations = True
@@ -96,7 +96,7 @@ class Progress:
 
     def _compare(self, durations: list[float]) -> None:
         """Count the time of slow steps above the ideal duration, and append all durations to the recent durations."""
-        recent = self._recent
+        recent = self._recent_durations
         missing_steps = max(MIN_COMPARED_STEPS - len(recent), 0)
         if missing_steps:
             recent.extend(durations[:missing_steps])
@@ -121,7 +121,7 @@ class Progress:
 
     def _update_ideal(self) -> None:
         """Recompute the duration of an ordinary step, and the duration above which a step is slow."""
-        sorted_durations = sorted(self._recent)
+        sorted_durations = sorted(self._recent_durations)
         median_seconds = median(sorted_durations)
         deviations = [abs(seconds - median_seconds) for seconds in sorted_durations]
         self._slow_seconds = median_seconds + 3 * median(deviations)
@@ -163,7 +163,7 @@ class Progress:
     @property
     def longest_seconds(self) -> float | None:
         """Duration of the longest of the latest 100 steps without the first step; None before the second step."""
-        return max(list(self._recent)[-LONGEST_STEP_WINDOW:], default=None)
+        return max(list(self._recent_durations)[-LONGEST_STEP_WINDOW:], default=None)
 
     def publish(self, wall_clock_offset: float) -> None:
         """Update the series. *wall_clock_offset* is the wall clock minus the monotonic clock, in seconds."""
@@ -176,12 +176,12 @@ class Progress:
         if not self._has_new_durations:
             return
         self._has_new_durations = False
-        if len(self._recent) >= MIN_COMPARED_STEPS:
+        if len(self._recent_durations) >= MIN_COMPARED_STEPS:
             self._update_ideal()
             self._families.gauge("training.step_ideal", "seconds").set(self.ideal_seconds)
         self._families.gauge("training.step_longest", "seconds").set(self.longest_seconds)
-        if self._compute:
-            self._families.gauge("training.rank_compute", "seconds").set(median(self._compute))
+        if self._compute_seconds:
+            self._families.gauge("training.rank_compute", "seconds").set(median(self._compute_seconds))
 
     def _publish_numbers(self) -> None:
         families, numbers = self._families, self._numbers

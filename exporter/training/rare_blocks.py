@@ -392,7 +392,7 @@ def _open_rare() -> list[StartedBlock]:
 def find_open(kind: BlockKind, *, in_process: bool) -> StartedBlock | None:
     """Return the latest open block of a kind in this thread or task. With *in_process*, fall back to all threads and tasks."""
     thread = get_ident()
-    task = TRAINING.clock.present_task() if thread == TRAINING.clock.thread else None
+    task = TRAINING.clock.current_task() if thread == TRAINING.clock.thread else None
     candidate = None
     for block in reversed(_open_rare()):
         if block.kind is kind or (kind is kinds.TRAINING_LOOP and block.kind is kinds.INFERRED_LOOP):

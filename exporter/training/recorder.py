@@ -86,9 +86,8 @@ class TrainingRecording:
         self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, except the main thread
         self.is_on = RECORDER.is_recording
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
-        self._retired_timers: list[
-            GpuTimer
-        ] = []  # of the parents; kept, because freeing their events would call CUDA
+        # Timers of the parents, kept because freeing their events would call CUDA.
+        self._retired_timers: list[GpuTimer] = []
         self._initialize(monotonic() - max(time() - RECORDER.started_at, 0.0))
 
     def _initialize(self, began: float) -> None:
@@ -345,8 +344,8 @@ class TrainingRecording:
             return ()
         if self._has_reported():
             self._reading = state.publish()
-            main = self.clock.thread or threading.main_thread().ident
-            self.gpu.decide(main, state.progress.ideal_seconds)
+            main_thread = self.clock.thread or threading.main_thread().ident
+            self.gpu.decide(main_thread, state.progress.ideal_seconds)
             if self.gpu.is_on != self.clock.is_watched:
                 self._watch()
             self.gpu.publish(state.families)

@@ -26,8 +26,8 @@ class IterationEnded(NamedTuple):
 
     start_time: float
     end_time: float
-    work: float  # seconds of the phases that are work
-    waits: float | None  # seconds of the phases that are waiting; None on a thread other than the main thread
+    work_seconds: float  # of the phases that are work
+    wait_seconds: float | None  # of the phases that are waiting; None on a thread other than the main thread
     is_failed: bool
     expected: Expectation | None
 
@@ -48,7 +48,7 @@ class StepReported(Value):
     number: int | None
     seconds: float | None
     end_time: float
-    possible_work: float  # seconds of the process so far that may have been work
+    possible_work_seconds: float  # of the process so far: time that may have been work
     expected: Expectation | None
 
 

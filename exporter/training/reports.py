@@ -10,7 +10,7 @@ from typing import Any
 
 from exporter.recording.conversion import safe_repr, to_attribute, to_scalar
 from exporter.recording.values import END_REASONS
-from exporter.training.metrics import MAX_AMOUNT, amount
+from exporter.training.metrics import MAX_AMOUNT, to_amount
 from exporter.training.misuse import report
 from exporter.training.numbers import MODES, ModeNumbers
 from exporter.training.rare_blocks import timestamp_now
@@ -207,10 +207,10 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = _
     number, duration, mode_name = to_scalar(step), to_scalar(seconds), to_scalar(mode)
     if type(mode_name) is not str or mode_name not in MODES:
         report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {safe_repr(mode_name)}")
-    elif number is not None and (type(number) is not int or amount(number) is None):
+    elif number is not None and (type(number) is not int or to_amount(number) is None):
         report("step", "value", f"step of 0 or more, not {safe_repr(number)}")
-    elif duration is not None and amount(duration, 1e9) is None:
+    elif duration is not None and to_amount(duration, 1e9) is None:
         report("step", "value", f"seconds of 0 or more, not {safe_repr(duration)}")
     else:
         step_number = number if type(number) is int else None
-        TRAINING.report_step(step_number, amount(duration, 1e9), mode_name)
+        TRAINING.report_step(step_number, to_amount(duration, 1e9), mode_name)

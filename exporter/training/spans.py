@@ -198,8 +198,17 @@ class Span:
     """Span of work with a start event, a stop event and a parent."""
 
     __slots__ = (
-        *("__weakref__", "_events", "id", "name", "parent_span", "exported_parent", "start_event"),
-        *("stop_event", "initial_attributes", "updated_attributes", "on_event"),
+        "__weakref__",
+        "_events",
+        "id",
+        "name",
+        "parent_span",
+        "exported_parent",
+        "start_event",
+        "stop_event",
+        "initial_attributes",
+        "updated_attributes",
+        "on_event",
     )
 
     def __init__(
@@ -219,9 +228,8 @@ class Span:
         self._events: deque[Event] | None = None
         self.initial_attributes = Attributes.of(span_attributes)  # set at the start
         self.updated_attributes = type(self.initial_attributes)()  # set after the start
-        self.on_event: Callable[[Span, Event], object] | None = (
-            None  # called after the job has added an event
-        )
+        # Called after the job has added an event.
+        self.on_event: Callable[[Span, Event], object] | None = None
 
     @classmethod
     def create(

@@ -21,7 +21,7 @@ from exporter.training.checkpoints import Checkpoints, Save, Work
 from exporter.training.clock import ClockReading, PhaseClock
 from exporter.training.collectives import sequence_numbers
 from exporter.training.durations import classic_buckets, native_buckets
-from exporter.training.facts import RATES, Facts
+from exporter.training.facts import FLOP_FACTS, Facts
 from exporter.training.kinds import OTHER
 from exporter.training.metrics import PHASE_BUCKETS, Families, Series
 from exporter.training.misuse import count_and_log_pending, report
@@ -213,8 +213,8 @@ class TrainingState:
         seconds, previous_end, work = record.seconds, self._last_step_end, record.seconds or 0.0
         if previous_end is not None:
             seconds = max(record.end_time - previous_end, 0.0) if seconds is None else seconds
-            work = max(min(record.possible_work - self._last_possible_work, seconds), 0.0)
-        self._last_possible_work = record.possible_work
+            work = max(min(record.possible_work_seconds - self._last_possible_work, seconds), 0.0)
+        self._last_possible_work = record.possible_work_seconds
         self.progress.count_training_steps(1, record.end_time, [] if seconds is None else [seconds], [])
         if record.expected is not None or self.progress.expected is not None:
             self.progress.expect(record.expected)
@@ -328,8 +328,8 @@ class TrainingState:
             return
         data: dict[str, Any] = dict(record.data)
         if record.parameters and record.type == "training.begin":
-            rates = {name: getattr(self.facts, name) for name in RATES}
-            data = self._parameters | dict(self.facts.pairs()) | rates | data
+            flops = {name: getattr(self.facts, name) for name in FLOP_FACTS}
+            data = self._parameters | dict(self.facts.pairs()) | flops | data
         elif record.parameters:
             step = None if self.loop is None else self.loop.completed_steps
             reason = record.reason or self._failure or None

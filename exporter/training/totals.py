@@ -13,7 +13,7 @@ class PhaseTotals:
 
     Attributes:
         bin_seconds: The seconds at the start of the current bin of the history.
-        cells: Number of durations in each cell; empty for a phase without a histogram.
+        cells: Number of durations in each cell (see `durations.py`); empty for a phase without a histogram.
         is_entered: True after the first entry of the phase in this process.
     """
 

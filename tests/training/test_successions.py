@@ -80,7 +80,8 @@ def test_an_iteration_in_succession_ends_at_the_start_of_the_next() -> None:
     assert len(iterations) == 20 + 1
     assert all(current.end_time == following.start_time for current, following in pairwise(iterations))
     assert all(
-        0 <= iteration.work <= iteration.end_time - iteration.start_time + 1e-9 for iteration in iterations
+        0 <= iteration.work_seconds <= iteration.end_time - iteration.start_time + 1e-9
+        for iteration in iterations
     )
 
 
@@ -224,8 +225,8 @@ def test_seconds_of_usual_steps_sum_to_the_wall_time_and_to_the_records() -> Non
 
     assert len(iterations) == 2001
     assert sum(increase.values()) == pytest.approx(end.time - start.time, abs=1e-6)
-    assert sum(record.waits or 0.0 for record in iterations) == pytest.approx(increase["data_loading"])
-    assert sum(record.work for record in iterations) == pytest.approx(
+    assert sum(record.wait_seconds or 0.0 for record in iterations) == pytest.approx(increase["data_loading"])
+    assert sum(record.work_seconds for record in iterations) == pytest.approx(
         sum(increase[name] for name in ("iteration", *PHASES[1:]))
     )
 
@@ -250,8 +251,11 @@ def test_a_step_that_a_gradient_scaler_skips_counts_its_batch_once() -> None:
     iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
 
     assert {name: entries()[name] for name in PHASES} == dict.fromkeys(PHASES, 500)
-    assert all(record.waits is not None and record.waits >= 0 and record.work > 0 for record in iterations)
-    assert sum(record.waits or 0.0 for record in iterations) == pytest.approx(
+    assert all(
+        record.wait_seconds is not None and record.wait_seconds >= 0 and record.work_seconds > 0
+        for record in iterations
+    )
+    assert sum(record.wait_seconds or 0.0 for record in iterations) == pytest.approx(
         TRAINING.clock.phases["data_loading"].seconds
     )
 
