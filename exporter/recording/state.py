@@ -110,7 +110,9 @@ class StatState:
             return False
         popleft = self.buffer.popleft
         batch = [popleft() for _ in range(min(buffered_samples, CHUNK_SAMPLES))]
-        if self.enabled and (samples := self._accept(batch)):
+        if not self.enabled:
+            self._discard(batch)
+        elif samples := self._accept(batch):
             self._absorb(samples, wall)
         return buffered_samples > CHUNK_SAMPLES
 
@@ -181,6 +183,17 @@ class StatState:
         if foreign_objects and self._dispose is not None:
             self._dispose(foreign_objects)
         return accepted_samples
+
+    def _discard(self, batch: list[object]) -> None:
+        """Discard the samples of a disabled Stat, without running the finalizers of foreign objects on this thread."""
+        foreign_objects = [
+            sample
+            for sample in batch
+            if not (type(sample) is float or type(sample) is int or type(sample) is bool)
+        ]
+        batch.clear()
+        if foreign_objects and self._dispose is not None:
+            self._dispose(foreign_objects)
 
     def _reject(self, reason: str) -> None:
         self._rejected_samples[reason] = self._rejected_samples.get(reason, 0) + 1

@@ -88,6 +88,24 @@ def test_invalid_objects_do_not_affect_valid_samples(feed: Path) -> None:
     assert single_reading(feed).rejected == {"not_a_number": 2}
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_finalizer_of_an_invalid_object_does_not_run_on_the_recording_thread(
+    is_enabled: bool, feed: Path
+) -> None:
+    program = f"""
+        class Invalid:
+            def __del__(self):
+                print(threading.current_thread().name)
+                is_finalized.set()
+        is_finalized = threading.Event()
+        exporter.registry.switch("train.*", enabled={is_enabled})
+        Stat("train.loss", ["mean"]).add(Invalid())
+        assert is_finalized.wait(60)
+    """
+
+    assert run(feed, program).stdout == "exporter-disposal\n"
+
+
 def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_another(feed: Path) -> None:
     program = """
         def handler(*_):
