@@ -200,6 +200,10 @@ def _raise_conflict(existing: StatState, definition: StatDefinition) -> None:
 def _origin() -> str:
     """Return the source line outside the exporter that constructs a Stat, as `file:line`."""
     frame = sys._getframe(1)  # noqa: SLF001  # the cheapest access to the caller's line
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("exporter"):
+    while frame.f_back is not None and _is_own_module(frame.f_globals.get("__name__")):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_own_module(name: object) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] in {"exporter", "exporter_auto"}

@@ -179,6 +179,16 @@ def test_values_sent_and_errors_thrown_reach_a_timed_asynchronous_generator() ->
     assert stat.count == 1
 
 
+@pytest.mark.parametrize("module_name", ["exporter_of_my_lab", None])
+def test_a_conflict_names_the_line_of_the_first_construction_in_any_module(module_name: str | None) -> None:
+    name = new_name()
+    program = compile(f"Stat({name!r}, ['mean'])", "/job/train.py", "exec")
+    exec(program, {"Stat": Stat, "__name__": module_name})
+
+    with pytest.raises(DefinitionError, match=r"at /job/train\.py:1 with"):
+        Stat(name, ["max"], unit="bytes")
+
+
 # The registry ------------------------------------------------------------------------------------------------
 
 
