@@ -1,4 +1,4 @@
-"""web.config.yml in the format of exporter-toolkit; TLS with real certificates, refused peers and changed files."""
+"""web.config.yml in the format of exporter-toolkit, TLS with real certificates, refused clients and changed files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exporter.web.webconfig import WebConfig, load_web_config
 
 HASH = "$2y$10$qRTBuFoULoYNA7AQ/F3ck.trZBPyjV64.oA4ZsSBCIWvXuvQlQTuu"
 
-TOOLKIT = f"""
+TOOLKIT_EXAMPLE = f"""
 tls_server_config:
   cert_file: "server.crt"
   key_file: "server.key"
@@ -56,8 +56,8 @@ def load(directory: Path, text: str) -> WebConfig:
     return load_web_config(path)
 
 
-def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
-    config = load(tmp_path, TOOLKIT)
+def test_an_example_of_exporter_toolkit_is_accepted(tmp_path: Path) -> None:
+    config = load(tmp_path, TOOLKIT_EXAMPLE)
 
     assert config.tls_server_config is not None
     assert config.tls_server_config.verify_mode == ssl.CERT_REQUIRED
@@ -112,7 +112,7 @@ def test_errors_of_the_tls_settings_have_a_position(
     assert message in str(caught.value)
 
 
-def test_configured_headers_are_in_every_response(tmp_path: Path) -> None:
+def test_configured_headers_are_in_every_reply(tmp_path: Path) -> None:
     path = tmp_path / "web.config.yml"
     path.write_text("http_server_config: {headers: {X-Frame-Options: deny, Content-Security-Policy: own}}\n")
     with serving(web_config=path) as server:
@@ -131,12 +131,12 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
-    peer = socket.create_connection(("127.0.0.1", port), timeout=5)
-    with context.wrap_socket(peer, server_hostname="127.0.0.1") as tls_socket:
-        return tls_socket.getpeercert(binary_form=True)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+    with context.wrap_socket(connection, server_hostname="127.0.0.1") as tls_connection:
+        return tls_connection.getpeercert(binary_form=True)
 
 
-def last_reload_success(server: Server) -> float:
+def reload_success_of(server: Server) -> float:
     return sample_values(server)["exporter_web_config_last_reload_successful"]
 
 
@@ -150,24 +150,25 @@ def test_a_large_page_arrives_completely_over_tls(authority: Authority) -> None:
 
 def test_plain_http_on_the_tls_port_gets_an_error(authority: Authority) -> None:
     with serving(web_config=authority.config()) as server:
-        response = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        noise = exchange(port_of(server), b"\0" * 100)
+        plaintext_reply = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        noise_reply = exchange(port_of(server), b"\0" * 100)
+        # The plain request gets a reply of status 400, so only the noise counts as a TLS error.
         wait_until(lambda: sample_values(server)["exporter_http_connection_errors_total{tls}"] == 1)
 
-    assert noise == b"" or noise[:1] == b"\x15"  # an alert
-    assert response.startswith(b"HTTP/1.1 400 ")
-    assert response.endswith(b"this port requires HTTPS\n")
+    assert noise_reply == b"" or noise_reply[:1] == b"\x15"  # the type of a TLS record with an alert
+    assert plaintext_reply.startswith(b"HTTP/1.1 400 ")
+    assert plaintext_reply.endswith(b"this port requires HTTPS\n")
 
 
 def test_a_session_below_the_minimum_version_is_refused(authority: Authority) -> None:
     old_client = authority.client()
     old_client.maximum_version = ssl.TLSVersion.TLSv1_2
     with serving(web_config=authority.config("  min_version: TLS13\n")) as server:
-        new_response = fetch(port_of(server), context=authority.client())
+        new_reply = fetch(port_of(server), context=authority.client())
         with pytest.raises(ssl.SSLError):
             fetch(port_of(server), context=old_client)
 
-    assert new_response.status == 200
+    assert new_reply.status == 200
 
 
 def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) -> None:
@@ -182,6 +183,7 @@ def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) 
     assert cipher[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
 
 
+# Go does not verify the certificates of RequireAnyClientCert and RequestClientCert; this server verifies every certificate.
 REQUIRING_TYPES = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCert")
 OPTIONAL_TYPES = ("VerifyClientCertIfGiven", "RequestClientCert")
 
@@ -197,7 +199,7 @@ def test_client_certificates_are_verified(
     config = authority.config(f"  client_auth_type: {client_auth_type}\n  client_ca_file: ca.pem\n")
     with serving(web_config=config) as server:
         port = port_of(server)
-        response = fetch(port, context=authority.client("client"))
+        reply = fetch(port, context=authority.client("client"))
         with pytest.raises(OSError):
             fetch(port, context=foreign_client)
         if client_auth_type in REQUIRING_TYPES:
@@ -206,7 +208,7 @@ def test_client_certificates_are_verified(
         else:
             assert fetch(port, context=authority.client()).status == 200
 
-    assert response.status == 200
+    assert reply.status == 200
 
 
 def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Authority) -> None:
@@ -228,7 +230,7 @@ def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Autho
     assert refused_count == 1
 
 
-def test_a_missing_a_foreign_and_an_encrypted_key_are_refused_at_the_start(authority: Authority) -> None:
+def test_an_unusable_private_key_is_refused_at_startup(authority: Authority) -> None:
     config, key = authority.config(), authority.directory / "key.pem"
     command = ["openssl", "pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", "pass:secret", "-in", str(key)]
     encrypted_key = subprocess.run(command, capture_output=True, check=True).stdout
@@ -248,7 +250,7 @@ def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> 
         initial_certificate = certificate_of(port_of(server), authority.client())
         new_certificate = authority.issue()
         wait_until(lambda: certificate_of(port_of(server), authority.client()) == new_certificate)
-        reload_success = last_reload_success(server)
+        reload_success = reload_success_of(server)
 
     assert (initial_certificate, reload_success) == (old_certificate, 1)
 
@@ -264,10 +266,10 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
         for _ in range(5):
             statuses.append(fetch(port, context=authority.client()).status)
             time.sleep(0.1)
-        reload_success = last_reload_success(server)
+        reload_success = reload_success_of(server)
         authority.config()  # writes the valid configuration again
         wait_until(
-            lambda: fetch(port, context=authority.client()).status == 200 and last_reload_success(server)
+            lambda: fetch(port, context=authority.client()).status == 200 and reload_success_of(server)
         )
 
     assert statuses == [200] * 5
@@ -275,7 +277,9 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
     assert (len(caplog.records), "cert_fil" in caplog.text) == (1, True)
 
 
-@pytest.mark.parametrize("text", ["", "http_server_config: {}\n", None], ids=["empty", "without", "missing"])
+@pytest.mark.parametrize(
+    "text", ["", "http_server_config: {}\n", None], ids=["empty", "no_tls_section", "missing"]
+)
 def test_a_changed_file_cannot_disable_protection(authority: Authority, text: str | None) -> None:
     client_options = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     config = authority.config(client_options)
@@ -287,13 +291,13 @@ def test_a_changed_file_cannot_disable_protection(authority: Authority, text: st
             config.write_text(text)
         time.sleep(0.1)
         accepted_status = fetch(port, context=authority.client("c")).status
-        wait_until(lambda: not last_reload_success(server))
+        wait_until(lambda: not reload_success_of(server))
         with pytest.raises(OSError):
             fetch(port, context=authority.client())
-        plaintext_response = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        plaintext_reply = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 
     assert accepted_status == 200
-    assert b"this port requires HTTPS" in plaintext_response
+    assert b"this port requires HTTPS" in plaintext_reply
 
 
 def test_a_hanging_configuration_file_delays_scrapes_by_less_than_three_seconds_in_total(
@@ -307,7 +311,7 @@ def test_a_hanging_configuration_file_delays_scrapes_by_less_than_three_seconds_
         time.sleep(0.1)
         replies = [fetch(port_of(server), context=authority.client()) for _ in range(4)]
         with config.open("w"):
-            pass  # releases the worker
+            pass  # releases the thread that opens the file
 
     assert [reply.status for reply in replies] == [200] * 4
     assert sum(reply.seconds for reply in replies) < 3
