@@ -1,4 +1,4 @@
-"""Command `python -m dashboards.incidents --out DIR [--serve]`: execute the runs with incidents, or serve stored data."""
+"""Command `python -m dashboards.incidents --out DIR [--serve]`: run the jobs with incidents, or serve stored data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from dashboards.incidents import NODE_RANKS, TIMES, NodeRanks, RunScenario, world_size
+from dashboards.incidents import NODE_RANKS, TIMES, Incident, NodeRanks, world_size
 from dashboards.scenario.prometheus import ROOT, Intervals, PrometheusServer, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
@@ -66,7 +66,7 @@ class IncidentProcesses:
         self.stop_event = threading.Event()
 
     def run(self) -> None:
-        """Execute the runs until the end of the scenario, or until `stop_event` is set.
+        """Run the jobs until the end of the scenario, or until `stop_event` is set.
 
         Raises:
             SystemExit: An exporter has exited before the end.
@@ -101,7 +101,7 @@ class IncidentProcesses:
             for index, rank in enumerate(node_ranks.ranks):
                 gpu = node_ranks.first_gpu + index
                 self._ranks[node_ranks.run, rank] = self._start_rank(node_ranks, rank, gpu)
-                if node_ranks.scenario is RunScenario.KILLED:
+                if node_ranks.incident is Incident.KILLED:
                     self._replacement_ranks[rank] = self._start_rank(node_ranks, rank, gpu)
         self._start_time = time.time() + STARTUP_SECONDS
         for node in dict.fromkeys(node_ranks.node for node_ranks in NODE_RANKS):
@@ -124,11 +124,11 @@ class IncidentProcesses:
             "EXPORTER_RUN": node_ranks.run,
             "RANK": str(rank),
             "LOCAL_RANK": str(gpu),
-            "WORLD_SIZE": str(world_size(node_ranks.scenario)),
-            "USER": "mia" if node_ranks.scenario is RunScenario.HEALTHY else "jo",
+            "WORLD_SIZE": str(world_size(node_ranks.incident)),
+            "USER": "mia" if node_ranks.incident is Incident.HEALTHY else "jo",
             "PYTHONPATH": str(ROOT),
         }
-        plan = json.dumps({"scenario": node_ranks.scenario.value, "rank": rank})
+        plan = json.dumps({"incident": node_ranks.incident.value, "rank": rank})
         with (self._directory / "ranks.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "dashboards.incidents.job", plan],
@@ -193,13 +193,13 @@ class IncidentProcesses:
             node_ranks = _ranks_on_gpu(node, gpu)
             pids = [] if node_ranks is None else self._pids_on_gpu(node_ranks, gpu)
             memory_bytes = IDLE_GPU_MEMORY_BYTES if node_ranks is None else GPU_MEMORY_BYTES
-            machine["models"][f"card-{gpu}"] = model | {
+            machine["models"][f"h100-{gpu}"] = model | {
                 "load": {"steps": _load(node_ranks), "ripple": 0.03},
                 "values": model["values"] | {"energy": GPU_ENERGY_COUNTER, "memory_used": memory_bytes},
             }
             machine["gpus"].append(
                 {
-                    "model": f"card-{gpu}",
+                    "model": f"h100-{gpu}",
                     "uuid": f"GPU-{node[-2:]}{gpu:06d}-0000-0000-0000-000000000000",
                     "processes": [{"pid": pid, "memory": GPU_MEMORY_BYTES, "sm": 97} for pid in pids],
                 }
@@ -210,15 +210,15 @@ class IncidentProcesses:
         """Return the process ids of the rank on a GPU and, in the run that restarts, of its replacement."""
         rank = node_ranks.ranks[gpu - node_ranks.first_gpu]
         processes = [self._ranks[node_ranks.run, rank]]
-        if node_ranks.scenario is RunScenario.KILLED:
+        if node_ranks.incident is Incident.KILLED:
             processes.append(self._replacement_ranks[rank])
         return [process.pid for process in processes]
 
     def _timeline(self) -> list[tuple[float, Callable[[], None]]]:
         node = NODE_RANKS[-1].node
         return [
-            (TIMES.incident, self._kill_run),
-            (TIMES.incident, lambda: self._kill_exporter(node)),
+            (TIMES.incident_start, self._kill_run),
+            (TIMES.incident_start, lambda: self._kill_exporter(node)),
             (TIMES.exporter_restart, lambda: self._start_exporter(node)),
             (TIMES.killed_run_restart, self._restart_run),
             (TIMES.end, lambda: None),
@@ -231,15 +231,15 @@ class IncidentProcesses:
 
     def _kill_run(self) -> None:
         """Kill rank 1 with SIGKILL and terminate rank 0, as torchrun does."""
-        run = RunScenario.KILLED.value
+        run = Incident.KILLED.value
         self._ranks[run, 1].kill()
         time.sleep(1)
         self._ranks[run, 0].terminate()
 
     def _restart_run(self) -> None:
         for rank, process in self._replacement_ranks.items():
-            self._ranks[RunScenario.KILLED.value, rank].wait()
-            self._ranks[RunScenario.KILLED.value, rank] = process
+            self._ranks[Incident.KILLED.value, rank].wait()
+            self._ranks[Incident.KILLED.value, rank] = process
             self._begin_training(
                 process, first_step_seconds=TIMES.killed_run_restart + FIRST_STEP_SECONDS, completed_steps=350
             )
@@ -279,17 +279,17 @@ def _load(node_ranks: NodeRanks | None) -> list[dict[str, Any]]:
     if node_ranks is None:
         return [{"seconds": "10s", "level": 0.0}]
     later_steps = {
-        RunScenario.LOADER_STALL: [(TIMES.end, 0.38)],
-        RunScenario.HANG: [(TIMES.end, 1.0)],
-        RunScenario.KILLED: [
-            (TIMES.killed_run_restart - TIMES.incident + FIRST_STEP_SECONDS, 0.0),
+        Incident.LOADER_STALL: [(TIMES.end, 0.38)],
+        Incident.HANG: [(TIMES.end, 1.0)],
+        Incident.KILLED: [
+            (TIMES.killed_run_restart - TIMES.incident_start + FIRST_STEP_SECONDS, 0.0),
             (TIMES.end, 0.93),
         ],
-        RunScenario.FINISHED: [(TIMES.finished_run_end - TIMES.incident, 0.93), (TIMES.end, 0.0)],
-    }.get(node_ranks.scenario, [(TIMES.end, 0.93)])
+        Incident.FINISHED: [(TIMES.finished_run_end - TIMES.incident_start, 0.93), (TIMES.end, 0.0)],
+    }.get(node_ranks.incident, [(TIMES.end, 0.93)])
     steps = [
         (STARTUP_SECONDS + FIRST_STEP_SECONDS - 5.0, 0.02),
-        (TIMES.incident - FIRST_STEP_SECONDS, 0.93),
+        (TIMES.incident_start - FIRST_STEP_SECONDS, 0.93),
         *later_steps,
     ]
     return [{"seconds": f"{seconds:g}s", "level": level} for seconds, level in steps]
@@ -297,7 +297,7 @@ def _load(node_ranks: NodeRanks | None) -> list[dict[str, Any]]:
 
 def _faults(node: str) -> list[dict[str, Any]]:
     """Return the timeline of GPU faults on a node, which is empty if its GPUs have no faults."""
-    incident_start = f"{STARTUP_SECONDS + TIMES.incident:g}s"
+    incident_start = f"{STARTUP_SECONDS + TIMES.incident_start:g}s"
     if node == "gpu-09":
         overheating = {
             "clock_sm": {"idle": 345, "busy": 1290},
@@ -325,7 +325,7 @@ def _faults(node: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Execute the runs with incidents, or serve stored data until a signal. Return 0."""
+    """Run the jobs with incidents, or serve stored data until a signal. Return 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.incidents", description=__doc__)
     parser.add_argument(
         "--out",

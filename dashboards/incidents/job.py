@@ -1,8 +1,9 @@
 """Command `python -m dashboards.incidents.job PLAN`: training loop of a rank, with sleeps in place of computations.
 
-The process waits for a line on standard input before the training, because the machine description of the exporter contains
-the process id. The process exits when standard input closes. The ranks of a run compute the same schedule of steps from the
-wall clock and the plan, so they stay synchronous without collectives. A late step delays the later steps of its rank.
+The process waits for a line on standard input before it trains: the machine description of the exporter contains the process
+id, so the process must exist before the exporter starts. When standard input closes, the process exits. The ranks of a run
+derive the times of the steps from the wall clock and the plan, so they need no collectives. A late step delays the later steps
+of its rank.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dashboards.incidents import TIMES, RunScenario
+from dashboards.incidents import TIMES, Incident
 from exporter import log, training
 
 COMPUTE_SECONDS, DATA_SECONDS, SYNC_SECONDS = 1.0, 0.03, 0.05
@@ -25,6 +26,7 @@ FORWARD_SHARE, BACKWARD_SHARE, OPTIMIZER_SHARE = 0.31, 0.6, 0.09  # of the compu
 STRAGGLER_RANK = 2  # the rank on the hot GPU
 STRAGGLER_FACTOR = 1.45
 HANGING_RANK = 1
+HANG_SECONDS = TIMES.end  # longer than the rest of the scenario
 SLOW_DATA_SECONDS = 1.55
 SAVE_INTERVAL_SECONDS, SAVE_SECONDS, VALIDATION_SECONDS = 120.0, 2.0, 10.0
 VALIDATION_STARTS = (300.0, 1100.0)
@@ -34,11 +36,11 @@ FLOPS_PER_TOKEN = 6 * 2.6e9
 
 
 class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not an error
-    """End of the scenario: standard input is closed."""
+    """End of the scenario: standard input is closed or has a byte."""
 
 
 def wait(seconds: float) -> None:
-    """Sleep for a duration. Raises ScenarioEnded if standard input is closed or has further input."""
+    """Sleep for a duration. Raises ScenarioEnded if standard input is closed or has a byte."""
     if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
         raise ScenarioEnded
 
@@ -49,7 +51,7 @@ class Rank:
     Args:
         plan: Mapping with the keys
 
-            - `scenario`: name of a RunScenario
+            - `incident`: value of an Incident
             - `rank`: rank of the process
             - `scenario_start`: Unix time
             - `first_step_seconds`: start of the first step, in seconds since the start of the scenario
@@ -57,12 +59,12 @@ class Rank:
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self._scenario = RunScenario(plan["scenario"])
+        self._incident = Incident(plan["incident"])
         self._rank: int = plan["rank"]
         self._scenario_start: float = plan["scenario_start"]
         self._first_step_seconds: float = plan["first_step_seconds"]
         self._step: int = plan["completed_steps"]
-        self._random = random.Random(f"{plan['scenario']} {plan['rank']} {plan['completed_steps']}")  # noqa: S311  # the values are no secrets
+        self._random = random.Random(f"{plan['incident']} {plan['rank']} {plan['completed_steps']}")  # noqa: S311  # the values are no secrets
 
     def run(self) -> None:
         """Initialize the job and train until the end of the scenario."""
@@ -89,9 +91,10 @@ class Rank:
 
     def _train(self) -> None:
         step_start = self._scenario_start + self._first_step_seconds
-        last_save_interval = completed_validations = 0
+        last_save_interval = int(self._first_step_seconds // SAVE_INTERVAL_SECONDS)
+        completed_validations = self._due_validations(self._first_step_seconds)
         while not (
-            self._scenario is RunScenario.FINISHED and self._is_after(step_start, TIMES.finished_run_end)
+            self._incident is Incident.FINISHED and self._is_after(step_start, TIMES.finished_run_end)
         ):
             self._step += 1
             step_start = self._iteration(step_start)
@@ -100,49 +103,56 @@ class Rank:
             if save_interval > last_save_interval:
                 last_save_interval = save_interval
                 step_start += self._save(
-                    fails=self._scenario is RunScenario.FAILING_SAVES
-                    and self._is_after(step_start, TIMES.incident)
+                    fails=self._incident is Incident.FAILING_SAVES
+                    and self._is_after(step_start, TIMES.incident_start)
                 )
-            due_validations = sum(start_seconds <= elapsed_seconds for start_seconds in VALIDATION_STARTS)
-            if due_validations > completed_validations:
+            if self._due_validations(elapsed_seconds) > completed_validations:
                 completed_validations += 1
                 step_start += self._validate()
+
+    @staticmethod
+    def _due_validations(elapsed_seconds: float) -> int:
+        """Return the number of validations that are due at a time since the start of the scenario."""
+        return sum(start_seconds <= elapsed_seconds for start_seconds in VALIDATION_STARTS)
 
     def _is_after(self, step_start: float, offset_seconds: float) -> bool:
         """Return True if a step starts at least *offset_seconds* after the start of the scenario."""
         return step_start - self._scenario_start >= offset_seconds
 
     def _iteration(self, step_start: float) -> float:
-        """Run a step that starts at a Unix time, and return the Unix time at which all ranks end the step."""
-        incidents_began = self._is_after(step_start, TIMES.incident)
+        """Run a step that starts at a Unix time.
+
+        Returns the planned end of the step in Unix time, or the current time if this rank is late.
+        """
+        is_after_incident_start = self._is_after(step_start, TIMES.incident_start)
         compute_seconds = slowest_compute_seconds = COMPUTE_SECONDS
-        if self._scenario is RunScenario.STRAGGLER and incidents_began:
+        if self._incident is Incident.STRAGGLER and is_after_incident_start:
             slowest_compute_seconds *= STRAGGLER_FACTOR
             compute_seconds *= STRAGGLER_FACTOR if self._rank == STRAGGLER_RANK else 1.0
         compute_seconds *= self._random.uniform(0.97, 1.0)
         data_seconds = (
             SLOW_DATA_SECONDS
-            if self._scenario is RunScenario.LOADER_STALL and incidents_began
+            if self._incident is Incident.LOADER_STALL and is_after_incident_start
             else DATA_SECONDS
         )
         step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
         is_nan = (
-            self._scenario is RunScenario.NAN_LOSS
-            and incidents_began
+            self._incident is Incident.NAN_LOSS
+            and is_after_incident_start
             and not self._is_after(step_start, TIMES.nan_end)
         )
         with training.training_iteration():
             with training.data_loading():
                 wait(step_start + data_seconds - time.time())
             with training.model_forward():
-                if self._scenario is RunScenario.HANG and self._rank == HANGING_RANK and incidents_began:
-                    wait(TIMES.end)
+                if self._incident is Incident.HANG and self._rank == HANGING_RANK and is_after_incident_start:
+                    wait(HANG_SECONDS)
                 wait(compute_seconds * FORWARD_SHARE)
             with training.model_backward():
                 wait(compute_seconds * BACKWARD_SHARE)
             with training.phase("grad_sync"):
-                if self._scenario is RunScenario.HANG and incidents_began:
-                    wait(TIMES.end)
+                if self._incident is Incident.HANG and is_after_incident_start:
+                    wait(HANG_SECONDS)
                 wait(step_end - compute_seconds * OPTIMIZER_SHARE - time.time())
             with training.optimizer_update():
                 wait(step_end - time.time())

@@ -21,29 +21,39 @@ from dashboards.scenario import Timeline
 from exporter import log, one_logger, training
 
 COMPUTE_SECONDS, SYNC_SECONDS, DATA_SECONDS = 0.21, 0.025, 0.012
+"""Durations of the parts of a step."""
 FORWARD_SHARE, BACKWARD_SHARE, OPTIMIZER_SHARE = 0.31, 0.6, 0.09  # of the compute time
 VARIATION_FACTOR = 1.04  # upper limit of the random variation of the compute time, except for rare steps
 STRAGGLER_FACTOR = 1.42
-SAVE_SECONDS, VALIDATION_STEPS = 0.9, 8
+SAVE_SECONDS = 0.9
+VALIDATION_STEPS = 8
 STARTUP_SECONDS = 3.0
 STEPS_TARGET = 20_000
 NAN_STEPS = 3
 WORLD_SIZE = 4
-SAMPLES, TOKENS = 6, 6 * 512  # of a rank in a step
+SAMPLES_PER_STEP, TOKENS_PER_STEP = 6, 6 * 512  # of a rank
 FLOPS_PER_TOKEN = 6 * 6.7e9
 H100_FLOPS = 989e12
-BASELINE_FACTOR = 1.08  # compute time of the baseline, relative to the other run
+BASELINE_FACTOR = 1.08  # compute time of the baseline relative to the other run, which is faster
 
 
 class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not an error
-    """End of the scenario: standard input is closed."""
+    """End of the scenario: standard input is closed or has a byte."""
 
 
 class Rank:
     """Training loop of a rank.
 
     Args:
-        plan: Role of the rank in the scenario, from `Cluster`.
+        plan: Role of the rank in the scenario, from `Cluster`, with the keys
+
+            - `start`: Unix time of the start of the scenario
+            - `seconds`: duration of the scenario
+            - `baseline`: whether the run is the baseline, which has no incidents
+            - `rank`: rank of the process
+            - `straggler`: whether the rank is the straggler
+            - `attempt`: 0, or 1 after the restart
+            - `checkpoint`: path of the file with the last saved step
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -85,7 +95,7 @@ class Rank:
                 is_baseline_run_or_fn=self._is_baseline,
                 telemetry_config=one_logger.TrainingTelemetryConfig(
                     perf_tag_or_fn="llama-7b-bf16",
-                    global_batch_size_or_fn=SAMPLES * WORLD_SIZE,
+                    global_batch_size_or_fn=SAMPLES_PER_STEP * WORLD_SIZE,
                     train_iterations_target_or_fn=STEPS_TARGET,
                 ),
             )
@@ -103,15 +113,15 @@ class Rank:
 
     def _train(self, step: int) -> None:
         # All ranks of an attempt start each step at the same time.
-        training_start = self._scenario_start + self._timeline.to_seconds(
+        attempt_start = self._scenario_start + self._timeline.to_seconds(
             self._timeline.crash_start + self._timeline.restart_duration if self._attempt else 0.0
         )
-        step_start = training_start + STARTUP_SECONDS
+        step_start = attempt_start + STARTUP_SECONDS
         self._wait(step_start - time.time())
         first_step_offset = step_start - self._scenario_start
         validation_offset = self._timeline.to_seconds(self._timeline.validation_start)
         failing_save_offset = self._timeline.to_seconds(self._timeline.failing_save)
-        is_validated = first_step_offset > validation_offset
+        validation_done = first_step_offset > validation_offset
         self._save_offsets = [offset for offset in self._save_offsets if offset > first_step_offset]
         with training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=STEPS_TARGET):
             while True:
@@ -120,8 +130,8 @@ class Rank:
                 step_start = self._iteration(step, step_start)
                 if self._save_offsets and elapsed_seconds >= self._save_offsets[0]:
                     step_start += self._save(step, fails=self._save_offsets.pop(0) == failing_save_offset)
-                if not is_validated and elapsed_seconds >= validation_offset:
-                    is_validated = True
+                if not validation_done and elapsed_seconds >= validation_offset:
+                    validation_done = True
                     step_start += self._validate()
 
     def _iteration(self, step: int, step_start: float) -> float:
@@ -132,7 +142,7 @@ class Rank:
             step_start: Unix time at which all ranks start the step.
 
         Returns:
-            The Unix time at which all ranks end the step.
+            The planned end of the step in Unix time, or the current time if this rank is late.
         """
         elapsed_seconds = step_start - self._scenario_start
         mean_compute_seconds = COMPUTE_SECONDS * (BASELINE_FACTOR if self._is_baseline else 1.0)
@@ -145,10 +155,10 @@ class Rank:
         if self._timeline.is_paused(elapsed_seconds) and not self._is_baseline:
             data_seconds = self._timeline.to_seconds(self._timeline.pause_range[1]) - elapsed_seconds
         step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
-        is_nan = self._nan_steps_left > 0 and elapsed_seconds >= self._timeline.to_seconds(
+        has_nan_gradient = self._nan_steps_left > 0 and elapsed_seconds >= self._timeline.to_seconds(
             self._timeline.nan_start
         )
-        self._nan_steps_left -= is_nan
+        self._nan_steps_left -= has_nan_gradient
         with training.training_iteration():
             with training.data_loading():
                 self._wait(step_start + data_seconds - time.time())
@@ -162,22 +172,22 @@ class Rank:
                 self._wait(step_end - time.time())
             training.record(
                 loss=self._loss(step),
-                grad_norm=math.nan if is_nan else self._gradient_norm(step),
+                grad_norm=math.nan if has_nan_gradient else self._gradient_norm(step),
                 learning_rate=3e-4 * min(1.0, step / 300) * (1 - step / (2 * STEPS_TARGET)),
-                samples=SAMPLES,
-                tokens=TOKENS - self._random.randrange(128),
+                samples=SAMPLES_PER_STEP,
+                tokens=TOKENS_PER_STEP - self._random.randrange(128),
             )
-            if is_nan:
+            if has_nan_gradient:
                 training.skipped_step("nonfinite")
         return max(step_end, time.time())
 
     def _loss(self, step: int) -> float:
-        trained_tokens = step * TOKENS * WORLD_SIZE
+        trained_tokens = step * TOKENS_PER_STEP * WORLD_SIZE
         baseline_excess = 0.05 * self._is_baseline
         return 1.9 + 6.5 / (1.0 + trained_tokens / 4e5) + self._random.gauss(0.0, 0.02) + baseline_excess
 
     def _gradient_norm(self, step: int) -> float:
-        trained_tokens = step * TOKENS * WORLD_SIZE
+        trained_tokens = step * TOKENS_PER_STEP * WORLD_SIZE
         return 0.5 + 1.4 / (1.0 + trained_tokens / 6e5) + self._random.random() * 0.12
 
     def _save(self, step: int, *, fails: bool) -> float:
@@ -210,10 +220,10 @@ class Rank:
 
     @staticmethod
     def _wait(seconds: float) -> None:
-        """Sleep.
+        """Sleep for a duration.
 
         Raises:
-            ScenarioEnded: Standard input is closed.
+            ScenarioEnded: Standard input is closed or has a byte.
         """
         if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
             raise ScenarioEnded
