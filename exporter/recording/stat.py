@@ -61,8 +61,10 @@ class Registry:
 
         Calls `handler(stat, window)` in order, on a thread of the handler. Exceptions of the handler and windows dropped by a full
         queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a handler that is
-        not callable.
+        not callable, and for a pattern that is not a str.
         """
+        if not isinstance(match, str):
+            raise TypeError(f"match must be a pattern such as 'training.*', not {match!r}")
         return self.register_window_handler(handler, lambda state: fnmatchcase(state.definition.name, match))
 
     def register_window_handler(

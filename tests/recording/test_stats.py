@@ -192,6 +192,13 @@ def test_a_conflict_names_the_line_of_the_first_construction_in_any_module(modul
 # The registry ------------------------------------------------------------------------------------------------
 
 
+def test_an_invalid_pattern_of_windows_raises_at_the_call_and_not_at_the_next_stat() -> None:
+    with pytest.raises(TypeError, match="match must be a pattern"):
+        registry.on_window(print, match=None)  # type: ignore[arg-type]  # an invalid pattern
+
+    assert Stat(new_name(), ["mean"]).count == 0
+
+
 def test_stats_are_found_by_name_and_listed_and_disabled_by_pattern() -> None:
     name = new_name()
     stat = Stat(f"{name}.one", labels={"split": "dev"})
