@@ -32,7 +32,8 @@ def to_plain(hint: Any, value: Any) -> Any:
             if option.default is not UNCHANGED
         }
     if isinstance(value, Mapping):
-        return {key: to_plain(type(inner), inner) for key, inner in value.items()}
+        value_hint = get_args(base)[1]
+        return {key: to_plain(value_hint, inner) for key, inner in value.items()}
     if notation is not None:
         return notation.format(value)
     if isinstance(value, frozenset):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from exporter.config.dump import dump
 from exporter.config.loader import load, load_file, parse
 from exporter.config.nodes import MAX_BYTES
 from exporter.config.options import (
@@ -202,6 +203,15 @@ def test_contradicting_fields_are_reported_at_each_field() -> None:
         "f.yaml:3:10: names[0].low: is above high",
         "f.yaml:4:11: names[0].high: is below low",
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    passwords: Mapping[str, Annotated[str, Hidden()]]
+
+
+def test_a_printed_mapping_does_not_show_its_secrets() -> None:
+    assert dump(Users({"ada": "hush"})) == "passwords: {ada: <secret>}\n"
 
 
 @pytest.mark.parametrize("secret", ["12345", "[hush]", "{hush: 1}"])
