@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.one_logger.exporters import Exporter
-from exporter.recording.conversion import safe_repr
+from exporter.recording.conversion import safe_repr, to_name
 from exporter.training.misuse import report
 
 if TYPE_CHECKING:
@@ -148,7 +148,11 @@ def _parsed_configs(configs: Iterable[object], source: str) -> list[ExporterConf
             config = dict(config) if isinstance(config, Mapping) else {}
             exporter_configs.append(ExporterConfig(name, config, is_enabled is None or bool(is_enabled)))
         else:
-            _report("entry", f"an entry with a class_name in {source}, not {safe_repr(entry)}")
+            # Only the keys are shown, because an argument may be a secret.
+            shown_entry = safe_repr(entry)
+            if isinstance(entry, Mapping):
+                shown_entry = f"with the keys {', '.join(map(to_name, entry))}"
+            _report("entry", f"an entry with a class_name in {source}, not {shown_entry}")
     return exporter_configs
 
 

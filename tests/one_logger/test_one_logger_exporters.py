@@ -268,6 +268,17 @@ def test_an_unreadable_file_is_reported_and_ignored(text: str, tmp_path: Path) -
     assert {record.call for record in reports} == {"with_export_config"}
 
 
+def test_the_report_of_an_entry_without_a_class_shows_no_argument() -> None:
+    manager = ExporterConfigManager(packages=[])
+    with collect_misuse() as reports:
+        assert manager.generate_export_config([{"class": "W", "config": {"api_key": "hush"}}]) == []
+
+    (record,) = reports
+    assert (
+        record.expected == "an entry with a class_name in exporters_config, not with the keys class, config"
+    )
+
+
 def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_path: Path) -> None:
     group, file = "nv_one_logger.exporter_configs", {"file_path": str(tmp_path / "t.json")}
     entry_points = [
