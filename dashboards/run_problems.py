@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
+from dashboards.gpu_problems import THROTTLED_RATIO, XID_SECONDS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
@@ -29,12 +30,8 @@ SLOW_RATIO = 0.9
 """Speed relative to the fastest rank below which a rank is slow."""
 DATA_WAIT_RATIO = 0.1
 """Share of the time in `data_loading` from which waiting for data is a problem."""
-THROTTLED_RATIO = 0.05
-"""Smallest share of time with thermal or power throttling that is a problem."""
 SILENT_SECONDS = 30
 """Age of the feed from which a live rank is silent."""
-XID_SECONDS = 3600
-"""Time for which an Xid is a problem."""
 EXITS_SECONDS = 900
 """Longest time between the first and the last exit of an attempt. NCCL aborts the waiting ranks after ten minutes by default."""
 MAX_ROWS = 8

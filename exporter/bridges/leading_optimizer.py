@@ -34,7 +34,7 @@ class LeadingOptimizer:
         self._waiting_since: float | None = None  # monotonic time of the first backward pass
 
     def is_missing(self) -> bool:
-        """Return True if no optimizer has stepped within `UNSEEN_SECONDS` of the first call."""
+        """Return True if the first call was more than `UNSEEN_SECONDS` ago. Not called after the first step of an optimizer."""
         now = monotonic()
         if self._waiting_since is None:
             self._waiting_since = now

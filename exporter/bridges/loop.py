@@ -156,7 +156,7 @@ class LoopTracker:
 
     def record(self, field: str, value: Any) -> None:
         """Record a loss or a gradient norm. Tensors on a GPU are recorded at most ten times a second."""
-        if self._read_limit.is_due(field, value):
+        if self._read_limit.start_read(field, value):
             training.record(**{field: readable(value)})
 
     def record_batch(self, batch: Any, *, rows_per_sample: int = 1) -> None:

@@ -49,8 +49,11 @@ class TensorReadLimit:
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
 
-    def is_due(self, name: str, value: Any) -> bool:
-        """Return True if a value may be read now: at most ten times a second for a tensor on a GPU, otherwise always."""
+    def start_read(self, name: str, value: Any) -> bool:
+        """Return True if a value may be read now: at most ten times a second for a tensor on a GPU, otherwise always.
+
+        If a tensor on a GPU may be read, the time until the next read starts.
+        """
         if not getattr(value, "is_cuda", False):
             return True
         now = monotonic()
@@ -121,7 +124,7 @@ class StepLoss:
             self._passes.append(_Pass(loss.item(), _factors(loss)))
             return
         if not self._passes:
-            self._is_known = self._read_limit.is_due("loss", loss)
+            self._is_known = self._read_limit.start_read("loss", loss)
         value = readable(loss) if self._is_known and hasattr(loss, "grad_fn") else None
         if value is None:
             self._is_known = False

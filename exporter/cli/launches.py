@@ -55,11 +55,11 @@ class LingerPeriod:
         self._final_scrape_at: float | None = None
 
     def wait_seconds(self) -> float:
-        """Return the time until the next call of `is_over`."""
+        """Return the time until the next call of `poll`."""
         return POLL_SECONDS if self._ended_at is None else LINGER_POLL_SECONDS
 
-    def is_over(self) -> bool:
-        """Return True if the sidecar should end now."""
+    def poll(self) -> bool:
+        """Record the current launches, passes and scrapes. Return True if the sidecar should end now."""
         now = self._monotonic()
         if self._is_active():  # a launch may join during the linger period
             self._ended_at = self._final_scrape_at = None

@@ -114,7 +114,7 @@ def _wait_for_end(sidecar: SidecarService, signals: Signals, linger_period: Ling
             sidecar.reload_soon()
         if number == signal.SIGUSR1:
             sidecar.toggle_gpus()
-        if linger_period is not None and linger_period.is_over():
+        if linger_period is not None and linger_period.poll():
             _log.info("ending: no run is left")
             return
 

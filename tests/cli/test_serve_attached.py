@@ -79,11 +79,11 @@ def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrap
     linger_period = LingerPeriod(
         schedule, is_active=lambda: False, linger_seconds=30.0, monotonic=lambda: schedule.time
     )
-    linger_period.is_over()
+    linger_period.poll()
     schedule.feed_passes = passes
     outcomes = []
     for schedule.time, schedule.expected_scrape_at, _ in observations:
-        outcomes.append(linger_period.is_over())
+        outcomes.append(linger_period.poll())
 
     assert outcomes == [is_over for _, _, is_over in observations]
 

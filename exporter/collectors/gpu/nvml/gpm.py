@@ -87,7 +87,7 @@ class GpmMetrics:
         self._is_supported = False
 
     def is_supported(self) -> bool:
-        """Return True if the GPU supports GPM and can be sampled now."""
+        """Return True if the GPU supports GPM and can be sampled now. The support is queried again after `_SUPPORT_INTERVAL_SECONDS`."""
         device = self._device
         if self._queried_at is None or device.pass_time - self._queried_at >= _SUPPORT_INTERVAL_SECONDS:
             self._queried_at = device.pass_time

@@ -78,7 +78,7 @@ class AttachedGpu:
         """Read the due tiers and return the readings. Raises DownError if this GPU or all GPUs are down."""
         device, readings = self.device, PassReadings()
         device.pass_time, device.call_count, device.result_count, device.last_error = now, 0, 0, ""
-        due_tiers = {tier for tier in Tier if self._is_due(tier, now)}
+        due_tiers = {tier for tier in Tier if self._start_if_due(tier, now)}
         is_slow_due = Tier.SLOW in due_tiers or self.mig.is_outdated
         if is_slow_due:  # before the faster tiers, which require the list of links and instances
             queries.read(device, self._tiers[Tier.SLOW], readings)
@@ -113,8 +113,8 @@ class AttachedGpu:
         if not device.result_count:
             raise DeviceDownError(device.last_error or "invalid_argument")
 
-    def _is_due(self, tier: Tier, now: float) -> bool:
-        """Return True if a tier is due, and schedule its next pass."""
+    def _start_if_due(self, tier: Tier, now: float) -> bool:
+        """Schedule the next pass of a tier that is due, and return True. Return False if the tier is not due."""
         due_at = self._due[tier]
         if now < due_at - self._options.period / 4:  # passes are not exactly periodic
             return False
