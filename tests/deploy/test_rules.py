@@ -28,6 +28,7 @@ from rules_support import (
 )
 
 from exporter.hangs.explanation import AUTOGRAD, COLLECTIVES
+from exporter.status.conditions.gpus import CRITICAL_XIDS
 
 TARGET_LABELS = frozenset({"cluster", "job", "instance"})
 """Labels added by Prometheus, and by an agent or federation."""
@@ -170,6 +171,12 @@ def test_the_table_of_the_runbook_matches_the_alerts() -> None:
         path.write_text(document, encoding="utf-8")
 
     assert TABLE.findall(document) == [table]
+
+
+def test_the_runbook_explains_each_xid_of_the_critical_alert() -> None:
+    explanation = runbook_sections()["gpuxidcritical"].split("For these,")[0]
+
+    assert {int(number) for number in re.findall(r"\b\d+\b", explanation)} == CRITICAL_XIDS
 
 
 def test_a_rule_is_defined_once_and_a_record_named_by_level_metric_and_operation() -> None:
