@@ -12,7 +12,7 @@ from dashboards.energy_overview import (
     RUN_POWER,
     overview_panels,
 )
-from dashboards.losses_now import CAUSE_NAMES, COST_PER_HOUR
+from dashboards.losses_now import CAUSE_NAMES, COST_IS_PARTIAL, COST_PER_HOUR
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
@@ -209,7 +209,8 @@ def _carbon_panels() -> tuple[Panel, ...]:
         time_series(
             "Cost per hour",
             Query(
-                f"sum by (kind, currency) ({share} * on (run, currency) group_left () ({COST_PER_HOUR}))",
+                f"sum by (kind, currency) ({share} * on (run, currency) group_left () ({COST_PER_HOUR}))"
+                f" unless on () {COST_IS_PARTIAL}",
                 "{{kind}}, {{currency}}",
             ),
             unit="none",

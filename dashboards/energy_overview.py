@@ -39,6 +39,7 @@ from dashboards.losses_now import (
     LOST_SHARE_NOW,
     LOST_SINCE_START,
     MIN_DISPLAYED_SHARE,
+    NO_COST,
     NO_LOSS,
     POWER,
     RANKS_OF_LOSSES,
@@ -137,7 +138,7 @@ def _cost_now() -> Panel:
     carbon = "CO2"
     return stat(
         "Cost and CO2 per hour, last 5 min",
-        instant_query(f"sum by (currency) ({COST_PER_HOUR})", "{{currency}}"),
+        instant_query(f"sum by (currency) ({COST_PER_HOUR}) or {NO_COST}", "{{currency}}"),
         instant_query("3600 * sum(max by (run) (run:training_carbon:grams_rate5m{@run}))", carbon),
         _incomplete_runs(),
         unit="none",
@@ -166,7 +167,7 @@ def _lost_now() -> Panel:
     return stat(
         "Lost per hour, last 5 min",
         instant_query(
-            f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or sum by (currency) ({COST_PER_HOUR}) * 0",
+            f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or sum by (currency) ({COST_PER_HOUR}) * 0 or {NO_COST}",
             "{{currency}}",
         ),
         instant_query(f"sum({LOST_POWER_BY_CAUSE}) or 0 * sum({POWER})", power),

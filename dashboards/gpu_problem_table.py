@@ -167,7 +167,6 @@ def _problem_columns() -> tuple[Column, ...]:
             width=140,
             mappings=RECOVERY_ACTION_TEXTS,
         ),
-        Column("remedy", "Remedy"),
         Column(
             f"{start} * 1000 or {no_problem}",
             "Since",
@@ -184,4 +183,5 @@ def _problem_columns() -> tuple[Column, ...]:
             width=75,
             mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
+        Column("remedy", "Remedy"),
     )

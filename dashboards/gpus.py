@@ -131,6 +131,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(problem_counts_by_impact(), "{{impact}}"),
             unit="none",
             text_mode="value_and_name",
+            value_size=30,
             overrides=[
                 {
                     "matcher": {"id": "byName", "options": IMPACT_NAMES[impact]},

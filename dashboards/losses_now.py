@@ -220,6 +220,13 @@ UNKNOWN_LOSSES = (
     f" or {as_cause(f'({_SILENT_NODES} unless on (run) {UNKNOWN_RUNS})', 'partly_unknown')})"
 )
 """PromQL for the losses of incomplete runs, as the causes `no_news` and `partly_unknown`. The value is the time of the last sample."""
+NO_COST = f"0 * sum by (currency) (training_cost_total{{@run}}) unless on () {INCOMPLETE_RUNS}"
+"""PromQL for a cost per hour of 0 of runs that have ended; without a value if the cost of a run is unknown."""
+COST_IS_PARTIAL = (
+    "(max by (run) (last_over_time(run:training_cost:rate5m{@run}[5m])) unless on (run) run:training_cost:rate5m{@run}"
+    ' unless on (run) max by (run) (training_run_state{@run, state=~"stopped|finished|failed|lost"}) == 1)'
+)
+"""PromQL for the runs without a current cost that had one in the last five minutes and have not ended, in plots of a total."""
 _COST_PER_HOUR_WHILE_KNOWN = (
     "3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{@run}[1h]))"
 )

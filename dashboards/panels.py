@@ -231,12 +231,14 @@ def stat(
     text_mode: str = "value",
     color: Json | None = None,
     color_mode: str = "value",
+    value_size: int | None = None,
     overrides: Sequence[Override] = (),
 ) -> Panel:
     """Return a stat panel of values at the end of the time range; `text_mode` is `value`, `name` or `value_and_name`.
 
     The color of a query applies to values from 1 on, so that zero failures have the default color. `color_mode` is `value` or
-    `background`: the color of the number or of the tile.
+    `background`: the color of the number or of the tile. `value_size` is the font size of the numbers; the automatic size leaves no room
+    for names with two lines.
     """
     defaults = field_defaults(unit, thresholds or NO_THRESHOLDS, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
@@ -248,7 +250,7 @@ def stat(
         "textMode": text_mode,
     }
     if text_mode == "value_and_name":
-        options["text"] = {"titleSize": NAME_SIZE}
+        options["text"] = {"titleSize": NAME_SIZE} | ({"valueSize": value_size} if value_size else {})
     query_overrides = [
         {
             "matcher": _query_matcher(query, index),

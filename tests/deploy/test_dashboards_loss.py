@@ -336,6 +336,26 @@ def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {}, query_id="D")
 
 
+def test_ended_runs_cost_and_lose_nothing_per_hour(tmp_path: Path) -> None:
+    ended = {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name} | run_series(
+        "run_state", "1x60", labels=',state="finished"'
+    )
+    zero = {'{currency="EUR"}': 0}
+
+    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", ended, zero)
+    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour, last 5 min", ended, zero)
+    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour, last 5 min", NO_EXPORTER, {})
+
+
+def test_the_plot_of_the_total_cost_has_a_gap_while_the_cost_of_a_run_is_unknown(tmp_path: Path) -> None:
+    other_run = {name.replace('run="a"', 'run="b"'): values for name, values in COSTLY_RUN.items()}
+    total = {'{kind="device_time",currency="EUR"}': 36}
+    series = NO_EXPORTER | other_run
+
+    assert_panel(tmp_path, "training-energy", "Cost per hour", series, {}, minutes=7)
+    assert_panel(tmp_path, "training-energy", "Cost per hour", series, total, minutes=15)
+
+
 def test_a_run_without_a_loss_has_a_row_that_says_so(tmp_path: Path) -> None:
     row = {'{cause="nothing"}': 0}
 
