@@ -1,0 +1,313 @@
+"""Current losses and costs of runs on the dashboard *Energy and cost*, for synthetic series, evaluated by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from loss_panel_support import COSTLY_RUN, HANG
+from panel_support import assert_panel, run_series
+from rules_support import needs_promtool
+
+pytestmark = needs_promtool
+
+
+def test_a_loss_has_its_start(tmp_path: Path) -> None:
+    stall = run_series("badput_seconds_total", "0x20 0+7.5x40", labels=',cause="data_stall"')
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Losses now, last 5 min",
+        COSTLY_RUN | stall,
+        {'{run="a",cause="data_stall"}': 345_000},  # above 5 % of five minutes half a minute after its start
+        query_id="F",
+    )
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Losses now, last 5 min",
+        HANG,
+        {'{run="a",cause="standstill"}': 360_000},
+        query_id="F",
+    )
+
+
+@pytest.mark.parametrize(
+    ("series", "cause", "euros_per_hour"),
+    [
+        pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x50 750x10", labels=',rank="0"'),
+            "standstill",
+            36,
+            id="no step for two minutes",
+        ),
+        pytest.param(
+            run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"'),
+            "data_stall",
+            18,
+            id="half of the time is a data stall",
+        ),
+        pytest.param(
+            run_series("badput_seconds_total", "0x40 900x20", labels=',cause="lost_progress"'),
+            "restarts",
+            9,
+            id="a restart lost a quarter of an hour",
+        ),
+        pytest.param(
+            run_series("rank_compute_seconds", "0.5x60", labels=',rank="0"')
+            | run_series("rank_compute_seconds", "1x60", labels=',rank="1"')
+            | run_series("rank_info", "1x60", labels=',rank="0"')
+            | run_series("rank_info", "1x60", labels=',rank="1"')
+            | run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"')
+            | run_series("step_duration_seconds_count", "0+15x60", labels=',mode="train"'),
+            "slowest_rank",
+            9,
+            id="ranks wait a quarter of the time",
+        ),
+    ],
+)
+def test_the_loss_per_hour_counts_every_cause(
+    tmp_path: Path, series: dict[str, str], cause: str, euros_per_hour: float
+) -> None:
+    total = {'{currency="EUR"}': euros_per_hour}
+    by_cause = {f'{{run="a",cause="{cause}",currency="EUR"}}': euros_per_hour}
+
+    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", COSTLY_RUN | series, total)
+    assert_panel(
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | series, by_cause, query_id="D"
+    )
+
+
+def test_the_lost_share_is_weighted_by_gpus(tmp_path: Path) -> None:
+    stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
+    healthy = {name.replace('run="a"', 'run="b"'): values for name, values in COSTLY_RUN.items()}
+    gpus = {
+        'run:training_gpus:count{run="a"}': "4x60",
+        'run:training_gpus:count{run="b"}': "12x60",
+    }
+    series = COSTLY_RUN | stall | healthy | gpus
+
+    share = {"{}": 13}
+    assert_panel(
+        tmp_path, "training-energy", "Lost per hour, last 5 min", series, share, query_id="C", factor=100
+    )
+
+
+def test_a_data_stall_names_the_rank_that_waits_longest(tmp_path: Path) -> None:
+    stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
+    phases = {
+        f'training_phase_seconds_total{{run="a",instance="n{rank}",rank="{rank}",phase="data_loading"}}': rate
+        for rank, rate in ((1, "0+7x60"), (2, "0+1x60"))
+    }
+    row = {'{run="a",cause="data_stall",rank="1",instance="n1"}': 50}
+
+    assert_panel(
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall | phases, row, factor=100
+    )
+
+
+def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
+    series = COSTLY_RUN | run_series("badput_seconds_total", "0+7.5x60", labels=',cause="validation"')
+    ended = {name: values for name, values in series.items() if "run_state" not in name} | run_series(
+        "run_state", "1x60", labels=',state="finished"'
+    )
+
+    row = {'{cause="ended"}': 0}
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, row)
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {}, query_id="D")
+
+
+def test_ended_runs_cost_and_lose_nothing_per_hour(tmp_path: Path) -> None:
+    ended = {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name} | run_series(
+        "run_state", "1x60", labels=',state="finished"'
+    )
+    zero = {'{currency="EUR"}': 0}
+
+    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", ended, zero)
+    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour, last 5 min", ended, zero)
+    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour, last 5 min", NO_EXPORTER, {})
+
+
+def test_the_plot_of_the_total_cost_has_a_gap_while_the_cost_of_a_run_is_unknown(tmp_path: Path) -> None:
+    other_run = {name.replace('run="a"', 'run="b"'): values for name, values in COSTLY_RUN.items()}
+    total = {'{kind="device_time",currency="EUR"}': 36}
+    series = NO_EXPORTER | other_run
+
+    assert_panel(tmp_path, "training-energy", "Cost per hour", series, {}, minutes=7)
+    assert_panel(tmp_path, "training-energy", "Cost per hour", series, total, minutes=15)
+
+
+def test_a_run_without_a_loss_has_a_row_that_says_so(tmp_path: Path) -> None:
+    row = {'{cause="nothing"}': 0}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN, row)
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", {}, {})
+
+
+def test_a_run_that_makes_no_step_is_not_shown_as_running(tmp_path: Path) -> None:
+    panel = "Cost and loss of each run, in this time range"
+    stands_still = COSTLY_RUN | run_series(
+        "last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"'
+    )
+
+    assert_panel(tmp_path, "training-energy", panel, stands_still, {'{run="a",state="no step"}': 1})
+    assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {'{run="a",state="running"}': 1})
+
+
+@pytest.mark.parametrize("minutes", [1, 3, 15])
+def test_the_cost_per_hour_is_right_in_the_first_minutes(tmp_path: Path, minutes: int) -> None:
+    labels = '{kind="device_time",currency="EUR"}'
+    expected = {labels: 36.0}
+
+    assert_panel(tmp_path, "training-energy", "Cost per hour", COSTLY_RUN, expected, minutes=minutes)
+
+
+LOST_GPU = {
+    'training_rank_info{run="a",instance="n1",rank="1",gpu="3",uuid="G3"}': "1x20 stale",
+    'gpu_up{instance="n1",gpu="3",uuid="G3"}': "1x20 0x40",
+    'gpu_xid_last_timestamp_seconds{instance="n1",gpu="3",uuid="G3",xid="79"}': "_x21 305x39",
+}
+HUNG_RANK = {
+    'training_hang_info{run="a",instance="n1",rank="1",function="wait",location="job.py:39",phase="forward"}': "_x40 1x20"
+}
+STRAGGLER = (
+    run_series("rank_compute_seconds", "0.5x60", labels=',rank="0"')
+    | run_series("rank_compute_seconds", "1x60", labels=',rank="1"')
+    | run_series("rank_info", "1x60", labels=',rank="0"')
+    | run_series("rank_info", "1x60", labels=',rank="1",gpu="3",uuid="G3"')
+    | run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"')
+    | run_series("step_duration_seconds_count", "0+15x60", labels=',mode="train"')
+)
+RANK_1 = 'run="a",instance="n1",rank="1"'
+
+
+@pytest.mark.parametrize(
+    ("series", "labels", "share"),
+    [
+        pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+            | run_series("process_up", "1x60", labels=',rank="1"')
+            | LOST_GPU
+            | HUNG_RANK,
+            f'{RANK_1},cause="standstill",gpu="3",reason="GPU lost, Xid 79"',
+            100,
+            id="a lost GPU instead of the line at which its rank hangs",
+        ),
+        pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"') | HUNG_RANK,
+            f'{RANK_1},cause="standstill",reason="wait job.py:39"',
+            100,
+            id="hang",
+        ),
+        pytest.param(
+            STRAGGLER
+            | {'gpu_clocks_event_seconds_total{instance="n1",uuid="G3",reason="thermal"}': "0x20 9+9x40"},
+            f'{RANK_1},cause="slowest_rank",gpu="3",reason="GPU throttled"',
+            25,
+            id="hot GPU of the slowest rank",
+        ),
+        pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+            | HUNG_RANK
+            | run_series("rank_info", "1x10 stale", labels=',rank="1",local_rank="3",uuid=""')
+            | run_series("rank_info", "_x11 1x49", labels=',rank="1",local_rank="3",gpu="3"')
+            | {'gpu_up{instance="n1",gpu="3",uuid="G3"}': "1x60"},
+            f'{RANK_1},cause="standstill",gpu="3",reason="wait job.py:39"',
+            100,
+            id="GPU from the local rank, whose labels change",
+        ),
+        pytest.param(
+            run_series("badput_seconds_total", "0x40 900x20", labels=',cause="lost_progress"')
+            | run_series(
+                "rank_last_exit_timestamp_seconds", "_x41 600x20", labels=',rank="1",reason="signal SIGKILL"'
+            )
+            | run_series(
+                "rank_last_exit_timestamp_seconds", "_x41 605x20", labels=',rank="0",reason="signal SIGTERM"'
+            ),
+            f'{RANK_1},cause="restarts",reason="signal SIGKILL"',
+            25,
+            id="first exit before a restart",
+        ),
+    ],
+)
+def test_a_loss_names_rank_gpu_and_reason(
+    tmp_path: Path, series: dict[str, str], labels: str, share: int
+) -> None:
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Losses now, last 5 min",
+        COSTLY_RUN | series,
+        {f"{{{labels}}}": share},
+        factor=100,
+    )
+
+
+def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> None:
+    series = (
+        COSTLY_RUN
+        | run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+        | run_series("energy_joules_total", "0+60000x60")
+    )
+
+    for query_id, value, labels in (("E", 4000, ""), ("G", 6, ',currency="EUR"')):
+        row = {f'{{run="a",cause="standstill"{labels}}}': value}
+        assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row, query_id=query_id)
+
+
+NO_EXPORTER = {name: values.replace("x60", "x20 stale") for name, values in COSTLY_RUN.items()} | run_series(
+    "process_up", "1x20 stale", labels=',rank="0"'
+)
+ONE_OF_TWO_EXPORTERS = (
+    COSTLY_RUN
+    | run_series("world_size", "2x60", labels=',rank="0"')
+    | run_series("process_up", "1x60", labels=',rank="0"')
+    | run_series("process_up", "1x20 stale", node=2, labels=',rank="1"')
+)
+
+
+@pytest.mark.parametrize(
+    ("series", "cause", "node"),
+    [(NO_EXPORTER, "no_news", "n1"), (ONE_OF_TWO_EXPORTERS, "partly_unknown", "n2")],
+)
+def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_sample(
+    tmp_path: Path, series: dict[str, str], cause: str, node: str
+) -> None:
+    panel = "Cost and CO2 per hour, last 5 min"
+    row = {f'{{run="a",instance="{node}",cause="{cause}"}}': 300}
+    cost = {f'{{run="a",cause="{cause}",currency="EUR"}}': 36}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, cost, query_id="D")
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Lost per hour, last 5 min",
+        series,
+        {'{currency="EUR",text="EUR unknown"}': 36},
+        query_id="D",
+    )
+    assert_panel(tmp_path, "training-energy", panel, series, {"{}": 1}, query_id="C")
+    assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {"{}": 0}, query_id="C")
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(0.06, 0), (0.2, 1), (0.6, 3)], ids=["usual", "loss", "large loss"]
+)
+def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
+    tmp_path: Path, share: float, verdict: int
+) -> None:
+    stall = run_series("badput_seconds_total", f"0+{15 * share:g}x60", labels=',cause="data_stall"')
+    row = {'{run="a",cause="data_stall"}': verdict}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall, row, query_id="B")
+
+
+def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
+    verdict = {'{run="a",cause="no_news"}': 2}
+    state = {'{run="a",state="unknown"}': 1}
+    panel = "Cost and loss of each run, in this time range"
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", NO_EXPORTER, verdict, query_id="B")
+    assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, state)
