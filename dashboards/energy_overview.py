@@ -281,7 +281,7 @@ def _readings() -> Panel:
         instant_query(f"{measured} or 0 * {devices}", "measured"),
         instant_query(f"{modelled} or 0 * {devices}", "modelled"),
         instant_query(
-            f"count({check} < {MIN_RATIO} or {check} > {MAX_RATIO}) or 0 * {devices}", "contradictory", BAD
+            f"count({check} < {MIN_RATIO} or {check} > {MAX_RATIO}) or 0 * {devices}", "suspect", BAD
         ),
         instant_query(f"count({gaps}) or 0 * {devices}", "with gaps", WARNING),
         unit="none",
@@ -308,11 +308,9 @@ def _losses_now() -> Panel:
         Column("instance", "Node", width=110),
         Column("gpu", "GPU", width=65),
         percent(
-            f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 140, _LOSS_THRESHOLDS, bar=(0, 1)
+            f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 115, _LOSS_THRESHOLDS, bar=(0, 1)
         ),
-        Column(f"({COST_OF_LOSSES}) {of_rows}", "Cost per hour", decimals=2, width=115),
-        Column("currency", "Currency", width=80),
-        Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=80),
+        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost per hour", decimals=2, width=115),
         Column(
             f"1000 * ({LOSS_SINCE})",
             "Since",
@@ -320,7 +318,8 @@ def _losses_now() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        Column(LOST_SINCE_START, "Lost since then", decimals=2, width=130),
+        Column(f"max by (run, cause) ({LOST_SINCE_START})", "Lost since then", decimals=2, width=130),
+        Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=80),
         row_query=row_query,
         sort="Verdict",
         w=24,
@@ -347,9 +346,9 @@ def _loss_by_cause() -> Panel:
             125,
             bar=(0, 1),
         ),
+        Column(f"sum by (cause) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
         Column(f"{watt_hours} > 0", "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
         percent(f"{watt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
-        Column(f"sum by (cause) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
         sort="GPU hours",
         w=11,
         h=11,
@@ -372,8 +371,10 @@ def _loss_by_run() -> Panel:
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
         Column(f"sum by (run) ({COST_PER_HOUR})", "Per hour, 5 min", decimals=2, width=75),
-        Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
+        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, LOST_THRESHOLDS),
+        Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
+        Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),
         Column(
             increase_in_range("training_carbon_grams_total{@run}", "run"),
             "CO2",
@@ -381,8 +382,6 @@ def _loss_by_run() -> Panel:
             decimals=1,
             width=70,
         ),
-        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, LOST_THRESHOLDS),
-        Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
         row_query=(
             f'label_replace({STATES} and on (run) {STANDSTILL}, "state", "no step", "state", "running")'
             f" or on (run) {STATES}"

@@ -35,8 +35,8 @@ HANG_AND_STRAGGLER = (
     [
         pytest.param("A", 3600 // 4, 390, 120, 300, 90, id="hours of four GPUs"),
         pytest.param("B", 900, 390, 120, 300, 90, id="share of GPU time"),
-        pytest.param("C", 1, 994, 306, 500, 200, id="watt-hours of both nodes"),
-        pytest.param("E", 100, 390, 120, 300, 90, id="cost"),
+        pytest.param("D", 1, 994, 306, 500, 200, id="watt-hours of both nodes"),
+        pytest.param("C", 100, 390, 120, 300, 90, id="cost"),
     ],
 )
 def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
@@ -105,7 +105,7 @@ def test_energy_before_the_time_range_is_not_counted_if_the_exporter_was_down_at
         "Cost and loss of each run, in this time range",
         series,
         {'{run="a"}': 10 * (720 + 660)},
-        query_id="C",
+        query_id="F",
         factor=36,
         minutes=100,
     )
@@ -153,7 +153,7 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
         panel,
         HANG,
         joules | {'{cause="progress"}': progress * 8000},
-        query_id="C",
+        query_id="D",
         factor=3600,
         minutes=minutes,
     )
@@ -163,7 +163,7 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
         "Cost and loss of each run, in this time range",
         HANG,
         {'{run="a"}': data_stall + hang},
-        query_id="F",
+        query_id="D",
         factor=round(60 * minutes),
         minutes=minutes,
     )
