@@ -164,6 +164,11 @@ def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> No
         "checkpoint_save": 24,
         "downtime": 60,
     }
-    for excerpt in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
+    for excerpt in (
+        "**productive 180**",
+        "lost_progress 15.5",
+        "**wall 384.5**",
+        "is 15 and the wall time is 238.5",
+    ):
         assert excerpt in document
     assert all(f"| `{cause}` |" in document for cause in BADPUT_CAUSES)
