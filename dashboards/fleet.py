@@ -142,22 +142,22 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
-            w=6,
+            w=7,
             h=3,
         ),
         stat(
             "Nodes",
-            instant_query("sum(cluster:exporter_up:sum{@cluster})", "exporter up"),
+            instant_query("sum(cluster:exporter_up:sum{@cluster})", "up"),
             instant_query("sum(cluster:exporter_up:count{@cluster})", "of"),
             instant_query(
                 "sum(cluster:exporter_up:count{@cluster} - cluster:exporter_up:sum{@cluster})",
                 "unknown",
                 BAD,
             ),
-            instant_query(f"sum({NODE_PROBLEMS} > bool 0)", "with a problem", WARNING),
+            instant_query(f"sum({NODE_PROBLEMS} > bool 0)", "problem", WARNING),
             unit="none",
             text_mode="value_and_name",
-            w=6,
+            w=7,
             h=3,
         ),
         stat(
@@ -180,7 +180,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             "SM activity of used GPUs, 5 min",
             instant_query("cluster:gpu_sm_activity_held:avg{@cluster}"),
             unit="percentunit",
-            w=4,
+            w=5,
             h=3,
             decimals=0,
             thresholds=warn_below(0.5, 0.2),
@@ -281,8 +281,9 @@ def _alert_panels() -> tuple[Panel, ...]:
     )
 
 
-_SUMS_COMPLETE = "unless on () max(cluster:exporter_unknown:ratio{@cluster}) > 0.01"
-"""Condition of sums over the cluster, as in the rules: while an exporter is unknown, a sum would look like a smaller load."""
+_RUNS_COMPLETE = "unless on () max(cluster:training_unknown:ratio{@cluster}) > 0.01"
+_GPUS_COMPLETE = "unless on () max(cluster:gpu_power_unknown:ratio{@cluster}) > 0.01"
+"""Conditions of sums over clusters, as in the rules: while a part is unknown, a sum would look like a smaller load."""
 
 
 def _cause_names() -> list[Override]:
@@ -308,9 +309,9 @@ def _cluster_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Power of the cluster",
-            Query(f"sum(cluster:gpu_power:watts{{@cluster}}) {_SUMS_COMPLETE}", "all GPUs", BLUE),
+            Query(f"sum(cluster:gpu_power:watts{{@cluster}}) {_GPUS_COMPLETE}", "all GPUs", BLUE),
             Query(
-                f"sum(cluster:training_power:watts5m{{@cluster}}) {_SUMS_COMPLETE}",
+                f"sum(cluster:training_power:watts5m{{@cluster}}) {_RUNS_COMPLETE}",
                 "runs with CPUs, mean of 5 min",
                 ORANGE,
             ),
@@ -320,10 +321,10 @@ def _cluster_panels() -> tuple[Panel, ...]:
         time_series(
             "Cost and loss per hour, 5 min",
             Query(
-                f"sum by (currency) (cluster:training_cost:rate5m{{@cluster}}) * 3600 {_SUMS_COMPLETE}",
+                f"sum by (currency) (cluster:training_cost:rate5m{{@cluster}}) * 3600 {_RUNS_COMPLETE}",
                 "{{currency}}",
             ),
-            Query(f"sum by (currency) ({LOST_PER_HOUR}) {_SUMS_COMPLETE}", "{{currency}} lost", VERMILION),
+            Query(f"sum by (currency) ({LOST_PER_HOUR}) {_RUNS_COMPLETE}", "{{currency}} lost", VERMILION),
             unit="locale",
             decimals=2,
             color=shades(PURPLE),

@@ -410,6 +410,9 @@ def test_a_sum_over_the_cluster_is_blank_while_an_exporter_does_not_answer(
         'up{job="training",instance="n1"}': "1x60",
         'up{job="training",instance="n2"}': "1x58 0x2",
         'gpu_power_watts{job="training",instance="n1",gpu="0",uuid="A"}': "600x60",
+        'gpu_power_watts{job="training",instance="n2",gpu="0",uuid="B"}': "600x58 stale",
+        'training_run_state{run="d",instance="n2",state="running"}': "1x58 stale",
+        'training_process_up{run="d",instance="n2",rank="0"}': "1x58 stale",
     }
 
     assert_panel(tmp_path, "training-fleet", panel, series, {}, query_id=query_id)
