@@ -63,8 +63,8 @@ def with_xid(expression: str, label: str) -> str:
     return f'max without (xid) (label_replace({expression}, "{label}", "Xid $1", "xid", "(.+)"))'
 
 
-def urgency(selector: str, labels: str) -> str:
-    """Return PromQL for the urgency of the firing alerts, by labels."""
+def urgency(selector: str, labels: str, condition: str = "") -> str:
+    """Return PromQL for the urgency of the firing alerts, by labels; `condition` follows the series of the alerts."""
     matchers = {
         URGENCY_NO_PROGRESS: f'alertname=~"{NO_PROGRESS_ALERTS}"',
         URGENCY_CRITICAL: f'severity="critical", alertname!~"{NO_PROGRESS_ALERTS}"',
@@ -73,12 +73,12 @@ def urgency(selector: str, labels: str) -> str:
     }
     hardware = f'ALERTS{{alertstate="firing", alertname=~"{HARDWARE_ALERTS}", run!="", {selector}}}'
     no_progress = f'ALERTS{{alertstate="firing", alertname=~"{NO_PROGRESS_ALERTS}"}}'
-    causes = f"{URGENCY_STOPS_RUN} * max by ({labels}) ({hardware} and on (cluster, run) {no_progress})"
+    causes = f"{URGENCY_STOPS_RUN} * max by ({labels}) ({hardware} {condition} and on (cluster, run) {no_progress})"
     return " or ".join(
         [
             causes,
             *(
-                f'{value} * max by ({labels}) (ALERTS{{alertstate="firing", {matcher}, {selector}}})'
+                f'{value} * max by ({labels}) (ALERTS{{alertstate="firing", {matcher}, {selector}}} {condition})'
                 for value, matcher in matchers.items()
             ),
         ]
@@ -107,6 +107,7 @@ def firing_alerts(
     h: int,
     *,
     group_by: Sequence[str] = (),
+    condition: str = "",
     unknown_if: str,
     unknown_text: str,
 ) -> Panel:
@@ -119,15 +120,16 @@ def firing_alerts(
         h: Height in grid rows.
         group_by: Labels of a group of alerts. The table then has only the most urgent alert of each group, with the number of
             the other alerts. Empty for all alerts.
+        condition: PromQL that follows the series of the alerts, such as `and on (run) …`. Only without `group_by`.
         unknown_if: PromQL with a value while samples are missing, because most alerts then cannot fire.
         unknown_text: Text of the row that replaces *no alert fires* while samples are missing.
     """
     labels = ", ".join(["alertname", "xid", *(column.source for column in columns)])
     group_labels = ", ".join(group_by)
-    urgencies = urgency(selector, labels)
+    urgencies = urgency(selector, labels, condition)
     rows = most_urgent(selector, labels, group_labels) if group_by else urgencies
     no_alert_query = placeholder_row(
-        f'ALERTS{{alertstate="firing", {selector}}}',
+        f'ALERTS{{alertstate="firing", {selector}}} {condition}',
         "alertname",
         "no alert fires",
         unknown_if=unknown_if,

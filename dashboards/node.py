@@ -13,7 +13,7 @@ from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Boa
 from dashboards.exporter_health import exporter_panels
 from dashboards.node_cost import COST_PER_HOUR, LOST_PER_HOUR
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
-from dashboards.node_problems import problems_of_node
+from dashboards.node_problems import LIVE_RUNS, problems_of_node
 from dashboards.node_ranks import ranks_table, runs_table
 from dashboards.palette import (
     BAD,
@@ -59,7 +59,9 @@ CPU_MODE_COLORS = {
 }
 
 
-_CPU_WAIT = "threads wait, 5 min"
+_OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run) {LIVE_RUNS})'
+"""Condition of alerts: alerts without a node, such as a NaN loss, belong to a run with a live process on the node."""
+_CPU_WAIT = "waiting, 5 min"
 _PRESSURE_THRESHOLDS = warn_from(0.5)
 """Thresholds of the share of the time in which a thread waits for a CPU, for memory or for a disk."""
 
@@ -113,7 +115,9 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "CPU",
             instant_query("max(host_cpu_utilization_ratio{@node})", "in use, now"),
-            instant_query(f"max({_pressure_ratio('cpu', '5m')})", _CPU_WAIT),
+            instant_query(
+                f"max({_pressure_ratio('cpu', '5m')} and on (instance) up{{@target}} == 1)", _CPU_WAIT
+            ),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -146,7 +150,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         runs_table(),
         ranks_table(),
         firing_alerts(
-            "@node_any_job",
+            '@cluster, instance=~"$node|"',
             (
                 Column(
                     "run",
@@ -159,6 +163,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             w=24,
             h=5,
+            condition=_OF_NODE_OR_ITS_RUNS,
             unknown_if=NO_EXPORTER_UP,
             unknown_text="node unknown",
         ),

@@ -39,7 +39,8 @@ _STOPPED_RUNS = (
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
 _UP = "max by (run, rank) (training_process_up{@node_run})"
-_LIVE_RUNS = "group by (run) (training_process_up{@node_run} == 1)"
+LIVE_RUNS = "group by (run) (training_process_up{@node_run} == 1)"
+"""PromQL for the runs with a live process on the node."""
 _LAST_UPDATE = "max by (run, rank) (training_feed_last_update_timestamp_seconds{@node_run})"
 _SNAPSHOT = 'training_feed_last_update_timestamp_seconds{@node_run, role=~"trainer|"}'
 _LAST_STEP = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
@@ -91,6 +92,14 @@ _RANK_PROBLEMS = (
         "reason",
     ),
     Problem(
+        "process ended, outcome not known yet",
+        f'{_UP} == 0 and on (run) max by (run) (training_run_state{{@run, state="ending"}}) == 1',
+        _LAST_UPDATE,
+        "wait a minute; then Run has the outcome",
+        Impact.UNKNOWN,
+        "run",
+    ),
+    Problem(
         "holds up the other ranks: $1",
         _ODD_RANK,
         _LAST_STEP,
@@ -131,7 +140,7 @@ def _alert_of_run(names: str, remedy: str, impact: Impact) -> Problem:
     selector = f'alertname=~"{names}"'
     firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
     since = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
-    return Problem("$1", f"{firing} and on (run) {_LIVE_RUNS}", since, remedy, impact, "alertname")
+    return Problem("$1", f"{firing} and on (run) {LIVE_RUNS}", since, remedy, impact, "alertname")
 
 
 _CAUSES_OF_STANDSTILL = (
@@ -140,7 +149,7 @@ _CAUSES_OF_STANDSTILL = (
 _RUN_PROBLEMS = (
     Problem(
         "no step; cause on another node, or unknown",
-        f"{STANDSTILL} and on (run) {_LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL}",
+        f"{STANDSTILL} and on (run) {LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL}",
         "max by (run) (training_last_progress_timestamp_seconds{@run})",
         "What is wrong on Run has the cause",
         Impact.STANDSTILL,
@@ -152,8 +161,13 @@ _RUN_PROBLEMS = (
         Impact.WRONG_RESULTS,
     ),
     _alert_of_run(
-        "CheckpointHangs|TrainingCheckpoint.+",
+        "CheckpointHangs|TrainingCheckpoint(Failing|Overdue)",
         "Run has the saves, the error and the work at risk",
+        Impact.WRONG_RESULTS,
+    ),
+    _alert_of_run(
+        "TrainingCheckpoint(DiskFillingUp|DiskFillingUpFast|WontFit)",
+        "Run has the saves and the free space",
         Impact.POSSIBLE,
     ),
 )

@@ -58,7 +58,7 @@ from dashboards.run_problems import (
     what_is_wrong,
 )
 from dashboards.run_state import BAD_LEVEL, STATE_LEGEND, WARNING_LEVEL, state_query
-from dashboards.tables import NO_SAMPLE_OF_RUN, ZERO_AS_DASH, Column, table
+from dashboards.tables import ZERO_AS_DASH, Column, table
 from dashboards.unsaved_work import work_at_risk_or_lost
 
 RANKS_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
@@ -117,7 +117,7 @@ def _state_panels() -> tuple[Panel, ...]:
             w=14,
             h=6,
             unknown_if="absent(training_run_state{@run})",
-            unknown_text=NO_SAMPLE_OF_RUN,
+            unknown_text="unknown: no sample",
         ),
         stat(
             "Ranks",
@@ -219,7 +219,7 @@ def _number_panels() -> tuple[Panel, ...]:
             "Slowest rank",
             instant_query(
                 f"({blank_if_incomplete(SLOWEST_RANK)} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
-                f" unless on () {STANDS_STILL} unless on () {_FINAL_STATE}",
+                f" and on () {_LIVE_STATE} unless on () {STANDS_STILL}",
                 SLOWEST_RANK_LEGEND,
             ),
             unit="percentunit",

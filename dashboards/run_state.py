@@ -42,7 +42,10 @@ def state_query() -> str:
         f" + on () group_left (missing) ({_missing_ranks()})"
         f" + on () group_left (alerts) ({_alerts()})"
     )
-    silent_state = f"({_state_with_note(_LAST_STATES, silent_levels)}) + on () group_left (age, instance) ({_age_and_node()})"
+    silent_state = (
+        f"({_state_with_note(_LAST_STATES, silent_levels)}) + on () group_left (age, instance) ({_age_and_node()})"
+        f" + on () group_left (alerts) ({_alerts()})"
+    )
     return f"({state}) or on () ({silent_state})"
 
 

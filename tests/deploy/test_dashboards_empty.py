@@ -94,20 +94,31 @@ def test_the_xids_of_a_gpu_are_unknown_while_its_exporter_is_down(tmp_path: Path
 
 @needs_promtool
 @pytest.mark.parametrize(
-    ("uid", "panel", "text"),
+    ("uid", "panel", "label", "known", "unknown"),
     [
-        ("training-ranks", "Where hanging ranks wait", '{function="%s"}'),
-        ("training-run", "Where hanging ranks wait", '{function="%s"}'),
-        ("training-run", "Firing alerts", '{alertname="%s"}'),
+        (
+            "training-ranks",
+            "Where hanging ranks wait",
+            "function",
+            "no rank hangs",
+            "unknown: no sample of this run",
+        ),
+        (
+            "training-run",
+            "Where hanging ranks wait",
+            "function",
+            "no rank hangs",
+            "unknown: no sample of this run",
+        ),
+        ("training-run", "Firing alerts", "alertname", "no alert fires", "unknown: no sample"),
     ],
 )
 def test_a_run_that_does_not_exist_has_neither_hangs_nor_alerts_that_are_known(
-    tmp_path: Path, uid: str, panel: str, text: str
+    tmp_path: Path, uid: str, panel: str, label: str, known: str, unknown: str
 ) -> None:
-    no_problem = "no rank hangs" if "function" in text else "no alert fires"
     series = {'training_run_state{run="a",instance="n1",state="running"}': "1x60"}
 
-    for run, row in (("a", no_problem), ("b", "unknown: no sample of this run")):
+    for run, row in (("a", known), ("b", unknown)):
         directory = tmp_path / run
         directory.mkdir()
-        assert_panel(directory, uid, panel, series, {text % row: 0}, selected={"run": run})
+        assert_panel(directory, uid, panel, series, {f'{{{label}="{row}"}}': 0}, selected={"run": run})

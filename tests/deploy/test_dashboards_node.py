@@ -226,3 +226,32 @@ def test_a_thread_that_waits_for_a_cpu_for_most_of_the_time_is_a_warning(tmp_pat
     waiting = {'host_pressure_cpu_waiting_seconds_total{job="training",instance="n1"}': "0+12x60"}
 
     assert_panel(tmp_path, "training-node", "CPU", waiting | _run(), {"{}": 80}, query_id="B", factor=100)
+
+
+def test_the_alerts_of_a_node_include_those_of_its_runs_without_a_node(tmp_path: Path) -> None:
+    other_run = {
+        name.replace('run="a"', 'run="b"'): values for name, values in NAN_ALERT.items() if "ALERTS{" in name
+    }
+    nan = '{alertname="TrainingLossNonFinite",title="TrainingLossNonFinite",run="a"}'
+
+    assert_panel(tmp_path, "training-node", "Firing alerts", _run() | NAN_ALERT | other_run, {nan: 3})
+    assert_panel(
+        tmp_path, "training-node", "Firing alerts", _run() | other_run, {'{alertname="no alert fires"}': 0}
+    )
+
+
+def test_failing_saves_endanger_the_work_of_a_node(tmp_path: Path) -> None:
+    series = _run() | {
+        name.replace("TrainingLossNonFinite", "TrainingCheckpointFailing"): values
+        for name, values in NAN_ALERT.items()
+    }
+    row = '{run="a",problem="TrainingCheckpointFailing",remedy="Run has the saves, the error and the work at risk"}'
+
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: DAMAGES})
+
+
+def test_the_end_of_a_process_is_a_problem_before_its_outcome_is_known(tmp_path: Path) -> None:
+    row = '{gpu="0",run="a",rank="0",problem="process ended, outcome not known yet",remedy="wait a minute; then Run has the outcome"}'
+    series = _run("ending", up="1x58 0x2", steps="0+15x58 870x2")
+
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: UNKNOWN})

@@ -401,3 +401,20 @@ def test_the_alert_about_the_gpu_is_above_the_hang_that_it_causes(tmp_path: Path
         {name: values for name, values in series.items() if "TrainingHang" not in name},
         {f'{{alertname="GpuLost",title="GpuLost"{gpu}}}': 3, list(urgencies)[2]: 3},
     )
+
+
+def test_the_last_known_state_has_the_firing_alerts(tmp_path: Path) -> None:
+    series = run_series("run_state", "1x58 stale", labels=',state="running"') | {
+        'ALERTS{alertname="GpuXidCritical",alertstate="firing",severity="critical",run="a"}': "1x60"
+    }
+    expected = {
+        '{state="running",alerts=", 1 critical",age=", no news for 30 s from ",instance="n1"}': 11,
+    }
+
+    assert_panel(tmp_path, "training-run", "State", series, expected)
+
+
+def test_without_a_sample_of_the_run_no_rank_is_the_slowest(tmp_path: Path) -> None:
+    series = SLOW_RANK | run_series("run_state", "1x58 stale", labels=',state="running"')
+
+    assert_panel(tmp_path, "training-run", "Slowest rank", series, {})
