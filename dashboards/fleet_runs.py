@@ -32,6 +32,8 @@ URGENCY_NO_NEWS = URGENCY_CRITICAL - 0.5
 """Urgency of a run without a sample, between the urgencies of critical alerts and warnings."""
 URGENCY_LOSES_MUCH, URGENCY_LOSES = URGENCY_WARNING + 0.3, URGENCY_WARNING + 0.2
 """Urgencies of a run that loses more than `BAD_LOSS` or `LOSS` of its time, above the warnings: many warnings cost less."""
+URGENCY_PARTLY_UNKNOWN = 1.5
+"""Urgency of a live run of which some ranks have no sample."""
 URGENCY_SLOW = 0.5
 """Urgency of a run without an alert that a slow rank or waiting for data slows a little."""
 _STARTUP_CAUSES = "init|compile|checkpoint_load"
@@ -44,6 +46,7 @@ RUN_URGENCY_MAPPINGS = value_mappings(
         str(URGENCY_LOSES_MUCH): ("loses time", BAD),
         str(URGENCY_LOSES): ("loses time", WARNING),
         str(URGENCY_WARNING): ("warning", WARNING),
+        str(URGENCY_PARTLY_UNKNOWN): ("partly unknown", WARNING),
         str(URGENCY_SLOW): ("slow", WARNING),
         "0": ("no alert", NEUTRAL),
     }
@@ -106,6 +109,8 @@ NO_PROGRESS_RUNS = (
 )
 """PromQL with a value for each run that failed, hangs, is lost or completes no steps, also before its alert fires."""
 LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
+_UNKNOWN_RANKS = f"(max by (run) (run:training_ranks_missing:sum{{@cluster}}) > 0 and on (run) {LIVE_RUNS})"
+"""PromQL for the number of ranks without a sample of each live run that has such ranks."""
 _SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
 _DATA_WAIT_RANK = f"topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"
 """PromQL for one rank of each run. After a restart of Prometheus, the series of the rank before remains for five minutes."""
@@ -152,6 +157,7 @@ def _urgency_query() -> str:
             f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {BAD_LOSS})",
             f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS})",
             warning,
+            f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANKS}",
             f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK})",
             f"0 * max by (run) ({RUN_INFO})",
         ]
@@ -237,6 +243,12 @@ def _main_loss() -> str:
     return f'max by (run, alertname) (label_replace({loss}, "alertname", "$1", "cause", "(.+)"))'
 
 
+def _unknown_rank_texts() -> str:
+    """Return PromQL for each live run with ranks without a sample, with a node without samples, and a text as the label `alertname`."""
+    text = f'label_replace(count_values by (run) ("ranks", {_UNKNOWN_RANKS}), "alertname", "ranks without news: $1", "ranks", "(.+)")'
+    return f"max by (run, instance, alertname) ({text} * on (run) group_left (instance) ({_UNSEEN_NODE} or on (run) {_RUNS}))"
+
+
 def _rows() -> str:
     """Return PromQL for a row for each run, with owner, state, problem, rank, node, GPU and main cause of its losses as labels.
 
@@ -244,7 +256,8 @@ def _rows() -> str:
     """
     problem = (
         f"({with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
-        f" or on (run) {_standstill_texts()} or on (run) {_slow_rank_texts()} or on (run) {_main_loss()})"
+        f" or on (run) {_standstill_texts()} or on (run) {_slow_rank_texts()} or on (run) {_main_loss()}"
+        f" or on (run) {_unknown_rank_texts()})"
     )
     with_problem = (
         f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE} or on (run) {_RUNS})"
@@ -275,7 +288,7 @@ def _all_runs() -> Panel:
             ),
             width=125,
         ),
-        Column(_urgency_query(), "Verdict", decimals=0, width=95, mappings=RUN_URGENCY_MAPPINGS),
+        Column(_urgency_query(), "Verdict", decimals=0, width=115, mappings=RUN_URGENCY_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
         Column("alertname", "What is wrong", mappings=[*title_mappings(), *MAIN_CAUSE_TEXTS]),
         Column("rank", "Rank", width=70),

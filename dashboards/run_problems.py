@@ -217,17 +217,16 @@ ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} 
 """PromQL for the rank that holds up a hang, by the rule of the alert TrainingHang."""
 LOOKBACK = "1h"
 """Time after the last sample for which the last known state is shown."""
-_STATE_SINCE = "max(training_run_state_since_timestamp_seconds{@run})"
 STATE_SINCE = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
 """PromQL for the start of the last known state."""
 _HANG = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({_LOST_GPUS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP} > 1), "place", " ", "function", "location")'
 )
-_HANGING_PLACE = _with_text(
-    f"({_HANG}) * 0 + on () group_left () {_STATE_SINCE}", "holds up the others: $1", "place"
-)
 _LAST_STEP = "max(training_last_progress_timestamp_seconds{@run})"
+_HANGING_PLACE = _with_text(
+    f"({_HANG}) * 0 + on () group_left () {_LAST_STEP}", "holds up the others: $1", "place"
+)
 NO_STEP = (
     f"({_LAST_STEP} and on () (max(run:training_step_overdue:seconds{{@run}}) > 0"
     ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1))'

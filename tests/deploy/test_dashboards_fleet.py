@@ -379,6 +379,29 @@ def test_a_run_that_loses_much_time_without_an_alert_has_the_cause(tmp_path: Pat
     )
 
 
+def test_a_live_run_with_ranks_without_samples_is_partly_unknown_and_has_their_node(tmp_path: Path) -> None:
+    series = _hung_lost_and_healthy_runs() | {
+        'training_world_size{run="a",instance="n1"}': "3x60",
+        'training_process_up{run="a",instance="n2",rank="1"}': "1x50 stale",
+        'training_process_up{run="a",instance="n2",rank="2"}': "1x50 stale",
+    }
+    row = '{run="a",user="u",state="running",alertname="ranks without news: 2",instance="n2"}'
+    hung = '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}'
+    rows = {row: 1.0, hung: 1.0, '{run="c",user="u",state="lost"}': 1.0}
+    verdicts = {'{run="a"}': 3.0, '{run="b"}': 8.0, '{run="c"}': 8.0}
+
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, rows)
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs, rates over 5 min",
+        series,
+        verdicts,
+        query_id="B",
+        factor=2,
+    )
+
+
 def test_one_cause_has_one_name_on_the_board() -> None:
     model = json.loads((ROOT / "dashboards/json/training-fleet.json").read_text(encoding="utf-8"))
     badput = next(panel for panel in model["panels"] if panel["title"].startswith("Badput of the cluster"))

@@ -75,7 +75,7 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
         pytest.param(
             HUNG | HANG,
             {
-                f'problem="holds up the others: read data.py:40",{RANK_1}': 600_000,
+                f'problem="holds up the others: read data.py:40",{RANK_1}': 300_000,
                 'problem="no rank finishes a step"': 300_000,
             },
             id="hang",
