@@ -61,7 +61,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         else:
             self.is_nested = False
             totals.entries += 1
-            self.mark = totals.seconds
+            self.entry_seconds = totals.seconds
             clock.active = totals
             clock.since = now
         self.is_open = True
@@ -86,7 +86,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             clock.active = outer
             clock.since = now
         if not self.is_nested and (cells := active.cells):
-            own_seconds = active.seconds - self.mark
+            own_seconds = active.seconds - self.entry_seconds
             active.duration_seconds += own_seconds
             cells[bisect_left(CELLS, own_seconds)] += 1
         return None
@@ -146,7 +146,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         kind = self.kind
         if not all(TRAINING.observers.notify(lambda observer: observer.allows(kind, call, {}))):
             return
-        observed = self.observed = ObservedBlock(kind, span, began, self.lexical, call, {})
+        observed = self.observed = ObservedBlock(kind, span, began, self.is_lexical, call, {})
         TRAINING.spans.enter(span)
         if TRAINING.observers.logs_spans():
             log_begin(observed, with_parameters=False)

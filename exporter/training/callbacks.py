@@ -34,7 +34,7 @@ def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonReco
     now, call = monotonic(), kind.begin_name
     began = None if start_time_msec is None else timestamp_of(start_time_msec, call).perf_counter_seconds
     block = hot_block(kind)
-    block.lexical = False
+    block.is_lexical = False
     if TRAINING.is_on and _discard_open_block(kind, call, now):
         block.begin(now, call, began)
         if block.is_open:

@@ -32,26 +32,26 @@ class StackEntry:
         totals: The block's phase, or the phase of the surrounding block.
         has_phase: True for a block with a phase; otherwise the surrounding phase continues.
         is_nested: True inside a block of the same phase, or without a phase.
-        mark: Seconds of the phase at the entry.
+        entry_seconds: Seconds of the phase when the block was entered, or when it continued in the phase.
         task: The asyncio task that entered the block, or None.
-        lexical: True for a block entered by a context manager.
+        is_lexical: True for a block entered by a context manager, False for the block of a callback.
     """
 
-    __slots__ = ("totals", "has_phase", "is_nested", "mark", "task", "lexical", "is_open")
+    __slots__ = ("totals", "has_phase", "is_nested", "entry_seconds", "task", "is_lexical", "is_open")
 
     totals: PhaseTotals
     has_phase: bool
     is_nested: bool
-    mark: float
+    entry_seconds: float
     task: ref[Any] | None
-    lexical: bool
+    is_lexical: bool
     is_open: bool
 
     def __init__(self) -> None:
         self.is_open = False
         self.task = None
-        self.lexical = True
-        self.mark = 0.0
+        self.is_lexical = True
+        self.entry_seconds = 0.0
 
     def abandon(self, now: float) -> None:
         """End a block that was left open, after the clock has removed the entry."""
@@ -129,7 +129,7 @@ class PhaseClock:
         for totals in self.phases.values():
             totals.reset()
         for entry in self.stack:
-            entry.mark = 0.0
+            entry.entry_seconds = 0.0
         self.began = self.last = self.since = now
         self.iteration_work = 0.0
         self.history = PhaseHistory(now)
@@ -173,13 +173,13 @@ class PhaseClock:
         entry.totals = totals
         entry.has_phase = phase is not None
         entry.is_nested = phase is None or (totals is self.active and len(self.stack) > 1)
-        entry.mark = 0.0
+        entry.entry_seconds = 0.0
         self.switch_to(totals, now)
         if not totals.is_entered:
             self._add(totals)
         if not entry.is_nested:
             totals.entries += 1
-            entry.mark = totals.seconds
+            entry.entry_seconds = totals.seconds
         entry.is_open = True
         self.stack.append(entry)
         if len(self.stack) > MAX_OPEN_BLOCKS:
@@ -207,8 +207,8 @@ class PhaseClock:
             return
         inner = stack[stack.index(entry) + 1 :]
         if not ends_all:
-            lexical = entry.lexical
-            inner = [other for other in inner if lexical and other.lexical and other.task == entry.task]
+            is_lexical = entry.is_lexical
+            inner = [other for other in inner if is_lexical and other.is_lexical and other.task == entry.task]
         if inner:
             self._abandon(inner[::-1], now)
         self.remove([entry], now)
@@ -232,7 +232,7 @@ class PhaseClock:
 
     def _count_duration(self, entry: StackEntry) -> None:
         if not entry.is_nested:
-            entry.totals.count_duration(entry.totals.seconds - entry.mark)
+            entry.totals.count_duration(entry.totals.seconds - entry.entry_seconds)
 
     def continue_in(self, entry: StackEntry, totals: PhaseTotals, now: float) -> None:
         """Continue an open block in a different phase."""
@@ -246,7 +246,7 @@ class PhaseClock:
             self._add(totals)
         self._count_duration(entry)
         entry.totals = totals
-        entry.mark = totals.seconds
+        entry.entry_seconds = totals.seconds
         self.remove([], now)
 
     def _abandon(self, entries: list[StackEntry], now: float) -> None:
@@ -301,8 +301,8 @@ class PhaseClock:
         self.last = self.since = now
         ended.seconds = seconds
         self.active = entry.totals = totals
-        duration = seconds - entry.mark
-        entry.mark = totals.seconds
+        duration = seconds - entry.entry_seconds
+        entry.entry_seconds = totals.seconds
         if totals is not self.iteration_phase:
             totals.entries += 1
         ended.count_duration(duration)
@@ -339,7 +339,7 @@ class PhaseClock:
         """Return True if a block of a phase was entered."""
         return any(totals.entries for name, totals in self.phases.items() if name != INIT)
 
-    def possible_work(self, now: float) -> float:
+    def possible_work_seconds(self, now: float) -> float:
         """Return the seconds that may have been work in a job that reports no iterations."""
         if self.thread in {None, get_ident()}:
             self.settle()

@@ -44,7 +44,7 @@ class IterationBlock(HotBlock):
         self.is_nested = active is totals
         if active is not totals:
             totals.entries += 1
-            self.mark = totals.seconds
+            self.entry_seconds = totals.seconds
             clock.active = totals
             clock.since = now
         self.is_open = True

@@ -55,7 +55,7 @@ class StartedBlock(StackEntry):
         self.observed = observed
         self.policy = policy
         self.thread = get_ident()
-        self.lexical = observed.is_lexical
+        self.is_lexical = observed.is_lexical
         self.is_logged = self.is_ended = False
 
     def abandon(self, now: float) -> None:  # noqa: ARG002  # the end also needs the wall clock
@@ -360,7 +360,7 @@ def _append_end(
         TRAINING.append(ApplicationEnded(failure, is_orderly))
         TRAINING.publish_soon()
     elif kind is kinds.CHECKPOINT_SAVE and block.policy.enabled:
-        is_success = None if is_complete and not block.lexical else is_complete and error is None
+        is_success = None if is_complete and not block.is_lexical else is_complete and error is None
         TRAINING.append(SaveEnded(block.key, end_time, timestamp.seconds_since_epoch, is_success))
         if is_success:
             TRAINING.publish_soon()

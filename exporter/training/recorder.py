@@ -198,7 +198,7 @@ class TrainingRecording:
         if iteration is None and self.is_on:
             if clock.thread in {None, threading.get_ident()}:
                 clock.begin_training(now)
-            self.append(StepReported(number, seconds, now, clock.possible_work(now), self.expected))
+            self.append(StepReported(number, seconds, now, clock.possible_work_seconds(now), self.expected))
 
     def collect_tensors(self) -> None:
         """Record the values of this thread's tensors that have arrived."""

@@ -113,7 +113,7 @@ class TrainingState:
         self._is_loop_inferred = False  # of the latest loop
         # Monotonic time at the end of the latest step, or at the start of the loop.
         self._last_step_end: float | None = None
-        self._last_possible_work = 0.0  # `PhaseClock.possible_work` at the latest step
+        self._last_possible_work_seconds = 0.0  # `PhaseClock.possible_work_seconds` at the latest step
         self._has_application_ended = False  # True if the application has ended and was not started again
         self._is_finished = False
         self._failure = ""  # exit reason, from `END_REASONS`
@@ -193,7 +193,7 @@ class TrainingState:
             if expected is not None or progress.expected is not None:
                 progress.expect(expected)
         if durations:
-            self._last_possible_work += total_work_seconds
+            self._last_possible_work_seconds += total_work_seconds
             progress.count_training_steps(len(durations), last_end_time, durations, compute)
             self._steps_ended(last_end_time, total_work_seconds, len(durations))
 
@@ -213,8 +213,8 @@ class TrainingState:
         seconds, previous_end, work = record.seconds, self._last_step_end, record.seconds or 0.0
         if previous_end is not None:
             seconds = max(record.end_time - previous_end, 0.0) if seconds is None else seconds
-            work = max(min(record.possible_work_seconds - self._last_possible_work, seconds), 0.0)
-        self._last_possible_work = record.possible_work_seconds
+            work = max(min(record.possible_work_seconds - self._last_possible_work_seconds, seconds), 0.0)
+        self._last_possible_work_seconds = record.possible_work_seconds
         self.progress.count_training_steps(1, record.end_time, [] if seconds is None else [seconds], [])
         if record.expected is not None or self.progress.expected is not None:
             self.progress.expect(record.expected)
