@@ -147,7 +147,7 @@ def install() -> None:
     Periodic(
         "torch-monitor",
         bridge.drain,
-        seconds=0.0,  # at every tick of the recording thread, four times a second
+        seconds=0.0,  # at every tick of the recording thread, twice a second
         after_fork=bridge.queue.clear,
         # Called once, because torch crashes the process at a second call for the same handler. Without the call, torch would
         # release the queued events after the end of the interpreter, which crashes the process too.

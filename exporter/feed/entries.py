@@ -119,16 +119,15 @@ def newest_entry(path: str, owner: int | None = None) -> TrustedEntry | None:
         parent = os.stat(os.path.dirname(path))
     except OSError:
         return None
-    paths = [path]
+    if not parent.st_mode & _GROUP_AND_OTHERS_WRITE:
+        return _stat_entry(path)
     trusted_uids = {own_uid(), 0, parent.st_uid} | (set() if owner is None else {owner})
-    if parent.st_mode & _GROUP_AND_OTHERS_WRITE:
-        paths += [_alternative(path, uid) for uid in sorted(trusted_uids)]
-        if any(foreign_uid(alternative, trusted_uids) is not None for alternative in paths[1:]):
-            paths += _alternatives(path, r"\d+", trusted_uids)
-    entries = [entry for entry in map(_stat_entry, paths) if entry is not None]
-    if parent.st_mode & _GROUP_AND_OTHERS_WRITE:
-        entries = [entry for entry in entries if entry.status.st_uid in trusted_uids]
-    return max(entries, key=lambda entry: entry.status.st_mtime_ns, default=None)
+    alternatives = [_alternative(path, uid) for uid in sorted(trusted_uids)]
+    if any(foreign_uid(alternative, trusted_uids) is not None for alternative in alternatives):
+        alternatives += _alternatives(path, r"\d+", trusted_uids)
+    entries = [entry for entry in map(_stat_entry, [path, *alternatives]) if entry is not None]
+    entries_of_trusted_users = [entry for entry in entries if entry.status.st_uid in trusted_uids]
+    return max(entries_of_trusted_users, key=lambda entry: entry.status.st_mtime_ns, default=None)
 
 
 def foreign_entry(path: str, replacement: str) -> ForeignEntry | None:

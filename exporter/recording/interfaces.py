@@ -10,7 +10,7 @@ from exporter.recording.values import ProcessIdentity, Recording, StatReading, T
 
 
 class PeriodicTask(Protocol):
-    """Task that the recording thread triggers four times a second."""
+    """Task that the recording thread triggers twice a second."""
 
     def tick(self) -> None:
         """Do or start the work that is due, without waiting."""
@@ -32,7 +32,7 @@ class TrainingSource(Protocol):
         """Return True if this process trains and therefore claims its rank."""
 
     def tick(self) -> None:
-        """Do the work that is due between flushes. Called four times a second."""
+        """Do the work that is due between flushes. Called twice a second."""
 
     def collect(self, *, final: bool) -> None:
         """Update all totals before a recording. *final* is True before the last recording."""

@@ -17,8 +17,8 @@ from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import DoubleDoubleSum, Window
 
-BUFFER_SAMPLES = 1 << 19
-"""Maximum number of samples in a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""
+BUFFER_SAMPLES = 1 << 20
+"""Maximum number of samples in a Stat's buffer: a million samples a second for a second, at most 32 MiB."""
 CHUNK_SAMPLES = 4096
 """Number of samples that are drained at once. Threads of the job may have to wait for this work, which takes less than 1 ms."""
 

@@ -187,7 +187,8 @@ class Quantiles:
         positives_start = bisect_left(samples, SMALLEST_MAGNITUDE)
         self._zeros += positives_start - negatives_end
         _add_to_bins(samples[positives_start:], self._positive)
-        _add_to_bins([-sample for sample in reversed(samples[:negatives_end])], self._negative)
+        if negatives_end:
+            _add_to_bins([-sample for sample in reversed(samples[:negatives_end])], self._negative)
 
     def quantiles(self, ratios: Iterable[float]) -> list[float]:
         """Return the quantiles of ratios from 0 to 1, linearly interpolated, or an empty list without samples."""
