@@ -30,7 +30,7 @@ from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.state import StatState
 from exporter.recording.timing import AnyFunction, Timer, within
 from exporter.recording.values import Aggregation
-from exporter.recording.windows import Window
+from exporter.recording.windows import DoubleDoubleSum, Window
 
 __all__ = [
     "AggregatingStatCollector",
@@ -246,7 +246,7 @@ class AggregatingStatCollector(StatCollector):
                 aggregations = stat.aggregations
                 aggregations |= _QUANTILES if StatType.HISTOGRAM in aggregations else frozenset[StatType]()
                 self._aggregations[stat.key], self._windows[stat.key] = aggregations, Window(aggregations)
-            self._windows[stat.key].add([v], [v])
+            self._windows[stat.key].add([v], [v], DoubleDoubleSum([v]))
 
     def report(self) -> dict[str, float]:
         """Return the aggregates of the samples since the last `reset`, by `key.aggregation`.

@@ -225,8 +225,8 @@ class KindTable:
             for kind in list(self._kinds.values()):
                 kind.apply_rules(list(self._rules.values()), is_recording=self.is_recording)
 
-    def _counts(self) -> EventsReading:
-        """Return the counts of the kinds, without the counts of the handlers."""
+    def _reading(self, delivered: dict[str, int], dropped: dict[Pair, int]) -> EventsReading:
+        """Return the counts of the kinds, and the given counts of the handlers."""
         counts: dict[Pair, int] = {}
         last_times: dict[Pair, float] = {}
         suppressed: dict[Pair, int] = {}
@@ -239,7 +239,7 @@ class KindTable:
             for reason, counter in kind.suppressed_counts.items():
                 if event_count := counter.read():
                     suppressed[kind.label, reason] = suppressed.get((kind.label, reason), 0) + event_count
-        return EventsReading(counts=counts, last=last_times, suppressed=suppressed)
+        return EventsReading(counts, last_times, suppressed, delivered, dropped)
 
     def _refuse(self, type: str, part: str) -> None:
         """Count an event that is recorded without an invalid part, and log the first such event of each type."""

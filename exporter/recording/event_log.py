@@ -278,7 +278,7 @@ class EventLog(KindTable):
             delivered, dropped = dict(self._delivered_counts), dict(self._dropped_counts)
             for handle in (*self._leaving, *self.active):
                 self._add_counts(handle, delivered, dropped)
-            return self._counts().replace(delivered=delivered, dropped=dropped)
+            return self._reading(delivered, dropped)
 
     def reset(self) -> None:
         """Restart all counts at zero, for a new identity."""

@@ -207,7 +207,8 @@ class StatState:
         self._last_sample = wall
         self._value = samples[-1]
         self.count += len(samples)
-        self._sum.add(samples)
+        sum_of_samples = DoubleDoubleSum(samples)
+        self._sum.add_sum(sum_of_samples)
         if self._bucket_counts is None:
             self._bucket_counts = [0] * len(self.effective.buckets)
         sorted_samples = self._order(samples)
@@ -218,7 +219,7 @@ class StatState:
                 self._bucket_counts[index] += bisect_right(sorted_samples, bound)
             count_into(self._exponential, sorted_samples)
         if self.effective.window_samples is None:
-            self._window.add(samples, sorted_samples)
+            self._window.add(samples, sorted_samples, sum_of_samples)
         else:
             self._fill_count_windows(samples, wall)
 
@@ -230,7 +231,7 @@ class StatState:
                 # Earlier windows are skipped, because without handlers only the last closed window is visible.
                 position += ((total - position) // limit - 1) * limit
             part = samples[position : position + limit - self._window.samples]
-            self._window.add(part, self._order(part))
+            self._window.add(part, self._order(part), DoubleDoubleSum(part))
             position += len(part)
             if self._window.samples == self.effective.window_samples:
                 self._close(self._window_start, wall)

@@ -90,7 +90,7 @@ def test_after_a_suspension_the_current_window_starts_at_the_last_boundary() -> 
 def test_a_sum_in_batches_is_the_exact_sum_within_a_rounding_error(batches: list[list[float]]) -> None:
     total = DoubleDoubleSum()
     for batch in batches:
-        total.add(batch)
+        total.add_sum(DoubleDoubleSum(batch))
     samples = sum(batches, [0.0])
     exact_sum = float(sum(map(Fraction, samples)))
 
@@ -102,7 +102,7 @@ def test_a_window_of_several_batches_has_the_aggregates_of_all_samples(batches: 
     samples = [sample for batch in batches for sample in batch]
     window = Window(ALL_AGGREGATIONS)
     for batch in batches:
-        window.add(batch, sorted(batch))
+        window.add(batch, sorted(batch), DoubleDoubleSum(batch))
     aggregates = window.values()
     scale = max(map(abs, samples))
 
@@ -121,7 +121,7 @@ def test_a_window_of_several_batches_has_the_aggregates_of_all_samples(batches: 
 
 def test_a_value_beyond_the_range_of_floats_is_absent_not_infinite() -> None:
     window = Window(ALL_AGGREGATIONS)
-    window.add([1e308] * 4, [1e308] * 4)
+    window.add([1e308] * 4, [1e308] * 4, DoubleDoubleSum([1e308] * 4))
     aggregates = window.values()
 
     assert aggregates[Aggregation.MAX] == 1e308
