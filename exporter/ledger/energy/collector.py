@@ -250,7 +250,7 @@ class EnergyCollector:
                 run.counters.apply_outcomes(work.account(name, run.counters.session))
 
     def _ended_runs(self, alive_runs: Collection[str] | None, *, now: float) -> list[str]:
-        """Return the runs that were alive last before the linger time, and the exited runs except the latest `MAX_EXITED_RUNS`."""
+        """Return the runs that were last alive longer ago than the linger time, and exited runs beyond `MAX_EXITED_RUNS`."""
         alive_at = {name: run.counters.alive_at or 0.0 for name, run in self._runs.items()}
         exited_runs = (
             [] if alive_runs is None else sorted(alive_at.keys() - alive_runs, key=alive_at.__getitem__)
