@@ -17,7 +17,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> 
     """Call a condition until its result is true, and return the result.
 
     Args:
-        condition: Called after 20 ms at first, and after a twentieth of the waiting time later, so that a long wait leaves the
+        condition: Called after 20 ms at first, and after an eighth of the waiting time later, so that a long wait leaves the
             cores to other tests.
         seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`.
     """
@@ -26,5 +26,5 @@ def wait_until(condition: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> 
     while not (result := condition()):
         waited_seconds = time.monotonic() - start_time
         assert waited_seconds < limit_seconds, "the condition did not become true"
-        time.sleep(min(max(0.02, waited_seconds / 20), 0.25))
+        time.sleep(min(max(0.02, waited_seconds / 8), 0.25))
     return result
