@@ -23,17 +23,19 @@ for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOC
 atexit.register(shutil.rmtree, _FEED_DIRECTORY, ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 
-# The slowest files start first, so that none runs alone at the end. Files that measure energies over real seconds keep
-# their place after them, where the cores are less busy.
+# The slowest files start first, so that none runs alone at the end. Files that mostly compute are between files that mostly wait,
+# so that a few jobs with torch run at a time.
 _SLOWEST_FILES = [
-    *("test_bridges_plain_torch", "test_bridges_lightning", "test_bridges_torchrun", "test_soak"),
-    *("test_truth", "test_dashboards_scenario", "test_foreign_jobs", "test_bridges_ranks"),
-    *("test_serve_gpu", "test_hang_page", "test_gpu_life", "test_run_sidecar", "test_status_browser"),
-    *("test_goodput_scenarios", "test_end_to_end", "test_run_job", "test_demo_command", "test_serve_reload"),
-    *("test_run_silence", "test_rules_faults", "test_conditions_and_alerts", "test_serve_life"),
-    *("test_gpu_fake_nvml", "test_bridges_examples", "test_bridges_transformers", "test_bridges"),
-    *("test_bridges_accelerate", "test_stacks_live", "test_one_logger_lightning", "test_rules_live"),
-    *("test_assets_command", "test_serve_attached", "test_run_truth", "test_bridges_prometheus_client"),
+    *("test_bridges_plain_torch", "test_energy_of_gpus", "test_hang_page", "test_energy_of_runs"),
+    *("test_dashboards_scenario", "test_gpu_fake_nvml", "test_status_browser", "test_bridges_lightning"),
+    *("test_soak", "test_goodput_scenarios", "test_bridges_torchrun", "test_gpu_life", "test_serve_gpu"),
+    *("test_foreign_jobs", "test_run_sidecar", "test_end_to_end", "test_truth", "test_demo_command"),
+    *("test_serve_reload", "test_stacks_live", "test_run_silence", "test_serve_life", "test_rules_faults"),
+    *("test_run_job", "test_assets_command", "test_bridges_ranks", "test_serve_attached", "test_run_truth"),
+    *("test_conditions_and_alerts", "test_bridges_prometheus_client", "test_bridges_transformers"),
+    *("test_check_command", "test_deploy", "test_bridges_examples", "test_one_logger_lightning"),
+    *("test_rules_live", "test_bridges", "test_alertmanager", "test_bridges_accelerate", "test_shares"),
+    *("test_goodput_torchrun", "test_ledger_bounds", "test_feed_limits", "test_recording_running"),
 ]
 
 RUNS_SLOW_TESTS = bool(os.environ.get("CI") or os.environ.get("SLOW"))
