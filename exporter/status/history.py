@@ -232,12 +232,21 @@ class History:
         slope = sum((offset - mean_offset) * (number - mean_number) for offset, number in offsets) / variance
         return mean_number + slope * (ahead_seconds - mean_offset)
 
-    def increase(self, *track: str, seconds: float = PLOT_SECONDS, only_if_seen: str = "") -> Increase | None:
+    def increase(
+        self, *track: str, seconds: float = PLOT_SECONDS, starts_at_zero: bool = True, only_if_seen: str = ""
+    ) -> Increase | None:
         """Return the increase of a counter over the last `seconds`, or None without an increase.
 
-        A decrease counts as a restart of the counter at 0. A counter that appears after the first point of the history increases
-        from 0; with `only_if_seen`, its first number counts only if that track of the same owner had a number at the point
-        before, because a resumed run starts with its old totals.
+        A decrease counts as a restart of the counter at 0. The first number of a counter at the first point of the history does
+        not count; at a later point, it counts in the cases that the arguments name.
+
+        Args:
+            track: Name of the track, and values of its owner labels.
+            seconds: Length of the time range.
+            starts_at_zero: True for a counter that appears with its first increment; False for a counter that appears with its
+                source, which may have counted before.
+            only_if_seen: Name of a track of the same owner. The first number counts only if that track had a number at the point
+                before, because a resumed run starts with its old totals. "" for no such condition.
         """
         amount, times = 0.0, []
         points = self._points(track, only_if_seen or None, other_owner_labels=1)
@@ -248,7 +257,7 @@ class History:
                 continue
             if previous_number is not None:
                 increment = _increment(previous_number, point.number)
-            elif index == 0 or (only_if_seen and points[index - 1].other is None):
+            elif index == 0 or not starts_at_zero or (only_if_seen and points[index - 1].other is None):
                 increment = 0.0
             else:
                 increment = point.number

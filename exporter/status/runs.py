@@ -220,7 +220,7 @@ def _restarts(view: View, run: Run) -> list[Figure]:
         labels["reason"]: count
         for labels, count in view.readings.rows("training_restarts_total", run=run.name)
     }
-    increase = view.history.increase("restarts", run.name)
+    increase = view.history.increase("restarts", run.name, only_if_seen="executed steps")
     notes = [f"{reason}: {count:.0f}" for reason, count in counts.items() if count]
     notes += [f"the last {age(increase.last, view.exporter.now)}"] if increase else []
     return figure("restarts", styled(f"{sum(counts.values()):.0f}"), *notes) if counts else []

@@ -276,6 +276,37 @@ def ecc(count: float) -> Rows:
     return {"gpu_ecc_errors_total": [({**GPU_3_LABELS, "kind": "uncorrected", "location": "dram"}, count)]}
 
 
+@pytest.mark.parametrize(
+    "counter",
+    [
+        pytest.param(ecc(2.0), id="ECC errors"),
+        pytest.param({"cgroup_memory_events_total": [({"event": "oom_kill"}, 3.0)]}, id="OOM kills"),
+        pytest.param(
+            {"host_rdma_link_downed_total": [({"device": "mlx5_0", "port": "1"}, 2.0)]}, id="link failures"
+        ),
+        pytest.param({"training_restarts_total": run_sample(5.0, reason="exit")}, id="restarts"),
+        pytest.param(
+            {"exporter_energy_gap_seconds_total": [({"component": "gpu", "reason": "lost"}, 500.0)]},
+            id="energy gap",
+        ),
+    ],
+)
+def test_a_counter_whose_source_is_read_after_the_first_point_adds_no_event_of_the_past(
+    counter: Rows,
+) -> None:
+    late_history = history_of(3, lambda tick: {} if tick == 0 else counter)
+    constant_history = history_of(3, lambda _: counter)
+    late, constant = (
+        [
+            (finding.text, finding.is_urgent)
+            for finding in finding_views_of(GPU_3 | JOB | counter, history=history)
+        ]
+        for history in (late_history, constant_history)
+    )
+
+    assert late == constant
+
+
 def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern() -> None:
     history = history_of(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), interval_seconds=60.0)
     text = "GPU 3 (rank 5 of night) has had 2 uncorrected ECC errors since the driver was loaded"

@@ -24,7 +24,7 @@ def _suspect(view: View) -> Iterator[Match]:
 
 def _gap(view: View) -> Iterator[Match]:
     for (component,) in view.history.owners("energy gap"):
-        increase = view.history.increase("energy gap", component, seconds=GAP_SECONDS)
+        increase = view.history.increase("energy gap", component, seconds=GAP_SECONDS, starts_at_zero=False)
         if increase is not None and increase.amount > MAX_GAP_SECONDS:
             facts = {"component": component, "seconds": duration(increase.amount)}
             yield Match((component,), facts, since=increase.first)

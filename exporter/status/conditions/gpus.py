@@ -111,7 +111,9 @@ def _uncorrected(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         count = view.readings.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
         if count:
-            increase = view.history.increase("uncorrected", gpu.uuid, seconds=EVENT_SECONDS + KEPT_SECONDS)
+            increase = view.history.increase(
+                "uncorrected", gpu.uuid, seconds=EVENT_SECONDS + KEPT_SECONDS, starts_at_zero=False
+            )
             errors = f"{count:.0f} uncorrected ECC error{'s' if count > 1 else ''}"
             yield Match(
                 (gpu.uuid,),

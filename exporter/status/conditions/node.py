@@ -65,7 +65,7 @@ def _at_limit(view: View) -> Iterator[Match]:
 
 
 def _killed(view: View) -> Iterator[Match]:
-    increase = view.history.increase("OOM kills", seconds=EVENT_SECONDS)
+    increase = view.history.increase("OOM kills", seconds=EVENT_SECONDS, starts_at_zero=False)
     if increase is not None:
         processes = f"{increase.amount:.0f} process{'es' if increase.amount > 1 else ''}"
         yield Match((), {"processes": processes}, since=increase.first, is_event=True)
@@ -96,7 +96,9 @@ def _link_down(view: View) -> Iterator[Match]:
 def _link_errors(view: View) -> Iterator[Match]:
     for device, port in view.history.owners("link failures"):
         state = view.readings.value("host_rdma_port_state", device=device, port=port)
-        increase = view.history.increase("link failures", device, port, seconds=EVENT_SECONDS)
+        increase = view.history.increase(
+            "link failures", device, port, seconds=EVENT_SECONDS, starts_at_zero=False
+        )
         if increase is not None and not (state is not None and state < ACTIVE_PORT):
             yield Match((device, port), {"device": device, "port": port}, since=increase.first, is_event=True)
 

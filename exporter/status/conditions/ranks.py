@@ -154,7 +154,9 @@ def _rivals(view: View) -> Iterator[Match]:
 def _retries(view: View) -> Iterator[Match]:
     ranks_and_gpus: dict[str, list[tuple[str, str]]] = {}
     for run, rank, gpu in view.history.owners("allocation retries"):
-        if view.history.increase("allocation retries", run, rank, gpu, seconds=RETRY_SECONDS):
+        if view.history.increase(
+            "allocation retries", run, rank, gpu, seconds=RETRY_SECONDS, starts_at_zero=False
+        ):
             ranks_and_gpus.setdefault(run, []).append((rank, gpu))
     for run, pairs in ranks_and_gpus.items():
         ranks = ranges(int(rank) for rank, _ in pairs if rank.isdecimal())

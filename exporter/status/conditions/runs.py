@@ -160,7 +160,9 @@ def _gradients(view: View) -> Iterator[Match]:
 
 def _restarts(view: View) -> Iterator[Match]:
     for (run,) in view.history.owners("restarts"):
-        increase = view.history.increase("restarts", run, seconds=RESTART_SECONDS)
+        increase = view.history.increase(
+            "restarts", run, seconds=RESTART_SECONDS, only_if_seen="executed steps"
+        )
         if increase is not None and round(increase.amount) > MAX_RESTARTS:
             facts = {"run": run, "count": f"{increase.amount:.0f}"}
             yield Match((run,), facts, since=increase.first)
