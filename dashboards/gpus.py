@@ -191,7 +191,8 @@ def _loss_of_affected_runs() -> Panel:
     gpus_in_trouble = worst_gpu_problems()
     runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
     no_cost = (
-        f"0 * sum by (currency) ({COST_PER_HOUR}) unless on () ({runs_in_trouble} or on () {UNKNOWN_NODES})"
+        f"0 * sum by (currency) ({COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
+        f" unless on () ({runs_in_trouble} or on () {UNKNOWN_NODES})"
     )
     gpus_of_unknown_runs = (
         f"({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS}"

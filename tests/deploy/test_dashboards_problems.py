@@ -221,6 +221,12 @@ def test_the_loss_of_a_run_without_an_exporter_is_unknown_and_not_0(
     assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {"{}": runs}, query_id="C")
 
 
+def test_the_loss_on_a_node_that_does_not_exist_is_unknown(tmp_path: Path) -> None:
+    series = HOT_GPU | {'training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}': "1x60"}
+
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {}, selected={"node": "n9"})
+
+
 @pytest.mark.parametrize(
     ("uuid", "owner", "damage"),
     [("G0", ',run="a",rank="3"', SLOWS), ("G7", "", NO_RUN)],
