@@ -223,7 +223,7 @@ class Settings:
         try:
             return getattr(type(self), name).check(value)
         except OneLoggerError as error:
-            report(call, "callable_value", f"{error}, not {to_attribute(value)!r}")
+            report(call, "callable_value", f"a valid value, not {to_attribute(value)!r} ({error})")
             return None
 
     def is_callable(self, name: str) -> bool:

@@ -118,5 +118,5 @@ def _guarded(call: Callable[[], Any]) -> Any:
         observer = current()
         if isinstance(error, OneLoggerError) and observer is not None and observer.settings.propagates:
             raise
-        report("timed_span", "recorder_raised", f"a recorder that does not raise: {safe_repr(error)}")
+        report("timed_span", "recorder_raised", f"no exception from the recorder: {safe_repr(error)}")
         return None

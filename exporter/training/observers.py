@@ -76,6 +76,6 @@ class Observers:
                 if propagates:
                     raise
             except Exception as error:  # noqa: BLE001  # a defect of an observer must not reach the job
-                report("observer", "raised", "an observer that does not raise")
+                report("observer", "raised", "no exception from an observer")
                 log_once(f"observer {error!r}", f"a defect in an observer of training: {error!r}")
         return results

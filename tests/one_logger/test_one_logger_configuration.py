@@ -77,6 +77,7 @@ def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
     assert [(record.call, record.rule) for record in reports] == [
         (f"TrainingTelemetryConfig.{field}", rule) for rule in rules
     ]
+    assert all(record.expected.startswith("a v") for record in reports), "not a sentence after `expected`"
 
 
 @pytest.mark.parametrize(
