@@ -281,8 +281,8 @@ def _alert_panels() -> tuple[Panel, ...]:
     )
 
 
-_RUNS_COMPLETE = "unless on () max(cluster:training_unknown:ratio{@cluster}) > 0.01"
-_GPUS_COMPLETE = "unless on () max(cluster:gpu_power_unknown:ratio{@cluster}) > 0.01"
+_RUNS_COMPLETE = "unless on () max(cluster:training_unknown:ratio{@cluster}) > 0.05"
+_GPUS_COMPLETE = "unless on () max(cluster:gpu_power_unknown:ratio{@cluster}) > 0.05"
 """Conditions of sums over clusters, as in the rules: while a part is unknown, a sum would look like a smaller load."""
 
 

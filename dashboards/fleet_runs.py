@@ -324,9 +324,9 @@ def _speed() -> Panel:
 
     return table(
         "Speed and progress of the runs, rates over 5 min",
-        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),), width=130),
         Column("user", "Owner", width=75),
-        Column("model", "Model", width=120),
+        Column("model", "Model"),
         percent(LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
         Column(
             f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
@@ -336,7 +336,7 @@ def _speed() -> Panel:
             width=85,
             thresholds=warn_from(120, 300),
         ),
-        percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 105, bar=(0, 1)),
+        percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 95, bar=(0, 1)),
         Column(unless_still("run:training_eta:seconds{@cluster}"), "Time left", unit="s", width=90),
         Column(
             unless_still("run:training_step_seconds:mean5m{@cluster}"),
