@@ -1,7 +1,8 @@
 """Bridges to training libraries, which record a job without changes to the code of the job; see docs/bridges.md.
 
-Used in the training process and in torchrun's agent. A bridge is inactive until the library is imported. The hooks of a bridge do
-not raise, acquire no lock on the threads of the job, and do not write to the output of the job.
+Used in the training process and in torchrun's agent. A bridge is inactive until the library is imported. An error in a hook of a
+bridge does not reach the job; a daemon thread logs the error once, to standard error. The hooks acquire no lock on the threads of
+the job.
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges import plain_torch
+from exporter.bridges.loop_source import LoopSource
 from exporter.bridges.sources import set_rank
 from exporter.patching import Around, version_of, when_imported
 
+# Names under which jobs log these values. The training loss is not read from logs, but from the backward passes.
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
 LEARNING_RATES = ("learning_rate", "lr", "train/lr", "train/learning_rate")
-"""Names under which jobs log these values. The training loss is not read from logs, but from the backward passes."""
 
 
 def install() -> None:
@@ -31,18 +32,20 @@ def _watch(module: ModuleType) -> None:
         ("__init__", _accelerator_created),
         ("backward", _backward_begins),
         ("log", _values_logged),
-        ("save_state", lambda source, *_, **__: source.checkpoint(whole=True)),
-        ("save_model", lambda source, *_, **__: source.checkpoint(whole=False)),
-        ("load_state", lambda source, *_, **__: source.load()),
+        ("save_state", _save_state),
+        ("save_model", _save_model),
+        ("load_state", _load_state),
     ):
         plain_torch.watch(module.Accelerator, name, hook)
 
 
-def _backward_begins(source: Any, _accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> None:
+def _backward_begins(
+    source: LoopSource, _accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any
+) -> None:
     source.loss_computed(kwargs.get("loss", loss))
 
 
-def _accelerator_created(source: Any, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _accelerator_created(source: LoopSource, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
     _, error = yield
     if error is not None:
         return
@@ -57,7 +60,9 @@ def _accelerator_created(source: Any, accelerator: Any, *_args: Any, **_kwargs: 
     )
 
 
-def _values_logged(_source: Any, _accelerator: Any, values: Any = None, *_args: Any, **kwargs: Any) -> None:
+def _values_logged(
+    _source: LoopSource, _accelerator: Any, values: Any = None, *_args: Any, **kwargs: Any
+) -> None:
     values = kwargs.get("values", values)
     if not isinstance(values, Mapping):
         return
@@ -71,5 +76,18 @@ def _values_logged(_source: Any, _accelerator: Any, values: Any = None, *_args: 
     )
 
 
+def _save_state(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:
+    return source.checkpoint(whole=True)
+
+
+def _save_model(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:
+    return source.checkpoint(whole=False)  # without the optimizer, the job cannot resume
+
+
+def _load_state(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:
+    return source.load()
+
+
 def _first(values: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
+    """Return the value of the first name that exists, or None."""
     return next((values[name] for name in names if name in values), None)

@@ -16,7 +16,10 @@ MAX_VALUES = 64
 
 
 def holds_optimizer(contents: Any, depth: int = 3) -> bool:
-    """Return True if a dictionary, or a dictionary nested in it up to *depth* levels, is the state of an optimizer."""
+    """Return True if a dictionary contains the state of an optimizer, or is one.
+
+    Nested dictionaries, and dictionaries in lists, are searched up to *depth* levels deep.
+    """
     if not isinstance(contents, Mapping):
         return False
     if "state" in contents and ("param_groups" in contents or "hypers" in contents):  # of torch or of fastai
@@ -31,7 +34,7 @@ def holds_optimizer(contents: Any, depth: int = 3) -> bool:
 
 
 def steps_of(state: Any) -> int:
-    """Return the number of steps in the state of an optimizer, or 0 if the optimizer does not count its steps."""
+    """Return the number of steps in the state of an optimizer, from its first parameter. Return 0 if the optimizer does not count its steps."""
     parameter_state = next(iter(state.get("state", {}).values()), None)
     return int(parameter_state.get("step", 0)) if isinstance(parameter_state, Mapping) else 0
 
@@ -41,7 +44,7 @@ class AsyncSave:
     """Checkpoint that a background thread writes while the training continues."""
 
     step: int
-    started_at: float = field(default_factory=monotonic)  # monotonic
+    started_at: float = field(default_factory=monotonic)  # monotonic time
     blocking_seconds: float | None = None  # None while the save blocks the training
 
     def end_blocking(self) -> None:

@@ -1,7 +1,7 @@
 """Bridge to torch's allocator of GPU memory.
 
-Used in the training process. A thread of the exporter reads the statistics of the allocator, which neither waits for the GPU nor
-resets a peak.
+Used in the training process. A thread of the exporter reads the statistics of the allocator. The read does not wait for the GPU and
+resets no peak.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ STATES: Mapping[str, tuple[str, str]] = {
     "peak_allocated": ("allocated_bytes", "peak"),
     "peak_reserved": ("reserved_bytes", "peak"),
 }
-"""Keys of a number in torch's statistics (quantity; current or peak), by the value of the label `state`."""
-COUNTS: Mapping[str, str] = {
+"""Keys in torch's statistics (the quantity, then current or peak), by the value of the label `state`."""
+TOTALS: Mapping[str, str] = {
     "num_alloc_retries": "training.gpu_alloc_retries",
     "num_ooms": "training.gpu_oom",
 }
-"""Counter by the key of a total in torch's statistics."""
+"""Name of the counter, by the key of the total in torch's statistics."""
 
 Device = tuple[str, str]
 """Index of a GPU in the job, and its UUID, which is `unknown` before torch 2.4."""
@@ -36,44 +36,51 @@ class CudaMemory:
     """Metrics of the allocator.
 
     Args:
-        read: Returns the statistics of each device that the process uses.
+        read: Function that returns the statistics of each device that the process uses.
     """
 
     def __init__(self, read: Callable[[], Mapping[Device, Mapping[str, Any]]]) -> None:
         self._read = read
-        self._last_counts: dict[tuple[Device, str], int] = {}
+        self._last_totals: dict[tuple[Device, str], int] = {}
 
     def poll(self) -> None:
         """Read the statistics of all devices once."""
         for device, statistics in self._read().items():
             labels = dict(zip(("gpu", "uuid"), device, strict=True))
-            for state, (name, moment) in STATES.items():
-                value = statistics.get(name, {}).get("all", {}).get(moment)
+            for state, (quantity, moment) in STATES.items():
+                value = statistics.get(quantity, {}).get("all", {}).get(moment)
                 if value is not None:
                     state_labels = labels | {"state": state}
                     metric("gauge", "training.gpu_memory", unit="bytes", labels=state_labels)(value)
-            for name, family in COUNTS.items():
-                total = statistics.get(name)
+            for key, counter in TOTALS.items():
+                total = statistics.get(key)
                 if total is not None:
-                    # The job can reset the totals of its process.
-                    previous = self._last_counts.get((device, name), 0)
-                    self._last_counts[device, name] = total
-                    metric("counter", family, labels=labels)(total - previous if total >= previous else total)
+                    # A total that is smaller than before was reset by the job.
+                    previous = self._last_totals.get((device, key), 0)
+                    self._last_totals[device, key] = total
+                    metric("counter", counter, labels=labels)(
+                        total - previous if total >= previous else total
+                    )
 
-    def forget(self) -> None:
-        """Discard the counts of the parent, in a forked child."""
-        self._last_counts.clear()
+    def clear_totals(self) -> None:
+        """Discard the totals of the parent, in a forked child."""
+        self._last_totals.clear()
 
 
 def install() -> None:
-    """Start to poll the allocator every five seconds. Raises ImportError if torch is not installed."""
+    """Start to poll the allocator every `POLL_SECONDS`. Has no effect in a torch without CUDA.
+
+    Raises:
+        ImportError: torch is not installed.
+    """
     torch: Any = import_module("torch")
     if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # absent in a torch without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))
-        Periodic("cuda-memory", memory.poll, seconds=POLL_SECONDS, after_fork=memory.forget)
+        Periodic("cuda-memory", memory.poll, seconds=POLL_SECONDS, after_fork=memory.clear_totals)
 
 
 def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
+    """Return torch's statistics of each device on which the process has allocated memory or has run out of memory."""
     statistics_by_device: dict[Device, Mapping[str, Any]] = {}
     for index in range(MAX_DEVICES if torch.cuda.is_initialized() else 0):
         try:

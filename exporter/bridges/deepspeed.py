@@ -28,9 +28,9 @@ def _watch(module: ModuleType) -> None:
     engine = module.DeepSpeedEngine
     # `step()` and the pipeline's `train_batch()` call this method once the gradients are complete.
     patch_frequent(engine, "_take_model_step", _step_begins, _step_ends)
-    patch_frequent(engine, "backward", _backward_begins, _nothing)
+    patch_frequent(engine, "backward", _backward_begins, _do_nothing)
     plain_torch.watch(engine, "__init__", _engine_created)
-    plain_torch.watch(engine, "save_checkpoint", lambda source, *_, **__: source.checkpoint(whole=True))
+    plain_torch.watch(engine, "save_checkpoint", _save)
     plain_torch.watch(engine, "load_checkpoint", _load)
 
 
@@ -48,7 +48,11 @@ def _engine_created(_source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> A
         )
 
 
-def _load(source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _save(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:
+    return source.checkpoint(whole=True)
+
+
+def _load(source: LoopSource, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
     yield from source.load()
     source.progress.resume_at(int(engine.global_steps))
 
@@ -57,7 +61,7 @@ def _backward_begins(_engine: Any, loss: Any = None, *_args: Any, **kwargs: Any)
     ACTIVE.source.loss_computed(kwargs.get("loss", loss))
 
 
-def _nothing(*_args: Any) -> None:
+def _do_nothing(*_args: Any) -> None:
     pass
 
 
@@ -66,7 +70,7 @@ class _EngineStep:
     """Step of an engine in progress."""
 
     engine: Any
-    skipped_before: int  # number of skipped steps before this step
+    skipped_steps_before: int
 
 
 def _step_begins(engine: Any, *_args: Any, **_kwargs: Any) -> _EngineStep | None:
@@ -81,7 +85,7 @@ def _step_ends(step: _EngineStep, _result: Any, error: BaseException | None) -> 
     if error is not None:
         return
     engine, source = step.engine, ACTIVE.source
-    if engine.skipped_steps > step.skipped_before:
+    if engine.skipped_steps > step.skipped_steps_before:
         training.skipped_step("overflow")
     norm = engine.get_global_grad_norm()
     if norm is not None:

@@ -12,6 +12,7 @@ from typing import Any
 from exporter import training
 from exporter.bridges import plain_torch
 from exporter.bridges.checkpoints import holds_optimizer
+from exporter.bridges.loop_source import LoopSource
 from exporter.bridges.sources import set_rank
 from exporter.patching import Around, never_raises, version_of
 
@@ -34,21 +35,29 @@ class _FabricCallback:
 
 
 def callback(package: str | None = None) -> Any:
-    """Return a callback for Fabric of the named package; None selects the loaded packages.
+    """Return a callback for Fabric of the named package, or of the loaded packages if *package* is None.
 
-    Raises ImportError: The named package, or torch, is not installed.
+    Raises:
+        ImportError: The named package, or torch, is not installed.
     """
     plain_torch.install()
     for name in PACKAGES:
         if name == package or (package is None and name in sys.modules):
             fabric: Any = import_module(name).Fabric
             plain_torch.watch(fabric, "save", _save)
-            plain_torch.watch(fabric, "load", lambda source, *_, **__: source.load())
+            plain_torch.watch(fabric, "load", _load)
     return _FabricCallback()
 
 
-def _save(source: Any, _fabric: Any, _path: Any = None, state: Any = None, *_: Any, **kwargs: Any) -> Around:
+def _save(
+    source: LoopSource, _fabric: Any, _path: Any = None, state: Any = None, *_: Any, **kwargs: Any
+) -> Around:
+    # The state holds objects of the job, such as the optimizer, or their state dictionaries.
     contents = kwargs.get("state", state)
     values = contents.values() if hasattr(contents, "values") else ()
     is_whole = any(hasattr(value, "param_groups") for value in values) or holds_optimizer(contents)
-    return source.checkpoint(whole=is_whole)  # type: ignore[no-any-return]  # a generator of the source
+    return source.checkpoint(whole=is_whole)
+
+
+def _load(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:
+    return source.load()

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 UNSEEN_SECONDS = 10.0
-"""Time after the first backward pass after which missing steps of an optimizer are logged."""
+"""Time since the first backward pass, without a step of an optimizer, above which the missing step is logged."""
 UNSEEN_OPTIMIZER_MESSAGE = """no step of a torch optimizer within 10 s of the first backward pass: the training is not recorded. Add:
     from exporter import training
     training.step()                                     # after each step of the optimizer
@@ -33,7 +33,7 @@ class LeadingOptimizer:
         self._known: WeakSet[Any] = WeakSet()  # optimizers that have stepped
         self._waiting_since: float | None = None  # monotonic time of the first backward pass
 
-    def is_missing(self) -> bool:
+    def is_overdue(self) -> bool:
         """Return True if the first call was more than `UNSEEN_SECONDS` ago. Not called after the first step of an optimizer."""
         now = monotonic()
         if self._waiting_since is None:
@@ -64,7 +64,10 @@ class LeadingOptimizer:
         return True
 
     def trains(self, module: Any) -> bool:
-        """Return True if a module has more than half of the trainable parameters of an optimizer."""
+        """Return True if a module has more than half of the trainable parameters of an optimizer that has stepped.
+
+        Also return True for the engine of a library that steps as an optimizer, and for the module of the engine.
+        """
         module_parameters = {id(parameter) for parameter in module.parameters()} if self._known else None
         if not module_parameters:
             return False
@@ -92,7 +95,7 @@ def _groups(optimizer: Any) -> Any:
 
 
 def learning_rate(optimizer: Any) -> float | None:
-    """Return the learning rate of the first parameter group, or None if the rate is not a Python number."""
+    """Return the learning rate of the first parameter group, or None without a group or if the rate is not a Python number."""
     groups = _groups(optimizer)
     rate = groups[0].get("lr") if groups else None
     return rate if type(rate) is float or type(rate) is int else None

@@ -29,21 +29,25 @@ _queued_saves: deque[AsyncSave] = deque()
 
 
 def callback(package: str | None = None) -> Any:
-    """Return a new callback for a Trainer of a package. None selects the loaded packages, otherwise an installed package.
+    """Return a new callback for a Trainer of the named package.
 
-    Raises ImportError: Lightning is not installed.
+    If *package* is None, the callback is for the loaded packages or, if none is loaded, for an installed package.
+
+    Raises:
+        ImportError: Lightning is not installed.
     """
-    bases = [module.Callback for module in packages(package)]
+    bases = [module.Callback for module in import_packages(package)]
     return type("ExporterCallback", (LightningCallback, *bases), {"package": package})()
 
 
-def packages(package: str | None = None) -> list[Any]:
-    """Import Lightning and install the hooks of this bridge.
+def import_packages(package: str | None = None) -> list[Any]:
+    """Import Lightning, and install the hooks of this bridge.
 
     Returns the module of the named package. Without a name, returns the modules of the loaded packages, or of an installed
     package if none is loaded.
 
-    Raises ImportError: Lightning is not installed.
+    Raises:
+        ImportError: Lightning is not installed.
     """
     torch_hooks.install()
     names = [name for name in PACKAGES if name == package or (not package and name in sys.modules)]
@@ -56,7 +60,7 @@ def packages(package: str | None = None) -> list[Any]:
 
 def _phase_hook(phase: str) -> Callable[..., None]:
     """Return a hook that starts a phase of the current batch."""
-    return lambda source, *_: source.part_of_batch(phase)
+    return lambda source, *_: source.switch_phase_in_batch(phase)
 
 
 class LightningCallback(Source):
@@ -110,12 +114,12 @@ class LightningCallback(Source):
     def optimizer_ends(self, *_optimizer: Any) -> None:
         """End the phase of a backward pass or of an optimizer's step."""
         # In manual optimization the next phase is unknown, and counts as the forward pass.
-        self.part_of_batch("forward" if self._is_manual else None)
+        self.switch_phase_in_batch("forward" if self._is_manual else None)
 
     on_after_backward = optimizer_ends
 
-    def part_of_batch(self, phase: str | None) -> None:
-        """Start a phase of the current batch. None means the rest of the iteration."""
+    def switch_phase_in_batch(self, phase: str | None) -> None:
+        """Start a phase of the current batch, if a batch is under way. None is the rest of the iteration."""
         if self._is_in_batch:
             self.tracker.phase(phase)
 
@@ -151,7 +155,7 @@ class LightningCallback(Source):
         self._close_iteration()
         training.record(epoch=int(self.trainer.current_epoch) + 1)
 
-    def batch_is_awaited(self) -> None:
+    def begin_fetch(self) -> None:
         """End the previous iteration if it is complete, and start the fetch of the next batch."""
         if not self._is_in_batch:
             self._end_completed_iteration()
@@ -202,6 +206,7 @@ class LightningCallback(Source):
         self.tracker.discard_iteration()
 
     def _target(self) -> int | None:
+        """Return the step at which the training ends, or None if unknown."""
         trainer = self.trainer
         if trainer.max_steps > 0:
             return int(trainer.max_steps)
@@ -337,7 +342,7 @@ def _around_load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwa
 def _fetch_begins(loop: Any) -> None:
     source = _active_callback(loop.trainer)
     if source is not None:
-        source.batch_is_awaited()
+        source.begin_fetch()
 
 
 def _fetch_ends(loop: Any) -> Around:
@@ -345,4 +350,4 @@ def _fetch_ends(loop: Any) -> Around:
     yield
     source = _active_callback(loop.trainer)
     if source is not None:
-        source.part_of_batch("forward")
+        source.switch_phase_in_batch("forward")

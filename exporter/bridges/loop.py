@@ -1,7 +1,7 @@
 """Loop tracker: opens and closes blocks of `exporter.training` as the hooks on a training loop report them.
 
 Used in the training process, on the thread that trains. Hooks do not report each start and end, for example after an exception
-or in an epoch that ends early. The tracker therefore keeps the open blocks, and closes the inner blocks with a block.
+or in an epoch that ends early. The tracker therefore keeps the open blocks; when a block closes, its inner blocks close first.
 """
 
 from __future__ import annotations
@@ -51,14 +51,18 @@ class LoopTracker:
     """Open blocks of a training. A block is closed after its inner blocks, in whatever order the calls arrive.
 
     Args:
-        inferred: True for a loop that a bridge infers. The job's own blocks then replace the loop and its iterations.
+        replaceable: True if the job's own blocks replace the loop and its iterations, as with `EXPORTER_AUTO=1`.
+
+    Attributes:
+        phases: Phases of the open iteration.
+        phase: Function that ends the open phase and begins a phase; None is the rest of the iteration.
     """
 
-    def __init__(self, *, inferred: bool = False) -> None:
-        self._loop: Any = api.inferred_loop if inferred else api.training_loop
-        self._is_inferred = inferred
+    def __init__(self, *, replaceable: bool = False) -> None:
+        self._loop: Any = api.inferred_loop if replaceable else api.training_loop
+        self._is_replaceable = replaceable
         self._was_instrumented = False  # the job reported its own loop before the loop of this bridge
-        self._iteration = api.inferred_iteration() if inferred else IterationBlock(TRAINING_ITERATION)
+        self._iteration = api.inferred_iteration() if replaceable else IterationBlock(TRAINING_ITERATION)
         self._read_limit = TensorReadLimit()
         self._open: list[_OpenBlock] = []
         self.phases = Phases(self._iteration)
@@ -106,7 +110,7 @@ class LoopTracker:
 
     def next_iteration(self) -> None:
         """End the iteration and start the next iteration."""
-        if self._open[-1].level is _ITERATION:  # the usual case
+        if self._open[-1].level is _ITERATION:  # no inner block is open
             self.phases.next_iteration()
         else:
             self.end(Level.ITERATION)
@@ -168,8 +172,10 @@ class LoopTracker:
         self._end_phase(error)
         open_block = self._open.pop()
         leave(open_block.block, error)
-        if open_block.level is Level.LOOP and not self._is_inferred:
-            TRAINING.job_is_instrumented = self._was_instrumented  # a later loop may be inferred
+        if open_block.level is Level.LOOP and not self._is_replaceable:
+            TRAINING.job_is_instrumented = (
+                self._was_instrumented
+            )  # a later loop of the job may be inferred again
         return open_block.level
 
 

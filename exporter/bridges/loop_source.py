@@ -47,7 +47,7 @@ class LoopSource(InferredLoop):
 
     def load(self) -> Around:
         """Record the load of a checkpoint."""
-        tracker = self._here()
+        tracker = self._current_tracker()
         if tracker is None or tracker.is_open(Level.LOAD):
             yield
         else:

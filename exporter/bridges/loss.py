@@ -15,14 +15,14 @@ from typing import Any
 
 DEVICE_SECONDS = 0.1
 """Minimum interval between two reads of a loss on a GPU, each of which starts a copy."""
-EVERY_STEP = 100
+INITIAL_STEPS = 100
 """Number of steps at the start in which every loss is read, so that a short training shows the loss of its last step."""
 HOST_SECONDS = 0.005
-"""Minimum interval between two reads on the host after `EVERY_STEP` steps. A read takes up to 10 µs, a short step 200 µs."""
+"""Minimum interval between two reads on the host after `INITIAL_STEPS` steps. A read takes up to 10 µs, a short step 200 µs."""
 _MAX_NODES = 8
 """Number of nodes of the graph that are searched for factors."""
 _TOLERANCE = 1e-4
-"""Maximum difference between a factor, times the number of passes, and 1; between the sum of the shares of a mean and 1."""
+"""Maximum difference from 1 of a factor times the number of passes, and of the sum of the shares of a mean."""
 _SCALING_NODES = frozenset({"DivBackward0", "MulBackward0"})
 _REDUCING_NODES = frozenset(
     {"MeanBackward0", "MeanBackward1", "SelectBackward0", "SumBackward0", "SumBackward1"}
@@ -68,7 +68,7 @@ class _Pass:
     """Backward pass of a step.
 
     Attributes:
-        value: Scalar at which the pass starts. None if unknown.
+        value: Loss at which the pass starts. None if unknown.
         factors: Constants by which the loss was multiplied, the last one first. None if unknown.
     """
 
@@ -90,37 +90,37 @@ class StepLoss:
         self._max_passes = 1
         self._steps = 0
         self._due = 0.0
-        self._is_next_loss_given = False
+        self._has_unscaled_loss = False
         self.is_read = True
         self.begin()
 
     def begin(self) -> None:
         """Discard the backward passes of the step, and start a new step."""
         self._passes: list[_Pass] = []
-        self._count = 0
+        self._pass_count = 0
         self.batches = 0
         self._is_known = True
 
-    def give(self, loss: Any) -> None:
+    def add_unscaled_loss(self, loss: Any) -> None:
         """Add the loss of the next backward pass, which a library is about to scale. Later losses of that pass are ignored."""
-        if not self._is_next_loss_given:
-            self._is_next_loss_given = True
-            self._count += 1
+        if not self._has_unscaled_loss:
+            self._has_unscaled_loss = True
+            self._pass_count += 1
             if self.is_read:
                 self._read(loss)
 
-    def add(self, tensors: Any, batches: int) -> None:
-        """Add the loss at which the backward pass of some batches starts, unless `give` has added the loss."""
+    def add_pass(self, tensors: Any, batches: int) -> None:
+        """Add the loss at which the backward pass of some batches starts, unless `add_unscaled_loss` has added the loss."""
         self.batches += batches
-        if self._is_next_loss_given:
-            self._is_next_loss_given = False
+        if self._has_unscaled_loss:
+            self._has_unscaled_loss = False
             return
-        self._count += 1
+        self._pass_count += 1
         if self.is_read:
             self._read(tensors)
 
     def _read(self, loss: Any) -> None:
-        if type(loss) is self._tensor and loss.is_cpu and loss.numel() == 1:  # the usual case
+        if type(loss) is self._tensor and loss.is_cpu and loss.numel() == 1:  # fast path
             self._passes.append(_Pass(loss.item(), _factors(loss)))
             return
         if not self._passes:
@@ -135,9 +135,9 @@ class StepLoss:
 
     def skip(self, now: float) -> None:
         """End a step whose loss was not read. *now* is as in `take`."""
-        if self._count > self._max_passes:  # noqa: PLR1730  # called in every step: `max` costs a call
-            self._max_passes = self._count
-        self._count = self.batches = 0
+        if self._pass_count > self._max_passes:  # noqa: PLR1730  # called in every step: `max` costs a call
+            self._max_passes = self._pass_count
+        self._pass_count = self.batches = 0
         if now >= self._due:
             self.is_read = True
             self._due = now + HOST_SECONDS
@@ -147,14 +147,14 @@ class StepLoss:
 
         *now*, in monotonic seconds, limits the rate of the reads. It may be the start of the step.
         """
-        count = self._count
-        if not count:
+        pass_count = self._pass_count
+        if not pass_count:
             return None
-        if count > self._max_passes:  # noqa: PLR1730  # called in every step: `max` costs a call
-            self._max_passes = count
+        if pass_count > self._max_passes:  # noqa: PLR1730  # called in every step: `max` costs a call
+            self._max_passes = pass_count
         loss = self._step_loss() if self._passes else None
-        self._count = self.batches = 0
-        if self._steps < EVERY_STEP - 1:
+        self._pass_count = self.batches = 0
+        if self._steps < INITIAL_STEPS - 1:
             self._steps += 1
         elif now < self._due:
             self.is_read = False
@@ -203,7 +203,7 @@ def _factors(loss: Any) -> Sequence[float] | None:
     The search ends at the first node that does more than multiply by a constant. Returns None if a constant cannot be read.
     """
     node = loss.grad_fn
-    if type(node).__name__ not in _SEARCHED_NODES:  # the usual case
+    if type(node).__name__ not in _SEARCHED_NODES:  # the loss is not scaled
         return ()
     factors: list[float] = []
     for _ in range(_MAX_NODES):

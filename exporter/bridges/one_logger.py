@@ -33,7 +33,7 @@ _INITIALIZATIONS = frozenset(
 _ALWAYS_RECORDED = _INITIALIZATIONS | {kinds.APPLICATION}
 """Kinds of spans that are always recorded."""
 _RECORDED_BY_BLOCKS = kinds.STEPS | frozenset(kinds.PHASE_ONLY)
-"""Kinds that are recorded by blocks. The other kinds are recorded by callbacks, which accept a time."""
+"""Standard kinds that blocks record, besides the training loop. Callbacks, which accept a time, record the other standard kinds."""
 
 
 @dataclass(slots=True)
@@ -130,31 +130,35 @@ def _describe() -> None:
     if provider is None or not provider.one_logger_ready:
         return
     config = provider.config
-    world_size = _value(config, "world_size") or 1
+    world_size = _current_value(config, "world_size") or 1
     facts = {
         "application": config.application_name,
-        "session_tag": _value(config, "session_tag"),
-        "is_baseline": _value(config, "is_baseline_run"),
+        "session_tag": _current_value(config, "session_tag"),
+        "is_baseline": _current_value(config, "is_baseline_run"),
         "world_size": world_size,
     }
     telemetry = getattr(config, "telemetry_config", None)
     if telemetry is not None:
-        target = _value(telemetry, "train_iterations_target")
+        target = _current_value(telemetry, "train_iterations_target")
         facts |= {
-            "perf_tag": _value(telemetry, "perf_tag"),
-            "flops_per_sample": _value(telemetry, "flops_per_sample"),
+            "perf_tag": _current_value(telemetry, "perf_tag"),
+            "flops_per_sample": _current_value(telemetry, "flops_per_sample"),
             "step_target": target if target is not None and target > 0 else None,
         }
-        samples, length = _value(telemetry, "global_batch_size"), _value(telemetry, "seq_length")
-        if samples:
-            TRAINING.expect(samples / world_size, samples * length / world_size if length else None)
+        batch_size, sequence_length = (
+            _current_value(telemetry, "global_batch_size"),
+            _current_value(telemetry, "seq_length"),
+        )
+        if batch_size:
+            tokens = batch_size * sequence_length / world_size if sequence_length else None
+            TRAINING.expect(batch_size / world_size, tokens)
         strategy = str(getattr(telemetry.save_checkpoint_strategy, "value", "sync"))
-        is_enabled = _value(telemetry, "is_save_checkpoint_enabled") is not False
+        is_enabled = _current_value(telemetry, "is_save_checkpoint_enabled") is not False
         TRAINING.set_save_policy(lambda: SavePolicy(strategy, is_enabled))
     TRAINING.describe({name: value for name, value in facts.items() if value is not None})
 
 
-def _value(config: Any, name: str) -> Any:
+def _current_value(config: Any, name: str) -> Any:
     """Return the current value of the field `NAME_or_fn`, which may be a callable."""
     value = getattr(config, f"{name}_or_fn", None)
     return value() if callable(value) else value

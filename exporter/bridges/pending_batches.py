@@ -18,7 +18,7 @@ MAX_THREADS = 16
 class PendingBatch:
     """Size of a pending batch."""
 
-    iterator: int  # id of the iterator that returned the batch
+    iterator_id: int  # `id()` of the iterator that returned the batch
     samples: int | None
     tokens: int | None
 
@@ -29,22 +29,22 @@ class BatchQueue:
     A loop without accumulation has a single pending batch, which is thus stored without a new object.
     """
 
-    __slots__ = ("earlier", "has_latest", "iterator", "samples", "tokens")
+    __slots__ = ("earlier", "has_latest", "iterator_id", "samples", "tokens")
 
     def __init__(self) -> None:
         self.earlier: deque[PendingBatch] = deque(maxlen=MAX_BATCHES)
         self.has_latest = False
-        self.iterator = 0
+        self.iterator_id = 0
         self.samples: int | None = None
         self.tokens: int | None = None
 
     def latest(self) -> PendingBatch | None:
         """Return the latest batch, or None."""
-        return PendingBatch(self.iterator, self.samples, self.tokens) if self.has_latest else None
+        return PendingBatch(self.iterator_id, self.samples, self.tokens) if self.has_latest else None
 
     def move_latest(self) -> None:
         """Move the latest batch to the earlier batches."""
-        self.earlier.append(PendingBatch(self.iterator, self.samples, self.tokens))
+        self.earlier.append(PendingBatch(self.iterator_id, self.samples, self.tokens))
         self.has_latest = False
 
     def drop_latest(self) -> None:
@@ -52,7 +52,7 @@ class BatchQueue:
         self.has_latest = bool(self.earlier)
         if self.earlier:
             batch = self.earlier.pop()
-            self.iterator, self.samples, self.tokens = batch.iterator, batch.samples, batch.tokens
+            self.iterator_id, self.samples, self.tokens = batch.iterator_id, batch.samples, batch.tokens
 
     def clear(self) -> None:
         """Drop all batches."""
@@ -63,7 +63,7 @@ class BatchQueue:
 class PendingBatches:
     """Pending batches of the thread that trains.
 
-    The first call of `count_trained`, at the first backward pass, determines that thread. Before, batches are kept for each thread.
+    The first call of `count_trained`, at the first backward pass, determines that thread. Until then, each thread has a queue.
 
     Attributes:
         fetches_ahead: True if the loader fetches a batch before the previous batch is trained on.
@@ -86,14 +86,16 @@ class PendingBatches:
             queue.move_latest()
         kind = type(batch)
         try:
-            samples = batch[0].shape[0] if kind is list or kind is tuple else batch.shape[0]  # the usual case
+            samples = (
+                batch[0].shape[0] if kind is list or kind is tuple else batch.shape[0]
+            )  # a tensor, or a list of tensors
         except Exception:  # noqa: BLE001  # a batch is an object of the job
             samples = None
         if type(samples) is int and samples:
             queue.samples, queue.tokens = samples, None
         else:
             queue.samples, queue.tokens = samples_and_tokens(batch)
-        queue.iterator = id(iterator)
+        queue.iterator_id = id(iterator)
         queue.has_latest = True
 
     def clear(self) -> None:
@@ -115,7 +117,7 @@ class PendingBatches:
             queue = self._queue = self._queue_of_thread()
             self._queues.clear()
         is_latest_trained = queue.has_latest and (self.is_exhausted or not self.fetches_ahead)
-        if not queue.earlier:  # the usual case
+        if not queue.earlier:  # without accumulation
             if is_latest_trained:
                 queue.has_latest = False
                 numbers.add_batch(queue.samples, queue.tokens)

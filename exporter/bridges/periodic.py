@@ -36,7 +36,7 @@ class Periodic:
     ) -> None:
         self._name, self._call_poll = name, poll
         self._seconds, self._due = seconds, 0.0
-        self._forget, self._at_exit = after_fork, at_exit
+        self._reset_in_child, self._at_exit = after_fork, at_exit
         self.restart()
         RECORDER.attach(self, start=wake)
 
@@ -60,5 +60,5 @@ class Periodic:
 
     def after_fork(self) -> None:
         """Discard the state of the parent and start a thread."""
-        self._forget()
+        self._reset_in_child()
         self.restart()

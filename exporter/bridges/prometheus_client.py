@@ -79,7 +79,7 @@ class _Series:
         is_valid = self._is_summable and isfinite(value_sum) and value_sum >= 0
         self._state.set_foreign_reading(int(count), value_sum if is_valid else None, tuple(map(int, buckets)))
 
-    def forget(self) -> None:
+    def restart_in_child(self) -> None:
         """Count from zero, in a forked child."""
         self._last_totals, self._is_forked = None, True
 
@@ -116,7 +116,7 @@ class Registries(Periodic):
         self._is_forked, self._poll = True, None
         for series in self._series.values():
             if series is not None:
-                series.forget()
+                series.restart_in_child()
 
     def poll(self) -> None:
         """Poll each collector once, and remove the gauges of collectors that are no longer registered."""

@@ -21,7 +21,7 @@ from exporter.recording.recorder import RECORDER
 class Strength(IntEnum):
     """Precedence of a source, by the origin of its reports."""
 
-    WATCHING = 0  # calls of torch by the job
+    INFERRED = 0  # calls of torch by the job
     INSTRUMENTED = 1  # calls of a telemetry library by the job
     LEADING = 2  # hooks of a framework that runs the training loop
 
@@ -36,8 +36,8 @@ class Source:
     A method that a source does not define has no effect. The methods marked * are called in every step, before and after a call of
     torch. `backward_ends` is called only if `backward_begins` returns a token other than None.
 
-        fetch_begins(loader)* fetch_ends(loader, batch, error)*    a batch is fetched from an iterator of a loader
-        iterator_made(loader, error)    a loader has created an iterator; `fetch_begins(loader)` was called before
+        fetch_begins(fetcher)* fetch_ends(fetcher, batch, error)*    an iterator of a loader fetches a batch
+        iterator_made(fetcher, error)   a loader has created an iterator; `fetch_begins` was called with the loader
         backward_begins(tensors)* backward_ends(token, error)*     a backward pass starts at these tensors
         optimizer_begins(optimizer)* optimizer_ends(optimizer)*    an optimizer steps; the end is not called if the step raises
         optimizer_skipped(optimizer)    a gradient scaler has skipped a step of the optimizer
@@ -46,12 +46,12 @@ class Source:
         gradient_norm_computed(norm)    gradients have been clipped
         evaluation_mode_set(module)     a module was set to evaluation mode
         training_mode_set(module)       a module was set to training mode, while the source `is_evaluating`
-        save(saved, at_once=)           generator around a call that writes; the result is a future unless `at_once`
+        save(contents, at_once=)        generator around a call that saves; the call returns a future unless `at_once`
         superseded()                    a stronger source becomes active; the source closes its open blocks
         process_exits(error)            the process exits, with the exception that ends it or None
     """
 
-    strength = Strength.WATCHING
+    strength = Strength.INFERRED
     is_evaluating = False
     fetch_begins = fetch_ends = iterator_made = backward_begins = backward_ends = _ignore
     optimizer_begins = optimizer_ends = optimizer_skipped = optimizer_loaded = _ignore
@@ -70,7 +70,7 @@ class ActiveSource:
         self.source = self.fallback = NOBODY
 
     def fall_back_to(self, source: Source) -> None:
-        """Set the source that is active while no other source is."""
+        """Set the fallback, which is active while no other source is active."""
         self.fallback = source
         if self.source is NOBODY:
             self.source = source
@@ -101,33 +101,33 @@ class ExitHooks:
     """Work at the end of the process: notify the fallback, and end the application that a bridge has started."""
 
     def __init__(self) -> None:
-        self._began = self._registered = False
+        self._has_begun = self._is_registered = False
 
     def begin_application(self) -> None:
         """Start an application at the first call, unless the job has configured one-logger's provider itself."""
-        if not self._began:
-            self._began = True
+        if not self._has_begun:
+            self._has_begun = True
             self.register()
             if not _reports_itself():
                 training.on_app_start()
 
     def register(self) -> None:
         """Register for the end of the process. A second call has no effect."""
-        if not self._registered:
-            self._registered = True
+        if not self._is_registered:
+            self._is_registered = True
             # Registered after the recorder's function and so called before it, which publishes these records.
             atexit.register(self._run)
             self._finalize()
             # A forked child of multiprocessing clears the finalizers of its parent.
             util.register_after_fork(self, ExitHooks._finalize)
             if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=self._forget)
+                os.register_at_fork(after_in_child=self._reset_in_child)
 
     def _finalize(self) -> None:
         util.Finalize(None, self._run, exitpriority=10)  # children of multiprocessing skip atexit
 
-    def _forget(self) -> None:
-        self._began = False
+    def _reset_in_child(self) -> None:
+        self._has_begun = False
 
     @never_raises
     def _run(self) -> None:
@@ -138,9 +138,9 @@ class ExitHooks:
         if isinstance(error, SystemExit) and not error.code:
             error = None
         ACTIVE.fallback.process_exits(error if isinstance(error, BaseException) else None)
-        if self._began and not _reports_itself():
+        if self._has_begun and not _reports_itself():
             training.on_app_end()
-        self._began = False
+        self._has_begun = False
 
 
 def _reports_itself() -> bool:

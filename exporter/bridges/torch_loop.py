@@ -24,7 +24,7 @@ from exporter.bridges.loss import StepLoss
 from exporter.bridges.pending_batches import PendingBatch, PendingBatches
 from exporter.bridges.training_thread import (
     BACKWARD,
-    BETWEEN,
+    BETWEEN_STEPS,
     EVALUATING,
     FETCHING,
     FORWARD,
@@ -54,7 +54,7 @@ class InferredLoop(TrainingThread):
         torch_hooks.watch_training_mode(enabled=False)
         super().reset()
         self.batches = PendingBatches()
-        self._fetching_from: object = None  # the outermost loader of a fetch under way
+        self._fetching_from: object = None  # the outermost fetcher of a fetch under way
         self._early_batch: PendingBatch | None = None  # perhaps the first batch of this validation
         self._optimizers = LeadingOptimizer()
         self._stepping_optimizer: object = None  # the outermost optimizer of a step under way
@@ -75,7 +75,7 @@ class InferredLoop(TrainingThread):
 
     def _enter(self, tracker: LoopTracker, state: LoopState) -> None:
         """Enter a state of a step, in which the loop and an iteration are open."""
-        if self._state in BETWEEN:
+        if self._state in BETWEEN_STEPS:
             self._end_evaluation(tracker, None)
             if not tracker.is_open(Level.LOOP):
                 tracker.begin_loop(self.progress.step)
@@ -97,7 +97,7 @@ class InferredLoop(TrainingThread):
 
     # Data -------------------------------------------------------------------------------------------------------
 
-    def fetch_begins(self, loader: Any) -> None:
+    def fetch_begins(self, fetcher: Any) -> None:
         """Begin the fetch of a batch. In a validation, end the previous batch."""
         is_grad_enabled, edges, state = self._is_grad_enabled, self._step_edges, self._state
         if (
@@ -111,18 +111,18 @@ class InferredLoop(TrainingThread):
                 self._phases.count_batch()
             edges.fetch_began = now
             self._state = FETCHING
-            self._fetching_from = loader
+            self._fetching_from = fetcher
             self._has_new_data = True
             return
-        tracker = self._here()
+        tracker = self._current_tracker()
         if tracker is None or self._fetching_from is not None:
             return  # a nested fetch is a part of the outer fetch
-        self._fetching_from = loader
+        self._fetching_from = fetcher
         if self.is_evaluating:
-            self._end_batch(tracker, loader)
+            self._end_batch(tracker, fetcher)
         elif not is_grad_enabled():
             self._begin_evaluation(tracker)
-            self._end_batch(tracker, loader)
+            self._end_batch(tracker, fetcher)
         else:
             self._has_new_data = True
             if self._state is READY or tracker.is_open(Level.LOOP):
@@ -130,9 +130,9 @@ class InferredLoop(TrainingThread):
             else:  # before the first backward pass a fetch may be a look at the data
                 tracker.phase("data_loading")
 
-    def iterator_made(self, loader: Any, _error: BaseException | None) -> None:
+    def iterator_made(self, fetcher: Any, _error: BaseException | None) -> None:
         """End the phase in which a loader creates an iterator."""
-        if self._fetching_from is loader:
+        if self._fetching_from is fetcher:
             self._fetching_from = None
             if self._state is FETCHING and self._tracker is not None:
                 self._enter(self._tracker, READY)
@@ -141,26 +141,26 @@ class InferredLoop(TrainingThread):
             if self._tracker is not None and self._thread is None:
                 self._tracker.phase(None)
 
-    def fetch_ends(self, loader: Any, batch: Any, error: BaseException | None) -> None:
+    def fetch_ends(self, fetcher: Any, batch: Any, error: BaseException | None) -> None:
         """End the fetch: store a training batch until its backward pass, or begin a batch of the validation.
 
         The end of the loader ends the epoch or the validation.
         """
         if (
             self._state is FETCHING
-            and self._fetching_from is loader
+            and self._fetching_from is fetcher
             and error is None
             and (now := monotonic()) < self._step_edges.limit
         ):  # fast path
             self._step_edges.forward_began = now
             self._state = FORWARD
             self._fetching_from = None
-            self.batches.add(loader, batch)
+            self.batches.add(fetcher, batch)
             return
         tracker = self._tracker
-        if self._fetching_from is not loader or tracker is None:
+        if self._fetching_from is not fetcher or tracker is None:
             if error is None and self._may_train_elsewhere():
-                self.batches.add(loader, batch)
+                self.batches.add(fetcher, batch)
             return
         self._fetching_from = None
         if self._state is EVALUATING:
@@ -170,7 +170,7 @@ class InferredLoop(TrainingThread):
                 self._end_evaluation(tracker, None if isinstance(error, StopIteration) else error)
             return
         if error is None:
-            self.batches.add(loader, batch)
+            self.batches.add(fetcher, batch)
         else:
             self.batches.is_exhausted = True
         if self._state is FETCHING:
@@ -193,7 +193,7 @@ class InferredLoop(TrainingThread):
         """Begin a validation if the trained model is set to evaluation mode, not for a submodule or a different model."""
         if self.is_evaluating:
             return
-        tracker = self._here()
+        tracker = self._current_tracker()
         if tracker is not None and tracker.is_open(Level.LOOP) and self._optimizers.trains(module):
             self.is_evaluating = True
             torch_hooks.watch_training_mode(enabled=True)
@@ -204,7 +204,7 @@ class InferredLoop(TrainingThread):
 
     def validation(self) -> Around:
         """Record a validation around a call of a library that validates."""
-        tracker = self._here()
+        tracker = self._current_tracker()
         if tracker is None or self._state is EVALUATING or not tracker.is_open(Level.LOOP):
             yield
             return
@@ -216,19 +216,19 @@ class InferredLoop(TrainingThread):
 
     def validation_batch_begins(self) -> None:
         """Begin a batch of the validation unless the hooks on torch's loaders have recorded the batch."""
-        tracker = self._here()
+        tracker = self._current_tracker()
         if tracker is not None and self._state is EVALUATING and not tracker.is_open(Level.BATCH):
             tracker.begin_batch()
 
     def validation_batch_ends(self) -> None:
         """End a batch of the validation."""
-        tracker = self._here()
+        tracker = self._current_tracker()
         if tracker is not None:
             tracker.end(Level.BATCH)
 
     def training_mode_set(self, module: Any) -> None:
         """End the validation if the trained model is set to training mode."""
-        tracker = self._here()
+        tracker = self._current_tracker()
         if tracker is not None and self._optimizers.trains(module):
             self._end_evaluation(tracker, None)
             if tracker.is_open(Level.LOOP):
@@ -240,10 +240,10 @@ class InferredLoop(TrainingThread):
             tracker.begin_evaluation()
             self._state = EVALUATING
 
-    def _end_batch(self, tracker: LoopTracker, loader: Any) -> None:
+    def _end_batch(self, tracker: LoopTracker, fetcher: Any) -> None:
         """End a batch of the validation. The first batch may have been fetched before `eval()`, by the same iterator."""
         early_batch, self._early_batch = self._early_batch, None
-        belongs_to_validation = early_batch is None or early_batch.iterator == id(loader)
+        belongs_to_validation = early_batch is None or early_batch.iterator_id == id(fetcher)
         tracker.end(Level.BATCH, None if belongs_to_validation else Discarded())
         if early_batch is not None and belongs_to_validation:
             self.batches.drop_latest()
@@ -263,11 +263,11 @@ class InferredLoop(TrainingThread):
 
     def loss_computed(self, loss: Any) -> None:
         """Record the loss of the next backward pass before a library scales the loss."""
-        tracker = self._trains_here()
+        tracker = self._claim_thread()
         if tracker is not None:
-            if self._state in BETWEEN:
+            if self._state in BETWEEN_STEPS:
                 self._enter(tracker, READY)
-            self._loss.give(loss)
+            self._loss.add_unscaled_loss(loss)
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
         """Begin a backward pass. Return the state after its end, or None if the pass is not recorded: nested, or on another thread."""
@@ -278,15 +278,15 @@ class InferredLoop(TrainingThread):
             edges.backward_began = now
             self._state = BACKWARD
             self._is_iteration_kept = True
-            self._loss.add(tensors, self.batches.count_trained(TRAINING.numbers))
+            self._loss.add_pass(tensors, self.batches.count_trained(TRAINING.numbers))
             return GRADIENTS
-        tracker = self._trains_here()
+        tracker = self._claim_thread()
         if tracker is None or state is BACKWARD:
             return None
         self._enter(tracker, BACKWARD)
         self._is_iteration_kept = True
-        self._loss.add(tensors, self.batches.count_trained(TRAINING.numbers))
-        if self.progress.steps == 0 and self._optimizers.is_missing() and not torch_hooks.optimizer_exists():
+        self._loss.add_pass(tensors, self.batches.count_trained(TRAINING.numbers))
+        if self.progress.steps == 0 and self._optimizers.is_overdue() and not torch_hooks.optimizer_exists():
             log_once("optimizer not seen", UNSEEN_OPTIMIZER_MESSAGE)
             self._silence(LoopState.UNSEEN)
         return OPTIMIZER if state is OPTIMIZER else GRADIENTS
@@ -302,7 +302,7 @@ class InferredLoop(TrainingThread):
 
     def gradient_norm_computed(self, norm: Any) -> None:
         """Record the norm of the gradients."""
-        tracker = self._trains_here()
+        tracker = self._claim_thread()
         if tracker is not None:
             tracker.record("grad_norm", norm)
 
@@ -317,7 +317,7 @@ class InferredLoop(TrainingThread):
         else:
             if self._state is LoopState.UNSEEN:
                 self.reset()
-            tracker = self._trains_here()
+            tracker = self._claim_thread()
             if tracker is None or (self._state is OPTIMIZER and self._stepping_optimizer is not optimizer):
                 return  # a nested step is a part of the outer optimizer's step
             self._enter(tracker, OPTIMIZER)
@@ -341,7 +341,7 @@ class InferredLoop(TrainingThread):
             self._has_new_data = self._is_iteration_kept = False
             self._state = READY
             return
-        tracker = self._here()
+        tracker = self._current_tracker()
         if tracker is None:
             return
         self._stepping_optimizer = None
@@ -353,7 +353,7 @@ class InferredLoop(TrainingThread):
 
     def optimizer_skipped(self, optimizer: Any) -> None:
         """Count a step without finite gradients, as frameworks do."""
-        tracker = self._trains_here()
+        tracker = self._claim_thread()
         if tracker is not None and tracker.is_open(Level.ITERATION):
             self._end_step(tracker, optimizer, None)
 

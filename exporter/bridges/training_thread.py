@@ -48,8 +48,9 @@ class LoopState(Enum):
 WATCHING, EVALUATING, PAUSED = LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED
 READY, FETCHING, FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWARD
 BACKWARD, GRADIENTS, OPTIMIZER = LoopState.BACKWARD, LoopState.GRADIENTS, LoopState.OPTIMIZER
+# In a silent state, the source reports nothing. In the states between steps, no step is under way.
 SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
-BETWEEN = (WATCHING, EVALUATING, PAUSED)
+BETWEEN_STEPS = (WATCHING, EVALUATING, PAUSED)
 _NO_PHASES = Phases(IterationBlock(TRAINING_ITERATION))
 
 
@@ -57,6 +58,7 @@ class TrainingThread(Source):
     """Source that reports a single thread: the first thread that makes a backward pass or a step of an optimizer."""
 
     def __init__(self) -> None:
+        # With EXPORTER_AUTO=1, this source is silent while the job reports its loop itself.
         self._defers = os.environ.get("EXPORTER_AUTO") == "1"
         self.reset()
 
@@ -71,15 +73,15 @@ class TrainingThread(Source):
     @property
     def is_reporting(self) -> bool:
         """True if this source reports the loop of the calling thread."""
-        return self._here() is not None
+        return self._current_tracker() is not None
 
     def has_phases(self) -> bool:
         """Return True on the thread that trains."""
         return self.is_reporting
 
-    def _here(self) -> LoopTracker | None:
+    def _current_tracker(self) -> LoopTracker | None:
         """Return the tracker if the calling thread trains or, before the training, is the main thread. Otherwise return None."""
-        # The usual case.
+        # In every step of the training.
         if self._thread == get_ident() and not (self._defers and TRAINING.job_is_instrumented):
             return self._tracker
         if self._state in SILENT:
@@ -95,16 +97,16 @@ class TrainingThread(Source):
             self._begin_tracker()
         return self._tracker
 
-    def _trains_here(self) -> LoopTracker | None:
+    def _claim_thread(self) -> LoopTracker | None:
         """Return the tracker if the calling thread trains. The first thread that calls this method is the one that trains."""
         if self._thread is None and self._state not in SILENT:
             self._thread = get_ident()
             if self._tracker is None:
                 self._begin_tracker()
-        return self._here()
+        return self._current_tracker()
 
     def _begin_tracker(self) -> None:
-        self._tracker = LoopTracker(inferred=self._defers)
+        self._tracker = LoopTracker(replaceable=self._defers)
         self._phases = self._tracker.phases
         self._phases.defers = True
         training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())

@@ -81,6 +81,7 @@ class _Callback(Source):
         return True
 
     def describe(self, args: Any, model: Any) -> None:
+        """Record the rank and the facts of the run from the training arguments and the model."""
         set_rank(int(args.process_index))
         precision = next((name for name in ("bf16", "fp16") if getattr(args, name, False)), "fp32")
         training.describe(

@@ -112,7 +112,7 @@ class CountingSource(Source):
 
 
 def test_the_bridge_with_more_information_claims_the_loop_and_releases_it() -> None:
-    active, fallback = ActiveSource(), CountingSource(Strength.WATCHING)
+    active, fallback = ActiveSource(), CountingSource(Strength.INFERRED)
     leading, second_leading = CountingSource(Strength.LEADING), CountingSource(Strength.LEADING)
     instrumented = CountingSource(Strength.INSTRUMENTED)
     active.fall_back_to(fallback)

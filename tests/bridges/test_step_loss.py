@@ -17,12 +17,12 @@ def test_the_mean_of_accumulated_losses_is_known_after_steps_whose_loss_was_not_
 ) -> None:
     import torch  # only where torch is installed
 
-    monkeypatch.setattr(loss, "EVERY_STEP", 1)
+    monkeypatch.setattr(loss, "INITIAL_STEPS", 1)
     monkeypatch.setattr(loss, "HOST_SECONDS", 0.05)
     step_loss, weight, losses = loss.StepLoss(), torch.ones(2, requires_grad=True), []
     for step in range(4):
         for factor in (1.0, 2.0):
-            step_loss.add((weight + factor).sum(), 1)
+            step_loss.add_pass((weight + factor).sum(), 1)
         if step == 2:
             time.sleep(0.06)
         losses.append(step_loss.take(time.monotonic()))

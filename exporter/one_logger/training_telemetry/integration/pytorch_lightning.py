@@ -16,7 +16,7 @@ from exporter.training import callbacks
 
 __all__ = ["OneLoggerPTLTrainer", "TimeEventCallback", "hook_trainer_cls"]
 
-_MODULES = lightning.packages()
+_MODULES = lightning.import_packages()
 _BASES = tuple(module.Callback for module in _MODULES)
 _TRAINER: Any = _MODULES[0].Trainer
 
