@@ -127,11 +127,15 @@ class JobCollector:
         self._no_feed_since: float | None = None
 
     def collect(self) -> Collected:
-        """Observe, count, save and publish. Raises CollectError if the feed directory is unreadable."""
+        """Read the feed, count and save the totals, and return the families of the pass.
+
+        Raises:
+            CollectError: The feed directory is unreadable.
+        """
         feed_pass = self._observe()
         self._count(feed_pass)
         self._save(feed_pass)
-        slots = self._visible(feed_pass)
+        slots = self._visible_slots(feed_pass)
         collected = self._publish(slots, feed_pass)
         self._clean_up(slots, feed_pass)
         self._update_attributes(slots, feed_pass)
@@ -140,7 +144,11 @@ class JobCollector:
     # Observe --------------------------------------------------------------------------------------------
 
     def _observe(self) -> FeedPass:
-        """Read the feed directory and bind processes to ranks."""
+        """Read the feed directory, and bind the processes to ranks.
+
+        Raises:
+            CollectError: The feed directory is unreadable.
+        """
         now = Moment(self._clock(), self._monotonic())
         try:
             is_owner = self._feed.ownership.acquire()
@@ -171,7 +179,7 @@ class JobCollector:
         ]
 
     def _log_missing_feed(self, now: Moment, *, has_feed: bool) -> None:
-        """Log once if the first `NO_FEED_SECONDS` pass without a feed."""
+        """Log once if there is no feed for `NO_FEED_SECONDS` after the first pass."""
         if self._no_feed_since is None:
             self._no_feed_since = now.monotonic
         is_missing = not has_feed and now.monotonic - self._no_feed_since >= NO_FEED_SECONDS
@@ -197,7 +205,7 @@ class JobCollector:
     # Count and save -------------------------------------------------------------------------------------
 
     def _count(self, feed_pass: FeedPass) -> None:
-        """Count the new snapshots of all ranks, and prepare the exit evidence of the pass."""
+        """Count the new snapshots of all processes, and store the exit evidence of the pass."""
         processes = list(self._ranks.processes())
         self._owners.count(processes)
         self._evidence = self.endings.begin_pass(processes, feed_pass.moment)
@@ -212,7 +220,8 @@ class JobCollector:
 
     # Publish --------------------------------------------------------------------------------------------
 
-    def _visible(self, feed_pass: FeedPass) -> list[VisibleSlot]:
+    def _visible_slots(self, feed_pass: FeedPass) -> list[VisibleSlot]:
+        """Return the slots that this pass publishes, sorted by run, rank, role and number."""
         ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))
         slots = [
             visible_slot(rank.key, slot, feed_pass.rules, feed_pass.moment, is_saved=rank.is_saved)
@@ -222,9 +231,10 @@ class JobCollector:
         return _without_early_exits([slot for slot in slots if slot is not None], self._max_exited_runs)
 
     def _publish(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Collected:
+        """Return the families of the pass, and update the phases for the attribution of energy."""
         devices = RankDevices(self.gpus)
         pids = {process_id: entry.pid for process_id, entry in feed_pass.entries.items() if entry.is_alive}
-        self.work = self._work(slots, pids, devices)
+        self.work = self._work_use(slots, pids, devices)
         collected = Collected()
         collected += self._stats.build(slots, feed_pass.rules, feed_pass.moment)
         feed.add_processes(collected, slots, lambda process_id: devices.of_pid(pids.get(process_id)))
@@ -269,7 +279,7 @@ class JobCollector:
             suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             collected.problems.append(("state", f"totals are suppressed: {problems[0]}{suffix}"))
 
-    def _work(
+    def _work_use(
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
         """Return the phases of running and recently exited ranks, for the attribution of energy."""
@@ -315,7 +325,7 @@ class JobCollector:
     # Clean up -------------------------------------------------------------------------------------------
 
     def _clean_up(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
-        """Remove the files of exited processes whose totals are saved, and forget exited ranks."""
+        """Remove the files of exited processes whose totals are saved, and release exited ranks."""
         if feed_pass.is_owner:
             for process_id, entry in feed_pass.entries.items():
                 rank = self._ranks[entry.snapshot.process]
@@ -327,7 +337,7 @@ class JobCollector:
                 ):
                     self._remove(process_id)
             self._undeletable_ids &= feed_pass.entries.keys()
-        self._ranks.forget({slot.slot for slot in slots}, feed_pass.present_ids, feed_pass.moment)
+        self._ranks.release_exited({slot.slot for slot in slots}, feed_pass.present_ids, feed_pass.moment)
 
     def _remove(self, process_id: str) -> None:
         try:
@@ -356,6 +366,7 @@ class JobCollector:
         self.is_loaded = True
 
     def _overdue_runs(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Iterator[InspectedRun]:
+        """Yield the hung and stalled runs with their running ranks and their step."""
         for run, state in self._states.overdue().items():
             running_processes = [
                 slot.process for slot in slots if slot.key.run == run and slot.process.is_alive

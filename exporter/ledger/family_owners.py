@@ -31,11 +31,11 @@ class FamilyOwner:
 
     main: str
     shape: StatShape
-    first: StatDefinition  # definition of the first Stat, which provides the help
+    first_definition: StatDefinition  # of the first admitted Stat, which provides the help
     label_names: tuple[str, ...] = ()  # of all Stats, sorted
 
 
-def fits(definition: StatDefinition, spec: TrainingFamily) -> bool:
+def matches(definition: StatDefinition, spec: TrainingFamily) -> bool:
     """Return True if a Stat has the type, unit and labels of a specification."""
     identity = IDENTITY_LABELS if "rank" in spec.labels else IDENTITY_LABELS[:1]
     labels = identity + tuple([name for name, _ in definition.labels])
@@ -48,7 +48,7 @@ def plan_of(definition: StatDefinition) -> StatPlan | None:
     families = families_of(definition)
     names, spec = families.names(), TRAINING_FAMILIES.get(families.main)
     if spec is not None:
-        is_refused = not fits(definition, spec)
+        is_refused = not matches(definition, spec)
     else:
         is_refused = any(name in RESERVED or name.startswith(RESERVED_PREFIXES) for name in names)
     if is_refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
@@ -70,7 +70,7 @@ class FamilyOwners:
         self._plan_lists: list[list[StatPlan | None]] = []  # of the last decision
 
     def count(self, processes: Sequence[ProcessTotals]) -> None:
-        """Decide ownership for all processes with a record, and count their new snapshots."""
+        """Decide the ownership again if the processes or their definitions have changed, and count the new snapshots."""
         participants = [process for process in processes if self._update_plans(process)]
         participants.sort(key=lambda process: (process.identity.started, process.identity.id))
         plan_lists = [process.plans for process in participants]
@@ -122,6 +122,7 @@ class FamilyOwners:
         return process.is_alive or has_changed
 
     def _decide(self, participants: Sequence[ProcessTotals]) -> None:
+        """Assign all families anew, and set the admitted plans of the participants."""
         self._owners, self._names = {}, {}
         self.version += 1
         # Stats that were admitted before have precedence over the Stats of earlier processes.

@@ -30,7 +30,8 @@ def encode_rank(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None])
     index_by_identity: dict[int, int] = {}  # index in `distinct_definitions`, by id() of the definition
     distinct_definitions: list[StatDefinition] = []
 
-    def body(totals: StatTotals) -> dict[str, object]:
+    def encode_totals(totals: StatTotals) -> dict[str, object]:
+        """Return the JSON object of totals, and collect the definitions of their Stats."""
         series, exponential, values = [], [], []
         for reading in totals.series.values():
             definition = reading.definition
@@ -52,8 +53,8 @@ def encode_rank(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None])
     bodies = [
         {
             "slot": slot.number,
-            "base": body(slot.base),
-            "processes": [body(process) for process in slot.processes],
+            "base": encode_totals(slot.base),
+            "processes": [encode_totals(process) for process in slot.processes],
         }
         for slot in slots.values()
     ]

@@ -296,10 +296,10 @@ class Ranks:
                     self._state.report(str(error))
                     rank.is_saved = False
 
-    def forget(
+    def release_exited(
         self, visible_slots: Collection[WorkerSlot], present_ids: Collection[str], now: Moment
     ) -> None:
-        """Release exited ranks for other sidecars, and remove them from memory when no slot is shown any more."""
+        """Release exited ranks for other sidecars. Remove a released rank from memory after `RETENTION_SECONDS`, once no slot is shown."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.folded_ids)

@@ -188,7 +188,7 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
     """Return the specification of a main family, of a window gauge (with an aggregation), or of a companion gauge."""
     if name in TRAINING_FAMILIES:
         return TRAINING_FAMILIES[name]
-    first, unit = owner.first, owner.first.unit or ""
+    first, unit = owner.first_definition, owner.first_definition.unit or ""
     kind: FamilyType = "gauge"
     precedence = Precedence.SAMPLES
     absence = "the process exited or the feed is stale."

@@ -253,15 +253,15 @@ class WorkerSlot:
                 total = sum_readings(total, reading)
         return total
 
-    def fold(self, keep: int, present_ids: Collection[str]) -> Iterator[str]:
+    def fold(self, keep_count: int, present_ids: Collection[str]) -> Iterator[str]:
         """Move exited processes into the base, oldest first, and yield their ids.
 
-        The last *keep* processes stay, and so does the last process that trained, which decides the state of the run. Processes
+        The last *keep_count* exited processes stay, and so does the last process that trained, which decides the state of the run. Processes
         that have a file (*present_ids*), and all later processes, stay too.
         """
         exited_processes = [process for process in self.processes if not process.is_alive]
         last_trainer = next((process for process in reversed(self.processes) if process.has_trained), None)
-        for process in exited_processes[: max(0, len(exited_processes) - keep)]:
+        for process in exited_processes[: max(0, len(exited_processes) - keep_count)]:
             if process.identity.id in present_ids:
                 return
             if process is not last_trainer:

@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from exporter.errors import ExportError, OneLoggerError
 from exporter.ledger.families.bridges import SPAN_EXPORTERS
-from exporter.ledger.family_owners import TRAINING_FAMILIES, fits
+from exporter.ledger.family_owners import TRAINING_FAMILIES, matches
 from exporter.one_logger import delivery as delivery_module
 from exporter.one_logger.delivery import ATTEMPTS, WRITE_OUT_RECORDS, Delivery, SpanFilter, close_all
 from exporter.one_logger.names import (
@@ -244,7 +244,7 @@ def test_the_counters_of_a_delivery_fit_their_families(deliveries: list[Delivery
     }
 
     assert set(definitions) == {spec.name for spec in SPAN_EXPORTERS}
-    assert all(fits(definition, TRAINING_FAMILIES[name]) for name, definition in definitions.items())
+    assert all(matches(definition, TRAINING_FAMILIES[name]) for name, definition in definitions.items())
 
 
 def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(

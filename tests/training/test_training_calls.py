@@ -28,7 +28,7 @@ from training_support import (
 
 import exporter
 from exporter import one_logger, training
-from exporter.ledger.family_owners import TRAINING_FAMILIES, fits
+from exporter.ledger.family_owners import TRAINING_FAMILIES, matches
 from exporter.recording.values import families_of
 from exporter.training.facts import Facts
 from exporter.training.metrics import Families
@@ -498,7 +498,7 @@ def test_every_recorded_family_is_declared_by_the_sidecar() -> None:
     assert [
         definition
         for definition in definitions
-        if not fits(definition, TRAINING_FAMILIES[families_of(definition).main])
+        if not matches(definition, TRAINING_FAMILIES[families_of(definition).main])
     ] == []
 
 

@@ -249,14 +249,14 @@ def _add_events(collected: Collected, visible: VisibleSlot) -> None:
     total = NO_EVENTS
     for part in visible.slot.parts():
         total = sum_events(total, part.events)
-    for event, timestamp in total.last.items():
-        collected.add(EVENT_LAST, timestamp, *visible.labels, *event)
+    for type_and_severity, timestamp in total.last.items():
+        collected.add(EVENT_LAST, timestamp, *visible.labels, *type_and_severity)
     if not visible.is_saved:
         return
-    for event, count in total.counts.items():
-        collected.add(EVENTS, count, *visible.labels, *event)
-    for event, count in total.suppressed.items():
-        collected.add(EVENTS_SUPPRESSED, count, *visible.labels, *event)
+    for type_and_severity, count in total.counts.items():
+        collected.add(EVENTS, count, *visible.labels, *type_and_severity)
+    for type_and_reason, count in total.suppressed.items():
+        collected.add(EVENTS_SUPPRESSED, count, *visible.labels, *type_and_reason)
     zero_counts = {(handler, reason): 0 for handler in total.delivered for reason in ("queue_full", "error")}
     for handler, count in total.delivered.items():
         collected.add(HANDLER_EVENTS, count, *visible.labels, handler)

@@ -52,7 +52,7 @@ PEAK_FLOPS = FamilySpec(
     source="exporter.ledger.families.run_info, configuration, training.describe(peak_flops=...)",
     details=(
         "`table`: built-in table.",
-        "`config`: configuration.",
+        "`config`: configuration, or `training.describe(peak_flops=...)`.",
     ),
 )
 
@@ -118,11 +118,14 @@ def add_runs(
     devices: RankDevices,
     configured_peaks: Sequence[PeakFlops],
 ) -> None:
-    """Add the families of a pass; *pids* contains the pids of running processes by process id."""
-    runs: dict[str, VisibleSlot] = {}
+    """Add the description and the world size of each run, and the peak FLOP/s of each rank.
+
+    *pids* contains the pids of running processes by process id.
+    """
+    reporter_by_run: dict[str, VisibleSlot] = {}
     for slot in sorted(slots, key=_reporter_order):
-        runs.setdefault(slot.key.run, slot)
-    for run, slot in sorted(runs.items()):
+        reporter_by_run.setdefault(slot.key.run, slot)
+    for run, slot in sorted(reporter_by_run.items()):
         facts = _facts(slot)
         collected.add(RUN_INFO, 1.0, run, *facts)
         world_size = facts[FACTS.index("world_size")]
@@ -157,7 +160,7 @@ def _add_peak(
 
 
 def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
-    """Return the sort key whose minimum describes the run: with facts, running, with the lowest rank and worker."""
+    """Return the sort key whose minimum describes the run: slots with facts first, then running processes, then the lowest rank."""
     rank, worker = visible.key.rank, visible.slot.number or 0
     return (not any(_facts(visible)), not visible.process.is_alive, rank is None, rank or 0, worker)
 

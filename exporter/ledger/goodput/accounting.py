@@ -86,7 +86,7 @@ class Goodput:
 
     @property
     def latest(self) -> Attempt:
-        """Latest attempt. The caller has checked that an attempt exists."""
+        """Latest attempt, which must exist."""
         assert self.attempt is not None  # noqa: S101 - the caller has checked that an attempt exists
         return self.attempt
 
@@ -339,10 +339,12 @@ class Goodput:
             self.attempt.number, self.attempt.is_resumed = 1, True
 
     def _count_gap(self) -> None:
+        """Count the time between the attempts as downtime, once they are known to belong to one task."""
         self._lose("downtime", self.gap_seconds)
         self.gap_seconds = 0.0
 
     def _lose(self, cause: str, seconds: float) -> None:
+        """Count measured time that no phase contains as badput."""
         seconds = max(0.0, seconds)
         self.badput[cause] += seconds
         self.clock_seconds += seconds

@@ -121,7 +121,7 @@ class ExitEvidence:
                 exception=process.exception,
                 failure=process.failure,
             )
-        is_awaited = process.has_agent or self.lives(process.launch)
+        is_awaited = process.has_agent or self.is_launch_running(process.launch)
         if is_undecided and is_awaited and process.seconds_since_exit < LAUNCH_SECONDS:
             return None
         if launch_end is not None and not process.is_superseded:
@@ -142,7 +142,7 @@ class ExitEvidence:
         """Return evidence that reads the ends and the launches at most once."""
         return replace(self, ends=cache(self.ends), launches=cache(self.launches))
 
-    def lives(self, launch: str) -> bool:
+    def is_launch_running(self, launch: str) -> bool:
         """Return True if a launch of `run` is running."""
         return bool(launch) and launch in self.launches()
 
@@ -158,13 +158,13 @@ class ExitEvidence:
         attempt: Attempt,
         outcome: Outcome,
         processes: Iterable[ProcessTotals],
-        oom_kills: float | None,
+        oom_kills_before: float | None,
         *,
         is_silent: bool,
     ) -> str:
         """Return the reason, from `END_REASONS`, for which an attempt ended without completing the training.
 
-        *oom_kills* is the kernel's count before the exit. *is_silent* is True if a process of the run exited without a final
+        *oom_kills_before* is the kernel's count of OOM kills before the exit. *is_silent* is True if a process of the run exited without a final
         snapshot.
         """
         peers = exited_peers(attempt, outcome.exited_at, processes)
@@ -190,7 +190,7 @@ class ExitEvidence:
         ):
             status = None  # the launcher of a killed rank has a positive status of its own
         kills = self.oom_kills()
-        has_oom_kill = kills is not None and oom_kills is not None and kills > oom_kills
+        has_oom_kill = kills is not None and oom_kills_before is not None and kills > oom_kills_before
         if is_silent and has_oom_kill and status in {None, -signal.SIGKILL}:
             return "oom_kill"
         if status is not None and status >= 0:
