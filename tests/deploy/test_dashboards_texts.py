@@ -74,7 +74,7 @@ def minutes(seconds: float) -> str:
         ("training-fleet", "Runs that progress", minutes(losses_now.NO_PROGRESS_SECONDS)),
         (
             "training-run",
-            "Lost per hour, by cause, last 5 min",
+            "Losses now, by cause",
             f"without a step for {minutes(losses_now.NO_PROGRESS_SECONDS)}",
         ),
         ("training-run", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} worst ranks"),

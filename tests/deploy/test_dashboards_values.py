@@ -178,6 +178,7 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
     series = {
         RANK.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
         RANK.format(name="rank_compute_seconds", node=2, rank=1, labels=""): "2x20",
+        'training_run_state{run="a",instance="n1",state="running"}': "1x20",
         **{memory.format(card): "1x20" for card in cards},
     }
     labels = f'{{instance="n2",rank="1"{label}}}'
