@@ -16,7 +16,7 @@ from ledger_support import Clock, Sidecar
 
 from exporter.collectors.job import EnergyReading
 from exporter.ledger.goodput import accounting
-from exporter.ledger.state.codec import loads
+from exporter.ledger.state.codec import from_line
 from exporter.ledger.state.files import read_state_file
 from exporter.recording.values import END_REASONS
 
@@ -73,7 +73,7 @@ def test_a_cause_that_the_state_lacks_starts_at_zero(
     monkeypatch.setattr(accounting, "BADPUT_CAUSES", (*accounting.BADPUT_CAUSES, "evaluation"))
     monkeypatch.setattr(f"{accounting.__name__}.END_REASONS", (*END_REASONS, "firmware"))
     (path,) = directory.glob("ledger/goodput*")
-    goodput = loads(accounting.Goodput, read_state_file(path).content)
+    goodput = from_line(accounting.Goodput, read_state_file(path).content)
 
     assert goodput.badput["evaluation"] == 0
     assert goodput.badput["downtime"] == 4.5

@@ -18,7 +18,7 @@ from exporter.ledger.energy.records import decode_run
 from exporter.ledger.energy.run_energy import RunEnergy
 from exporter.ledger.energy.work import ProcessWork, WorkAccount
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
-from exporter.ledger.state.codec import dumps
+from exporter.ledger.state.codec import to_line
 
 
 def account(
@@ -59,7 +59,7 @@ class Run:
         self.divided_joules += joules
 
     def restart(self) -> None:
-        record = decode_run(dumps(self.energy.record))
+        record = decode_run(to_line(self.energy.record))
         self.energy = RunEnergy("boot")
         self.energy.resume(record)
 

@@ -14,7 +14,7 @@ from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.goodput.endings import Endings, follows
 from exporter.ledger.goodput.hang import WAITING_PHASES
 from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
-from exporter.ledger.state.codec import loads
+from exporter.ledger.state.codec import from_line
 from exporter.ledger.state.store import StateRecord, StateStore
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals, VisibleSlot
 
@@ -200,7 +200,7 @@ class RunStates:
 
     def _record(self, run: str) -> StateRecord[RunState]:
         if run not in self._records:
-            self._records[run] = self._store.record("state", partial(loads, RunState), run=run)
+            self._records[run] = self._store.record("state", partial(from_line, RunState), run=run)
         return self._records[run]
 
 

@@ -21,7 +21,7 @@ from exporter.ledger.goodput.families import add_goodput
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.ledger.goodput.session import Session, SessionPass
 from exporter.ledger.ranks import RETENTION_SECONDS, Ranks
-from exporter.ledger.state.codec import dumps, loads
+from exporter.ledger.state.codec import from_line, to_line
 from exporter.ledger.state.files import StateKey, file_name
 from exporter.ledger.state.store import StateStore
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
@@ -203,14 +203,14 @@ class Sessions:
                     f"a different sidecar holds the goodput of {session.name} in {self._state.directory}"
                 )
             else:
-                decode = partial(loads, Goodput)
+                decode = partial(from_line, Goodput)
                 session.goodput = self._state.load(session.key, decode) or Goodput()
                 session.is_loaded = True
         except StateError as error:
             self._state.report(str(error))
 
     def _save(self, session: Session) -> None:
-        content = dumps(session.goodput)
+        content = to_line(session.goodput)
         try:
             if not session.is_saved or session.saved_hash != hash(content):
                 self._state.save(session.key, content)

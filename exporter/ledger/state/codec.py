@@ -1,7 +1,7 @@
 """Conversion of dataclasses to JSON and back.
 
-Unknown keys are ignored, and fields without a key have their defaults, so that a release can read the state of earlier and later
-releases. A class may restrict the saved fields with `SAVED_FIELDS`. If a field was renamed, `JSON_KEYS` contains the key that all
+Unknown keys are ignored, and a missing key leaves the default of its field, so that a release can read the state of earlier and
+later releases. A missing key of a field without a default is an error. A class may restrict the saved fields with `SAVED_FIELDS`. If a field was renamed, `JSON_KEYS` contains the key that all
 releases use.
 """
 
@@ -20,19 +20,19 @@ from typing import Any, NoReturn, TypeVar, Union, cast, get_args, get_origin, ge
 DecodedT = TypeVar("DecodedT")
 
 
-def dumps(value: object) -> bytes:
-    """Return a dataclass as a line of JSON."""
+def to_line(value: object) -> bytes:
+    """Return a dataclass as a line of JSON. Raises ValueError for NaN and infinity."""
     return json.dumps(to_json(value), separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
-def loads(kind: type[DecodedT], content: bytes) -> DecodedT:
-    """Return the value of a type from its JSON. Raises ValueError for invalid JSON and for values of other types."""
+def from_line(cls: type[DecodedT], line: bytes) -> DecodedT:
+    """Return the value of a class from its JSON. Raises ValueError for invalid JSON and for values of other types."""
     with decoding():
-        return cast("DecodedT", from_json(kind, parse(content)))
+        return cast("DecodedT", from_json(cls, parse(line)))
 
 
 def parse(content: bytes) -> Any:
-    """Return parsed JSON. Raises ValueError, also for deep nesting and for numbers that are not finite."""
+    """Return parsed JSON. Raises ValueError, also for deep nesting and for the constants NaN and Infinity."""
     try:
         return json.loads(content, parse_constant=_reject)
     except RecursionError as error:
@@ -63,31 +63,50 @@ def to_json(value: Any) -> Any:
     return {field.key: to_json(getattr(value, field.name)) for field in _saved_fields(value.__class__)}
 
 
-def from_json(kind: Any, body: Any) -> Any:
-    """Return the value of a type from JSON types, the inverse of `to_json`. Raises the errors that `decoding` converts."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in {Union, UnionType}:  # of a type and None
-        inner_kind = next(argument for argument in arguments if argument is not NoneType)
-        return None if body is None else from_json(inner_kind, body)
+def from_json(annotation: Any, json_value: Any) -> Any:
+    """Return the value of an annotated type from JSON types, the inverse of `to_json`.
+
+    Of unions, only `T | None` is supported. Raises the errors that `decoding` converts.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in {Union, UnionType}:
+        inner_annotation = next(argument for argument in arguments if argument is not NoneType)
+        return None if json_value is None else from_json(inner_annotation, json_value)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return tuple([from_json(argument, value) for argument, value in zip(arguments, body, strict=True)])
+        return tuple(
+            [from_json(argument, value) for argument, value in zip(arguments, json_value, strict=True)]
+        )
     if origin in {list, tuple}:
-        return origin([from_json(arguments[0], item) for item in body])
+        return origin([from_json(arguments[0], item) for item in json_value])
     if origin is not None:  # a mapping
-        pairs = body.items() if isinstance(body, dict) else body
+        pairs = json_value.items() if isinstance(json_value, dict) else json_value
         return {from_json(arguments[0], key): from_json(arguments[1], value) for key, value in pairs}
-    if kind is float:
-        return float(body) if type(body) in {int, float} and isfinite(body) else _reject(body)
-    if kind in {str, int, bool}:
-        return body if type(body) is kind else _reject(body)
-    if issubclass(kind, enum.Enum):
-        return kind(body)
-    if type(body) is list:  # older releases saved some of the dataclasses as lists
-        body = {field.key: value for field, value in zip(_saved_fields(kind), body, strict=False)}
-    if type(body) is not dict:
-        _reject(body)
-    present_fields = [field for field in _saved_fields(kind) if field.key in body]
-    return kind(**{field.name: from_json(field.hint, body[field.key]) for field in present_fields})
+    if annotation is float:
+        return (
+            float(json_value)
+            if type(json_value) in {int, float} and isfinite(json_value)
+            else _reject(json_value)
+        )
+    if annotation in {str, int, bool}:
+        return json_value if type(json_value) is annotation else _reject(json_value)
+    if issubclass(annotation, enum.Enum):
+        return annotation(json_value)
+    if type(json_value) is list:  # older releases saved some of the dataclasses as lists
+        json_value = {
+            field.key: value for field, value in zip(_saved_fields(annotation), json_value, strict=False)
+        }
+    if type(json_value) is not dict:
+        _reject(json_value)
+    present_fields = [field for field in _saved_fields(annotation) if field.key in json_value]
+    return annotation(**{field.name: _field_value(field, json_value[field.key]) for field in present_fields})
+
+
+def _field_value(field: _SavedField, json_value: Any) -> Any:
+    """Return the value of a field. A ValueError names the key."""
+    try:
+        return from_json(field.hint, json_value)
+    except ValueError as error:
+        raise ValueError(f"{field.key}: {error}") from error
 
 
 def _reject(value: object) -> NoReturn:
@@ -102,8 +121,8 @@ class _SavedField:
 
 
 @cache
-def _saved_fields(kind: Any) -> tuple[_SavedField, ...]:
+def _saved_fields(cls: Any) -> tuple[_SavedField, ...]:
     """Return the fields of a dataclass in `SAVED_FIELDS`, or all fields if the class has no such attribute."""
-    hints, keys = get_type_hints(kind), getattr(kind, "JSON_KEYS", {})
-    names = getattr(kind, "SAVED_FIELDS", [field.name for field in fields(kind)])
+    hints, keys = get_type_hints(cls), getattr(cls, "JSON_KEYS", {})
+    names = getattr(cls, "SAVED_FIELDS", [field.name for field in fields(cls)])
     return tuple([_SavedField(name, keys.get(name, name), hints[name]) for name in names])

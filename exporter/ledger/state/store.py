@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from exporter.errors import CollectError, StateError
 from exporter.feed.entries import ForeignEntry, foreign_entry, foreign_uid, own_entry
 from exporter.feed.files import replace_file
-from exporter.ledger.state.codec import DecodedT, dumps
+from exporter.ledger.state.codec import DecodedT, to_line
 from exporter.ledger.state.files import (
     ASIDE,
     SUFFIX,
@@ -286,7 +286,7 @@ class StateRecord(Generic[RecordT]):
     def save(self, value: RecordT) -> None:
         """Save a value. After an error, the previous file is unchanged."""
         try:
-            self._store.save(self._key, dumps(value))
+            self._store.save(self._key, to_line(value))
         except StateError as error:
             raise CollectError(f"totals are suppressed: {error}", reason="state") from error
 
