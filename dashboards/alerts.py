@@ -22,11 +22,11 @@ BOARD_COLUMNS = 24
 CLOCK_TIME_WIDTH = 135
 """Width in pixels of a column with a clock time."""
 NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
-"""Alerts about runs that make no progress, the most urgent alerts."""
+"""Alerts about runs that make no progress."""
 HARDWARE_ALERTS = "GpuLost|GpuMissing|GpuXidCritical|GpuEccUncorrected|NvmlDown"
-"""Alerts about hardware that can stop a run."""
+"""Alerts about hardware that can stop a run. They are the most urgent if the run makes no progress."""
 URGENCY_STOPS_RUN, URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 5, 4, 3, 2, 1
-"""Urgencies of alerts. The hardware of a run that makes no progress is above the alert about the run: the cause comes first."""
+"""Urgencies of alerts. An alert about the hardware of a run that makes no progress is above the alert about the run, as its cause."""
 URGENCIES = value_mappings(
     {
         URGENCY_STOPS_RUN: ("no progress", BAD),
@@ -86,7 +86,10 @@ def urgency(selector: str, labels: str, condition: str = "") -> str:
 
 
 def most_urgent(selector: str, labels: str, group_labels: str) -> str:
-    """Return PromQL for the urgency of the most urgent alert of each group. Among equals, an alert with an Xid counts: it has the cause."""
+    """Return PromQL for the urgency of the most urgent alert of each group.
+
+    Among alerts of equal urgency, an alert with an Xid comes first, because the Xid is the cause.
+    """
     urgencies = urgency(selector, labels)
     xid_urgencies = urgency(f'{selector}, xid!=""', labels)
     with_xid_first = f"(0.5 + ({xid_urgencies}) or {urgencies})"
@@ -94,7 +97,7 @@ def most_urgent(selector: str, labels: str, group_labels: str) -> str:
 
 
 def _start(selector: str) -> str:
-    """Return PromQL for the start of the alerts that match a selector. A hang starts with the last step, minutes before its alert."""
+    """Return PromQL for the start of each alert that matches a selector. A hang starts with the last step, minutes before its alert."""
     alerts = f"ALERTS_FOR_STATE{{{selector}}}"
     hangs = f'0 * ALERTS_FOR_STATE{{alertname="TrainingHang", {selector}}}'
     return f"({hangs} + on (cluster, run) group_left () {LAST_STEP_BY_RUN} or {alerts})"

@@ -13,10 +13,11 @@ def last_time(condition: str) -> str:
 
 
 EXPORTER_DOWN_SINCE = f"max by (instance) ({last_time('up{@target} == bool 1')}) and on (instance) min by (instance) (up{{@target}}) == 0"
-"""PromQL for the last time at which an exporter that is down now was up."""
+"""PromQL for the last time at which an exporter that is down now was up; 0 if it was down in the whole time range."""
 NOT_SCRAPED_SINCE = f"max by (instance) ({last_time('up{@target} >= bool 0')}) unless on (instance) max by (instance) (up{{@target}})"
 """PromQL for the last scrape of an exporter that is no target of Prometheus any more."""
 EXPORTER_UP_SINCE = "max by (instance) (process_start_time_seconds{@node}) and on (instance) min by (instance) (up{@target}) == 1"
+"""PromQL for the start of the process of each exporter that is up."""
 NO_EXPORTER_UP = "absent(up{@target} == 1)"
 """PromQL with a value if no exporter of the selected nodes is up: nothing is known about the nodes."""
 

@@ -30,11 +30,11 @@ RUNS = Variable(
     description="Runs to compare with the baseline.",
 )
 
-# The values sort the choices: 2 for a run with is_baseline, 1 for the others.
 IS_BASELINE_MATCHER = ', is_baseline="true"'
 BASELINE = Variable(
     "baseline",
     "Baseline",
+    # The value, 2 for a run with is_baseline and 1 for the others, sorts the choices.
     "query_result(sort_desc(max by (run)"
     f" ({SAME_WORK_RUNS_TEMPLATE.format(extra_matchers=IS_BASELINE_MATCHER)} * 2 or {SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')})))",
     multi=False,

@@ -143,5 +143,5 @@ def series_override(
         properties["displayName"] = name
     return {
         "matcher": matcher,
-        "properties": [{"id": name, "value": value} for name, value in properties.items()],
+        "properties": [{"id": property_id, "value": value} for property_id, value in properties.items()],
     }

@@ -41,7 +41,7 @@ class Panel:
 
 
 def threshold_steps(*bounds: tuple[float | None, str]) -> Json:
-    """Return thresholds from (lower bound, color) pairs; the first bound is None."""
+    """Return thresholds from (lower bound, color) pairs in ascending order. The bound of the first pair is None: no lower bound."""
     return {
         "mode": "absolute",
         "steps": [{"value": lower_bound, "color": color} for lower_bound, color in bounds],
@@ -214,7 +214,7 @@ def _query_override(query: Query, index: int) -> Override:
 
 
 def _query_matcher(query: Query, index: int) -> Json:
-    """Return the matcher of a query's series. The names of the series differ from a legend that contains a label."""
+    """Return the matcher of a query's series: by name or, if the legend contains a label, by the id of the query."""
     if "{{" in query.legend:
         return {"id": "byFrameRefID", "options": chr(ord("A") + index)}
     return {"id": "byName", "options": query.legend}

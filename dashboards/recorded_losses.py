@@ -30,8 +30,8 @@ CAUSE_NAMES = {
 """Texts of the causes, as on *Energy and cost*."""
 MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in CAUSE_NAMES.items()})
 """Value mappings from causes to texts. The share of the time has the color, so that a small loss looks normal."""
-SMALLEST_MAIN_CAUSE = 0.05
-"""Share of the time from which the largest loss of a run is shown."""
+MIN_DISPLAYED_SHARE = 0.05
+"""Share of the time above which the largest loss of a run is displayed."""
 
 
 def lost_by_cause(selector: str) -> str:
@@ -40,10 +40,10 @@ def lost_by_cause(selector: str) -> str:
 
 
 def lost_share(selector: str) -> str:
-    """Return PromQL for the share of the time that each run loses."""
+    """Return PromQL for the share of the time that each run loses, over all causes."""
     return f"clamp_max(sum by (run) ({lost_by_cause(selector)}), 1)"
 
 
 def main_cause(selector: str) -> str:
-    """Return PromQL for the largest loss of each run, unless all losses are small."""
-    return f"topk by (run) (1, {lost_by_cause(selector)} > {SMALLEST_MAIN_CAUSE})"
+    """Return PromQL for the share of the largest loss of each run, by cause, if it is above `MIN_DISPLAYED_SHARE`."""
+    return f"topk by (run) (1, {lost_by_cause(selector)} > {MIN_DISPLAYED_SHARE})"

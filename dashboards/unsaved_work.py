@@ -13,7 +13,7 @@ _UNSAVED = "max(training_uncommitted_seconds{@run})"
 _DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
 _OVERDUE = f"{_UNSAVED} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
 _NOTES = {"lost": _DIED, "unsaved, save overdue": _OVERDUE, "unsaved": _UNSAVED}
-"""Conditions of the notes; the first condition with a value counts."""
+"""PromQL conditions by note. The panel has the note of the first condition with a value."""
 _USUAL_COST_PER_HOUR = (
     "3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{@run}[1h]))"
 )

@@ -10,13 +10,13 @@ import yaml
 from dashboards.scenario import Timeline
 from exporter import replay
 
-MACHINES = Path(replay.__file__).parent / "described"
+MACHINE_DIRECTORY = Path(replay.__file__).parent / "described"
 HOT_GPU, FAULTY_GPU, LOST_GPU = 1, 5, 6
 """Index of the straggler's GPU, of the GPU with memory errors, and of the lost GPU."""
 
-GPUS = 8
+GPUS_PER_NODE = 8
 LEAD_SECONDS = 1.7
-"""Seconds by which the replay runs the load of each GPU ahead of the previous GPU. `_load` cancels the shift."""
+"""Time by which the replay runs the load of each GPU ahead of the load of the previous GPU. `_load` cancels this shift."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
 
@@ -32,13 +32,13 @@ def h100(
         has_faults: A GPU overheats, a second GPU has memory errors, and a third GPU is lost.
         is_steady: The run neither pauses nor crashes.
     """
-    machine: dict[str, Any] = yaml.safe_load((MACHINES / "h100.yaml").read_text(encoding="utf-8"))
+    machine: dict[str, Any] = yaml.safe_load((MACHINE_DIRECTORY / "h100.yaml").read_text(encoding="utf-8"))
     machine["description"] = "Eight H100 of the dashboards' scenario."
     model = machine["models"].pop("h100")
     # The job does not free its GPU memory in pauses.
     model["values"]["memory_used"] = 71_400_000_000
     machine["gpus"] = []
-    for index in range(GPUS):
+    for index in range(GPUS_PER_NODE):
         model_name = f"h100-{index}"
         machine["models"][model_name] = model | {
             "load": {
@@ -78,6 +78,7 @@ def _load(timeline: Timeline, lead_seconds: float) -> list[dict[str, Any]]:
 
 
 def _faults(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return the timeline of the GPU faults in the notation of the replay."""
     straggler_start = _duration(timeline.to_seconds(timeline.straggler_start))
     crash_start = _duration(timeline.to_seconds(timeline.crash_start))
     memory_fault_start = _duration(timeline.to_seconds(timeline.nan_start))

@@ -33,7 +33,7 @@ from exporter.patching import (
 )
 
 SCALE_SECONDS = 1.0
-"""Interval in which the loss scale is recorded: the scale changes every few thousand steps, or at a skipped step."""
+"""Minimum interval between two records of the loss scale, which changes every few thousand steps, or at a skipped step."""
 
 
 class _HookState:
@@ -87,10 +87,10 @@ def install() -> None:
         patch_frequent(owner, name, wraps(before_hook)(unless_compiling), after_hook)
 
     patch_frequent(loaders.DataLoader, "__iter__", _iterator_begins, _iterator_made)
-    patch_success(torch.nn.utils, "clip_grad_norm_", _clipped)
-    patch_success(torch.nn.Module, "eval", _evaluates)
+    patch_success(torch.nn.utils, "clip_grad_norm_", _gradients_clipped)
+    patch_success(torch.nn.Module, "eval", _evaluation_mode_set)
     patch_success(torch.optim.Optimizer, "load_state_dict", _state_loaded)
-    patch_success(torch.optim.Optimizer, "add_param_group", _optimizer_made)
+    patch_success(torch.optim.Optimizer, "add_param_group", _optimizer_constructed)
     patch(torch, "save", _save)
     when_imported("torch.amp.grad_scaler", _watch_scaler)
     when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
@@ -181,7 +181,7 @@ def _iterator_made(loader: Any, _iterator: Any, error: BaseException | None) -> 
     ACTIVE.source.iterator_made(loader, error)
 
 
-def _clipped(norm: Any, *_args: Any, **_kwargs: Any) -> None:
+def _gradients_clipped(norm: Any, *_args: Any, **_kwargs: Any) -> None:
     ACTIVE.source.gradient_norm_computed(norm)
 
 
@@ -211,7 +211,7 @@ def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         log_failure(source.optimizer_ends, failure)
 
 
-def _optimizer_made(*_args: Any, **_kwargs: Any) -> None:
+def _optimizer_constructed(*_args: Any, **_kwargs: Any) -> None:
     _HOOKS.has_optimizer = True
 
 
@@ -222,7 +222,7 @@ def _state_loaded(_result: Any, _optimizer: Any, state: Any = None, *_args: Any,
 # Modes of modules -----------------------------------------------------------------------------------------------
 
 
-def _evaluates(_result: Any, module: Any) -> None:
+def _evaluation_mode_set(_result: Any, module: Any) -> None:
     ACTIVE.source.evaluation_mode_set(module)
 
 
@@ -250,7 +250,7 @@ def _around_train(train: Any) -> Any:
     def set_mode(self: Any, mode: bool = True) -> Any:  # torch's signature
         result = train(self, mode)
         if mode and ACTIVE.source.is_evaluating:
-            _trains(self)
+            _training_mode_set(self)
         return result
 
     setattr(set_mode, _ORIGINAL, train)
@@ -258,7 +258,7 @@ def _around_train(train: Any) -> Any:
 
 
 @never_raises
-def _trains(module: Any) -> None:
+def _training_mode_set(module: Any) -> None:
     ACTIVE.source.training_mode_set(module)
 
 
@@ -317,19 +317,19 @@ def _compiling_ends(*_args: Any) -> None:
 
 
 def _watch_scaler(module: ModuleType) -> None:
-    patch_frequent(module.GradScaler, "scale", _scales, _ignore)
+    patch_frequent(module.GradScaler, "scale", _scale_begins, _ignore)
     patch_frequent(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
     patch_frequent(module.GradScaler, "update", *_on_success(_scale_updated))
 
 
-def _scales(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> None:
+def _scale_begins(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> None:
     if scaler.is_enabled():
         ACTIVE.source.loss_computed(kwargs.get("outputs", outputs))
 
 
 @dataclass(slots=True)
 class _ScaledStep:
-    """A step through a gradient scaler."""
+    """Step of an optimizer through a gradient scaler."""
 
     scaler: Any
     optimizer: Any

@@ -59,7 +59,7 @@ def minutes(seconds: float) -> str:
         (
             "training-node",
             "Runs on this node, rates over 5 min",
-            f"the largest cause above {percent(recorded_losses.SMALLEST_MAIN_CAUSE)}",
+            f"the largest cause above {percent(recorded_losses.MIN_DISPLAYED_SHARE)}",
         ),
         (
             "training-fleet",
@@ -69,7 +69,7 @@ def minutes(seconds: float) -> str:
         (
             "training-fleet",
             "All runs, rates over 5 min",
-            f"the largest cause above {percent(recorded_losses.SMALLEST_MAIN_CAUSE)}",
+            f"the largest cause above {percent(recorded_losses.MIN_DISPLAYED_SHARE)}",
         ),
         ("training-fleet", "Runs that progress", minutes(losses_now.NO_PROGRESS_SECONDS)),
         (
