@@ -181,7 +181,19 @@ _COLLECTOR_PROBLEMS = (
         "collector",
     ),
 )
-_PROBLEMS_OF_NODE = (*NODE_PROBLEMS, *_COLLECTOR_PROBLEMS)
+_NO_DRIVER, *_OTHER_NODE_PROBLEMS = NODE_PROBLEMS
+_NODE_OF_STOPPED_RUN = f"on () ({_STOPPED_RUNS} and on (run) {LIVE_RUNS})"
+_PROBLEMS_OF_NODE = (
+    dataclasses.replace(_NO_DRIVER, condition=f"{_NO_DRIVER.condition} and {_NODE_OF_STOPPED_RUN}"),
+    dataclasses.replace(
+        _NO_DRIVER,
+        condition=f"{_NO_DRIVER.condition} unless {_NODE_OF_STOPPED_RUN}",
+        impact=Impact.WRONG_RESULTS,
+    ),
+    *_OTHER_NODE_PROBLEMS,
+    *_COLLECTOR_PROBLEMS,
+)
+"""Problems of the node. A driver that does not respond stops a run only if the run makes no step."""
 _NO_RESPONSE, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
 _OF_STOPPED_RUNS = f"on (instance, gpu) ({GPUS_OF_RANKS} and on (run) {_STOPPED_RUNS})"
 _GPU_PROBLEMS = (

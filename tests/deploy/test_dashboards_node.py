@@ -228,6 +228,24 @@ def test_a_thread_that_waits_for_a_cpu_for_most_of_the_time_is_a_warning(tmp_pat
     assert_panel(tmp_path, "training-node", "CPU", waiting | _run(), {"{}": 80}, query_id="B", factor=100)
 
 
+NO_DRIVER = {
+    'gpu_nvml_error_info{job="training",instance="n1",reason="driver_not_loaded"}': "_x41 1x20",
+    'gpu_nvml_up{job="training",instance="n1"}': "1x40 0x20",
+    'gpu_devices_expected{job="training",instance="n1"}': "1x60",
+}
+NO_DRIVER_ROW = '{problem="driver does not respond: driver_not_loaded",remedy="run nvidia-smi; reload the driver or reboot"}'
+
+
+def test_a_driver_that_does_not_respond_stops_only_a_run_without_a_step(tmp_path: Path) -> None:
+    hang = {
+        NO_DRIVER_ROW: STOPS,
+        '{run="a",problem="no step; cause on another node, or unknown",remedy="What is wrong on Run has the cause"}': STOPS,
+    }
+
+    assert_panel(tmp_path, "training-node", "What is wrong", _run() | NO_DRIVER, {NO_DRIVER_ROW: DAMAGES})
+    assert_panel(tmp_path, "training-node", "What is wrong", HANG | NO_DRIVER, hang)
+
+
 def test_the_alerts_of_a_node_include_those_of_its_runs_without_a_node(tmp_path: Path) -> None:
     other_run = {
         name.replace('run="a"', 'run="b"'): values for name, values in NAN_ALERT.items() if "ALERTS{" in name
