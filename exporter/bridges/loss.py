@@ -17,8 +17,9 @@ DEVICE_SECONDS = 0.1
 """Minimum interval between two reads of a loss on a GPU, each of which starts a copy."""
 INITIAL_STEPS = 100
 """Number of steps at the start in which every loss is read, so that a short training shows the loss of its last step."""
-HOST_SECONDS = 0.005
-"""Minimum interval between two reads on the host after `INITIAL_STEPS` steps. A read takes up to 10 µs, a short step 200 µs."""
+HOST_SECONDS = 0.02
+"""Minimum interval between two reads on the host after `INITIAL_STEPS` steps. A read takes up to 10 µs, a short step 200 µs, and a
+step whose loss is read leaves the fast path of the hooks. The feed is written once a second."""
 _MAX_NODES = 8
 """Number of nodes of the graph that are searched for factors."""
 _TOLERANCE = 1e-4
@@ -81,7 +82,7 @@ class StepLoss:
 
     Attributes:
         batches: Number of batches of the step.
-        is_read: True if the loss of this step is read: in each of the first steps, later at most 200 times a second.
+        is_read: True if the loss of this step is read: in each of the first steps, later at most 50 times a second.
     """
 
     def __init__(self) -> None:
