@@ -107,22 +107,22 @@ class WandBExporter(BaseExporter):
     def export_start(self, span: Span) -> None:
         """Log the attributes of a span and of its start event."""
         super().export_start(span)
-        self._log(span, span.attributes.values(), span.start_event)
+        self._log_attributes(span, span.attributes.values(), span.start_event)
 
     def export_stop(self, span: Span) -> None:
         """Log the attributes that were set after the start of a span, including its duration, and those of its stop event."""
         super().export_stop(span)
-        self._log(span, span.updated_attributes.values(), span.stop_event)
+        self._log_attributes(span, span.updated_attributes.values(), span.stop_event)
 
     def export_event(self, event: Event, span: Span) -> None:
         """Log the attributes of an event."""
         super().export_event(event, span)
-        self._log(span, (), event)
+        self._log_attributes(span, (), event)
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
         """Log the attributes of an error. W&B shows its message and type as text."""
         super().export_error(event, span)
-        self._log(span, (), event)
+        self._log_attributes(span, (), event)
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Log the type of a telemetry error."""
@@ -136,7 +136,8 @@ class WandBExporter(BaseExporter):
         if run is not None:
             run.finish(quiet=True)
 
-    def _log(self, span: Span, attributes: Iterable[Attribute], event: Event | None) -> None:
+    def _log_attributes(self, span: Span, attributes: Iterable[Attribute], event: Event | None) -> None:
+        """Log attributes of a span, and all attributes of an event of the span."""
         metrics = {
             self._naming.from_span_attribute(span, attribute): attribute.value for attribute in attributes
         }
@@ -146,6 +147,7 @@ class WandBExporter(BaseExporter):
         self._log_metrics(metrics)
 
     def _log_metrics(self, metrics: dict[str, Any]) -> None:
+        """Log metrics as a step of the W&B run, with the time of the call as in one-logger: `app_last_log_time`, in milliseconds."""
         if metrics:
             self._run.log(metrics | {"app_last_log_time": get_current_time_msec()}, commit=True)
 
