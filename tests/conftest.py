@@ -23,8 +23,8 @@ for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOC
 atexit.register(shutil.rmtree, _FEED_DIRECTORY, ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 
-# The slowest files start first, so that none runs alone at the end. Files that mostly compute are between files that mostly wait,
-# so that a few jobs with torch run at a time.
+# The slowest files start first: a slow file that starts last would run alone. Files that mostly compute alternate with files that
+# mostly wait, which limits the number of concurrent jobs with torch.
 _SLOWEST_FILES = [
     *("test_bridges_plain_torch", "test_energy_of_gpus", "test_hang_page", "test_energy_of_runs"),
     *("test_dashboards_scenario", "test_gpu_fake_nvml", "test_status_browser", "test_bridges_lightning"),

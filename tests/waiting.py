@@ -17,8 +17,8 @@ def wait_until(condition: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> 
     """Call a condition until its result is true, and return the result.
 
     Args:
-        condition: Called after 20 ms at first, and after an eighth of the waiting time later, so that a long wait leaves the
-            cores to other tests.
+        condition: Called after 20 ms at first, and after an eighth of the waiting time later. A long wait leaves the cores to
+            the other tests.
         seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`.
     """
     start_time = time.monotonic()
