@@ -52,15 +52,17 @@ def test_an_attempt_of_two_seconds_is_attributed_its_energy_and_cause(
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         crashing_job = Job(tmp_path, "a", 1.5, code=CRASHING_JOB)
         hold(fake, [crashing_job])
-        lifetime_seconds = crashing_job.wait()
+        crash_seconds = crashing_job.wait()
         next_attempt = Job(tmp_path, "a", 10)
         hold(fake, [next_attempt])
-        lifetime_seconds += next_attempt.wait()
+        lifetime_seconds = crash_seconds + next_attempt.wait()
         (run_joules,) = settled_joules(running, "a")
         load_joules = joules(running, "training_wasted_energy_joules_total", "a", 'cause="checkpoint_load"')
 
     assert run_joules == pytest.approx(WATTS * lifetime_seconds, rel=0.05)
-    assert load_joules == pytest.approx(WATTS * 1.5, rel=0.1)
+    assert (
+        WATTS * 1.5 * 0.9 <= load_joules <= WATTS * crash_seconds * 1.05
+    )  # a busy machine ends the load late
 
 
 def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(
