@@ -16,7 +16,7 @@ from exporter.bridges.loop_source import LoopSource
 from exporter.patching import Around, never_raises, version_of, when_imported
 
 _running_engines: list[Any] = []
-"""Engines whose `run` is in progress, the outermost first."""
+"""Engines with a `run` in progress, the outermost first."""
 _watched_engines: WeakSet[Any] = WeakSet()
 """Engines with the handlers of this bridge."""
 

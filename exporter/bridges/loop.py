@@ -34,7 +34,7 @@ class Level(Enum):
     LOAD = "load of a checkpoint"
 
 
-_ITERATION = Level.ITERATION  # a member of an Enum takes four times as long to look up
+_ITERATION = Level.ITERATION  # the look-up of a member of an Enum takes four times as long
 
 
 @dataclass(slots=True)
@@ -44,11 +44,11 @@ class _OpenBlock:
 
 
 class Discarded(GeneratorExit):
-    """Exception with which a block is left to discard it: an iteration without a step, or a loop without a reported end."""
+    """Exception that discards the block that it leaves: an iteration without a step, or a loop whose end was not reported."""
 
 
 class LoopTracker:
-    """Open blocks of a training. A block is closed after its inner blocks, in whatever order the calls arrive.
+    """Open blocks of a training. A block is closed after its inner blocks, in any order of the calls.
 
     Args:
         replaceable: True if the job's own blocks replace the loop and its iterations, as with `EXPORTER_AUTO=1`.

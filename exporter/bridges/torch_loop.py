@@ -159,7 +159,7 @@ class InferredLoop(TrainingThread):
             return
         tracker = self._tracker
         if self._fetching_from is not fetcher or tracker is None:
-            if error is None and self._may_train_elsewhere():
+            if error is None and self._may_become_training_thread():
                 self.batches.add(fetcher, batch)
             return
         self._fetching_from = None

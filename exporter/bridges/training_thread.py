@@ -1,4 +1,4 @@
-"""Thread that trains in a job with an inferred loop: its choice, its state and the tracker of its blocks.
+"""Choice of the thread that trains in a job with an inferred loop, with the state of the loop and the tracker of the open blocks.
 
 Used in the training process, on any thread that calls torch.
 """
@@ -55,7 +55,7 @@ _NO_PHASES = Phases(IterationBlock(TRAINING_ITERATION))
 
 
 class TrainingThread(Source):
-    """Source that reports a single thread: the first thread that makes a backward pass or a step of an optimizer."""
+    """Source that reports a single thread: the first thread with a backward pass or a step of an optimizer."""
 
     def __init__(self) -> None:
         # With EXPORTER_AUTO=1, this source is silent while the job reports its loop itself.
@@ -80,7 +80,7 @@ class TrainingThread(Source):
         return self.is_reporting
 
     def _current_tracker(self) -> LoopTracker | None:
-        """Return the tracker if the calling thread trains or, before the training, is the main thread. Otherwise return None."""
+        """Return the tracker if the calling thread trains or, while the thread that trains is unknown, is the main thread. Otherwise return None."""
         # In every step of the training.
         if self._thread == get_ident() and not (self._defers and TRAINING.job_is_instrumented):
             return self._tracker
@@ -98,7 +98,10 @@ class TrainingThread(Source):
         return self._tracker
 
     def _claim_thread(self) -> LoopTracker | None:
-        """Return the tracker if the calling thread trains. The first thread that calls this method is the one that trains."""
+        """Make the calling thread the thread that trains, unless that thread is known or the source is silent.
+
+        Returns the tracker if the calling thread trains, otherwise None.
+        """
         if self._thread is None and self._state not in SILENT:
             self._thread = get_ident()
             if self._tracker is None:
@@ -111,8 +114,8 @@ class TrainingThread(Source):
         self._phases.defers = True
         training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())
 
-    def _may_train_elsewhere(self) -> bool:
-        """Return True on a thread other than the main thread, while the thread that trains is unknown."""
+    def _may_become_training_thread(self) -> bool:
+        """Return True on a thread other than the main thread, if the thread that trains is unknown and the source is not silent."""
         is_undecided = self._thread is None and self._state not in SILENT
         return is_undecided and threading.current_thread() is not threading.main_thread()
 
