@@ -22,7 +22,7 @@ from math import isfinite
 from typing import ClassVar, TypeVar
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.goodput.hang import WAITING_PHASES, HangRule
+from exporter.ledger.goodput.hang import HangRule
 from exporter.ledger.goodput.outcome import Outcome
 from exporter.recording.values import (
     NO_EVENTS,
@@ -298,10 +298,9 @@ class GapRules:
         return seconds if self.hang.is_overdue(process.training, seconds) else None
 
     def hangs(self, process: ProcessTotals, now: Moment) -> bool:
-        """Return True if a step is overdue outside of the waiting phases."""
-        reading = process.training
-        is_overdue = self.overdue_seconds(process, now) is not None
-        return is_overdue and reading is not None and reading.phase not in WAITING_PHASES
+        """Return True if a step is overdue and the phase is not a waiting phase."""
+        overdue_seconds = self.overdue_seconds(process, now)
+        return overdue_seconds is not None and self.hang.is_hung(process.training, overdue_seconds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -99,6 +99,46 @@ def test_a_hung_step_that_raises_is_counted_once() -> None:
     assert job.goodput.badput["lost_progress"] == 0
 
 
+def test_an_unobserved_hang_is_counted_when_the_process_ends() -> None:
+    job = AccountedJob()
+    job.work(5.0)
+    job.end_step()
+    job.goodput.end(job.clock_seconds, "signal", is_completed=False, hang=RULE)
+    badput_of_short_step = dict(job.goodput.badput)
+    job.goodput.reopen()
+    job.goodput.end(job.clock_seconds + 100.0, "signal", is_completed=False, hang=RULE)
+
+    assert badput_of_short_step["hang"] == 0
+    assert job.goodput.badput["hang"] == 100
+
+
+def test_a_long_first_step_of_a_killed_process_is_lost_progress_and_not_a_hang() -> None:
+    job = AccountedJob()
+    job.work(100.0)
+    job.goodput.end(job.clock_seconds, "signal", is_completed=False, hang=RULE)
+
+    assert job.goodput.badput["hang"] == 0
+    assert job.goodput.badput["lost_progress"] == 100
+
+
+def test_a_process_that_is_killed_in_a_validation_does_not_hang() -> None:
+    job = AccountedJob()
+    job.work(5.0)
+    job.end_step()
+    open_seconds = 20.0
+    job.reading = replace(
+        job.reading,
+        phase="validation",
+        phases={"iteration": 5.0 + open_seconds, "validation": 1.0},
+        open_seconds=open_seconds,
+    )
+    job.goodput.update(job.reading, written_at=26.0, is_final=False)
+    job.goodput.end(26.0, "signal", is_completed=False, hang=RULE)
+
+    assert job.goodput.badput["hang"] == 0
+    assert job.goodput.badput["lost_progress"] == open_seconds
+
+
 events = st.one_of(
     st.tuples(st.just("work"), st.floats(0.1, 200.0)),
     st.tuples(st.sampled_from(["end", "fail", "save"]), st.just(0.0)),

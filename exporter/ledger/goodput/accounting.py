@@ -170,7 +170,7 @@ class Goodput:
             lost_seconds += tail_seconds
         else:
             self.badput[CAUSE_OF_PHASE.get(reading.phase, "other")] += tail_seconds
-        is_hang = has_hung or lost_seconds > hang.limit_seconds(reading)
+        is_hang = has_hung or hang.is_hung(reading, lost_seconds)
         self.badput["hang" if is_hang else "lost_progress"] += lost_seconds
         self._balance()
 

@@ -16,7 +16,7 @@ LONG_PHASES = frozenset(
 )
 """Phases that usually last longer than a step. In these phases, `LONG_PHASE_FACTOR` times the limit applies."""
 WAITING_PHASES = LONG_PHASES | {"data_loading"}
-"""Phases in which a run without steps is stalled, not hung."""
+"""Phases in which a run with an overdue step is stalled, not hung."""
 LONG_PHASE_FACTOR = 5.0
 
 
@@ -40,3 +40,8 @@ class HangRule:
             return False
         factor = LONG_PHASE_FACTOR if reading.phase in LONG_PHASES else 1.0
         return seconds_without_step > factor * self.limit_seconds(reading)
+
+    def is_hung(self, reading: TrainingReading | None, seconds_without_step: float) -> bool:
+        """Return True if a step is overdue and the phase is not a waiting phase."""
+        is_overdue = self.is_overdue(reading, seconds_without_step)
+        return is_overdue and reading is not None and reading.phase not in WAITING_PHASES
