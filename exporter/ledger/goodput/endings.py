@@ -73,7 +73,10 @@ def started_at(
     clock: Callable[[], float] = time.time,
     boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
 ) -> float:
-    """Return the start time of a process from the kernel, or the start of the recording if unknown."""
+    """Return the start time of a process from the kernel.
+
+    Returns *recorded_at* if the kernel's time is unknown, later than *recorded_at*, or over `MAX_START_DELAY_SECONDS` earlier.
+    """
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
         # The name in brackets may contain any character; the start time is field 22, in ticks.
@@ -164,8 +167,8 @@ class ExitEvidence:
     ) -> str:
         """Return the reason, from `END_REASONS`, for which an attempt ended without completing the training.
 
-        *oom_kills_before* is the kernel's count of OOM kills before the exit. *is_silent* is True if a process of the run exited without a final
-        snapshot.
+        *oom_kills_before* is the kernel's count of OOM kills before the exit. *is_silent* is True if the process, or another
+        process of the run that exited at about the same time, wrote no final snapshot.
         """
         peers = exited_peers(attempt, outcome.exited_at, processes)
         reported_reasons = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)} - {
@@ -203,7 +206,10 @@ class ExitEvidence:
 
 
 def follows(process: ProcessTotals, launch: str, trained_at: float) -> bool:
-    """Return True if a process has not trained, and started later (*trained_at*) than a training of the same launch."""
+    """Return True if a process has not trained, belongs to *launch*, and started after *trained_at*.
+
+    *trained_at* is the start of a training process of the launch. Returns False without a launch.
+    """
     identity = process.identity
     return not process.has_trained and identity.launch == launch != "" and identity.started > trained_at
 

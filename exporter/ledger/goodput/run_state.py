@@ -49,8 +49,8 @@ STATE = FamilySpec(
         ),
         "`finished`: the training was completed, or the exit status is 0.",
         (
-            "`failed`: an exception, a different exit status or a different signal ended a process, or"
-            " torchrun restarted it."
+            "`failed`: an exception, a different exit status or a different signal ended a process, torchrun"
+            " restarted the process, or it exited during a step while another rank was killed or crashed."
         ),
         "`lost`: a process was killed or crashed without an exit status.",
     ),
@@ -179,7 +179,7 @@ class RunStates:
 
     def _load(self, run: str, processes: list[ProcessTotals], *, is_owner: bool) -> RunState | None:
         """Return the state that an earlier sidecar saved, unless all running trainers have started since then."""
-        # The ranks report an unusable state directory.
+        # An unusable state directory is not reported here, because `Ranks` reports it.
         with contextlib.suppress(CollectError):
             record = self._record(run)
             if is_owner:

@@ -132,9 +132,9 @@ class Session:
             self.goodput.count_downtime(seconds_since_exit)
 
     def _may_start(self, process: ProcessTotals, session_pass: SessionPass) -> bool:
-        """Return True if a process is a new attempt of this session, and the previous process has exited.
+        """Return True if a process is a new attempt of this session, and the latest process is not running.
 
-        Two running processes are logged once.
+        A second running process is logged once and not counted.
         """
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
