@@ -181,7 +181,7 @@ def span(
     start_event_attributes: Attributes | None = None,
     **attributes: Any,
 ) -> RareBlock:
-    """Return a block of any name. Its time counts as the phase of that name if there is one, else as the surrounding phase."""
+    """Return a block of any name. Its time counts for the phase of that name if there is one, else for the surrounding phase."""
     merged_attributes = Attributes(attributes)
     merged_attributes.add_attributes(Attributes.of(span_attributes))
     kind = kinds.named_kind(name, is_phase=False)

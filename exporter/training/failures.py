@@ -37,11 +37,11 @@ def reason_of(exception: BaseException) -> str:
         for reason, names in _CLASSES.items():
             if exception_class.__name__ in names:
                 return reason
-    if isinstance(exception, OSError) and exception.errno in _STORAGE:
-        return "storage"
     try:
+        if isinstance(exception, OSError) and exception.errno in _STORAGE:
+            return "storage"
         text = str(exception) if isinstance(exception, RuntimeError) else ""
-    except Exception:  # noqa: BLE001  # `__str__` of the job's own exception class
+    except Exception:  # noqa: BLE001  # `__str__` of the job's own exception class, or an `errno` that cannot be hashed
         text = ""
     reasons = (reason for reason, parts in _TEXTS.items() if any(part in text for part in parts))
     return next(reasons, "exit")

@@ -230,10 +230,8 @@ class GpuTimer:
         is_initialized = getattr(cuda, "is_initialized", None)  # missing while torch is being imported
         is_on = bool(is_allowed and is_initialized is not None and is_initialized())
         if is_on and not self.is_on:
-            self._thread, self._has_stale_events = (
-                main_thread,
-                True,
-            )  # events of an earlier period are discarded
+            self._thread = main_thread
+            self._has_stale_events = True  # events of an earlier period are discarded
         self.is_on = is_on
 
     def publish(self, families: Families) -> None:

@@ -73,9 +73,8 @@ class StartedBlock(StackEntry):
 
 def timestamp_now() -> TracingTimestamp:
     """Return the current time of the wall clock and the monotonic clock."""
-    return TracingTimestamp(
-        time(), monotonic()
-    )  # on Linux, `monotonic` and `perf_counter` read the same clock
+    # On Linux, `monotonic` and `perf_counter` read the same clock.
+    return TracingTimestamp(time(), monotonic())
 
 
 def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:

@@ -1,7 +1,7 @@
 """Spans and events, with one-logger's names and signatures.
 
-Events copy their attributes. A span keeps its latest events. A change of a span is a single operation on a dictionary or a
-deque, so no lock is needed.
+Events copy their attributes. A span keeps its latest events. Adding an event or an attribute is a single operation on a deque or
+a dictionary, so no lock is needed.
 """
 
 from __future__ import annotations

@@ -257,6 +257,15 @@ def test_values_whose_class_attribute_raises_never_raise(class_name: str) -> Non
     assert misuse_counts()
 
 
+def test_an_exception_with_an_error_number_that_cannot_be_hashed_propagates_unchanged() -> None:
+    lost_device = OSError(["device"], "lost")
+    with pytest.raises(OSError, match="lost") as caught, training.training_loop(0):
+        raise lost_device
+
+    assert caught.value is lost_device
+    assert publish_and_read().failure == "exit"
+
+
 def test_an_iteration_left_open_ends_when_the_next_application_starts() -> None:
     memory = configured(telemetry={})
     with training.application():
