@@ -157,7 +157,7 @@ class ProcessTotals(StatTotals):
     sequence: int = 0  # of the last snapshot that was counted
     is_final: bool = False  # the last snapshot was written at a normal exit
     exception: str = ""  # uncaught exception
-    failure: str = ""  # reported reason of the end
+    failure: str = ""  # reported reason of the end, or "user" after an uncaught KeyboardInterrupt
     is_finished: bool = False  # True if the job reported the end of the application
     has_trained: bool = False  # True if the process has started a training loop
     outcome: Outcome | None = None  # of an exited process, once decided
@@ -220,6 +220,8 @@ class ProcessTotals(StatTotals):
         self.is_final = snapshot.recording.final
         self.exception = "" if snapshot.ending is None else snapshot.ending.exception
         self.failure = "" if self.training is None else self.training.failure
+        if not self.failure and self.exception == "KeyboardInterrupt":
+            self.failure = "user"  # raised outside of the blocks that report the failure
         self.is_finished = self.training is not None and self.training.finished
         self.has_trained = _has_trained(self.training)
 
@@ -256,8 +258,8 @@ class WorkerSlot:
     def fold(self, keep_count: int, present_ids: Collection[str]) -> Iterator[str]:
         """Move exited processes into the base, oldest first, and yield their ids.
 
-        The last *keep_count* exited processes stay, and so does the last process that trained, which decides the state of the run. Processes
-        that have a file (*present_ids*), and all later processes, stay too.
+        The last *keep_count* exited processes stay, and so does the last process that trained, which may decide the state of the
+        run. Of the other processes, the oldest one that has a file (in *present_ids*) and all later ones stay too.
         """
         exited_processes = [process for process in self.processes if not process.is_alive]
         last_trainer = next((process for process in reversed(self.processes) if process.has_trained), None)
@@ -347,8 +349,8 @@ def visible_slot(
 def sum_readings(earlier: StatReading | None, later: StatReading) -> StatReading:
     """Return the total of earlier processes plus the reading of a later process.
 
-    If the shapes differ, count, sum and distribution restart with the later process; rejected samples and overflows continue. If a
-    process has no sum, the total has no sum.
+    If the shapes differ, count, sum and distribution restart with the later process; rejected samples and overflows continue. If
+    the shapes are equal and a process has no sum, the total has no sum.
     """
     if earlier is None:
         return later
@@ -357,11 +359,11 @@ def sum_readings(earlier: StatReading | None, later: StatReading) -> StatReading
         count += earlier.count
         counts = tuple(map(int.__add__, earlier.bucket_counts, counts))
         exponential = sum_counts(earlier.exponential, exponential)
-        total = None if total is None else total + (earlier.sum or 0.0)
+        total = None if total is None or earlier.sum is None else total + earlier.sum
     return StatReading(
         later.definition,
         count,
-        None if total is None or earlier.sum is None or not isfinite(total) else total,
+        None if total is None or not isfinite(total) else total,
         counts,
         last_sample=earlier.last_sample if later.last_sample is None else later.last_sample,
         rejected=sum_counts(earlier.rejected, later.rejected),

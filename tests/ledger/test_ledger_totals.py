@@ -90,6 +90,20 @@ def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
     assert [page.count("loss", **RANK_0) for page in pages] == [2, 3, 6, 6]
 
 
+def test_changed_buckets_restart_the_sum_that_a_negative_sample_ended(sidecar: Sidecar) -> None:
+    sums = []
+    for life, (bound, sample) in enumerate([(1.0, -1.0), (5.0, 4.0), (5.0, 6.0)]):
+        process = make_process(started=START + life)
+        reading = make_reading(make_definition(buckets=(bound,)), [sample])
+        reading = reading.replace(sum=None if sample < 0 else sample)
+        sidecar.feed.publish(make_snapshot(process, reading))
+        sums.append(sidecar.collect_after(1).get("loss_sum", **RANK_0))
+        sidecar.feed.kill(process)
+        sidecar.collect_after(1)
+
+    assert sums == [None, 4.0, 10.0]
+
+
 def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
     two_buckets, one_bucket = make_definition(buckets=(1.0, 2.0)), make_definition(buckets=(5.0,))
     lives = [

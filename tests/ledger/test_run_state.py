@@ -225,6 +225,18 @@ def test_without_run_the_end_is_inferred_and_the_reason_is_labeled(
     assert reason_labels(page)["reason"].startswith(reason)
 
 
+def test_a_keyboard_interrupt_outside_of_the_training_blocks_is_a_stop_by_the_user(
+    sidecar: Sidecar, running_job: MonitoredJob
+) -> None:
+    running_job.write(final=True, ending=Ending("KeyboardInterrupt", 1.0))
+    running_job.die(1.0)
+    page = sidecar.collect_after(3.0)
+
+    assert state(page) == "stopped"
+    assert reason_labels(page)["reason"] == "exception KeyboardInterrupt"
+    assert counts_by_reason(page) == {"user": 1}
+
+
 def test_an_exit_reported_by_run_has_its_time_and_is_decided_immediately(
     sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:
