@@ -97,10 +97,9 @@ class SimulatedRun:
             self.process.write()
         page = self.sidecar.collect_after(seconds)
         self._check_counters(page)
-        active_states = [
+        self.states += [
             state for state in STATES if page.get("training_run_state", run="r", state=state) == 1
         ]
-        self.states += active_states
         if page.get("training_wall_seconds_total", run="r") is not None:
             check_identity(page)
 

@@ -52,7 +52,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def active_states(exposition: str) -> list[str]:
+def current_states(exposition: str) -> list[str]:
     return re.findall(r'^training_run_state\{.*state="(\w+)"\} 1', exposition, re.MULTILINE)
 
 
@@ -72,12 +72,12 @@ def observe_states(tmp_path: Path, command: list[str], final_state: str) -> tupl
         def is_over() -> bool:
             nonlocal last_page
             exposition = page(port)
-            all_states.update(active_states(exposition))
+            all_states.update(current_states(exposition))
             last_page = exposition or last_page
             return run.poll() is not None
 
         wait_until(is_over)
-    assert active_states(last_page) == [final_state]
+    assert current_states(last_page) == [final_state]
     return all_states, last_page
 
 

@@ -42,12 +42,12 @@ def trained_job(steps: int = 5, seconds: float = 1.0) -> SimulatedJob:
 
 
 def state(page: Page) -> str:
-    values = {state: page.get("training_run_state", state=state, **RUN) for state in STATES}
+    values = {name: page.get("training_run_state", state=name, **RUN) for name in STATES}
     assert sorted(values.values()) == [0] * (len(STATES) - 1) + [1]  # type: ignore[type-var]  # all are numbers
-    return next(labels for labels, value in values.items() if value)
+    return next(name for name, value in values.items() if value)
 
 
-def reason_labels(page: Page) -> dict[str, str]:
+def outcome_labels(page: Page) -> dict[str, str]:
     (sample,) = page.families["training_run_outcome_info"].samples
     names = ("outcome", "reason", "exit_status", "signal", "exception")
     return {name: sample.labels.get(name, "") for name in names}
@@ -88,7 +88,7 @@ def running_job(sidecar: Sidecar) -> MonitoredJob:
     return job
 
 
-def published_states(page: Page) -> set[str]:
+def published_gauges(page: Page) -> set[str]:
     return {name for name in GAUGES if name in page.families}
 
 
@@ -100,10 +100,10 @@ def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar, trained_job(0))
     initial_page = write_and_collect(job)
     job.job.hold(600.0)  # the first step compiles
-    compiling = write_and_collect(job)
+    compiling_page = write_and_collect(job)
     job.job.train()
 
-    assert [state(initial_page), state(compiling), state(write_and_collect(job))] == [
+    assert [state(initial_page), state(compiling_page), state(write_and_collect(job))] == [
         "starting",
         "starting",
         "running",
@@ -114,21 +114,21 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
     job = MonitoredJob(sidecar, trained_job())
     running_page = write_and_collect(job)
     job.job.hold(299.0)
-    not_yet = write_and_collect(job)
+    page_before_limit = write_and_collect(job)
     job.job.hold(2.0)
-    hung = write_and_collect(job)
+    hung_page = write_and_collect(job)
     job.job.train()
-    restarted_page = write_and_collect(job)
+    resumed_page = write_and_collect(job)
 
-    states = [state(job) for job in (running_page, not_yet, hung, restarted_page)]
+    states = [state(page) for page in (running_page, page_before_limit, hung_page, resumed_page)]
     assert states == ["running", "running", "hung", "running"]
     assert (
-        published_states(running_page)
-        == published_states(not_yet)
-        == published_states(restarted_page)
+        published_gauges(running_page)
+        == published_gauges(page_before_limit)
+        == published_gauges(resumed_page)
         == set(GAUGES)
     )
-    assert published_states(hung) == {"training_step"}
+    assert published_gauges(hung_page) == {"training_step"}
 
 
 def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(sidecar: Sidecar) -> None:
@@ -181,17 +181,17 @@ def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
     write_and_collect(job, final=status >= 0)
     end = End(sidecar.directory, pid, status, sidecar.clock.wall, run="r")
     report_ends(sidecar, end)
-    dead = job.die(1.0)
+    exit_page = job.die(1.0)
     sidecar.collect_after(5.0)
     sidecar.restart()
     report_ends(sidecar, end)
-    later = sidecar.collect_after(600.0)
+    later_page = sidecar.collect_after(600.0)
     expired_page = sidecar.collect_after(900.0)
 
-    assert [state(dead), state(later)] == [expected, expected]
-    assert {name: reason_labels(dead)[name] for name in reason} == reason
-    assert reason_labels(dead) == reason_labels(later)
-    assert (training_value(later, "wall_seconds_total") or 0.0) >= 9
+    assert [state(exit_page), state(later_page)] == [expected, expected]
+    assert {name: outcome_labels(exit_page)[name] for name in reason} == reason
+    assert outcome_labels(exit_page) == outcome_labels(later_page)
+    assert (training_value(later_page, "wall_seconds_total") or 0.0) >= 9
     assert not {"training_run_state", "training_wall_seconds_total"} & expired_page.families.keys()
 
 
@@ -221,8 +221,8 @@ def test_without_run_the_end_is_inferred_and_the_reason_is_labeled(
     assert state(undecided_page) == "ending"
     assert "training_run_outcome_info" not in undecided_page.families
     assert state(page) == expected
-    assert reason_labels(page)["exception"] == ("ValueError" if "ending" in own_report else "")
-    assert reason_labels(page)["reason"].startswith(reason)
+    assert outcome_labels(page)["exception"] == ("ValueError" if "ending" in own_report else "")
+    assert outcome_labels(page)["reason"].startswith(reason)
 
 
 def test_a_keyboard_interrupt_outside_of_the_training_blocks_is_a_stop_by_the_user(
@@ -233,7 +233,7 @@ def test_a_keyboard_interrupt_outside_of_the_training_blocks_is_a_stop_by_the_us
     page = sidecar.collect_after(3.0)
 
     assert state(page) == "stopped"
-    assert reason_labels(page)["reason"] == "exception KeyboardInterrupt"
+    assert outcome_labels(page)["reason"] == "exception KeyboardInterrupt"
     assert counts_by_reason(page) == {"user": 1}
 
 
@@ -301,17 +301,17 @@ def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running_job: M
 
 def test_a_second_hang_after_a_restart_of_the_sidecar_has_its_own_start(running_job: MonitoredJob) -> None:
     running_job.job.hold(400.0)
-    first = write_and_collect(running_job)
+    first_page = write_and_collect(running_job)
     running_job.job.train(5)  # while no sidecar runs
     running_job.job.hold(400.0)
     running_job.sidecar.restart()
-    second = write_and_collect(running_job)
+    second_page = write_and_collect(running_job)
 
-    assert [state(first), state(second)] == ["hung", "hung"]
-    assert (since_seconds(second) or 0.0) >= (since_seconds(first) or 0.0) + 400
+    assert [state(first_page), state(second_page)] == ["hung", "hung"]
+    assert (since_seconds(second_page) or 0.0) >= (since_seconds(first_page) or 0.0) + 400
 
 
-def test_a_damaged_file_of_a_state_is_moved_aside(running_job: MonitoredJob) -> None:
+def test_a_damaged_state_file_of_a_run_is_moved_aside(running_job: MonitoredJob) -> None:
     write_and_collect(running_job)
     [file] = running_job.sidecar.directory.glob("**/*_state_*.ledger")
     file.write_bytes(b"garbage")
@@ -324,15 +324,15 @@ def test_a_damaged_file_of_a_state_is_moved_aside(running_job: MonitoredJob) -> 
 def test_a_new_process_of_the_run_has_its_own_start_after_a_restart_of_the_sidecar(
     running_job: MonitoredJob,
 ) -> None:
-    before = write_and_collect(running_job)
+    page_of_first = write_and_collect(running_job)
     running_job.sidecar.restart()
     running_job.sidecar.clock.advance(60.0)
     successor = MonitoredJob(running_job.sidecar, trained_job())
     running_job.die(0.0)
-    after = write_and_collect(successor)
+    page_of_successor = write_and_collect(successor)
 
-    assert state(after) == "running"
-    assert (since_seconds(after) or 0.0) > (since_seconds(before) or 0.0)
+    assert state(page_of_successor) == "running"
+    assert (since_seconds(page_of_successor) or 0.0) > (since_seconds(page_of_first) or 0.0)
 
 
 @pytest.mark.parametrize("trainer_first", [True, False])
@@ -415,13 +415,19 @@ def test_a_silently_killed_rank_is_the_cause_of_errors_in_other_ranks(tmp_path: 
 
 
 def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> None:
-    killed_state = reasons_after_kill(tmp_path / "a", failure="gpu_memory", final=True)
-    by_others = reasons_after_kill(tmp_path / "b", failure="nccl_timeout", peer_reasons=["gpu", "network"])
-    left_before = reasons_after_kill(
+    own_report = reasons_after_kill(tmp_path / "a", failure="gpu_memory", final=True)
+    reports_of_peers = reasons_after_kill(
+        tmp_path / "b", failure="nccl_timeout", peer_reasons=["gpu", "network"]
+    )
+    after_normal_exit_of_peer = reasons_after_kill(
         tmp_path / "c", failure="network", final=True, peer_reasons=[""], peers_are_final=True
     )
 
-    assert [killed_state, by_others, left_before] == [{"gpu_memory": 1}, {"gpu": 1}, {"exit": 1}]
+    assert [own_report, reports_of_peers, after_normal_exit_of_peer] == [
+        {"gpu_memory": 1},
+        {"gpu": 1},
+        {"exit": 1},
+    ]
 
 
 def test_an_oom_kill_is_recognized_from_kernel_counters(tmp_path: Path) -> None:
