@@ -118,6 +118,7 @@ def replace(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) ->
 
     Raises:
         AttributeError: The owner has no such method.
+        TypeError: The method is built in, or the owner is immutable.
     """
     method = getattr(owner, name)
     if _PATCH_MARKER in vars(method):

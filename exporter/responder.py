@@ -1,7 +1,7 @@
 """Stack responder: periodic task of a training process that answers the stack requests of the sidecar.
 
-A check of the request file costs two system calls, and more in a shared directory. A request is answered once, within about a
-second.
+A check of the request file costs two system calls, and more in a shared directory. A request is answered at most once, about a
+second after the sidecar wrote the request.
 """
 
 from __future__ import annotations

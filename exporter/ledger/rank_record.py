@@ -70,7 +70,7 @@ def encode_rank(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None])
 
 
 def decode_rank(content: bytes) -> RankRecord:
-    """Return the state of a rank. Raises ValueError for content that `encode_rank` does not write."""
+    """Return the state of a rank, also from an older release. Raises ValueError for invalid content."""
     record = RankRecord()
     with decoding():
         body = parse(content)
@@ -101,8 +101,10 @@ def _definition(  # parameters in the order of a row
     )
 
 
-def _totals(kind: type[TotalsT], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> TotalsT:
-    totals: TotalsT = from_json(kind, body)
+def _totals(
+    totals_class: type[TotalsT], body: Mapping[str, Any], definitions: Sequence[StatDefinition]
+) -> TotalsT:
+    totals: TotalsT = from_json(totals_class, body)
     rows = body["series"]
     exponential_rows = body.get("exponential") or [()] * len(rows)  # older releases do not save these
     values = body.get("values") or [None] * len(rows)

@@ -28,8 +28,7 @@ STATE_KIND = "rank"
 MAX_EXITED_PROCESSES = 2
 """Maximum number of exited processes without a feed file that keep a record, per slot."""
 MAX_FOLDED_IDS = 32
-"""Number of stored ids of processes that are part of a base, per rank, above which ids without a feed file are removed, oldest first.
-The removal stops at an id with a feed file."""
+"""Number of ids per rank above which the oldest ids of processes in a base are removed. An id with a feed file, and all later ids, stay."""
 RETENTION_SECONDS = 60.0
 """Minimum time between the exit of a rank and its removal from memory, whether or not its totals are still shown."""
 

@@ -98,7 +98,9 @@ class RankKey:
         return cls(process.run, None, "" if process.role == "trainer" else process.role)
 
     def __str__(self) -> str:
-        return f"run {self.run!r}, " + (f"role {self.role!r}" if self.rank is None else f"rank {self.rank}")
+        if self.rank is not None:
+            return f"run {self.run!r}, rank {self.rank}"
+        return f"run {self.run!r}, role {self.role!r}" if self.role else f"run {self.run!r}, without a rank"
 
 
 @dataclass(slots=True, eq=False)

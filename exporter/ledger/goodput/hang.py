@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from exporter.recording.values import TrainingReading
 from exporter.training.phases import PHASES
 
-HANG_AFTER_SECONDS, HANG_STEPS = 300.0, 5.0
+HANG_AFTER_SECONDS = 300.0
+"""Default of `HangRule.after_seconds`."""
+HANG_STEPS = 5.0
+"""Default of `HangRule.steps`."""
 
 LONG_PHASES = frozenset(
     name

@@ -27,8 +27,8 @@ class GoodputOptions:
         HANG_AFTER_SECONDS,
         "Minimum time without a finished step after which a run counts as hung; the time must also exceed hang_steps times the "
         "longest recent step. Until the next step, last values (loss, learning rate, ...) are absent, and the time of the "
-        "unfinished step counts as badput. A run does not count as hung before the first step, nor in the phases that compile, "
-        "load, save, validate or wait for data.",
+        "unfinished step counts as badput. A run does not count as hung before the first step, nor in the phases that initialize, "
+        "compile, load, save, validate or wait for data.",
     )
     hang_steps: Annotated[float, Range(1, 1000)] = option(
         HANG_STEPS,
