@@ -208,8 +208,9 @@ def test_window_values_match_the_recorded_values(stage: Stage) -> None:
     )
     times = [moment for moment in stage.ranks[0].recorded_times() if moment < stage.times["pause"]]
     busiest = max(counts)
-    # A window has at most 50 samples, and more if it was closed late.
-    assert 0.5 * len(times) / (stage.times["pause"] - stage.times["start"]) < busiest <= 75
+    # A window has at most 50 samples a second, and a busy machine closes a window late.
+    max_samples = 50 * (WINDOW_SECONDS + SLACK_SECONDS)
+    assert 0.5 * len(times) / (stage.times["pause"] - stage.times["start"]) < busiest <= max_samples
 
 
 def test_a_rank_that_stops_adding_has_a_gap_and_keeps_its_totals(stage: Stage) -> None:

@@ -68,6 +68,7 @@ EMPTY_RECORDS = {
     "run:training_mttf:seconds": "before the first interruption",
     "gpu:gpu_recovery_action:info": "no GPU requests an action",
     "run:training_standstill:info": "no run stands still",
+    "run:training_unknown:info": "no run and no rank is without samples",
 }
 """Recording rules without a result although their families exist, with the reason."""
 
