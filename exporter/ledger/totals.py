@@ -175,7 +175,7 @@ class ProcessTotals(StatTotals):
     missed_passes: int = 0  # passes in a row without a readable file
     last_seen_monotonic: float = 0.0
     first_seen_monotonic: float = 0.0
-    last_step_at: float | None = None  # reported Unix time of the latest step
+    last_step_at: float | None = None  # reported Unix time of the latest step; None if no further step is due
     last_step_monotonic: float = 0.0
 
     @property

@@ -368,7 +368,7 @@ class TrainingState:
     def _reading(self, clock: ClockReading) -> TrainingReading:
         progress, work = self.progress, self.work
         last_progress = None
-        if progress.last_progress is not None:
+        if progress.last_progress is not None and not progress.is_over:
             last_progress = progress.last_progress + self.wall_clock_offset
         return TrainingReading(
             facts=self.facts.pairs(),

@@ -131,6 +131,18 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
     assert published_gauges(hung_page) == {"training_step"}
 
 
+def test_a_process_that_works_after_its_training_loop_is_running(
+    sidecar: Sidecar, running_job: MonitoredJob
+) -> None:
+    running_job.job.last_progress = None  # as a process reports after the loop
+    running_job.job.spend("other", 3600.0)
+    running_job.write(*gauges(1.0))
+    page = sidecar.collect()
+
+    assert state(page) == "running"
+    assert published_gauges(page) == set(GAUGES)
+
+
 def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar, trained_job(seconds=100.0))
     write_and_collect(job)

@@ -62,7 +62,10 @@ def test_iterations_are_steps_without_any_configuration() -> None:
 
 def test_after_the_training_loop_no_progress_is_due_until_the_next_step() -> None:
     def is_due() -> bool:
-        return published_value("training.last_progress_timestamp") is not None
+        """Return True if both the gauge and the reading, from which the ledger detects hangs, have the last progress."""
+        has_gauge = published_value("training.last_progress_timestamp") is not None
+        assert (publish_and_read().last_progress is not None) == has_gauge
+        return has_gauge
 
     due_states = []
     for _ in range(2):
