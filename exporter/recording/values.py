@@ -227,8 +227,8 @@ class TrainingReading(Value):
     # exclusive seconds of the main thread by phase since the start of the recording, including the current phase; the sum
     # is the wall time
     phases: Mapping[str, float] = field(default_factory=dict)
-    # Unix time of the end of the latest step or validation batch; None before the first, and after the training loop until the
-    # next step
+    # Unix time of the end of the latest step or validation batch; None before the first, and after a training loop until the
+    # next loop or step; the start of that loop before its first step
     last_progress: float | None = None
     # completed steps before the first training loop of this process; None before the loop
     first_step: int | None = None

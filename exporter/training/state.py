@@ -117,6 +117,7 @@ class TrainingState:
         self._has_application_ended = False  # True if the application has ended and was not started again
         self._is_finished = False
         self._failure = ""  # exit reason, from `END_REASONS`
+        self._open_loop_start: float | None = None  # monotonic start of a training loop that has not ended
         self._parameters: dict[str, AttributeValue | None] = {}  # parameters of `describe` that are not facts
         self._saves: dict[int, Save] = {}  # saves that block the training, by key
         self._phases: dict[str, PhaseSeries] = {}
@@ -242,7 +243,7 @@ class TrainingState:
     def _loop_began(self, record: LoopBegan) -> None:
         self.progress.count_expected()
         self._failure = ""  # the job has continued after the failure of an earlier loop
-        self._last_step_end = record.start_time
+        self._last_step_end = self._open_loop_start = record.start_time
         self._enter_loop(record.start, is_inferred=record.is_inferred)
         self.checkpoints.furthest_step = None  # the step number may restart lower
         if record.target:
@@ -251,6 +252,7 @@ class TrainingState:
     def _loop_ended(self, record: LoopEnded) -> None:
         self.progress.count_expected()
         self.progress.is_over = True
+        self._open_loop_start = None
         self._failure = self._failure or record.failure
 
     def _application_began(self, _: ApplicationBegan) -> None:
@@ -367,9 +369,11 @@ class TrainingState:
 
     def _reading(self, clock: ClockReading) -> TrainingReading:
         progress, work = self.progress, self.work
+        # After a loop, no step is due until the next loop has started.
+        latest_progress = self._open_loop_start if progress.is_over else progress.last_progress
         last_progress = None
-        if progress.last_progress is not None and not progress.is_over:
-            last_progress = progress.last_progress + self.wall_clock_offset
+        if progress.last_progress is not None and latest_progress is not None:
+            last_progress = latest_progress + self.wall_clock_offset
         return TrainingReading(
             facts=self.facts.pairs(),
             phase=clock.active,

@@ -81,6 +81,18 @@ def test_after_the_training_loop_no_progress_is_due_until_the_next_step() -> Non
     assert [*due_states, is_due()] == [True, False, True, False, False, True]
 
 
+def test_a_later_training_loop_that_completes_no_step_can_be_overdue() -> None:
+    with training.training_loop(train_iterations_start=0):
+        train()
+    progress_after_loop = publish_and_read().last_progress
+    loop_start = time.time()
+    with training.training_loop(train_iterations_start=0):
+        progress_in_loop = publish_and_read().last_progress
+
+    assert progress_after_loop is None
+    assert progress_in_loop == pytest.approx(loop_start, abs=1.0)
+
+
 def test_an_exception_in_an_iteration_propagates_and_the_step_is_not_counted() -> None:
     train()
     with suppress(ZeroDivisionError), training.training_iteration(), training.model_forward():
