@@ -295,8 +295,11 @@ class GapRules:
         return totals.exited_at is not None and seconds_since_exit <= self.linger_seconds
 
     def overdue_seconds(self, process: ProcessTotals, now: Moment) -> float | None:
-        """Return the time since the last finished step if a step is overdue, otherwise None."""
-        if process.last_step_at is None:
+        """Return the time since the last finished step if a step is overdue, otherwise None.
+
+        No step is due after the last snapshot of a process that exits normally.
+        """
+        if process.last_step_at is None or process.is_final:
             return None
         seconds = now.monotonic - process.last_step_monotonic
         return seconds if self.hang.is_overdue(process.training, seconds) else None

@@ -143,6 +143,15 @@ def test_a_process_that_works_after_its_training_loop_is_running(
     assert published_gauges(page) == set(GAUGES)
 
 
+def test_a_process_that_has_written_its_last_snapshot_and_exits_is_running(
+    sidecar: Sidecar, running_job: MonitoredJob
+) -> None:
+    running_job.job.spend("other", 3600.0)  # after its loop, whose last step the last snapshot names again
+    running_job.write(*gauges(1.0), final=True)
+
+    assert state(sidecar.collect()) == "running"
+
+
 def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar, trained_job(seconds=100.0))
     write_and_collect(job)
