@@ -227,7 +227,7 @@ def test_ranks_that_share_a_gpu_share_its_power() -> None:
             wall=now_seconds,
             now=now_seconds,
         )
-        split = splitter.split(
+        split = splitter.split_since_last_call(
             "GPU-a",
             [
                 (PhaseInterval(0.0, 2.0, "forward"),),
@@ -237,4 +237,4 @@ def test_ranks_that_share_a_gpu_share_its_power() -> None:
         )
 
     assert split is not None
-    assert split.joules_by_phase == pytest.approx({"forward": 750.0, "data_loading": 250.0})
+    assert split.weight_by_phase == pytest.approx({"forward": 750.0, "data_loading": 250.0})

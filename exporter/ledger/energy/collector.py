@@ -27,7 +27,7 @@ from exporter.ledger.energy.gpu_holders import running_pids
 from exporter.ledger.energy.latest_shares import DeviceShare, LatestShares
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
-from exporter.ledger.energy.power_split import PowerSplitter, Split
+from exporter.ledger.energy.power_split import PhaseSplit, PowerSplitter
 from exporter.ledger.energy.records import DevicesRecord, RunRecord, decode_devices, decode_run
 from exporter.ledger.energy.run_energy import RunEnergy
 from exporter.ledger.energy.shares import Share, shares_of
@@ -349,7 +349,7 @@ class EnergyCollector:
             run.counters.mark_reporting()
         split = None
         if gpu_slice.ratio == 1.0:
-            split = self._splitter.split_between(
+            split = self._splitter.split_interval(
                 reading.device, used.intervals, gpu_slice.start, gpu_slice.end
             )
         joules, seconds = gpu_slice.joules, gpu_slice.end - gpu_slice.start
@@ -384,7 +384,7 @@ class EnergyCollector:
 
     def _measured_split(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
-    ) -> Split | None:
+    ) -> PhaseSplit | None:
         """Return the measured energy by phase of a GPU.
 
         Returns None for a device that is not used by a single run, and for an incomplete measurement.
@@ -397,7 +397,7 @@ class EnergyCollector:
             ranks = [
                 process.intervals for process in processes if process.device == uuid or len(processes) == 1
             ]
-        return self._splitter.split(uuid, ranks, now)
+        return self._splitter.split_since_last_call(uuid, ranks, now)
 
     def _save(self, collected: Collected) -> None:
         is_saved = False
@@ -423,7 +423,7 @@ class EnergyCollector:
             collected.add(families.SHARE, min(1.0, share.ratio), share.run, share.component, share.device)
 
 
-def _waiting_joules(device: DeviceEnergy, split: Split) -> float:
-    """Return the energy that waits for the phases of the same time: all energy if the split has no joules by phase."""
-    waiting_joules = split.waiting_joules if split.joules_by_phase else device.pending_joules
+def _waiting_joules(device: DeviceEnergy, split: PhaseSplit) -> float:
+    """Return the energy that waits for the phases of the same time: all energy if the split has no weights."""
+    waiting_joules = split.waiting_joules if split.weight_by_phase else device.pending_joules
     return min(device.pending_joules, waiting_joules)

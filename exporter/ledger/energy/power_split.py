@@ -1,7 +1,7 @@
 """Division of measured GPU power among phases.
 
-The power of a GPU is integrated sample by sample over the phases of the ranks on the GPU and scaled to the energy counter.
-Samples have wall clock times, and phases have monotonic times. After a step of the wall clock, the earlier samples are
+The power of a GPU is integrated sample by sample over the phases of the ranks on the GPU. The caller scales the result to the
+energy counter. Samples have wall clock times, and phases have monotonic times. After a step of the wall clock, the earlier samples are
 discarded, and the interval that contains the step is not divided.
 """
 
@@ -17,13 +17,13 @@ UNATTRIBUTED = "unattributed"
 
 PATIENCE_SECONDS = 20.0
 """Maximum time for which power samples wait for the phases of the same time."""
-MAX_STEP_SECONDS = 0.2
+MAX_SAMPLE_INTERVAL_SECONDS = 0.2
 """Longest mean interval between samples at which phases can be distinguished."""
 MAX_GAP_SECONDS = 1.0
 """Longest time that a sample covers, and longest gap before the first sample."""
-DEFAULT_STEP_SECONDS = 0.02
+DEFAULT_SAMPLE_SECONDS = 0.02
 """Length of the first sample, and of a sample after a gap."""
-CLOCK_STEP_SECONDS = 0.01
+MIN_CLOCK_STEP_SECONDS = 0.01
 """Minimum change of the offset between the clocks that counts as a step of the wall clock."""
 RETENTION_SECONDS = 60.0
 """Retention of samples."""
@@ -50,12 +50,15 @@ class PowerSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Energy of a GPU in an interval, divided among phases."""
+class PhaseSplit:
+    """Ratio of the energy of a GPU among phases in an interval.
 
-    joules_by_phase: Mapping[str, float]
-    blurred_joules: Mapping[str, float]  # by phase, in intervals of fewer samples than `MIN_CLEAR_SAMPLES`
-    waiting_joules: float  # used after the interval; divided later
+    Each rank on the GPU adds the full energy of the GPU to the weights of its phases. Only the ratio of the weights has a meaning.
+    """
+
+    weight_by_phase: Mapping[str, float]
+    blurred_weights: Mapping[str, float]  # by phase, in intervals of fewer samples than `MIN_CLEAR_SAMPLES`
+    waiting_joules: float  # energy of the GPU after the interval; divided later
 
 
 class PowerSplitter:
@@ -71,30 +74,30 @@ class PowerSplitter:
         """Read the new samples of a source; *wall* is Unix time, *now* is monotonic."""
         offset, previous_offset = wall - now, self._wall_clock_offset
         self._wall_clock_offset = offset
-        if previous_offset is not None and abs(offset - previous_offset) > CLOCK_STEP_SECONDS:
+        if previous_offset is not None and abs(offset - previous_offset) > MIN_CLOCK_STEP_SECONDS:
             self._samples.clear()
             self._divided_until.clear()
         for uuid, samples in source(self._last_sample_at).items():
             stored_samples = self._samples.setdefault(uuid, [])
             previous_at = self._last_sample_at.get(uuid, 0.0)
             for sampled_at, watts in samples:
-                step_seconds = sampled_at - previous_at
-                if not 0 < step_seconds <= MAX_GAP_SECONDS:
-                    step_seconds = DEFAULT_STEP_SECONDS
+                sample_seconds = sampled_at - previous_at
+                if not 0 < sample_seconds <= MAX_GAP_SECONDS:
+                    sample_seconds = DEFAULT_SAMPLE_SECONDS
                 end = sampled_at - offset
-                stored_samples.append(PowerSample(end - step_seconds, end, watts))
+                stored_samples.append(PowerSample(end - sample_seconds, end, watts))
                 previous_at = sampled_at
             self._last_sample_at[uuid] = previous_at
             if stored_samples:
                 oldest_end = stored_samples[-1].end - RETENTION_SECONDS
                 del stored_samples[: bisect_left(stored_samples, oldest_end, key=lambda sample: sample.end)]
 
-    def split_between(
+    def split_interval(
         self, uuid: str, rank_intervals: Sequence[Sequence[PhaseInterval]], start: float, end: float
-    ) -> Split | None:
+    ) -> PhaseSplit | None:
         """Divide the energy of a GPU between two moments among the phases of the ranks on the GPU.
 
-        Returns None if the phases are unknown, or if samples are missing or too far apart.
+        Returns None if the phases are unknown, or if samples are missing or too far apart: divide the energy by time instead.
         """
         power_samples = [
             sample for sample in self._samples.get(uuid, ()) if sample.end > start and sample.start < end
@@ -106,41 +109,47 @@ class PowerSplitter:
             or covered_seconds < MIN_COVERED_RATIO * (end - start)
         ):
             return None
-        step_seconds = sum(sample.end - sample.start for sample in power_samples) / len(power_samples)
-        if step_seconds > MAX_STEP_SECONDS:
+        mean_sample_seconds = sum(sample.end - sample.start for sample in power_samples) / len(power_samples)
+        if mean_sample_seconds > MAX_SAMPLE_INTERVAL_SECONDS:
             return None
         return _split(
-            power_samples, rank_intervals, start, end, min_clear_seconds=MIN_CLEAR_SAMPLES * step_seconds
+            power_samples,
+            rank_intervals,
+            start,
+            end,
+            min_clear_seconds=MIN_CLEAR_SAMPLES * mean_sample_seconds,
         )
 
-    def split(
+    def split_since_last_call(
         self, uuid: str, rank_intervals: Sequence[tuple[PhaseInterval, ...]], now: float
-    ) -> Split | None:
+    ) -> PhaseSplit | None:
         """Divide the energy of a GPU since the last call among the phases of the ranks on the GPU.
 
-        Returns None if the energy cannot be divided; then no energy waits. If the result has no joules by phase, all energy
-        waits.
+        If the result is None, divide all pending energy by time instead. If `weight_by_phase` of the result is empty, keep all
+        energy for the next call.
         """
         power_samples, start = self._samples.pop(uuid, []), self._divided_until.pop(uuid, None)
         if not power_samples and start is None:
             return None
-        newest = power_samples[-1].end if power_samples else start or 0.0
-        self._divided_until[uuid] = newest
+        newest_end = power_samples[-1].end if power_samples else start or 0.0
+        self._divided_until[uuid] = newest_end
         if start is None or not rank_intervals or not all(rank_intervals):
             return None
-        step_seconds = sum(sample.end - sample.start for sample in power_samples) / max(1, len(power_samples))
-        end = max(start, min([newest, *(intervals[-1].end for intervals in rank_intervals)]))
+        mean_sample_seconds = sum(sample.end - sample.start for sample in power_samples) / max(
+            1, len(power_samples)
+        )
+        end = max(start, min([newest_end, *(intervals[-1].end for intervals in rank_intervals)]))
         is_late = now - end > PATIENCE_SECONDS or (
             power_samples and power_samples[0].start > start + MAX_GAP_SECONDS
         )
-        if is_late or step_seconds > MAX_STEP_SECONDS:
+        if is_late or mean_sample_seconds > MAX_SAMPLE_INTERVAL_SECONDS:
             return None
         self._divided_until[uuid] = end
         self._samples[uuid] = [sample for sample in power_samples if sample.end > end]
         waiting_joules = sum(
             sample.watts * (sample.end - max(sample.start, end)) for sample in self._samples[uuid]
         )
-        min_clear_seconds = MIN_CLEAR_SAMPLES * step_seconds
+        min_clear_seconds = MIN_CLEAR_SAMPLES * mean_sample_seconds
         split = _split(power_samples, rank_intervals, start, end, min_clear_seconds=min_clear_seconds)
         return replace(split, waiting_joules=waiting_joules)
 
@@ -152,23 +161,26 @@ def _split(
     end: float,
     *,
     min_clear_seconds: float,
-) -> Split:
+) -> PhaseSplit:
     """Divide the energy of samples between two moments among the phases of the ranks."""
-    joules_by_phase: dict[str, float] = {}
-    blurred_joules: dict[str, float] = {}
+    weight_by_phase: dict[str, float] = {}
+    blurred_weights: dict[str, float] = {}
     for intervals in rank_intervals:
-        for interval, joules in _overlaps(samples, intervals, start, end):
+        for interval, joules in _joules_by_piece(samples, intervals, start, end):
             phase = UNATTRIBUTED if interval is None else interval.phase
-            joules_by_phase[phase] = joules_by_phase.get(phase, 0.0) + joules
+            weight_by_phase[phase] = weight_by_phase.get(phase, 0.0) + joules
             if interval is not None and interval.end - interval.start < min_clear_seconds:
-                blurred_joules[phase] = blurred_joules.get(phase, 0.0) + joules
-    return Split(joules_by_phase, blurred_joules, waiting_joules=0.0)
+                blurred_weights[phase] = blurred_weights.get(phase, 0.0) + joules
+    return PhaseSplit(weight_by_phase, blurred_weights, waiting_joules=0.0)
 
 
-def _overlaps(
+def _joules_by_piece(
     samples: Sequence[PowerSample], intervals: Sequence[PhaseInterval], start: float, end: float
 ) -> Iterator[tuple[PhaseInterval | None, float]]:
-    """Yield the joules of each phase interval between two moments, piece by piece; None for unknown phases."""
+    """Yield (interval, joules) for each overlap of a sample and a phase interval between two moments.
+
+    The interval is None where the phase is unknown.
+    """
     index = 0
     for sample in samples:
         piece_start, sample_end = max(sample.start, start), min(sample.end, end)

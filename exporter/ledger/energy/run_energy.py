@@ -18,7 +18,7 @@ from exporter.collectors.job import EnergyReading
 from exporter.families import FamilySpec
 from exporter.ledger.energy import families
 from exporter.ledger.energy.options import EnergyOptions, Intensity
-from exporter.ledger.energy.power_split import UNATTRIBUTED, Split
+from exporter.ledger.energy.power_split import UNATTRIBUTED, PhaseSplit
 from exporter.ledger.energy.records import ComponentMethod, CostKind, PhaseMethod, RunRecord, SettledWork
 from exporter.ledger.energy.work import ProcessWork, WorkAccount
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES, CAUSE_OF_PHASE
@@ -125,11 +125,11 @@ class RunEnergy:
         seconds: float,
         options: EnergyOptions,
         intensity: Intensity | None = None,
-        split: Split | None = None,
+        split: PhaseSplit | None = None,
     ) -> None:
         """Add the run's part of a device's energy over *seconds*, with carbon and cost.
 
-        *split* is the measured energy by phase, if the run used the device alone and the measurement is complete.
+        *split* is the measured ratio of the energy among phases, if the run used the device alone and the measurement is complete.
         """
         component, record = reading.component, self.record
         site_joules = joules * (1.0 if options.pue is None else options.pue)
@@ -195,7 +195,7 @@ class RunEnergy:
             _add(record.wasted_joules, "hang", hung_seconds * pool_watts)
 
     def _divide_among_phases(
-        self, component: str, device: str, joules: float, seconds: float, split: Split | None
+        self, component: str, device: str, joules: float, seconds: float, split: PhaseSplit | None
     ) -> None:
         """Divide energy of a device since the last division among phases, and count the energy of each phase."""
         record = self.record
@@ -205,11 +205,11 @@ class RunEnergy:
                 record.wasted_joules.setdefault(cause, 0.0)
         if joules <= 0:
             return
-        measured_joules = 0.0 if split is None else sum(split.joules_by_phase.values())
-        if split is not None and measured_joules > 0:
-            division = _PhaseWeights(POWER_SAMPLES, split.joules_by_phase, measured_joules)
-            for phase, blurred_joules in split.blurred_joules.items():
-                _add(record.blurred_joules, phase, joules * blurred_joules / measured_joules)
+        total_weight = 0.0 if split is None else sum(split.weight_by_phase.values())
+        if split is not None and total_weight > 0:
+            division = _PhaseWeights(POWER_SAMPLES, split.weight_by_phase, total_weight)
+            for phase, blurred_weight in split.blurred_weights.items():
+                _add(record.blurred_joules, phase, joules * blurred_weight / total_weight)
         else:
             division = self._time_weights(device, seconds)
         unattributed_joules = joules
