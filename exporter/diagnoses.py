@@ -76,7 +76,7 @@ FEED_DIRECTORY_UNREADABLE = Diagnosis(
 )
 FEED_DIRECTORY_FULL = Diagnosis(
     condition="no free space in the feed directory",
-    sentence="{directory} is full",
+    sentence="{directory} has less than 4 MiB of free space",
     remedy="free some space, or choose another directory with --feed.dir",
 )
 FEED_DIRECTORY_NOT_WRITABLE = Diagnosis(

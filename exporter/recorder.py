@@ -27,15 +27,15 @@ class FeedSink:
 
     def __init__(self, flush_seconds: float) -> None:
         self._flush_seconds = flush_seconds
-        self.after_fork()
-
-    def after_fork(self) -> None:
-        """Detach from the file of the parent in a forked child."""
         self._writer: FeedWriter | None = None
         self._overrides: OverridesReader | None = None
 
+    def after_fork(self) -> None:
+        """Detach from the file of the parent in a forked child."""
+        self._writer, self._overrides = None, None
+
     def is_open(self) -> bool:
-        """Return True if a feed file was created for this process."""
+        """Return True while a feed file is open."""
         return self._writer is not None
 
     def location(self) -> FeedLocation | None:
@@ -49,7 +49,10 @@ class FeedSink:
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
-        """Replace the recording in the feed file. Return False if it was not written. A child process without values writes no file."""
+        """Replace the recording in the feed file. Return False on a failure.
+
+        A child process without values needs no file, which is a success.
+        """
         if self._writer is None:
             if is_child and not _has_values(recording):
                 return True  # such as a worker of a DataLoader, which inherits the Stats and adds no samples
@@ -66,8 +69,8 @@ class FeedSink:
             log_once(notice, notice)
         return is_written
 
-    def rename(self, identity: ProcessIdentity) -> None:
-        """Change the identity in the open file, except for its id."""
+    def update_identity(self, identity: ProcessIdentity) -> None:
+        """Replace the identity in the open feed file; the id stays the same."""
         if self._writer is not None:
             self._writer.identity = identity.replace(id=self._writer.identity.id, version=__version__)
 
@@ -98,7 +101,7 @@ def _has_values(recording: Recording) -> bool:
 
 
 def _directory() -> str | None:
-    """Return the prepared feed directory, or None, after a notice, if it cannot be used."""
+    """Create and check the feed directory. Log a notice and return None if it cannot be used."""
     try:
         return feed_directory(os.environ)
     except FeedError as error:

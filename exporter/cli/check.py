@@ -26,7 +26,7 @@ import psutil
 from exporter import diagnoses
 from exporter.cli.check_server import check_addresses, configuration_problems
 from exporter.cli.configuration import Configuration, resolve
-from exporter.cli.findings import CheckFinding, Probe, fail, ok, warn
+from exporter.cli.findings import Check, CheckFinding, fail, ok, warn
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
 from exporter.cli.silence import install_command, probe_interpreter
 from exporter.config.options import format_duration
@@ -47,7 +47,7 @@ Checks the path from a training process to Prometheus without changing a file. E
     training-exporter check --check.python=/opt/conda/bin/python
 """
 DEADLINE_SECONDS = 10.0
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
 WIDTH, INDENT = 110, " " * 5
 MIN_FREE_BYTES = 4 << 20
@@ -82,7 +82,7 @@ def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     path, subject = _feed_directory_of(configuration), "feed directory"
     if not os.path.lexists(path):
         if os.access(path.parent, os.W_OK | os.X_OK):
-            yield CheckFinding("warn", subject, f"{path} does not exist yet", "the first job creates it")
+            yield CheckFinding("warn", subject, f"{path} does not exist yet; the first job creates it")
         else:
             problem = f"{path} cannot be created: {path.parent} is not writable"
             yield CheckFinding(
@@ -100,8 +100,8 @@ def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     if not os.access(path, os.W_OK | os.X_OK):
         yield warn(subject, diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=path))
     elif free_bytes < MIN_FREE_BYTES:
-        level = warn if free_bytes else fail
-        yield level(subject, diagnoses.FEED_DIRECTORY_FULL.describe(directory=path))
+        make_finding = warn if free_bytes else fail
+        yield make_finding(subject, diagnoses.FEED_DIRECTORY_FULL.describe(directory=path))
     elif filesystem.startswith(NETWORK_FILESYSTEMS):
         yield warn(subject, diagnoses.FEED_DIRECTORY_REMOTE.describe(directory=path, filesystem=filesystem))
     is_world_writable = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
@@ -143,13 +143,13 @@ def writers(configuration: Configuration) -> Iterator[CheckFinding]:
     except FeedDirectoryError:
         return  # reported by the check of the directory
     live_entries = [entry for entry in scan.entries if entry.is_alive]
-    exited_entries = sorted(
+    ended_entries = sorted(
         (entry for entry in scan.entries if not entry.is_alive), key=lambda entry: entry.age_seconds
     )
-    for entry in (*live_entries, *exited_entries[:MAX_ENDED_PROCESSES]):
+    for entry in (*live_entries, *ended_entries[:MAX_ENDED_PROCESSES]):
         yield _writer(entry, stale_seconds)
-    if len(exited_entries) > MAX_ENDED_PROCESSES:
-        yield ok("writer", f"{len(exited_entries) - MAX_ENDED_PROCESSES} more processes ended before these")
+    if len(ended_entries) > MAX_ENDED_PROCESSES:
+        yield ok("writer", f"{len(ended_entries) - MAX_ENDED_PROCESSES} more processes ended before these")
     yield from _rivals(entry.snapshot.process for entry in live_entries)
     for name, reason in scan.refused_files:
         yield warn("writer", diagnoses.REFUSED_FILES[reason].describe(name=name))
@@ -176,8 +176,8 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
         end = "ended normally" if recording.final else "ended without a final snapshot (killed?)"
         return ok("writer", f"{writer}; {end}, {written}")
     if age > stale_seconds:
-        remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
-        return CheckFinding("warn", "writer", f"{writer}; {written}", remedy)
+        remedy = "check whether the process is stopped (`kill -CONT`) or hangs (`py-spy dump`), and free space in the feed directory"
+        return CheckFinding("warn", "writer", f"{writer}; alive, but {written}", remedy)
     return ok("writer", f"{writer}; alive, {written}")
 
 
@@ -233,11 +233,11 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
 
 
 def energy(configuration: Configuration) -> Iterator[CheckFinding]:
-    """Check that no other exporter counts the energy of this machine, because both would publish it."""
+    """Warn if another exporter holds the energy lock, because this exporter then publishes no energy."""
     owner = runs.owner(_feed_directory_of(configuration))
-    if not configuration.energy.enabled or not BOOT_ID.exists():
+    if not configuration.energy.enabled or not BOOT_ID_PATH.exists():
         return
-    lock = NodeLock(configuration.energy.lock_dir, BOOT_ID.read_text(encoding="ascii").strip())
+    lock = NodeLock(configuration.energy.lock_dir, BOOT_ID_PATH.read_text(encoding="ascii").strip())
     try:
         pid = holder(str(lock.path))
     except OSError:
@@ -248,24 +248,26 @@ def energy(configuration: Configuration) -> Iterator[CheckFinding]:
 
 def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
     """Compare the versions of the NVIDIA driver and the NVML library, without opening a device."""
-    gpu, version = configuration.gpu, root / "proc/driver/nvidia/version"
-    library = _library_version(root)
+    gpu, driver_version_path = configuration.gpu, root / "proc/driver/nvidia/version"
+    library_version = _library_version(root)
     if not gpu.enabled:
         yield ok("nvidia", "gpu.enabled is false; GPU families are absent")
     elif gpu.replay is not None:
         yield ok(
             "nvidia", f"gpu.replay is {gpu.replay}: the replayed machine replaces the GPUs of this machine"
         )
-    elif not version.exists():
-        if library:
-            yield warn("nvidia", diagnoses.DRIVER_NOT_LOADED.describe(library=library))
+    elif not driver_version_path.exists():
+        if library_version:
+            yield warn("nvidia", diagnoses.DRIVER_NOT_LOADED.describe(library=library_version))
         else:
             yield ok("nvidia", "no NVIDIA driver on this machine; GPU families are absent")
     else:
-        description = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
+        description = driver_version_path.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
         driver = re.search(r"\d+\.\d+(\.\d+)?", description)
-        if library and driver is not None and driver[0] != library:
-            yield fail("nvidia", diagnoses.DRIVER_MISMATCH.describe(driver=driver[0], library=library))
+        if library_version and driver is not None and driver[0] != library_version:
+            yield fail(
+                "nvidia", diagnoses.DRIVER_MISMATCH.describe(driver=driver[0], library=library_version)
+            )
         else:
             yield ok("nvidia", f"driver {description}")
 
@@ -278,7 +280,7 @@ def _library_version(root: Path) -> str:
     return ""
 
 
-PROBES = (feed_directory, sidecar, writers, addresses, state_directory, energy, rapl, nvidia)
+CHECKS = (feed_directory, sidecar, writers, addresses, state_directory, energy, rapl, nvidia)
 """Checks of a configuration, in the order of the data flow."""
 
 
@@ -291,7 +293,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     group.add_argument("--check.format", choices=("text", "json"), default="text", help=format_help)
     group.add_argument("--check.python", metavar="PATH", help=python_help)
     flags = parser.parse_flags(arguments)
-    findings = _consistent(_run_checks(flags, environ))
+    findings = _consistent(_all_findings(flags, environ))
     has_failed = any(finding.status == "FAIL" for finding in findings)
     if value_of(flags, "--check.format") == "json":
         findings_as_json = [dataclasses.asdict(finding) for finding in findings]
@@ -318,21 +320,25 @@ def _consistent(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
     ]
 
 
-def _run_checks(flags: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
+def _all_findings(flags: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Run the checks in the order of the data flow."""
     configurations: list[Configuration] = []
-    yield from run_probes({"configuration": partial(_configuration, flags, environ, configurations)})
+    yield from run_checks({"configuration": partial(_configuration, flags, environ, configurations)})
     if (disabled_value := environ.get("EXPORTER_DISABLED", "")) not in ("", "0"):
-        effect = "is set here" if disabled_value == "1" else "has no effect: only 1 disables the exporter"
+        effect = (
+            "disables recording for every job that is started from this shell"
+            if disabled_value == "1"
+            else "has no effect: only 1 disables the exporter"
+        )
         yield CheckFinding(
             "warn", "environment", f"EXPORTER_DISABLED={disabled_value} {effect}", "unset it for the job"
         )
-    probes: dict[str, Probe] = {}
+    checks: dict[str, Check] = {}
     for path in dict.fromkeys(filter(None, (sys.executable, value_of(flags, "--check.python")))):
-        probes[f"python {path}"] = partial(python, path, environ)
+        checks[f"python {path}"] = partial(python, path, environ)
     for configuration in configurations:
-        probes |= {probe.__name__.replace("_", " "): partial(probe, configuration) for probe in PROBES}
-    yield from run_probes(probes)
+        checks |= {check.__name__.replace("_", " "): partial(check, configuration) for check in CHECKS}
+    yield from run_checks(checks)
 
 
 def _configuration(
@@ -350,15 +356,15 @@ def _configuration(
     yield ok("configuration", f"valid; read from {', '.join(sources) or 'the defaults'}")
 
 
-def run_probes(
-    probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS
+def run_checks(
+    checks: Mapping[str, Check], deadline_seconds: float = DEADLINE_SECONDS
 ) -> Iterator[CheckFinding]:
     """Run all checks concurrently and yield the findings in order. A check that misses its deadline is a finding."""
     results: dict[str, queue.SimpleQueue[list[CheckFinding]]] = {
-        subject: queue.SimpleQueue() for subject in probes
+        subject: queue.SimpleQueue() for subject in checks
     }
-    for subject, probe in probes.items():
-        target = partial(_run_probe, subject, probe, results[subject])
+    for subject, check in checks.items():
+        target = partial(_run_check, subject, check, results[subject])
         threading.Thread(target=target, name=f"check {subject}", daemon=True).start()
     deadline = time.monotonic() + deadline_seconds
     for subject, result in results.items():
@@ -369,9 +375,9 @@ def run_probes(
             yield CheckFinding("FAIL", subject, f"no result within {deadline_seconds:g} s", remedy)
 
 
-def _run_probe(subject: str, probe: Probe, result: queue.SimpleQueue[list[CheckFinding]]) -> None:
+def _run_check(subject: str, check: Check, result: queue.SimpleQueue[list[CheckFinding]]) -> None:
     try:
-        findings = list(probe())
+        findings = list(check())
     except OSError as error:
         findings = [CheckFinding("FAIL", subject, str(error), "grant this user read access")]
     except Exception as error:  # noqa: BLE001  # one broken check must not hide the others

@@ -21,7 +21,7 @@ class CheckFinding:
     remedy: str = ""
 
 
-Probe = Callable[[], Iterable[CheckFinding]]
+Check = Callable[[], Iterable[CheckFinding]]
 
 
 def ok(subject: str, found: str) -> CheckFinding:

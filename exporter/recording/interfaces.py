@@ -68,13 +68,13 @@ class Sink(Protocol):
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
-        """Write a recording. Return False if it was not written. The first recording has the identity that *identify* returns."""
+        """Write a recording. Return False on a failure. The first recording has the identity that *identify* returns."""
 
-    def rename(self, identity: ProcessIdentity) -> None:
-        """Change the identity in the open file."""
+    def update_identity(self, identity: ProcessIdentity) -> None:
+        """Replace the identity in the open file; the id stays the same."""
 
     def is_open(self) -> bool:
-        """Return True if a file is open, because a recording was written."""
+        """Return True while a file is open."""
 
     def close(self) -> None:
         """Close the file. The next recording opens a new file."""

@@ -345,7 +345,7 @@ class Recorder:
             self.process.claim_rank(trains=level > 1)
             self.events.renew()
             if self._sink is not None:
-                self._sink.rename(self._written_as())
+                self._sink.update_identity(self._written_as())
 
     def _written_as(self) -> ProcessIdentity:
         return self.process.identity().replace(pid=os.getpid(), started=self.started_at)

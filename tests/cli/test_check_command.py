@@ -23,7 +23,7 @@ from run_support import child_environment, free_port, is_ready, run_to_completio
 from waiting import wait_until
 from web_support import Authority
 
-from exporter.cli.check import BOOT_ID, nvidia, rapl, run_probes
+from exporter.cli.check import BOOT_ID_PATH, nvidia, rapl, run_checks
 from exporter.cli.check_server import own_metrics
 from exporter.cli.configuration import Configuration
 from exporter.cli.findings import CheckFinding
@@ -115,7 +115,7 @@ def test_a_live_writer_is_named_and_a_writer_without_recent_data_is_a_warning(
     assert initial_files
     os.utime(next(tmp_path.glob("*.feed")), (time.time() - 40,) * 2)
     writer = finding_of(check(tmp_path)[1], "writer")
-    assert (writer["status"], "stopped or hung" in writer["remedy"]) == ("warn", True)
+    assert (writer["status"], "kill -CONT" in writer["remedy"]) == ("warn", True)
 
 
 def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
@@ -252,9 +252,9 @@ def test_a_missing_package_is_reported_with_the_install_command(tmp_path: Path) 
 def test_a_check_that_hangs_affects_only_its_own_line() -> None:
     release = threading.Event()
     finding = CheckFinding("ok", "fine", "found")
-    probes = {"hung": lambda: iter([finding] if release.wait() else []), "fine": lambda: [finding]}
+    checks = {"hung": lambda: iter([finding] if release.wait() else []), "fine": lambda: [finding]}
 
-    findings = list(run_probes(probes, deadline_seconds=0.2))
+    findings = list(run_checks(checks, deadline_seconds=0.2))
 
     assert [(finding.status, finding.subject) for finding in findings] == [("FAIL", "hung"), ("ok", "fine")]
     release.set()
@@ -378,7 +378,7 @@ def test_a_certificate_that_does_not_exist_fails(tmp_path: Path) -> None:
 def test_an_exporter_that_holds_the_energy_lock_is_named(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(f"energy: {{lock_dir: {tmp_path}}}")
-    lock = NodeLock(tmp_path, BOOT_ID.read_text().strip())
+    lock = NodeLock(tmp_path, BOOT_ID_PATH.read_text().strip())
     assert lock.acquire()
 
     finding = finding_of(check_from_another_process(tmp_path, f"--config.file={config}"), "energy")
