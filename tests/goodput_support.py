@@ -120,7 +120,7 @@ def counts_by_reason(page: Page, family: str = "interruptions", run: str = "r") 
     return {reason: count for reason, count in counts.items() if count}
 
 
-def check_identity(page: Page, run: str = "r") -> None:
+def check_seconds_add_up(page: Page, run: str = "r") -> None:
     """Check that productive, uncommitted and lost seconds add up to the wall time."""
     productive_seconds = training_value(page, "productive_seconds_total", run) or 0.0
     uncommitted_seconds = training_value(page, "uncommitted_seconds", run) or 0.0

@@ -1,4 +1,7 @@
-"""Goodput of simulated jobs: each second of a task is productive, uncommitted, or lost to a cause."""
+"""Goodput of simulated jobs: each second of a task is productive, uncommitted, or lost to a cause.
+
+An attempt is a process of rank 0. A task is a training with all its attempts, until the training is completed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 from goodput_support import (
     MonitoredJob,
     badput_seconds,
-    check_identity,
+    check_seconds_add_up,
     counts_by_reason,
     job_in_loop,
     training_value,
@@ -18,7 +21,9 @@ from places import PROJECT
 
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 
-DAY = 86_400.0
+DAY_SECONDS = 86_400.0
+RESTART_DELAY_SECONDS = 4.5
+"""Time between two attempts: `MonitoredJob.die` waits 4 s, and a new `MonitoredJob` starts 0.5 s later."""
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None
     assert training_value(page, "lost_steps_total") == 10 + 40
     assert training_value(page, "productive_seconds_total") == 90 + 10
     assert badput_seconds(page)["lost_progress"] == 0.75 + 10 + 40
-    check_identity(page)
+    check_seconds_add_up(page)
 
 
 @pytest.mark.usefixtures("run_killed_at_step_100")
@@ -83,13 +88,11 @@ def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: S
 
 
 @pytest.mark.parametrize("tag", ["", "s"], ids=["by-run", "by-tag"])
-def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_tag(
-    sidecar: Sidecar, tag: str
-) -> None:
+def test_only_a_session_tag_joins_launches_after_a_normal_end(sidecar: Sidecar, tag: str) -> None:
     first_attempt = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
     first_attempt.job.train(10)
     first_attempt.finish()
-    sidecar.clock.advance(DAY)
+    sidecar.clock.advance(DAY_SECONDS)
     next_attempt = MonitoredJob(sidecar, job_in_loop(10 if tag else 0, session_tag=tag))
     next_attempt.job.train(10)
     next_attempt.job.save(0.0)
@@ -100,7 +103,9 @@ def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_ta
         20,
         0,
     ]
-    assert badput_seconds(page) == ({"init": 8, "downtime": DAY + 4.5} if tag else {"init": 8})
+    assert badput_seconds(page) == (
+        {"init": 8, "downtime": DAY_SECONDS + RESTART_DELAY_SECONDS} if tag else {"init": 8}
+    )
     assert counts_by_reason(page, "restarts") == ({"exit": 1} if tag else {})
 
 
@@ -108,13 +113,15 @@ def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_ta
     ("first_step", "load", "is_same_task"), [(0, 0.0, False), (0, 1.0, True), (90, 0.0, True)]
 )
 @pytest.mark.usefixtures("run_killed_at_step_100")
-def test_a_training_from_step_zero_long_after_a_crash_is_another_task(
+def test_task_identity_a_day_after_a_crash_depends_on_the_start_step_and_the_load(
     sidecar: Sidecar, first_step: int, load: float, is_same_task: bool
 ) -> None:
-    sidecar.clock.advance(DAY)
+    sidecar.clock.advance(DAY_SECONDS)
     page = MonitoredJob(sidecar, job_in_loop(first_step, load=load)).write_and_collect()
 
-    assert badput_seconds(page).get("downtime", 0.0) == (DAY + 4.5 if is_same_task else 0)
+    assert badput_seconds(page).get("downtime", 0.0) == (
+        DAY_SECONDS + RESTART_DELAY_SECONDS if is_same_task else 0
+    )
     assert training_value(page, "attempt") == (2 if is_same_task else 1)
     assert training_value(page, "lost_steps_total") == (10 if is_same_task else 0)
     assert training_value(page, "uncommitted_seconds") == 0
@@ -124,12 +131,12 @@ def test_a_training_from_step_zero_long_after_a_crash_is_another_task(
 def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
     sidecar: Sidecar, held_seconds: float, cause: str
 ) -> None:
-    job = MonitoredJob(sidecar, job_in_loop())
-    job.job.train(3)
-    job.job.hold(held_seconds)
+    attempt = MonitoredJob(sidecar, job_in_loop())
+    attempt.job.train(3)
+    attempt.job.hold(held_seconds)
 
-    assert training_value(job.write_and_collect(), "uncommitted_seconds") == 3 + held_seconds
-    assert badput_seconds(job.die()) == {"init": 4, cause: held_seconds}
+    assert training_value(attempt.write_and_collect(), "uncommitted_seconds") == 3 + held_seconds
+    assert badput_seconds(attempt.die()) == {"init": 4, cause: held_seconds}
 
 
 def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
@@ -156,7 +163,7 @@ def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> No
     assert [training_value(page, name) for name in names] == [180, 384.5, 10]
     assert [training_value(page, "attempt"), training_value(page, "attempt_steps")] == [2, 30]
     assert counts_by_reason(killed_page) == counts_by_reason(page, "restarts") == {"signal": 1}
-    check_identity(page)
+    check_seconds_add_up(page)
     assert badput_seconds(page) == {
         "init": 40,
         "lost_progress": 15.5,

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from goodput_support import MonitoredJob, SimulatedJob, check_identity, job_in_loop
+from goodput_support import MonitoredJob, SimulatedJob, check_seconds_add_up, job_in_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar
@@ -101,7 +101,7 @@ class SimulatedRun:
             state for state in STATES if page.get("training_run_state", run="r", state=state) == 1
         ]
         if page.get("training_wall_seconds_total", run="r") is not None:
-            check_identity(page)
+            check_seconds_add_up(page)
 
     def _check_counters(self, page: Page) -> None:
         current_counters = {

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from goodput_support import check_identity, training_value
+from goodput_support import check_seconds_add_up, training_value
 from ledger_support import Page
 from places import TESTS
 from prometheus_client.parser import text_string_to_metric_families
@@ -153,7 +153,7 @@ def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
             seconds_of(session_steps)
         )
         assert training_value(session_page, "badput_seconds_total", "job-1", cause="downtime") == 0
-        check_identity(session_page, "job-1")
+        check_seconds_add_up(session_page, "job-1")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
     assert run_info(resumed_page, second_run)["perf_tag"] == perf
     assert run_info(resumed_page, second_run)["session_tag"] == "s"
     assert [dict(labels)["run"] for labels in resumed_page.all("training_wall_seconds_total")] == [second_run]
-    check_identity(resumed_page, second_run)
+    check_seconds_add_up(resumed_page, second_run)
 
 
 @pytest.mark.timeout(90)
@@ -243,7 +243,7 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
         seconds_of(steps) - repeated_steps * seconds_of(steps) / len(steps), rel=0.2
     )
     for previous_page, next_page in pairwise(pages):
-        check_identity(next_page, "job-1")
+        check_seconds_add_up(next_page, "job-1")
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
             assert (training_value(next_page, name, "job-1") or 0.0) >= (
                 training_value(previous_page, name, "job-1") or 0.0
@@ -271,7 +271,7 @@ def test_a_session_continues_on_another_node_while_the_first_sidecar_is_running(
     assert training_value(resumed_page, "productive_seconds_total", "job-2") == approximately(
         seconds_of(first_steps[:90] + second_steps)
     )
-    check_identity(resumed_page, "job-2")
+    check_seconds_add_up(resumed_page, "job-2")
 
 
 ENERGY_CONFIGURATION = """
