@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dashboards.catalogue import BOARDS
 from dashboards.scenario import DEFAULT_SECONDS, Timeline
-from dashboards.scenario.cluster import BASELINE, RUN, Cluster
+from dashboards.scenario.cluster import BASELINE_RUN, FAULTY_RUN, Cluster
 
 WIDE_PIXELS, NARROW_PIXELS = 1600, 1000
 SCRAPE_INTERVAL = "5s"
@@ -43,12 +43,12 @@ class PictureSettings:
 PICTURE_SETTINGS = {
     settings.uid: settings
     for settings in (
-        PictureSettings("training-run", {"run": RUN}),
+        PictureSettings("training-run", {"run": FAULTY_RUN}),
         # The time range ends before the crash, while the straggler is slow.
-        PictureSettings("training-ranks", {"run": RUN, "rank": "3"}, end_fraction=0.67),
+        PictureSettings("training-ranks", {"run": FAULTY_RUN, "rank": "3"}, end_fraction=0.67),
         PictureSettings("training-gpus", {"node": "node-2"}, end_fraction=0.67),
         PictureSettings("training-node", {"node": "node-1"}),
-        PictureSettings("training-fleet", {"baseline": BASELINE}),
+        PictureSettings("training-fleet", {"baseline": BASELINE_RUN}),
     )
 }
 

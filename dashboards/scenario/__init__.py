@@ -27,7 +27,7 @@ class Timeline:
     straggler_start: float = 0.45  # until the crash, a GPU overheats and the rank on the GPU is slow
     nan_start: float = 0.38  # the first NaN gradient
     lost_range: tuple[float, float] = (0.5, 0.66)  # a GPU without a rank is lost
-    down_range: tuple[float, float] = (0.34, 0.46)  # the exporter of node-3 is down
+    exporter_down_range: tuple[float, float] = (0.34, 0.46)  # the exporter of node-3 is down
     crash_start: float = 0.7  # a rank is killed
     restart_duration: float = 0.05  # from the crash to the restart of the run
     save_times: tuple[float, ...] = (0.1, 0.2, 0.32, 0.44, 0.56, 0.66, 0.86, 0.95)  # checkpoints

@@ -1,6 +1,7 @@
 """Processes of the scenario: exporters of six nodes, ranks of two runs, and a Prometheus server.
 
-A thread injects the faults of the timeline. All files are in one directory, which the caller removes.
+A thread kills and restarts an exporter and a run at the times of the timeline. The ranks and the replayed GPUs follow the
+timeline themselves. All files are in one directory, which the caller removes.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from exporter.replay.machines import DIRECTORY_VARIABLE
 
 SCRAPE_INTERVAL_SECONDS = 1.0
 RULE_INTERVAL_SECONDS = 3.0
-RUN, BASELINE = "llama-7b-b", "llama-7b-a"
+FAULTY_RUN, BASELINE_RUN = "llama-7b-b", "llama-7b-a"
 CRASHING_RANK, STRAGGLER_RANK = 2, 3
-"""Ranks of `RUN`. The straggler is on the GPU of node-2 that overheats."""
-JOB = "training"
+"""Ranks of `FAULTY_RUN`. The straggler is on the GPU of node-2 that overheats."""
+SCRAPE_JOB = "training"
 
 ENERGY = {
     "interval": "2s",
@@ -52,30 +53,59 @@ ENERGY = {
 
 
 @dataclass(frozen=True, slots=True)
+class RankPlacement:
+    """Rank of a run on a node."""
+
+    run: str
+    rank: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """Node of the scenario with GPUs and ranks."""
 
     name: str  # label `instance` in Prometheus
     replay: str | dict[str, Any]  # name of a packaged machine, or a machine description
-    ranks: Sequence[tuple[str, int, int]] = ()  # (run, rank, local rank)
+    placements: Sequence[RankPlacement] = ()
 
 
 def scenario_nodes(timeline: Timeline) -> tuple[Node, ...]:
     """Return the nodes of the scenario."""
     return (
-        Node("node-1", machine.h100(timeline, first_uuid=1), ((RUN, 0, 0), (RUN, 1, 1))),
-        Node("node-2", machine.h100(timeline, first_uuid=9, has_faults=True), ((RUN, 2, 0), (RUN, 3, 1))),
+        Node(
+            "node-1",
+            machine.h100(timeline, first_uuid=1),
+            (
+                RankPlacement(FAULTY_RUN, rank=0, local_rank=0),
+                RankPlacement(FAULTY_RUN, rank=1, local_rank=1),
+            ),
+        ),
+        Node(
+            "node-2",
+            machine.h100(timeline, first_uuid=9, has_faults=True),
+            (
+                RankPlacement(FAULTY_RUN, rank=2, local_rank=0),
+                RankPlacement(FAULTY_RUN, rank=3, local_rank=1),
+            ),
+        ),
         Node("node-3", "no-gpu"),
         Node("node-4", "a100-mig"),
         Node(
             "node-5",
             machine.h100(timeline, first_uuid=17, is_steady=True),
-            ((BASELINE, 0, 0), (BASELINE, 1, 1)),
+            (
+                RankPlacement(BASELINE_RUN, rank=0, local_rank=0),
+                RankPlacement(BASELINE_RUN, rank=1, local_rank=1),
+            ),
         ),
         Node(
             "node-6",
             machine.h100(timeline, first_uuid=25, is_steady=True),
-            ((BASELINE, 2, 0), (BASELINE, 3, 1)),
+            (
+                RankPlacement(BASELINE_RUN, rank=2, local_rank=0),
+                RankPlacement(BASELINE_RUN, rank=3, local_rank=1),
+            ),
         ),
     )
 
@@ -108,10 +138,12 @@ class Cluster:
             for node in self._nodes:
                 self._start_sidecar(node)
             for node in self._nodes:
-                for run, rank, local_rank in node.ranks:
-                    self._start_rank(node, run, rank, local_rank, attempt=0)
+                for placement in node.placements:
+                    self._start_rank(node, placement, attempt=0)
             intervals = Intervals(SCRAPE_INTERVAL_SECONDS, RULE_INTERVAL_SECONDS)
-            self._prometheus = start_prometheus(self._directory / "prometheus", JOB, self._ports, intervals)
+            self._prometheus = start_prometheus(
+                self._directory / "prometheus", SCRAPE_JOB, self._ports, intervals
+            )
             self.url = self._prometheus.url
             self._timeline_thread.start()
         except BaseException:
@@ -120,7 +152,7 @@ class Cluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop_processes()
 
@@ -133,7 +165,7 @@ class Cluster:
     def query(self, expression: str, **parameters: str) -> list[dict[str, Any]]:
         """Return the series of an instant query to the Prometheus server."""
         request_body = urllib.parse.urlencode({"query": expression, **parameters}).encode()
-        with urllib.request.urlopen(f"{self.url}/api/v1/query", data=request_body, timeout=30) as response:  # noqa: S310  # a URL of this process
+        with urllib.request.urlopen(f"{self.url}/api/v1/query", data=request_body, timeout=30) as response:  # noqa: S310  # the URL is built from 127.0.0.1
             result: list[dict[str, Any]] = json.load(response)["data"]["result"]
         return result
 
@@ -149,7 +181,7 @@ class Cluster:
             if isinstance(replay, dict):
                 # JSON is valid YAML; yaml.safe_dump would write aliases.
                 (directory / "machine.yaml").write_text(json.dumps(replay), encoding="utf-8")
-                replay = "machine"
+                replay = "machine"  # stem of machine.yaml, in the directory that `DIRECTORY_VARIABLE` names
             configuration: dict[str, Any] = {
                 "feed": {"dir": str(directory / "feed")},
                 "collectors": {
@@ -182,24 +214,25 @@ class Cluster:
                 env={**self._environment, DIRECTORY_VARIABLE: str(directory)},
             )
 
-    def _start_rank(self, node: Node, run: str, rank: int, local_rank: int, *, attempt: int) -> None:
+    def _start_rank(self, node: Node, placement: RankPlacement, *, attempt: int) -> None:
+        run, rank = placement.run, placement.rank
         directory = self._directory / node.name
         world_size = sum(
-            1 for other_node in self._nodes for other_run, _, _ in other_node.ranks if other_run == run
+            1 for other_node in self._nodes for other in other_node.placements if other.run == run
         )
         environment = self._environment | {
             "EXPORTER_FEED_DIR": str(directory / "feed"),
             "EXPORTER_RUN": run,
             "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
+            "LOCAL_RANK": str(placement.local_rank),
             "WORLD_SIZE": str(world_size),
         }
         plan = {
             "start": self.start_time,
             "seconds": self.timeline.seconds,
-            "baseline": run == BASELINE,
+            "baseline": run == BASELINE_RUN,
             "rank": rank,
-            "straggler": run == RUN and rank == STRAGGLER_RANK,
+            "straggler": run == FAULTY_RUN and rank == STRAGGLER_RANK,
             "attempt": attempt,
             "checkpoint": str(self._directory / f"{run}.step"),
         }
@@ -216,14 +249,17 @@ class Cluster:
     # ------------------------------------------------------------ events
 
     def _run_timeline(self) -> None:
-        """Inject the faults of the timeline, until the last fault or the stop of the scenario."""
+        """Kill and restart an exporter and a run, until the last event or the stop of the scenario."""
         timeline = self.timeline
-        node_without_gpus = self._nodes[2]
+        (node_without_gpus,) = (node for node in self._nodes if node.name == "node-3")
         events = sorted(
             [
-                (timeline.to_seconds(timeline.down_range[0]), self._sidecars[node_without_gpus.name].kill),
                 (
-                    timeline.to_seconds(timeline.down_range[1]),
+                    timeline.to_seconds(timeline.exporter_down_range[0]),
+                    self._sidecars[node_without_gpus.name].kill,
+                ),
+                (
+                    timeline.to_seconds(timeline.exporter_down_range[1]),
                     lambda: self._restart_sidecar(node_without_gpus),
                 ),
                 (timeline.to_seconds(timeline.crash_start), self._crash_run),
@@ -242,7 +278,7 @@ class Cluster:
 
     def _crash_run(self) -> None:
         """Kill a rank and terminate the remaining ranks, as torchrun does."""
-        ranks = {rank: process for (run, rank), process in self._ranks.items() if run == RUN}
+        ranks = {rank: process for (run, rank), process in self._ranks.items() if run == FAULTY_RUN}
         killed_rank = ranks.pop(CRASHING_RANK)
         killed_rank.kill()
         time.sleep(min(1.0, self.timeline.to_seconds(0.01)))
@@ -254,9 +290,9 @@ class Cluster:
 
     def _restart_run(self) -> None:
         for node in self._nodes:
-            for run, rank, local_rank in node.ranks:
-                if run == RUN:
-                    self._start_rank(node, run, rank, local_rank, attempt=1)
+            for placement in node.placements:
+                if placement.run == FAULTY_RUN:
+                    self._start_rank(node, placement, attempt=1)
 
     def _stop_processes(self) -> None:
         self._stop_event.set()

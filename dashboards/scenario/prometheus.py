@@ -21,10 +21,10 @@ START_TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Intervals of a Prometheus server in seconds: scrape and evaluation of rules."""
+    """Scrape and rule evaluation intervals of a Prometheus server."""
 
-    scrape: float
-    rule_evaluation: float | None = None  # None for the interval of each rule group
+    scrape_seconds: float
+    rule_evaluation_seconds: float | None = None  # None for the interval of each rule group
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def start_prometheus(
 
     Raises:
         FileNotFoundError: Prometheus is not installed.
-        RuntimeError: Prometheus has exited.
+        RuntimeError: Prometheus exited before it was ready.
         TimeoutError: Prometheus is not ready within `START_TIMEOUT_SECONDS`.
     """
     prometheus_path = shutil.which("prometheus")
@@ -61,11 +61,11 @@ def start_prometheus(
         )
     directory.mkdir(exist_ok=True)
     for path in RULES_DIRECTORY.glob("*.yml"):
-        rules = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if intervals.rule_evaluation is not None:
-            for group in rules["groups"]:
-                group["interval"] = f"{intervals.rule_evaluation:g}s"
-        (directory / path.name).write_text(yaml.safe_dump(rules), encoding="utf-8")
+        rule_file = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if intervals.rule_evaluation_seconds is not None:
+            for group in rule_file["groups"]:
+                group["interval"] = f"{intervals.rule_evaluation_seconds:g}s"
+        (directory / path.name).write_text(yaml.safe_dump(rule_file), encoding="utf-8")
     configuration_path = directory / "prometheus.yaml"
     configuration_path.write_text(
         yaml.safe_dump(_configuration(directory, job, port_by_instance, intervals)), encoding="utf-8"
@@ -98,11 +98,11 @@ def start_prometheus(
 def _configuration(
     directory: Path, job: str, port_by_instance: Mapping[str, int], intervals: Intervals
 ) -> dict[str, Any]:
-    scrape_interval = f"{int(intervals.scrape * 1000)}ms"
-    scrape_timeout = f"{int(min(intervals.scrape, 10.0) * 1000)}ms"
+    scrape_interval = f"{int(intervals.scrape_seconds * 1000)}ms"
+    scrape_timeout = f"{int(min(intervals.scrape_seconds, 10.0) * 1000)}ms"
     static_configs = [
-        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}}
-        for name, port in port_by_instance.items()
+        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance}}
+        for instance, port in port_by_instance.items()
     ]
     return {
         "global": {"scrape_interval": scrape_interval, "scrape_timeout": scrape_timeout},
@@ -113,7 +113,7 @@ def _configuration(
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as response:  # noqa: S310  # the URL is built above from 127.0.0.1
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as response:  # noqa: S310  # the URL is built from 127.0.0.1
             return bool(response.status == 200)
     except OSError:
         return False

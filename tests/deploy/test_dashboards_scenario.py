@@ -21,7 +21,7 @@ from prometheus_support import Prometheus, fetch
 from run_support import web_server
 
 from dashboards.scenario import Timeline
-from dashboards.scenario.cluster import RUN, Cluster
+from dashboards.scenario.cluster import FAULTY_RUN, Cluster
 
 pytestmark = [
     pytest.mark.slow,
@@ -196,8 +196,8 @@ def prometheus(scenario: FinishedScenario) -> ScenarioPrometheus:
 
 
 SELECTED_VALUES = {
-    "training-run": {"run": RUN},
-    "training-ranks": {"run": RUN, "rank": "3"},
+    "training-run": {"run": FAULTY_RUN},
+    "training-ranks": {"run": FAULTY_RUN, "rank": "3"},
     "training-gpus": {"node": "node-2"},
     "training-node": {"node": "node-1"},
     "training-fleet": {"perf_tag": "llama-7b-bf16"},
@@ -264,7 +264,7 @@ def test_mig_panels_show_divided_gpus(prometheus: ScenarioPrometheus) -> None:
 
 def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
     timeline = cluster.timeline
-    outage_middle = cluster.start_time + timeline.to_seconds(sum(timeline.down_range) / 2)
+    outage_middle = cluster.start_time + timeline.to_seconds(sum(timeline.exporter_down_range) / 2)
 
     assert cluster.query('up{instance="node-3"} == 0', time=str(outage_middle))
     assert not cluster.query('host_load1{instance="node-3"}', time=str(outage_middle))
@@ -274,7 +274,7 @@ def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
 def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
     timeline = cluster.timeline
     straggler_time = cluster.start_time + timeline.to_seconds(timeline.crash_start) - 2
-    values = {"cluster": ".*", "run": RUN, "rank": "3"}
+    values = {"cluster": ".*", "run": FAULTY_RUN, "rank": "3"}
     table_expressions = {
         query.ref_id: fill_variables(
             query.expression, values, {"__rate_interval": "15s", "__range": "30s", "__interval": "2s"}
