@@ -65,11 +65,11 @@ def exporter_panels() -> tuple[Panel, ...]:
             "Samples and files lost",
             Query(
                 f"label_replace({event_counts('training_feed_dropped_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
-                ' "lost", "$1", "reason", "(.*)")'
+                ' "cause", "$1", "reason", "(.*)")'
                 f" or label_replace({event_counts('exporter_feed_refused_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
-                ' "lost", "refused: $1", "reason", "(.*)")'
-                ' or label_replace(0 * max(exporter_series{@node}), "lost", "none", "", "")',
-                "{{lost}}",
+                ' "cause", "refused: $1", "reason", "(.*)")'
+                f" or {_zero_line('cause')}",
+                "{{cause}}",
             ),
             unit="none",
             bars=True,
@@ -102,7 +102,7 @@ def exporter_panels() -> tuple[Panel, ...]:
             "NVML errors",
             Query(
                 f"{event_counts('exporter_nvml_errors_total{@node}', 'call, error', starts_at_first_event=True)} > 0"
-                ' or label_replace(0 * max(exporter_series{@node}), "error", "none", "", "")',
+                f" or {_zero_line('error')}",
                 "{{call}} {{error}}",
             ),
             unit="none",
@@ -110,3 +110,8 @@ def exporter_panels() -> tuple[Panel, ...]:
             w=8,
         ),
     )
+
+
+def _zero_line(label: str) -> str:
+    """Return PromQL for a line at 0 with the value "none" of a label, so that a panel without series is not "No data"."""
+    return f'label_replace(0 * max(exporter_series{{@node}}), "{label}", "none", "", "")'

@@ -32,11 +32,11 @@ from dashboards.run_overview import GOODPUT_IF_SAVED, RANKS_LINK, overview_panel
 from dashboards.tables import Column, hanging_ranks, table
 
 UID = "training-run"
-MFU = (
+FLOPS_UTILIZATION_TEMPLATE = (
     "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops_per_second{{@run}})"
     " / sum(training_peak_flops_per_second{{@run}})"
 )
-"""PromQL for MFU or HFU. The `and` removes ranks without a known peak. The peak ends with the process, the totals do not."""
+"""PromQL for MFU or HFU. The `and` excludes ranks without a known peak, and ended ranks, whose totals are still exported."""
 
 
 def board() -> Board:
@@ -68,8 +68,16 @@ def _progress_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "MFU and HFU",
-            Query(blank_if_incomplete(MFU.format(work="model")), "MFU: operations of the model", BLUE),
-            Query(blank_if_incomplete(MFU.format(work="hardware")), "HFU: with recomputation", ORANGE),
+            Query(
+                blank_if_incomplete(FLOPS_UTILIZATION_TEMPLATE.format(work="model")),
+                "MFU: operations of the model",
+                BLUE,
+            ),
+            Query(
+                blank_if_incomplete(FLOPS_UTILIZATION_TEMPLATE.format(work="hardware")),
+                "HFU: with recomputation",
+                ORANGE,
+            ),
             unit="percentunit",
             w=24,
         ),
@@ -78,14 +86,16 @@ def _progress_panels() -> tuple[Panel, ...]:
 
 
 NAMED_PHASES = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
-"""Phases that have their own color in *Time by phase*. All other phases are one series."""
+"""Phases of *Time by phase* that are not part of the series *all other phases*."""
 
 
 def _phase_panels() -> tuple[Panel, ...]:
     def share(matcher: str, by: str = "") -> str:
         """Return PromQL for the share of the main threads' time in the phases that a matcher selects."""
-        seconds = f"sum by ({by}) (rate(training_phase_seconds_total{{@rank, {matcher}}}[$__rate_interval]))"
-        return f"{seconds} / ignoring (phase) group_left () sum(rate(training_phase_seconds_total{{@rank}}[$__rate_interval]))"
+        phase_rate = (
+            f"sum by ({by}) (rate(training_phase_seconds_total{{@rank, {matcher}}}[$__rate_interval]))"
+        )
+        return f"{phase_rate} / ignoring (phase) group_left () sum(rate(training_phase_seconds_total{{@rank}}[$__rate_interval]))"
 
     return (
         time_series(
@@ -103,6 +113,7 @@ def _phase_panels() -> tuple[Panel, ...]:
                     {name: color for name, color in PHASE_COLORS.items() if name in NAMED_PHASES.split("|")}
                 ),
                 *fixed_colors_by_name({"checkpoint saves": PURPLE, "all other phases": GREY}),
+                # `maximum` is a soft limit, which larger values extend. This axis ends at 100 %.
                 {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "max", "value": 1}]},
             ],
             legend="means",
@@ -117,7 +128,7 @@ def _phase_panels() -> tuple[Panel, ...]:
 def _optional_panels() -> tuple[Panel, ...]:
     """Return the panels that need CUDA or configured checkpoint directories."""
     timed_steps_query = "sum(rate(training_gpu_timed_steps_total{@rank}[$__rate_interval]))"
-    work = f'phase=~"{WORK_PHASES}"'
+    work_matcher = f'phase=~"{WORK_PHASES}"'
     return (
         time_series(
             "GPU time of a step",
@@ -127,10 +138,10 @@ def _optional_panels() -> tuple[Panel, ...]:
                 "{{phase}}",
             ),
             Query(
-                f"sum(rate(training_phase_gpu_seconds_total{{@rank, {work}}}[$__rate_interval])) / {timed_steps_query}"
-                f" - sum(rate(training_phase_seconds_total{{@rank, {work}}}[$__rate_interval]))"
+                f"sum(rate(training_phase_gpu_seconds_total{{@rank, {work_matcher}}}[$__rate_interval])) / {timed_steps_query}"
+                f" - sum(rate(training_phase_seconds_total{{@rank, {work_matcher}}}[$__rate_interval]))"
                 ' / sum(rate(training_steps_total{@rank, mode="train"}[$__rate_interval]))',
-                "work queued ahead of the GPU",
+                "GPU time beyond the main thread's",
                 reference=True,
             ),
             unit="s",
@@ -287,7 +298,7 @@ def _identity_panels() -> tuple[Panel, ...]:
             Column("framework", "Framework"),
             Column("precision", "Precision"),
             Column("world_size", "Ranks", width=80),
-            Column("perf_tag", "Comparable with (perf_tag)"),
+            Column("perf_tag", "Same work (perf_tag)"),
             row_query="max by (run, job_name, user, model, framework, precision, world_size, perf_tag) (training_run_info{@run})",
             h=4,
         ),
