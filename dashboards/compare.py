@@ -45,7 +45,7 @@ BASELINE = Variable(
 
 
 def _tokens_per_second(run_matchers: str) -> str:
-    """Return PromQL for the tokens per second of wall time, with the time in which a run is down."""
+    """Return PromQL for the tokens per second of wall time, including downtime."""
     return (
         f'sum by (run) (increase(training_tokens_total{{{run_matchers}, mode="train"}}[$__range]))'
         f" / max by (run) (increase(training_wall_seconds_total{{{run_matchers}}}[$__range]))"
@@ -126,7 +126,7 @@ def comparison_panels() -> tuple[Panel, ...]:
                 0,
                 higher_is_better,
             ),
-            *_comparison_columns(_ideal_step_seconds, "Usual step", "s", 3, lower_is_better),
+            *_comparison_columns(_ideal_step_seconds, "Ideal step", "s", 3, lower_is_better),
             *_comparison_columns(_joules_per_token, "J/token", "joule", 3, lower_is_better),
             Column(
                 "max by (run) (last_over_time(training_productive_seconds_total{@compared_run}[$__range]))"

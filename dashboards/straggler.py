@@ -1,4 +1,4 @@
-"""Panel of the dashboard *Ranks* with what a run loses to its slowest rank, or to a hang."""
+"""Panel of the dashboard *Ranks* for the time, GPU hours and cost that a run loses to its slowest rank or a hang."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dashboards.queries import LOST_COST_PER_HOUR, LOST_GPU_HOURS_PER_HOUR, LOST
 
 
 def straggler_cost() -> Panel:
-    """Return the panel with the share of time, the GPU hours and the cost that are lost to waiting for the slowest rank, or to a standstill."""
+    """Return the panel of what is lost to the slowest rank or a hang: share of time, GPU hours and cost per hour."""
     share_legend = "of time"
     return stat(
         "Lost to the slowest rank or a hang",
         instant_query(LOST_RATIO, share_legend),
-        instant_query(LOST_GPU_HOURS_PER_HOUR, "GPU h/h"),
+        instant_query(LOST_GPU_HOURS_PER_HOUR, "GPU hours per hour"),
         instant_query(LOST_COST_PER_HOUR, "{{currency}}/h"),
         unit="none",
         decimals=2,

@@ -29,7 +29,7 @@ from exporter.web.server import Server
 
 @contextlib.contextmanager
 def serving(*endpoints: Endpoint, **options: Any) -> Iterator[Server]:
-    """Start a server in this process on a free port, with `/metrics` (one sample) and `/-/healthy`."""
+    """Start a server in this process on a free port. By default the server serves `/metrics` (one sample) and `/-/healthy`."""
     all_endpoints = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
     server = Server(all_endpoints, **{"listen": ["127.0.0.1:0"], **options})
     server.start()

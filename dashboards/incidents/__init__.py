@@ -1,8 +1,9 @@
 """Prometheus data set of training runs with incidents, over 24 minutes.
 
 The data set uses a scrape interval of 15 seconds and the rules in `deploy/prometheus/rules`. The exporters, the ranks and
-Prometheus are real processes; the GPUs are replayed. On fourteen nodes run a healthy job of 64 ranks, nine small jobs with an
-incident each, and a small job that ends normally. `python -m dashboards.incidents --out DIR` runs the jobs and stores the data.
+Prometheus are real processes; the GPUs are replayed. Fourteen nodes execute eleven runs: a healthy run of 64 ranks, nine small
+runs with one incident each, and a small run that ends normally. `python -m dashboards.incidents --out DIR` executes the runs and
+stores the data.
 `python -m dashboards.incidents --out DIR --serve` starts a Prometheus server with the stored data, for screenshots of the
 dashboards.
 """

@@ -30,13 +30,13 @@ HANG_SECONDS = TIMES.end  # longer than the rest of the scenario
 SLOW_DATA_SECONDS = 1.55
 SAVE_INTERVAL_SECONDS, SAVE_SECONDS, VALIDATION_SECONDS = 120.0, 2.0, 10.0
 VALIDATION_STARTS = (300.0, 1100.0)
-STEPS_TARGET = 5000
-SAMPLES_PER_STEP, TOKENS_PER_STEP = 8, 16_384  # of a rank
+STEP_TARGET = 5000
+SAMPLES_PER_STEP, TOKENS_PER_STEP = 8, 16_384  # per rank
 FLOPS_PER_TOKEN = 6 * 2.6e9
 
 
 class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not an error
-    """End of the scenario: standard input is closed or has a byte."""
+    """End of the scenario: standard input is closed, or has further input."""
 
 
 def wait(seconds: float) -> None:
@@ -76,7 +76,7 @@ class Rank:
             flops_method="6N",
             flops_per_token=FLOPS_PER_TOKEN,
             peak_flops=989e12,
-            step_target=STEPS_TARGET,
+            step_target=STEP_TARGET,
         )
         with training.application():
             with training.model_init():
@@ -91,7 +91,7 @@ class Rank:
 
     def _train(self) -> None:
         step_start = self._scenario_start + self._first_step_seconds
-        last_save_interval = int(self._first_step_seconds // SAVE_INTERVAL_SECONDS)
+        last_save_index = int(self._first_step_seconds // SAVE_INTERVAL_SECONDS)
         completed_validations = self._due_validations(self._first_step_seconds)
         while not (
             self._incident is Incident.FINISHED and self._is_after(step_start, TIMES.finished_run_end)
@@ -100,8 +100,8 @@ class Rank:
             step_start = self._iteration(step_start)
             elapsed_seconds = step_start - self._scenario_start
             save_interval = int(elapsed_seconds // SAVE_INTERVAL_SECONDS)
-            if save_interval > last_save_interval:
-                last_save_interval = save_interval
+            if save_interval > last_save_index:
+                last_save_index = save_interval
                 step_start += self._save(
                     fails=self._incident is Incident.FAILING_SAVES
                     and self._is_after(step_start, TIMES.incident_start)

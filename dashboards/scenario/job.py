@@ -28,7 +28,7 @@ STRAGGLER_FACTOR = 1.42
 SAVE_SECONDS = 0.9
 VALIDATION_STEPS = 8
 STARTUP_SECONDS = 3.0
-STEPS_TARGET = 20_000
+STEP_TARGET = 20_000
 NAN_STEPS = 3
 WORLD_SIZE = 4
 SAMPLES_PER_STEP, TOKENS_PER_STEP = 6, 6 * 512  # of a rank
@@ -96,7 +96,7 @@ class Rank:
                 telemetry_config=one_logger.TrainingTelemetryConfig(
                     perf_tag_or_fn="llama-7b-bf16",
                     global_batch_size_or_fn=SAMPLES_PER_STEP * WORLD_SIZE,
-                    train_iterations_target_or_fn=STEPS_TARGET,
+                    train_iterations_target_or_fn=STEP_TARGET,
                 ),
             )
         ).configure_provider()
@@ -123,7 +123,7 @@ class Rank:
         failing_save_offset = self._timeline.to_seconds(self._timeline.failing_save)
         validation_done = first_step_offset > validation_offset
         self._save_offsets = [offset for offset in self._save_offsets if offset > first_step_offset]
-        with training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=STEPS_TARGET):
+        with training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=STEP_TARGET):
             while True:
                 elapsed_seconds = step_start - self._scenario_start
                 step += 1
@@ -173,7 +173,7 @@ class Rank:
             training.record(
                 loss=self._loss(step),
                 grad_norm=math.nan if has_nan_gradient else self._gradient_norm(step),
-                learning_rate=3e-4 * min(1.0, step / 300) * (1 - step / (2 * STEPS_TARGET)),
+                learning_rate=3e-4 * min(1.0, step / 300) * (1 - step / (2 * STEP_TARGET)),
                 samples=SAMPLES_PER_STEP,
                 tokens=TOKENS_PER_STEP - self._random.randrange(128),
             )

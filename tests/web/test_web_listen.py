@@ -70,25 +70,25 @@ def test_an_address_that_cannot_be_bound_is_refused_with_the_remedy(text: str) -
         bind(parse_address(text), 1)
 
 
-def recorded_scrapers(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") -> Scrapers:
+def scrapers_after(*scrape_times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") -> Scrapers:
     scrapers = Scrapers()
-    for clock_seconds in times:
-        scrapers.record(peer, agent, clock_seconds)
+    for scraped_at in scrape_times:
+        scrapers.record(peer, agent, scraped_at)
     return scrapers
 
 
-def test_a_scraper_is_expected_after_the_interval_of_its_first_two_scrapes() -> None:
-    scrapers = recorded_scrapers(100.0, 115.0)
-    scrapers.record("10.0.0.1", "curl/8", 115.5)  # a different client of the same address
+def test_two_scrapes_determine_when_the_next_is_expected() -> None:
+    scrapers = scrapers_after(100.0, 115.0)
+    scrapers.record("10.0.0.1", "curl/8", 115.5)  # another client at the same address
 
-    assert recorded_scrapers(100.0).next_expected(101.0) is None
+    assert scrapers_after(100.0).next_expected(101.0) is None
     assert scrapers.next_expected(116.0) == 130.0
     assert scrapers.next_expected(140.0) == 130.0  # late
     assert scrapers.next_expected(146.0) is None  # gone
 
 
 def test_differing_gaps_are_not_an_interval() -> None:
-    scrapers = recorded_scrapers(100.0, 103.0, 140.0)
+    scrapers = scrapers_after(100.0, 103.0, 140.0)
     expected_after_differing_gaps = scrapers.next_expected(141.0)
     scrapers.record("10.0.0.1", "Prometheus/3", 176.0)
 
@@ -97,7 +97,7 @@ def test_differing_gaps_are_not_an_interval() -> None:
 
 
 def test_many_clients_with_a_single_request_do_not_displace_a_scraper() -> None:
-    scrapers = recorded_scrapers(100.0, 115.0)
+    scrapers = scrapers_after(100.0, 115.0)
     for number in range(10 * MAX_CLIENTS):
         scrapers.record("10.0.0.2", f"client {number}", 116.0)
 

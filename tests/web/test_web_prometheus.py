@@ -11,7 +11,7 @@ from prometheus_support import Prometheus, needs_prometheus
 from waiting import wait_until
 from web_support import Authority, Child
 
-SCRAPE_CONFIG = """\
+SCRAPE_CONFIG_TEMPLATE = """\
   - job_name: protected
     scheme: https
     tls_config: {{ca_file: {directory}/ca.pem, cert_file: {directory}/client.pem, key_file: {directory}/client.pem}}
@@ -25,11 +25,15 @@ MIN_SCRAPES = 8
 def client_ports_of(child: Child) -> set[int]:
     """Return the local ports of the clients that are connected to the server."""
     connections = psutil.Process(child.pid).net_connections("tcp")
-    return {entry.raddr.port for entry in connections if entry.raddr and entry.laddr.port == child.port}
+    return {
+        connection.raddr.port
+        for connection in connections
+        if connection.raddr and connection.laddr.port == child.port
+    }
 
 
 def protected_config(authority: Authority, directory: Path) -> Path:
-    """Write the certificate of a client and the configuration of a server that requires it with a password. Return its path."""
+    """Write the certificate of a client and the configuration of a server that requires the certificate and a password. Return the path of the configuration."""
     client_certificate = authority.ca.issue_cert("prometheus")
     client_certificate.private_key_and_cert_chain_pem.write_to_path(str(directory / "client.pem"))
     client_auth_lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
@@ -44,7 +48,7 @@ def test_every_scrape_of_prometheus_succeeds_on_a_single_connection(tmp_path: Pa
     with Child(series=PAGE_SERIES) as plain, Child(series=PAGE_SERIES, web_config=str(config)) as protected:
         servers = {"plain": plain, "protected": protected}
         client_ports: dict[str, set[int]] = {job: set() for job in servers}
-        scrape_config = SCRAPE_CONFIG.format(directory=tmp_path, port=protected.port)
+        scrape_config = SCRAPE_CONFIG_TEMPLATE.format(directory=tmp_path, port=protected.port)
         plain_target = {"plain": f"127.0.0.1:{plain.port}"}
 
         def collect_client_ports() -> None:
