@@ -62,7 +62,7 @@ def exporter_panels() -> tuple[Panel, ...]:
             w=12,
         ),
         time_series(
-            "Samples and files lost",
+            "Lost data and refused feed files",
             Query(
                 f"label_replace({event_counts('training_feed_dropped_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
                 ' "cause", "$1", "reason", "(.*)")'
@@ -76,7 +76,7 @@ def exporter_panels() -> tuple[Panel, ...]:
             w=12,
         ),
         time_series(
-            "Series and dropped series",
+            "Exposed and dropped series",
             Query("max(exporter_series{@node})", "series", BLUE),
             Query("max(exporter_series_limit{@node})", "limit", reference=True),
             Query(

@@ -40,7 +40,7 @@ class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not 
 
 
 def wait(seconds: float) -> None:
-    """Sleep for a duration. Raises ScenarioEnded if standard input is closed or has a byte."""
+    """Sleep for a duration. Raises ScenarioEnded if standard input is closed or has further input."""
     if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
         raise ScenarioEnded
 
@@ -194,9 +194,9 @@ class Rank:
 
 if __name__ == "__main__":
     plan = json.loads(sys.argv[1])
-    message = sys.stdin.readline()
-    if message:
+    start_message = sys.stdin.readline()
+    if start_message:
         try:
-            Rank(plan | json.loads(message)).run()
+            Rank(plan | json.loads(start_message)).run()
         except ScenarioEnded:
             sys.exit(0)
