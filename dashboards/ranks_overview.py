@@ -38,7 +38,7 @@ from dashboards.run_problems import (
     what_is_wrong,
 )
 from dashboards.straggler import straggler_cost
-from dashboards.tables import NO_SAMPLE_OF_RUN, ZERO_AS_DASH, Column, percent, table
+from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent, table
 
 _RUN_OVER = '(max(training_run_state{@run, state=~"finished|stopped"}) == 1)'
 """PromQL with a value after the normal end of the run: its ranks are not missing."""
@@ -135,8 +135,9 @@ def _hang_query() -> str:
         )
     )
     hang = f"{with_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'odd')} or on () ({hang})"
+    unnamed = with_text(f"0 * ({NO_STEP}) + 1", UNNAMED_HANG)
     no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
-    return f"{hang} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
+    return f"{hang} or on () {unnamed} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 
 
 def _node_table() -> Panel:

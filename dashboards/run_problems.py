@@ -108,9 +108,10 @@ def _with_text(expression: str, text: str, label: str = "", pattern: str = "(.+)
 
 
 def _with_number(number: str, since: str, text: str, by: str = "") -> str:
-    """Return PromQL for the start of a problem with a number in its text."""
+    """Return PromQL for the start of a problem with a number in its text; 0 if the start is unknown, so that the row stays."""
     counted = f'count_values by ({by}) ("number", {number})'
-    return f"{_with_text(counted, text, 'number')} * 0 + on ({by}) group_left () ({since})"
+    rows = f"{_with_text(counted, text, 'number')} * 0"
+    return f"({rows} + on ({by}) group_left () ({since}) or on ({by}) {rows})"
 
 
 def _with_suffix(rows: str, number: str, suffix: str) -> str:
@@ -286,13 +287,18 @@ _NONFINITE = 'training_nonfinite_total{@run, kind="loss"}'
 _NEW_NONFINITE = f"sum(increase({_NONFINITE}[$__rate_interval]))"
 NONFINITE_NOW = f"{_NEW_NONFINITE} > 0"
 """PromQL with a value while losses are NaN or infinite."""
-_FIRST_NONFINITE = f"min_over_time((time() * ({_NEW_NONFINITE} > bool 0) > 0)[$__range:$__interval])"
+_NONFINITE_BEFORE = (
+    f"(sum(max by (value) (last_over_time({_NONFINITE}[6h] @ end() offset $__range))) or vector(0))"
+)
+_LAST_FINITE_TIME = last_time(
+    f"(sum({_NONFINITE}) or 0 * {WALL_SECONDS}) <= bool scalar({_NONFINITE_BEFORE})"
+)
 _NONFINITE_COUNT = f"round({events_in_range(_NONFINITE, 'value')}) > 0"
 # Before the first such loss, the counter has no sample or is 0. The last step at such a time is finite.
 _LAST_FINITE_STEP = (
     f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
-_NONFINITE_ROW = _with_number(_NONFINITE_COUNT, _FIRST_NONFINITE, "loss was NaN or infinite in $1 steps")
+_NONFINITE_ROW = _with_number(_NONFINITE_COUNT, _LAST_FINITE_TIME, "loss was NaN or infinite in $1 steps")
 _NONFINITE_LOSS = _with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
 _NONFINITE_PAUSED = f'(label_replace({_NONFINITE_LOSS}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
 NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'

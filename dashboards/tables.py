@@ -128,6 +128,7 @@ def _query_fields(query_count: int) -> list[str]:
 ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 """Value mappings of a column whose value is 0 in the placeholder row."""
 NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
+UNNAMED_HANG = "no step; no rank is named yet"
 
 
 def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, unknown_text: str) -> str:
@@ -144,13 +145,16 @@ def hanging_ranks(w: int = 24) -> Panel:
     """Return a table with the stack position of each hanging rank. Positions with the fewest ranks are first."""
     row_query = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
     ranks_at_line = "count by (function, location) (training_hang_info{@run})"
-    no_hang = placeholder_row(
+    no_hang_found = placeholder_row(
         "training_hang_info{@run}",
         "function",
         "no rank hangs",
         unknown_if="absent(training_run_state{@run})",
         unknown_text=NO_SAMPLE_OF_RUN,
     )
+    no_step = '(max(run:training_step_overdue:seconds{@run}) > 0 or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1)'
+    unnamed = f"0 * {no_step} unless on () training_hang_info{{@run}}"
+    no_hang = f'(label_replace({unnamed}, "function", "{UNNAMED_HANG}", "", "") or on () {no_hang_found})'
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dashboards_support import panel_queries
+from dashboards_support import BUILTIN_VALUES, panel_queries
 from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
 from run_panel_support import (
@@ -117,7 +117,7 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
             | run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"')
             | run_series("checkpoint_last_success_timestamp_seconds", "240x60"),
             {
-                'problem="loss was NaN or infinite in 586 steps"': 330_000,
+                'problem="loss was NaN or infinite in 586 steps"': 300_000,
                 'problem="no checkpoint: 2 saves failed"': 240_000,
             },
             id="NaN and failing saves",
@@ -138,7 +138,7 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
         ),
         pytest.param(
             RANKS | NONFINITE_BEFORE,
-            {'problem="loss was NaN or infinite in 136 steps, none recently"': 330_000},
+            {'problem="loss was NaN or infinite in 136 steps, none recently"': 300_000},
             id="NaN in the past",
         ),
         pytest.param({}, {'problem="unknown: no sample of this run"': -1}, id="unknown run"),
@@ -151,6 +151,16 @@ def test_a_problem_is_named_with_rank_gpu_and_start(
     rows = {problem_row(labels, is_past=is_past): value for labels, value in expected.items()}
 
     assert_panel(tmp_path, "training-run", "What is wrong", series, rows, query_id="B")
+
+
+def test_a_problem_between_two_points_of_a_long_time_range_has_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BUILTIN_VALUES, "__interval", "7h")
+    nonfinite = run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
+    row = problem_row('problem="loss was NaN or infinite in 586 steps"')
+
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite, {row: 0}, query_id="B")
 
 
 def test_both_dashboards_name_the_same_problems() -> None:
