@@ -5,6 +5,7 @@ The JSON follows the classic dashboard schema of Grafana 10.4; later versions of
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -361,7 +362,7 @@ PARAGRAPH_LABELS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", EMPTY
 def read_texts(uid: str, directory: Path = TEXT_DIRECTORY) -> dict[str, tuple[str, str]]:
     """Return the description (Markdown) and the text of an empty panel, by panel title.
 
-    A description has a paragraph for the content and one for each label of `PARAGRAPH_LABELS`. `DEFAULT_GAP_TEXT` replaces a
+    A description has paragraphs or lists for the content and a paragraph for each label of `PARAGRAPH_LABELS`. `DEFAULT_GAP_TEXT` replaces a
     missing paragraph about gaps, and `DEFAULT_EMPTY_TEXT` the text of a panel that has a value even without data.
 
     Raises:
@@ -378,7 +379,10 @@ def read_texts(uid: str, directory: Path = TEXT_DIRECTORY) -> dict[str, tuple[st
 
 def _parse_text(title: str, body: str) -> tuple[str, str]:
     """Return the description and the text of an empty panel from the Markdown below a panel's heading."""
-    paragraphs = [" ".join(paragraph.split()) for paragraph in body.strip().split("\n\n")]
+    paragraphs = [
+        paragraph if paragraph.startswith("- ") else " ".join(paragraph.split())
+        for paragraph in body.strip().split("\n\n")
+    ]
     labelled = {
         label: paragraph
         for label in PARAGRAPH_LABELS
@@ -388,7 +392,8 @@ def _parse_text(title: str, body: str) -> tuple[str, str]:
     labelled.setdefault("**A gap or no data:** ", f"**A gap or no data:** {DEFAULT_GAP_TEXT}")
     labelled.setdefault(EMPTY_LABEL, f"{EMPTY_LABEL}{DEFAULT_EMPTY_TEXT}")
     missing = [label.strip("* ") for label in PARAGRAPH_LABELS if label not in labelled]
-    if missing or paragraphs[0] in labelled.values():
+    content = list(itertools.takewhile(lambda paragraph: paragraph not in labelled.values(), paragraphs))
+    if missing or not content:
         raise ValueError(f"{title}: missing {', '.join(missing) or 'description'}")
-    description = "\n\n".join([paragraphs[0], *(labelled[label] for label in PARAGRAPH_LABELS[:3])])
+    description = "\n\n".join([*content, *(labelled[label] for label in PARAGRAPH_LABELS[:3])])
     return description, labelled[EMPTY_LABEL].removeprefix(EMPTY_LABEL)

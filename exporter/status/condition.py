@@ -19,17 +19,17 @@ class AlertSeverity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Subject for which a condition holds.
+    """One occurrence of a condition, as its `find` yields it.
 
     Attributes:
-        subject: Identity of the subject, such as run, rank, GPU or device; the same in each pass.
+        subject: Identity of the subject, such as run, rank, GPU or device; () for the node. Equal in every evaluation.
         facts: Values of the placeholders in the sentence and the remedy.
-        since: Unix time of the start or of the first event; None if unknown.
+        since: Unix time of the start of a state, or of the first event (of an Xid: of the last); None if unknown.
         last: Unix time of the last of several events; None for a single event or for a state.
         is_event: True for an event, False for a state that lasts.
         is_past: True for an event whose alert no longer fires.
         stacks: Stacks of the ranks of a hang.
-        gpu_uuid: UUID of the GPU whose box shows the finding; "" for the box of the subject.
+        gpu_uuid: UUID of the GPU under which the page lists the finding; "" for the subject itself.
     """
 
     subject: tuple[str, ...]
@@ -72,7 +72,7 @@ class Condition(Diagnosis):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Condition that holds for a subject."""
+    """A match together with its condition, for display."""
 
     condition: Condition
     match: Match

@@ -72,7 +72,7 @@ def test_panels_have_unique_titles_and_do_not_overlap(uid: str) -> None:
 def test_a_panel_has_a_unit_a_description_and_draws_no_line_over_a_gap(uid: str) -> None:
     for panel in all_panels(MODELS[uid]):
         defaults = panel["fieldConfig"]["defaults"]
-        _, bad, action, gap = panel["description"].split("\n\n")
+        *_content, bad, action, gap = panel["description"].split("\n\n")
 
         assert bad.startswith("**Bad:** ")
         assert action.startswith("**Action:** ")

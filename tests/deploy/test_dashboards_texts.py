@@ -141,7 +141,7 @@ def test_a_percentage_that_is_called_bad_is_a_threshold_of_the_panel(uid: str, t
     thresholds.append(panel["fieldConfig"]["defaults"]["thresholds"])
     bounds = {step["value"] for threshold in thresholds for step in threshold["steps"]}
     ratios = {bound for bound in bounds if bound is not None and 0 < bound < 1}
-    bad_paragraph = panel["description"].split("\n\n")[1]
+    bad_paragraph = panel["description"].split("\n\n")[-3]
 
     stated = {float(number) / 100 for number in re.findall(r"(?:above|below|than) (\d+) %", bad_paragraph)}
     if ratios:
