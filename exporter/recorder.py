@@ -62,9 +62,10 @@ class FeedSink:
             identity = identify().replace(id=os.urandom(16).hex(), version=__version__)
             self._writer = FeedWriter(directory, identity, flush_seconds=self._flush_seconds)
         is_written = self._writer.publish(recording)
-        problem, notice = self._writer.problem, self._writer.notice
+        cause = self._writer.problem or "an earlier write has not ended"
+        notice = self._writer.notice
         if not is_written:
-            log_once(f"feed {problem}", f"the latest snapshot was not written to the feed: {problem}")
+            log_once(f"feed {cause}", f"the latest snapshot was not written to the feed: {cause}")
         if notice is not None:
             log_once(notice, notice)
         return is_written

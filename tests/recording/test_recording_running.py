@@ -163,6 +163,19 @@ def test_a_last_snapshot_that_cannot_be_written_is_reported(feed: Path) -> None:
     assert run(feed, program).stderr.startswith("exporter: the latest snapshot was not written to the feed: ")
 
 
+def test_a_snapshot_that_waits_for_an_earlier_write_is_reported_with_its_cause(feed: Path) -> None:
+    program = """
+        loss = Stat("train.loss")
+        loss.add(1.0)
+        flush()
+        from exporter.recorder import RECORDER
+        RECORDER._sink._writer._write_lock.acquire()  # as a write to a disk that hangs
+        loss.add(1.0)
+    """
+
+    assert "not written to the feed: an earlier write has not ended" in run(feed, program).stderr
+
+
 def test_without_stderr_a_notice_is_not_written_to_stdout(feed: Path) -> None:
     program = """
         sys.stderr = None  # as after a start with 2>&-
