@@ -49,7 +49,8 @@ try:
         result["version"] = __version__
 except Exception as error:
     result["error"] = f"{type(error).__name__}: {error}"
-print(json.dumps(result))
+print(json.dumps(result), flush=True)
+os._exit(0)  # without exit handlers, which may print further lines
 """
 
 

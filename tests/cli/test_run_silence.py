@@ -25,7 +25,7 @@ from run_support import (
 )
 from waiting import PATIENCE, wait_until
 
-from exporter.cli.silence import install_command, silence_of
+from exporter.cli.silence import install_command, probe_interpreter, silence_of
 from exporter.cli.silent_jobs import SilentJobs
 from exporter.feed.runs import Job, Silence
 from exporter.recording.values import ProcessIdentity
@@ -69,6 +69,19 @@ def test_an_interpreter_without_the_package_is_named_with_a_remedy(tmp_path: Pat
     assert silence.reason == "not_installed"
     assert silence.found == f"training-exporter is not installed for {bare_python}"
     assert f"PYTHONPATH={REPOSITORY}" in silence.remedy or f"pip install {REPOSITORY}" in silence.remedy
+
+
+@pytest.mark.parametrize("last_line", ["5", '{"step": 5}', "null"])
+def test_output_of_exit_handlers_does_not_affect_the_diagnosis(tmp_path: Path, last_line: str) -> None:
+    program = f"import atexit\natexit.register(print, {last_line!r})\n"
+    (tmp_path / "sitecustomize.py").write_text(program, encoding="utf-8")
+
+    interpreter = probe_interpreter(
+        sys.executable, search_path=str(tmp_path), environment={"PYTHONPATH": str(tmp_path)}
+    )
+
+    assert not interpreter.error
+    assert interpreter.python
 
 
 def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
