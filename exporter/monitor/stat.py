@@ -295,7 +295,9 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
     if isinstance(window_size, dt.timedelta):
         milliseconds = window_size // dt.timedelta(milliseconds=1)
     elif isinstance(window_size, float):
-        milliseconds = int(window_size * 1000.0) if isfinite(window_size) else 0
+        # Limited before the conversion, because a product above the range of a float is infinite.
+        float_milliseconds = min(max(window_size * 1000.0, 0.0), _MAX_WINDOW_SAMPLES)
+        milliseconds = int(float_milliseconds) if isfinite(window_size) else 0
     else:
         type_name = type(window_size).__name__
         raise TypeError(f"window_size must be a timedelta, or seconds as a float, not {type_name}")

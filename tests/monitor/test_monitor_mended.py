@@ -63,10 +63,19 @@ def test_d3_value_is_the_last_sample(received_events: list[Event]) -> None:
         Aggregation(99)
 
 
-@pytest.mark.parametrize("window", [0.0, 0.0009, -5.0, dt.timedelta(microseconds=999), math.nan, math.inf])
+@pytest.mark.parametrize(
+    "window", [0.0, 0.0009, -5.0, dt.timedelta(microseconds=999), math.nan, math.inf, -1e306]
+)
 def test_d12_a_window_below_a_millisecond_or_of_no_length_is_refused(window: Any) -> None:
     with pytest.raises(ValueError, match="window_size must be"):
         Stat("d12", [], window)
+
+
+def test_the_longest_window_of_a_float_is_accepted() -> None:
+    stat = Stat("long", [Aggregation.COUNT], 1e306)
+    stat.add(1.0)
+
+    assert stat.count == 1
 
 
 def test_d13_d15_d22_exceptions_of_a_handler_are_isolated_and_unregistering_twice_is_safe() -> None:
