@@ -202,7 +202,10 @@ class FeedReader:
         return self._monotonic() - file.changed_at >= wait_seconds
 
     def _scan_files(self, directory: int, names: list[str]) -> Scan:
-        self._decoded_bytes = sum(file.decoder.cost for name, file in self._files.items() if name in names)
+        existing_names = set(names)
+        self._decoded_bytes = sum(
+            file.decoder.cost for name, file in self._files.items() if name in existing_names
+        )
         feeds = [name for name in names if name.endswith(FEED)]
         process_files = sorted([name for name in feeds if process_of(name)], key=self._precedence)
         reason_by_name = dict.fromkeys([name for name in feeds if not process_of(name)], "name")
