@@ -177,6 +177,8 @@ def evaluate(path: Path) -> Evaluation:
     """Evaluate the cases of a file with promtool."""
     test_file = load_tests(path)
     rule_files = [str((path.parent / name).resolve()) for name in test_file["rule_files"]]
+    # promtool evaluates groups in random order otherwise: an alert would see a recorded series one evaluation later or not.
+    group_order = [group["name"] for name in rule_files for group in load_yaml(Path(name))["groups"]]
     bodies = list(test_file["tests"])
     cases_of_file = [case for case in cases() if case.path == path]
     for case in cases_of_file:
@@ -194,7 +196,10 @@ def evaluate(path: Path) -> Evaluation:
     with tempfile.TemporaryDirectory() as directory:
         cases_file = Path(directory) / "cases.yaml"
         cases_file.write_text(
-            yaml.dump(test_file | {"rule_files": rule_files, "tests": bodies}, Dumper=yaml.CSafeDumper),
+            yaml.dump(
+                test_file | {"rule_files": rule_files, "group_eval_order": group_order, "tests": bodies},
+                Dumper=yaml.CSafeDumper,
+            ),
             encoding="utf-8",
         )
         completed = promtool("test", "rules", cases_file)
