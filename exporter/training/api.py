@@ -8,6 +8,7 @@ PROPAGATE_EXCEPTIONS.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from threading import get_ident
 from time import monotonic
 from typing import Any, TypeVar, final
 
@@ -25,7 +26,9 @@ from exporter.training.records import BackgroundEnded
 Item = TypeVar("Item")
 Block = HotBlock | RareBlock
 
-# Blocks that are reused while they are not open, because creating a block takes as long as entering it.
+_CLOCK = TRAINING.clock
+# Blocks that the main thread reuses while they are not open, because creating a block takes as long as entering it.
+# Other threads do not, because two threads that enter a block at the same time would overwrite its state.
 _ITERATION = IterationBlock(kinds.TRAINING_ITERATION)
 _DATA_LOADING = HotBlock(kinds.DATA_LOADING)
 _FORWARD = HotBlock(kinds.MODEL_FORWARD)
@@ -39,7 +42,8 @@ _OPTIMIZER = HotBlock(kinds.OPTIMIZER_UPDATE)
 
 def training_iteration() -> IterationBlock:
     """Return a block of a training iteration: a step of the optimizer with all its microbatches."""
-    return IterationBlock(kinds.TRAINING_ITERATION) if _ITERATION.is_open else _ITERATION
+    is_free = get_ident() == _CLOCK.thread and not _ITERATION.is_open
+    return _ITERATION if is_free else IterationBlock(kinds.TRAINING_ITERATION)
 
 
 def inferred_iteration() -> IterationBlock:
@@ -59,27 +63,32 @@ def testing_iteration() -> EvaluationBlock:
 
 def data_loading() -> HotBlock:
     """Return a block of waiting for data."""
-    return HotBlock(kinds.DATA_LOADING) if _DATA_LOADING.is_open else _DATA_LOADING
+    is_free = get_ident() == _CLOCK.thread and not _DATA_LOADING.is_open
+    return _DATA_LOADING if is_free else HotBlock(kinds.DATA_LOADING)
 
 
 def model_forward() -> HotBlock:
     """Return a block of a forward pass."""
-    return HotBlock(kinds.MODEL_FORWARD) if _FORWARD.is_open else _FORWARD
+    is_free = get_ident() == _CLOCK.thread and not _FORWARD.is_open
+    return _FORWARD if is_free else HotBlock(kinds.MODEL_FORWARD)
 
 
 def model_backward() -> HotBlock:
     """Return a block of a backward pass."""
-    return HotBlock(kinds.MODEL_BACKWARD) if _BACKWARD.is_open else _BACKWARD
+    is_free = get_ident() == _CLOCK.thread and not _BACKWARD.is_open
+    return _BACKWARD if is_free else HotBlock(kinds.MODEL_BACKWARD)
 
 
 def zero_grad() -> HotBlock:
     """Return a block of setting gradients to zero."""
-    return HotBlock(kinds.ZERO_GRAD) if _ZERO_GRAD.is_open else _ZERO_GRAD
+    is_free = get_ident() == _CLOCK.thread and not _ZERO_GRAD.is_open
+    return _ZERO_GRAD if is_free else HotBlock(kinds.ZERO_GRAD)
 
 
 def optimizer_update() -> HotBlock:
     """Return a block of a step of the optimizer."""
-    return HotBlock(kinds.OPTIMIZER_UPDATE) if _OPTIMIZER.is_open else _OPTIMIZER
+    is_free = get_ident() == _CLOCK.thread and not _OPTIMIZER.is_open
+    return _OPTIMIZER if is_free else HotBlock(kinds.OPTIMIZER_UPDATE)
 
 
 def phase(name: str) -> Block:

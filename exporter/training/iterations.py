@@ -147,7 +147,8 @@ class IterationBlock(HotBlock):
         if not is_main and self.is_open:
             TRAINING.iterations_elsewhere[get_ident()] = self
             if len(TRAINING.iterations_elsewhere) > MAX_THREADS:
-                del TRAINING.iterations_elsewhere[next(iter(TRAINING.iterations_elsewhere))]
+                oldest_thread = list(TRAINING.iterations_elsewhere)[0]  # noqa: RUF015  # in one call, because other threads change the dict
+                TRAINING.iterations_elsewhere.pop(oldest_thread, None)
         if is_main and self.is_open:
             clock.accepts_iteration = False
             self._read_totals()
@@ -165,7 +166,7 @@ class IterationBlock(HotBlock):
                 clock.accepts_iteration = TRAINING.job_is_instrumented
             work, waits = clock.work_seconds() - self.work, clock.wait_seconds() - self.waits
         elif self.thread is not None and TRAINING.iterations_elsewhere.get(self.thread) is self:
-            del TRAINING.iterations_elsewhere[self.thread]
+            TRAINING.iterations_elsewhere.pop(self.thread, None)  # another thread may have displaced it
         if is_complete:
             is_failed = error is not None
             TRAINING.observers.notify(

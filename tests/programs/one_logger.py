@@ -121,7 +121,8 @@ def open_spans_in_four_threads() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert failures == []
+    for failure in failures:
+        raise failure
 
 
 def open_spans_with_few_descriptors(is_configured: bool, is_enabled: bool) -> None:

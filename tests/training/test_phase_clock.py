@@ -479,6 +479,29 @@ def test_phases_of_another_thread_do_not_affect_the_main_thread() -> None:
         assert values_by_label("training.phase_entries")["iteration"] == 1
 
 
+def test_threads_that_train_at_the_same_time_raise_nothing_and_lose_no_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interval_seconds = sys.getswitchinterval()
+    thread_errors: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", thread_errors.append)
+    with fresh_recorder():
+        train()
+        sys.setswitchinterval(1e-5)
+        try:
+            threads = [threading.Thread(target=train, args=(4000, 0)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            train(4000, 0)
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval_seconds)
+
+        assert thread_errors == []
+        assert published_value("training.steps", mode="train") == 20_001
+
+
 iterations = st.lists(
     st.builds(
         IterationEnded,
