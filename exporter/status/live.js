@@ -85,7 +85,9 @@
   };
   const redraw = () => { plots.clear(); refresh(); };
 
-  const focusable = (root) => [...root.querySelectorAll("a, summary, [tabindex]")];
+  const identity = (element) => [element.tagName, element.getAttribute("href"), element.closest("[id]")?.id].join();
+  const similarElements = (root, element) =>
+    [...root.querySelectorAll("a, summary, [tabindex]")].filter((other) => identity(other) === identity(element));
 
   const refresh = async () => {
     if (isFetching || document.hidden) return;
@@ -101,9 +103,9 @@
         if (newDetails) newDetails.open = details.open;
       }
       if (!oldMain.contains(document.getSelection()?.anchorNode) || document.getSelection().isCollapsed) {
-        const focused = focusable(oldMain).indexOf(document.activeElement);
+        const focused = document.activeElement ?? document.body, position = similarElements(oldMain, focused).indexOf(focused);
         oldMain.replaceWith(document.adoptNode(newMain));
-        focusable(newMain)[focused]?.focus({preventScroll: true});
+        similarElements(newMain, focused)[position]?.focus({preventScroll: true});
         document.title = page.title;
         draw();
       }

@@ -95,16 +95,20 @@ def test_a_link_to_the_runbook_opens_the_entry_of_the_alert(exporter: Sidecar, t
     assert tab.complaints == []
 
 
-def test_a_fold_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(
+def test_a_fold_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh_that_removes_a_link_above(
     exporter: Sidecar, tab: Tab
 ) -> None:
     tab.open(f"http://{exporter.address}/")
     tab.value(
-        "window.before = document.querySelector('main'); document.querySelector('main summary').focus()"
+        "document.querySelector('main').insertAdjacentHTML('afterbegin', '<a href=#removed>removed</a>')"
+    )
+    tab.value(
+        "window.before = document.querySelector('main'); document.querySelector('#collectors summary').focus()"
     )
     tab.wait_for("window.before !== document.querySelector('main')")
 
     assert tab.value("document.activeElement.tagName") == "SUMMARY"
+    assert tab.value("document.activeElement.parentElement.id") == "collectors"
     assert tab.value("[...document.body.children].map((child) => child.tagName).join()").startswith(
         "HEADER,MAIN,FOOTER"
     )
