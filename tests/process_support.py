@@ -33,7 +33,8 @@ class FakeProcess:
     user_seconds: float = 1.0
     threads: int = 4
     namespace_pid: int | None = None
-    cpus: str = "0-3"
+    cpus: str | None = "0-3"
+    read_bytes: int = 4096
 
 
 @dataclass
@@ -50,7 +51,10 @@ class Proc:
         return process
 
     def end(self, pid: int) -> None:
-        del self.processes[pid]
+        """Remove a process. The parent waits for it: its I/O counter then includes the I/O of the child, as in Linux."""
+        ended = self.processes.pop(pid)
+        if ended.parent in self.processes:
+            self.processes[ended.parent].read_bytes += ended.read_bytes
         for process in self.processes.values():
             if process.parent == pid:
                 process.parent = 1
@@ -86,9 +90,8 @@ class Proc:
         directory = self.root / str(process.pid)
         start_ticks = round((process.started_at - BOOT_TIME) * CLOCK_TICKS_PER_SECOND)
         user_ticks = round(process.user_seconds * CLOCK_TICKS_PER_SECOND)
-        fields = [
-            "0"
-        ] * 52  # of proc_pid_stat(5): pid, comm, state, ppid … utime, stime … num_threads … starttime
+        # Of proc_pid_stat(5): pid, comm, state, ppid … utime, stime … num_threads … starttime.
+        fields = ["0"] * 52
         fields[:4] = [str(process.pid), f"({process.comm})", process.state, str(process.parent)]
         fields[13:15] = [str(user_ticks), str(CLOCK_TICKS_PER_SECOND // 2)]
         fields[19], fields[21] = str(process.threads), str(start_ticks)
@@ -100,11 +103,12 @@ class Proc:
         (directory / "statm").write_text("5000 1000 100 1 0 900 0\n")
         (directory / "cmdline").write_text("" if process.state == "Z" else process.command)
         inner_pid = "" if process.namespace_pid is None else f"\t{process.namespace_pid}"
+        cpus_line = "" if process.cpus is None else f"Cpus_allowed_list:\t{process.cpus}\n"
         (directory / "status").write_text(
-            f"Name:\t{process.comm}\nThreads:\t{process.threads}\nNSpid:\t{process.pid}{inner_pid}\nCpus_allowed_list:\t{process.cpus}\n"
+            f"Name:\t{process.comm}\nThreads:\t{process.threads}\nNSpid:\t{process.pid}{inner_pid}\n{cpus_line}"
         )
         (directory / "io").write_text(
-            "read_bytes: 4096\nwrite_bytes: 8192\nrchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\n"
+            f"read_bytes: {process.read_bytes}\nwrite_bytes: 8192\nrchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\n"
         )
         (directory / "smaps_rollup").write_text(
             "00400000-7fff00000000 ---p 00000000 00:00 0  [rollup]\nRss: 9 kB\nPss: 300 kB\n"

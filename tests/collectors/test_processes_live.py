@@ -36,6 +36,9 @@ def work(connection):
         if command == "burn":
             end = time.process_time() + 0.3
             while time.process_time() < end: pass
+        elif command == "write":
+            with open("written", "wb") as file:
+                file.write(bytes(1 << 20)); file.flush(); os.fsync(file.fileno())
         elif command == "exit": os._exit(3)
         connection.send("done")
 workers, connections = {}, {}
@@ -45,8 +48,8 @@ for line in sys.stdin:
         connections[name], worker_end = context.Pipe()
         workers[name] = context.Process(target=work, args=(worker_end,), daemon=True)
         workers[name].start()
-    elif command == "burn":
-        connections[name].send("burn"); connections[name].recv()
+    elif command in ("burn", "write"):
+        connections[name].send(command); connections[name].recv()
     elif command == "exit":
         connections[name].send("exit")
     elif command == "reap":
@@ -64,9 +67,10 @@ for worker in workers.values(): worker.kill()
 class TrainerProcess:
     """Running trainer, in a session of its own, so that `close` also ends its children."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", TRAINER_SOURCE],
+            cwd=directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -86,8 +90,8 @@ class TrainerProcess:
 
 
 @pytest.fixture
-def trainer() -> Iterator[TrainerProcess]:
-    process = TrainerProcess()
+def trainer(tmp_path: Path) -> Iterator[TrainerProcess]:
+    process = TrainerProcess(tmp_path)
     yield process
     process.close()
 
@@ -136,6 +140,23 @@ def test_real_workers_are_counted_by_state_and_keep_their_cpu_time(trainer: Trai
     assert required_value(with_zombie, STATE, *LOADER, "stopped") == 1
     assert required_value(without_zombie, "training_process_instances", *LOADER) == 1
     assert cpu_seconds(without_zombie) >= cpu_seconds(initial)
+
+
+def test_bytes_that_a_worker_wrote_are_not_counted_again_after_the_trainer_waited_for_it(
+    trainer: TrainerProcess,
+) -> None:
+    collector = collector_of(trainer)
+    trainer.execute("fork", "one")
+    time.sleep(YOUNG_SECONDS + 0.2)
+    trainer.execute("write", "one")
+    initial = collector.collect()
+    trainer.execute("exit", "one")
+    trainer.execute("reap", "one")
+    collected = collector.collect()
+
+    written = f"{PREFIX}_io_written_bytes_total"
+    assert required_value(collected, written, *LOADER) >= 1 << 20  # 0 on a filesystem in memory
+    assert required_value(collected, written, *TRAINER) - required_value(initial, written, *TRAINER) < 1 << 19
 
 
 def test_values_match_ps_and_procfs(trainer: TrainerProcess) -> None:

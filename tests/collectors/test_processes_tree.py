@@ -26,6 +26,7 @@ from exporter.recording.values import ProcessIdentity
 
 CPU = "training_process_cpu_seconds_total"
 INSTANCES = "training_process_instances"
+IO_READ = "training_process_io_read_bytes_total"
 TRAINER = ("r", "0", "trainer")
 LOADER = ("r", "0", "dataloader")
 
@@ -89,6 +90,48 @@ def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> N
     assert value_of(collected_after_end, "training_process_up", "r", "0") == 0
     assert value_of(collected_after_restart, CPU, *TRAINER, "user") == 52.0
     assert value_of(collected_after_restart, "training_process_up", "r", "0") == 1
+
+
+def test_the_io_of_an_ended_worker_is_not_counted_again_with_its_parent(
+    job: SimulatedJob, proc: Proc
+) -> None:
+    trainer, worker = proc.processes[100], proc.add(worker_process(110))
+    job.collect()
+    worker.read_bytes += 1_000_000
+    job.collect()
+    proc.end(110)  # adds the bytes of the worker to the trainer
+    trainer.read_bytes += 70
+    collected_after_end = job.collect()
+    trainer.read_bytes += 5
+    collected = job.collect()
+
+    assert value_of(collected_after_end, IO_READ, *LOADER) == 4096 + 1_000_000
+    assert value_of(collected_after_end, IO_READ, *TRAINER) == 4096 + 70
+    assert value_of(collected, IO_READ, *TRAINER) == 4096 + 70 + 5
+
+
+def test_a_kernel_without_a_list_of_allowed_cpus_in_the_status_allows_all_cpus(
+    job: SimulatedJob, proc: Proc
+) -> None:
+    proc.processes[100].cpus = None  # gVisor
+    collected = job.collect()
+
+    assert collected.problems == []
+    assert value_of(collected, INSTANCES, *TRAINER) == 1
+    assert job.collector.use is not None
+    assert [run.cpus for run in job.collector.use.runs] == [job.collector.use.cpus]
+
+
+def test_a_kernel_without_io_accounting_affects_only_the_io(
+    job: SimulatedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(psutil.Process, "io_counters")  # as psutil does where /proc/<pid>/io does not exist
+    collected = job.collect()
+
+    assert collected.problems == []
+    assert value_of(collected, CPU, *TRAINER, "user") == 1.0
+    assert value_of(collected, "training_process_open_fds", *TRAINER) == 5
+    assert value_of(collected, IO_READ, *TRAINER) is None
 
 
 def test_a_process_that_changes_the_run_moves_with_its_workers_and_counts_once(

@@ -93,6 +93,7 @@ class ProcessCollector:
         self._start_time = clock()
         self._runs: dict[str, RunProcesses] = {}
         self._usages: dict[psutil.Process, Usage] = {}  # last readings
+        self._previous_members: Sequence[Member] = ()  # of the previous pass, zombies included
 
     def collect(self) -> Collected:
         """Find and read all processes of the job."""
@@ -121,6 +122,7 @@ class ProcessCollector:
         """Read every member and add its resource use to the totals of the run."""
         for run_processes in self._runs.values():
             run_processes.groups = {}
+        self._exclude_io_of_ended(members)
         for member in members:
             run = self._runs.setdefault(member.run, RunProcesses(now, RunTotals(self._usages)))
             group = ProcessGroup(member.rank, member.role)
@@ -135,6 +137,22 @@ class ProcessCollector:
                     use.states[reading.state] += 1
                     if not reading.has_ended:
                         use.living.append(LivingMember(member, reading))
+
+    def _exclude_io_of_ended(self, members: Sequence[Member]) -> None:
+        """Add the I/O of each ended process to the last reading of its parent.
+
+        When a parent waits for a child, the kernel adds the child's I/O to the parent's /proc/<pid>/io. The increase of the
+        parent would otherwise count this I/O a second time.
+        """
+        processes = {member.process.pid: member.process for member in (*self._previous_members, *members)}
+        running = {member.process for member in members}
+        ended = [member for member in self._previous_members if member.process not in running]
+        # The youngest first: the I/O of a grandchild is part of the child's.
+        for member in sorted(ended, key=lambda member: member.process.create_time(), reverse=True):
+            parent = processes.get(member.parent_pid)
+            if parent in self._usages and member.process in self._usages:
+                self._usages[parent].add_io(self._usages[member.process])
+        self._previous_members = members
 
     def _forget_ended(self, running_runs: Collection[str], members: Sequence[Member], now: float) -> None:
         """Discard the runs that ended long ago or before `MAX_EXITED_RUNS` others, and the readings of ended processes."""

@@ -43,9 +43,10 @@ def _read(process: psutil.Process) -> ProcessReading | None:
         try:
             threads = process.num_threads()
             resident = process.memory_info().rss
-            io = process.io_counters()
-            usage.read_bytes, usage.written_bytes = io.read_bytes, io.write_bytes
             descriptors = process.num_fds()
+            if hasattr(process, "io_counters"):  # not on a kernel without /proc/<pid>/io
+                io = process.io_counters()
+                usage.read_bytes, usage.written_bytes = io.read_bytes, io.write_bytes
         except psutil.Error:  # the process has just ended or belongs to a different user
             pass
         return ProcessReading(state, usage, threads, resident, descriptors)

@@ -26,6 +26,13 @@ class Usage:
     read_bytes: float | None = None
     written_bytes: float | None = None
 
+    def add_io(self, child: Usage) -> None:
+        """Add the I/O of a child. A value that is unreadable for the child or for this process is not changed."""
+        if self.read_bytes is not None and child.read_bytes is not None:
+            self.read_bytes += child.read_bytes
+        if self.written_bytes is not None and child.written_bytes is not None:
+            self.written_bytes += child.written_bytes
+
 
 @dataclass(slots=True)
 class GroupTotals:

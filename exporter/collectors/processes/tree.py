@@ -41,6 +41,7 @@ class Member:
     is_root: bool = False  # True for a recording process without a recording ancestor in the same rank
     program: str = ""  # name of the program when the role was determined; exec changes the name
     cpus: frozenset[int] = frozenset()  # of a root: the CPUs that it may run on
+    parent_pid: int = 0  # at the last search for descendants
 
     def is_same_rank(self, member: Member) -> bool:
         """Return True if both processes belong to the same rank."""
@@ -52,7 +53,7 @@ class ProcessStatus:
     """Fields of /proc/<pid>/status that psutil does not read."""
 
     own_pid: int  # pid in the innermost pid namespace of the process
-    cpus: frozenset[int]
+    cpus: frozenset[int]  # CPUs that the process may run on; empty if the file does not list them (gVisor)
 
 
 class ProcessTree:
@@ -132,7 +133,8 @@ class ProcessTree:
         status = parse(status_path, _parse_status, text)
         if status.own_pid != identity.pid or start_time > identity.started + CLOCK_STEP_SECONDS:
             return None
-        return Member(identity.run, rank, role, process, is_root=True, cpus=status.cpus)  # type: ignore[arg-type]
+        cpus = status.cpus or frozenset(range(psutil.cpu_count() or 1))
+        return Member(identity.run, rank, role, process, is_root=True, cpus=cpus)  # type: ignore[arg-type]
 
     def _discover(self, collected: Collected, wall: float) -> None:
         """Add the descendants of the roots."""
@@ -150,6 +152,8 @@ class ProcessTree:
             if owner is not None:
                 with source(collected, f"process {pid}"):
                     self._add(process, descendants.get(parents[pid], owner.process), owner, wall)
+        for member in self._members.values():
+            member.parent_pid = parents.get(member.process.pid, member.parent_pid)
 
     def _descendants(self) -> Iterator[psutil.Process]:
         """Yield the descendants of the parents of all roots: the ranks of a job usually share a parent."""
@@ -253,7 +257,9 @@ def _command(process: psutil.Process) -> str:
 def _parse_status(text: str) -> ProcessStatus:
     lines = dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
     pids = lines["NSpid"] if "NSpid" in lines else lines["Pid"]
-    return ProcessStatus(own_pid=int(pids.split("\t")[-1]), cpus=_parse_cpu_list(lines["Cpus_allowed_list"]))
+    cpu_list = lines.get("Cpus_allowed_list")
+    cpus = frozenset[int]() if cpu_list is None else _parse_cpu_list(cpu_list)
+    return ProcessStatus(own_pid=int(pids.split("\t")[-1]), cpus=cpus)
 
 
 def _parse_cpu_list(text: str) -> frozenset[int]:
