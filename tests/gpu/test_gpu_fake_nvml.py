@@ -153,6 +153,19 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters(
     assert messages == ["does not answer: gpu_is_lost", "answers again"]
 
 
+def test_xids_of_the_only_gpu_are_counted_after_it_was_lost_at_the_start(tmp_path: Path) -> None:
+    fake = FakeNvml(tmp_path / "nvml")
+    play_constant_load(fake)
+    return_time = time.time() + 4
+    fake.fail(f"* 0 15 0 {return_time}")  # GPU_IS_LOST
+    with running_collector(fake, retry=0.5) as collector:
+        assert gpus_up(collector) == {"0": 0}
+        wait_until(lambda: gpus_up(collector) == {"0": 1})
+        fake.report_xid(time.time() + 1, 0, 31)
+
+        wait_until(lambda: values(collector.collect(), "gpu_xid_errors_total"))
+
+
 def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake)

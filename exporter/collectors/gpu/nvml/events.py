@@ -35,6 +35,7 @@ class NvmlEvents:
         self._indices: dict[int, int] = {}
         self._set: Any = None
         self._registered_indices: set[int] = set()
+        self._thread: threading.Thread | None = None  # None before `start`
 
     def register(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
         """Register GPUs for Xid events if the set of GPUs has changed. GPUs without events are a normal state."""
@@ -50,11 +51,12 @@ class NvmlEvents:
             with suppress(DeviceDownError):  # the next pass over the GPU reports the loss
                 self._register_device(device, event_set)
         self._set = event_set
+        self._start_thread()
 
     def start(self) -> None:
-        """Start the event thread, if there is an event set."""
-        if self._set is not None:
-            threading.Thread(target=self._run, name="nvml-events", daemon=True).start()
+        """Start the event thread now, or after the first registration if no GPU answers yet."""
+        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+        self._start_thread()
 
     def poll(self) -> None:
         """Count pending events without waiting."""
@@ -76,6 +78,10 @@ class NvmlEvents:
             device.library.call("nvmlDeviceRegisterEvents", device.handle, XID, event_set)
         except CallFailedError as failure:
             device.fail("events.registration", failure.call, failure.error)
+
+    def _start_thread(self) -> None:
+        if self._thread is not None and self._thread.ident is None and self._set is not None:
+            self._thread.start()
 
     def _run(self) -> None:
         pause = threading.Event()
