@@ -6,6 +6,7 @@ from exporter.families import FamilySpec
 
 _HIDDEN = "where the processes are not visible (a different pid namespace)"
 _PRIVATE = "without permission (same user or ptrace)"
+_NO_IO = "without permission (same user or ptrace), or on a kernel without /proc/<pid>/io"
 
 PROCESS_UP = FamilySpec(
     name="training_process_up",
@@ -62,7 +63,7 @@ IO_READ = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role"),
     help="Bytes that the processes read from storage since the sidecar started.",
-    absent=_PRIVATE,
+    absent=_NO_IO,
     source="/proc/<pid>/io read_bytes",
 )
 IO_WRITTEN = FamilySpec(
@@ -71,7 +72,7 @@ IO_WRITTEN = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role"),
     help="Bytes that the processes wrote to storage since the sidecar started.",
-    absent=_PRIVATE,
+    absent=_NO_IO,
     source="/proc/<pid>/io write_bytes",
 )
 THREADS = FamilySpec(
