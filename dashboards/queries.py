@@ -92,6 +92,8 @@ def expand(expression: str) -> str:
         rf"max without ({TARGET_LABELS}) (\g<0>)", " ".join(expression.split())
     )
     for name, condition in _CONDITIONS.items():
+        if f"@{name}" not in deduplicated_expression:
+            continue  # the pattern would be tried at each word
         deduplicated_expression = _CONDITIONAL_SERIES[name].sub(
             rf"(\g<0> and {condition})", deduplicated_expression
         )

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 from places import PROJECT
+from rules_support import rules
 
 DOCUMENTS = [
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "deploy/README.md"),
@@ -80,9 +80,7 @@ def test_families_and_labels_in_a_document_exist(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_recording_rules_in_a_document_exist(document: str) -> None:
-    paths = (PROJECT / "deploy/prometheus/rules").glob("*.yml")
-    groups = [group for path in paths for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
-    rule_names = {rule.get("record") for group in groups for rule in group["rules"]}
+    rule_names = {rule.name for rule in rules() if not rule.alert}
 
     assert [
         name for text in texts_in_backticks(document) for name in RULE.findall(text) if name not in rule_names

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,20 @@ from run_support import (
 from waiting import wait_until
 
 from exporter.feed import runs
+from exporter.feed.ownership import DirectoryOwnership
 
 GLIBC_SIGNALS = 0b11 << 31
 """Mask of the two internal signals of glibc, which posix_spawn ignores in the child until the thread library restores them."""
+
+
+@pytest.fixture
+def owned_feed(feed: Path) -> Iterator[Path]:
+    """Return a feed directory that another exporter owns, so that `run` starts no sidecar."""
+    feed.mkdir()
+    ownership = DirectoryOwnership(feed)
+    assert ownership.acquire()
+    yield feed
+    ownership.release()
 
 
 def run_job(feed: Path, *job: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -172,9 +184,9 @@ def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
 # The command line -------------------------------------------------------------------------------------
 
 
-def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -> None:
+def test_the_separator_is_optional_and_the_job_keeps_its_flags(owned_feed: Path) -> None:
     job = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
-    flags = ["--feed.dir", str(tmp_path), "--web.listen-address=127.0.0.1:0"]
+    flags = ["--feed.dir", str(owned_feed), "--web.listen-address=127.0.0.1:0"]
     result = run_to_completion([sys.executable, "-m", "exporter", "run", *flags, *job])
 
     assert (result.returncode, result.stdout) == (0, "--web.listen-address=x -- -v\n")
@@ -214,13 +226,13 @@ def test_an_unusable_feed_directory_is_reported_in_one_line_and_the_job_runs(tmp
     assert "the job runs without metrics" in result.stderr
 
 
-def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path) -> None:
+def test_the_environment_of_the_job_names_feed_directory_and_run(owned_feed: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_LAUNCH $EXPORTER_RUN")
 
     def job_environment(*flags: str, **variables: str) -> list[str]:
         result = run_to_completion(
-            run_command(tmp_path, ["bash", str(script)], *flags), env=child_environment(**variables)
+            run_command(owned_feed, ["bash", str(script)], *flags), env=child_environment(**variables)
         )
         fields = result.stdout.split()
         assert f"exporter: run {fields[-1]}" in result.stderr
@@ -229,24 +241,24 @@ def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path)
     (*_, launch), (*_, other_launch) = job_environment(), job_environment()
     assert launch != other_launch
     assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", launch)
-    assert job_environment("--run.name=llama")[::3] == [str(tmp_path), "llama"]
+    assert job_environment("--run.name=llama")[::3] == [str(owned_feed), "llama"]
     assert job_environment(EXPORTER_RUN="mine", EXPORTER_AUTO="0")[1::2] == ["0", "mine"]
 
 
-def test_two_threads_may_import_the_first_bridged_libraries_at_the_same_time(tmp_path: Path) -> None:
+def test_two_threads_may_import_the_first_bridged_libraries_at_the_same_time(owned_feed: Path) -> None:
     # Both threads have taken the finder from the list of finders before one of them removes it.
     program = (
         "import sys; finder = next(hook for hook in sys.meta_path if 'sitecustomize' in str(hook));"
         "specs = [finder.find_spec('keras'), finder.find_spec('ignite.engine')]; print(len(specs))"
     )
-    result = run_to_completion(run_command(tmp_path / "feed", [sys.executable, "-c", program]))
+    result = run_to_completion(run_command(owned_feed, [sys.executable, "-c", program]))
 
     assert (result.returncode, result.stdout) == (0, "2\n"), result.stderr
 
 
 @pytest.mark.parametrize(("auto", "has_hook"), [("1", True), ("0", False)])
 def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_user_is_loaded(
-    auto: str, has_hook: bool, tmp_path: Path
+    auto: str, has_hook: bool, owned_feed: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("")
     program = (
@@ -254,7 +266,7 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
         "print(own.__file__, bool(hooks), [path for path in sys.path if 'autoload' in path])"
     )
     path = f"{REPOSITORY}:{tmp_path}"
-    command = run_command(tmp_path / "feed", [sys.executable, "-c", program])
+    command = run_command(owned_feed, [sys.executable, "-c", program])
     result = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
 
     assert result.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(has_hook), "[]\n"]

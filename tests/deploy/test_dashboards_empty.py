@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def empty_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prome
         yield prometheus
 
 
+@functools.cache
 def labels_without_data(prometheus: Prometheus, uid: str) -> dict[str, list[Mapping[str, str]]]:
     """Return the labels of the series that the queries of a dashboard return without data, by panel."""
     values = SELECTED_VALUES | BOARD_VALUES.get(uid, {})

@@ -241,7 +241,7 @@ def test_every_definition_that_recording_accepts_is_read(
     assert decode(encode(snapshot)) == snapshot
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_changed_byte_gives_the_documented_error(data: st.DataObject) -> None:
     encoded_file = encode(example_snapshot())
@@ -266,7 +266,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data(), json_values)
 def test_any_value_in_any_field_is_read_or_gives_the_documented_error(
     data: st.DataObject, replacement: object

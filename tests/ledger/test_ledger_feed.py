@@ -109,7 +109,7 @@ def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
     for process_index in range(process_count):
         with sidecar_process(tmp_path) as sidecar:
             with training_process(tmp_path) as child:
-                written_count += flood(child, 0.3)
+                written_count += flood(child, 0.15)
             time.sleep(0.01 * process_index)
             sidecar.kill()
             published_counts += [

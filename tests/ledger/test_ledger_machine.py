@@ -249,7 +249,7 @@ class Ledger(RuleBasedStateMachine):
 TestLedger = Ledger.TestCase
 TestLedger.pytestmark = pytest.mark.timeout(120)  # type: ignore[attr-defined]  # thousands of passes
 TestLedger.settings = settings(
-    max_examples=80,
+    max_examples=50,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -104,7 +104,7 @@ def play_and_return_last_page(
 
 
 @pytest.mark.timeout(90)  # hundreds of saves on a disk of unknown speed
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(ACTIONS, max_size=10), st.sets(st.integers(0, 10)))
 def test_killing_the_sidecar_at_any_time_gives_the_same_result(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], restarts: set[int]

@@ -50,7 +50,7 @@ def total_seconds(clock: PhaseClock, end_seconds: float) -> float:
     return sum(clock.read(end_seconds).seconds.values())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(ACTIONS, st.floats(0, 3, allow_nan=False)), max_size=60))
 def test_the_seconds_of_all_phases_sum_to_the_wall_time_if_blocks_end_in_any_order(
     timed_actions: list[tuple[tuple[str, Any], float]],
@@ -413,7 +413,7 @@ def test_a_reader_in_another_thread_sees_the_wall_time_within_20_ms() -> None:
 
 def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
     with fresh_recorder():
-        for index in range(5000):
+        for index in range(3000):
             training.span(f"span {index % 7}").__enter__()
             training.on_validation_start()
             training.model_forward().__enter__()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from one_logger_support import configured, exported, unconfigured
 from training_support import misuse_counts, publish_and_read, published_value, summary_values, train
@@ -182,7 +182,6 @@ def call(name: str, arguments: list[Any], open_blocks: list[Any]) -> None:
         open_blocks.append(block)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(calls, max_size=40), st.booleans())
 def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
     sequence: list[Any], is_asynchronous: bool
