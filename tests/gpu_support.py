@@ -190,7 +190,7 @@ def replay(description: MachineDescription | str, seconds: float, **options: Any
         if message["kind"] == "machine":
             result.registry.machine = message
         elif message["kind"] == "sample":
-            result.registry.take_sample(message, 1)
+            result.registry.add_sample(message, 1)
     return result
 
 

@@ -79,8 +79,8 @@ class TracedGpu:
         self._buffers.read_power(wall=EPOCH + at_seconds, readings=readings)
         if reads_counter:
             readings.set_value(ENERGY, 1000 * energy_joules_at(at_seconds))
-        entry = {"index": 0, "uuid": self.uuid, "number": 0, **readings.message()}
-        self.registry.take_sample(parse(encode({"kind": "sample", "time": at_seconds, "gpus": [entry]})), 1)
+        entry = {"index": 0, "uuid": self.uuid, "job_index": 0, **readings.message()}
+        self.registry.add_sample(parse(encode({"kind": "sample", "time": at_seconds, "gpus": [entry]})), 1)
 
 
 PLAY_START_SECONDS, PLAY_END_SECONDS = 0.01, 19.51

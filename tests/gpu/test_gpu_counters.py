@@ -113,7 +113,7 @@ def test_a_sample_ring_sums_samples_since_the_last_pass(passes: list[SamplePass]
     ring = SampleRing()
     for seconds, samples in passes:
         samples_by_microseconds = [(int(time * 1e6), ratio) for time, ratio in samples]
-        ring.take(samples_by_microseconds, wall_microseconds=int(seconds * 1e6), instantaneous=None)
+        ring.add(samples_by_microseconds, wall_microseconds=int(seconds * 1e6), instantaneous=None)
 
     assert ring.integral == pytest.approx(integral)
 
@@ -132,7 +132,7 @@ def test_an_integral_never_decreases_and_never_exceeds_the_elapsed_time(
     ring, previous_integral = SampleRing(), 0.0
     for index, batch in enumerate(batches):
         seconds = 1000 + 2 * index
-        ring.take(batch, wall_microseconds=seconds * 1_000_000, instantaneous=0.5)
+        ring.add(batch, wall_microseconds=seconds * 1_000_000, instantaneous=0.5)
 
         assert (
             previous_integral <= ring.integral <= 2 * index + 5.001

@@ -60,7 +60,7 @@ def observe_replay(name: str) -> Observation:
     received_so_far.registry.machine = replay_result.registry.machine
     for message in replay_result.samples:
         received_so_far.messages.append(message)
-        received_so_far.registry.take_sample(message, 1)
+        received_so_far.registry.add_sample(message, 1)
         collections.append((message["time"], received_so_far.families()))
     return Observation(collections, received_so_far.registry.energies())
 

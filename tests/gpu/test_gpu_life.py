@@ -360,7 +360,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, is_stoppe
                 "encode({'kind': 'sample'})",
                 "encode({'kind': 'sample', 'time': 'noon', 'gpus': 5})",
                 "encode({'kind': 'sample', 'time': 10**400, 'gpus': []})",
-                "encode({'kind': 'sample', 'time': 1, 'gpus': [{'index': 0, 'uuid': 'u', 'number': 0, 'values': [3]}]})",
+                "encode({'kind': 'sample', 'time': 1, 'gpus': [{'index': 0, 'uuid': 'u', 'job_index': 0, 'values': [3]}]})",
             )
         ),
     ],

@@ -67,12 +67,12 @@ def test_energy_follows_the_counter_and_samples_interpolate_it(trace_result: Tra
     entry = {
         "index": 0,
         "uuid": "GPU-a",
-        "number": 0,
+        "job_index": 0,
         "values": {},
         "replaced": {},
         "energy_millijoules": energy_millijoules,
     }
-    registry.take_sample({"kind": "sample", "time": 19.6, "gpus": [entry]}, 1)
+    registry.add_sample({"kind": "sample", "time": 19.6, "gpus": [entry]}, 1)
     (counter_reading,) = registry.energies()
 
     # The counter is read at 0 and at 10 s. The energy after 10 s is integrated from the samples.
@@ -90,7 +90,7 @@ def test_samples_continue_over_a_new_child() -> None:
     first_samples = registry.power_samples({})
     # The second child starts with the buffer that the first child has already read.
     for message in replay(small_machine(), 2).samples:
-        registry.take_sample(message, 2)
+        registry.add_sample(message, 2)
     new_samples = registry.power_samples({uuid: samples[-1][0] for uuid, samples in first_samples.items()})
 
     for uuid, samples in new_samples.items():
@@ -105,7 +105,7 @@ def test_samples_restart_when_the_clock_is_set_back() -> None:
     registry = replay(small_machine(), 60).registry
     last_times = {uuid: samples[-1][0] for uuid, samples in registry.power_samples({}).items()}
     for message in replay(small_machine(), 10).samples:
-        registry.take_sample(message, 2)
+        registry.add_sample(message, 2)
 
     for uuid, samples in registry.power_samples(last_times).items():
         assert samples[-1][0] < last_times[uuid]

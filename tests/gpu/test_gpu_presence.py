@@ -16,7 +16,7 @@ NO_PERMISSION_FOR_TWO_GPUS = "gpus: [0, 1], errors: {nvmlDeviceGetHandleByIndex_
 
 def job_indices(result: ReplayResult) -> dict[int, int]:
     """Return the index of each GPU in the job, by its NVML index."""
-    return {gpu.index: gpu.number for gpu in result.registry.gpus.values()}
+    return {gpu.index: gpu.job_index for gpu in result.registry.gpus.values()}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
 
     # The next child process finds three GPUs, whose NVML indices have no gap.
     for message in replay(description, 10, origin=-21.0).samples:
-        result.registry.take_sample({**message, "time": message["time"] + 21.0}, 2)
+        result.registry.add_sample({**message, "time": message["time"] + 21.0}, 2)
 
     energy = result.values("gpu_energy_joules_total")
     assert {labels[1][-1]: joules for labels, joules in energy.items()} == dict.fromkeys("023", 3100.0)
@@ -191,7 +191,7 @@ def test_families_reused_between_passes_equal_newly_built_families() -> None:
     registry, reused_block = GpuRegistry(), GpuBlock()
 
     for message in replay(small_machine(*events), 60).samples:
-        registry.take_sample(message, 1)
+        registry.add_sample(message, 1)
         reason = "hung" if 29 < message["time"] < 32 else ""
         if reason:
             registry.clear_readings(hanging=0)
@@ -204,9 +204,9 @@ def test_a_family_without_a_new_value_is_the_same_object() -> None:
     messages = replay(small_machine(), 12).samples
 
     for message in messages[:-1]:
-        registry.take_sample(message, 1)
+        registry.add_sample(message, 1)
     previous_families = {family.name: family for family in block.families(registry, "", {})}
-    registry.take_sample(messages[-1], 1)
+    registry.add_sample(messages[-1], 1)
     families = {family.name: family for family in block.families(registry, "", {})}
 
     assert families["gpu_memory_total_bytes"] is previous_families["gpu_memory_total_bytes"]

@@ -34,7 +34,7 @@ class SlowCall:
 
 
 class NvmlChild:
-    """NVML child process.
+    """NVML child process: pipes, and the state that the supervisor sets.
 
     Args:
         start_message: The first message, with the options.
@@ -87,7 +87,7 @@ class NvmlChild:
         return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. Does not block, because a command is shorter than the pipe's buffer and the child reads at once."""
+        """Send a message. A message is shorter than the pipe's buffer, so that the supervisor does not wait for the child."""
         data = memoryview(encode({"kind": kind, **fields}))
         with contextlib.suppress(OSError):  # the child has exited; the next read handles the exit
             while data:
@@ -115,7 +115,7 @@ class NvmlChild:
         self._stderr.close()
 
     def cause(self) -> str:
-        """Return a description of the exit, with the last line of the error output."""
+        """Return how the child ended, as text, with the last line of its error output."""
         status = self._process.poll()
         if status is None:
             description = "closed its pipe"

@@ -130,7 +130,7 @@ class GpuCollector:
         with self.registry.lock:
             reason, message = self._reason, self._message
             self.registry.energy_is_paused = is_paused
-            self.registry.take_kernel_xids(self._kernel_log.read())
+            self.registry.add_kernel_xids(self._kernel_log.read())
             restarts = self._supervisor.restarts
             collected = self._block.families(self.registry, reason, restarts, expected=expected)
             has_gpus = bool(self.registry.gpus)
@@ -151,7 +151,7 @@ class GpuCollector:
         return collected
 
     def not_ready(self) -> str | None:
-        """Return the reason why the exporter is not ready, or None."""
+        """Return the reason why the exporter is not ready, or None if it is ready. Only the mode `required` has a reason."""
         reason = self._reason
         is_required = self._options.mode == "required" and reason != ""
         return f"NVML does not answer ({reason})" if is_required else None
@@ -204,17 +204,17 @@ class GpuCollector:
             self.registry.machine = dict(message)
             self._replay_origin = self._replay_origin or self._monotonic()
             return
-        if self.registry.take_sample(message, child):
+        if self.registry.add_sample(message, child):
             self._log_changes()
             self.on_change()
         self._log_gaps()
         self._on_sample()
 
     def _log_gaps(self) -> None:
-        for number, joules in self.registry.new_energy_gaps():
+        for job_index, joules in self.registry.new_energy_gaps():
             LOG.warning(
                 "GPU %s: %.0f J that were used while the GPU had no energy readings are counted in exporter_energy_gap_joules_total",
-                number,
+                job_index,
                 joules,
             )
 
@@ -222,7 +222,7 @@ class GpuCollector:
         """Log state changes of single GPUs, which the status of the collector does not show."""
         gpus = dict(self.registry.gpus)  # without the lock: only this thread adds and removes GPUs
         for index, gpu in gpus.items():
-            name, failure = f"GPU {gpu.number} ({gpu.uuid or 'UUID unknown'})", gpu.failure
+            name, failure = f"GPU {gpu.job_index} ({gpu.uuid or 'UUID unknown'})", gpu.failure
             if failure and self._logged_failures.get(index) != (name, failure):
                 self._logged_failures[index] = (name, failure)
                 LOG.warning("%s does not answer: %s", name, failure)

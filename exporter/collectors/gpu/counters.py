@@ -17,7 +17,7 @@ _RATE_MARGIN = 1.1
 _SLACK_SECONDS = 0.25
 _REGISTER_RANGE = 1 << 32
 _MAX_DOUBTS = 2
-"""Number of consecutive impossible readings from which the total is unknown."""
+"""Number of consecutive impossible numbers after which the total is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,16 @@ class RawReading:
 
 @dataclass(slots=True)
 class MonotonicCounter:
-    """Total that never decreases."""
+    """Total of a raw counter. The total never decreases."""
 
     rule: CounterRule
     total: float = 0  # in the raw unit
     resets: dict[str, int] = field(default_factory=dict)  # corrections by reason
     _last: RawReading | None = None
     _suspect: RawReading | None = None
-    _doubts: int = 0  # consecutive readings that continue neither the last accepted reading nor the suspect
+    _doubts: int = (
+        0  # consecutive impossible numbers: they continue neither the last accepted number nor the suspect
+    )
     _child: int | None = None
 
     def advance(self, raw: float, time: float, child: int) -> float:
@@ -74,11 +76,11 @@ class MonotonicCounter:
 
     @property
     def raw(self) -> float | None:
-        """Last accepted raw number; None before the first number, and while the total is in doubt."""
+        """Last accepted raw number; None before the first number, and after an impossible number until the next accepted one."""
         return None if self._last is None or self._suspect is not None else self._last.raw
 
     def value(self) -> float | None:
-        """Return the total in the family's unit, or None if the total is in doubt."""
+        """Return the total in the family's unit, or None after two impossible numbers in a row."""
         return None if self._doubts >= _MAX_DOUBTS else self.total * self.rule.scale
 
     def _accept(self, increase: float, reading: RawReading, reason: str) -> None:

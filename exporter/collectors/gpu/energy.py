@@ -1,9 +1,9 @@
 """Energy of a GPU: the GPU's counter, with integrated power between two readings of the counter.
 
-Runs in the sidecar and performs no I/O. The counter is read about every 10 s, because a reading costs milliseconds;
-the integral of the driver's power samples grows in each pass with new samples. A reading of the counter replaces the
-integral since the previous reading. The energy of an outage, in which neither the counter nor the power was read, is
-counted as a gap and is not part of the total.
+Runs in the sidecar and performs no I/O. The counter is read about every 10 s, because a reading takes milliseconds. In
+between, the total grows by the integral of the driver's power samples; the next reading of the counter replaces this
+integral. The energy of an outage, in which neither the counter nor the power was read, is counted as a gap and is not part
+of the total.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HISTORY_SECONDS = 60.0
 """Retention of totals, for the attribution of energy to processes."""
 
 CLOCK_STEP_SECONDS = 5.0
-"""A time that is earlier than the last sample by more than this shows that the wall clock was set back."""
+"""If a sample is earlier than the last sample by more than this time, the wall clock was set back."""
 
 # No GPU draws 10 kW; a counter that grows faster is not the energy.
 _RULE = CounterRule(scale=0.001, max_per_second=10_000.0, starts_at_zero=True)
@@ -88,26 +88,26 @@ class GpuEnergy:
             return None
         return raw * _RULE.scale + self._integral_joules - self._integral_at_base_joules
 
-    def take(
+    def add(
         self, power: PowerBlock | None, millijoules: float | None, time: float, child: int, *, is_paused: bool
     ) -> None:
-        """Add the readings of a pass: the power samples, and the counter, which was read at a monotonic time.
+        """Add the readings of a pass: power samples, and the energy counter in millijoules. Either may be None.
 
-        With `is_paused`, the total does not grow.
+        `time` is the monotonic time at which the counter was read. With `is_paused`, the total does not grow.
         """
         is_first_counter = millijoules is not None and self._counter is None
         if is_first_counter:
             self._counter = MonotonicCounter(_RULE)
         if power is not None:
-            self._take_power(power, child, is_paused=is_paused)
+            self._add_power(power, child, is_paused=is_paused)
         if is_first_counter:
             self._integral_at_base_joules = self._integral_joules
         if millijoules is not None and self._counter is not None:
-            self._take_counter(self._counter, millijoules, time, child, is_paused=is_paused)
-        self._keep_total()
+            self._add_counter(self._counter, millijoules, time, child, is_paused=is_paused)
+        self._add_to_history()
 
-    def _take_power(self, block: PowerBlock, child: int, *, is_paused: bool) -> None:
-        self._keep_samples(block)
+    def _add_power(self, block: PowerBlock, child: int, *, is_paused: bool) -> None:
+        self._add_power_samples(block)
         previous_joules = self._child_integral_joules if child == self._child else 0.0
         if child != self._child or block.end_time > self.time:
             self._record_reading(block.end_time)
@@ -123,7 +123,7 @@ class GpuEnergy:
         else:
             self._publish_counter()
 
-    def _take_counter(
+    def _add_counter(
         self, counter: MonotonicCounter, millijoules: float, time: float, child: int, *, is_paused: bool
     ) -> None:
         previous_raw = counter.raw
@@ -148,9 +148,9 @@ class GpuEnergy:
         self._publish_counter()
 
     def reading(
-        self, *, uuid: str, number: int, name: str, watts: float | None, is_up: bool
+        self, *, uuid: str, job_index: int, name: str, watts: float | None, is_up: bool
     ) -> EnergyReading:
-        """Return the total energy. The field `joules` is None if the GPU is down or no reading has been accepted."""
+        """Return the energy reading of the GPU. The field `joules` is None if the GPU is down or no reading has been accepted."""
         has_counter = self._counter is not None
         return EnergyReading(
             component="gpu",
@@ -161,7 +161,7 @@ class GpuEnergy:
             watts=watts,
             time=self.time,
             name=name,
-            index=str(number),
+            index=str(job_index),
             # Without a counter the integral is `joules` itself.
             power_joules=self._integral_joules if has_counter else None,
             resets=dict(self.resets),
@@ -173,7 +173,7 @@ class GpuEnergy:
 
     def is_current(self, now: float) -> bool:
         """Return True if the last readings are recent enough to publish the total."""
-        # The power is read in each pass, the counter once in about ten passes.
+        # At the default period the power is read in every pass, and the counter in every tenth pass.
         is_recent = (
             now - self.time < self.outage_seconds / 4 or now - self._counter_time < self.outage_seconds
         )
@@ -198,7 +198,7 @@ class GpuEnergy:
         previous_joules = self.joules.get(COUNTER_SOURCE, 0.0)
         self.joules[COUNTER_SOURCE] = max(previous_joules, self._base_joules + increase_joules)
 
-    def _keep_total(self) -> None:
+    def _add_to_history(self) -> None:
         total = self.total_joules
         if total is None or (self.history and self.history[-1].time >= self.time):
             return
@@ -206,7 +206,7 @@ class GpuEnergy:
         while self.history[0].time < self.time - HISTORY_SECONDS:
             self.history.popleft()
 
-    def _keep_samples(self, block: PowerBlock) -> None:
+    def _add_power_samples(self, block: PowerBlock) -> None:
         samples, microseconds = self.power_samples, block.first_microseconds
         if not block.step_microseconds:
             return

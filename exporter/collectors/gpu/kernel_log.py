@@ -20,7 +20,7 @@ _XID = re.compile(
 _RECORD_BYTES = 8192
 
 KernelXids = Mapping[str, Mapping[str, tuple[int, float]]]
-"""Count and Unix time of the last error, by PCI address in NVML's notation and by Xid number."""
+"""Number of errors and Unix time of the last error, by PCI address in NVML's notation and by Xid."""
 
 
 class KernelLog:
@@ -48,7 +48,7 @@ class KernelLog:
             self._descriptor = None
 
     def read(self) -> KernelXids:
-        """Read the new records and return the counts since the log was opened."""
+        """Read the new records, and return the Xids since the log was opened."""
         while self._descriptor is not None:
             try:
                 record = os.read(self._descriptor, _RECORD_BYTES)
@@ -61,10 +61,10 @@ class KernelLog:
                 break
             if not record:
                 break
-            self._take(record)
+            self._count_xids(record)
         return self._counts
 
-    def _take(self, record: bytes) -> None:
+    def _count_xids(self, record: bytes) -> None:
         # A record is a line with continuation lines; a plain file is read in chunks.
         text = self._incomplete_line + record.decode("utf-8", "replace")
         *lines, self._incomplete_line = text.split("\n")

@@ -47,8 +47,10 @@ DEFAULT_OPTIONS = GpuOptions()
 """Options with their default values."""
 
 
-def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict[int, int] | None:
-    """Return the job's index of each named GPU by position among the accessible GPUs; None if the variable names no GPU.
+def job_indices(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict[int, int] | None:
+    """Return the job's index of each GPU in CUDA_VISIBLE_DEVICES, by the GPU's position among the accessible GPUs.
+
+    Returns None if the variable names no GPU.
 
     Args:
         visible: CUDA_VISIBLE_DEVICES.
@@ -56,19 +58,19 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
     """
     if visible is None or expected_devices(visible) is None:
         return None
-    numbers: dict[int, int] = {}
-    for number, entry in enumerate(visible.split(",")):
+    index_by_position: dict[int, int] = {}
+    for index, entry in enumerate(visible.split(",")):
         position = _position_of(entry.strip(), uuids)
         if position is None:
             break
-        numbers.setdefault(position, number)
-    return numbers
+        index_by_position.setdefault(position, index)
+    return index_by_position
 
 
 def expected_devices(visible: str | None) -> int | None:
-    """Return the minimum number of GPUs that the variable names, even if absent, or None if the variable names no GPU.
+    """Return the number of GPUs in CUDA_VISIBLE_DEVICES, present or not. Returns None if the variable names no GPU.
 
-    The variable does not show whether MIG devices are on the same GPU, so that they count as one GPU.
+    The UUIDs of MIG devices do not show whether the devices are on the same GPU: they count as one GPU.
     """
     gpus = set()
     for entry in map(str.strip, (visible or "").split(",")):
@@ -82,7 +84,7 @@ def expected_devices(visible: str | None) -> int | None:
 
 
 def _gpu_of(entry: str) -> str:
-    """Return the entry of the GPU for a MIG device in the old format, `MIG-GPU-<uuid>/<gi>/<ci>`. Others are unchanged."""
+    """Return the entry of the GPU for a MIG device in the old format, `MIG-GPU-<uuid>/<gi>/<ci>`, or an unchanged other entry."""
     return entry.removeprefix("MIG-").partition("/")[0] if entry.startswith("MIG-GPU-") else entry
 
 

@@ -233,9 +233,9 @@ Samples = dict[Labels, float]
 
 
 class GpuBlock:
-    """Publisher of the families of all GPUs, which reuses the families of the previous pass.
+    """Builder of the families of all GPUs, which reuses unchanged families of the previous pass.
 
-    Most readings are older than a pass: a family without a new reading keeps the values of the previous pass.
+    A pass brings new values of a part of the readings: a family without a new value keeps the values of the previous pass.
     """
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class GpuBlock:
             restarts: Restarts of the child by reason.
             expected: Minimum number of GPUs by CUDA_VISIBLE_DEVICES, or None.
         """
-        gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
+        gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.job_index, gpu.index))
         block: dict[str, Samples] = {spec.name: {} for spec in OTHER_SPECS}
         block[NVML_UP.name][()] = float(not reason)
         if reason:
@@ -290,7 +290,8 @@ class GpuBlock:
     ) -> Mapping[Labels, float]:
         """Return the values of a family.
 
-        These are the values of the previous pass unless a reading of the family is in *updated_readings*, or that is None.
+        If none of its readings is in *updated_readings*, these are the values of the previous pass. All values are computed if
+        *updated_readings* is None.
         """
         previous = self._cache.values(family.spec)
         if previous is not None and updated_readings is not None:

@@ -48,7 +48,7 @@ class GpuState:
     """Latest readings and counters of a GPU."""
 
     index: int  # NVML index
-    number: int  # index in the job's numbering; the label `gpu`
+    job_index: int  # index in the job's numbering; the label `gpu`
     uuid: str = ""  # empty before the first read
     failure: str | None = None  # reason; "" if the GPU is up, None if unknown because no child works
     identity: Mapping[str, str] = field(default_factory=dict)
@@ -64,24 +64,24 @@ class GpuState:
 
     def labels(self, *label_values: str) -> Labels:
         """Return the values of the labels `gpu` and `uuid`, followed by *label_values*."""
-        return str(self.number), self.uuid, *label_values
+        return str(self.job_index), self.uuid, *label_values
 
     def lose(self, reason: str | None) -> None:
-        """Clear the readings, because the GPU does not answer or no child works, and keep the counters."""
+        """Record that the GPU does not answer (a reason) or that no child works (None). Clear the readings, keep the counters."""
         self.failure = reason
         self.values.clear()
         self.processes, self.instances = (), ()
 
-    def take(self, entry: Mapping[str, Any], time: float, child: int, *, is_paused: bool) -> None:
-        """Add the readings of a pass. With `is_paused`, the energy total does not grow."""
+    def add_readings(self, entry: Mapping[str, Any], time: float, child: int, *, is_paused: bool) -> None:
+        """Add the readings of a pass from a message. With `is_paused`, the total energy does not grow."""
         for reading, values in entry["replaced"].items():
             self.values.pop(reading, None)
-            self._take_reading(reading, values, time, child)
+            self._set_reading(reading, values, time, child)
         for reading, values in entry["values"].items():
-            self._take_reading(reading, values, time, child)
+            self._set_reading(reading, values, time, child)
         power = entry.get("power")
         block = None if power is None else PowerBlock(**power)
-        self.energy.take(block, entry.get("energy_millijoules"), time, child, is_paused=is_paused)
+        self.energy.add(block, entry.get("energy_millijoules"), time, child, is_paused=is_paused)
         if "processes" in entry:
             self.processes = tuple(self._process(process) for process in entry["processes"] or ())
             if entry["processes"] is not None:
@@ -91,7 +91,7 @@ class GpuState:
         if "instances" in entry:
             self.instances = tuple(MigInstance(**instance) for instance in entry["instances"])
 
-    def take_xids(self, xids: Mapping[str, Any], time: float, child: int) -> None:
+    def add_xids(self, xids: Mapping[str, Any], time: float, child: int) -> None:
         """Add the Xids that the child has counted: the count and the Unix time of the last error, by Xid."""
         for xid, (count, unix_time) in xids.items():
             self.xids.setdefault(xid, MonotonicCounter(CHILD_COUNTER)).advance(count, time, child)
@@ -102,17 +102,17 @@ class GpuState:
         return self.values.get(reading, {}).get(())
 
     def energy_reading(self) -> EnergyReading:
-        """Return the total energy."""
+        """Return the energy reading of the GPU."""
         reading = self.energy.reading(
             uuid=self.uuid,
-            number=self.number,
+            job_index=self.job_index,
             name=self.identity.get("name", ""),
             watts=self.value("power_watts"),
             is_up=self.failure == "",
         )
         return replace(reading, is_mig=bool(self.instances))
 
-    def _take_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
+    def _set_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
         values, rule = self.values.setdefault(reading, {}), COUNTER_RULES.get(reading)
         for label_values, value in pairs:
             labels = tuple(label_values)
@@ -127,7 +127,7 @@ class GpuState:
     def _process(self, entry: Mapping[str, Any]) -> GpuProcessUse:
         return GpuProcessUse(
             pid=int(entry["pid"]),
-            gpu=str(self.number),
+            gpu=str(self.job_index),
             uuid=self.uuid,
             memory_bytes=entry["memory"],
             ratios={} if entry["sm"] is None else {"sm": entry["sm"]},
@@ -151,12 +151,12 @@ class GpuRegistry:
         self.errors: dict[Labels, MonotonicCounter] = {}  # by call and error
         self._outage_seconds = outage_seconds
         self._removed_gpus: dict[str, GpuState] = {}  # by UUID
-        # Changes since the last `take_changes`: names of the readings received, and whether a GPU was added, removed, lost
-        # or renumbered, or has returned.
+        # Since the last `take_changes`: names of the received readings, and whether a GPU was added, removed, lost, renumbered
+        # or has returned.
         self._updated_readings: set[str] = set()
         self._gpus_changed = True
 
-    def take_sample(self, message: Mapping[str, Any], child: int) -> bool:
+    def add_sample(self, message: Mapping[str, Any], child: int) -> bool:
         """Add a pass of a child. Return True if a GPU was added, removed or lost, or has returned.
 
         Raises:
@@ -168,7 +168,7 @@ class GpuRegistry:
             # Before the readings, because the loss of a GPU changes the indices of later GPUs.
             has_changed = self._remove_moved({entry["index"]: entry["uuid"] for entry in entries})
             for entry in entries:
-                has_changed |= self._take_gpu(entry, time + entry.get("delay", 0.0), child)
+                has_changed |= self._add_gpu_entry(entry, time + entry.get("delay", 0.0), child)
             self.max_gpu_count = max(self.max_gpu_count, len(self.gpus))
             cost = message.get("cost")
             if cost is not None:
@@ -184,13 +184,13 @@ class GpuRegistry:
             return has_changed
 
     def take_changes(self) -> set[str] | None:
-        """Return the names of the readings received since the last call, or None if all families must be computed again."""
+        """Return the names of the readings received since the last call. Returns None if all families must be computed again."""
         with self.lock:
             updated_readings = None if self._gpus_changed else self._updated_readings
             self._updated_readings, self._gpus_changed = set(), False
             return updated_readings
 
-    def take_kernel_xids(self, kernel_xids: KernelXids) -> None:
+    def add_kernel_xids(self, kernel_xids: KernelXids) -> None:
         """Add the Xids of the kernel log, counted since the sidecar started."""
         with self.lock:
             for gpu in self.gpus.values():
@@ -220,10 +220,10 @@ class GpuRegistry:
         return corrections
 
     def new_energy_gaps(self) -> list[tuple[int, float]]:
-        """Return the number of each GPU with gaps since the last call, and the joules of these gaps."""
+        """Return each GPU with new gaps since the last call: the job's index, and the joules of these gaps."""
         with self.lock:
             gaps = [
-                (gpu.number, gpu.energy.new_gap_joules)
+                (gpu.job_index, gpu.energy.new_gap_joules)
                 for gpu in self.gpus.values()
                 if gpu.energy.new_gap_joules
             ]
@@ -232,12 +232,12 @@ class GpuRegistry:
             return gaps
 
     def processes(self) -> tuple[GpuProcessUse, ...]:
-        """Return the processes on all GPUs in the child's last pass. Their pids are in the pid namespace of the host."""
+        """Return the processes on all GPUs as of the latest lists. Their pids are in the pid namespace of the host."""
         with self.lock:
             return tuple(process for gpu in self.gpus.values() for process in gpu.processes)
 
     def listings(self) -> tuple[GpuListing, ...]:
-        """Return the process lists of all GPUs in the last minute. A GPU whose driver does not list processes has none."""
+        """Return the process lists of the last minute, of all GPUs. A GPU whose driver lists no processes has no lists."""
         with self.lock:
             return tuple(listing for gpu in self.gpus.values() for listing in gpu.listings)
 
@@ -247,7 +247,7 @@ class GpuRegistry:
             return {gpu.index: gpu.uuid for gpu in self.gpus.values() if gpu.uuid}
 
     def energies(self) -> tuple[EnergyReading, ...]:
-        """Return the total energy of each GPU."""
+        """Return the energy reading of each GPU with a known UUID."""
         with self.lock:
             return tuple(gpu.energy_reading() for gpu in self.gpus.values() if gpu.uuid)
 
@@ -277,7 +277,7 @@ class GpuRegistry:
             self._gpus_changed = True
         return bool(moved_indices)
 
-    def _take_gpu(self, entry: Mapping[str, Any], time: float, child: int) -> bool:
+    def _add_gpu_entry(self, entry: Mapping[str, Any], time: float, child: int) -> bool:
         index, uuid = int(entry["index"]), str(entry["uuid"])
         gpu = self.gpus.get(index)
         is_new = gpu is None
@@ -288,15 +288,15 @@ class GpuRegistry:
             self._gpus_changed = True
         previous_labels, previous_reason = gpu.labels(), gpu.failure
         gpu.uuid = uuid or gpu.uuid
-        gpu.number = int(entry["number"])
-        gpu.take_xids(entry.get("xids", {}), time, child)
+        gpu.job_index = int(entry["job_index"])
+        gpu.add_xids(entry.get("xids", {}), time, child)
         if "failure" in entry:
             gpu.lose(str(entry["failure"]))
         else:
             gpu.failure = ""
             if "identity" in entry:
                 gpu.identity = dict(entry["identity"])
-            gpu.take(entry, time, child, is_paused=self.energy_is_paused)
+            gpu.add_readings(entry, time, child, is_paused=self.energy_is_paused)
             self._updated_readings.update(entry["replaced"], entry["values"])
         self._gpus_changed |= previous_labels != gpu.labels() or previous_reason != gpu.failure
         if gpu.failure:

@@ -57,8 +57,8 @@ StartChild = Callable[[tuple[int, ...], tuple[tuple[int, str], ...]], NvmlChild]
 class Supervisor:
     """Supervisor of an NVML child, and of at most one hanging predecessor.
 
-    - A child that exits is replaced after 5 s, and after repeated failures at growing intervals. A child that requested
-      its restart (`IMMEDIATE_RESTARTS`) is replaced immediately, unless an earlier child failed shortly before.
+    - A child that exits is replaced after 5 s; after repeated failures, the delay doubles up to five minutes. A child that
+      requested its restart (`IMMEDIATE_RESTARTS`) is replaced immediately, unless an earlier child failed shortly before.
     - A child whose call hangs on a GPU is replaced before the readings of the other GPUs expire. The new child skips
       this GPU. From the fourth consecutive hang on, the replacement is delayed.
     - A child without a message within the deadline counts as hanging. Until the sidecar stops, it is not killed, because
@@ -68,7 +68,7 @@ class Supervisor:
 
     Args:
         start_child: Function that starts a child.
-        on_message: Called with a message `machine` or `sample`, and the number of the child.
+        on_message: Called with a message `machine` or `sample`, and the sequence number of the child.
         on_state: Called with the reason of NVML's failure ("" if NVML is up), a description, and the index of the GPU of a
             hanging call, if known.
         timings: Timeouts and delays.
@@ -174,7 +174,7 @@ class Supervisor:
         return max(0.01, min(deadlines) - now)
 
     def _act(self, now: float, *, is_detached: bool) -> None:
-        """Perform all due actions."""
+        """Detach or reattach on request, replace or start a child if due, and report readings that have expired."""
         if is_detached and self._reason != DETACHED:
             self._start_due = None
             if self._active is not None:
@@ -242,7 +242,7 @@ class Supervisor:
         self._start_due = now + self._backoff(immediate_starts=1 if gpu is None else MAX_IMMEDIATE_HANGS)
 
     def _reuse_skipped(self, hanging_child: NvmlChild) -> None:
-        """Use the skipped GPUs again, except GPUs that have hung often, because the hanging call has returned."""
+        """Use the skipped GPUs again after the hanging call has returned, except GPUs that have hung often."""
         self._close(hanging_child)
         self._hanging_child = None
         for gpu in sorted(self._skipped_gpus):

@@ -1,7 +1,7 @@
-"""Run description, world size and peak FLOP/s of devices.
+"""Facts about a run, number of its ranks, and peak FLOP/s of devices.
 
-A device that is not in the table has no peak: a device with a similar name may be different (an L40S is not an L4). The table has
-dense FLOP/s of the vendors' data sheets, collected by stas00/ml-engineering and torchtitan.
+A device that is not in the table has no peak, because a device with a similar name may be different: an L40S is not an L4. The table
+contains the dense FLOP/s of the vendors' data sheets, collected by stas00/ml-engineering and torchtitan.
 """
 
 from __future__ import annotations
@@ -23,16 +23,27 @@ FACTS = (
     *("job_id", "job_name", "user", "framework", "framework_version", "model", "precision", "flops_method"),
     *("world_size", "nodes", "session_tag", "perf_tag", "application", "is_baseline"),
 )
-"""Facts about a run, in the order of the labels. The label of an unknown fact is empty."""
+"""Names of the facts, in the order of the labels."""
 
 RUN_INFO = FamilySpec(
     name="training_run_info",
     type="info",
     labels=("run", *FACTS),
-    help="Description of the run, reported by the lowest rank on this node.",
+    help="Facts about the run as labels, such as the user, the model and the number of ranks (world_size).",
     absent="*expired*",
-    source="exporter.training: configuration, describe(), environment",
-    details=("Every node of a run has this series: join on `(run, instance)`, or use `max by (run)`.",),
+    source="environment of the launcher, exporter.training.describe(), configuration of one-logger, bridges",
+    details=(
+        "The label of an unknown fact is empty.",
+        "`job_id`, `user`, `nodes`: environment of the launcher, such as `SLURM_JOB_ID`.",
+        "`job_name`, `world_size`: the same environment, unless the job reports a value.",
+        "`flops_method`: method by which the job computed its FLOPs, such as `6N`.",
+        "`session_tag`, `perf_tag`, `application`, `is_baseline`: see docs/one-logger.md.",
+        (
+            "A node publishes the facts of the lowest of its ranks that reported any; a running process takes"
+            " precedence over an exited process."
+        ),
+        "Every node of a run has this series: join on `(run, instance)`, or use `max by (run)`.",
+    ),
 )
 WORLD_SIZE = FamilySpec(
     name="training_world_size",
@@ -118,7 +129,7 @@ def add_runs(
     devices: RankDevices,
     configured_peaks: Sequence[PeakFlops],
 ) -> None:
-    """Add the description and the world size of each run, and the peak FLOP/s of each rank.
+    """Add the facts and the number of ranks of each run, and the peak FLOP/s of each rank.
 
     *pids* contains the pids of running processes by process id.
     """
@@ -144,7 +155,7 @@ def _add_peak(
     name: str,
     configured_peaks: Sequence[PeakFlops],
 ) -> None:
-    """Add the peak that the job reports, otherwise the first configured peak, otherwise the peak of the table."""
+    """Add the peak that the job reports, else the first matching peak of the configuration, else the peak of the table."""
     dtype = data_type(dict(reading.facts).get("precision", ""))
     matching_flops = [
         peak.flops
@@ -160,7 +171,10 @@ def _add_peak(
 
 
 def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
-    """Return the sort key whose minimum describes the run: slots with facts first, then running processes, then the lowest rank."""
+    """Return the sort key whose minimum reports the facts of the run.
+
+    A slot with facts is before a slot without facts, then a running process before an exited process, then the lower rank.
+    """
     rank, worker = visible.key.rank, visible.slot.number or 0
     return (not any(_facts(visible)), not visible.process.is_alive, rank is None, rank or 0, worker)
 

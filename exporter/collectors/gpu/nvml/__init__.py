@@ -30,7 +30,11 @@ class MessageReader:
         self._incomplete_line = b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Read once from the pipe, which may block. Return the complete messages, or None at the end. Raises ProtocolError."""
+        """Read once from the pipe, which may block. Return the complete messages, or None at the end of the pipe.
+
+        Raises:
+            ProtocolError: A line is not a message.
+        """
         data = os.read(self.descriptor, 1 << 16)
         if not data:
             return None

@@ -1,10 +1,10 @@
 """NVML child: the only process that loads NVML.
 
 The sidecar starts the child in a fresh interpreter (`child_process`), never by a fork. The child reads options and
-commands from standard input and writes messages to standard output. Threads: the main thread makes all NVML calls
-except the wait for events, which has a thread of its own; the pipe thread reads commands, reports slow calls, and
-exits the process when the sidecar exits, even during a hanging call. If the pipe thread cannot run, the kernel kills
-the process when the sidecar exits.
+commands from standard input and writes messages to standard output. The main thread makes all NVML calls except the wait
+for events, for which the event thread exists. The pipe thread reads commands, reports slow calls, and exits the process when
+the sidecar exits, even during a hanging call. If the pipe thread cannot run, the kernel kills the process when the sidecar
+exits.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _serve(install: Install | None) -> None:
         output.send(**sampler.start(time.monotonic()))
         events.start()
         max_memory_bytes = start.get("memory_limit_bytes", _MAX_MEMORY_BYTES)
-        _sample(sampler, commands, output, options.period, max_memory_bytes)
+        _sample_until_stop(sampler, commands, output, options.period, max_memory_bytes)
 
     output.send(**run_until_exit(sampler, sample))
 
@@ -160,7 +160,7 @@ def run_until_exit(sampler: NvmlSampler, sample: Callable[[], None]) -> dict[str
     return {"kind": "exit", "reason": reason, "message": ""}
 
 
-def _sample(
+def _sample_until_stop(
     sampler: NvmlSampler,
     commands: Commands,
     output: ChildOutput,

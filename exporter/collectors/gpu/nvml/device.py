@@ -1,9 +1,9 @@
 """NVML calls and field values of a GPU, with tracking of unsupported queries and slow calls.
 
 Each query has a name (`nvmlDeviceGetPowerUsage`, `field.82`). An unsupported or forbidden query is skipped for ten
-minutes, because some calls need a millisecond to return the error. A query that failed otherwise is repeated in the
-next pass. A slow call is made less often on this GPU, so that it rarely delays the other GPUs. `DeviceDownError` (a
-lost GPU) ends the pass over this GPU.
+minutes, because some calls need a millisecond to return the error. A query that failed for another reason is repeated
+when its tier is due again. A slow call is made less often on this GPU, so that it rarely delays the other GPUs.
+`DeviceDownError` (a lost GPU) ends the pass over this GPU.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class NvmlDevice:
                 )
 
     def may_call(self, query_name: str, call: str) -> bool:
-        """Return True if the query is not known to be unsupported and the call is not paused."""
+        """Return True unless the query was recently unsupported or forbidden, or the call is paused."""
         if self._is_before_first_pass:
             self._is_before_first_pass = False
             self._paused_until = dict.fromkeys(self._paused_until, self.pass_time + MAX_PAUSE_SECONDS)
@@ -179,7 +179,7 @@ class NvmlDevice:
         return {event_kind: counts[field] for field, event_kind in kinds.items() if field in counts}
 
     def is_unsupported(self, query_name: str) -> bool:
-        """Return True if the GPU did not support or permit a query at a recent attempt."""
+        """Return True if the GPU did not support or permit the query at the last attempt, less than ten minutes ago."""
         retry_time = self._retry_times.get(query_name)
         if retry_time is None:
             return False
@@ -202,7 +202,7 @@ class NvmlDevice:
         self.last_error = error
 
     def architecture(self) -> int:
-        """Return the NVML number of the architecture, or 0 if unknown. A known architecture is read once."""
+        """Return NVML's number of the architecture, or 0 if unknown. NVML is not called again once the number is known."""
         if not self._architecture:
             number = self.query("architecture", "nvmlDeviceGetArchitecture")
             self._architecture = number if number in ARCHITECTURES else 0

@@ -1,9 +1,9 @@
 """Integrals of the driver's sample buffers: power every 20 ms and utilization every 200 ms.
 
 Runs in the NVML child, on the sampling thread. The driver stores samples in a ring buffer; each pass adds the samples
-since the previous pass. If the buffer has no new samples (an idle GPU, or a GPU without a buffer), the instantaneous
-reading is used. The time between two samples has the value of the later one, unless it exceeds five seconds and 1.5
-periods: such a gap is not integrated.
+since the previous pass. If the newest sample is older than half a second (an idle GPU, or a GPU without a buffer), the
+instantaneous reading is added as a sample. The value of a sample applies to the time since the previous sample, unless this time
+exceeds both five seconds and 1.5 periods: such a gap is not integrated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Sample = tuple[int, float]
 
 
 class SampleRing:
-    """Integral over a GPU's samples, without gaps longer than `max_gap_seconds`."""
+    """Integral of a GPU's samples over time, without gaps longer than `max_gap_seconds`."""
 
     def __init__(self, max_gap_seconds: float = MAX_GAP_SECONDS) -> None:
         self.integral = 0.0  # of the values over time, in value-seconds, since the first sample
@@ -47,10 +47,10 @@ class SampleRing:
         self.newest_microseconds: int | None = None
         self._max_gap_microseconds = int(max_gap_seconds * 1e6)
 
-    def take(
+    def add(
         self, samples: list[Sample], *, wall_microseconds: int, instantaneous: float | None
     ) -> list[Sample]:
-        """Add samples in any order, and return the new samples, oldest first.
+        """Add samples, which may have any order, and return the new samples, oldest first.
 
         Args:
             samples: Samples of the buffer, which may contain samples of earlier passes.
@@ -93,7 +93,7 @@ class DriverSamples:
         self._totals = totals
 
     def read_power(self, *, wall: float, readings: PassReadings) -> None:
-        """Read the power since the last pass: integral and samples."""
+        """Read the power samples since the last pass, and set `readings.power`."""
         new_samples = self._read(
             self._power, _POWER, watts, wall=wall, instantaneous=readings.get("power_watts")
         )
@@ -115,7 +115,7 @@ class DriverSamples:
         }
 
     def read_utilization(self, *, wall: float, readings: PassReadings) -> None:
-        """Read the utilization since the last pass, for GPUs without performance counters."""
+        """Read the utilization samples since the last pass and set the busy time, for a GPU without performance counters."""
         previous_integral = self._utilization.integral
         instantaneous = readings.get("utilization_ratio")
         new_samples = self._read(
@@ -136,10 +136,10 @@ class DriverSamples:
         samples = self._drain(sample_type, ring.newest_microseconds or 0, convert)
         if samples is None and instantaneous is None:
             return None
-        return ring.take(samples or [], wall_microseconds=int(wall * 1e6), instantaneous=instantaneous)
+        return ring.add(samples or [], wall_microseconds=int(wall * 1e6), instantaneous=instantaneous)
 
     def _drain(self, sample_type: int, since_microseconds: int, convert: Convert) -> list[Sample] | None:
-        """Return the samples after a time, or None if there is no buffer or all samples are garbage."""
+        """Return the samples after a time. Returns None without a buffer, after a failed call, and if all samples are garbage."""
         device, query_name = self._device, f"samples.{sample_type}"
         if not device.may_call(query_name, _CALL):
             return None

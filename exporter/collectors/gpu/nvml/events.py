@@ -25,7 +25,12 @@ _MAX_XIDS = 200
 
 
 class NvmlEvents:
-    """Counter of the Xids of all GPUs. The event thread makes its calls with `library`, and `wall` is the wall clock."""
+    """Counter of the Xids of all GPUs.
+
+    Args:
+        library: The library of the event thread.
+        wall: The wall clock.
+    """
 
     def __init__(self, library: NvmlLibrary, *, wall: Callable[[], float]) -> None:
         self.library = library
@@ -38,7 +43,7 @@ class NvmlEvents:
         self._thread: threading.Thread | None = None  # None before `start`
 
     def register(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
-        """Register GPUs for Xid events if the set of GPUs has changed. GPUs without events are a normal state."""
+        """Register the GPUs for Xid events in a new event set, if the GPUs have changed. A GPU without events is skipped."""
         devices_by_index = {device.index: device for device in devices}
         if devices_by_index.keys() == self._registered_indices:
             return
@@ -60,11 +65,11 @@ class NvmlEvents:
 
     def poll(self) -> None:
         """Count pending events without waiting."""
-        while self._set is not None and self._take(0) == "":
+        while self._set is not None and self._wait_for_event(0) == "":
             pass
 
     def xids(self, index: int) -> dict[str, tuple[int, float]]:
-        """Return the count and the Unix time of the last error of a GPU since the process started, by Xid."""
+        """Return the Xids of a GPU since the child started: number of errors, and Unix time of the last, by Xid."""
         with self._lock:
             return dict(self._xids.get(index, {}))
 
@@ -86,14 +91,14 @@ class NvmlEvents:
     def _run(self) -> None:
         pause = threading.Event()
         while True:
-            error = self._take(_WAIT_MILLISECONDS)
+            error = self._wait_for_event(_WAIT_MILLISECONDS)
             if error in {"uninitialized", "driver_not_loaded"}:
                 return
             if error not in {"", "timeout"}:
                 pause.wait(_PAUSE_SECONDS)  # waiting for this set fails immediately and repeatedly
 
-    def _take(self, milliseconds: int) -> str:
-        """Wait for an event and count it; return the error, or "" after an event."""
+    def _wait_for_event(self, milliseconds: int) -> str:
+        """Wait for an event and count it. Return the error of the call, or "" after an event."""
         try:
             event = self.library.call("nvmlEventSetWait_v2", self._set, milliseconds)
         except CallFailedError as failure:

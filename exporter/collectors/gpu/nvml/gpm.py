@@ -17,7 +17,7 @@ from exporter.collectors.gpu.nvml.device import NvmlDevice, member_error
 from exporter.collectors.gpu.nvml.driver_samples import BUSY, Totals
 from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED_ERRORS, CallFailedError
 from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
-from exporter.collectors.gpu.nvml.units import GarbageError, byte_rate, ratio
+from exporter.collectors.gpu.nvml.units import Convert, GarbageError, byte_rate, ratio
 
 MIN_INTERVAL_SECONDS = 0.1
 """Minimum time between two samples; NVML returns NaN for a shorter time."""
@@ -30,7 +30,7 @@ _SUPPORT_INTERVAL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpmRow:
-    """GPM metric with the name of the reading."""
+    """GPM metric, and the reading that it becomes."""
 
     metric: int  # NVML's id
     reading: str
@@ -87,7 +87,10 @@ class GpmMetrics:
         self._is_supported = False
 
     def is_supported(self) -> bool:
-        """Return True if the GPU supports GPM and can be sampled now. The support is queried again after `_SUPPORT_INTERVAL_SECONDS`."""
+        """Return True if the GPU supports GPM and the sampling call is neither unsupported nor paused.
+
+        The support is queried again after `_SUPPORT_INTERVAL_SECONDS`.
+        """
         device = self._device
         if self._queried_at is None or device.pass_time - self._queried_at >= _SUPPORT_INTERVAL_SECONDS:
             self._queried_at = device.pass_time
@@ -99,8 +102,8 @@ class GpmMetrics:
         """Take a sample and compute the metrics since the previous sample.
 
         Returns:
-            The metrics that have a value, by id; none if GPM is unsupported or the call fails. None for the first sample, and
-            less than 100 ms after the previous sample.
+            The metrics that have a value, by id; an empty dict if GPM is unsupported or the call fails. None after the first
+            sample, and if the previous sample is less than 100 ms old: the latest metrics then stay valid.
         """
         device = self._device
         if not self.is_supported():
@@ -205,11 +208,11 @@ class Gpm:
 
 
 def ratio_of(device: NvmlDevice, values: Mapping[int, float], row: GpmRow) -> float | None:
-    """Return a percentage as a ratio, or None if absent or invalid."""
+    """Return the percentage of a metric as a ratio, or None if the metric is absent or impossible."""
     return _checked(device, values, row, ratio)
 
 
-def _checked(device: NvmlDevice, values: Mapping[int, float], row: GpmRow, convert: Any) -> float | None:
+def _checked(device: NvmlDevice, values: Mapping[int, float], row: GpmRow, convert: Convert) -> float | None:
     if row.metric not in values:
         return None
     try:

@@ -50,10 +50,10 @@ UNSUPPORTED_ERRORS = frozenset(
 """Errors of calls that the GPU or the driver does not support, which is a normal state."""
 
 DEVICE_DOWN_ERRORS = frozenset({"gpu_is_lost", "reset_required", "gpu_not_found"})
-"""Errors after which all calls on the GPU fail until it returns."""
+"""Errors after which the calls on the GPU are expected to fail until the GPU is attached again."""
 
 LIBRARY_DOWN_ERRORS = frozenset({"uninitialized", "driver_not_loaded", "lib_rm_version_mismatch"})
-"""Errors after which no GPU can be read by this process."""
+"""Errors after which this process can read no GPU."""
 
 
 def name_of(code: object) -> str:
@@ -80,7 +80,7 @@ class CallFailedError(Exception):
 
 
 class NvmlLibrary:
-    """NVML for a single thread."""
+    """NVML functions for a single thread, with the duration of the calls and their errors."""
 
     def __init__(self, binding: Any, *, clock: Callable[[], float]) -> None:
         self.binding = binding  # the module pynvml

@@ -52,7 +52,7 @@ class Mig:
                 metrics.discard()
 
     def read(self, readings: PassReadings) -> None:
-        """Read the memory of the MIG devices and add their readings."""
+        """Read the memory of the MIG devices, and set `readings.instances`."""
         readings.instances = [self._describe(instance) for instance in self._instances]
 
     def sample(self) -> None:

@@ -6,7 +6,6 @@ and never become labels.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import NvmlDevice
@@ -39,8 +38,8 @@ class GpuProcesses:
         readings.has_process_list = True
         readings.set_value("processes", None if memory_by_pid is None else len(memory_by_pid))
         if memory_by_pid is not None:
-            # Utilization divides the energy of a GPU among processes. For a single process it would be wasted: it costs more
-            # than the list.
+            # Utilization is used to divide the energy of a GPU among its processes. For a single process it is not read,
+            # because the call takes longer than the list.
             sm_ratios = self._utilization(device, wall=wall) if len(memory_by_pid) > 1 else {}
             readings.processes = [
                 {"pid": pid, "memory": memory, "sm": sm_ratios.get(pid)}
@@ -76,7 +75,10 @@ class GpuProcesses:
 
 
 def _memory_by_pid(processes: Any) -> dict[int, int | None]:
-    """Return memory by process id, or None if the driver does not report memory (some MIG modes, vGPU)."""
+    """Return the memory of each process by pid.
+
+    A value is None if the driver lists the process without its memory (some MIG modes, vGPU).
+    """
     memory_by_pid: dict[int, int | None] = {}
     for process in processes:
         if process.pid > _MAX_PID:
@@ -88,13 +90,3 @@ def _memory_by_pid(processes: Any) -> dict[int, int | None]:
             memory_bytes if earlier_bytes is None else earlier_bytes + (memory_bytes or 0)
         )
     return memory_by_pid
-
-
-def sram_exceeded(device: NvmlDevice) -> int | None:
-    """Return 1 if SRAM errors exceed the threshold for a replacement of the GPU, or None if the driver reports no status."""
-    structure = getattr(device.library.binding, "c_nvmlEccSramErrorStatus_v1_t", None)
-    if structure is None:  # pynvml is older than the function
-        return None
-    status = structure()
-    answer = device.query("sram", "nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
-    return None if answer is None else int(status.bThresholdExceeded != 0)

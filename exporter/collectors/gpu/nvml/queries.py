@@ -1,4 +1,4 @@
-"""Queries of a GPU, each in a single row: call or field value, reading, and tier.
+"""Table of the queries of a GPU: call or field value, reading, and tier.
 
 Runs in the NVML child. `card_families.py`, `link_families.py` and `health_families.py` define the family of each
 reading. Gauges are in base units; counters are in NVML's units (nanoseconds, KiB), and the sidecar converts them.
@@ -7,6 +7,7 @@ Queries that take more than microseconds, or whose values rarely change, are in 
 
 from __future__ import annotations
 
+import ctypes
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -274,7 +275,8 @@ QUERIES: tuple[Query, ...] = (
     _pcie_error(179, "non_fatal"),
     _pcie_error(180, "fatal"),
 )
-"""All queries of a GPU, except for processes, driver samples, GPM, NVLink and MIG, which have modules of their own."""
+"""Queries of a GPU, except SRAM errors (`sram_threshold_exceeded`), and processes, driver samples, GPM, NVLink and MIG, which have
+modules of their own."""
 
 
 def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
@@ -291,7 +293,7 @@ def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
 
 
 def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -> None:
-    """Execute queries and set their readings, to None without a value."""
+    """Execute queries and set their readings. The reading of a query without a value is set to None."""
     fields = [query for query in queries if isinstance(query, FieldQuery)]
     values = device.read_fields({field.field: field.convert for field in fields})
     for field in fields:
@@ -305,7 +307,7 @@ def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -
 
 
 def execute(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:
-    """Execute a query, with the older call if the driver does not support the newer one. Return the values, or None."""
+    """Execute a query, by the older call if the driver does not support the newer one. Return the values, or None on failure."""
     query_name = f"{query.call}{query.arguments or ''}"
     values: Sequence[float] | None = device.query(
         query_name, query.call, *query.arguments, convert=query.convert
@@ -315,3 +317,16 @@ def execute(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:
         query_name = f"{older.call}{older.arguments or ''}"
         values = device.query(query_name, older.call, *older.arguments, convert=query.convert)
     return values
+
+
+def sram_threshold_exceeded(device: NvmlDevice) -> int | None:
+    """Return 1 if the SRAM errors exceed the threshold for a replacement of the GPU, else 0.
+
+    Returns None if the driver or pynvml does not report the status. NVML fills a structure, unlike the calls of `CallQuery`.
+    """
+    structure = getattr(device.library.binding, "c_nvmlEccSramErrorStatus_v1_t", None)
+    if structure is None:  # pynvml is older than the function
+        return None
+    status = structure()
+    answer = device.query("sram", "nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
+    return None if answer is None else int(status.bThresholdExceeded != 0)

@@ -1,6 +1,6 @@
 """Readings of a pass over a GPU, as sent by the NVML child.
 
-A reading has a name and a value by labels; None means absent. A message contains the readings of a slower tier only
+A reading has a name, and a value for each combination of labels; None means absent. A message contains the readings of a slower tier only
 in the passes of this tier; the sidecar keeps the latest readings.
 """
 

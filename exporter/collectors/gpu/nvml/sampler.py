@@ -1,9 +1,8 @@
 """Sampler of all GPUs: readings of each pass, selection of GPUs, and retries of lost GPUs.
 
-Runs in the NVML child, on the sampling thread. Each pass returns a message with the readings: values in base units or
-raw counters, `null` for a reading that has become absent. A message contains the readings of a slower tier only in
-the passes of this tier; the sidecar keeps the latest readings. The slower tiers of different GPUs are due in
-different seconds.
+Runs in the NVML child, on the sampling thread. Each pass returns a message with the readings: gauges in base units, raw
+counters, and `null` for a reading that has become absent. A message contains the readings of a slower tier only in the
+passes of this tier; the sidecar keeps the latest readings. The slower tiers of different GPUs are due in different seconds.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from exporter.collectors.gpu.nvml.gpm import Gpm
 from exporter.collectors.gpu.nvml.library import LIBRARY_DOWN_ERRORS, CallFailedError, NvmlLibrary
 from exporter.collectors.gpu.nvml.links import NvLinks
 from exporter.collectors.gpu.nvml.mig import Mig
-from exporter.collectors.gpu.nvml.processes import GpuProcesses, sram_exceeded
+from exporter.collectors.gpu.nvml.processes import GpuProcesses
 from exporter.collectors.gpu.nvml.queries import Query, Tier
 from exporter.collectors.gpu.nvml.readings import PassReadings
-from exporter.collectors.gpu.options import MAX_GPUS, GpuOptions, job_numbers
+from exporter.collectors.gpu.options import MAX_GPUS, GpuOptions, job_indices
 
 MAX_RETRIES = 10
 """Number of failed retries after which the child is replaced: after a reset, a GPU may require a newly loaded NVML."""
@@ -45,8 +44,8 @@ class RestartError(DownError):
     """Request to shut down NVML and to replace this process."""
 
 
-def _period(tier: Tier, options: GpuOptions) -> float:
-    """Return the period of a tier: scaled if the configured period is below 1 s, and at least the configured period."""
+def _period_seconds(tier: Tier, options: GpuOptions) -> float:
+    """Return the period of a tier. A configured period below 1 s shortens it; a longer one is its minimum."""
     return max(options.period, tier.value * min(1.0, options.period))
 
 
@@ -66,9 +65,9 @@ class AttachedGpu:
         self.has_sent_identity = False  # True after the identity was sent to the sidecar
         self._options = options
         self._tiers = tiers
-        self._periods = {tier: _period(tier, options) for tier in Tier}
+        self._period_seconds = {tier: _period_seconds(tier, options) for tier in Tier}
         totals: Totals = {}
-        self._samples = DriverSamples(device, self._periods[Tier.FAST], totals)
+        self._samples = DriverSamples(device, self._period_seconds[Tier.FAST], totals)
         self._gpm = Gpm(device, totals, is_enabled=options.gpm)
         self._links = NvLinks(device)
         self._processes = GpuProcesses()
@@ -82,7 +81,7 @@ class AttachedGpu:
         is_slow_due = Tier.SLOW in due_tiers or self.mig.is_outdated
         if is_slow_due:  # before the faster tiers, which require the list of links and instances
             queries.read(device, self._tiers[Tier.SLOW], readings)
-            readings.set_value("sram_ecc_threshold_exceeded", sram_exceeded(device))
+            readings.set_value("sram_ecc_threshold_exceeded", queries.sram_threshold_exceeded(device))
             self._links.read_slow(readings)
             self.mig.list_instances()
         queries.read(device, self._tiers[Tier.FAST], readings)
@@ -118,10 +117,10 @@ class AttachedGpu:
         due_at = self._due[tier]
         if now < due_at - self._options.period / 4:  # passes are not exactly periodic
             return False
-        period = self._periods[tier]
+        period_seconds = self._period_seconds[tier]
         if not self.has_sent_identity and tier in {Tier.MEDIUM, Tier.SLOW}:
-            period *= (1 + self.device.index % _STAGGER_COUNT) / _STAGGER_COUNT
-        self._due[tier] = max(due_at + period, now + self._options.period / 2)
+            period_seconds *= (1 + self.device.index % _STAGGER_COUNT) / _STAGGER_COUNT
+        self._due[tier] = max(due_at + period_seconds, now + self._options.period / 2)
         return True
 
 
@@ -130,7 +129,7 @@ class Slot:
     """Entry in NVML's list of GPUs."""
 
     index: int  # NVML index
-    number: int  # index in the job's numbering; the NVML index if unknown
+    job_index: int  # index in the job's numbering; the NVML index if unknown
     uuid: str = ""  # empty before the first read
     failure: str = ""  # reason; "" if the GPU is up
     failed_attempts: int = 0  # failed attempts since the loss
@@ -222,7 +221,7 @@ class NvmlSampler:
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "gpus": entries}
         if now >= self._cost_due - self._options.period / 4:
-            self._cost_due = now + _period(Tier.MEDIUM, self._options)
+            self._cost_due = now + _period_seconds(Tier.MEDIUM, self._options)
             message["cost"] = self._cost()
             self._check_device_count()
         return message
@@ -245,7 +244,7 @@ class NvmlSampler:
         self._library.current_gpu = slot.index
         if slot.failure and now >= slot.retry_at:
             self._attach(slot, now)
-        entry: dict[str, Any] = {"index": slot.index, "uuid": slot.uuid, "number": slot.number}
+        entry: dict[str, Any] = {"index": slot.index, "uuid": slot.uuid, "job_index": slot.job_index}
         attached_gpu = slot.attached_gpu
         if attached_gpu is not None:
             try:
@@ -308,12 +307,14 @@ class NvmlSampler:
                     uuids[position] += slot.attached_gpu.mig.uuids()
                 except DeviceDownError as error:
                     self._lose(slot, error.reason, now)
-        numbers = job_numbers(self._visible, uuids)
-        if numbers is None or (not numbers and len(accessible) < len(self._slots)):
+        job_index_by_position = job_indices(self._visible, uuids)
+        if job_index_by_position is None or (
+            not job_index_by_position and len(accessible) < len(self._slots)
+        ):
             # The accessible GPUs belong to the job, regardless of the variable.
-            numbers = {position: position for position in range(len(accessible))}
-        for position, number in numbers.items():
-            accessible[position].number, accessible[position].is_selected = number, True
+            job_index_by_position = {position: position for position in range(len(accessible))}
+        for position, job_index in job_index_by_position.items():
+            accessible[position].job_index, accessible[position].is_selected = job_index, True
 
     def _check_device_count(self) -> None:
         try:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 ALL_BITS_SET = (1 << 64) - (1 << 32)
-"""Lower bound of numbers with all bits set, also after a conversion to float or a small addition."""
+"""Lower bound of numbers whose upper 32 bits are set: all bits set, also after a conversion to float or a small subtraction."""
 
 Convert = Callable[[Any], Any]
-"""Function that converts a result of NVML. Raises GarbageError."""
+"""Function that converts a result of NVML. Raises GarbageError for an impossible result."""
 
 
 class GarbageError(ValueError):
@@ -35,7 +35,7 @@ def bounded(minimum: float, maximum: float, convert: Convert = lambda number: nu
 count = bounded(0, ALL_BITS_SET - 1)
 """A counter."""
 small = bounded(0, 0x7FFFFFFE)
-"""A small number, such as a count of items, a mode or a generation."""
+"""A number of 31 bits, such as a count of items, an index or a generation."""
 flag = bounded(0, 1)
 size = bounded(0, 1 << 50)
 """Bytes, below 1 PiB."""
