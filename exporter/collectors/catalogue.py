@@ -45,7 +45,7 @@ BOUNDED_LANE = "bounded"
 
 
 class ExtraCollector:
-    """Third-party collector class for prometheus_client, named as `module:Class` and imported in the first pass."""
+    """Third-party collector. Its class, `module:Class`, is imported and constructed in the first pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,13 +74,13 @@ def extra_collectors(classes: Sequence[str]) -> list[ExtraCollector]:
 
 @dataclass(frozen=True, slots=True)
 class CollectorEntry:
-    """Collector of the catalogue, with its options and families."""
+    """Entry of the catalogue: how to construct a collector, its options, families and lane."""
 
     name: str  # key of the section, and value of the label `collector`
     options: CollectorOptions
     factory: Callable[..., Any]
     specs: Sequence[FamilySpec]
-    lane: str | None  # None for a thread of its own
+    lane: str | None  # None for a separate thread
 
 
 def collector(
@@ -176,7 +176,7 @@ class Collectors:
 
 
 def entries(collectors: Collectors) -> tuple[CollectorEntry, ...]:
-    """Return the catalogue with the options of a configuration."""
+    """Return the entries of the catalogue, with the options of a configuration."""
     return tuple(
         CollectorEntry(
             name=collector_field.name,
@@ -188,6 +188,6 @@ def entries(collectors: Collectors) -> tuple[CollectorEntry, ...]:
 
 
 EXTRA = "extra"
-"""Section of the third-party collectors, which share its interval and deadline and have names of their own."""
+"""Section of the third-party collectors. They share the interval and the deadline of the section; their names are `module:Class`."""
 CATALOGUE = tuple(entry for entry in entries(Collectors()) if entry.name != EXTRA)
 """Collectors of the exporter with the default options, without the third-party collectors of `EXTRA`."""

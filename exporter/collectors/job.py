@@ -15,13 +15,13 @@ from exporter.recording.values import NO_GPUS, GpuUse
 Role = Literal["trainer", "dataloader", "other"]
 
 MAX_EXITED_RUNS = 20
-"""Maximum number of runs without a running process on the page, the latest exits first. A run has up to 270 series and more for each
-rank, so that short runs would otherwise displace the series of running runs within the retention time."""
+"""Maximum number of published runs without a running process; the runs that exited last are published. A run has up to 270 series,
+and more for each rank: without this limit, many short runs could displace the series of running runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """Process that writes a feed, or that did so and exited recently."""
+    """Process that writes a feed, or a process that wrote a feed and exited recently."""
 
     identity: ProcessIdentity
     alive: bool
@@ -94,7 +94,7 @@ class MachineUse:
 class EnergyReading:
     """Energy of a device as counted by the device's collector.
 
-    The sum over components is meaningful: overlapping zones (psys, core) have no readings.
+    The sum over components counts no energy twice, because overlapping zones (psys, core) have no readings.
     """
 
     component: Literal["gpu", "cpu", "dram", "soc"]

@@ -1,8 +1,8 @@
 """Kernel files of /proc and /sys: reading, parsing and selection by name.
 
 A source that the kernel does not offer is unsupported, which is a normal state. A source that cannot be read or
-parsed is a problem, with a reason in `FILE_REASONS`. Any other exception is a bug in the exporter and is not caught
-here. Both psutil and the exporter read procfs at psutil.PROCFS_PATH.
+parsed is a problem, with a reason in `FILE_REASONS`. Other exceptions are bugs in the exporter and are not caught here,
+except in `from_psutil`. Both psutil and the exporter read procfs at psutil.PROCFS_PATH.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from exporter.families import Collected
 _T = TypeVar("_T")
 
 FILE_REASONS = ("malformed", "permission", "unreadable")
-"""Reasons for which a file cannot be read."""
+"""Reasons of a file that cannot be read or parsed."""
 
 ABSENCE_ERRORS = frozenset(
     (
@@ -52,7 +52,10 @@ def procfs() -> Path:
 
 @contextmanager
 def source(collected: Collected, name: Path | str) -> Iterator[None]:
-    """Record a missing source as unsupported, and a failure of the body as a problem of this source alone."""
+    """Run the body, and record a missing source as unsupported, and an unreadable or malformed source as a problem.
+
+    The caller continues with its other sources.
+    """
     try:
         yield
     except CollectError as error:
@@ -71,7 +74,7 @@ def failure(name: Path | str, error: OSError) -> CollectError:
 
 
 def malformed(name: Path | str, error: Exception) -> CollectError:
-    """Return the CollectError of a file with unexpected content."""
+    """Return the CollectError of a file with unexpected content, which raised `error` in a parser."""
     message = f"{name}: unexpected content ({type(error).__name__}: {error})"
     return CollectError(message, reason="malformed")
 
@@ -146,7 +149,7 @@ def counts_in(path: Path, *required: str) -> dict[str, int]:
 
 
 def printable(text: str) -> str:
-    """Return a file name or device name as a label value: bytes that are not UTF-8 become U+FFFD."""
+    """Return a name from `read_file` as a label value: bytes that are not UTF-8 become U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

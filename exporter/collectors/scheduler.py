@@ -2,7 +2,7 @@
 
 A pass is one call of a collector; a block is the set of families that a pass returns. A lane is a thread that runs
 collectors in sequence; `catalogue` assigns the lanes. A watchdog reports passes that exceed the deadline, starts a new
-thread for the other collectors of the lane, and withdraws blocks older than `max(3 intervals, interval + deadline)`, so
+thread for the other collectors of the lane, and withdraws blocks older than `max(3 * interval, interval + deadline)`, so
 that the page has a gap instead of a stale value. A collector is not called before the previous call under its name has
 returned, even if the collector was removed and added again.
 """
@@ -33,7 +33,7 @@ WATCH_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Thread with its collectors; guarded by the scheduler's lock."""
+    """Thread and the tasks of its collectors; guarded by the scheduler's lock."""
 
     name: str
     wake: threading.Condition
@@ -155,13 +155,13 @@ class Scheduler:
                 self._lanes[task.lane].wake.notify_all()
 
     def statuses(self) -> Sequence[CollectorStatus]:
-        """Return the state of all collectors, by name."""
+        """Return the status of each scheduled collector, sorted by name."""
         with self._lock:
             now = time.monotonic()
             return [task.status(now) for task in self._scheduled_tasks()]
 
     def families(self) -> Sequence[Metric]:
-        """Return the families about the collectors."""
+        """Return the families `exporter_collector_*` of the scheduled collectors."""
         with self._lock:
             now = time.monotonic()
             return self._status_families.families(
@@ -257,7 +257,7 @@ class Scheduler:
         if task.delivery.acquire(blocking=False):
             try:
                 with self._lock:
-                    if task.published_at is None or not task.is_stale(time.monotonic()):
+                    if not task.is_stale(time.monotonic()):
                         return
                     task.published_at = None
                 if not self._stopping.is_set():

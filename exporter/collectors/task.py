@@ -66,10 +66,11 @@ class CollectorTask:
         return self.running_since is not None and now - self.running_since >= self.deadline_seconds
 
     def is_stale(self, now: float) -> bool:
-        """Return True if the published block is too old or belongs to a removed collector."""
+        """Return True if a block is published that is too old or belongs to a removed collector."""
+        if self.published_at is None:
+            return False
         max_age_seconds = max(3 * self.interval_seconds, self.interval_seconds + self.deadline_seconds)
-        is_too_old = self.published_at is not None and now - self.published_at >= max_age_seconds
-        return is_too_old or self.published_by is not self.collector
+        return now - self.published_at >= max_age_seconds or self.published_by is not self.collector
 
     def record_unsupported(self, unsupported: Sequence[str]) -> None:
         """Record the missing sources of a published pass, and log each source once."""
@@ -80,7 +81,7 @@ class CollectorTask:
                 LOG.info("collector %s: %s", self.name, missing)
 
     def record_problems(self, problems: Problems) -> None:
-        """Record the problems of a pass, none after a success, and log a line if the reasons have changed."""
+        """Record the problems of a pass (none after a success), and log a line if the reasons have changed."""
         previous_problems, self.problems = self.problems, tuple(problems)
         reasons = {reason for reason, _ in problems}
         for reason in reasons:
@@ -93,7 +94,7 @@ class CollectorTask:
             LOG.warning("collector %s fails: %s", self.name, message_of(problems))
 
     def status(self, now: float) -> CollectorStatus:
-        """Return the state at a monotonic time."""
+        """Return the status at a monotonic time."""
         problems, duration_seconds = self.problems or (), self.duration_seconds
         if self.running_since is not None and self.is_late(now):
             duration_seconds = now - self.running_since

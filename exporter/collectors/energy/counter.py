@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RESET_REASONS = ("wrap", "reset", "backwards", "jump")
-"""Reasons for which the reading of a register is not a plain increase."""
+"""Reasons of a correction, see above."""
 
 MAX_WATTS = 4000.0
 """Upper bound of the power of a package, its memory, a module of packages or a GPU."""

@@ -18,9 +18,10 @@ IDLE_RATIO = 2.0
 class IdlePower:
     """Idle power by method.
 
-    `config`: configured by the user. `before_start`: tenth percentile while no process of a run was alive.
-    `min_seen`: lowest power, published once the highest power is at least twice as high. The lowest and the highest
-    power are medians of three intervals, so that a single invalid reading has no effect.
+    - `config`: configured by the user.
+    - `before_start`: tenth percentile of the power while no process of a run was alive.
+    - `min_seen`: lowest power, published once the highest power is at least twice as high. The lowest and the highest power are
+      medians of three intervals, so that a single invalid reading has no effect.
     """
 
     def __init__(self, configured_watts: float | None = None) -> None:
@@ -47,7 +48,7 @@ class IdlePower:
                 self._before_start_watts = sorted(self._jobless_watts)[rank]
 
     def by_method(self) -> dict[str, float]:
-        """Return the idle power by each method that has a value, the best method first."""
+        """Return the idle power by method, the most reliable method first. Methods without a value are omitted."""
         was_idle = self._min_watts is not None and self._max_watts >= IDLE_RATIO * self._min_watts
         values = (self._configured_watts, self._before_start_watts, self._min_watts if was_idle else None)
         return {
@@ -55,5 +56,5 @@ class IdlePower:
         }
 
     def best(self) -> float | None:
-        """Return the idle power by the best known method, or None."""
+        """Return the idle power by the most reliable method that has a value, or None without such a method."""
         return next(iter(self.by_method().values()), None)

@@ -1,7 +1,7 @@
 """Energy of the CPUs and of the memory, from RAPL registers or power meters.
 
-A package is published from a single source, so that a sum over sources is right. At 500 W, a register with a range of
-262 kJ wraps every nine minutes.
+A package is published from a single source, so that a sum over sources counts no energy twice. At 500 W, a register with a range
+of 262 kJ wraps every nine minutes.
 """
 
 from __future__ import annotations

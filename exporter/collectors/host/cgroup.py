@@ -32,8 +32,8 @@ INFO = FamilySpec(
     source="/proc/self/cgroup, mountinfo",
     details=(
         (
-            "Of the exporter's cgroup and its ancestors, the exporter chooses the cgroup with the tightest"
-            " limit. Without limits, it chooses its own cgroup."
+            "This is the cgroup with the tightest limit among the exporter's cgroup and its ancestors, or the"
+            " exporter's cgroup if none has a limit."
         ),
     ),
 )
@@ -167,7 +167,7 @@ class CgroupCollector:
         self._tree = CgroupTree(proc=proc, sys=sys)
 
     def collect(self) -> Collected:
-        """Read the limits and the usage of CPU and memory."""
+        """Read limits and usage of CPU and memory, and the I/O pressure."""
         collected = Collected()
         with source(collected, "cgroup"):
             hierarchies = self._tree.hierarchies()

@@ -20,7 +20,7 @@ UNIFIED = ""
 CONTROLLERS = frozenset(("cpu", "cpuacct", "memory"))
 """Controllers of cgroup v1 that the exporter reads."""
 NO_LIMIT = 2**62
-"""Smallest value that means no limit; cgroup v1 reports the largest page count."""
+"""Smallest value that means no limit: without a limit, cgroup v1 reports the largest number of bytes in whole pages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ def _add_counts(collected: Collected, counts: LustreCounts, mount: str) -> None:
 def _labels(clients: Sequence[str], mounts: Sequence[Mount]) -> dict[str, str]:
     """Return the label of each client: the mount point of its filesystem.
 
-    The label is the name of the client if no mount has the filesystem's name, or if several clients have.
+    The label is the name of the client if no mount has the name of the filesystem, or if several clients have it.
     """
     mount_points: dict[str, str] = {}  # by name of the filesystem
     for mount in mounts:  # 10.0.0.1@o2ib:/scratch/project is a part of the filesystem `scratch`

@@ -221,8 +221,8 @@ class MemoryCollector:
 def read_oom_kills(proc: Path = Path("/proc")) -> int | None:
     """Return the number of out-of-memory kills since boot, or None if the kernel does not count them.
 
-    An increase is evidence for the reason why a process of the job has ended. The count is that of the machine: an exporter in a
-    container of its own cannot read the cgroup of the job.
+    An increase is evidence for the reason why a process of the job has ended. The kills of the whole machine are counted, because
+    an exporter in a separate container cannot read the cgroup of the job.
     """
     try:
         return named_counts(read_file(proc / "vmstat")).get("oom_kill")

@@ -94,7 +94,7 @@ class NfsCollector:
         self._proc = procfs()
 
     def collect(self) -> Collected:
-        """Read the statistics of the mounted NFS filesystems, once per filesystem."""
+        """Read the statistics of the mounted NFS filesystems. A filesystem with several mounts is published once."""
         collected = Collected()
         path = self._proc / "self/mountstats"
         with source(collected, path):

@@ -22,7 +22,7 @@ BUILD_INFO = FamilySpec(
         "Versions of the exporter, of Python and of nvidia-ml-py. The label nvidia_ml_py is omitted if the package is not"
         " installed."
     ),
-    source="constants",
+    source="package metadata",
 )
 CPU_SECONDS = FamilySpec(
     name="process_cpu_seconds_total",

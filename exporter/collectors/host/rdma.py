@@ -1,8 +1,8 @@
 """Traffic, link errors and congestion of InfiniBand and RoCE ports.
 
 The mlx5 driver writes a line to the kernel log for each read that it refuses. The collector therefore skips files
-that were refused recently, and the link registers of ports that are down or not InfiniBand. Link registers stop at
-their maximum.
+that were refused recently, and the link registers of ports that are down or not InfiniBand. Link registers do not wrap: they stop
+at their maximum.
 Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
 """
 
@@ -178,7 +178,10 @@ class RdmaCollector:
             collected.add(HARDWARE, self._count(hw_counters / name), device, port, name)
 
     def _bytes(self, words_path: Path, bytes_path: Path) -> int | None:
-        """Return a number of bytes, from a counter of 4-byte words, or from the counter of bytes if the adapter has no such counter (EFA)."""
+        """Return the bytes that a counter of 4-byte words shows.
+
+        An adapter without this counter (EFA) has a counter of bytes, at *bytes_path*.
+        """
         count = self._count(words_path)
         return self._count(bytes_path) if count is None else count * WORD_BYTES
 

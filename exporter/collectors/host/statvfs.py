@@ -38,7 +38,8 @@ class StatvfsPool:
     def call(self, paths: Mapping[str, str]) -> Mapping[str, StatvfsResult]:
         """Call statvfs for the path of each filesystem, and return the results by filesystem.
 
-        A filesystem whose earlier call has not returned is skipped, with the result None. Not thread-safe.
+        The result is None if the call does not return within the deadline. A filesystem whose earlier call has not returned is not
+        called again. Not thread-safe.
         """
         results: dict[str, StatvfsResult] = {}
         with self._condition:

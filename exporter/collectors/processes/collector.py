@@ -28,7 +28,7 @@ START_SLACK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LivingMember:
-    """Running member of the process tree, with its reading."""
+    """Member of the process tree that is running and not a zombie, with its reading."""
 
     member: Member
     reading: ProcessReading
@@ -36,7 +36,7 @@ class LivingMember:
 
 @dataclass(slots=True, eq=False)
 class GroupUse:
-    """Running processes of a group in a pass, and the number of all its processes by state."""
+    """Processes of a group in a pass: the running processes, and the number of processes by state, zombies included."""
 
     states: Counter[str] = field(default_factory=Counter)
     living: list[LivingMember] = field(default_factory=list)
@@ -96,7 +96,7 @@ class ProcessCollector:
         self._previous_members: Sequence[Member] = ()  # of the previous pass, zombies included
 
     def collect(self) -> Collected:
-        """Find and read all processes of the job."""
+        """Find and read the visible processes of the job."""
         collected = Collected()
         job = self._job()
         if job is None:
@@ -155,7 +155,7 @@ class ProcessCollector:
         self._previous_members = members
 
     def _forget_ended(self, running_runs: Collection[str], members: Sequence[Member], now: float) -> None:
-        """Discard the runs that ended long ago or before `MAX_EXITED_RUNS` others, and the readings of ended processes."""
+        """Discard the readings of ended processes, and the runs that ended long ago or before `MAX_EXITED_RUNS` other runs."""
         for process in self._usages.keys() - {member.process for member in members}:
             del self._usages[process]
         for run, run_processes in list(self._runs.items()):
@@ -169,6 +169,7 @@ class ProcessCollector:
             del self._runs[run]
 
     def _publish(self, job: Sequence[JobProcess], collected: Collected) -> None:
+        """Add the families of all runs."""
         alive_by_rank: dict[tuple[str, str], bool] = {}
         for process in job:
             if process.identity.rank is not None:  # a rank is up if any of its processes is running

@@ -1,7 +1,7 @@
 """Start and end times of processes.
 
 The start is read from /proc, in clock ticks of usually 10 ms. A thread that waits for pidfds records the end. Without a
-pidfd (an old kernel, no permission, or no free thread), the next call of `watch` after the end does.
+pidfd (on an old kernel, without permission or without a free thread), the next call of `watch` after the end records it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ProcessLives:
         self._waiter: _Waiter | None = None
 
     def watch(self, pids: Collection[int]) -> Mapping[int, ProcessLife]:
-        """Watch processes and return the lives of running and recently ended processes, by pid."""
+        """Watch further processes. Return the lives of the running and the recently ended watched processes, by pid."""
         now = self._monotonic()
         with self._lock:
             for pid in pids:
@@ -52,7 +52,7 @@ class ProcessLives:
             return dict(self._lives)
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread, if it is running."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.stop()
@@ -105,7 +105,7 @@ class _Waiter:
         self._selector.register(descriptor, selectors.EVENT_READ, pid)
 
     def stop(self) -> None:
-        """End the thread and close every descriptor."""
+        """Stop the thread and close all descriptors."""
         self._is_stopping = True
         self._wake_writer.send(b"!")
         self._thread.join(2.0)
@@ -129,7 +129,7 @@ class _Waiter:
 
 
 def _start_time(pid: int) -> float | None:
-    """Return the monotonic start time of a process, or None for a missing process and a zombie."""
+    """Return the monotonic start time of a process. Returns None for a missing process and for a zombie."""
     try:
         text = (procfs() / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

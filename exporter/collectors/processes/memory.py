@@ -1,8 +1,8 @@
 """Unique and proportional memory of the job's processes.
 
-For a reading, the kernel walks all page tables of the process and holds its memory lock, for which a trainer may have to
-wait: a third of a second for 8 GiB of small pages. A pass therefore has a time budget, starts with the oldest readings,
-and reads a process so rarely that its lock is held for at most about a thousandth of the time.
+For a reading, the kernel walks all page tables of the process and holds its memory lock: a third of a second for 8 GiB of small
+pages. Meanwhile, a trainer that needs the lock waits. A pass therefore has a time budget and starts with the processes that were
+read longest ago. A process is read so rarely that its lock is held for at most about a thousandth of the time.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ RETENTION_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Memory of a process, and monotonic times: of the reading, of the next reading, and of the end of publication."""
+    """Memory of a process, with monotonic times."""
 
     unique_bytes: int = 0
     proportional_bytes: int = 0
     read_at: float = -math.inf
-    due_at: float = -math.inf
-    stale_at: float = -math.inf
+    due_at: float = -math.inf  # earliest time of the next reading
+    stale_at: float = -math.inf  # end of the publication of this reading
 
 
 class ProcessMemoryCollector:
-    """Collector of the memory of the job's processes by mapping."""
+    """Collector of the unique and the proportional memory of the job's processes."""
 
     name = "process_memory"
     specs = SPECS

@@ -27,7 +27,7 @@ class ProcessReading:
 
 
 def read_process(process: psutil.Process) -> ProcessReading | None:
-    """Return a reading, or None if the process has ended. Raises OSError and CollectError."""
+    """Read a process. Returns None if the process has ended. Raises OSError and CollectError."""
     return from_psutil(f"process {process.pid}", lambda: _read(process))
 
 

@@ -36,7 +36,7 @@ class Usage:
 
 @dataclass(slots=True)
 class GroupTotals:
-    """Sums over all past and current processes of a group."""
+    """Sums over the current and the ended processes of a group."""
 
     user_seconds: float = 0.0
     system_seconds: float = 0.0
@@ -44,7 +44,7 @@ class GroupTotals:
     written_bytes: float | None = None
 
     def add(self, previous: Usage, current: Usage) -> None:
-        """Add the increase of a process. A decreased value adds 0."""
+        """Add the increase of a process between two readings. A value that has decreased adds 0."""
         self.user_seconds += _increase(previous.user_seconds, current.user_seconds)
         self.system_seconds += _increase(previous.system_seconds, current.system_seconds)
         if current.read_bytes is not None:
@@ -61,12 +61,13 @@ class RunTotals:
     Use before the sidecar started is not counted, because after a restart of the sidecar it would appear as an increase.
     """
 
-    last: dict[psutil.Process, Usage]  # last readings, shared by all runs: a process may change its run
+    # Last reading of each process. All runs share this dict, because a process may change its run.
+    last: dict[psutil.Process, Usage]
     groups: dict[ProcessGroup, GroupTotals] = field(default_factory=dict)
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of all groups."""
+        """CPU time of all groups, user and system."""
         return sum(total.user_seconds + total.system_seconds for total in self.groups.values())
 
     def count(

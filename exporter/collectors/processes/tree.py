@@ -1,8 +1,8 @@
 """Processes of the job on this machine, by run, rank and role.
 
-A process that writes a feed is a recording process. Every other process belongs to its nearest recording ancestor, so
-that ranks below torchrun's agent do not belong to the agent. A process remains a member until it ends, even if its
-trainer ended before.
+A process that writes a feed is a recording process. A descendant that writes no feed belongs to its nearest recording ancestor:
+the children of a rank belong to the rank, and not to torchrun's agent, which started the rank. A process remains a member until it
+ends, even if its trainer ended before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DISCOVER_SECONDS = 15.0
 YOUNG_SECONDS = 2.0
 """Minimum age at which the role of a child is determined: a younger child may still call exec."""
 CLOCK_STEP_SECONDS = 60.0
-"""Largest tolerated step of the wall clock between the start of a process and the start of its recording."""
+"""Tolerance in the comparison of the start of a process and the start of its recording, for steps of the wall clock."""
 
 _WORKER_THREAD = "pt_data_worker"
 _SPAWN = "multiprocessing.spawn"
@@ -74,7 +74,7 @@ class ProcessTree:
     def update(
         self, job: Sequence[JobProcess], *, collected: Collected, now: float, wall: float
     ) -> Sequence[Member]:
-        """Return the living members (zombies included) at a monotonic and a wall clock time."""
+        """Update and return the members, zombies included. `now` is the monotonic time, `wall` the Unix time."""
         self._remove_ended()
         new_roots = self._add_recording(job, collected)
         if new_roots or now - self._last_discovery_time >= self._discover_seconds:
