@@ -172,6 +172,6 @@ def chromium(directory: Path) -> Iterator[Browser]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
-        process.wait(10)
+        process.wait(LIMIT_SECONDS)
         os.close(to_browser[1])
         os.close(from_browser[0])

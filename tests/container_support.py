@@ -23,7 +23,7 @@ UP_AND_RUNNING, SIOCSIFFLAGS = 0x41, 0x8914
 fcntl.ioctl(socket.socket(), SIOCSIFFLAGS, struct.pack("16sh", b"lo", UP_AND_RUNNING))
 for _ in sys.stdin:
     try:
-        page = urllib.request.urlopen("http://127.0.0.1:{PORT}/metrics", timeout=10).read()
+        page = urllib.request.urlopen("http://127.0.0.1:{PORT}/metrics", timeout=60).read()
     except OSError:
         page = b""
     sys.stdout.buffer.write(b"%d\\n%b" % (len(page), page))

@@ -190,7 +190,7 @@ class ScenarioPrometheus:
         assert match, query
         parameters = urllib.parse.urlencode({"match[]": match[1], "start": self._start, "end": self._end})
         with urllib.request.urlopen(
-            f"{self._url}/api/v1/label/{match[2]}/values?{parameters}", timeout=30
+            f"{self._url}/api/v1/label/{match[2]}/values?{parameters}", timeout=60
         ) as response:
             values: list[str] = json.load(response)["data"]
         return values

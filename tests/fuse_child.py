@@ -84,7 +84,7 @@ def run(_: Path, daemon: subprocess.Popen[str]) -> object:
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)  # end without waiting for the sidecar
         start = time.monotonic()
-        status = running.wait(12)
+        status = running.wait(60)
         return {"status": status, "seconds": time.monotonic() - start, "log": Path(log.name).read_text()}
 
 

@@ -15,4 +15,4 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     for child in children:
         if child.is_running():
             child.kill()
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=60)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import run_support
 from typing_extensions import Self
-from waiting import PATIENCE, wait_until
+from waiting import LIMIT_SECONDS, PATIENCE, wait_until
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="install Prometheus: apt-get install prometheus"
@@ -29,7 +29,7 @@ def query_api(url: str, endpoint: str, **parameters: object) -> list[dict[str, A
     """Return the series of a query to the HTTP API of Prometheus."""
     body = urllib.parse.urlencode(parameters).encode()
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/{endpoint}", data=body, timeout=30) as response:
+        with urllib.request.urlopen(f"{url}/api/v1/{endpoint}", data=body, timeout=LIMIT_SECONDS) as response:
             data = json.load(response)["data"]
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{parameters['query']}: {error.read().decode()}") from error

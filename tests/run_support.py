@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import psutil
 from places import DATA, PROJECT
-from waiting import PATIENCE
+from waiting import LIMIT_SECONDS
 
 REPOSITORY = PROJECT
 
@@ -31,11 +31,11 @@ def log_signal(number, frame):
 for number in (1, 2, 3, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGWINCH):
     signal.signal(number, log_signal)
 os.write(log, b"ready\\n")
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 60
 while not has_ended and time.monotonic() < deadline:
     time.sleep(0.02)
 """
-"""Program that logs every received signal to the file of its argument, and exits at SIGUSR2 or after 30 s."""
+"""Program that logs every received signal to the file of its argument, and exits at SIGUSR2 or after 60 s."""
 
 
 def child_environment(**variables: str) -> dict[str, str]:
@@ -123,7 +123,7 @@ def is_alive(pid: int) -> bool:
 
 def fetch(url: str) -> str | None:
     """Return the body of a successful response, otherwise None."""
-    with contextlib.suppress(OSError), urlopen(url, timeout=5 * PATIENCE) as response:
+    with contextlib.suppress(OSError), urlopen(url, timeout=LIMIT_SECONDS) as response:
         return str(response.read().decode())
     return None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import run_support
-from waiting import PATIENCE, wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
@@ -24,7 +24,7 @@ environment = run_support.child_environment
 def exporter(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line of the exporter to its end."""
     command = [sys.executable, "-m", "exporter", *arguments]
-    return run_support.run_to_completion(command, env=environment(**variables), timeout=15 * PATIENCE)
+    return run_support.run_to_completion(command, env=environment(**variables), timeout=LIMIT_SECONDS)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Sidecar:
 
     def request(self, path: str, method: str = "GET") -> tuple[int, str]:
         """Request a path and return the status and the body of the response."""
-        connection = http.client.HTTPConnection(self.address, timeout=10 * PATIENCE)
+        connection = http.client.HTTPConnection(self.address, timeout=LIMIT_SECONDS)
         with contextlib.closing(connection):
             connection.request(method, path)
             response = connection.getresponse()
@@ -70,7 +70,7 @@ class Sidecar:
     def end(self, signal_number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit status."""
         self.process.send_signal(signal_number)
-        return self.process.wait(15)
+        return self.process.wait(LIMIT_SECONDS)
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def sidecar(
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(15)
+        process.wait(LIMIT_SECONDS)
 
 
 @contextlib.contextmanager
@@ -124,4 +124,4 @@ def recording(tmp_path: Path, code: str, rank: int, run: str = "r") -> Iterator[
             assert process.stdout.readline() == "recording\n"
             yield process
         finally:
-            process.communicate("end\n", timeout=10 * PATIENCE)
+            process.communicate("end\n", timeout=LIMIT_SECONDS)

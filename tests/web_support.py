@@ -21,7 +21,7 @@ from typing import Any
 import trustme
 from places import PROJECT, TESTS
 from typing_extensions import Self
-from waiting import PATIENCE
+from waiting import LIMIT_SECONDS
 
 from exporter.web.endpoints import Endpoint, HealthEndpoint, MetricsEndpoint
 from exporter.web.server import Server
@@ -88,7 +88,7 @@ class Child:
 
     def wait(self) -> tuple[int, str]:
         """Wait for the process to exit and return its exit status and log."""
-        _, log = self._process.communicate(timeout=15 * PATIENCE)
+        _, log = self._process.communicate(timeout=LIMIT_SECONDS)
         return self._process.returncode, log
 
     def _read(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def fetch(
     method: str = "GET",
     headers: dict[str, str] | None = None,
     context: ssl.SSLContext | None = None,
-    timeout: float = 8.0 * PATIENCE,
+    timeout: float = LIMIT_SECONDS,
 ) -> Reply:
     """Send a request on a new connection."""
     start = time.monotonic()
@@ -142,7 +142,7 @@ def scrape_repeatedly(port: int, count: int = 3, context: ssl.SSLContext | None 
     return replies
 
 
-def exchange(port: int, payload: bytes, *, timeout: float = 8.0 * PATIENCE) -> bytes:
+def exchange(port: int, payload: bytes, *, timeout: float = LIMIT_SECONDS) -> bytes:
     """Send raw bytes and return all received bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as peer:
         with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ class ClientCrowd:
             member = socket.socket()
             if receive_bytes:
                 member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-            member.settimeout(15)
+            member.settimeout(LIMIT_SECONDS)
             # While a test attacks the server, the server may close any connection.
             with contextlib.suppress(OSError):
                 member.connect(("127.0.0.1", port))

@@ -15,7 +15,7 @@ import bcrypt
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from run_support import child_environment, free_port, page, run_to_completion, running_process, web_server
-from waiting import PATIENCE, wait_until
+from waiting import LIMIT_SECONDS, wait_until
 from web_support import Authority, serving
 
 from exporter.cli.push import Push, TextFile, main, target_of
@@ -99,7 +99,7 @@ def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Serve
         server.page = PAGE + PROCESS_METRICS
         wait_until(path.exists)
         process.send_signal(signal.SIGTERM)
-        _, message = process.communicate(timeout=10 * PATIENCE)
+        _, message = process.communicate(timeout=LIMIT_SECONDS)
 
     assert (file_content, mode, process.returncode) == (PAGE, 0o644, 0)
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +112,7 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
     with pushing(server, server.url + group) as process:
         wait_until(lambda: server.groups == {group: PAGE})
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10 * PATIENCE)
+        process.communicate(timeout=LIMIT_SECONDS)
 
     assert (process.returncode, server.groups) == (0, {})
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from run_support import REPOSITORY, free_port, is_ready, run_to_completion, running_process
 from serve_support import exporter, sidecar
-from waiting import PATIENCE, wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.cli.main import main
 
@@ -128,7 +128,7 @@ def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
         ]
         process.terminate()
 
-        assert process.wait(10) == 0
+        assert process.wait(LIMIT_SECONDS) == 0
     assert descriptors == ["/dev/null"] * 3
 
 
@@ -160,7 +160,7 @@ BLOCK_IN_MAIN_THREAD = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}]
 def test_a_signal_is_received_on_any_thread(name: str, prefix: str, timeout: str) -> None:
     # A signal on another thread, or just before the wait, does not interrupt the wait of the main thread.
     program = SIGNAL_PROGRAM.format(name=name, before=prefix.format(name=name), timeout=timeout)
-    result = run_to_completion([sys.executable, "-c", program], timeout=10)
+    result = run_to_completion([sys.executable, "-c", program], timeout=LIMIT_SECONDS)
 
     assert (result.stdout.strip(), result.stderr) == (str(int(getattr(signal, name))), "")
 
@@ -208,7 +208,7 @@ def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay_seconds: floa
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay_seconds)
         process.send_signal(signal.SIGINT)
-        _, error_output = process.communicate(timeout=30 * PATIENCE)
+        _, error_output = process.communicate(timeout=LIMIT_SECONDS)
 
     assert "Traceback" not in error_output
 

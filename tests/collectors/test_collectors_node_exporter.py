@@ -14,7 +14,7 @@ from places import PROJECT
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_support import Prometheus, fetch, free_port, needs_prometheus
 from serve_support import sidecar
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.errors import CollectError
@@ -59,7 +59,7 @@ def address() -> Iterator[str]:
         yield listen_address
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(LIMIT_SECONDS)
 
 
 @pytest.fixture(scope="module")

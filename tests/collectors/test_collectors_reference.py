@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from collectors_support import NEEDS_JOB, assert_sound, disabled_options, text_of
 from places import PROJECT
+from waiting import LIMIT_SECONDS
 
 import exporter
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
@@ -151,7 +152,7 @@ def test_promtool_finds_nothing_wrong_with_the_names_of_all_families() -> None:
         text=True,
         capture_output=True,
         check=False,
-        timeout=15,
+        timeout=LIMIT_SECONDS,
     )
 
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")

@@ -16,7 +16,7 @@ from typing import Any
 import programs.monitor
 import pytest
 from elastic_support import run_function, run_program, stat_state
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 import exporter
 from exporter import monitor
@@ -146,7 +146,7 @@ def test_a_hanging_handler_delays_one_call_and_is_then_skipped_until_it_returns(
     gate, handled_names = threading.Event(), list[str]()
 
     def hanging(event: Event) -> None:
-        gate.wait(30)
+        gate.wait(LIMIT_SECONDS)
         handled_names.append(event.name)
 
     handle = monitor.register_event_handler(hanging)

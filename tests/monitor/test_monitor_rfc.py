@@ -15,7 +15,7 @@ from typing import Any
 import programs.monitor
 import pytest
 from elastic_support import run_function
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 import exporter
 from exporter import monitor
@@ -114,7 +114,7 @@ class CollectorInMemory(StatCollector):
         self.gate = threading.Event()
 
     def handle(self, stat: Stat, v: float) -> None:
-        self.gate.wait(10)
+        self.gate.wait(LIMIT_SECONDS)
         self.samples.append((stat.key, v))
 
 

@@ -259,7 +259,7 @@ def test_a_process_with_a_hanging_exporter_exits(tmp_path: Path) -> None:
     with application():
         pass
     """
-    run_job(PREAMBLE + body, tmp_path, timeout=15)
+    run_job(PREAMBLE + body, tmp_path, timeout=60)
 
     assert span_names(tmp_path, "stop") == ["application"]
 

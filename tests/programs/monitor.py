@@ -75,10 +75,10 @@ def fork_while_a_collector_is_locked() -> None:
     def hold() -> None:
         with collector._lock:
             is_locked.set()
-            release.wait(30)
+            release.wait(60)
 
     threading.Thread(target=hold, daemon=True).start()
-    is_locked.wait(30)
+    is_locked.wait(60)
     child = os.fork()
     if child == 0:
         stat.add(5.0)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from feed_support import new_identity
-from waiting import PATIENCE, wait_until
+from waiting import LIMIT_SECONDS, PATIENCE, wait_until
 
 import exporter
 from exporter.recording.event_log import EventLog
@@ -293,7 +293,7 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
 def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: EventLog) -> None:
     release = threading.Event()
     recorder = RecordingHandler()
-    events.register(lambda _event: release.wait(30), queue=5, name="hanging")
+    events.register(lambda _event: release.wait(LIMIT_SECONDS), queue=5, name="hanging")
     events.register(recorder, queue=10_000)
     events.log("a")
     wait_until(lambda: events.active[0].busy_since is not None)
@@ -313,7 +313,7 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
 
 def test_unregistering_waits_for_pending_events_but_not_for_a_hanging_handler(events: EventLog) -> None:
     release = threading.Event()
-    hanging = events.register(lambda _event: release.wait(30), name="hanging", types="b")
+    hanging = events.register(lambda _event: release.wait(LIMIT_SECONDS), name="hanging", types="b")
     recorder = RecordingHandler()
     handle = events.register(recorder)
     for _ in range(500):

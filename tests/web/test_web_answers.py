@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 from web_child import sample_values
 from web_support import Child, exchange, fetch, port_of, read_to_end, scrape_repeatedly, serving
 
@@ -209,7 +209,7 @@ def test_a_scrape_is_answered_before_its_timeout() -> None:
 
 def is_refused(address: tuple[str, int]) -> bool:
     try:
-        socket.create_connection(address, timeout=10).close()
+        socket.create_connection(address, timeout=LIMIT_SECONDS).close()
     except OSError:
         return True
     return False
@@ -219,7 +219,9 @@ def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
     with Child() as child, ExitStack() as stack:
         address = ("127.0.0.1", child.port)
         child.command("finish")
-        peer, idle = (stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(2))
+        peer, idle = (
+            stack.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)) for _ in range(2)
+        )
         peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: child.stats()["exporter_http_connections{running}"] == 1)
         child.terminate()

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 from web_support import Authority, Child, ClientCrowd, exchange, fetch, read_response, scrape_repeatedly
 
 INCOMPLETE_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
@@ -101,7 +101,7 @@ def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
 
 def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
     child = Child(limits={"head_seconds": 1})
-    with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
+    with child, socket.create_connection(("127.0.0.1", child.port), timeout=LIMIT_SECONDS) as peer:
         peer.sendall(COMPLETE_REQUEST)
         status, _ = read_response(peer)
         start = time.monotonic()
@@ -113,7 +113,7 @@ def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
                 with contextlib.suppress(BlockingIOError):
                     if not peer.recv(1):
                         break
-                peer.settimeout(10)
+                peer.settimeout(LIMIT_SECONDS)
         seconds = time.monotonic() - start
         scrape_repeatedly(child.port)
 
@@ -172,7 +172,7 @@ def child() -> Iterator[Child]:
 
 def test_a_client_can_send_a_megabyte_before_reading_the_error_response() -> None:
     child = Child(limits={"linger_seconds": 10})
-    with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
+    with child, socket.create_connection(("127.0.0.1", child.port), timeout=LIMIT_SECONDS) as peer:
         peer.sendall(INCOMPLETE_REQUEST + b"X: " + b"a" * 20_000)
         time.sleep(0.2)  # the response has arrived, and the server has closed its side
         for _ in range(100):

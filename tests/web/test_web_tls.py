@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 from web_child import sample_values
 from web_support import Authority, exchange, fetch, port_of, serving
 
@@ -131,7 +131,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_SECONDS)
     with context.wrap_socket(connection, server_hostname="127.0.0.1") as tls_connection:
         return tls_connection.getpeercert(binary_form=True)
 
@@ -175,7 +175,7 @@ def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) 
     suites = "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n"
     client = authority.client()
     with serving(web_config=authority.config(suites)) as server:
-        connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
+        connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=LIMIT_SECONDS)
         with client.wrap_socket(connection, server_hostname="127.0.0.1") as tls_connection:
             cipher = tls_connection.cipher()
 
