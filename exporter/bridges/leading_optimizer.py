@@ -24,11 +24,14 @@ class LeadingOptimizer:
 
     Steps of other optimizers, as in a GAN, are parts of the same step. Another optimizer becomes the leader if it steps twice
     without a step of the leader in between, or if a batch was fetched between the last step of any optimizer and its first step.
+
+    Attributes:
+        single_id: `id()` of the leader. 0 if another optimizer has stepped since the leader's last step, or without a leader.
     """
 
     def __init__(self) -> None:
         self._leader: Callable[[], Any] = _no_leader
-        self._leader_id = 0
+        self._leader_id = self.single_id = 0
         self._others: set[int] = set()  # ids of the optimizers that have stepped since the leader's last step
         self._known: WeakSet[Any] = WeakSet()  # optimizers that have stepped
         self._waiting_since: float | None = None  # monotonic time of the first backward pass
@@ -39,10 +42,6 @@ class LeadingOptimizer:
         if self._waiting_since is None:
             self._waiting_since = now
         return now - self._waiting_since > UNSEEN_SECONDS
-
-    def is_single(self, optimizer: Any) -> bool:
-        """Return True if the leader is this optimizer, and no other optimizer has stepped since the leader's last step."""
-        return id(optimizer) == self._leader_id and not self._others
 
     def ends_step(self, optimizer: Any, *, has_new_data: bool) -> bool:
         """Record that an optimizer has stepped. Return True if a step of the loop ends.
@@ -56,11 +55,12 @@ class LeadingOptimizer:
             self._known.add(optimizer)
             if leader is not None and id(optimizer) not in self._others and not (is_new and has_new_data):
                 self._others.add(id(optimizer))
+                self.single_id = 0
                 return False
             self._leader = ref(optimizer)
             self._leader_id = id(optimizer)
-        if self._others:
-            self._others.clear()
+        self._others.clear()
+        self.single_id = self._leader_id
         return True
 
     def trains(self, module: Any) -> bool:

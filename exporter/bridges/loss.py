@@ -13,13 +13,11 @@ from math import isfinite, prod
 from time import monotonic
 from typing import Any
 
-DEVICE_SECONDS = 0.1
-"""Minimum interval between two reads of a loss on a GPU, each of which starts a copy."""
+READ_SECONDS = 0.1
+"""Minimum interval between two reads of a tensor. A read on a GPU starts a copy. A read on the host takes up to 10 µs, and the step
+leaves the fast path of the hooks, which takes another 25 µs; a short step takes 200 µs. The feed is written once a second."""
 INITIAL_STEPS = 100
-"""Number of steps at the start in which every loss is read, so that a short training shows the loss of its last step."""
-HOST_SECONDS = 0.02
-"""Minimum interval between two reads on the host after `INITIAL_STEPS` steps. A read takes up to 10 µs, a short step 200 µs, and a
-step whose loss is read leaves the fast path of the hooks. The feed is written once a second."""
+"""Number of steps at the start in which every loss on the host is read, so that a short training shows the loss of its last step."""
 _MAX_NODES = 8
 """Number of nodes of the graph that are searched for factors."""
 _TOLERANCE = 1e-4
@@ -60,7 +58,7 @@ class TensorReadLimit:
         now = monotonic()
         if now < self._due.get(name, 0.0):
             return False
-        self._due[name] = now + DEVICE_SECONDS
+        self._due[name] = now + READ_SECONDS
         return True
 
 
@@ -81,8 +79,10 @@ class StepLoss:
     """Loss of a step of the optimizer.
 
     Attributes:
-        batches: Number of batches of the step.
-        is_read: True if the loss of this step is read: in each of the first steps, later at most 50 times a second.
+        batches: Number of batches of the step. 0 if the loss is not read.
+        is_read: True if the loss of this step is read: in each of the first steps, later at most ten times a second. In other
+            steps, `add_pass` and `add_unscaled_loss` have no effect.
+        due: Monotonic time from which the loss of the next step is read.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class StepLoss:
         self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
         self._max_passes = 1
         self._steps = 0
-        self._due = 0.0
+        self.due = 0.0
         self._has_unscaled_loss = False
         self.is_read = True
         self.begin()
@@ -98,33 +98,30 @@ class StepLoss:
     def begin(self) -> None:
         """Discard the backward passes of the step, and start a new step."""
         self._passes: list[_Pass] = []
-        self._pass_count = 0
         self.batches = 0
         self._is_known = True
 
     def add_unscaled_loss(self, loss: Any) -> None:
         """Add the loss of the next backward pass, which a library is about to scale. Later losses of that pass are ignored."""
-        if not self._has_unscaled_loss:
+        if self.is_read and not self._has_unscaled_loss:
             self._has_unscaled_loss = True
-            self._pass_count += 1
-            if self.is_read:
-                self._read(loss)
+            self._read(loss)
 
     def add_pass(self, tensors: Any, batches: int) -> None:
         """Add the loss at which the backward pass of some batches starts, unless `add_unscaled_loss` has added the loss."""
+        if not self.is_read:
+            return
         self.batches += batches
         if self._has_unscaled_loss:
             self._has_unscaled_loss = False
             return
-        self._pass_count += 1
-        if self.is_read:
-            self._read(tensors)
+        self._read(tensors)
 
     def _read(self, loss: Any) -> None:
         if type(loss) is self._tensor and loss.is_cpu and loss.numel() == 1:  # fast path
             self._passes.append(_Pass(loss.item(), _factors(loss)))
             return
-        if not self._passes:
+        if not self._passes and self._steps < INITIAL_STEPS - 1:
             self._is_known = self._read_limit.start_read("loss", loss)
         value = readable(loss) if self._is_known and hasattr(loss, "grad_fn") else None
         if value is None:
@@ -134,34 +131,30 @@ class StepLoss:
             value = value.detach() if hasattr(value, "detach") else value
             self._passes.append(_Pass(value, _factors(loss)))
 
-    def skip(self, now: float) -> None:
-        """End a step whose loss was not read. *now* is as in `take`."""
-        if self._pass_count > self._max_passes:  # noqa: PLR1730  # called in every step: `max` costs a call
-            self._max_passes = self._pass_count
-        self._pass_count = self.batches = 0
-        if now >= self._due:
-            self.is_read = True
-            self._due = now + HOST_SECONDS
+    def read_next(self, now: float) -> None:
+        """Read the loss of the next step. *now* is as in `take`."""
+        self.is_read = True
+        self.due = now + READ_SECONDS
 
     def take(self, now: float) -> Any:
         """End the step and return its loss, or None if unknown. Later backward passes belong to the next step.
 
         *now*, in monotonic seconds, limits the rate of the reads. It may be the start of the step.
         """
-        pass_count = self._pass_count
-        if not pass_count:
+        if not self.is_read:
+            if now >= self.due:
+                self.read_next(now)
             return None
-        if pass_count > self._max_passes:  # noqa: PLR1730  # called in every step: `max` costs a call
-            self._max_passes = pass_count
-        loss = self._step_loss() if self._passes else None
-        self._pass_count = self.batches = 0
+        if not self._passes:
+            return None
+        self._max_passes = max(self._max_passes, len(self._passes))
+        loss = self._step_loss()
         if self._steps < INITIAL_STEPS - 1:
             self._steps += 1
-        elif now < self._due:
+        elif now < self.due:
             self.is_read = False
             return loss
-        self.is_read = True
-        self._due = now + HOST_SECONDS
+        self.read_next(now)
         return loss
 
     def _step_loss(self) -> Any:

@@ -4,7 +4,8 @@ The hooks on torch call it on any thread of the training process; it reports the
 rules. The source is inactive while a framework with a bridge is used and, with `EXPORTER_AUTO=1`, if the job reports its loop.
 
 The hooks of every step begin with a fast path: they store the time in `step_edges` and set the state, and the clock counts the
-phases at the end of the step. From `step_edges.limit` on, the end of the clock's history bin, a hook takes the general path.
+phases at the end of the step. From `step_edges.limit` on, which is 20 to 40 ms after the start of the step, a hook takes the general
+path.
 """
 
 from __future__ import annotations
@@ -278,7 +279,9 @@ class InferredLoop(TrainingThread):
             edges.backward_began = now
             self._state = BACKWARD
             self._is_iteration_kept = True
-            self._loss.add_pass(tensors, self.batches.count_trained(TRAINING.numbers))
+            batches = self.batches.count_trained(TRAINING.numbers)
+            if self._loss.is_read:
+                self._loss.add_pass(tensors, batches)
             return GRADIENTS
         tracker = self._claim_thread()
         if tracker is None or state is BACKWARD:
@@ -332,10 +335,11 @@ class InferredLoop(TrainingThread):
         if (
             self._state is OPTIMIZER
             and not loss.is_read
-            and self._optimizers.is_single(optimizer)
+            and self._optimizers.single_id == id(optimizer)
             and self._phases.end_usual_step()
         ):  # fast path
-            loss.skip(self._step_edges.optimizer_began)
+            if self._step_edges.optimizer_began >= loss.due:
+                loss.read_next(self._step_edges.optimizer_began)
             self.progress.steps += 1
             self._stepping_optimizer = None
             self._has_new_data = self._is_iteration_kept = False

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ref
 
 from exporter.recording.value_class import Value, value_class
-from exporter.training.history import HistoryReading, PhaseHistory
+from exporter.training.history import BIN_SECONDS, HistoryReading, PhaseHistory
 from exporter.training.phases import PHASES
 from exporter.training.step_edges import StepEdges
 from exporter.training.totals import PhaseTotals
@@ -78,6 +78,7 @@ class PhaseClock:
     Attributes:
         work: The entered phases that are work; `waits` are the phases in which a rank waits.
         thread: The main thread, which is the first thread that enters a block; None before.
+        entered_phases: `init`, `other` and the phases that were entered. The other phases have no time.
         limit: Time from which an edge takes the slow path: the end of the history bin; -inf while the clock is watched or defers.
         deferring: The innermost block, if the clock defers the block's edges; otherwise None.
         iteration: The open training iteration; `iteration_work` is the work in seconds at the start of the iteration.
@@ -89,12 +90,14 @@ class PhaseClock:
         *("phases", "thread", "stack", "active", "last", "since", "limit", "began", "is_watched"),
         *("base", "is_training", "running_loop", "iteration", "iteration_work", "accepts_iteration"),
         *("work", "waits", "history", "deferring", "step_edges", "iteration_phase"),
+        "entered_phases",
     )
 
     def __init__(self, began: float) -> None:
         self.phases = {row.name: PhaseTotals(row) for row in PHASES.values()}
         self.work: tuple[PhaseTotals, ...] = ()
         self.waits: tuple[PhaseTotals, ...] = ()
+        self.entered_phases: tuple[PhaseTotals, ...] = ()
         self.running_loop: Callable[[], object] | None = None  # None until asyncio is loaded
         self.iteration_phase = self.phases[ITERATION]
         self.step_edges = StepEdges()
@@ -107,6 +110,7 @@ class PhaseClock:
             totals.reset()
             totals.is_entered = False
         self.work = self.waits = ()
+        self.entered_phases = (self.phases[INIT], self.phases[OTHER])
         self.deferring = None
         self.step_edges.clear()
         self.thread: int | None = None
@@ -145,7 +149,7 @@ class PhaseClock:
             self.limit = self.step_edges.limit = -inf
 
     def _restore_limit(self) -> None:
-        self.limit = -inf if self.is_watched else self.history.bin_end
+        self.limit = -inf if self.is_watched or self.deferring is not None else self.history.bin_end
 
     # On the main thread ----------------------------------------------------------------------------------
 
@@ -186,8 +190,10 @@ class PhaseClock:
             self._abandon([self.stack[1]], now)
 
     def _add(self, totals: PhaseTotals) -> None:
-        """Include a phase in the sums of work and waiting from its first entry."""
+        """Include a phase in the history and in the sums of work and waiting from its first entry."""
         totals.is_entered = True
+        if totals not in self.entered_phases:
+            self.entered_phases = (*self.entered_phases, totals)
         if totals.row.work:
             self.work = (*self.work, totals)
         if totals.row.waiting:
@@ -286,13 +292,15 @@ class PhaseClock:
 
     def _close_bin(self, now: float) -> None:
         """Close the history bin and start the bin of *now*."""
-        self.history.close_bin(self.phases.values(), self.active, self.last, now)
+        self.history.close_bin(self.entered_phases, self.active, self.last, now)
         self._restore_limit()
 
     # Edges of a block that continues in a different phase --------------------------------------------------
 
     def advance(self, entry: StackEntry, totals: PhaseTotals, now: float) -> None:
-        """Continue the innermost block in a phase that was entered before, within the bin of the history."""
+        """Continue the innermost block in a phase that was entered before."""
+        if now >= self.history.bin_end:
+            self._close_bin(now)
         last = self.last
         if now < last:  # noqa: PLR1730  # as in `switch_to`
             now = last
@@ -308,9 +316,12 @@ class PhaseClock:
         ended.count_duration(duration)
 
     def defer(self, entry: StackEntry) -> None:
-        """Defer the edges of the innermost block until `settle` or the end of the bin. All other edges take the slow path."""
-        if self.stack[-1] is entry and self.deferring is None:
-            self.step_edges.limit = self.limit
+        """Defer the edges of the innermost block until `settle`. All other edges take the slow path.
+
+        If a bin of the history ends meanwhile, `settle` closes the bin. Edges are deferred until the end of the next bin.
+        """
+        if self.stack[-1] is entry and self.deferring is None and not self.is_watched:
+            self.step_edges.limit = self.history.bin_end + BIN_SECONDS
             self.deferring = entry
             self.limit = -inf
 

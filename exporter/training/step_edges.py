@@ -22,7 +22,8 @@ class StepEdges:
     A phase is pending if it starts after the time up to which the clock has counted.
 
     Attributes:
-        limit: Time from which the hooks store no start times; -inf if the clock counts each phase immediately.
+        limit: Time from which the hooks store no start times, so that the history is up to date in a long step; -inf if the clock
+            counts each phase immediately.
         fetch_began: Start of the phase `data_loading`.
         forward_began: Start of the phase `forward`, when the batch has arrived.
         backward_began: Start of the phase `backward`.

@@ -164,6 +164,8 @@ class Phases:
             and now < step.limit
         ):
             return False
+        if now >= clock.history.bin_end:
+            return self._end_step_in_new_bin(now)
         fetch_seconds = step.forward_began - step.fetch_began
         forward_seconds = step.backward_began - step.forward_began
         backward_seconds = step.backward_ended - step.backward_began
@@ -190,4 +192,17 @@ class Phases:
         optimizer.duration_seconds += optimizer_seconds
         optimizer.cells[bisect_left(CELLS, optimizer_seconds)] += 1
         iteration.begin_next(now, fetch_seconds if last == iteration.began else None)
+        return True
+
+    def _end_step_in_new_bin(self, now: float) -> bool:
+        """End a step during which a bin of the history ended, as `end_usual_step` does."""
+        clock, iteration = _CLOCK, self.iteration
+        clock.settle()
+        clock.remove_ended(now)
+        if clock.stack[-1] is not iteration:
+            return False
+        clock.advance(iteration, self.outside, now)
+        self.outside.entries += 1
+        iteration.begin_next(now, None)
+        clock.defer(iteration)
         return True

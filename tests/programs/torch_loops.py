@@ -126,8 +126,8 @@ def divided_and_scaled_by_one() -> None:
 def losses_of_many_steps() -> None:
     from exporter.bridges import loss as losses
 
-    original_settings = losses.INITIAL_STEPS, losses.HOST_SECONDS
-    losses.INITIAL_STEPS, losses.HOST_SECONDS = 2, 60.0
+    original_settings = losses.INITIAL_STEPS, losses.READ_SECONDS
+    losses.INITIAL_STEPS, losses.READ_SECONDS = 2, 60.0
     model, optimizer = model_and_optimizer(torch.optim.SGD)
     own_losses = []
     for (batch,) in loader(20):
@@ -135,7 +135,7 @@ def losses_of_many_steps() -> None:
         loss.backward()
         optimizer.step()
         own_losses.append(loss.item())
-    losses.INITIAL_STEPS, losses.HOST_SECONDS = original_settings
+    losses.INITIAL_STEPS, losses.READ_SECONDS = original_settings
     expect(own_losses[1])  # the bridge reads the losses of the first two steps
 
 

@@ -20,6 +20,7 @@ from training_support import fresh_recorder, publish_and_read
 
 from exporter import training
 from exporter.recording.recorder import RECORDER
+from exporter.training.history import BIN_SECONDS
 from exporter.training.iterations import IterationBlock
 from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
@@ -211,6 +212,22 @@ def test_usual_steps_are_counted_like_blocks(batches: int) -> None:
     for name in PHASES:
         totals = TRAINING.clock.phases[name]
         assert totals.duration_seconds == pytest.approx(totals.seconds, abs=1e-6)
+
+
+def test_a_step_during_which_a_bin_of_the_history_ends_is_a_usual_step() -> None:
+    loop = UsualLoop()
+    loop.run(200, seconds=0.002)
+    history = TRAINING.clock.read().history
+    history_seconds = dict.fromkeys(history.phases, 0.0)
+    for group in history.groups:
+        for index, microseconds in zip(group[::2], group[1::2], strict=True):
+            history_seconds[history.phases[index]] += microseconds / 1e6
+
+    assert loop.deferred_steps > 190
+    assert entries()["backward"] == sum(TRAINING.clock.phases["backward"].cells) == 200
+    assert history_seconds["backward"] == pytest.approx(
+        TRAINING.clock.phases["backward"].seconds, abs=BIN_SECONDS
+    )
 
 
 def test_seconds_of_usual_steps_sum_to_the_wall_time_and_to_the_records() -> None:
