@@ -2,8 +2,8 @@
 
 If the state of a rank cannot be saved, the totals of the rank are suppressed, because a gap is better than a total that decreases
 after a restart. The state contains the ids of the counted processes until their feed files are removed, so that a process is
-counted once even if the sidecar is killed. A sidecar that does not own the feed directory adds the feed to the state that the owner
-had saved when this sidecar first read the rank. It takes over after the owner has exited.
+counted once even if the sidecar is killed. A sidecar that does not own the feed directory saves nothing: it adds the values of the
+feed to the state that the owner had saved when this sidecar first read the rank. It becomes the owner after the owner has exited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from exporter.ledger.families.run_info import Gpus, RankDevices, add_runs
 from exporter.ledger.family_owners import FamilyOwners
 from exporter.ledger.goodput import families as goodput_families
 from exporter.ledger.goodput import run_state
-from exporter.ledger.goodput.endings import Endings
+from exporter.ledger.goodput.endings import Endings, ExitEvidence
 from exporter.ledger.goodput.run_state import RunStates
 from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.ranks import Ranks
@@ -42,7 +42,8 @@ _log = logging.getLogger(__name__)
 NO_FEED_SECONDS = 60.0
 """Time without a feed file before the missing feed is logged."""
 CONFLICT_SECONDS = 15.0
-"""Minimum age of two running processes of a rank before a conflict is reported. Processes of a restart overlap for less time."""
+"""Time for which two running processes must have been read before they are in conflict. After a restart, the old and the new process
+overlap for less time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,8 @@ class JobCollector:
             CollectError: The feed directory is unreadable.
         """
         feed_pass = self._observe()
-        self._count(feed_pass)
-        self._save(feed_pass)
+        evidence = self._count(feed_pass)
+        self._save(feed_pass, evidence)
         slots = self._visible_slots(feed_pass)
         collected = self._publish(slots, feed_pass)
         self._clean_up(slots, feed_pass)
@@ -168,9 +169,9 @@ class JobCollector:
         return feed_pass
 
     def _already_counted(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
-        """Return the files of running processes that are already part of a base, with the reason `taken`.
+        """Return the feed files of running processes that are already part of a base, with the reason `taken`.
 
-        Such a file may be a copy of an old file.
+        A copy of an old feed file is such a file.
         """
         return [
             (f"{process_id}.feed", "taken")
@@ -192,7 +193,7 @@ class JobCollector:
     def _log_refused(self, refused_files: Sequence[tuple[str, str]]) -> None:
         new_reasons = Counter(reason for _, reason in set(refused_files) - self._logged_refusals)
         self._refusal_counts.update(new_reasons)
-        # Only the first file with a reason is logged.
+        # A reason is logged once, until a pass in which no file is refused for this reason.
         for reason in new_reasons.keys() - {reason for _, reason in self._logged_refusals}:
             names = sorted(name for name, file_reason in refused_files if file_reason == reason)
             suffix = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -204,18 +205,18 @@ class JobCollector:
 
     # Count and save -------------------------------------------------------------------------------------
 
-    def _count(self, feed_pass: FeedPass) -> None:
-        """Count the new snapshots of all processes, and store the exit evidence of the pass."""
+    def _count(self, feed_pass: FeedPass) -> ExitEvidence:
+        """Count the new snapshots of all processes. Return the exit evidence of the pass."""
         processes = list(self._ranks.processes())
         self._owners.count(processes)
-        self._evidence = self.endings.begin_pass(processes, feed_pass.moment)
+        return self.endings.begin_pass(processes, feed_pass.moment)
 
-    def _save(self, feed_pass: FeedPass) -> None:
+    def _save(self, feed_pass: FeedPass, evidence: ExitEvidence) -> None:
         """Decide the outcomes of exited processes, save the ranks, then count and save the sessions."""
         self._ranks.decide_outcomes(self.endings)
         self._ranks.save()
         self.sessions.update(
-            self._ranks, feed_pass.entries, self.endings, self._evidence, feed_pass.rules, feed_pass.moment
+            self._ranks, feed_pass.entries, self.endings, evidence, feed_pass.rules, feed_pass.moment
         )
 
     # Publish --------------------------------------------------------------------------------------------
@@ -348,7 +349,7 @@ class JobCollector:
             self._undeletable_ids.add(process_id)
 
     def _update_attributes(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> None:
-        """Update the attributes that other collectors read: the processes of the job, and the overdue runs."""
+        """Update the attributes that other collectors read: `processes`, `overdue_runs` and `is_loaded`."""
         processes_with_feed = [
             _job_process(entry.snapshot, entry.pid, is_alive=entry.is_alive)
             for entry in feed_pass.entries.values()

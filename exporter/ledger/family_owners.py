@@ -1,9 +1,9 @@
 """Ownership of family names by Stats, and counting of the admitted Stats.
 
-All Stats of a family have the same type, unit and buckets; help and labels may differ. A Stat is refused if a family or sample name
-belongs to a Stat with a different definition. If definitions differ, the current owner of the family has precedence, then the
-definition of the process that started first. Stats of exited processes are considered after all running processes. A Stat with the
-name of one of the exporter's own families is refused, unless it has the type, unit and labels of the family.
+All Stats of a family have the same type, unit and buckets; help and labels may differ. A Stat is refused if one of its family or
+sample names belongs to a Stat with a different definition. If definitions differ, the current owner of the family has precedence,
+then the definition of the process that started first. Stats of exited processes are admitted after those of all running processes. A
+Stat with the name of one of the exporter's own families is refused, unless it has the type, unit and labels of the family.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""State of a rank as JSON: a list of the Stats' definitions, and the totals of the processes.
+"""State of a rank as JSON: the definitions of the Stats, and the totals of the processes.
 
-Stats are rows instead of objects, because a rank with thousands of Stats may be saved every second.
+The totals of a Stat are a row (a JSON array) instead of an object, because a rank with thousands of Stats may be saved every second.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ STATE_KIND = "rank"
 MAX_EXITED_PROCESSES = 2
 """Maximum number of exited processes without a feed file that keep a record, per slot."""
 MAX_FOLDED_IDS = 32
-"""Number of ids per rank above which the oldest ids of processes in a base are removed. An id with a feed file, and all later ids, stay."""
+"""Number of ids of processes in a base, per rank, above which the oldest ids are removed. The oldest id that has a feed file stays, and
+so do all later ids."""
 RETENTION_SECONDS = 60.0
 """Minimum time between the exit of a rank and its removal from memory, whether or not its totals are still shown."""
 
@@ -53,7 +54,7 @@ class RankTotals:
                 yield slot, process
 
     def resume(self, present_ids: Collection[str], now: Moment) -> None:
-        """Continue from a loaded state. A process that was running at the last save and has no feed file now has exited."""
+        """Continue from a loaded state. A process that was running at the last save and has no feed file now counts as exited."""
         for _, process in self.processes():
             process.last_seen_monotonic = process.first_seen_monotonic = now.monotonic
             if process.exited_at is not None:
@@ -111,7 +112,7 @@ class RankTotals:
             del self.folded_ids[next(iter(self.folded_ids))]
 
     def _prefer_training(self) -> None:
-        """Exchange the running process of slot 0, if it does not train, with a running process that trains."""
+        """If the running process of slot 0 does not train, exchange it with a running process of another slot that trains."""
         first_slot = self.slots.get(0)
         non_trainer = None if first_slot is None else first_slot.running_process()
         if first_slot is None or non_trainer is None or non_trainer.trains:
@@ -298,7 +299,10 @@ class Ranks:
     def release_exited(
         self, visible_slots: Collection[WorkerSlot], present_ids: Collection[str], now: Moment
     ) -> None:
-        """Release exited ranks for other sidecars. Remove a released rank from memory after `RETENTION_SECONDS`, once no slot is shown."""
+        """Release exited ranks for other sidecars.
+
+        A released rank is removed from memory after `RETENTION_SECONDS`, once none of its slots is shown.
+        """
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.folded_ids)

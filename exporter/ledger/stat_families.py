@@ -36,7 +36,7 @@ class _CachedFamily:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SlotSeries:
-    """Series of a slot's running process, in the order of the plans; None for a Stat that is not published."""
+    """Series of the Stats of a slot's running process, in the order of the plans; None for a Stat that is not published."""
 
     plans: list[StatPlan | None]
     series: list[StatSeries | None]

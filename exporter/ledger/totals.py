@@ -194,7 +194,7 @@ class ProcessTotals(StatTotals):
         return self.identity.trains or _has_trained(self.training)
 
     def note_progress(self, now: Moment) -> None:
-        """Set the monotonic time of the latest step, if the snapshot reports a new step."""
+        """Update the times of the latest step from the snapshot."""
         last_step_at = None if self.training is None else self.training.last_progress
         is_first = self.last_step_at is None
         # The reported time moves by microseconds between snapshots without a step.
@@ -207,7 +207,10 @@ class ProcessTotals(StatTotals):
         self.last_step_at = last_step_at
 
     def count(self, snapshot: Snapshot) -> None:
-        """Replace the totals with the cumulative readings of a newer snapshot. Stats that are not admitted are counted as refused."""
+        """Replace the totals with the cumulative readings of a newer snapshot.
+
+        The readings of Stats that are not admitted are counted as refused.
+        """
         self.counted_snapshot = snapshot
         if snapshot.sequence < self.sequence:
             return  # the file was replaced by an older copy
@@ -261,7 +264,7 @@ class WorkerSlot:
         """Move exited processes into the base, oldest first, and yield their ids.
 
         The last *keep_count* exited processes stay, and so does the last process that trained, which may decide the state of the
-        run. Of the other processes, the oldest one that has a file (in *present_ids*) and all later ones stay too.
+        run. Processes are moved until the first that has a feed file, whose id is in *present_ids*.
         """
         exited_processes = [process for process in self.processes if not process.is_alive]
         last_trainer = next((process for process in reversed(self.processes) if process.has_trained), None)
@@ -276,7 +279,7 @@ class WorkerSlot:
 
 @dataclass(frozen=True, slots=True)
 class GapRules:
-    """Rules that decide whether a value is published: stale feed, exited process, hang."""
+    """Rules that decide whether a value is published, for a stale feed, an exited process and a hang."""
 
     stale_after_seconds: float = 10.0  # `is_fresh` allows at least three flush intervals
     linger_seconds: float = 900.0
@@ -312,7 +315,7 @@ class GapRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisibleSlot:
-    """Worker slot that a pass publishes."""
+    """Worker slot that a pass publishes, with the decisions of `GapRules`."""
 
     key: RankKey
     labels: tuple[str, ...]  # values of the labels run, rank, worker, role

@@ -94,7 +94,10 @@ def test_the_reference_lists_the_details_of_a_family_below_its_table() -> None:
 
     assert "0 for all other states. [Details](#training_run_state). |" in table_row
     below_table = reference.partition(table_row)[2]
-    assert "\n#### training_run_state\n\n- `starting`: no step has finished.\n" in below_table
+    assert (
+        "\n#### training_run_state\n\n- `starting`: no step or validation batch has finished.\n"
+        in below_table
+    )
 
 
 def test_no_two_specifications_share_a_name() -> None:

@@ -293,7 +293,7 @@ energy:
 def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
     tmp_path: Path, flags: list[str]
 ) -> None:
-    # The energy is that of a power model of the CPUs, because the test compares only sums.
+    # A power model of the CPUs provides the energy. The test compares only sums of energy.
     (tmp_path / "exporter.yaml").write_text(ENERGY_CONFIGURATION.format(directory=tmp_path))
     run = "job-1"
     with sidecar(tmp_path, *flags) as running:

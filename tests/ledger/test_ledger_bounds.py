@@ -60,7 +60,7 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sidecar = Sidecar(tmp_path)
-    monkeypatch.setattr(store, "KEEP_FILES", 80)
+    monkeypatch.setattr(store, "MAX_FILES", 80)
     sidecar.collector._linger_seconds = 20.0
     object_counts, cpu_seconds, file_counts = [], [], []
     for index in range(200):
@@ -78,7 +78,7 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
 def test_many_short_runs_displace_no_running_run_and_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "KEEP_FILES", 120)
+    monkeypatch.setattr(store, "MAX_FILES", 120)
     sidecar = Sidecar(tmp_path)
     running_job = MonitoredJob(sidecar, run="running")
     object_counts = []

@@ -54,7 +54,7 @@ class KillingFeed(MemoryFeed):
 
 @dataclass
 class Job:
-    """Process of a job, and what the ledger must know of it."""
+    """Process of a job, with its recorded, written, read and saved samples."""
 
     process: ProcessIdentity
     rank: int

@@ -1,4 +1,4 @@
-"""Description of a run: model, device and peak performance."""
+"""Facts about a run, GPUs of its ranks, and peak performance."""
 
 from __future__ import annotations
 
@@ -107,6 +107,14 @@ def test_a_run_is_described_by_its_lowest_local_rank(tmp_path: Path) -> None:
     assert len(page.families["training_run_info"].samples) == 2
 
 
+def test_a_rank_with_facts_describes_the_run_before_a_lower_rank_without_facts(tmp_path: Path) -> None:
+    page = page_of_processes(
+        tmp_path, make_snapshot(make_process(rank=0)), training_snapshot(make_process(rank=1), model="llama")
+    )
+
+    assert page.get("training_run_info", run="r", model="llama") == 1
+
+
 def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
     uses = (
         GpuProcessUse(100, "3", "GPU-a"),
@@ -146,15 +154,9 @@ def test_without_process_lists_equal_devices_give_the_peak(
     tmp_path: Path, other_device: str, known_peaks: int
 ) -> None:
     gpus = (gpu_reading("a", H100), gpu_reading("b", other_device))
+    page = page_of_processes(tmp_path, training_snapshot(make_process(), precision="bf16"), gpus=gpus)
 
-    assert (
-        len(
-            peaks_of(
-                page_of_processes(tmp_path, training_snapshot(make_process(), precision="bf16"), gpus=gpus)
-            )
-        )
-        == known_peaks
-    )
+    assert len(peaks_of(page)) == known_peaks
 
 
 def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -> None:

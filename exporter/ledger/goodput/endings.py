@@ -6,8 +6,8 @@ The first of these rules that applies decides:
 2. An uncaught exception, or a failure that the process reported.
 3. The exit status of the launch, if the process is the last of its rank and exited within 60 s of the launch's end.
 4. A restart by torchrun's agent: the process has not completed the training.
-5. The last snapshot: a process that exited normally has completed the training, unless another rank was killed or crashed during a
-   step of the process. A killed process has not, unless the job had reported the end of the application.
+5. The last snapshot: a process that exited normally has completed the training, unless it exited during a step while another rank
+   was killed or crashed. A killed process has not, unless the job had reported the end of the application.
 
 While evidence may still arrive, there is no outcome: the run is `ending`, no work is committed and no interruption is counted.
 """
@@ -142,7 +142,7 @@ class ExitEvidence:
         return Outcome(EvidenceSource.INFERRED, is_completed=is_completed, exited_at=process.exited_at)
 
     def with_cached_sources(self) -> ExitEvidence:
-        """Return evidence that reads the ends and the launches at most once."""
+        """Return the same evidence with sources that read the ends and the launches at most once."""
         return replace(self, ends=cache(self.ends), launches=cache(self.launches))
 
     def is_launch_running(self, launch: str) -> bool:
@@ -165,7 +165,7 @@ class ExitEvidence:
         *,
         is_silent: bool,
     ) -> str:
-        """Return the reason, from `END_REASONS`, for which an attempt ended without completing the training.
+        """Return the reason, from `END_REASONS`, for which an attempt ended before the training was completed.
 
         *oom_kills_before* is the kernel's count of OOM kills before the exit. *is_silent* is True if the process, or another
         process of the run that exited at about the same time, wrote no final snapshot.
@@ -191,7 +191,7 @@ class ExitEvidence:
             and status > 0
             and not attempt.is_final
         ):
-            status = None  # the launcher of a killed rank has a positive status of its own
+            status = None  # a launcher whose rank was killed exits with a positive status
         kills = self.oom_kills()
         has_oom_kill = kills is not None and oom_kills_before is not None and kills > oom_kills_before
         if is_silent and has_oom_kill and status in {None, -signal.SIGKILL}:

@@ -17,7 +17,7 @@ LONG_PHASES = frozenset(
     for name, phase in PHASES.items()
     if phase.badput in {"init", "compile", "validation", "checkpoint_load", "checkpoint_save"}
 )
-"""Phases that usually last longer than a step. In these phases, `LONG_PHASE_FACTOR` times the limit applies."""
+"""Phases that often last longer than a step. In these phases, the limit is multiplied by `LONG_PHASE_FACTOR`."""
 WAITING_PHASES = LONG_PHASES | {"data_loading"}
 """Phases in which a run with an overdue step is stalled, not hung."""
 LONG_PHASE_FACTOR = 5.0

@@ -35,8 +35,8 @@ STATE = FamilySpec(
     absent=_ABSENT,
     source="processes of the run, exit status from `run` and from torchrun",
     details=(
-        "`starting`: no step has finished.",
-        "`running`: no step is overdue.",
+        "`starting`: no step or validation batch has finished.",
+        "`running`: a step or validation batch has finished, and no step is overdue.",
         (
             "`stalled`: a step is overdue in a phase that waits for data, compiles, loads, saves or"
             " validates, or the feed is stale."

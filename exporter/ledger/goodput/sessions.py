@@ -1,14 +1,14 @@
 """Goodput sessions of all runs, and their state files.
 
 A session consists of the processes of rank 0 with the same session tag, or of the same run if there is no tag. A process is bound
-to a session when it reports a tag or the end of the application, starts to train, exits, or after 30 s. Reports are cumulative, so
-the time before the binding is counted too. On a node without rank 0, the session of the lowest rank publishes no family, but the
-energy of the node is divided by its work.
+to a session when it reports a tag or the end of the application, when it starts to train, when it exits, or after 30 s. Reports are
+cumulative, so the time before the binding is counted too. On a node without rank 0, the session of the lowest rank publishes no
+family, but its work is used to divide the energy of the node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 from exporter.errors import StateError
@@ -29,7 +29,7 @@ from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 TAG_SECONDS = 30.0
 """Time for a process that does not train to report a session tag."""
 LOCKED_RETENTION_SECONDS = 60.0
-"""Time for which the feed file of an exited process is kept while a different sidecar holds the session."""
+"""Maximum time for which the feed file of an exited process is kept because a different sidecar holds the session."""
 
 
 class Sessions:
@@ -93,14 +93,28 @@ class Sessions:
         session_pass = SessionPass(
             now, rules, self.options, endings, evidence, list(ranks.processes()), leading_processes, pids
         )
-        # A session of a rank that was read before a lower rank of the run is discarded.
-        rank_by_run = {
-            process.identity.run: process.identity.rank or 0 for process in leading_processes.values()
-        }
+        self._release_higher_ranks(leading_processes.values())
+        self._bind_processes(leading_processes, endings, now)
+        self._count_snapshots(session_pass)
+        for session in self._sessions.values():
+            if session.is_loaded and not session.is_released:
+                session.follow_end(session_pass, linger_seconds=rules.linger_seconds)
+                self._save(session)
+        self._held_ids = frozenset(self._needed_ids(leading_processes, now))
+        self._release_ended(now)
+
+    def _release_higher_ranks(self, leading_processes: Iterable[ProcessTotals]) -> None:
+        """Discard each session of a rank that was read before a lower rank of the same run."""
+        rank_by_run = {process.identity.run: process.identity.rank or 0 for process in leading_processes}
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
             if attempt is not None and session.rank > rank_by_run.get(attempt.run, session.rank):
                 self._release(key)
+
+    def _bind_processes(
+        self, leading_processes: Mapping[str, ProcessTotals], endings: Endings, now: Moment
+    ) -> None:
+        """Bind the leading processes to sessions, and discard the bindings of other processes."""
         for process in leading_processes.values():
             self._bind(process, endings, now)
         self._first_seen_monotonic = {
@@ -113,22 +127,17 @@ class Sessions:
             for process_id in leading_processes
             if process_id in self._key_by_process
         }
+
+    def _count_snapshots(self, session_pass: SessionPass) -> None:
+        """Count the snapshot of each bound process in its session, which is loaded first if necessary."""
         for process_id, key in self._key_by_process.items():
-            bound_session = self._sessions.get(key)
-            if bound_session is None or (
-                bound_session.is_released and not bound_session.goodput.knows(process_id)
-            ):
-                bound_session = self._sessions[key] = Session(key)
-            if not bound_session.is_loaded:
-                self._open(bound_session)
-            if bound_session.is_loaded and not bound_session.is_released:
-                bound_session.count_snapshot(leading_processes[process_id], session_pass)
-        for session in self._sessions.values():
+            session = self._sessions.get(key)
+            if session is None or (session.is_released and not session.goodput.knows(process_id)):
+                session = self._sessions[key] = Session(key)
+            if not session.is_loaded:
+                self._open(session)
             if session.is_loaded and not session.is_released:
-                session.follow_end(session_pass, linger_seconds=rules.linger_seconds)
-                self._save(session)
-        self._held_ids = frozenset(self._needed_ids(leading_processes, now))
-        self._release_ended(now)
+                session.count_snapshot(session_pass.leading_processes[process_id], session_pass)
 
     def _bind(self, process: ProcessTotals, endings: Endings, now: Moment) -> None:
         """Bind a process to a session, once the session is known."""

@@ -1,8 +1,8 @@
 """Conversion of dataclasses to JSON and back.
 
 Unknown keys are ignored, and a missing key leaves the default of its field, so that a release can read the state of earlier and
-later releases. A missing key of a field without a default is an error. A class may restrict the saved fields with `SAVED_FIELDS`. If a field was renamed, `JSON_KEYS` contains the key that all
-releases use.
+later releases. A missing key of a field without a default is an error. A class may restrict the saved fields with `SAVED_FIELDS`. If
+a field was renamed, `JSON_KEYS` contains the key that all releases use.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ RecordT = TypeVar("RecordT")
 _log = logging.getLogger(__name__)
 
 TIDY_SECONDS = 3600.0
-"""Interval of the removal of old files."""
-KEEP_SECONDS, KEEP_FILES = 30 * 86_400.0, 5000
-"""Maximum age and number of files that no sidecar holds."""
+"""Minimum time between two removals of old files, unless many keys were claimed."""
+MAX_AGE_SECONDS, MAX_FILES = 30 * 86_400.0, 5000
+"""Maximum time since the last save, and maximum number of files. A file that a sidecar holds is not removed."""
 
 
 class StateStore:
@@ -94,7 +94,7 @@ class StateStore:
         return self._directory
 
     def report(self, problem: str) -> None:
-        """Record a sentence that says why totals are suppressed."""
+        """Record a problem, as a sentence that states why totals are suppressed."""
         self._problems.append(problem)
 
     def take_problems(self) -> list[str]:
@@ -188,7 +188,7 @@ class StateStore:
         """
         now = self._clock()
         is_recent = self._tidied_at is not None and 0 <= now - self._tidied_at < TIDY_SECONDS
-        if is_recent and self._claims < KEEP_FILES:
+        if is_recent and self._claims < MAX_FILES:
             return
         self._tidied_at, self._claims = now, 0
         with contextlib.suppress(StateError), self._using("."):
@@ -199,8 +199,8 @@ class StateStore:
                         files_by_age.append((path.lstat().st_mtime, path))
             for index, (modified_at, path) in enumerate(sorted(files_by_age, reverse=True)):
                 name = path.name.partition(SUFFIX)[0] + SUFFIX
-                is_old = modified_at < now - KEEP_SECONDS or index >= KEEP_FILES
-                if is_old and name not in self._name_by_key.values() and self._locks.acquire(name):
+                is_surplus = modified_at < now - MAX_AGE_SECONDS or index >= MAX_FILES
+                if is_surplus and name not in self._name_by_key.values() and self._locks.acquire(name):
                     try:
                         path.unlink(missing_ok=True)
                     except OSError:
