@@ -25,7 +25,7 @@ class Statement:
 class Diagnosis:
     """Known problem. Sentence and remedy may contain placeholders for facts."""
 
-    condition: str  # how the problem is recognized; not shown to users
+    criterion: str  # how the problem is recognized; not shown to users
     sentence: str
     remedy: str
 
@@ -37,32 +37,32 @@ class Diagnosis:
 # A job records nothing ----------------------------------------------------------------------------------
 
 DISABLED = Diagnosis(
-    condition="EXPORTER_DISABLED=1 in the job's environment",
+    criterion="EXPORTER_DISABLED=1 in the job's environment",
     sentence="EXPORTER_DISABLED=1 is set for {python}",
     remedy="unset EXPORTER_DISABLED for the job",
 )
 AUTO_DISABLED = Diagnosis(
-    condition="EXPORTER_AUTO=0, and the code calls nothing",
+    criterion="EXPORTER_AUTO=0, and the code calls nothing",
     sentence="EXPORTER_AUTO=0 is set for {python}, and the code records nothing",
     remedy="unset EXPORTER_AUTO for the job",
 )
 OTHER_ENVIRONMENT = Diagnosis(
-    condition="the job's process has a different EXPORTER_FEED_DIR than `run`",
+    criterion="the job's process has a different EXPORTER_FEED_DIR than `run`",
     sentence="{python} was started without the environment of `run`",
     remedy="pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={directory} on to the job",
 )
 NOT_INSTALLED = Diagnosis(
-    condition="the job's interpreter does not find the package",
+    criterion="the job's interpreter does not find the package",
     sentence="training-exporter is not installed for {python}{error}",
     remedy="{install}",
 )
 SHADOWED = Diagnosis(
-    condition="another module is called `exporter`",
+    criterion="another module is called `exporter`",
     sentence="{python} imports {path} as `exporter`, instead of training-exporter",
     remedy="rename this file or folder",
 )
 NOTHING_RECORDED = Diagnosis(
-    condition="the package is installed and the job calls nothing that is recorded",
+    criterion="the package is installed and the job calls nothing that is recorded",
     sentence="{python} has training-exporter, but the job has not used an optimizer, a loader, a Stat or a training call yet",
     remedy="{calls}",
 )
@@ -70,43 +70,43 @@ NOTHING_RECORDED = Diagnosis(
 # Feed directory -----------------------------------------------------------------------------------------
 
 FEED_DIRECTORY_UNREADABLE = Diagnosis(
-    condition="stat or statvfs of the feed directory fails",
+    criterion="stat or statvfs of the feed directory fails",
     sentence="{directory}: {error}",
     remedy="choose another directory with --feed.dir",
 )
 FEED_DIRECTORY_FULL = Diagnosis(
-    condition="no free space in the feed directory",
+    criterion="no free space in the feed directory",
     sentence="{directory} has less than 4 MiB of free space",
     remedy="free some space, or choose another directory with --feed.dir",
 )
 FEED_DIRECTORY_NOT_WRITABLE = Diagnosis(
-    condition="the job's user cannot create files in the feed directory",
+    criterion="the job's user cannot create files in the feed directory",
     sentence="{directory} is not writable for the job's user",
     remedy="grant the user write access, or choose another directory with --feed.dir",
 )
 FEED_DIRECTORY_OPEN = Diagnosis(
-    condition="the feed directory belongs to another user, is writable for all users and has no sticky bit",
+    criterion="the feed directory belongs to another user, is writable for all users and has no sticky bit",
     sentence="{directory} belongs to uid {uid} and has mode {mode}: any user can remove or replace files of the jobs",
     remedy="chmod 1777 {directory}, or choose another directory with --feed.dir",
 )
 FOREIGN_ENTRY = Diagnosis(
-    condition="an entry of another user in a shared directory, with a name of the exporter, such as owner.lock",
+    criterion="an entry of another user in a shared directory, with a name of the exporter, such as owner.lock",
     sentence="{path} belongs to uid {uid}: this exporter ignores it, and uses {used}",
     remedy="remove {path}, and restart the exporter",
 )
 FOREIGN_ENTRY_SHOWN = Diagnosis(
-    condition="exporter_feed_foreign_entry is 1",
+    criterion="exporter_feed_foreign_entry is 1",
     sentence="{entry} in the feed or state directory belongs to another user, and is ignored",
     remedy="remove it, and restart the exporter",
 )
 FEED_DIRECTORY_REMOTE = Diagnosis(
-    condition="the feed directory is on a network file system",
+    criterion="the feed directory is on a network file system",
     sentence="{directory} is on {filesystem}, whose locks are not reliable",
     remedy="use a memory-backed directory of the node, such as /dev/shm",
 )
 
 NO_FEED = Diagnosis(
-    condition="no feed file for a minute after the start",
+    criterion="no feed file for a minute after the start",
     sentence="no job has written to the feed directory {directory} yet",
     remedy="check that training-exporter is installed for the job's Python, that the job records something, and that the job has the"
     " same EXPORTER_FEED_DIR (or user) as this sidecar; `training-exporter check` checks all three",
@@ -115,52 +115,52 @@ NO_FEED = Diagnosis(
 # Sidecar ------------------------------------------------------------------------------------------------
 
 NO_SIDECAR = Diagnosis(
-    condition="no process holds owner.lock",
+    criterion="no process holds owner.lock",
     sentence="no exporter serves the feed directory",
     remedy="start one: training-exporter, or run the job with: training-exporter run COMMAND",
 )
 SECOND_SIDECAR = Diagnosis(
-    condition="exporter_feed_owner is 0",
+    criterion="exporter_feed_owner is 0",
     sentence="the exporter at {base} does not own its feed directory: process {owner} does, and saves the totals",
     remedy="stop one of the two exporters, or start it with a different --feed.dir",
 )
 NOT_READY = Diagnosis(
-    condition="/-/ready returns 503",
+    criterion="/-/ready returns 503",
     sentence="not ready: {reason}",
     remedy="wait a minute; if the problem persists, read the exporter's log",
 )
 CERTIFICATE_REQUIRED = Diagnosis(
-    condition="the TLS handshake without a client certificate fails, and the configuration requires one",
+    criterion="the TLS handshake without a client certificate fails, and the configuration requires one",
     sentence="a server that requires client certificates listens at {base}, probably the exporter",
     remedy="",
 )
 PORT_TAKEN = Diagnosis(
-    condition="an address is in use, and /-/healthy does not answer",
+    criterion="an address is in use, and /-/healthy does not answer",
     sentence="{refusal}, and no exporter answers there",
     remedy="ss -ltnp 'sport = :{port}' shows the owner; {choose}",
 )
 COLLECTOR_FAILS = Diagnosis(
-    condition="exporter_collector_success is 0",
+    criterion="exporter_collector_success is 0",
     sentence="collector {collector} fails: {reason}",
     remedy="see the exporter's log, and / for the message",
 )
 SERIES_DROPPED = Diagnosis(
-    condition="exporter_series_dropped_total has samples",
+    criterion="exporter_series_dropped_total has samples",
     sentence="{count} series did not fit on the metrics page",
     remedy="raise exposition.max_series, or define fewer Stats and labels",
 )
 TOTALS_SUPPRESSED = Diagnosis(
-    condition="exporter_ledger_suppressed_ranks is above 0",
+    criterion="exporter_ledger_suppressed_ranks is above 0",
     sentence="totals of {count} ranks are absent: their state cannot be written",
     remedy="free some space in the state directory, or make the directory writable for the exporter's user",
 )
 NOT_RELOADED = Diagnosis(
-    condition="exporter_config_last_reload_successful is 0",
+    criterion="exporter_config_last_reload_successful is 0",
     sentence="the configuration could not be reloaded; the previous configuration stays in force",
     remedy="training-exporter --config.file=FILE --config.check shows the problems",
 )
 RULES_NOT_WRITTEN = Diagnosis(
-    condition="overrides.json cannot be written",
+    criterion="overrides.json cannot be written",
     sentence="recording rules do not reach the training processes: {error}",
     remedy="free some space in the feed directory, or remove overrides.json there",
 )
@@ -168,27 +168,27 @@ RULES_NOT_WRITTEN = Diagnosis(
 # Energy and GPUs ----------------------------------------------------------------------------------------
 
 ENERGY_COUNTED_ELSEWHERE = Diagnosis(
-    condition="another exporter holds the machine's energy lock",
+    criterion="another exporter holds the machine's energy lock",
     sentence="process {pid} counts the energy of this machine: another exporter's energy families are absent",
     remedy="use one exporter per machine, or set energy.enabled: false in the others",
 )
 RAPL_UNREADABLE = Diagnosis(
-    condition="energy_uj is not readable",
+    criterion="energy_uj is not readable",
     sentence="{unreadable} of {counters} energy counters are unreadable",
     remedy="chmod a+r {path}; by default only root can read the counters",
 )
 DRIVER_MISMATCH = Diagnosis(
-    condition="libnvidia-ml and the kernel module have different versions",
+    criterion="libnvidia-ml and the kernel module have different versions",
     sentence="the NVIDIA driver has version {driver} and NVML version {library}: NVML refuses to work",
     remedy="reboot, or load the kernel module of the same version as NVML",
 )
 DRIVER_NOT_LOADED = Diagnosis(
-    condition="libnvidia-ml is installed and /proc/driver/nvidia is missing",
+    criterion="libnvidia-ml is installed and /proc/driver/nvidia is missing",
     sentence="NVML ({library}) is installed, but the NVIDIA driver is not loaded",
     remedy="run nvidia-smi, or modprobe nvidia; without a GPU remove the library or set gpu.enabled: false",
 )
 NVML_DOWN = Diagnosis(
-    condition="gpu_nvml_up is 0, for a reason that is not in NVML_FAILURES",
+    criterion="gpu_nvml_up is 0, for a reason that is not in NVML_FAILURES",
     sentence="NVML does not respond: {reason}",
     remedy="see the message of the collector gpu on /, and docs/runbook.md",
 )
@@ -196,7 +196,7 @@ NVML_DOWN = Diagnosis(
 
 def _nvml_failure(reason: str, sentence: str, remedy: str) -> Diagnosis:
     return Diagnosis(
-        condition=f"gpu_nvml_error_info has the reason {reason}", sentence=sentence, remedy=remedy
+        criterion=f"gpu_nvml_error_info has the reason {reason}", sentence=sentence, remedy=remedy
     )
 
 
@@ -253,8 +253,8 @@ NVML_FAILURES = {
 
 
 def _refused_file(reason: str, sentence: str, remedy: str) -> Diagnosis:
-    condition = f"the reader refuses a feed file: {reason}"
-    return Diagnosis(condition=condition, sentence=sentence, remedy=remedy)
+    criterion = f"the reader refuses a feed file: {reason}"
+    return Diagnosis(criterion=criterion, sentence=sentence, remedy=remedy)
 
 
 _NOT_READABLE = "start the job with umask 022, or run the exporter as the job's user"

@@ -23,7 +23,7 @@ __all__ = ["RECORDER", "FeedSink"]
 
 
 class FeedSink:
-    """Sink that writes recordings to the feed file of this process and reads the sidecar's recording rules."""
+    """Sink that writes recordings to the feed file of this process and reads the recording rules of the sidecar's configuration."""
 
     def __init__(self, flush_seconds: float) -> None:
         self._flush_seconds = flush_seconds
@@ -35,11 +35,11 @@ class FeedSink:
         self._writer, self._overrides = None, None
 
     def is_open(self) -> bool:
-        """Return True while a feed file is open."""
+        """Return True between the first recording and `close`, if the recording could open a feed file."""
         return self._writer is not None
 
     def location(self) -> FeedLocation | None:
-        """Return the directory of the feed file, and its identity, or None before the first recording."""
+        """Return the directory of the feed file and the identity of this process in it, or None if no feed file is open."""
         writer = self._writer
         if writer is None:
             return None
@@ -53,37 +53,37 @@ class FeedSink:
 
         A child process without values needs no file, which is a success.
         """
-        if self._writer is None:
+        writer = self._writer
+        if writer is None:
             if is_child and not _has_values(recording):
                 return True  # such as a worker of a DataLoader, which inherits the Stats and adds no samples
-            directory = _directory()
+            directory = _usable_feed_directory()
             if directory is None:
                 return False
             identity = identify().replace(id=os.urandom(16).hex(), version=__version__)
-            self._writer = FeedWriter(directory, identity, flush_seconds=self._flush_seconds)
-        is_written = self._writer.publish(recording)
-        cause = self._writer.problem or "an earlier write has not ended"
-        notice = self._writer.notice
+            writer = self._writer = FeedWriter(directory, identity, flush_seconds=self._flush_seconds)
+        is_written = writer.publish(recording)
         if not is_written:
+            cause = writer.problem or "an earlier write has not ended"
             log_once(f"feed {cause}", f"the latest snapshot was not written to the feed: {cause}")
-        if notice is not None:
-            log_once(notice, notice)
+        if writer.notice is not None:
+            log_once(writer.notice, writer.notice)
         return is_written
 
     def update_identity(self, identity: ProcessIdentity) -> None:
-        """Replace the identity in the open feed file; the id stays the same."""
+        """Replace the identity in later snapshots of the open feed file. The id stays the same."""
         if self._writer is not None:
             self._writer.identity = identity.replace(id=self._writer.identity.id, version=__version__)
 
     def close(self) -> None:
-        """Close the file. The next recording opens a new file."""
+        """Close the feed file, which keeps its last snapshot. The next recording opens a new file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the sidecar's recording rules if they have changed since the last call, otherwise None."""
-        if self._overrides is None and (directory := _directory()) is not None:
+        """Return the recording rules of the sidecar's configuration if they have changed since the last call, otherwise None."""
+        if self._overrides is None and (directory := _usable_feed_directory()) is not None:
             self._overrides = OverridesReader(directory)
         try:
             return None if self._overrides is None else self._overrides.changed_rules()
@@ -101,8 +101,8 @@ def _has_values(recording: Recording) -> bool:
     )
 
 
-def _directory() -> str | None:
-    """Create and check the feed directory. Log a notice and return None if it cannot be used."""
+def _usable_feed_directory() -> str | None:
+    """Return the feed directory, which is created if necessary. If it cannot be used, log a notice and return None."""
     try:
         return feed_directory(os.environ)
     except FeedError as error:
@@ -118,7 +118,7 @@ def _training_position() -> TrainingPosition:
 
 
 def _log_hang(answer: StackAnswer) -> None:
-    """Log the event `training.hang` for the handlers of the job."""
+    """Log the event `training.hang`, which the event handlers of the job receive."""
     innermost = answer.main.frames[0] if answer.main.frames else None
     events.log(
         "training.hang",

@@ -15,7 +15,7 @@ from exporter.status.attention import FindingView, Onsets, finding_views
 from exporter.status.conditions import findings
 from exporter.status.document import render
 from exporter.status.history import History
-from exporter.status.readings import Readings
+from exporter.status.samples import SampleIndex
 from exporter.status.view import ExporterInfo, View, build_view
 
 NOW = 10_000.0
@@ -108,7 +108,7 @@ def history_of(ticks: int, rows: Callable[[int], Rows], interval_seconds: float 
     times = iter(NOW - interval_seconds * (ticks - tick) for tick in range(ticks))
     history = History(interval_seconds=5, clock=lambda: next(times))
     for tick in range(ticks):
-        history.record(interval_seconds * tick, Readings(families_of(rows(tick))))
+        history.record(interval_seconds * tick, SampleIndex(families_of(rows(tick))))
     return history
 
 
@@ -125,14 +125,14 @@ def collector_status(**changes: Any) -> CollectorStatus:
 
 
 def view_of(rows: Rows, history: History | None = None) -> View:
-    return build_view(exporter_info(), Readings(families_of(rows)), history or History())
+    return build_view(exporter_info(), SampleIndex(families_of(rows)), history or History())
 
 
 def status_page(
     rows: Rows, *collectors: CollectorStatus, history: History | None = None, **changes: Any
 ) -> Document:
     status_view = build_view(
-        exporter_info(**changes), Readings(families_of(rows)), history or History(), collectors
+        exporter_info(**changes), SampleIndex(families_of(rows)), history or History(), collectors
     )
     return Document(render(status_view, Onsets()))
 
@@ -146,7 +146,7 @@ def finding_views_of(
 ) -> list[FindingView]:
     """Return the findings that a page shows."""
     status_view = build_view(
-        exporter_info(**changes), Readings(families_of(rows)), history or History(), collectors
+        exporter_info(**changes), SampleIndex(families_of(rows)), history or History(), collectors
     )
     return finding_views(findings(status_view), onsets or Onsets(), status_view.exporter.now)
 

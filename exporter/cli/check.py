@@ -371,7 +371,7 @@ def run_checks(
         try:
             yield from result.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:  # noqa: PERF203  # any check may miss the deadline
-            remedy = "repeat this step by hand: a file system or a server may hang"
+            remedy = "repeat this check by hand: a file system or a server may hang"
             yield CheckFinding("FAIL", subject, f"no result within {deadline_seconds:g} s", remedy)
 
 

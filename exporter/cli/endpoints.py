@@ -22,8 +22,8 @@ from exporter.status.conditions import findings
 from exporter.status.document import policy
 from exporter.status.document import render as render_status
 from exporter.status.history import History
-from exporter.status.readings import Readings
 from exporter.status.runbook import render as render_runbook
+from exporter.status.samples import SampleIndex
 from exporter.status.view import ExporterInfo, Hang, StackFrame, StackGroup, View, build_view
 from exporter.version import __version__
 from exporter.web.endpoints import (
@@ -65,7 +65,7 @@ class StatusSources:
         now = time.monotonic()
         if self.history.is_due(now):
             families = self.page.offered()
-            self.history.record(now, Readings(families))
+            self.history.record(now, SampleIndex(families))
             view = self._view(families)
             self.history.record_holders({gpu.uuid: gpu.last_holders for gpu in view.gpus})
             self.onsets.record(view.exporter.now, findings(view))
@@ -81,7 +81,7 @@ class StatusSources:
             silent_jobs=self.silent.jobs,
             hangs={report.run.run: hang_of(report) for report in self.hangs()},
         )
-        return build_view(exporter, Readings(families), self.history, self.collectors())
+        return build_view(exporter, SampleIndex(families), self.history, self.collectors())
 
     def configuration_text(self) -> Content:
         """Render the configuration in force as YAML, without secrets."""

@@ -11,7 +11,7 @@ from exporter.cli.flags import DEFAULT_ADDRESS
 from exporter.cli.logs import LogFormat, LogLevel
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.config.options import Duration, Notation, Range, format_duration, option
-from exporter.recording.stacks import Detail
+from exporter.recording.stacks import StackDetail
 from exporter.replay.machines import unknown_machine_problem
 from exporter.web.listen import ADDRESS_PATTERN, parse_address
 
@@ -109,9 +109,9 @@ class HangSection:
     )
 
     @property
-    def detail(self) -> Detail | None:
+    def detail(self) -> StackDetail | None:
         """Level of detail of the stacks, or None for off."""
-        return None if self.stacks == "off" else Detail(self.stacks)
+        return None if self.stacks == "off" else StackDetail(self.stacks)
 
 
 @dataclass(frozen=True, slots=True)

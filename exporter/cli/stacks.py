@@ -22,7 +22,7 @@ from exporter.hangs.collector import (
     report_on,
 )
 from exporter.hangs.explanation import TIE_SENTENCE
-from exporter.recording.stacks import Detail, ThreadStack
+from exporter.recording.stacks import StackDetail, ThreadStack
 
 DESCRIPTION = """\
 Prints where each rank of the jobs in a feed directory waits. Ranks that wait in the same line, function and phase form
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         run_suffix = f" of run {flags['run']}" if flags["run"] else ""
         print_notice(f"no rank{run_suffix} is running in {directory}; see {PROGRAM} check")
         return EXIT_FAILED
-    request = StackRequest(os.urandom(16).hex(), time.time(), Detail.FULL)
+    request = StackRequest(os.urandom(16).hex(), time.time(), StackDetail.FULL)
     try:
         write_request(os.fspath(directory), request, is_shared=is_trusted(directory))
     except OSError as error:

@@ -38,7 +38,7 @@ from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.attempt import MachineIdentity
 from exporter.ledger.goodput.endings import ExitEvidence
 from exporter.ledger.state.store import StateStore
-from exporter.recording.stacks import Detail
+from exporter.recording.stacks import StackDetail
 from exporter.replay.machines import replay_arguments
 
 FEED, ENERGY = "feed", "energy"
@@ -245,7 +245,7 @@ class Wiring:
             sources = {"runs": self._active_runs}
         return [entry.factory(**sources, **entry.options.own_options())]
 
-    def _create_hangs(self, detail: Detail) -> Sequence[AnyCollector]:
+    def _create_hangs(self, detail: StackDetail) -> Sequence[AnyCollector]:
         return [HangCollector(self._feed_directory, lambda: self._jobs.overdue_runs, detail=detail)]
 
     def hangs(self) -> Sequence[HangReport]:

@@ -20,11 +20,11 @@ from exporter.feed.entries import FileStamp, newest_entry, own_entry
 from exporter.feed.files import FEED, OWN_MODE, SHARED_MODE, STACKS, is_process_id, open_regular, replace_file
 from exporter.recording.stacks import (
     MAX_FRAMES,
-    MAX_TEXT,
+    MAX_NAME_LENGTH,
     MAX_THREAD_FRAMES,
     MAX_THREADS,
-    Detail,
     Frame,
+    StackDetail,
     ThreadStack,
 )
 from exporter.recording.value_class import Value, value_class
@@ -42,7 +42,7 @@ class StackRequest(Value):
 
     id: str  # 32 hexadecimal digits, new for each request
     asked_at: float  # Unix time
-    detail: Detail = Detail.FULL
+    detail: StackDetail = StackDetail.FULL
     hang_of: str = ""  # run whose processes log the event `training.hang`; empty if no run hangs
 
 
@@ -89,7 +89,7 @@ def read_request(directory: str) -> StackRequest | None:
         return StackRequest(
             id=_process_id(fields, "id"),
             asked_at=_number(fields, "asked_at"),
-            detail=Detail(fields.get("detail")),
+            detail=StackDetail(fields.get("detail")),
             hang_of=_text(fields, "hang_of"),
         )
     except (OSError, FeedFormatError, ValueError):
@@ -139,7 +139,7 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
         phase=_optional_text(fields, "phase"),
         phase_seconds=_optional_number(fields, "phase_seconds"),
         step=_optional_int(fields, "step"),
-        sequences={str(name)[:MAX_TEXT]: int(_number(sequences, name)) for name in sequences},
+        sequences={str(name)[:MAX_NAME_LENGTH]: int(_number(sequences, name)) for name in sequences},
         last_collective=_optional_text(fields, "last_collective"),
     )
 
@@ -205,8 +205,8 @@ def _process_id(fields: Mapping[str, Any], name: str) -> str:
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
-    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
-        raise _invalid(name, f"printable text of at most {MAX_TEXT} characters")
+    if not isinstance(value, str) or len(value) > MAX_NAME_LENGTH or not value.isprintable():
+        raise _invalid(name, f"printable text of at most {MAX_NAME_LENGTH} characters")
     return value
 
 

@@ -20,7 +20,7 @@ from exporter.feed.directory import is_trusted
 from exporter.feed.stacks import StackAnswer, StackRequest, read_answer, write_request
 from exporter.hangs import kernel_state
 from exporter.hangs.explanation import Explanation, RankStack, explain, rank_stack
-from exporter.recording.stacks import Detail
+from exporter.recording.stacks import StackDetail
 
 LOGGER = logging.getLogger("exporter.hangs")
 
@@ -93,7 +93,7 @@ class HangCollector:
     Args:
         directory: The feed directory.
         hanging_runs: Returns the hung and stalled runs of the latest ledger pass.
-        detail: Detail of the stack files; None disables requests.
+        detail: StackDetail of the stack files; None disables requests.
     """
 
     name = "hangs"
@@ -104,7 +104,7 @@ class HangCollector:
         directory: Path,
         hanging_runs: Callable[[], Sequence[InspectedRun]],
         *,
-        detail: Detail | None = Detail.FULL,
+        detail: StackDetail | None = StackDetail.FULL,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -1,6 +1,6 @@
 """Stacks of this process's threads, for the explanation of a hang.
 
-Runs on the recording thread. Reads the frames of other threads, and runs no code of the job.
+The recording thread captures the stacks. It reads the frames of other threads, and runs no code of the job.
 """
 
 from __future__ import annotations
@@ -14,31 +14,40 @@ from types import FrameType
 from exporter.recording.value_class import Value, value_class
 
 MAX_FRAMES = 30
-"""Maximum number of frames of the main thread, the innermost first."""
+"""Maximum number of frames of the main thread; the innermost frames are kept."""
 MAX_THREAD_FRAMES = 3
-"""Maximum number of frames of another thread, the innermost first."""
+"""Maximum number of frames of another thread; the innermost frames are kept."""
 MAX_THREADS = 20
-MAX_TEXT = 256
-"""Maximum length of a file name or function name."""
+"""Maximum number of threads besides the main thread."""
+MAX_NAME_LENGTH = 256
+"""Maximum length of the name of a file, function or thread; the end of a longer name is kept."""
 
-_OWN_PACKAGE = __file__.rpartition("/recording/")[0] + "/"
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + "/"  # noqa: PTH120  # pathlib is not loaded in the job
+_OWN_PACKAGE_DIRECTORY = __file__.rpartition("/recording/")[0] + "/"
+_STANDARD_LIBRARY_DIRECTORY = os.path.dirname(os.__file__) + "/"  # noqa: PTH120  # pathlib is not loaded in the job
 _PACKAGE_MARKERS = ("/site-packages/", "/dist-packages/")
-_OWN_THREADS = "exporter"
-"""Common prefix of the names of the exporter's threads."""
+_OWN_THREAD_PREFIX = "exporter"
+"""Prefix of the names of the exporter's threads."""
 _IDLE_FUNCTIONS = frozenset(
-    (
-        *("_recv", "_wait_for_tstate_lock", "_worker", "accept", "get"),
-        *("join", "poll", "run_forever", "select", "wait"),
-    )
+    {
+        "_recv",
+        "_wait_for_tstate_lock",
+        "_worker",
+        "accept",
+        "get",
+        "join",
+        "poll",
+        "run_forever",
+        "select",
+        "wait",
+    }
 )
-"""Functions in which an idle thread waits, if their file is part of a library."""
+"""Functions of libraries in which an idle thread waits."""
 
 
-class Detail(Enum):
-    """Detail of a captured stack."""
+class StackDetail(Enum):
+    """Detail of a stack capture."""
 
-    FULL = "full"  # whole stacks
+    FULL = "full"  # the main thread, and other threads that are not idle
     LOCATION = "location"  # innermost frame of the job's own code, and the frame that it called
 
 
@@ -64,33 +73,35 @@ def is_library(file: str) -> bool:
     """Return True for a file of the standard library or of an installed package, and for generated code."""
     if any(marker in file for marker in _PACKAGE_MARKERS):
         return True
-    return file.startswith(_STANDARD_LIBRARY) or (
-        file.startswith("<") and file not in {"<stdin>", "<string>"}
-    )
+    is_generated = file.startswith("<") and file not in {"<stdin>", "<string>"}  # `python -` and `python -c`
+    return is_generated or file.startswith(_STANDARD_LIBRARY_DIRECTORY)
 
 
-def capture(detail: Detail) -> tuple[ThreadStack, tuple[ThreadStack, ...]]:
+def capture(detail: StackDetail) -> tuple[ThreadStack, tuple[ThreadStack, ...]]:
     """Return the stack of the main thread, and the stacks of the other threads that are not idle.
 
-    With `Detail.LOCATION`, return only the innermost frame of the job's own code in the main thread, and the frame that it called.
+    With `StackDetail.LOCATION`, return `location_frames` of the main thread, and no other threads.
     """
     frame_by_ident = sys._current_frames()  # noqa: SLF001  # the documented way to read the stacks of other threads
     main_ident = threading.main_thread().ident
     main = ThreadStack("MainThread", _frames_of(frame_by_ident.get(main_ident or 0), MAX_FRAMES))
-    if detail is Detail.LOCATION:
+    if detail is StackDetail.LOCATION:
         return ThreadStack(main.name, location_frames(main.frames)), ()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     other_stacks = []
     for ident, frame in frame_by_ident.items():
         name = names.get(ident, f"thread {ident}")
-        if ident == main_ident or name.startswith(_OWN_THREADS) or _is_idle(frame):
+        if ident == main_ident or name.startswith(_OWN_THREAD_PREFIX) or _is_idle(frame):
             continue
         other_stacks.append(ThreadStack(_printable(name), _frames_of(frame, MAX_THREAD_FRAMES)))
     return main, tuple(other_stacks[:MAX_THREADS])
 
 
 def location_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return the innermost frame of the job's own code, and before it the frame that it called; otherwise the innermost frame."""
+    """Return the frame that the job's own code called, then the innermost frame of that code.
+
+    Returns the innermost frame if the stack has no frame of the job's own code.
+    """
     for index, frame in enumerate(frames):
         if not frame.library:
             return frames[max(index - 1, 0) : index + 1]
@@ -103,7 +114,8 @@ def _frames_of(frame: FrameType | None, max_frames: int) -> tuple[Frame, ...]:
         code = frame.f_code
         function = getattr(code, "co_qualname", code.co_name)
         file = code.co_filename
-        if not file.startswith(_OWN_PACKAGE):  # blocks of the exporter enclose the job's code
+        # Wrappers of the exporter enclose the job's code, and are omitted.
+        if not file.startswith(_OWN_PACKAGE_DIRECTORY):
             frames.append(
                 Frame(_printable(file), frame.f_lineno or 0, _printable(function), is_library(file))
             )
@@ -116,8 +128,8 @@ def _is_idle(frame: FrameType) -> bool:
     return code.co_name in _IDLE_FUNCTIONS and is_library(code.co_filename)
 
 
-def _printable(text: str) -> str:
-    """Return the end of a text, with `?` for characters that are not printable."""
-    if not text.isprintable():
-        text = "".join(character if character.isprintable() else "?" for character in text)
-    return text[-MAX_TEXT:]
+def _printable(name: str) -> str:
+    """Return the last `MAX_NAME_LENGTH` characters of a name, with `?` for characters that are not printable."""
+    if not name.isprintable():
+        name = "".join(character if character.isprintable() else "?" for character in name)
+    return name[-MAX_NAME_LENGTH:]

@@ -1,1 +1,1 @@
-"""Status page: families (`readings`), `history`, content (`view`), `conditions`, sections, HTML (`templates`)."""
+"""Status page: families (`samples`), `history`, content (`view`), `conditions`, sections, HTML (`templates`)."""

@@ -67,7 +67,7 @@ class Onsets:
     def _event_time(self, finding: Finding) -> float | None:
         """Return the time of the last event, or the last known time if the event is older than the history."""
         match = finding.match
-        event_time = match.since if match.last is None else match.last
+        event_time = match.since if match.last_event_at is None else match.last_event_at
         return self._event_times.get(finding.key) if event_time is None else event_time
 
 
@@ -79,7 +79,7 @@ class FindingView:
     text: str
     time_text: str
     remedy: str
-    alert: str  # "" for a condition without an alert
+    alert_name: str  # "" for a condition without an alert
     runbook_alert: str  # alert whose runbook entry also applies to a condition without an alert; "" for none
     anchor: str
     stacks: tuple[StackGroup, ...]
@@ -130,7 +130,7 @@ def finding_groups(view: View, findings: Sequence[Finding], onsets: Onsets) -> l
 
 
 def _explanations_first(findings: Sequence[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: not finding.condition.explains)
+    return sorted(findings, key=lambda finding: not finding.condition.is_cause)
 
 
 def headline(view: View, findings: Sequence[Finding], onsets: Onsets) -> Headline | None:
@@ -167,7 +167,7 @@ def hourly_cost_texts(view: View, runs: Collection[str]) -> list[str]:
 def total_costs(view: View, runs: Collection[str]) -> dict[str, float]:
     """Return the cost of runs on this node so far, by currency."""
     amounts: dict[str, float] = {}
-    for labels, amount in view.readings.rows("training_cost_total"):
+    for labels, amount in view.samples.select("training_cost_total"):
         if labels["run"] in runs:
             amounts[labels["currency"]] = amounts.get(labels["currency"], 0.0) + amount
     return amounts
@@ -200,7 +200,7 @@ def _finding_view(finding: Finding, onsets: Onsets, now: float) -> FindingView:
         text=_sentence(statement.sentence),
         time_text=onsets.text(finding, now),
         remedy=_sentence(statement.remedy),
-        alert=finding.condition.alert,
+        alert_name=finding.condition.alert_name,
         runbook_alert=finding.condition.runbook_alert,
         anchor=finding.condition.anchor,
         stacks=finding.match.stacks,

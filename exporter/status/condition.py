@@ -19,13 +19,13 @@ class AlertSeverity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One occurrence of a condition, as its `find` yields it.
+    """Occurrence of a condition, which its `find_matches` yields.
 
     Attributes:
         subject: Identity of the subject, such as run, rank, GPU or device; () for the node. Equal in every evaluation.
         facts: Values of the placeholders in the sentence and the remedy.
         since: Unix time of the start of a state, or of the first event (of an Xid: of the last); None if unknown.
-        last: Unix time of the last of several events; None for a single event or for a state.
+        last_event_at: Unix time of the last of several events; None for a single event or for a state.
         is_event: True for an event, False for a state that lasts.
         is_past: True for an event whose alert no longer fires.
         stacks: Stacks of the ranks of a hang.
@@ -35,7 +35,7 @@ class Match:
     subject: tuple[str, ...]
     facts: Mapping[str, object] = field(default_factory=dict)
     since: float | None = None
-    last: float | None = None
+    last_event_at: float | None = None
     is_event: bool = False
     is_past: bool = False
     stacks: tuple[StackGroup, ...] = ()
@@ -47,27 +47,28 @@ class Condition(Diagnosis):
     """Row of the table of conditions.
 
     Attributes:
-        alert: Name of the alert with the same condition; "" for a condition without an alert.
-        find: Yields the subjects for which the condition holds.
-        runbook_alert: Alert whose runbook entry also applies to a condition without an alert; "" for none.
-        explains: True if the condition explains other findings about its subject, and therefore comes first.
+        alert_name: Name of the alert with the same condition; "" for a condition without an alert.
+        severity: Severity of the alert, or of the condition without an alert.
+        runbook_alert: Name of an alert whose runbook entry applies to a condition without an alert; "" for none.
+        is_cause: True if the condition explains other findings about its subject. The page lists such findings first.
+        find_matches: Yields a match for each subject for which the condition holds.
     """
 
-    alert: str = ""
+    alert_name: str = ""
     severity: AlertSeverity = AlertSeverity.WARNING
     runbook_alert: str = ""
-    explains: bool = False
-    find: Callable[[View], Iterator[Match]]
+    is_cause: bool = False
+    find_matches: Callable[[View], Iterator[Match]]
 
     @property
     def name(self) -> str:
         """Name of the alert, or the sentence of a condition without an alert."""
-        return self.alert or self.sentence
+        return self.alert_name or self.sentence
 
     @property
     def anchor(self) -> str:
         """Anchor of the runbook entry; "" without an entry."""
-        return (self.alert or self.runbook_alert).lower()
+        return (self.alert_name or self.runbook_alert).lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identity of the finding, the same in each pass."""
+        """Identity of the finding, equal in every evaluation."""
         return (self.condition.name, *self.match.subject)
 
     @property

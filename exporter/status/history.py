@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from exporter.status.readings import Readings
+from exporter.status.samples import SampleIndex
 
 POINT_SECONDS = 10.0
 PLOT_SECONDS = 3600.0
@@ -134,10 +134,10 @@ class History:
             # Passes over the feed may have the same interval, with jitter.
             return not self._times or now - self._times[-1][0] >= 0.9 * self._interval_seconds
 
-    def record(self, now: float, readings: Readings) -> None:
+    def record(self, now: float, samples: SampleIndex) -> None:
         """Add a point; `now` is monotonic."""
         point: dict[TrackKey, float] = {}
-        for track, value in _tracks(readings):
+        for track, value in _tracks(samples):
             if track in point or len(point) < MAX_TRACKS:
                 point[track] = point.get(track, 0.0) + value
         with self._lock:
@@ -348,12 +348,12 @@ def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, fl
     return line
 
 
-def _tracks(readings: Readings) -> Iterator[tuple[TrackKey, float]]:
+def _tracks(samples: SampleIndex) -> Iterator[tuple[TrackKey, float]]:
     """Yield track and number for each sample of the page that belongs to a track."""
-    for steps in readings.observations("training_step_duration_seconds", mode="train"):
+    for steps in samples.observations("training_step_duration_seconds", mode="train"):
         yield ("timed steps", steps.labels["run"]), steps.count
         if steps.sum is not None:
             yield ("step seconds", steps.labels["run"]), steps.sum
     for source in _SOURCES:
-        for labels, value in readings.rows(source.family, **source.labels):
+        for labels, value in samples.select(source.family, **source.labels):
             yield (source.track, *(labels.get(name, "") for name in source.owner_labels)), value

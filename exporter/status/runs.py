@@ -52,9 +52,9 @@ class RunSection:
 
 def run_section(view: View, run: Run) -> RunSection:
     """Return the section of a run, without rates and loss if they are not current."""
-    readings, now, name = view.readings, view.exporter.now, run.name
-    info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
-    attempt = readings.value("training_attempt", run=name)
+    samples, now, name = view.samples, view.exporter.now, run.name
+    info = next((labels for labels, _ in samples.select("training_run_info", run=name)), {})
+    attempt = samples.value("training_attempt", run=name)
     state_style = "warn" if run.late_since is not None else _STATES.get(run.state, "good")
     badges = [StyledText(run.state, state_style)] if run.state else []
     if run.state and run.state_since is not None:
@@ -122,19 +122,19 @@ def _tokens_per_second(view: View, run: Run) -> float | None:
 
 
 def _loss(view: View, run: Run) -> float | None:
-    return view.readings.value("training_loss", run=run.name, mode="train") if run.is_stepping else None
+    return view.samples.value("training_loss", run=run.name, mode="train") if run.is_stepping else None
 
 
 def _run_figures(view: View, run: Run) -> list[Figure]:
-    readings, history, now, name = view.readings, view.history, view.exporter.now, run.name
+    samples, history, now, name = view.samples, view.history, view.exporter.now, run.name
     node_note = _node_note(run)
 
     def current(family: str) -> float | None:
-        return readings.value(family, run=name) if run.is_stepping else None
+        return samples.value(family, run=name) if run.is_stepping else None
 
-    nonfinite = readings.total("training_nonfinite_total", run=name)
-    saved = readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
-    unsaved_seconds = None if run.is_ended else readings.value("training_uncommitted_seconds", run=name)
+    nonfinite = samples.total("training_nonfinite_total", run=name)
+    saved = samples.value("training_checkpoint_last_success_timestamp_seconds", run=name)
+    unsaved_seconds = None if run.is_ended else samples.value("training_uncommitted_seconds", run=name)
     figures = [
         *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
         *figure(
@@ -157,10 +157,10 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         *_restarts(view, run),
         *figure(
             f"energy{node_note}",
-            value_or_dash(readings.total("training_energy_joules_total", run=name), energy),
+            value_or_dash(samples.total("training_energy_joules_total", run=name), energy),
         ),
         *figure(
-            f"CO2{node_note}", value_or_dash(readings.total("training_carbon_grams_total", run=name), grams)
+            f"CO2{node_note}", value_or_dash(samples.total("training_carbon_grams_total", run=name), grams)
         ),
     ]
     for currency, amount in total_costs(view, {name}).items():
@@ -174,10 +174,10 @@ def _lost_time(view: View, run: Run) -> list[Figure]:
     """Return the share of badput in the wall time, with its cost and its largest causes."""
     badput = {
         labels["cause"]: seconds
-        for labels, seconds in view.readings.rows("training_badput_seconds_total", run=run.name)
+        for labels, seconds in view.samples.select("training_badput_seconds_total", run=run.name)
         if seconds > 0
     }
-    wall = view.readings.value("training_wall_seconds_total", run=run.name)
+    wall = view.samples.value("training_wall_seconds_total", run=run.name)
     if not badput or not wall:
         return []
     ratio = min(1.0, sum(badput.values()) / wall)
@@ -218,7 +218,7 @@ def _restarts(view: View, run: Run) -> list[Figure]:
     """Return the number of restarts, with the reasons why earlier attempts ended."""
     counts = {
         labels["reason"]: count
-        for labels, count in view.readings.rows("training_restarts_total", run=run.name)
+        for labels, count in view.samples.select("training_restarts_total", run=run.name)
     }
     increase = view.history.increase("restarts", run.name, only_if_seen="executed steps")
     notes = [f"{reason}: {count:.0f}" for reason, count in counts.items() if count]
@@ -228,13 +228,13 @@ def _restarts(view: View, run: Run) -> list[Figure]:
 
 def _goodput(view: View, run: Run) -> list[Figure]:
     """Return the goodput of committed work and, while steps complete, the goodput if all work were saved now."""
-    value, name = view.readings.value, run.name
+    value, name = view.samples.value, run.name
     wall = value("training_wall_seconds_total", run=name)
     productive = value("training_productive_seconds_total", run=name)
     if not wall or productive is None:
         return []
     saved = value("training_checkpoint_last_success_timestamp_seconds", run=name) is not None
-    saves = view.readings.total("training_checkpoints_total", run=name, result="ok")
+    saves = view.samples.total("training_checkpoints_total", run=name, result="ok")
     note = "work covered by a save"
     if not saved and not saves and not productive and not run.is_ended:
         note = "no save yet: work counts after a save or at a successful end"
@@ -251,7 +251,7 @@ def _goodput(view: View, run: Run) -> list[Figure]:
 
 def _position(view: View, run: Run) -> Position | None:
     step, target = (
-        view.readings.value(family, run=run.name) for family in ("training_step", "training_step_target")
+        view.samples.value(family, run=run.name) for family in ("training_step", "training_step_target")
     )
     if step is None:
         return None

@@ -25,7 +25,7 @@ from exporter.status.elements import (
 )
 from exporter.status.history import Line
 from exporter.status.numbers import duration, energy, number, quantity, share, size, watts
-from exporter.status.readings import Readings
+from exporter.status.samples import SampleIndex
 from exporter.status.view import Gpu, Rank, View
 
 MAX_UNFOLDED_RANKS = 16
@@ -134,17 +134,17 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
     """Return the table and the plots of the GPUs. The state of a GPU includes its urgent findings."""
     faults: dict[str, list[str]] = {}
     for finding in findings:
-        name = _FAULTS.get(finding.condition.alert)
+        name = _FAULTS.get(finding.condition.alert_name)
         if name and finding.is_urgent:
             faults.setdefault(finding.match.subject[0], []).append(name.format(*finding.match.subject))
-    names = {labels["uuid"]: labels.get("name", "") for labels, _ in view.readings.rows("gpu_info")}
+    names = {labels["uuid"]: labels.get("name", "") for labels, _ in view.samples.select("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in view.gpus}
     has_several_runs = len({rank.run for rank in view.ranks}) > 1
     colors = {gpu.uuid: index for index, gpu in enumerate(view.gpus)}
 
     def row(gpu: Gpu) -> dict[str, RichText]:
         def value(family: str, **labels: str) -> float | None:
-            return view.readings.value(family, uuid=gpu.uuid, **labels)
+            return view.samples.value(family, uuid=gpu.uuid, **labels)
 
         used, total = value("gpu_memory_used_bytes"), value("gpu_memory_total_bytes")
         power, limit = value("gpu_power_watts"), value("gpu_power_limit_watts", limit="enforced")
@@ -164,7 +164,7 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
             "memory": value_or_dash(used, size) + of_total,
             "power": value_or_dash(power, "{:.0f} W".format) + of_limit,
             "temperature": value_or_dash(value("gpu_temperature_celsius", sensor="gpu"), "{:.0f} °C".format),
-            "energy": value_or_dash(view.readings.total("gpu_energy_joules_total", uuid=gpu.uuid), energy),
+            "energy": value_or_dash(view.samples.total("gpu_energy_joules_total", uuid=gpu.uuid), energy),
         }
 
     plots: list[Plot] = []
@@ -189,14 +189,14 @@ def _gpu_state(gpu: Gpu, faults: Sequence[str]) -> RichText:
     return (state, *styled(", ".join(faults), "bad"), *throttled)
 
 
-def _fullest_filesystem(readings: Readings) -> FilesystemUse | None:
+def _fullest_filesystem(samples: SampleIndex) -> FilesystemUse | None:
     """Return the filesystem of at least `MIN_DISK_BYTES` with the largest used share, or None without one."""
     available_bytes = {
-        labels["mountpoint"]: count for labels, count in readings.rows("host_filesystem_avail_bytes")
+        labels["mountpoint"]: count for labels, count in samples.select("host_filesystem_avail_bytes")
     }
     filesystems = [
         FilesystemUse(labels["mountpoint"], size_bytes - available_bytes[labels["mountpoint"]], size_bytes)
-        for labels, size_bytes in readings.rows("host_filesystem_size_bytes")
+        for labels, size_bytes in samples.select("host_filesystem_size_bytes")
         if size_bytes >= MIN_DISK_BYTES and labels["mountpoint"] in available_bytes
     ]
     return max(filesystems, key=lambda use: use.used_bytes / use.size_bytes, default=None)
@@ -205,10 +205,10 @@ def _fullest_filesystem(readings: Readings) -> FilesystemUse | None:
 def machine_section(view: View) -> MachineSection:
     """Return figures and plots of the machine."""
     history, now = view.history, view.exporter.now
-    value, total = view.readings.value, view.readings.total
+    value, total = view.samples.value, view.samples.total
     memory, available = value("host_memory_total_bytes"), value("host_memory_available_bytes")
     used_memory = None if memory is None or available is None else memory - available
-    fullest = _fullest_filesystem(view.readings)
+    fullest = _fullest_filesystem(view.samples)
     cpu, network, disk = (
         value("host_cpu_utilization_ratio"),
         history.last_rate("network"),
@@ -251,21 +251,21 @@ def machine_section(view: View) -> MachineSection:
 
 def statistics_fold(view: View) -> Fold | None:
     """Return the folded table of the recorded statistics, or None without statistics."""
-    readings = view.readings
-    names = sorted(readings.names())
+    samples = view.samples
+    names = sorted(samples.names())
     stems = [name.removesuffix("_window_samples") for name in names if name.endswith("_window_samples")]
     if not stems:
         return None
-    samples = {stem: [value for _, value in readings.rows(f"{stem}_window_samples")] for stem in stems}
+    window_counts = {stem: [count for _, count in samples.select(f"{stem}_window_samples")] for stem in stems}
 
     def row(stem: str) -> dict[str, RichText]:
         gauges = ([name for name in names if name.startswith(stem + suffix)] for suffix in _WINDOW_GAUGES)
         gauge = min(next(filter(None, gauges), [""]), key=len)
-        values = [value for _, value in readings.rows(gauge)]
+        values = [value for _, value in samples.select(gauge)]
         bounds = (
-            [quantity(bound, readings.unit(gauge)) for bound in (min(values), max(values))] if values else []
+            [quantity(bound, samples.unit(gauge)) for bound in (min(values), max(values))] if values else []
         )
-        empty_count, rank_count = samples[stem].count(0), len(samples[stem])
+        empty_count, rank_count = window_counts[stem].count(0), len(window_counts[stem])
         gaps = styled("data", "good")
         if empty_count:
             gaps = styled(f"no data on {empty_count} of {rank_count}", "warn")
@@ -275,7 +275,7 @@ def statistics_fold(view: View) -> Fold | None:
             "gaps": gaps,
         }
 
-    gap_count = sum(0 in counts for counts in samples.values())
+    gap_count = sum(0 in counts for counts in window_counts.values())
     return Fold(
         key="statistics",
         title=f"Recorded statistics ({len(stems)}{f', {gap_count} with gaps' if gap_count else ''})",

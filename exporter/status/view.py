@@ -12,7 +12,7 @@ from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
 from exporter.status.history import History, RankOfRun
 from exporter.status.numbers import ranges
-from exporter.status.readings import Readings
+from exporter.status.samples import SampleIndex
 from exporter.status.thresholds import STRAGGLER_RATIO
 from exporter.training.phases import PHASES
 
@@ -180,7 +180,7 @@ class View:
     """Content of the status page, with the ranks that need attention first."""
 
     exporter: ExporterInfo
-    readings: Readings
+    samples: SampleIndex
     history: History
     collectors: Sequence[CollectorStatus]
     runs: Mapping[str, Run]
@@ -189,30 +189,30 @@ class View:
 
 
 def build_view(
-    exporter: ExporterInfo, readings: Readings, history: History, collectors: Sequence[CollectorStatus] = ()
+    exporter: ExporterInfo, samples: SampleIndex, history: History, collectors: Sequence[CollectorStatus] = ()
 ) -> View:
     """Build the content of the status page from the samples and their history."""
-    ranks = _ranks(readings)
+    ranks = _ranks(samples)
     names = {rank.run for rank in ranks if rank.run}
     for family in ("training_wall_seconds_total", "training_run_state", "training_steps_total"):
-        names |= {labels["run"] for labels, _ in readings.rows(family)}
-    runs = {name: _run(name, readings, history, ranks, exporter.now) for name in sorted(names)}
+        names |= {labels["run"] for labels, _ in samples.select(family)}
+    runs = {name: _run(name, samples, history, ranks, exporter.now) for name in sorted(names)}
     for rank in ranks:
         rank.is_slow = _is_slow(rank, runs.get(rank.run))
         rank.condition = _condition(rank, runs.get(rank.run), exporter)
-    gpus = [_gpu(labels, up, readings, history, ranks) for labels, up in readings.rows("gpu_up")]
+    gpus = [_gpu(labels, up, samples, history, ranks) for labels, up in samples.select("gpu_up")]
     ranks.sort(key=lambda rank: CONDITION_ORDER.get(rank.condition, len(CONDITION_ORDER)))
     gpus.sort(key=lambda gpu: gpu.index.zfill(12))
-    return View(exporter, readings, history, collectors, runs, ranks, gpus)
+    return View(exporter, samples, history, collectors, runs, ranks, gpus)
 
 
-def _run(name: str, readings: Readings, history: History, ranks: Sequence[Rank], now: float) -> Run:
-    states = readings.rows("training_run_state", run=name)
+def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank], now: float) -> Run:
+    states = samples.select("training_run_state", run=name)
     state = next((labels["state"] for labels, holds in states if holds), "")
     own_ranks = [rank for rank in ranks if rank.run == name]
     numbers = {rank.rank for rank in own_ranks if rank.rank}
     alive = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
-    outcome = next((labels for labels, _ in readings.rows("training_run_outcome_info", run=name)), {})
+    outcome = next((labels for labels, _ in samples.select("training_run_outcome_info", run=name)), {})
     phases = {phase: history.last_rate("phase", name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
     for rank in own_ranks:
@@ -223,22 +223,22 @@ def _run(name: str, readings: Readings, history: History, ranks: Sequence[Rank],
         name=name,
         state=state,
         reason=outcome.get("reason", ""),
-        state_since=readings.value("training_run_state_since_timestamp_seconds", run=name),
+        state_since=samples.value("training_run_state_since_timestamp_seconds", run=name),
         fastest_seconds=fastest,
         phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
         is_ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
-        is_partial=_is_partial(name, readings, numbers),
+        is_partial=_is_partial(name, samples, numbers),
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
         reporting_count=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
-        world_size=_rounded(readings.value("training_world_size", run=name)),
-        late_since=_late_since(name, readings, own_ranks, now) if state == "running" else None,
+        world_size=_rounded(samples.value("training_world_size", run=name)),
+        late_since=_late_since(name, samples, own_ranks, now) if state == "running" else None,
     )
 
 
-def _late_since(name: str, readings: Readings, ranks: Sequence[Rank], now: float) -> float | None:
+def _late_since(name: str, samples: SampleIndex, ranks: Sequence[Rank], now: float) -> float | None:
     """Return the time of the last step if the next step is late, which is usually long before the run counts as hung."""
     last_progress_at = max((rank.progress_at for rank in ranks if rank.progress_at is not None), default=None)
-    longest_seconds = readings.value("training_step_longest_seconds", run=name)
+    longest_seconds = samples.value("training_step_longest_seconds", run=name)
     if last_progress_at is None or longest_seconds is None:
         return None
     limit_seconds = max(LATE_SECONDS, LATE_STEPS * longest_seconds)
@@ -251,25 +251,25 @@ def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _is_partial(name: str, readings: Readings, numbers: set[str]) -> bool:
-    world_size = readings.value("training_world_size", run=name)
+def _is_partial(name: str, samples: SampleIndex, numbers: set[str]) -> bool:
+    world_size = samples.value("training_world_size", run=name)
     if world_size is not None and numbers:
         return world_size > len(numbers)
-    info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
+    info = next((labels for labels, _ in samples.select("training_run_info", run=name)), {})
     return info.get("nodes", "") not in {"", "0", "1"}
 
 
 def _gpu(
-    labels: Mapping[str, str], up_value: float, readings: Readings, history: History, ranks: Sequence[Rank]
+    labels: Mapping[str, str], up_value: float, samples: SampleIndex, history: History, ranks: Sequence[Rank]
 ) -> Gpu:
     uuid = labels["uuid"]
     holders = {(rank.run, rank.rank) for rank in ranks if rank.uuid == uuid and rank.alive != 0} or {
         (process.get("run", ""), process.get("rank", ""))
-        for process, _ in readings.rows("training_process_gpu_memory_bytes", uuid=uuid)
+        for process, _ in samples.select("training_process_gpu_memory_bytes", uuid=uuid)
     }
     if not holders:
         # If the driver reports process ids of another PID namespace, the energy shares still name the run.
-        shares = readings.rows("training_energy_share_ratio", component="gpu", device=uuid)
+        shares = samples.select("training_energy_share_ratio", component="gpu", device=uuid)
         holders = {(owner.get("run", ""), "") for owner, ratio in shares if ratio > 0}
     throttle_ratios = [
         history.last_rate("clock events", uuid, reason) for reason in SPECIFIC_THROTTLE_REASONS
@@ -295,7 +295,7 @@ def _prefer_ranks(holders: frozenset[RankOfRun], last: frozenset[RankOfRun]) -> 
     return last if not holders or (not has_ranks and runs == {run for run, _ in last}) else holders
 
 
-def _ranks(readings: Readings) -> list[Rank]:
+def _ranks(samples: SampleIndex) -> list[Rank]:
     ranks: dict[tuple[str, ...], Rank] = {}
 
     def find_or_add(labels: Mapping[str, str]) -> Rank:
@@ -304,17 +304,17 @@ def _ranks(readings: Readings) -> list[Rank]:
         return ranks.setdefault(key, Rank(run, number, worker, role))
 
     for family, attribute in _RANK_FAMILIES.items():
-        for labels, value in readings.rows(family):
+        for labels, value in samples.select(family):
             setattr(find_or_add(labels), attribute, value)
-    for labels, _ in readings.rows("training_rank_info"):
+    for labels, _ in samples.select("training_rank_info"):
         rank = find_or_add(labels)
         for attribute in ("role", "node", "gpu", "uuid"):
             setattr(rank, attribute, labels.get(attribute, ""))
         rank.stage = labels.get("label_stage", "")
-    for labels, value in readings.rows("training_phase_active"):
+    for labels, value in samples.select("training_phase_active"):
         if value == 1:
             find_or_add(labels).phase = labels["phase"]
-    for labels, value in readings.rows("training_phase_active_since_timestamp_seconds"):
+    for labels, value in samples.select("training_phase_active_since_timestamp_seconds"):
         find_or_add(labels).phase_since = value
     return sorted(ranks.values(), key=lambda rank: (rank.run, rank.rank.zfill(12), rank.worker, rank.role))
 

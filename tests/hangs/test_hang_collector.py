@@ -16,7 +16,7 @@ from exporter.collectors.job import InspectedRank, InspectedRun
 from exporter.feed.stacks import REQUEST, StackAnswer, read_request, write_answer
 from exporter.hangs import kernel_state
 from exporter.hangs.collector import HangCollector
-from exporter.recording.stacks import Detail, Frame, ThreadStack
+from exporter.recording.stacks import Frame, StackDetail, ThreadStack
 
 FIRST_PROCESS, SECOND_PROCESS = "a" * 32, "b" * 32
 
@@ -26,7 +26,7 @@ class Scene:
     """A hanging run of two ranks in a feed directory."""
 
     directory: Path
-    detail: Detail | None = Detail.FULL
+    detail: StackDetail | None = StackDetail.FULL
     clock_seconds: float = 1000.0
     runs: list[InspectedRun] = field(default_factory=list)
 

@@ -22,7 +22,7 @@ from exporter.feed.stacks import (
     write_answer,
     write_request,
 )
-from exporter.recording.stacks import Detail, Frame, ThreadStack, capture
+from exporter.recording.stacks import Frame, StackDetail, ThreadStack, capture
 from exporter.responder import FeedLocation, StackResponder, TrainingPosition
 
 PROCESS = "ab" * 16
@@ -33,7 +33,7 @@ ANSWER = StackAnswer(
 
 
 def test_a_request_round_trips(tmp_path: Path) -> None:
-    request = StackRequest("ef" * 16, 12.5, Detail.LOCATION, "llama")
+    request = StackRequest("ef" * 16, 12.5, StackDetail.LOCATION, "llama")
     write_request(str(tmp_path), request, is_shared=False)
 
     assert read_request(str(tmp_path)) == request
@@ -106,14 +106,14 @@ def test_a_request_of_another_user_is_ignored(tmp_path: Path) -> None:
 
 def test_a_stack_has_files_lines_and_functions_and_no_values() -> None:
     secret = "password"  # noqa: F841  # the value of a local variable, which a stack must not contain
-    main, _ = capture(Detail.FULL)
+    main, _ = capture(StackDetail.FULL)
 
     assert main.frames[0].file == __file__
     assert "password" not in json.dumps(asdict(main))
 
 
 def test_a_location_has_the_innermost_frame_of_the_job_and_no_other_threads() -> None:
-    main, others = capture(Detail.LOCATION)
+    main, others = capture(StackDetail.LOCATION)
 
     assert [frame.file for frame in main.frames] == [__file__]
     assert others == ()
@@ -127,7 +127,7 @@ def test_a_process_logs_each_hang_of_its_run_once(tmp_path: Path, monkeypatch: p
     responder = StackResponder(lambda: location, lambda: position, hangs.append)
     for index, step in enumerate((5, 5, 9)):  # the second request is from a restarted sidecar
         position = TrainingPosition(step=step)
-        request = StackRequest(f"{index:032x}", time(), Detail.FULL, "r")
+        request = StackRequest(f"{index:032x}", time(), StackDetail.FULL, "r")
         write_request(str(tmp_path), request, is_shared=False)
         responder.tick()
 

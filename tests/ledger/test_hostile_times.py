@@ -20,7 +20,7 @@ from exporter.recording.values import TrainingReading
 from exporter.status.attention import Onsets
 from exporter.status.document import render
 from exporter.status.history import History
-from exporter.status.readings import Readings
+from exporter.status.samples import SampleIndex
 from exporter.status.view import ExporterInfo, build_view
 
 TRAINING = TrainingReading(phase="forward", loop=1, step=1, steps=1, longest_step_seconds=1.0)
@@ -41,14 +41,14 @@ def collect(directory: Path) -> list[Metric]:
 
 
 def count_of_honest_run(families: list[Metric]) -> float | None:
-    rows = Readings(families).rows("train_stat0", "_count", run="honest", rank="0")
+    rows = SampleIndex(families).select("train_stat0", "_count", run="honest", rank="0")
     return next((value for _, value in rows), None)
 
 
 def show_page(families: list[Metric]) -> str:
     """Return the status page of a sidecar with these families."""
     info = ExporterInfo("1.2.3", "node7", 0.0, 10.0, "/dev/shm/x")
-    return render(build_view(info, Readings(families), History()), Onsets()).decode()
+    return render(build_view(info, SampleIndex(families), History()), Onsets()).decode()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from exporter.status.conditions import (
     runs,
 )
 from exporter.status.history import History
-from exporter.status.readings import Readings
+from exporter.status.samples import SampleIndex
 from exporter.status.thresholds import THRESHOLDS
 from exporter.status.view import ExporterInfo, build_view
 
@@ -50,8 +50,10 @@ VALUE_RANGE = re.compile(r"^(?P<start>-?[\d.e+]+?)(?P<by>[+-][\d.e+]+)?x(?P<time
 ACTUAL_SERIES = re.compile(r"\{([^{}]*)\} 1E\+00")
 """Series with the value 1 as promtool prints it."""
 TARGET_LABELS = {"cluster", "job", "instance", "pod"}
-RUN_ALERTS = {condition.alert for module in (runs, ranks, checkpoints) for condition in module.CONDITIONS}
-GPU_ALERTS = {condition.alert for module in (gpus, gpu_links) for condition in module.CONDITIONS}
+RUN_ALERTS = {
+    condition.alert_name for module in (runs, ranks, checkpoints) for condition in module.CONDITIONS
+}
+GPU_ALERTS = {condition.alert_name for module in (gpus, gpu_links) for condition in module.CONDITIONS}
 CROSS_NODE_ALERTS = {"GpuStraggler", "TrainingStraggler"}
 """Alerts that compare the ranks or GPUs of all nodes, whereas a page compares the ranks or GPUs of its node."""
 
@@ -269,14 +271,14 @@ def conditions_on_pages(case: Case) -> list[set[ActiveCondition]]:
         scrapes = count()
         history = History(interval_seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
         for scrape in range(int(case.times[-1] // interval) + 1):
-            readings = Readings(families(target_series, scrape))
-            history.record(interval * scrape, readings)
+            samples = SampleIndex(families(target_series, scrape))
+            history.record(interval * scrape, samples)
             for time_seconds in case.times:
                 if int(time_seconds // interval) == scrape:
-                    status_view = build_view(ExporterInfo("", "", 0.0, time_seconds, ""), readings, history)
+                    status_view = build_view(ExporterInfo("", "", 0.0, time_seconds, ""), samples, history)
                     conditions[time_seconds] |= {
                         ActiveCondition.from_labels(
-                            finding.condition.alert, instance, *[(finding.match.subject or ("",))[0]] * 2
+                            finding.condition.alert_name, instance, *[(finding.match.subject or ("",))[0]] * 2
                         )
                         for finding in findings(status_view)
                         if not finding.match.is_past
@@ -301,7 +303,7 @@ def test_every_case_gives_the_expected_alerts(path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_page_and_alerts_find_the_same_conditions(case: Case) -> None:
-    alerts_with_condition = {condition.alert for condition in CONDITIONS} - {""}
+    alerts_with_condition = {condition.alert_name for condition in CONDITIONS} - {""}
     if len({series.target for series in case.series}) > 1:
         alerts_with_condition -= CROSS_NODE_ALERTS
 
@@ -316,7 +318,7 @@ def test_page_and_alerts_find_the_same_conditions(case: Case) -> None:
 
 
 def test_every_alert_is_in_the_table_of_conditions_or_has_a_reason() -> None:
-    alerts_with_condition = [condition.alert for condition in CONDITIONS if condition.alert]
+    alerts_with_condition = [condition.alert_name for condition in CONDITIONS if condition.alert_name]
 
     assert len(alerts_with_condition) == len(set(alerts_with_condition))
     assert {rule.name for rule in alerts()} == {*alerts_with_condition, *NOT_DECIDED}
@@ -325,13 +327,13 @@ def test_every_alert_is_in_the_table_of_conditions_or_has_a_reason() -> None:
 
 @pytest.mark.parametrize(
     "condition",
-    [condition for condition in CONDITIONS if condition.alert],
-    ids=lambda condition: condition.alert,
+    [condition for condition in CONDITIONS if condition.alert_name],
+    ids=lambda condition: condition.alert_name,
 )
 def test_a_condition_has_text_severity_and_runbook_entry_of_its_alert(condition: Any) -> None:
-    (alert,) = (rule for rule in alerts() if rule.name == condition.alert)
+    (alert,) = (rule for rule in alerts() if rule.name == condition.alert_name)
 
-    assert condition.condition == alert.body["annotations"]["condition"]
+    assert condition.criterion == alert.body["annotations"]["condition"]
     assert condition.severity.value == alert.body["labels"]["severity"]
     assert condition.anchor in runbook_sections()
 

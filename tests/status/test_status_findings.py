@@ -355,7 +355,7 @@ def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
     assert finding_texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
 
 
-GPU_LOST_CONDITION = next(condition for condition in CONDITIONS if condition.alert == "GpuLost")
+GPU_LOST_CONDITION = next(condition for condition in CONDITIONS if condition.alert_name == "GpuLost")
 LOST_GPU_FINDING = Finding(
     GPU_LOST_CONDITION, Match(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""})
 )

@@ -196,13 +196,13 @@ def test_a_silent_rank_is_first_in_the_box_of_its_run_and_names_the_runbook_entr
     silent_rank, hang = group.findings
 
     assert silent_rank.text == "The process of rank 1 of night is alive and not reporting."
-    assert (silent_rank.alert, silent_rank.runbook_alert, silent_rank.anchor) == (
+    assert (silent_rank.alert_name, silent_rank.runbook_alert, silent_rank.anchor) == (
         "",
         "TrainingFeedLost",
         "trainingfeedlost",
     )
     assert hang.is_urgent
-    assert hang.alert == "TrainingHang"
+    assert hang.alert_name == "TrainingHang"
     assert "/runbook#trainingfeedlost" in status_page(JOB | SILENT_RANK).links
 
 

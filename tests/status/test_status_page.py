@@ -25,7 +25,7 @@ from exporter.status.document import environment
 from exporter.status.elements import MAX_ROWS, plot
 from exporter.status.history import History
 from exporter.status.numbers import duration, energy, number, size
-from exporter.status.readings import Readings
+from exporter.status.samples import SampleIndex
 from exporter.status.sections import MAX_UNFOLDED_RANKS
 
 HISTORY = history_of(4, lambda tick: step_durations(10 * tick, 20.0 * tick))
@@ -276,7 +276,7 @@ def test_foreign_text_is_escaped(text: str) -> None:
     rows["gpu_power_watts"] = [({"gpu": hostile, "uuid": hostile}, 500.0)]
     history = History(interval_seconds=5, clock=lambda: NOW - 5)
     for tick in range(2):
-        history.record(5.0 * tick, Readings(families_of(rows)))
+        history.record(5.0 * tick, SampleIndex(families_of(rows)))
     failing_collector = collector_status(name=hostile, success=False, message=hostile)
     document = status_page(
         rows, failing_collector, history=history, node=hostile, not_ready=hostile, feed_directory=hostile
@@ -344,7 +344,7 @@ def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
         clock_seconds[0] = seconds
-        history.record(clock_seconds[0], Readings(families_of(rows)))
+        history.record(clock_seconds[0], SampleIndex(families_of(rows)))
 
     assert history.rate_series("tokens", "r") == [
         (NOW + 5, 10.0),
@@ -372,7 +372,7 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
     for tick in range(300):
         runs = range(10 * tick, 10 * tick + 10)
         rows: Rows = {"training_loss": [({"run": str(run), "mode": "train"}, 1.0) for run in runs]}
-        history.record(5.0 * tick, Readings(families_of(rows)))
+        history.record(5.0 * tick, SampleIndex(families_of(rows)))
 
     assert [value for _, value in history.levels("loss", "2999")][-2:] == [None, 1.0]
     assert history.levels("loss", "2300") == []

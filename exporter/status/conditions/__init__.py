@@ -31,5 +31,7 @@ NOT_DECIDED = {
 
 def findings(view: View) -> list[Finding]:
     """Return all findings, urgent findings first."""
-    holding = [Finding(condition, match) for condition in CONDITIONS for match in condition.find(view)]
+    holding = [
+        Finding(condition, match) for condition in CONDITIONS for match in condition.find_matches(view)
+    ]
     return sorted(holding, key=lambda finding: (not finding.is_urgent, finding.match.is_past))

@@ -19,7 +19,7 @@ MIN_FREE_CHECKPOINTS = 2.0
 
 def _hanging(view: View) -> Iterator[Match]:
     for name in view.runs:
-        durations = view.readings.observations("training_checkpoint_duration_seconds", run=name, part="total")
+        durations = view.samples.observations("training_checkpoint_duration_seconds", run=name, part="total")
         saves = [(series.count, series.sum) for series in durations if series.sum is not None]
         save_count = sum(count for count, _ in saves)
         if not save_count:
@@ -47,7 +47,7 @@ def _failed(view: View) -> Iterator[Match]:
         )
         if increase is not None:
             facts = {"run": name, "count": counted(increase, "save", "saves")}
-            yield Match((name,), facts, since=increase.first, last=increase.last, is_event=True)
+            yield Match((name,), facts, since=increase.first, last_event_at=increase.last, is_event=True)
 
 
 def _overdue(view: View) -> Iterator[Match]:
@@ -56,8 +56,8 @@ def _overdue(view: View) -> Iterator[Match]:
         last_progress_at = max(
             (rank.progress_at for rank in ranks if rank.progress_at is not None), default=None
         )
-        saved_at = view.readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
-        interval_seconds = view.readings.value("training_checkpoint_interval_seconds", run=name)
+        saved_at = view.samples.value("training_checkpoint_last_success_timestamp_seconds", run=name)
+        interval_seconds = view.samples.value("training_checkpoint_interval_seconds", run=name)
         if (
             last_progress_at is None
             or saved_at is None
@@ -76,9 +76,9 @@ def _overdue(view: View) -> Iterator[Match]:
 
 
 def _filling(view: View) -> Iterator[Match]:
-    for labels, available_bytes in view.readings.rows("training_checkpoint_dir_available_bytes"):
+    for labels, available_bytes in view.samples.select("training_checkpoint_dir_available_bytes"):
         run, path = labels["run"], labels["path"]
-        size_bytes = view.readings.value("training_checkpoint_dir_size_bytes", run=run, path=path)
+        size_bytes = view.samples.value("training_checkpoint_dir_size_bytes", run=run, path=path)
         predicted_bytes = view.history.predicted(
             "checkpoint room", run, path, seconds=PREDICTED_FROM_SECONDS, ahead_seconds=PREDICTED_SECONDS
         )
@@ -90,8 +90,8 @@ def _filling(view: View) -> Iterator[Match]:
 
 
 def _no_room(view: View) -> Iterator[Match]:
-    for labels, available_bytes in view.readings.rows("training_checkpoint_dir_available_bytes"):
-        last_bytes = view.readings.value("training_checkpoint_last_bytes", run=labels["run"])
+    for labels, available_bytes in view.samples.select("training_checkpoint_dir_available_bytes"):
+        last_bytes = view.samples.value("training_checkpoint_last_bytes", run=labels["run"])
         if last_bytes and available_bytes < MIN_FREE_CHECKPOINTS * last_bytes:
             facts = {
                 "run": labels["run"],
@@ -104,47 +104,47 @@ def _no_room(view: View) -> Iterator[Match]:
 
 CONDITIONS = (
     Condition(
-        alert="CheckpointHangs",
-        condition=(
+        alert_name="CheckpointHangs",
+        criterion=(
             "a save that lasts threshold:training_checkpoint_hang:ratio times the usual one, and a minute at least"
         ),
         severity=AlertSeverity.CRITICAL,
         sentence="rank {ranks} of {run} is still saving a checkpoint; a save usually takes {usual}",
         remedy="check the storage and its mount, then the rank that the save waits for",
-        find=_hanging,
+        find_matches=_hanging,
     ),
     Condition(
-        alert="TrainingCheckpointFailing",
-        condition="any failed checkpoint in 1h, until the run ends",
+        alert_name="TrainingCheckpointFailing",
+        criterion="any failed checkpoint in 1h, until the run ends",
         severity=AlertSeverity.CRITICAL,
         sentence="{count} of run {run} failed",
         remedy="read the job's log; check space and permissions of the checkpoint directory",
-        find=_failed,
+        find_matches=_failed,
     ),
     Condition(
-        alert="TrainingCheckpointOverdue",
-        condition=(
+        alert_name="TrainingCheckpointOverdue",
+        criterion=(
             "last step later than the last checkpoint by threshold:training_checkpoint_overdue:intervals times the usual"
             " interval"
         ),
         sentence="run {run} has trained for {trained} since its last checkpoint, usually {usual}",
         remedy="save now if the job can; check why the save did not happen",
-        find=_overdue,
+        find_matches=_overdue,
     ),
     Condition(
-        alert="TrainingCheckpointDiskFillingUpFast",
-        condition="less than 0.2 of the space is free, and the trend of 1h reaches zero within 14400 s",
+        alert_name="TrainingCheckpointDiskFillingUpFast",
+        criterion="less than 0.2 of the space is free, and the trend of 1h reaches zero within 14400 s",
         severity=AlertSeverity.CRITICAL,
         sentence="{path} of run {run} has {share} left and will be full within four hours",
         remedy="delete old checkpoints",
-        find=_filling,
+        find_matches=_filling,
     ),
     Condition(
-        alert="TrainingCheckpointWontFit",
-        condition="room for fewer than 2 checkpoints",
+        alert_name="TrainingCheckpointWontFit",
+        criterion="room for fewer than 2 checkpoints",
         severity=AlertSeverity.CRITICAL,
         sentence="{path} of run {run} has {room} left; the last checkpoint had {last}",
         remedy="delete old checkpoints before the next save",
-        find=_no_room,
+        find_matches=_no_room,
     ),
 )

@@ -15,7 +15,7 @@ OLD_SECONDS = 7200.0
 
 def _suspect(view: View) -> Iterator[Match]:
     titles = {gpu.uuid: gpu.title for gpu in view.gpus}
-    for labels, ratio in view.readings.rows("exporter_energy_crosscheck"):
+    for labels, ratio in view.samples.select("exporter_energy_crosscheck"):
         if not MIN_RATIO <= ratio <= MAX_RATIO:
             device = labels["device"]
             facts = {"device": titles.get(device, device), "ratio": f"{ratio:.2f}"}
@@ -32,31 +32,31 @@ def _gap(view: View) -> Iterator[Match]:
 
 def _old_intensity(view: View) -> Iterator[Match]:
     family = "training_carbon_intensity_last_update_timestamp_seconds"
-    for labels, updated in view.readings.rows(family):
+    for labels, updated in view.samples.select(family):
         if labels.get("source") == "file" and view.exporter.now - updated > OLD_SECONDS:
             yield Match((), {}, since=updated)
 
 
 CONDITIONS = (
     Condition(
-        alert="EnergyCounterSuspect",
-        condition="counter and power outside 0.8 to 1.25 of each other",
+        alert_name="EnergyCounterSuspect",
+        criterion="counter and power outside 0.8 to 1.25 of each other",
         sentence="the energy counter of {device} counts {ratio} times the integral of its power",
         remedy="exclude the joules of the GPU from reports; try another driver",
-        find=_suspect,
+        find_matches=_suspect,
     ),
     Condition(
-        alert="EnergyGap",
-        condition="more than 60 s of an hour without a reading",
+        alert_name="EnergyGap",
+        criterion="more than 60 s of an hour without a reading",
         sentence="energy of {component} could not be read for {seconds} of the last hour",
         remedy="see exporter_energy_gap_seconds_total by reason; for permission, install the udev rule",
-        find=_gap,
+        find_matches=_gap,
     ),
     Condition(
-        alert="CarbonIntensityStale",
-        condition="a carbon intensity from a file older than 7200 s",
+        alert_name="CarbonIntensityStale",
+        criterion="a carbon intensity from a file older than 7200 s",
         sentence="the carbon intensity is out of date",
         remedy="repair the program that writes the file of energy.carbon_intensity",
-        find=_old_intensity,
+        find_matches=_old_intensity,
     ),
 )

@@ -30,10 +30,9 @@ def _replays(view: View) -> Iterator[Match]:
 def _width(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         width, max_width = (
-            view.readings.value("gpu_pcie_link_width", uuid=gpu.uuid, kind=kind)
-            for kind in ("current", "max")
+            view.samples.value("gpu_pcie_link_width", uuid=gpu.uuid, kind=kind) for kind in ("current", "max")
         )
-        busy_ratio = view.readings.value("gpu_utilization_ratio", uuid=gpu.uuid)
+        busy_ratio = view.samples.value("gpu_utilization_ratio", uuid=gpu.uuid)
         if width is None or max_width is None or busy_ratio is None:
             continue
         if width < max_width and busy_ratio > BUSY_RATIO:
@@ -44,24 +43,24 @@ def _width(view: View) -> Iterator[Match]:
 
 CONDITIONS = (
     Condition(
-        alert="NvlinkErrors",
-        condition="errors for 15m without a break",
+        alert_name="NvlinkErrors",
+        criterion="errors for 15m without a break",
         sentence="NVLink of {gpu} has errors ({kind})",
         remedy="reset the node; if the errors return, have the connector or bridge inspected",
-        find=_nvlink,
+        find_matches=_nvlink,
     ),
     Condition(
-        alert="PcieReplays",
-        condition="more than 1 replay a minute",
+        alert_name="PcieReplays",
+        criterion="more than 1 replay a minute",
         sentence="PCIe of {gpu} retransmits {rate} packets per minute",
         remedy="reseat the GPU or its riser",
-        find=_replays,
+        find_matches=_replays,
     ),
     Condition(
-        alert="PcieWidthDegraded",
-        condition="fewer PCIe lanes than the GPU supports, while the GPU is busy",
+        alert_name="PcieWidthDegraded",
+        criterion="fewer PCIe lanes than the GPU supports, while the GPU is busy",
         sentence="{gpu} uses {width} of {max_width} PCIe lanes under load",
         remedy="check the slot's width (lspci -vv), then reseat the GPU or its riser",
-        find=_width,
+        find_matches=_width,
     ),
 )

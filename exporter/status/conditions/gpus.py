@@ -37,10 +37,10 @@ RECOVERY_ACTIONS = {
 
 
 def _nvml_down(view: View) -> Iterator[Match]:
-    value = view.readings.value
+    value = view.samples.value
     expected = value("gpu_devices_expected")
     if value("gpu_nvml_up") == 0 and expected:
-        errors = [labels.get("reason", "") for labels, _ in view.readings.rows("gpu_nvml_error_info")]
+        errors = [labels.get("reason", "") for labels, _ in view.samples.select("gpu_nvml_error_info")]
         reason = f" ({', '.join(errors)})" if errors else ""
         yield Match((), {"expected": f"{expected:.0f}", "reason": reason})
 
@@ -48,13 +48,13 @@ def _nvml_down(view: View) -> Iterator[Match]:
 def _lost(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         if not gpu.is_up:
-            errors = [labels["reason"] for labels, _ in view.readings.rows("gpu_error_info", uuid=gpu.uuid)]
+            errors = [labels["reason"] for labels, _ in view.samples.select("gpu_error_info", uuid=gpu.uuid)]
             reason = f" ({', '.join(errors)})" if errors else ""
             yield Match((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index, "reason": reason})
 
 
 def _missing(view: View) -> Iterator[Match]:
-    value = view.readings.value
+    value = view.samples.value
     present, expected = value("gpu_devices"), value("gpu_devices_expected")
     if present is not None and expected is not None and present < expected:
         lost = next((gpu.uuid for gpu in view.gpus if not gpu.is_up), "")
@@ -72,7 +72,7 @@ def _warning_xids(view: View) -> Iterator[Match]:
 def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
     last_times = {
         (labels["uuid"], labels["xid"]): timestamp
-        for labels, timestamp in view.readings.rows("gpu_xid_last_timestamp_seconds")
+        for labels, timestamp in view.samples.select("gpu_xid_last_timestamp_seconds")
     }
     titles = {gpu.uuid: gpu.title for gpu in view.gpus}
     for uuid, xid in sorted({*last_times, *((owner[0], owner[1]) for owner in view.history.owners("xid"))}):
@@ -82,7 +82,7 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
         since = last_times.get((uuid, xid)) or (increase.last if increase else None)
         if since is None:
             continue
-        count = view.readings.total("gpu_xid_errors_total", uuid=uuid, xid=xid) or 1
+        count = view.samples.total("gpu_xid_errors_total", uuid=uuid, xid=xid) or 1
         times = f" {count:.0f} times" if count > 1 else ""
         yield Match(
             (uuid, xid),
@@ -95,7 +95,7 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
 
 def _recovery(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
-        action = view.readings.value("gpu_recovery_action", uuid=gpu.uuid)
+        action = view.samples.value("gpu_recovery_action", uuid=gpu.uuid)
         if action:
             text = RECOVERY_ACTIONS.get(round(action), f"recovery action {action:.0f}")
             yield Match((gpu.uuid,), {"gpu": gpu.title, "action": text})
@@ -103,13 +103,13 @@ def _recovery(view: View) -> Iterator[Match]:
 
 def _reset_required(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
-        if view.readings.value("gpu_reset_required", uuid=gpu.uuid):
+        if view.samples.value("gpu_reset_required", uuid=gpu.uuid):
             yield Match((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index})
 
 
 def _uncorrected(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
-        count = view.readings.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
+        count = view.samples.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
         if count:
             increase = view.history.increase(
                 "uncorrected", gpu.uuid, seconds=EVENT_SECONDS + KEPT_SECONDS, starts_at_zero=False
@@ -119,7 +119,7 @@ def _uncorrected(view: View) -> Iterator[Match]:
                 (gpu.uuid,),
                 {"gpu": gpu.title, "errors": errors},
                 since=increase.first if increase else None,
-                last=increase.last if increase else None,
+                last_event_at=increase.last if increase else None,
                 is_event=True,
                 is_past=increase is None,
             )
@@ -135,7 +135,7 @@ def _remap_pending(view: View) -> Iterator[Match]:
 
 def _flagged(view: View, family: str) -> Iterator[Match]:
     for gpu in view.gpus:
-        if view.readings.value(family, uuid=gpu.uuid) == 1:
+        if view.samples.value(family, uuid=gpu.uuid) == 1:
             yield Match((gpu.uuid,), {"gpu": gpu.title})
 
 
@@ -162,7 +162,7 @@ def _braked(view: View) -> Iterator[Match]:
 
 
 def _near_limit(view: View) -> Iterator[Match]:
-    value = view.readings.value
+    value = view.samples.value
     for gpu in view.gpus:
         limit = value("gpu_temperature_threshold_celsius", uuid=gpu.uuid, threshold="slowdown")
         temperature = value("gpu_temperature_celsius", uuid=gpu.uuid, sensor="gpu")
@@ -190,7 +190,7 @@ def _has_trained(view: View, run: str) -> bool:
     range_start = view.exporter.now - IDLE_SECONDS
     levels = view.history.levels("trainers", run, seconds=IDLE_SECONDS + LOOKBACK_SECONDS)
     return (
-        bool(view.readings.total("training_process_instances", run=run, role="trainer"))
+        bool(view.samples.total("training_process_instances", run=run, role="trainer"))
         and any(trainers for timestamp, trainers in levels if timestamp <= range_start)
         and not view.history.mean("starting", run, seconds=IDLE_SECONDS)
     )
@@ -217,121 +217,121 @@ def _behind(view: View) -> Iterator[Match]:
 
 CONDITIONS = (
     Condition(
-        alert="NvmlDown",
-        condition="no answer of NVML where GPUs are expected",
+        alert_name="NvmlDown",
+        criterion="no answer of NVML where GPUs are expected",
         severity=AlertSeverity.CRITICAL,
         sentence="NVML does not respond{reason}, and {expected} GPUs are expected",
         remedy="check nvidia-smi and dmesg; reload the driver or reboot the node",
-        find=_nvml_down,
+        find_matches=_nvml_down,
     ),
     Condition(
-        alert="GpuLost",
-        condition="a GPU that does not answer",
+        alert_name="GpuLost",
+        criterion="a GPU that does not answer",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} does not answer{reason}",
         remedy=LOST_GPU_REMEDY,
-        explains=True,
-        find=_lost,
+        is_cause=True,
+        find_matches=_lost,
     ),
     Condition(
-        alert="GpuMissing",
-        condition="fewer GPUs than expected",
+        alert_name="GpuMissing",
+        criterion="fewer GPUs than expected",
         severity=AlertSeverity.CRITICAL,
         sentence="only {present} of {expected} GPUs respond",
         remedy="compare lspci with nvidia-smi -L; drain and reboot the node",
-        find=_missing,
+        find_matches=_missing,
     ),
     Condition(
-        alert="GpuXidCritical",
-        condition="Xid 46|48|54|62|64|74|79|95|109|110|119|120|136|140|143|155|156|158 in the last 10m",
+        alert_name="GpuXidCritical",
+        criterion="Xid 46|48|54|62|64|74|79|95|109|110|119|120|136|140|143|155|156|158 in the last 10m",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} reported Xid {xid}{times}",
         remedy="drain the node, reset or reboot it, and run the vendor's diagnostics",
-        find=_critical_xids,
+        find_matches=_critical_xids,
     ),
     Condition(
-        alert="GpuXidWarning",
-        condition="Xid 94 or 144 to 150 in the last 10m",
+        alert_name="GpuXidWarning",
+        criterion="Xid 94 or 144 to 150 in the last 10m",
         sentence="{gpu} reported Xid {xid}{times}",
         remedy="restart the run; reset the GPU when it is free",
-        find=_warning_xids,
+        find_matches=_warning_xids,
     ),
     Condition(
-        alert="GpuRecoveryActionNeeded",
-        condition="the driver requests any recovery",
+        alert_name="GpuRecoveryActionNeeded",
+        criterion="the driver requests any recovery",
         severity=AlertSeverity.CRITICAL,
         sentence="the driver requests a recovery of {gpu}: {action}",
         remedy="{action}, after the job has left the node",
-        find=_recovery,
+        find_matches=_recovery,
     ),
     Condition(
-        condition="gpu_reset_required is 1",
+        criterion="gpu_reset_required is 1",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} needs a reset before the driver can use the GPU",
         remedy="drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}",
-        find=_reset_required,
+        find_matches=_reset_required,
     ),
     Condition(
-        alert="GpuEccUncorrected",
-        condition="any uncorrected memory error in 10m",
+        alert_name="GpuEccUncorrected",
+        criterion="any uncorrected memory error in 10m",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} has had {errors} since the driver was loaded",
         remedy="return to a checkpoint from before the error, and reset the GPU",
-        find=_uncorrected,
+        find_matches=_uncorrected,
     ),
     Condition(
-        alert="GpuRowRemapFailed",
-        condition="remapping of a memory row failed",
+        alert_name="GpuRowRemapFailed",
+        criterion="remapping of a memory row failed",
         severity=AlertSeverity.CRITICAL,
         sentence="a memory row of {gpu} could not be remapped",
         remedy="replace the GPU",
-        find=_remap_failed,
+        find_matches=_remap_failed,
     ),
     Condition(
-        alert="GpuRowRemapPending",
-        condition="remapping of a memory row is pending until the next reset",
+        alert_name="GpuRowRemapPending",
+        criterion="remapping of a memory row is pending until the next reset",
         sentence="a memory row of {gpu} will be remapped at the next reset",
         remedy="reset the GPU when its job is over",
-        find=_remap_pending,
+        find_matches=_remap_pending,
     ),
     Condition(
-        alert="GpuThermalThrottle",
-        condition=(
+        alert_name="GpuThermalThrottle",
+        criterion=(
             "throttled by heat for more than 0.05 (hardware) or 0.1 (software, or either before driver 575) of the time"
         ),
         sentence="heat slows {gpu} {share} of the time ({reason})",
         remedy="check fans and air flow; until then lower the power limit: nvidia-smi -pl",
-        find=_hot,
+        find_matches=_hot,
     ),
     Condition(
-        alert="GpuPowerBrake",
-        condition="throttled by the external power brake for more than 0.01 of the time",
+        alert_name="GpuPowerBrake",
+        criterion="throttled by the external power brake for more than 0.01 of the time",
         severity=AlertSeverity.CRITICAL,
         sentence="the power supply or the rack brakes {gpu} {share} of the time",
         remedy="inform the operators of the data center, and move the job",
-        find=_braked,
+        find_matches=_braked,
     ),
     Condition(
-        alert="GpuNearSlowdown",
-        condition="less than 5 °C below the board's own limit",
+        alert_name="GpuNearSlowdown",
+        criterion="less than 5 °C below the board's own limit",
         sentence="{gpu} is {margin} °C below the temperature at which it slows down",
         remedy="check fans and air flow",
-        find=_near_limit,
+        find_matches=_near_limit,
     ),
     Condition(
-        alert="GpuIdleWhileJobRuns",
-        condition=(
+        alert_name="GpuIdleWhileJobRuns",
+        criterion=(
             "a run's GPU busy less than threshold:gpu_idle:ratio over 15m, and for 15m more; none of the time in the start of the run"
         ),
         sentence="{gpu} has been idle while its run trains ({share} busy)",
         remedy="release the GPU, or correct the launch (--nproc-per-node)",
-        find=_idle,
+        find_matches=_idle,
     ),
     Condition(
-        alert="GpuStraggler",
-        condition="clock, power or SM activity below threshold:gpu_straggler:ratio of the median of the run's GPUs",
+        alert_name="GpuStraggler",
+        criterion="clock, power or SM activity below threshold:gpu_straggler:ratio of the median of the run's GPUs",
         sentence="the {signal} of {gpu} is {share} of the median of the GPUs of run {run}",
         remedy="check power limit, locked clocks and heat of the GPU",
-        find=_behind,
+        find_matches=_behind,
     ),
 )

@@ -20,14 +20,14 @@ ACTIVE_PORT = 4.0
 
 
 def _starved(view: View) -> Iterator[Match]:
-    readings = view.readings
-    if any(rank.phase for rank in view.ranks) or any(True for _ in readings.rows("training_phase_active")):
+    samples = view.samples
+    if any(rank.phase for rank in view.ranks) or any(True for _ in samples.select("training_phase_active")):
         return
-    active = {labels["uuid"]: value for labels, value in readings.rows("gpu_utilization_ratio")}
-    active |= {labels["uuid"]: value for labels, value in readings.rows("gpu_sm_activity_ratio")}
+    active = {labels["uuid"]: value for labels, value in samples.select("gpu_utilization_ratio")}
+    active |= {labels["uuid"]: value for labels, value in samples.select("gpu_sm_activity_ratio")}
     pressure_ratio = view.history.rate_over("I/O pressure", seconds=RATE_SECONDS)
-    sleeping = readings.total("training_process_state", state="disk_sleep")
-    processes = readings.total("training_process_instances")
+    sleeping = samples.total("training_process_state", state="disk_sleep")
+    processes = samples.total("training_process_instances")
     sleeping_ratio = sleeping / processes if sleeping is not None and processes else None
     ratios = [ratio for ratio in (pressure_ratio, sleeping_ratio) if ratio is not None]
     waiting_ratio = next((ratio for ratio in ratios if ratio > WAITING_RATIO), None)
@@ -36,8 +36,8 @@ def _starved(view: View) -> Iterator[Match]:
 
 
 def _memory_use_and_limit(view: View) -> tuple[float, float] | None:
-    used = view.readings.value("cgroup_memory_working_set_bytes")
-    limit = view.readings.value("cgroup_memory_limit_bytes")
+    used = view.samples.value("cgroup_memory_working_set_bytes")
+    limit = view.samples.value("cgroup_memory_limit_bytes")
     return (used, limit) if used is not None and limit else None
 
 
@@ -79,8 +79,8 @@ def _throttled(view: View) -> Iterator[Match]:
 
 
 def _shm(view: View) -> Iterator[Match]:
-    used = view.readings.value("host_shm_used_bytes")
-    size = view.readings.value("host_shm_size_bytes")
+    used = view.samples.value("host_shm_used_bytes")
+    size = view.samples.value("host_shm_size_bytes")
     if used is not None and size and used / size > SHM_RATIO:
         yield Match((), {"share": share(used / size)})
 
@@ -88,14 +88,14 @@ def _shm(view: View) -> Iterator[Match]:
 def _link_down(view: View) -> Iterator[Match]:
     for device, port in view.history.owners("port state"):
         states = [value for _, value in view.history.levels("port state", device, port) if value is not None]
-        state = view.readings.value("host_rdma_port_state", device=device, port=port)
+        state = view.samples.value("host_rdma_port_state", device=device, port=port)
         if state is not None and state < ACTIVE_PORT and max(states, default=0.0) >= ACTIVE_PORT:
             yield Match((device, port), {"device": device, "port": port, "state": f"{state:.0f}"})
 
 
 def _link_errors(view: View) -> Iterator[Match]:
     for device, port in view.history.owners("link failures"):
-        state = view.readings.value("host_rdma_port_state", device=device, port=port)
+        state = view.samples.value("host_rdma_port_state", device=device, port=port)
         increase = view.history.increase(
             "link failures", device, port, seconds=EVENT_SECONDS, starts_at_zero=False
         )
@@ -105,62 +105,62 @@ def _link_errors(view: View) -> Iterator[Match]:
 
 CONDITIONS = (
     Condition(
-        alert="DataLoaderStarved",
-        condition="more than 0.3 waiting for I/O and GPUs less than 0.3 active",
+        alert_name="DataLoaderStarved",
+        criterion="more than 0.3 waiting for I/O and GPUs less than 0.3 active",
         sentence="the job waits for storage {share} of the time while its GPUs idle",
         remedy="check the file server and the disks",
-        find=_starved,
+        find_matches=_starved,
     ),
     Condition(
-        alert="CgroupMemoryNearLimit",
-        condition="more than threshold:cgroup_memory:ratio of the limit, or the trend of 30m exceeds the limit within 3600 s",
+        alert_name="CgroupMemoryNearLimit",
+        criterion="more than threshold:cgroup_memory:ratio of the limit, or the trend of 30m exceeds the limit within 3600 s",
         sentence="the job uses {share} of its memory limit{forecast}",
         remedy="use fewer workers or less prefetching, or raise the limit",
-        find=_near_limit,
+        find_matches=_near_limit,
     ),
     Condition(
-        alert="CgroupMemoryAtLimit",
-        condition="more than 0.95 of the limit",
+        alert_name="CgroupMemoryAtLimit",
+        criterion="more than 0.95 of the limit",
         severity=AlertSeverity.CRITICAL,
         sentence="the job uses {share} of its memory limit: the kernel is about to kill a process",
         remedy="save a checkpoint now; use fewer workers, or raise the limit",
-        find=_at_limit,
+        find_matches=_at_limit,
     ),
     Condition(
-        alert="CgroupOomKill",
-        condition="any process killed in 10m",
+        alert_name="CgroupOomKill",
+        criterion="any process killed in 10m",
         severity=AlertSeverity.CRITICAL,
         sentence="the kernel killed {processes} of the job for lack of memory",
         remedy="use fewer workers, or raise the limit; restart the run if it hangs",
-        find=_killed,
+        find_matches=_killed,
     ),
     Condition(
-        alert="CgroupCpuThrottled",
-        condition="throttled by the CPU limit in more than 0.25 of the periods",
+        alert_name="CgroupCpuThrottled",
+        criterion="throttled by the CPU limit in more than 0.25 of the periods",
         sentence="the CPU limit stops the job in {share} of the periods",
         remedy="raise or remove the CPU limit, or use fewer threads (OMP_NUM_THREADS)",
-        find=_throttled,
+        find_matches=_throttled,
     ),
     Condition(
-        alert="ShmAlmostFull",
-        condition="more than 0.9 of /dev/shm used",
+        alert_name="ShmAlmostFull",
+        criterion="more than 0.9 of /dev/shm used",
         sentence="{share} of /dev/shm is used",
         remedy="raise its size (--shm-size), and remove files of dead jobs",
-        find=_shm,
+        find_matches=_shm,
     ),
     Condition(
-        alert="IbLinkDown",
-        condition="an RDMA port that was active within a week and is not",
+        alert_name="IbLinkDown",
+        criterion="an RDMA port that was active within a week and is not",
         severity=AlertSeverity.CRITICAL,
         sentence="port {port} of {device} is not active (state {state})",
         remedy="repair cable, transceiver or switch; drain the node until then",
-        find=_link_down,
+        find_matches=_link_down,
     ),
     Condition(
-        alert="IbErrors",
-        condition="a link that failed in 10m and does not stay down",
+        alert_name="IbErrors",
+        criterion="a link that failed in 10m and does not stay down",
         sentence="the link of {device} port {port} went down and came back",
         remedy="replace cable or transceiver before the link stays down",
-        find=_link_errors,
+        find_matches=_link_errors,
     ),
 )

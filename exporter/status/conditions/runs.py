@@ -87,8 +87,8 @@ def _phases(view: View, run: Run) -> str:
 
 def _slow_start(view: View) -> Iterator[Match]:
     for name in view.runs:
-        attempt_start = view.readings.value("training_attempt_start_timestamp_seconds", run=name)
-        if attempt_start is None or view.readings.value("training_attempt_steps", run=name) != 0:
+        attempt_start = view.samples.value("training_attempt_start_timestamp_seconds", run=name)
+        if attempt_start is None or view.samples.value("training_attempt_steps", run=name) != 0:
             continue
         ranks = [rank for rank in view.ranks if rank.run == name]
         last_progress_at = max(
@@ -137,7 +137,7 @@ def _losses(view: View) -> Iterator[Match]:
                 (name,),
                 {"run": name, "count": counted(increase, "loss", "losses")},
                 since=increase.first,
-                last=increase.last,
+                last_event_at=increase.last,
                 is_event=True,
                 is_past=recent is None,
             )
@@ -170,78 +170,78 @@ def _restarts(view: View) -> Iterator[Match]:
 
 CONDITIONS = (
     Condition(
-        alert="RunDied",
-        condition="a run that failed or was lost, for a minute",
+        alert_name="RunDied",
+        criterion="a run that failed or was lost, for a minute",
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} {outcome}{reason}; it has not restarted",
         remedy="fix the cause, and restart the job under the same name: --run.name={run}",
-        find=_died,
+        find_matches=_died,
     ),
     Condition(
-        alert="TrainingHang",
-        condition=(
+        alert_name="TrainingHang",
+        criterion=(
             "no finished step for goodput.hang_after (300 s) and goodput.hang_steps (5) times the longest step,"
             " outside start, compilation, checkpoints and validation"
         ),
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} hangs{step}{cause}. {where}",
         remedy="{remedy}; `training-exporter stacks` prints all stacks",
-        find=_hung,
+        find_matches=_hung,
     ),
     Condition(
-        condition="a step is overdue while the run waits for data, compiles, loads, saves or validates",
+        criterion="a step is overdue while the run waits for data, compiles, loads, saves or validates",
         sentence="run {run} is stalled{step}, a step is overdue{cause}. {where}",
         remedy="check what the phase waits for: storage, a compilation, a validation without reports",
-        find=_stalled,
+        find_matches=_stalled,
     ),
     Condition(
-        condition="no finished step for 60 s and 5 times the longest step, before TrainingHang",
+        criterion="no finished step for 60 s and 5 times the longest step, before TrainingHang",
         sentence="a step of run {run} is late: none has finished for {seconds}. {where}",
         remedy="wait for the next step; if none finishes, the run is reported as hanging after goodput.hang_after (300 s)",
-        find=_late,
+        find_matches=_late,
     ),
     Condition(
-        alert="TrainingStartupSlow",
-        condition="no step threshold:training_startup:seconds after the start of the attempt",
+        alert_name="TrainingStartupSlow",
+        criterion="no step threshold:training_startup:seconds after the start of the attempt",
         sentence="run {run} has started and has not made a step. {where}",
         remedy="check whether all nodes have joined, then storage and compilation",
-        find=_slow_start,
+        find_matches=_slow_start,
     ),
     Condition(
-        alert="RunSlower",
-        condition="steps a second below threshold:training_slower:ratio of the median of the hour before",
+        alert_name="RunSlower",
+        criterion="steps a second below threshold:training_slower:ratio of the median of the hour before",
         sentence="run {run} makes {share} of the steps per second that it made in the hour before",
         remedy="find the phase that has grown, then check storage, GPU clocks and the slowest rank",
-        find=_slower,
+        find_matches=_slower,
     ),
     Condition(
-        alert="TrainingDataStall",
-        condition="more than threshold:training_data_stall:ratio of the time in data_loading",
+        alert_name="TrainingDataStall",
+        criterion="more than threshold:training_data_stall:ratio of the time in data_loading",
         sentence="run {run} waits for data {share} of the time",
         remedy="add workers if the CPU is the limit, otherwise check the storage",
-        find=_waits_for_data,
+        find_matches=_waits_for_data,
     ),
     Condition(
-        alert="TrainingLossNonFinite",
-        condition="any loss in 15m that is not finite, until the run ends",
+        alert_name="TrainingLossNonFinite",
+        criterion="any loss in 15m that is not finite, until the run ends",
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} has had {count} of NaN or infinity",
         remedy="return to a checkpoint from before, unless a loss scaler skipped the step",
-        find=_losses,
+        find_matches=_losses,
     ),
     Condition(
-        alert="TrainingGradNonFinite",
-        condition="more than 0.1 of the steps with a gradient that is not finite, until the run ends",
+        alert_name="TrainingGradNonFinite",
+        criterion="more than 0.1 of the steps with a gradient that is not finite, until the run ends",
         sentence="{share} of the steps of run {run} have a gradient norm that is not finite",
         remedy="lower the learning rate or the loss scale, or clip gradients",
-        find=_gradients,
+        find_matches=_gradients,
     ),
     Condition(
-        alert="TrainingRestartLoop",
-        condition="more than 3 restarts in 1h",
+        alert_name="TrainingRestartLoop",
+        criterion="more than 3 restarts in 1h",
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} restarted {count} times within an hour",
         remedy="stop the run until the cause of the restarts is fixed: training_restarts_total by reason",
-        find=_restarts,
+        find_matches=_restarts,
     ),
 )

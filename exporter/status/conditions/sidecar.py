@@ -29,15 +29,15 @@ def _silent_jobs(view: View) -> Iterator[Match]:
 def _stale_collectors(view: View) -> Iterator[Match]:
     intervals = {
         labels["collector"]: value
-        for labels, value in view.readings.rows("exporter_collector_interval_seconds")
+        for labels, value in view.samples.select("exporter_collector_interval_seconds")
     }
     success_times = {
         labels["collector"]: value
-        for labels, value in view.readings.rows("exporter_collector_last_success_timestamp_seconds")
+        for labels, value in view.samples.select("exporter_collector_last_success_timestamp_seconds")
     }
     messages = {status.name: status.message or status.reason for status in view.collectors}
     now = view.exporter.now
-    for labels, success in view.readings.rows("exporter_collector_success"):
+    for labels, success in view.samples.select("exporter_collector_success"):
         name = labels["collector"]
         last_success_at = success_times.get(name)
         limit_seconds = max(STALE_INTERVALS * intervals.get(name, 0.0), STALE_SECONDS)
@@ -50,7 +50,7 @@ def _stale_collectors(view: View) -> Iterator[Match]:
 def _dropped_series(view: View) -> Iterator[Match]:
     for (reason,) in view.history.owners("dropped series"):
         if view.history.rate_over("dropped series", reason, seconds=RATE_SECONDS):
-            count = view.readings.total("exporter_series_dropped_total", reason=reason) or 0
+            count = view.samples.total("exporter_series_dropped_total", reason=reason) or 0
             yield Match((reason,), {"count": f"{count:.0f}", "reason": reason})
 
 
@@ -66,75 +66,75 @@ def _reload(view: View) -> Iterator[Match]:
         ("exporter_config_last_reload_successful", "--config.file"),
         ("exporter_web_config_last_reload_successful", "--web.config.file"),
     ):
-        if view.readings.value(family) == 0:
+        if view.samples.value(family) == 0:
             yield Match((file,), {"file": file})
 
 
 def _suppressed(view: View) -> Iterator[Match]:
-    if count := view.readings.value("exporter_ledger_suppressed_ranks"):
+    if count := view.samples.value("exporter_ledger_suppressed_ranks"):
         yield Match((), {"count": f"{count:.0f}"})
 
 
 def _foreign_entries(view: View) -> Iterator[Match]:
-    for labels, value in view.readings.rows("exporter_feed_foreign_entry"):
+    for labels, value in view.samples.select("exporter_feed_foreign_entry"):
         if value:
             yield Match((labels["entry"],), {"entry": labels["entry"]})
 
 
 CONDITIONS = (
     Condition(
-        condition=diagnoses.NOT_READY.condition,
+        criterion=diagnoses.NOT_READY.criterion,
         severity=AlertSeverity.CRITICAL,
         sentence=diagnoses.NOT_READY.sentence,
         remedy=diagnoses.NOT_READY.remedy,
-        find=_not_ready,
+        find_matches=_not_ready,
     ),
     Condition(
-        condition="a job of `run` without a feed",
+        criterion="a job of `run` without a feed",
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} records nothing: {found}",
         remedy="{remedy}",
-        find=_silent_jobs,
+        find_matches=_silent_jobs,
     ),
     Condition(
-        alert="CollectorStale",
-        condition="no success for 3 intervals and 60 s, or never",
+        alert_name="CollectorStale",
+        criterion="no success for 3 intervals and 60 s, or never",
         sentence=diagnoses.COLLECTOR_FAILS.sentence,
         remedy="fix the reason, or switch the collector off in the configuration; its series are absent",
-        find=_stale_collectors,
+        find_matches=_stale_collectors,
     ),
     Condition(
-        alert="ExporterSeriesDropped",
-        condition="any series dropped, for 15m",
+        alert_name="ExporterSeriesDropped",
+        criterion="any series dropped, for 15m",
         sentence=diagnoses.SERIES_DROPPED.sentence + " ({reason})",
         remedy=diagnoses.SERIES_DROPPED.remedy,
-        find=_dropped_series,
+        find_matches=_dropped_series,
     ),
     Condition(
-        alert="ExporterCostHigh",
-        condition="more than 0.02 of a core, and 0.002 more for each running rank",
+        alert_name="ExporterCostHigh",
+        criterion="more than 0.02 of a core, and 0.002 more for each running rank",
         sentence="the exporter uses {share} of a core for {ranks} ranks",
         remedy="lengthen the interval of the most expensive collector, or reduce the number of scrapers",
-        find=_cost,
+        find_matches=_cost,
     ),
     Condition(
-        alert="ExporterReloadFailed",
-        condition="a configuration that could not be read",
+        alert_name="ExporterReloadFailed",
+        criterion="a configuration that could not be read",
         sentence="{file} could not be reloaded; the previous configuration stays in force",
         remedy=diagnoses.NOT_RELOADED.remedy,
-        find=_reload,
+        find_matches=_reload,
     ),
     Condition(
-        alert="ExporterTotalsSuppressed",
-        condition="totals that cannot be saved",
+        alert_name="ExporterTotalsSuppressed",
+        criterion="totals that cannot be saved",
         sentence=diagnoses.TOTALS_SUPPRESSED.sentence,
         remedy=diagnoses.TOTALS_SUPPRESSED.remedy,
-        find=_suppressed,
+        find_matches=_suppressed,
     ),
     Condition(
-        condition=diagnoses.FOREIGN_ENTRY_SHOWN.condition,
+        criterion=diagnoses.FOREIGN_ENTRY_SHOWN.criterion,
         sentence=diagnoses.FOREIGN_ENTRY_SHOWN.sentence,
         remedy=diagnoses.FOREIGN_ENTRY_SHOWN.remedy,
-        find=_foreign_entries,
+        find_matches=_foreign_entries,
     ),
 )

@@ -14,15 +14,19 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Number and sum of the observations of a histogram or summary."""
+    """Count and sum of the observations of a histogram or summary."""
 
     labels: Labels
     count: float
-    sum: float | None  # None after a negative observation
+    sum: float | None  # None without a sample `_sum`, which a histogram with negative observations lacks
 
 
-class Readings:
-    """Index of samples by family name. Families of the same name are merged."""
+class SampleIndex:
+    """Index of samples by family name. Families of the same name are merged.
+
+    The label arguments of the methods select the samples with these label values. The value "" also selects samples without the
+    label, as in PromQL.
+    """
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: dict[str, list[Metric]] = {}
@@ -37,8 +41,8 @@ class Readings:
         """Return the base unit of a family; "" for no unit or no such family."""
         return next((family.unit for family in self._families.get(name, ())), "")
 
-    def rows(self, name: str, suffix: str = "", **labels: str) -> Iterator[tuple[Labels, float]]:
-        """Yield labels and value of the samples of a family with this suffix and these labels."""
+    def select(self, name: str, suffix: str = "", **labels: str) -> Iterator[tuple[Labels, float]]:
+        """Yield labels and value of each matching sample of a family. *suffix* is the suffix of the sample name, such as "_count"."""
         for family in self._families.get(name, ()):
             for sample in family.samples:
                 sample_labels = sample.labels
@@ -48,19 +52,19 @@ class Readings:
                     yield sample_labels, sample.value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the value of the first matching sample, or None without samples."""
-        return next((value for _, value in self.rows(name, **labels)), None)
+        """Return the value of the first matching sample, or None if no sample matches."""
+        return next((value for _, value in self.select(name, **labels)), None)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the matching samples, or None without samples."""
-        values = [value for _, value in self.rows(name, **labels)]
+        """Return the sum of the matching samples, or None if no sample matches."""
+        values = [value for _, value in self.select(name, **labels)]
         return sum(values) if values else None
 
     def observations(self, name: str, **labels: str) -> Iterator[Observations]:
-        """Yield the observations of the matching series of a histogram or summary."""
+        """Yield the count and the sum of each matching series of a histogram or summary."""
         sums = {
             frozenset(sample_labels.items()): value
-            for sample_labels, value in self.rows(name, "_sum", **labels)
+            for sample_labels, value in self.select(name, "_sum", **labels)
         }
-        for sample_labels, count in self.rows(name, "_count", **labels):
+        for sample_labels, count in self.select(name, "_count", **labels):
             yield Observations(sample_labels, count, sums.get(frozenset(sample_labels.items())))
