@@ -46,44 +46,44 @@ SPECS = (HANG_INFO,)
 
 REQUEST_INTERVAL_SECONDS = 60.0
 MAX_REQUESTS = 10
-"""Maximum number of requests for a hang."""
+"""Maximum number of requests for a hang of a run."""
 ANSWER_SECONDS = 3.0
-"""Maximum time for which the collector waits for stack files. A process usually writes its file within 2 s."""
+"""Maximum time for which the collector waits for answers. A process usually answers within 2 s."""
 NO_ANSWER = "no_answer"
-"""Value of the label `function` for a rank without a stack file."""
+"""Value of the label `function` for a rank that did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """Report on a hang: the run, the explanation and the stacks."""
+    """Run, and explanation of where its ranks wait, from the answers to a stack request."""
 
     run: InspectedRun
     explanation: Explanation
-    stacks: tuple[RankStack, ...]
-    answers: tuple[StackAnswer, ...]  # stack files of the ranks
+    stacks: tuple[RankStack, ...]  # of the ranks that answered
+    answers: tuple[StackAnswer, ...]  # with the stacks of other threads
 
-    def headline(self, unix_seconds: float) -> str:
-        """Return a line with the run, the time for which it is in its state, and the groups of ranks; *unix_seconds* is the current time."""
-        duration = duration_text(unix_seconds - self.run.since_timestamp)
+    def headline(self, now: float) -> str:
+        """Return a line with the run, its state, the duration of the state at the Unix time *now*, and the groups of ranks."""
+        duration = duration_text(now - self.run.since_timestamp)
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
         return f"run {self.run.run} {self.run.state} for {duration}{step}. {self.explanation.sentence()}"
 
 
 @dataclass(slots=True)
 class _HangCase:
-    """Hang of a run, from the first overdue step to the next step."""
+    """Stack requests and the report of a hung or stalled run, until its state ends or changes."""
 
     run: InspectedRun
     request_count: int = 0
     requested_at: float = float("-inf")  # monotonic time of the last request
-    request_id: str = ""  # id of the request that is not answered by all ranks yet
+    request_id: str = ""  # id of the request whose answers are awaited, otherwise empty
     is_logged: bool = False
-    report: HangReport | None = None
-    answers: dict[str, StackAnswer] = field(default_factory=dict)
+    report: HangReport | None = None  # from the last request that is no longer awaited
+    answers: dict[str, StackAnswer] = field(default_factory=dict)  # to the last request, by process id
 
     @property
     def is_waiting(self) -> bool:
-        """True between a stack request and the report."""
+        """True from a stack request until all ranks have answered or `ANSWER_SECONDS` have passed."""
         return bool(self.request_id)
 
 
@@ -93,7 +93,9 @@ class HangCollector:
     Args:
         directory: The feed directory.
         hanging_runs: Returns the hung and stalled runs of the latest ledger pass.
-        detail: StackDetail of the stack files; None disables requests.
+        detail: Detail of the stacks; None disables requests.
+        monotonic: Returns the time in seconds for intervals and timeouts.
+        clock: Returns the Unix time.
     """
 
     name = "hangs"
@@ -120,7 +122,7 @@ class HangCollector:
         return [case.report for case in self._cases.values() if case.report is not None]
 
     def collect(self) -> Collected:
-        """Write a due request, read stack files, and publish the ranks of the reported hangs."""
+        """Write a request if one is due, read the answers, and return the series of the hangs with a report."""
         collected = Collected()
         if self._detail is None:
             return collected
@@ -142,7 +144,7 @@ class HangCollector:
         for name, run in runs.items():
             case = self._cases.setdefault(name, _HangCase(run))
             if run.since_timestamp > case.run.since_timestamp:
-                # A new hang: a step was completed, or the state has changed.
+                # A new hang, or a change from stalled to hung or back.
                 self._cases[name] = _HangCase(run)
             else:
                 case.run = run
@@ -155,7 +157,7 @@ class HangCollector:
         ]
         if not due_cases or self._detail is None:
             return
-        # A directory has a single request file, so that stacks are requested for one run at a time.
+        # A directory has a single request file. Therefore, stacks are requested for one run at a time.
         case = min(due_cases, key=lambda candidate: candidate.requested_at)
         hang_of = case.run.run if case.request_count == 0 else ""
         request = StackRequest(os.urandom(16).hex(), self._clock(), self._detail, hang_of)
@@ -186,7 +188,7 @@ class HangCollector:
 
 
 def read_valid_answer(directory: str, process_id: str, request_id: str) -> StackAnswer | None:
-    """Return the stack file of a process for a request, or None if the file is missing, invalid or for another request."""
+    """Return the answer of a process to a request, or None if its stack file is missing, invalid or answers another request."""
     try:
         answer = read_answer(directory, process_id)
     except (OSError, FeedFormatError):
@@ -199,14 +201,14 @@ def read_valid_answer(directory: str, process_id: str, request_id: str) -> Stack
 def report_on(
     run: InspectedRun, answers: dict[str, StackAnswer], silent_ranks: Sequence[InspectedRank]
 ) -> HangReport:
-    """Return the report on a run, with the kernel state of ranks without a stack file."""
+    """Return the report on a run, with the kernel state of the ranks that did not answer."""
     stacks = [stack for answer in answers.values() if (stack := rank_stack(answer)) is not None]
     kernel_states = {rank.rank: kernel_state.describe(rank.pid, procfs()) for rank in silent_ranks}
     return HangReport(run, explain(stacks, kernel_states), tuple(stacks), tuple(answers.values()))
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text in a single unit, such as `40 s`, `2 min` or `3 h`."""
+    """Return a duration as text in the largest unit of which it has at least two, such as `40 s`, `2 min` or `3 h`."""
     if seconds < 120:
         return f"{max(seconds, 0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

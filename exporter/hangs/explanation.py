@@ -1,4 +1,4 @@
-"""Explanation of a hang from stacks. Ranks are grouped by the line in which they wait, and the suspected group is first."""
+"""Explanation of a hang from stacks: ranks are grouped by the line in which they wait, and the most suspected group is first."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ COLLECTIVES = frozenset(
         ),
     ]
 )
-"""Functions of torch.distributed that wait for other ranks."""
+"""Functions of torch.distributed that may wait for other ranks."""
 GRADIENT_SYNC_PHASE = "grad_sync"
-"""Phase in which a rank waits for other ranks, whatever the function."""
+"""Phase in which a rank counts as waiting for other ranks, whatever the function."""
 _WRAPPERS = frozenset(
     ["wrapper", "inner", "_fn", "decorate_context", "__call__", "_call_impl", "_wrapped_call_impl"]
 )
-"""Functions of libraries that call the function of interest."""
+"""Decorators and call wrappers of libraries, which are skipped in favor of the function that they call."""
 _AUTOGRAD_FUNCTION = "_engine_run_backward"
 AUTOGRAD = "backward (autograd engine)"
-"""Function name for a stack that ends in the autograd engine, which runs the all-reduces of DDP in C++."""
+"""Function name for a rank that waits in the autograd engine, whose C++ threads run the all-reduces of DDP."""
 DEFAULT_GROUP = "default"
 """Name of the default process group."""
 TIE_SENTENCE = "The stacks do not show which of these groups the others wait for."
 MAX_SHOWN_GROUPS = 6
+"""Maximum number of groups in the sentence of an explanation."""
 MAX_SHOWN_RANGES = 12
 """Maximum number of ranges in a list of ranks."""
 
@@ -48,17 +49,30 @@ class RankStack:
     """Function and line in which a rank waits."""
 
     rank: int
-    function: str  # the function that the job's code called
-    location: str  # file:line of the job's code
-    phase: str = ""
-    # number of enqueued collectives by process group
+    function: str  # as `wait_position` returns it
+    location: str  # file:line of the innermost frame of the job's code, or of the stack without such a frame
+    phase: str = ""  # empty if unknown
+    # number of enqueued collectives by process group; empty for a rank without a process group
     sequences: Mapping[str, int] = field(default_factory=dict)
     is_in_collective: bool = False  # True if the rank waits for other ranks
 
 
 @dataclass(frozen=True, slots=True)
+class _Position:
+    """Key of a group of ranks."""
+
+    location: str
+    function: str
+    phase: str
+    is_in_process_group: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that wait in the same line, function and phase."""
+    """Ranks that wait in the same line, function and phase.
+
+    Ranks without a process group form separate groups if other ranks are in a process group.
+    """
 
     function: str
     location: str
@@ -68,9 +82,13 @@ class RankGroup:
     sequence: int | None
     is_in_collective: bool  # True if all these ranks wait for other ranks
     process_group: str = DEFAULT_GROUP  # process group of torch.distributed
+    # True if other ranks are in a process group of torch.distributed and these ranks are in none
+    is_outside_process_groups: bool = False
 
     def collectives(self) -> str:
         """Return the number of enqueued collectives as text, or an empty text if unknown."""
+        if self.is_outside_process_groups:
+            return "in no process group"
         if self.sequence is None:
             return ""
         name = "" if self.process_group == DEFAULT_GROUP else f" of process group {self.process_group}"
@@ -87,13 +105,13 @@ class Explanation:
 
     @property
     def has_odd_group(self) -> bool:
-        """True if the first group differs from the others, or if a single rank is the only group."""
+        """True if the first group is more suspected than the others, or if a single rank is the only group."""
         if len(self.groups) == 1:
             return len(self.groups[0].ranks) == 1
         return bool(self.groups) and not self.is_tie
 
     def sentence(self) -> str:
-        """Return a sentence for each group, the suspected group first."""
+        """Return a sentence for each of the first groups, a sentence for each rank that did not answer, and a notice of a tie."""
         parts = [_group_sentence(group) for group in self.groups[:MAX_SHOWN_GROUPS]]
         hidden_groups = len(self.groups) - MAX_SHOWN_GROUPS
         if hidden_groups > 0:
@@ -123,8 +141,9 @@ def rank_stack(answer: StackAnswer) -> RankStack | None:
 def wait_position(frames: Sequence[Frame]) -> tuple[str, Frame | None]:
     """Return the function in which the job waits, and the innermost frame of the job's own code.
 
-    The function is the first function of a library that the job's code called, without wrappers. If the job's code called a
-    function in C, such as `time.sleep`, it is the function of the job.
+    The function is the library function that this frame called, without wrappers, or `AUTOGRAD` in the autograd engine. If the
+    frame called a function in C, such as `time.sleep`, the function is the one of the frame. For a stack without code of the job,
+    the function and the frame are the innermost; for an empty stack, they are `unknown` and None.
     """
     job_index = next((index for index, frame in enumerate(frames) if not frame.library), None)
     if job_index is None:
@@ -146,22 +165,32 @@ def location_of(frame: Frame | None) -> str:
 def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None) -> Explanation:
     """Return the groups of ranks that wait in the same line, function and phase, the most suspected group first.
 
-    A group is more suspected if it has enqueued fewer collectives; next, if it is outside a collective; next, if it is smaller.
+    A group is more suspected, in this order, if its ranks are in no process group while other ranks are, if it has enqueued fewer
+    collectives, if it is outside a collective, and if it is smaller. Ranks that are not in the compared process group come last.
     *silent* is the kernel state of ranks that did not answer.
     """
-    stacks_by_position: dict[tuple[str, str, str], list[RankStack]] = defaultdict(list)
+    stacks_by_position: dict[_Position, list[RankStack]] = defaultdict(list)
     stacks = list(stacks)
     for stack in stacks:
-        stacks_by_position[stack.location, stack.function, stack.phase].append(stack)
+        position = _Position(stack.location, stack.function, stack.phase, bool(stack.sequences))
+        stacks_by_position[position].append(stack)
     process_group = compared_group(stacks)
-    groups = [_group(members, process_group) for members in stacks_by_position.values()]
+    has_process_groups = any(position.is_in_process_group for position in stacks_by_position)
+    groups = [
+        _group(
+            members,
+            process_group,
+            is_outside_process_groups=has_process_groups and not position.is_in_process_group,
+        )
+        for position, members in stacks_by_position.items()
+    ]
     groups.sort(key=lambda group: (*_suspicion_key(group), group.ranks))
     is_tie = len(groups) > 1 and _suspicion_key(groups[0]) == _suspicion_key(groups[1])
     return Explanation(tuple(groups), is_tie, dict(silent or {}))
 
 
 def compared_group(stacks: Sequence[RankStack]) -> str:
-    """Return the process group in which the ranks' numbers of collectives differ most, the default group if several do."""
+    """Return the process group in which the ranks' numbers of collectives differ most, and the default group in a tie."""
     counts_by_group: dict[str, list[int]] = defaultdict(list)
     for stack in stacks:
         for name, count in stack.sequences.items():
@@ -172,7 +201,7 @@ def compared_group(stacks: Sequence[RankStack]) -> str:
     )
 
 
-def _group(members: Sequence[RankStack], process_group: str) -> RankGroup:
+def _group(members: Sequence[RankStack], process_group: str, *, is_outside_process_groups: bool) -> RankGroup:
     sequences = [member.sequences[process_group] for member in members if process_group in member.sequences]
     return RankGroup(
         function=members[0].function,
@@ -182,13 +211,14 @@ def _group(members: Sequence[RankStack], process_group: str) -> RankGroup:
         sequence=min(sequences, default=None),
         is_in_collective=all(member.is_in_collective for member in members),
         process_group=process_group,
+        is_outside_process_groups=is_outside_process_groups,
     )
 
 
-def _suspicion_key(group: RankGroup) -> tuple[float, bool, int]:
+def _suspicion_key(group: RankGroup) -> tuple[bool, float, bool, int]:
     """Return the sort key whose minimum is the most suspected group."""
     sequence = float("inf") if group.sequence is None else group.sequence
-    return sequence, group.is_in_collective, len(group.ranks)
+    return not group.is_outside_process_groups, sequence, group.is_in_collective, len(group.ranks)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -211,6 +241,6 @@ def _group_sentence(group: RankGroup) -> str:
     parts = [f"{group.function} ({group.location})" if group.location else group.function]
     if group.phase:
         parts.append(group.phase)
-    if group.sequence is not None:
+    if group.collectives():
         parts.append(group.collectives())
     return f"{noun} {ranks_text(group.ranks)}: {', '.join(parts)}."

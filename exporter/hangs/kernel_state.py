@@ -1,4 +1,4 @@
-"""Kernel state of a process's main thread, for ranks without a stack file."""
+"""Kernel state of a process's main thread, for ranks that do not answer a stack request."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _MAX_LOCATION_CHARACTERS = 120
 
 
 def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
-    """Return the state of a process's main thread as text, with the kernel function in which the thread waits, if it is known.
+    """Return the state of a process's main thread as text, with the kernel function or system call in which it waits, if known.
 
-    The text also names files that this user may not read. The pid is None for a process in an invisible pid namespace.
+    Otherwise, the text names the files that this user may not read. *pid* is None for a process in another pid namespace.
     """
     if pid is None:
         return "its process is not visible from here (another pid namespace)"
     task = procfs / str(pid) / "task" / str(pid)
     try:
         stat = (task / "stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if the process ends between open and read
         return "its process has ended"
     except OSError as error:
         return f"its state cannot be read: {error.strerror}"
@@ -47,7 +47,7 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
 
 
 def _wait_location(task: Path) -> tuple[str, list[str]]:
-    """Return the kernel function in which a thread waits, or "" and the files that this user may not read."""
+    """Return the kernel function or system call in which a thread waits, or "" and the files that this user may not read."""
     unreadable_files = []
     for name in ("wchan", "stack", "syscall"):
         try:
@@ -60,7 +60,8 @@ def _wait_location(task: Path) -> tuple[str, list[str]]:
         if name == "wchan" and text not in {"", "0"}:
             return text[:_MAX_LOCATION_CHARACTERS], []
         if name == "stack" and text:
-            return text.splitlines()[0].partition(" ")[2].partition("+")[0][:_MAX_LOCATION_CHARACTERS], []
+            innermost = text.splitlines()[0]  # [<0>] futex_wait_queue+0x60/0x90
+            return innermost.partition(" ")[2].partition("+")[0][:_MAX_LOCATION_CHARACTERS], []
         if name == "syscall" and text.split()[:1] not in ([], ["running"], ["-1"]):
             return f"system call {text.split()[0]}", []
     return "", unreadable_files

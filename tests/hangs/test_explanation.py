@@ -50,6 +50,34 @@ def test_ranks_are_compared_in_the_process_group_in_which_they_differ() -> None:
     )
 
 
+def test_a_rank_that_joined_no_process_group_comes_first() -> None:
+    waiting_ranks = [waiting_rank(rank, "all_reduce", "train.py:88", 1234) for rank in (0, 1, 2)]
+    restarted_rank = RankStack(3, "load_checkpoint", "train.py:20")
+    explanation = explain([*waiting_ranks, restarted_rank])
+
+    assert explanation.sentence() == (
+        "Rank 3: load_checkpoint (train.py:20), in no process group."
+        " Ranks 0-2: all_reduce (train.py:88), iteration, 1,234 collectives."
+    )
+
+
+def test_a_rank_that_is_no_member_of_the_compared_process_group_comes_last() -> None:
+    late_rank = RankStack(1, "load", "t.py:9", sequences={"default": 7, "tp": 3})
+    waiting_rank_of_tp = RankStack(0, "all_reduce", "t.py:1", sequences={"default": 7, "tp": 4})
+    other_rank = RankStack(2, "recv", "t.py:5", sequences={"default": 7}, is_in_collective=True)
+    explanation = explain([other_rank, waiting_rank_of_tp, late_rank])
+
+    assert [group.ranks for group in explanation.groups] == [(1,), (0,), (2,)]
+
+
+def test_ranks_of_a_job_without_process_groups_are_compared_by_their_functions() -> None:
+    explanation = explain([waiting_rank(0, "all_reduce", "t.py:1"), waiting_rank(1, "load", "t.py:9")])
+
+    assert (
+        explanation.sentence() == "Rank 1: load (t.py:9), iteration. Rank 0: all_reduce (t.py:1), iteration."
+    )
+
+
 def test_groups_that_no_rule_separates_are_called_a_tie() -> None:
     explanation = explain([waiting_rank(0, "load", "t.py:1", 5), waiting_rank(1, "read", "t.py:2", 5)])
 

@@ -149,3 +149,15 @@ def test_an_ended_process_is_described_as_ended() -> None:
     process.wait()
 
     assert kernel_state.describe(process.pid) == "its process has ended"
+
+
+def test_a_process_that_ends_while_its_state_is_read_is_described_as_ended(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with Path(f"/proc/{process.pid}/task/{process.pid}/stat").open() as open_file:
+        process.kill()
+        process.wait()
+        task = tmp_path / f"{process.pid}" / "task" / f"{process.pid}"
+        task.mkdir(parents=True)
+        (task / "stat").symlink_to(f"/proc/self/fd/{open_file.fileno()}")  # a read raises ProcessLookupError
+
+        assert kernel_state.describe(process.pid, tmp_path) == "its process has ended"
