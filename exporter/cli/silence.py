@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import psutil
 from exporter import diagnoses
 from exporter.cli.flags import print_notice
 from exporter.diagnoses import Statement
+from exporter.elastic.python_command import parse_python_command
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.files import replace_file
@@ -34,6 +36,8 @@ CALLS = (
     "`training.record(loss=loss, samples=len(batch))` (XGBoost: in `after_iteration` of a callback; Ray: in the worker)"
 )
 PACKAGE = Path(__file__).parents[1]
+_CAP_DAC_OVERRIDE = 1 << 1
+"""Bit of the capability in `/proc/<pid>/status`."""
 
 _PROBE_PROGRAM = """
 import importlib.util, json, os, sys, sysconfig
@@ -91,15 +95,10 @@ class LaunchedProcess:
     @property
     def import_directory(self) -> str:
         """First directory of the module search path: the directory of the script, otherwise the working directory."""
-        arguments = iter(self.command[1:])
-        for argument in arguments:
-            if not argument.startswith("-"):
-                return os.path.dirname(os.path.realpath(os.path.join(self.directory, argument)))  # noqa: PTH118, PTH120  # the job's command line contains string paths
-            if argument in {"-W", "-X"}:
-                next(arguments, None)
-            elif argument[-1] in "mc":
-                break
-        return self.directory
+        script = parse_python_command(self.command).script
+        if not script:
+            return self.directory
+        return os.path.dirname(os.path.realpath(os.path.join(self.directory, script)))  # noqa: PTH118, PTH120  # the job's command line contains string paths
 
 
 def probe_interpreter(
@@ -176,6 +175,7 @@ def _check_environment(process: LaunchedProcess, python: str, feed_directory: Pa
         return _silence("environment", diagnosis)
     try:
         is_full = os.statvfs(feed_directory).f_bavail == 0
+        is_writable = may_write(feed_directory, process.pid)
     except OSError as error:
         diagnosis = diagnoses.FEED_DIRECTORY_UNREADABLE.describe(
             directory=feed_directory, error=error.strerror
@@ -183,19 +183,50 @@ def _check_environment(process: LaunchedProcess, python: str, feed_directory: Pa
         return _silence("feed_directory", diagnosis)
     if is_full:
         return _silence("feed_directory", diagnoses.FEED_DIRECTORY_FULL.describe(directory=feed_directory))
-    if not _may_write(feed_directory, process.pid):
+    if not is_writable:
         diagnosis = diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=feed_directory)
         return _silence("feed_directory", diagnosis)
     return None
 
 
-def _may_write(directory: Path, pid: int) -> bool:
-    """Return True if the user of a process may create files in a directory, judged by the mode of the directory."""
-    with suppress(OSError):
-        user, status = Path(f"/proc/{pid}").stat().st_uid, directory.stat()
-        if user not in {0, os.geteuid()}:
-            return bool(status.st_mode & (0o200 if status.st_uid == user else 0o022))
-    return os.access(directory, os.W_OK | os.X_OK)
+@dataclass(frozen=True, slots=True)
+class FileAccess:
+    """Credentials with which the kernel checks the file accesses of a process."""
+
+    uid: int
+    gids: frozenset[int]
+    ignores_modes: bool  # True with CAP_DAC_OVERRIDE, which root usually has
+
+
+def may_write(directory: Path, pid: int) -> bool:
+    """Return True if a process may create files in a directory, by the directory's mode, or if the process has ended.
+
+    Access control lists are ignored. Raises OSError if the directory is unreadable.
+    """
+    try:
+        access = _file_access(pid)
+    except OSError:  # the process has ended
+        return True
+    status = directory.stat()
+    if os.statvfs(directory).f_flag & os.ST_RDONLY:
+        return False
+    if access.ignores_modes:
+        return True
+    if access.uid == status.st_uid:
+        mask = stat.S_IWUSR | stat.S_IXUSR
+    elif status.st_gid in access.gids:
+        mask = stat.S_IWGRP | stat.S_IXGRP
+    else:
+        mask = stat.S_IWOTH | stat.S_IXOTH
+    return status.st_mode & mask == mask
+
+
+def _file_access(pid: int) -> FileAccess:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    gids = frozenset(map(int, (fields["Gid"][3], *fields["Groups"])))
+    capabilities = int(fields["CapEff"][0], 16)
+    return FileAccess(int(fields["Uid"][3]), gids, bool(capabilities & _CAP_DAC_OVERRIDE))
 
 
 def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:

@@ -162,6 +162,9 @@ MAX_ERROR_CHARACTERS = 2000
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
 _MAX_MILLISECONDS = 1e14
+"""Limit of Unix times in milliseconds: the year 5138. Larger numbers are not times."""
+_MAX_PID_DIGITS = 10
+"""Maximum number of digits of a process id. Worker ids with more digits are not process ids."""
 
 
 def record_event(
@@ -232,7 +235,8 @@ def _write_worker_end(code: str, worker_id: str) -> None:
     Statuses -15 and -9 are not written, because the agent itself ends workers with these signals after a failure.
     """
     directory, launch = os.environ.get("EXPORTER_FEED_DIR"), os.environ.get(LAUNCH_ID)
-    if directory and launch and worker_id.isdecimal() and code not in {"unknown", "-15", "-9"}:
+    is_pid = worker_id.isdecimal() and len(worker_id) <= _MAX_PID_DIGITS
+    if directory and launch and is_pid and code not in {"unknown", "-15", "-9"}:
         from exporter.feed.runs import write_worker_end  # noqa: PLC0415  # needed rarely, and only in an agent
 
         write_worker_end(Path(directory), pid=int(worker_id), status=int(code), launch=launch)

@@ -18,10 +18,11 @@ from typing import Any
 
 from exporter.elastic import agent
 from exporter.elastic.families import STATS
+from exporter.elastic.python_command import parse_python_command
 from exporter.patching import patch, when_imported
 from exporter.recording.recorder import RECORDER
 
-_LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+_LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 RECORDED_ATTRIBUTE = "exporter_recorded"
 """Attribute of log records whose event was recorded."""
 
@@ -69,17 +70,8 @@ def checked_handlers(handler: Any, method: str) -> tuple[Any, ...]:
 
 def is_launcher(command: Sequence[str]) -> bool:
     """Return True if a command line of Python runs torchrun."""
-    arguments = iter(command[1:])
-    for argument in arguments:
-        if argument == "-m":
-            return next(arguments, "") in _LAUNCHERS
-        if argument in {"-W", "-X", "--check-hash-based-pycs"}:
-            next(arguments, None)
-        elif not argument.startswith("-"):
-            return PurePath(argument).name == "torchrun"
-        elif argument == "-c":
-            return False
-    return False
+    program = parse_python_command(command)
+    return program.module in _LAUNCHER_MODULES or PurePath(program.script).name == "torchrun"
 
 
 def _value_added(stream: Any, metric_name: str, metric_value: Any) -> None:

@@ -362,6 +362,10 @@ def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
     [
         ("python -u -X dev /usr/bin/torchrun train.py", True),
         ("python -W ignore -m torch.distributed.run train.py", True),
+        ("python -mtorch.distributed.run train.py", True),
+        ("python -uX dev -Bm torch.distributed.run train.py", True),
+        ("python -Wignore::FutureWarning:m /usr/bin/torchrun train.py", True),
+        ("python - torchrun", False),
         ("python train.py -m torch.distributed.run", False),
         ("python -u train.py torchrun", False),
         ("python -m train", False),

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,13 @@ from run_support import (
 )
 from waiting import PATIENCE, wait_until
 
-from exporter.cli.silence import install_command, probe_interpreter, silence_of
+from exporter.cli.silence import (
+    LaunchedProcess,
+    install_command,
+    may_write,
+    probe_interpreter,
+    silence_of,
+)
 from exporter.cli.silent_jobs import SilentJobs
 from exporter.feed.runs import Job, Silence
 from exporter.recording.values import ProcessIdentity
@@ -112,6 +119,71 @@ def test_a_directory_that_is_not_writable_for_the_job_is_reported(tmp_path: Path
     tmp_path.chmod(0o755)
     with sleeping_job(tmp_path, "import os; os.setuid(65534)") as pid:
         assert reported_silence(tmp_path, pid).reason == "feed_directory"
+
+
+@pytest.mark.parametrize(
+    ("mode", "identity", "is_writable"),
+    [
+        (0o700, "os.setuid(65534)", False),
+        (0o755, "os.setuid(65534)", False),
+        (0o773, "os.setuid(65534)", True),
+        (0o770, "os.setgroups([]); os.setgid(65534); os.setuid(65534)", False),
+        (0o770, "os.setgroups([12345]); os.setgid(65534); os.setuid(65534)", True),
+        (0o770, "os.setgroups([]); os.setgid(12345); os.setuid(65534)", True),
+        (0o703, "os.setgroups([]); os.setgid(12345); os.setuid(65534)", False),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change to another user")
+def test_write_access_is_the_one_of_the_job(
+    tmp_path: Path, mode: int, identity: str, *, is_writable: bool
+) -> None:
+    os.chown(tmp_path, 0, 12345)
+    tmp_path.chmod(mode)
+    program = f"import os, time; {identity}; print('ready', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", program]
+    env = child_environment()
+    with running_process(command, tmp_path, env=env, cwd="/", stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        assert may_write(tmp_path, process.pid) is is_writable
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change to another user")
+def test_a_job_of_root_may_write_to_a_directory_that_the_exporter_may_not_write_to() -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from exporter.cli.silence import may_write;"
+        "os.setuid(65534); print(may_write(Path(sys.argv[1]), int(sys.argv[2])))"
+    )
+    # The parent directories of `tmp_path` are accessible to root only.
+    with tempfile.TemporaryDirectory() as directory, subprocess.Popen(["sleep", "60"]) as job:
+        Path(directory).chmod(0o755)
+        output = run_to_completion([sys.executable, "-c", program, directory, str(job.pid)]).stdout
+        job.kill()
+
+    assert output == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "directory"),
+    [
+        ("code/train.py", "/job/code"),
+        ("-u -X dev -Wignore /opt/train.py", "/opt"),
+        ("-m train code/file.py", "/job"),
+        ("-mtrain code/file.py", "/job"),
+        ("-uX dev code/train.py", "/job/code"),
+        ("-c pass code/file.py", "/job"),
+        ("- code/file.py", "/job"),
+        ("--check-hash-based-pycs always code/train.py", "/job/code"),
+        ("", "/job"),
+    ],
+)
+def test_the_import_directory_is_the_one_of_the_script_or_the_working_directory(
+    arguments: str, directory: str
+) -> None:
+    process = LaunchedProcess(1, ["python", *arguments.split()], {}, "/job")
+
+    assert process.import_directory == directory
 
 
 def test_a_recording_job_is_not_reported_as_silent(tmp_path: Path) -> None:

@@ -361,6 +361,20 @@ status("SUCCEEDED", "AGENT")
     assert sum_by_labels(page, events_total, type="torchelastic.worker.status.FAILED", severity="error") == 2
 
 
+def test_a_worker_event_with_an_invalid_worker_id_is_logged(tmp_path: Path) -> None:
+    program = f"""{STATUS}
+status("FAILED", "WORKER", 1, worker_id="7" * 5000)
+status("FAILED", "WORKER", 1, worker_id="7")
+"""
+    feed = tmp_path / "feed"
+    run_program(feed, program, EXPORTER_LAUNCH_ID="5f2c")
+
+    failures = sum_by_labels(page_of(feed), "training_events_total", type="torchelastic.worker.status.FAILED")
+    worker_ends = [path.name.rpartition("-")[0] for path in feed.glob("runs/worker-*")]
+    assert failures == 2
+    assert worker_ends == ["worker-7"]
+
+
 def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> None:
     run_program(tmp_path / "feed", f'{STATUS}status("START", "AGENT")', RANK="3", TORCHELASTIC_RUN_ID="run7")
 
