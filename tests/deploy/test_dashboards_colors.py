@@ -61,8 +61,8 @@ def lab(rgb: Rgb) -> Rgb:
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
-def seen(color: str, vision: str) -> Rgb:
-    """Return a color in CIELAB as a person with this vision sees it."""
+def perceived(color: str, vision: str) -> Rgb:
+    """Return a color in CIELAB as a person with this vision perceives it."""
     rgb = linear_rgb(color)
     red, green, blue = (
         min(1.0, max(0.0, sum(weight * channel for weight, channel in zip(row, rgb, strict=True))))
@@ -81,7 +81,7 @@ def test_colors_are_distinguishable_with_each_kind_of_color_blindness(
     colors: dict[str, str], min_difference: float, vision: str
 ) -> None:
     for (name, color), (other_name, other_color) in itertools.combinations(colors.items(), 2):
-        differences = zip(seen(color, vision), seen(other_color, vision), strict=True)
+        differences = zip(perceived(color, vision), perceived(other_color, vision), strict=True)
         difference = sum((value - other) ** 2 for value, other in differences) ** 0.5
 
         assert difference >= min_difference, (name, other_name)

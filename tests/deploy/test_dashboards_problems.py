@@ -17,8 +17,10 @@ from exporter.collectors.gpu.nvml.library import DEVICE_DOWN_ERRORS
 pytestmark = needs_promtool
 
 DOWN_AT_5_MIN = "1x20 0x40"
+UNKNOWN, STOPS, WRONG_RESULTS, SLOWS, NO_RUN = 3, 5, 4, 2, 0
+"""Values of the column *Impact*."""
 GPU = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
-WITH_DEAD_EXPORTER = {
+N1_EXPORTER_DOWN = {
     'up{job="training",instance="n1"}': DOWN_AT_5_MIN,
     'up{job="training",instance="n2"}': "1x60",
 }
@@ -26,7 +28,7 @@ WITH_DEAD_EXPORTER = {
 
 def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: Path) -> None:
     remedy = "check the machine, then the log of the exporter"
-    series = WITH_DEAD_EXPORTER | {
+    series = N1_EXPORTER_DOWN | {
         GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale",
         'training_process_up{run="a",rank="0",instance="n1"}': "1x20 stale",
     }
@@ -36,10 +38,6 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
     assert_panel(
         tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="D"
     )
-
-
-UNKNOWN, STOPS, WRONG_RESULTS, SLOWS, NO_RUN = 3, 5, 4, 2, 0
-"""Values of the column *Impact*."""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
     ],
     ids=["worst problem", "other problems", "requested action", "first start"],
 )
-def test_a_card_with_several_problems_has_one_row(
+def test_a_gpu_with_several_problems_has_one_row(
     tmp_path: Path, query_id: str, labels: str, value: float
 ) -> None:
     name = ',job="training"'
@@ -157,7 +155,7 @@ def test_only_gpus_with_a_problem_are_listed_if_there_are_too_many(
             {"endangers work": 1, "unknown": 1},
         ),
     ],
-    ids=["healthy", "damaged GPU and dead exporter"],
+    ids=["healthy", "damaged GPU and exporter that is down"],
 )
 def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
     tmp_path: Path, series: dict[str, str], counts: dict[str, float]
@@ -210,7 +208,7 @@ def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: P
 def test_the_loss_of_a_run_without_an_exporter_is_unknown_and_not_0(
     tmp_path: Path, state: str, runs: int
 ) -> None:
-    series = WITH_DEAD_EXPORTER | {
+    series = N1_EXPORTER_DOWN | {
         'training_process_up{run="a",rank="0",instance="n1"}': "1x20 stale",
         f'training_run_state{{run="a",instance="n1",state="{state}"}}': "1x20 stale",
         'training_run_state{run="b",instance="n2",state="running"}': "1x60",
@@ -228,12 +226,12 @@ def test_the_loss_on_a_node_that_does_not_exist_is_unknown(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("uuid", "owner", "damage"),
+    ("uuid", "owner", "impact"),
     [("G0", ',run="a",rank="3"', SLOWS), ("G7", "", NO_RUN)],
     ids=["held", "free"],
 )
-def test_a_problem_of_a_gpu_without_a_run_damages_no_run(
-    tmp_path: Path, uuid: str, owner: str, damage: int
+def test_a_problem_of_a_gpu_without_a_run_has_no_impact_on_a_run(
+    tmp_path: Path, uuid: str, owner: str, impact: int
 ) -> None:
     series = HOT_GPU | {f'training_rank_info{{run="a",rank="3",uuid="{uuid}",instance="n1"}}': "1x60"}
     labels = (
@@ -241,33 +239,33 @@ def test_a_problem_of_a_gpu_without_a_run_damages_no_run(
         'remedy="check the cooling and the power supply"}'
     )
 
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: damage})
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
 
 
-RANK_ON_OLD_CARD = {'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x20 stale"}
-RANK_ON_NEW_CARD = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}': "_x20 1x40"}
+RANK_ON_OLD_GPU = {'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x20 stale"}
+RANK_ON_NEW_GPU = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}': "_x20 1x40"}
 
 
 @pytest.mark.parametrize(
-    ("ranks", "owner", "damage"),
+    ("ranks", "owner", "impact"),
     [
         pytest.param(
-            RANK_ON_OLD_CARD | RANK_ON_NEW_CARD, ',run="b",rank="5"', SLOWS, id="both cards had a rank"
+            RANK_ON_OLD_GPU | RANK_ON_NEW_GPU, ',run="b",rank="5"', SLOWS, id="both GPUs had a rank"
         ),
-        pytest.param(RANK_ON_OLD_CARD, "", NO_RUN, id="the new card is free"),
+        pytest.param(RANK_ON_OLD_GPU, "", NO_RUN, id="the new GPU is free"),
     ],
 )
-def test_a_problem_of_a_new_card_names_the_rank_of_this_card_and_not_of_the_card_before(
-    tmp_path: Path, ranks: dict[str, str], owner: str, damage: int
+def test_a_problem_of_a_replacement_gpu_names_its_own_rank_and_not_that_of_the_gpu_before(
+    tmp_path: Path, ranks: dict[str, str], owner: str, impact: int
 ) -> None:
-    new_card = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
-    series = new_card | ranks | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
+    new_gpu = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
+    series = new_gpu | ranks | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
     labels = (
         f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
         'remedy="check the cooling and the power supply"}'
     )
 
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: damage})
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
 
 
 def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
@@ -317,7 +315,7 @@ def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> 
 
 
 def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
-    series = WITH_DEAD_EXPORTER | {
+    series = N1_EXPORTER_DOWN | {
         GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x20 stale" for gpu in range(2)
     }
 
@@ -478,7 +476,7 @@ def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
 
 
 def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path) -> None:
-    series = WITH_DEAD_EXPORTER | {
+    series = N1_EXPORTER_DOWN | {
         GPU.format(name="up", gpu=gpu, labels=',job="training"'): values
         for gpu, values in ((0, "1x60"), (1, "1x20 0x40"))
     }

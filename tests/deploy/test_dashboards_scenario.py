@@ -1,7 +1,7 @@
 """All dashboard queries on a real Prometheus server that scraped real exporters and jobs.
 
-The scenario runs once: six nodes and two runs with a pause, a straggler, a crash, heat, a lost GPU and a dead
-exporter. Each query returns data or is listed in WITHOUT_DATA with the reason.
+The scenario runs once: six nodes and two runs with a pause, a straggler, a crash, heat, a lost GPU and an
+exporter that is down. Each query returns data or is listed in WITHOUT_DATA with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [
     ),
 ]
 
-SECONDS = 80.0
+SCENARIO_SECONDS = 80.0
 
 NO_HARDWARE = "the tests run on virtual machines, which have no such hardware"
 NO_MOUNT = "the test machine mounts neither NFS nor Lustre"
@@ -165,7 +165,7 @@ class FinishedScenario:
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScenario]:
     directory = tmp_path_factory.mktemp("scenario")
     with contextlib.ExitStack() as stack:
-        running_cluster = stack.enter_context(Cluster(directory, Timeline(seconds=SECONDS)))
+        running_cluster = stack.enter_context(Cluster(directory, Timeline(seconds=SCENARIO_SECONDS)))
         finished_scenario = FinishedScenario(running_cluster)
         missed_interval = (
             running_cluster.start_time + running_cluster.timeline.to_seconds(fraction)
@@ -262,7 +262,7 @@ def test_mig_panels_show_divided_gpus(prometheus: ScenarioPrometheus) -> None:
     assert not series["SM activity of instances (MIG)"], "an A100 has no performance counters"
 
 
-def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
+def test_an_exporter_that_is_down_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
     timeline = cluster.timeline
     outage_middle = cluster.start_time + timeline.to_seconds(sum(timeline.exporter_down_range) / 2)
 

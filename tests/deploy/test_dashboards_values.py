@@ -19,7 +19,7 @@ def failures(
     tmp_path: Path,
     panel: str,
     series: dict[str, str],
-    minutes: dict[str, float | None],
+    expected: dict[str, float | None],
     *,
     dashboard: str = "training-run",
     query_id: str = "A",
@@ -33,7 +33,7 @@ def failures(
         tmp_path: Directory for the test case.
         panel: Title of the panel.
         series: Input series with their values in promtool's notation, one per 15 s.
-        minutes: Expected value by evaluation time; None for no value.
+        expected: Expected value by evaluation time; None for no value.
         dashboard: UID of the dashboard.
         query_id: Reference of the query in the panel.
         labels: Labels of the expected series.
@@ -54,7 +54,7 @@ def failures(
                 "eval_time": eval_time,
                 "exp_samples": [] if value is None else [{"labels": labels, "value": value}],
             }
-            for eval_time, value in minutes.items()
+            for eval_time, value in expected.items()
         ],
     }
     path = tmp_path / "case.yaml"
@@ -151,12 +151,12 @@ def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_
     not_seen: dict[str, float | None] = {"4m": 0, "7m": 1, "12m": 0}
     ended: dict[str, float | None] = {"4m": 0, "7m": 0, "12m": 0}
 
-    for query_id, minutes, labels in (("D", not_seen, "{}"), ("C", ended, '{end="ended"}')):
+    for query_id, expected, labels in (("D", not_seen, "{}"), ("C", ended, '{end="ended"}')):
         messages = failures(
             tmp_path,
             "Ranks alive",
             series,
-            minutes,
+            expected,
             dashboard="training-ranks",
             query_id=query_id,
             labels=labels,
@@ -166,20 +166,20 @@ def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_
 
 @needs_promtool
 @pytest.mark.parametrize(
-    ("cards", "label"),
+    ("gpus", "label"),
     [((0,), ', card=", GPU 0"'), ((0, 1), "")],
     ids=["one GPU", "two GPUs"],
 )
 @pytest.mark.parametrize("dashboard", ["training-run", "training-ranks"])
 def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
-    tmp_path: Path, dashboard: str, cards: tuple[int, ...], label: str
+    tmp_path: Path, dashboard: str, gpus: tuple[int, ...], label: str
 ) -> None:
     memory = 'training_process_gpu_memory_bytes{{run="a",instance="n2",rank="1",gpu="{0}",uuid="G{0}"}}'
     series = {
         RANK.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
         RANK.format(name="rank_compute_seconds", node=2, rank=1, labels=""): "2x20",
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
-        **{memory.format(card): "1x20" for card in cards},
+        **{memory.format(gpu): "1x20" for gpu in gpus},
     }
     labels = f'{{instance="n2",rank="1"{label}}}'
 

@@ -105,7 +105,7 @@ def test_a_failing_prolog_never_drains_the_node(script: str, message: str, node:
     assert (completed.returncode, message in completed.stderr) == (0, True)
 
 
-def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: Path) -> None:
+def test_a_shared_directory_that_hangs_does_not_delay_the_node(node: Node, tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("chmod", "rm"):  # these commands hang on a mount that hangs

@@ -46,7 +46,7 @@ COMPUTED_LABELS = {
 def unknown_names(rule: Rule) -> list[str]:
     """Return the selectors and labels of a rule that no family and no earlier rule has."""
     names, rule_selectors = labels_by_name(), list(selectors(rule.expr))
-    assert rule_selectors, f"{rule.name}: no selector was found, the test reads the expression wrongly"
+    assert rule_selectors, f"{rule.name}: no selector found in the expression"
     labels = frozenset().union(*(names.get(selector.name, frozenset()) for selector in rule_selectors))
     unknown_labels = (
         aggregation_labels(rule.expr) - labels - TARGET_LABELS - COMPUTED_LABELS.get(rule.file, set())

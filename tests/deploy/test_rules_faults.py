@@ -1,7 +1,6 @@
 """Alerts of each fault of a simulated job, through the real recording, the real ledger and all rules.
 
-Two ranks train without a fault at first, and for half an hour with the fault. Over the whole time, exactly the expected alerts
-fire.
+Two ranks first train without a fault, then for half an hour with it. Over the whole time, exactly the expected alerts fire.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ GRAD_SYNC = kinds.named_kind("grad_sync", is_phase=True)
 
 @dataclass
 class Rank:
-    """Rank of the job with its simulated clock."""
+    """Rank of the job, with its own simulated clock."""
 
     process: ProcessIdentity
-    time: float  # end of the last block
+    time: float  # end of the last completed block
     job: SimulatedTraining = field(init=False)
     sequence: int = 0
-    stuck: bool = False  # the rank never leaves the block
+    is_stuck: bool = False  # True if the rank never leaves its block
 
     def __post_init__(self) -> None:
         self.job = SimulatedTraining(self.time)
@@ -45,7 +44,7 @@ class Rank:
         self.job.publish(self.time)
 
     def step(self, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
-        """Complete a step: compute for the given time, then wait for the other ranks."""
+        """Complete a step of *seconds*: compute for *compute* seconds, then wait for the other ranks."""
         start, end = self.time, self.time + seconds
         self.job.enter(kinds.TRAINING_ITERATION, start)
         self.job.numbers.record("loss", "train", loss)
@@ -61,13 +60,13 @@ class Rank:
         state.checkpoints.succeed(save, end, end)
         self.time = end
 
-    def enter(self, block_kind: kinds.BlockKind) -> None:
-        """Start a block that never ends."""
-        if not self.stuck:
+    def enter_forever(self, block_kind: kinds.BlockKind) -> None:
+        """Enter a block that never ends, unless the rank is already in one."""
+        if not self.is_stuck:
             self.job.enter(block_kind, self.time)
-        self.stuck = True
+        self.is_stuck = True
 
-    def write(self, sidecar: Sidecar, now: float) -> None:
+    def publish(self, sidecar: Sidecar, now: float) -> None:
         self.sequence += 1
         readings = self.job.publish(now)
         snapshot = make_snapshot(self.process, *readings, sequence=self.sequence, written=now)
@@ -80,53 +79,53 @@ class World:
 
     Args:
         directory: State directory of the sidecar.
-        healthy_scrapes: Scrapes before the fault starts.
+        healthy_scrapes: Number of scrapes before the fault starts.
     """
 
     def __init__(self, directory: Path, healthy_scrapes: int) -> None:
         self.healthy_scrapes = healthy_scrapes
         self.sidecar = Sidecar(directory, clock=Clock(wall=1.0))
         self.ranks = [Rank(make_process(rank=rank, started=1.0).replace(trains=True), 1.0) for rank in (0, 1)]
-        self.alive = True
-        self.scrapable = True
-        self.lost_cards = 0
+        self.job_is_alive = True
+        self.exporter_is_up = True
+        self.lost_gpus = 0
         self.switch_is_lost = False
         self.series: dict[str, list[str]] = {}
         self.scrapes = 0
 
     def advance(self, action: Callable[[Rank], None]) -> None:
-        """Advance the clock by a minute in which each rank repeats an action, then scrape."""
+        """Advance the clock by a minute, in which each rank repeats an action, then scrape."""
         self.sidecar.clock.advance(INTERVAL_SECONDS)
         now = self.sidecar.clock.wall
-        for rank in self.ranks if self.alive else ():
-            while rank.time < now - 10.0 and not rank.stuck:
+        for rank in self.ranks if self.job_is_alive else ():
+            while rank.time < now - 10.0 and not rank.is_stuck:
                 action(rank)
-            rank.write(self.sidecar, now)
+            rank.publish(self.sidecar, now)
         self.scrape()
 
-    def kill(self) -> None:
-        self.alive = False
+    def kill_job(self) -> None:
+        self.job_is_alive = False
         for rank in self.ranks:
             self.sidecar.feed.kill(rank.process)
 
     def scrape(self) -> None:
-        samples: dict[str, float] = {'up{instance="n1",job="training"}': float(self.scrapable)}
+        samples: dict[str, float] = {'up{instance="n1",job="training"}': float(self.exporter_is_up)}
         samples |= {f'exporter_build_info{{instance="{node}",job="training"}}': 1.0 for node in NODES}
         for node in NODES:
-            samples |= self.hardware(node) if self.scrapable or node != "n1" else {}
-        if self.scrapable:
+            samples |= self.hardware(node) if self.exporter_is_up or node != "n1" else {}
+        if self.exporter_is_up:
             for rank in self.ranks:
                 name = (
                     f'training_process_up{{instance="n1",job="training",rank="{rank.process.rank}",run="r"}}'
                 )
-                samples[name] = float(self.alive)
-            samples.update(values(self.sidecar.collector.collect()))
+                samples[name] = float(self.job_is_alive)
+            samples.update(queried_samples(self.sidecar.collector.collect()))
         for name in samples.keys() - self.series.keys():
             self.series[name] = ["_"] * self.scrapes
         for name, series in self.series.items():
             value = samples.get(name)
-            missing_value = "stale" if series and series[-1] not in {"_", "stale"} else "_"
-            series.append(missing_value if value is None else repr(value))
+            absent = "stale" if series and series[-1] not in {"_", "stale"} else "_"
+            series.append(absent if value is None else repr(value))
         self.scrapes += 1
 
     def hardware(self, node: str) -> dict[str, float]:
@@ -139,10 +138,10 @@ class World:
         }
         if node == "n1":
             samples |= {f"gpu_nvml_up{{{target}}}": 1.0, f"gpu_devices_expected{{{target}}}": 2.0}
-            samples[f"gpu_devices{{{target}}}"] = 2.0 - self.lost_cards
-            for card in (0, 1):
-                samples[f'gpu_up{{{target},gpu="{card}",uuid="GPU-{card}"}}'] = float(card >= self.lost_cards)
-            if self.lost_cards:
+            samples[f"gpu_devices{{{target}}}"] = 2.0 - self.lost_gpus
+            for gpu in (0, 1):
+                samples[f'gpu_up{{{target},gpu="{gpu}",uuid="GPU-{gpu}"}}'] = float(gpu >= self.lost_gpus)
+            if self.lost_gpus:
                 xid = f'{target},gpu="0",uuid="GPU-0",xid="79"'
                 samples |= {
                     f"gpu_xid_errors_total{{{xid}}}": 1.0,
@@ -184,8 +183,8 @@ class World:
 QUERIED_NAMES = {selector.name for rule in rules() for selector in selectors(rule.expr)}
 
 
-def values(metrics: list[Metric]) -> dict[str, float]:
-    """Return the samples that the rules query, by series in promtool's notation."""
+def queried_samples(metrics: list[Metric]) -> dict[str, float]:
+    """Return the samples that the rules query, keyed by series in promtool's notation."""
     samples = {}
     for metric in metrics:
         for sample in metric.samples:
@@ -203,18 +202,18 @@ def train(rank: Rank, *, seconds: float = 5.0, compute: float = 4.0, loss: float
         rank.save()
 
 
-def healthy(world: World) -> Callable[[Rank], None]:
+def no_fault(world: World) -> Callable[[Rank], None]:
     del world
     return train
 
 
-def nan(world: World) -> Callable[[Rank], None]:
+def nan_loss(world: World) -> Callable[[Rank], None]:
     return lambda rank: train(rank, loss=math.nan if world.scrapes == world.healthy_scrapes else 2.5)
 
 
 def hang(world: World) -> Callable[[Rank], None]:
     del world
-    return lambda rank: rank.enter(kinds.TRAINING_ITERATION)
+    return lambda rank: rank.enter_forever(kinds.TRAINING_ITERATION)
 
 
 def straggler(world: World) -> Callable[[Rank], None]:
@@ -224,31 +223,31 @@ def straggler(world: World) -> Callable[[Rank], None]:
 
 def sidecar_killed(world: World) -> Callable[[Rank], None]:
     if world.scrapes == world.healthy_scrapes:
-        world.scrapable = False
+        world.exporter_is_up = False
     elif world.scrapes == world.healthy_scrapes + 12:
         world.sidecar.restart()
-        world.scrapable = True
+        world.exporter_is_up = True
     return train
 
 
 def job_killed(world: World) -> Callable[[Rank], None]:
-    if world.alive:
-        world.kill()
+    if world.job_is_alive:
+        world.kill_job()
     return train
 
 
-def slower(world: World) -> Callable[[Rank], None]:
+def slower_steps(world: World) -> Callable[[Rank], None]:
     del world
     return lambda rank: train(rank, seconds=8.0, compute=6.4)
 
 
 def save_that_hangs(world: World) -> Callable[[Rank], None]:
     del world
-    return lambda rank: rank.enter(kinds.CHECKPOINT_SAVE)
+    return lambda rank: rank.enter_forever(kinds.CHECKPOINT_SAVE)
 
 
-def card_lost(world: World) -> Callable[[Rank], None]:
-    world.lost_cards = 1
+def gpu_lost(world: World) -> Callable[[Rank], None]:
+    world.lost_gpus = 1
     return train
 
 
@@ -259,15 +258,15 @@ def switch_lost(world: World) -> Callable[[Rank], None]:
 
 Fault = Callable[[World], Callable[[Rank], None]]
 FAULTS: dict[Fault, set[str]] = {
-    healthy: set(),
-    nan: {"TrainingLossNonFinite"},
+    no_fault: set(),
+    nan_loss: {"TrainingLossNonFinite"},
     hang: {"TrainingHang"},
     straggler: {"TrainingStraggler"},
     sidecar_killed: {"ExporterDown"},
     job_killed: {"RunDied"},
-    slower: {"RunSlower"},
+    slower_steps: {"RunSlower"},
     save_that_hangs: {"CheckpointHangs"},
-    card_lost: {"GpuLost", "GpuMissing", "GpuXidCritical"},
+    gpu_lost: {"GpuLost", "GpuMissing", "GpuXidCritical"},
     switch_lost: {"IbLinkDown"},
 }
 
@@ -277,9 +276,10 @@ FAULTS: dict[Fault, set[str]] = {
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_fires_only_the_expected_alerts(tmp_path: Path, fault: Fault) -> None:
     (tmp_path / "state").mkdir()
-    healthy_scrapes = 80 if fault in {healthy, slower} else 20  # RunSlower compares with the hour before
+    # RunSlower compares with the hour before.
+    healthy_scrapes = 80 if fault in {no_fault, slower_steps} else 20
     world = World(tmp_path / "state", healthy_scrapes)
     while world.scrapes <= healthy_scrapes + FAULT_SCRAPES:
-        world.advance(healthy(world) if world.scrapes < healthy_scrapes else fault(world))
+        world.advance(no_fault(world) if world.scrapes < healthy_scrapes else fault(world))
 
     assert world.fired_alerts(tmp_path) == FAULTS[fault]

@@ -43,7 +43,7 @@ def test_every_alert_that_reads_the_run_of_a_node_or_gpu_is_checked() -> None:
 
 @pytest.mark.timeout(90)  # promtool writes each evaluation to a database on disk
 def test_each_join_uses_the_latest_run_of_a_node_and_of_a_gpu(tmp_path: Path) -> None:
-    card = {"instance": "n1", "uuid": "GPU-0"}
+    gpu_labels = {"instance": "n1", "uuid": "GPU-0"}
     ended_values, new_values = "1x2", "_x3 1x10"
     sides = sorted({one_side for _, one_side in joins()})
     checks = []
@@ -88,8 +88,8 @@ def test_each_join_uses_the_latest_run_of_a_node_and_of_a_gpu(tmp_path: Path) ->
                     series("gpu:training_run:group", new_values, uuid="GPU-0", run="new"),
                     series("gpu:training_run:group", ended_values, uuid="GPU-1", run="zz_ended"),
                     series("gpu:training_run:group", new_values, uuid="GPU-1"),
-                    series("gpu_up", "1x2", gpu="0", **card),
-                    series("gpu_up", new_values, gpu="1", **card),
+                    series("gpu_up", "1x2", gpu="0", **gpu_labels),
+                    series("gpu_up", new_values, gpu="1", **gpu_labels),
                 ],
                 "promql_expr_test": checks,
             }
