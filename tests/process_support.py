@@ -18,6 +18,8 @@ BOOT_TIME = START - 100_000.0
 MONOTONIC_START_SECONDS = 1000.0
 """Time of the simulated monotonic clock at START."""
 CLOCK_TICKS_PER_SECOND = 100
+IO = "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: {read_bytes}\nwrite_bytes: 8192\n"
+"""Content of /proc/<pid>/io."""
 
 
 @dataclass
@@ -35,6 +37,7 @@ class FakeProcess:
     namespace_pid: int | None = None
     cpus: str | None = "0-3"
     read_bytes: int = 4096
+    io: str | None = IO  # None for a kernel without /proc/<pid>/io
 
 
 @dataclass
@@ -107,9 +110,8 @@ class Proc:
         (directory / "status").write_text(
             f"Name:\t{process.comm}\nThreads:\t{process.threads}\nNSpid:\t{process.pid}{inner_pid}\n{cpus_line}"
         )
-        (directory / "io").write_text(
-            f"read_bytes: {process.read_bytes}\nwrite_bytes: 8192\nrchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\n"
-        )
+        if process.io is not None:
+            (directory / "io").write_text(process.io.format(read_bytes=process.read_bytes))
         (directory / "smaps_rollup").write_text(
             "00400000-7fff00000000 ---p 00000000 00:00 0  [rollup]\nRss: 9 kB\nPss: 300 kB\n"
             "Private_Clean: 20 kB\nPrivate_Dirty: 100 kB\n"

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_support import START
 from places import DATA
-from process_support import FakeProcess, Proc, SimulatedJob, labels_of
+from process_support import IO, FakeProcess, Proc, SimulatedJob, labels_of
 
 from exporter.collectors.job import MAX_EXITED_RUNS, GpuProcessUse, JobProcess
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -122,16 +122,30 @@ def test_a_kernel_without_a_list_of_allowed_cpus_in_the_status_allows_all_cpus(
     assert [run.cpus for run in job.collector.use.runs] == [job.collector.use.cpus]
 
 
+@pytest.mark.parametrize("io", [None, ""], ids=["no file", "an empty file"])
 def test_a_kernel_without_io_accounting_affects_only_the_io(
-    job: SimulatedJob, monkeypatch: pytest.MonkeyPatch
+    job: SimulatedJob, proc: Proc, io: str | None
 ) -> None:
-    monkeypatch.delattr(psutil.Process, "io_counters")  # as psutil does where /proc/<pid>/io does not exist
+    proc.processes[100].io = io
     collected = job.collect()
 
     assert collected.problems == []
     assert value_of(collected, CPU, *TRAINER, "user") == 1.0
     assert value_of(collected, "training_process_open_fds", *TRAINER) == 5
     assert value_of(collected, IO_READ, *TRAINER) is None
+
+
+def test_the_io_is_read_where_the_kernel_names_the_read_characters_differently(
+    job: SimulatedJob, proc: Proc
+) -> None:
+    trainer = proc.processes[100]
+    trainer.io = IO.replace("rchar", "char")  # gVisor until March 2026
+    job.collect()
+    trainer.read_bytes += 70
+    collected = job.collect()
+
+    assert collected.problems == []
+    assert value_of(collected, IO_READ, *TRAINER) == 70 + 4096
 
 
 def test_a_process_that_changes_the_run_moves_with_its_workers_and_counts_once(

@@ -1,4 +1,4 @@
-"""Reading of a process by psutil."""
+"""Reading of a process: state, CPU time, memory and descriptors by psutil, and I/O from /proc/<pid>/io."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from exporter.collectors.kernel_files import from_psutil
+from exporter.collectors.kernel_files import from_psutil, named_counts, parse, procfs, read_optional
 from exporter.collectors.processes.totals import Usage
 
 
@@ -44,9 +44,22 @@ def _read(process: psutil.Process) -> ProcessReading | None:
             threads = process.num_threads()
             resident = process.memory_info().rss
             descriptors = process.num_fds()
-            if hasattr(process, "io_counters"):  # not on a kernel without /proc/<pid>/io
-                io = process.io_counters()
-                usage.read_bytes, usage.written_bytes = io.read_bytes, io.write_bytes
-        except psutil.Error:  # the process has just ended or belongs to a different user
+            usage.read_bytes, usage.written_bytes = _read_io(process.pid)
+        except (psutil.Error, PermissionError):  # the process has just ended or belongs to a different user
             pass
         return ProcessReading(state, usage, threads, resident, descriptors)
+
+
+def _read_io(pid: int) -> tuple[int | None, int | None]:
+    """Return the bytes read from and written to storage; None without I/O accounting. Raises OSError and CollectError.
+
+    psutil also requires counts that are not used here, one of which gVisor named differently until March 2026.
+    """
+    path = procfs() / str(pid) / "io"
+    text = read_optional(path)
+    return parse(path, _bytes_of_io, text) if text else (None, None)
+
+
+def _bytes_of_io(text: str) -> tuple[int, int]:
+    counts = named_counts(text)
+    return counts["read_bytes"], counts["write_bytes"]
