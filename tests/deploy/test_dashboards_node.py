@@ -8,10 +8,12 @@ import pytest
 from panel_support import assert_panel
 from rules_support import needs_promtool
 
+from dashboards.gpu_problems import Impact
+
 pytestmark = needs_promtool
 
-STOPS, DAMAGES, UNKNOWN, SLOWS, NONE = 5, 4, 3, 2, -1
-"""Values of the column *Impact*."""
+NO_PROBLEM = -1
+"""Value of the column *Impact* in the only row of a node without a problem."""
 RANK = 'job="training",run="a",rank="{rank}",instance="n{node}"'
 
 
@@ -54,16 +56,18 @@ NAN_ALERT = {
     'ALERTS_FOR_STATE{alertname="TrainingLossNonFinite",run="a",severity="critical"}': "240x60",
 }
 NAN_ROW = '{run="a",problem="TrainingLossNonFinite",remedy="What is wrong on Run has the step and the rank"}'
-NOTHING = '{problem="nothing is wrong"}'
+NOTHING_WRONG = '{problem="nothing is wrong"}'
 
 
 @pytest.mark.parametrize(
     ("query_id", "series", "factor", "expected"),
     [
-        pytest.param("A", SLOW_HERE, 1, {SLOW_ROW: SLOWS}, id="slow rank"),
-        pytest.param("A", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: SLOWS}, id="hot GPU before its slow rank"),
-        pytest.param("A", SLOW_ELSEWHERE, 1, {NOTHING: NONE}, id="slow rank on another node"),
-        pytest.param("A", _run() | NAN_ALERT, 1, {NAN_ROW: DAMAGES}, id="alert of a run without a node"),
+        pytest.param("A", SLOW_HERE, 1, {SLOW_ROW: Impact.SLOW}, id="slow rank"),
+        pytest.param("A", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.SLOW}, id="hot GPU before its slow rank"),
+        pytest.param("A", SLOW_ELSEWHERE, 1, {NOTHING_WRONG: NO_PROBLEM}, id="slow rank on another node"),
+        pytest.param(
+            "A", _run() | NAN_ALERT, 1, {NAN_ROW: Impact.WRONG_RESULTS}, id="alert of a run without a node"
+        ),
         pytest.param("B", _run() | NAN_ALERT, 1, {'{run="a"}': 240_000}, id="start of the alert"),
         pytest.param("B", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 300_000}, id="start"),
         pytest.param("C", SLOW_HERE, 100, {'{run="a",rank="0"}': 67}, id="speed"),
@@ -83,7 +87,7 @@ def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path) -> 
     waiting = f'training_phase_seconds_total{{{RANK.format(rank=0, node=1)},phase="data_loading"}}'
     row = '{gpu="0",run="a",rank="0",problem="waits for data 40 % of the time",remedy="more data workers; check the storage"}'
 
-    assert_panel(tmp_path, "training-node", "What is wrong", _run() | {waiting: "0+6x60"}, {row: SLOWS})
+    assert_panel(tmp_path, "training-node", "What is wrong", _run() | {waiting: "0+6x60"}, {row: Impact.SLOW})
 
 
 HANG = _run("hung", steps="0+15x20 300x40")
@@ -121,11 +125,13 @@ def _hang_info(rank: int, function: str) -> dict[str, str]:
 def test_a_hang_shows_whether_its_cause_is_on_the_node(
     tmp_path: Path, series: dict[str, str], row: str
 ) -> None:
-    assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: STOPS})
+    assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: Impact.STANDSTILL})
 
 
 def test_a_lost_gpu_does_not_stop_a_run_that_makes_steps(tmp_path: Path) -> None:
-    assert_panel(tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_ROW: DAMAGES})
+    assert_panel(
+        tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_ROW: Impact.WRONG_RESULTS}
+    )
     assert_panel(tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST: 0}, query_id="E")
 
 
@@ -151,7 +157,13 @@ def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
     series = _run(state, up="1x20 0x40", steps="0+15x20 300x40") | _exit(0, 301) | _exit(1, exit_of_other)
     series |= {f"training_process_up{{{RANK.format(rank=1, node=2)}}}": "1x20 0x40"}
 
-    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: STOPS} if row else {NOTHING: NONE})
+    assert_panel(
+        tmp_path,
+        "training-node",
+        "What is wrong",
+        series,
+        {row: Impact.STANDSTILL} if row else {NOTHING_WRONG: NO_PROBLEM},
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,11 +250,13 @@ NO_DRIVER_ROW = '{problem="driver does not respond: driver_not_loaded",remedy="r
 
 def test_a_driver_that_does_not_respond_stops_only_a_run_without_a_step(tmp_path: Path) -> None:
     hang = {
-        NO_DRIVER_ROW: STOPS,
-        '{run="a",problem="no step; cause on another node, or unknown",remedy="What is wrong on Run has the cause"}': STOPS,
+        NO_DRIVER_ROW: Impact.STANDSTILL,
+        '{run="a",problem="no step; cause on another node, or unknown",remedy="What is wrong on Run has the cause"}': Impact.STANDSTILL,
     }
 
-    assert_panel(tmp_path, "training-node", "What is wrong", _run() | NO_DRIVER, {NO_DRIVER_ROW: DAMAGES})
+    assert_panel(
+        tmp_path, "training-node", "What is wrong", _run() | NO_DRIVER, {NO_DRIVER_ROW: Impact.WRONG_RESULTS}
+    )
     assert_panel(tmp_path, "training-node", "What is wrong", HANG | NO_DRIVER, hang)
 
 
@@ -265,11 +279,11 @@ def test_failing_saves_endanger_the_work_of_a_node(tmp_path: Path) -> None:
     }
     row = '{run="a",problem="TrainingCheckpointFailing",remedy="Run has the saves, the error and the work at risk"}'
 
-    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: DAMAGES})
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: Impact.WRONG_RESULTS})
 
 
 def test_the_end_of_a_process_is_a_problem_before_its_outcome_is_known(tmp_path: Path) -> None:
     row = '{gpu="0",run="a",rank="0",problem="process ended, outcome not known yet",remedy="wait a minute; then Run has the outcome"}'
     series = _run("ending", up="1x58 0x2", steps="0+15x58 870x2")
 
-    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: UNKNOWN})
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: Impact.UNKNOWN})

@@ -10,15 +10,13 @@ from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
 
 from dashboards.gpu_problem_table import PROBLEM_TEXTS
-from dashboards.gpu_problems import MAX_GPUS, WORST_PROBLEM_TEXTS, XID_TEXTS
+from dashboards.gpu_problems import MAX_GPUS, WORST_PROBLEM_TEXTS, XID_TEXTS, Impact
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from exporter.collectors.gpu.nvml.library import DEVICE_DOWN_ERRORS
 
 pytestmark = needs_promtool
 
 DOWN_AT_5_MIN = "1x20 0x40"
-UNKNOWN, STOPS, WRONG_RESULTS, SLOWS, NO_RUN = 3, 5, 4, 2, 0
-"""Values of the column *Impact*."""
 GPU = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
 N1_EXPORTER_DOWN = {
     'up{job="training",instance="n1"}': DOWN_AT_5_MIN,
@@ -34,7 +32,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
     }
 
     labels = f'{{instance="n1",run="a",problem="exporter down, node unknown",remedy="{remedy}"}}'
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: UNKNOWN})
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.UNKNOWN})
     assert_panel(
         tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="D"
     )
@@ -42,7 +40,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
 
 @pytest.mark.parametrize(
     ("run_state", "impact"),
-    [({}, WRONG_RESULTS), ({'run:training_standstill:info{run="a"}': "1x60"}, STOPS)],
+    [({}, Impact.WRONG_RESULTS), ({'run:training_standstill:info{run="a"}': "1x60"}, Impact.STANDSTILL)],
     ids=["the run goes on", "no step"],
 )
 def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
@@ -76,7 +74,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
         (
             "A",
             '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain the node; reset the GPU or reboot"}',
-            WRONG_RESULTS,
+            Impact.WRONG_RESULTS,
         ),
         ("B", '{instance="n1",gpu="0"}', 4),
         ("C", '{instance="n1",gpu="0"}', 1),
@@ -227,7 +225,7 @@ def test_the_loss_on_a_node_that_does_not_exist_is_unknown(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("uuid", "owner", "impact"),
-    [("G0", ',run="a",rank="3"', SLOWS), ("G7", "", NO_RUN)],
+    [("G0", ',run="a",rank="3"', Impact.SLOW), ("G7", "", Impact.NO_RUN)],
     ids=["held", "free"],
 )
 def test_a_problem_of_a_gpu_without_a_run_has_no_impact_on_a_run(
@@ -250,9 +248,9 @@ RANK_ON_NEW_GPU = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}
     ("ranks", "owner", "impact"),
     [
         pytest.param(
-            RANK_ON_OLD_GPU | RANK_ON_NEW_GPU, ',run="b",rank="5"', SLOWS, id="both GPUs had a rank"
+            RANK_ON_OLD_GPU | RANK_ON_NEW_GPU, ',run="b",rank="5"', Impact.SLOW, id="both GPUs had a rank"
         ),
-        pytest.param(RANK_ON_OLD_GPU, "", NO_RUN, id="the new GPU is free"),
+        pytest.param(RANK_ON_OLD_GPU, "", Impact.NO_RUN, id="the new GPU is free"),
     ],
 )
 def test_a_problem_of_a_replacement_gpu_names_its_own_rank_and_not_that_of_the_gpu_before(
@@ -367,8 +365,8 @@ NODE_WITH_LOST_GPU = {
             "A",
             {
                 '{gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-                'remedy="drain the node, then reset the GPU"}': WRONG_RESULTS,
-                '{problem="collector rapl fails",remedy="read the log of the exporter"}': UNKNOWN,
+                'remedy="drain the node, then reset the GPU"}': Impact.WRONG_RESULTS,
+                '{problem="collector rapl fails",remedy="read the log of the exporter"}': Impact.UNKNOWN,
             },
         ),
         ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 300_000, "{}": 300_000}),
@@ -490,10 +488,11 @@ def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path)
 
 
 def test_a_run_that_no_exporter_reports_is_below_critical_with_the_age_and_node(tmp_path: Path) -> None:
+    # The recording rules bridge a missed scrape: the last samples are of 4:30, the last recorded samples of 5:00.
     series = (
-        run_series("run_state", "1x20 stale", labels=',state="running"')
-        | run_series("run_info", "1x20 stale", labels=',user="u"')
-        | run_series("process_up", "1x20 stale", labels=',rank="0"')
+        run_series("run_state", "1x18 stale", labels=',state="running"')
+        | run_series("run_info", "1x18 stale", labels=',user="u"')
+        | run_series("process_up", "1x18 stale", labels=',rank="0"')
     )
     row = '{run="a", user="u", state="unknown", alertname="no news for 10 min", instance="n1"}'
 

@@ -318,7 +318,7 @@ def test_the_state_names_a_nan_loss_and_failing_saves(
 XID_48 = RANK_1_ON_GPU_1 | {
     f'gpu_xid_last_timestamp_seconds{{instance="n1",{GPU_1},xid="48"}}': "_x20 300x40"
 }
-RANKS_SINCE = 'training_run_state_since_timestamp_seconds{run="a",instance="n1"}'
+STATE_SINCE = 'training_run_state_since_timestamp_seconds{run="a",instance="n1"}'
 
 
 def test_the_state_names_the_gpu_of_an_xid(tmp_path: Path) -> None:
@@ -328,21 +328,21 @@ def test_the_state_names_the_gpu_of_an_xid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("series", "start", "seconds"),
+    ("series", "state_since", "start", "seconds"),
     [
-        pytest.param(RANKS | SLOW_RANK, "problem", 300, id="slow rank"),
-        pytest.param(HUNG, "problem", 300, id="last step before a hang"),
-        pytest.param(RANKS | XID_48, "problem", 300, id="Xid"),
-        pytest.param(RANKS, "state", 60, id="no problem"),
-        pytest.param(DIED, "state", 605, id="run that died"),
+        pytest.param(RANKS | SLOW_RANK, 605, "problem", 300, id="slow rank"),
+        pytest.param(HUNG, 605, "problem", 300, id="last step before a hang"),
+        pytest.param(RANKS | XID_48, 605, "problem", 300, id="Xid"),
+        pytest.param(RANKS, 60, "state", 60, id="no problem"),
+        pytest.param(DIED, 605, "state", 605, id="run that died"),
     ],
 )
 def test_the_start_is_that_of_the_worst_problem_or_of_the_state(
-    tmp_path: Path, series: dict[str, str], start: str, seconds: int
+    tmp_path: Path, series: dict[str, str], state_since: int, start: str, seconds: int
 ) -> None:
-    states = {RANKS_SINCE: "60x60"} if start == "state" and seconds == 60 else {RANKS_SINCE: "605x60"}
+    series = series | {STATE_SINCE: f"{state_since}x60"}
 
-    assert_panel(tmp_path, "training-run", "Since", states | series, {f'{{start="{start}"}}': 1000 * seconds})
+    assert_panel(tmp_path, "training-run", "Since", series, {f'{{start="{start}"}}': 1000 * seconds})
 
 
 @pytest.mark.parametrize(
