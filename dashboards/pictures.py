@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
     try:
-        with Cluster(directory, Timeline(seconds=options.seconds)) as cluster:
+        with Cluster(directory, Timeline(duration_seconds=options.seconds)) as cluster:
             cluster.wait_until_end()
             time.sleep(1)
             return _draw_all(options, cluster.url, cluster.start_time)

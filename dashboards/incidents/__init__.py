@@ -14,8 +14,8 @@ import enum
 from dataclasses import dataclass
 
 
-class Incident(enum.Enum):
-    """Incidents of the runs. The value is the name of the run with the incident; two runs have no incident."""
+class DemoRun(enum.Enum):
+    """Runs of the data set. The value is the name of the run, which describes its incident."""
 
     HEALTHY = "healthy"  # no incident
     STRAGGLER = "straggler"  # heat throttles the GPU of one rank
@@ -34,51 +34,46 @@ class Incident(enum.Enum):
 class EventTimes:
     """Times of events in seconds since the start of the data set."""
 
-    incident_start: float = 480.0  # start of all incidents
-    nan_end: float = 510.0  # first finite loss after the NaN losses
-    exporter_restart: float = 540.0  # restart of the killed exporter
-    killed_run_restart: float = 555.0  # restart of the killed run; its first step starts 15 s later
-    finished_run_end: float = 660.0  # end of the run that ends normally
-    end: float = 1440.0  # end of the data set
+    incident_start_seconds: float = 480.0  # start of all incidents
+    nan_end_seconds: float = 510.0  # first finite loss after the NaN losses
+    exporter_restart_seconds: float = 540.0  # restart of the killed exporter
+    killed_run_restart_seconds: float = 555.0  # restart of the killed run; its first step starts 15 s later
+    finished_run_end_seconds: float = 660.0  # end of the run that ends normally
+    end_seconds: float = 1440.0  # end of the data set
 
 
 TIMES = EventTimes()
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRanks:
-    """Ranks of a run on one node."""
+class RunPlacement:
+    """Consecutive ranks of a run on one node."""
 
-    incident: Incident
+    run: DemoRun
     node: str
     ranks: range
     first_gpu: int = 0  # index of the first rank's GPU; the next ranks have the next GPUs
 
-    @property
-    def run(self) -> str:
-        """Name of the run."""
-        return self.incident.value
 
-
-NODE_RANKS = (
+PLACEMENTS = (
     *(
-        NodeRanks(Incident.HEALTHY, f"gpu-{index + 1:02d}", range(8 * index, 8 * index + 8))
+        RunPlacement(DemoRun.HEALTHY, f"gpu-{index + 1:02d}", range(8 * index, 8 * index + 8))
         for index in range(8)
     ),
-    NodeRanks(Incident.STRAGGLER, "gpu-09", range(4)),
-    NodeRanks(Incident.XID_ECC, "gpu-09", range(2), first_gpu=4),
-    NodeRanks(Incident.LOST_CARD, "gpu-10", range(2)),
-    NodeRanks(Incident.LOADER_STALL, "gpu-10", range(2), first_gpu=4),
-    NodeRanks(Incident.NAN_LOSS, "gpu-11", range(2)),
-    NodeRanks(Incident.FAILING_SAVES, "gpu-11", range(2), first_gpu=4),
-    NodeRanks(Incident.HANG, "gpu-12", range(2)),
-    NodeRanks(Incident.KILLED, "gpu-12", range(2), first_gpu=4),
-    NodeRanks(Incident.EXPORTER_DOWN, "gpu-13", range(2)),
-    NodeRanks(Incident.FINISHED, "gpu-13", range(2), first_gpu=4),
-    NodeRanks(Incident.EXPORTER_DOWN, "gpu-14", range(2, 4)),
+    RunPlacement(DemoRun.STRAGGLER, "gpu-09", range(4)),
+    RunPlacement(DemoRun.XID_ECC, "gpu-09", range(2), first_gpu=4),
+    RunPlacement(DemoRun.LOST_CARD, "gpu-10", range(2)),
+    RunPlacement(DemoRun.LOADER_STALL, "gpu-10", range(2), first_gpu=4),
+    RunPlacement(DemoRun.NAN_LOSS, "gpu-11", range(2)),
+    RunPlacement(DemoRun.FAILING_SAVES, "gpu-11", range(2), first_gpu=4),
+    RunPlacement(DemoRun.HANG, "gpu-12", range(2)),
+    RunPlacement(DemoRun.KILLED, "gpu-12", range(2), first_gpu=4),
+    RunPlacement(DemoRun.EXPORTER_DOWN, "gpu-13", range(2)),
+    RunPlacement(DemoRun.FINISHED, "gpu-13", range(2), first_gpu=4),
+    RunPlacement(DemoRun.EXPORTER_DOWN, "gpu-14", range(2, 4)),
 )
 
 
-def world_size(incident: Incident) -> int:
-    """Return the number of ranks of the run with an incident."""
-    return sum(len(node_ranks.ranks) for node_ranks in NODE_RANKS if node_ranks.incident is incident)
+def world_size(run: DemoRun) -> int:
+    """Return the number of ranks of a run."""
+    return sum(len(placement.ranks) for placement in PLACEMENTS if placement.run is run)

@@ -1,4 +1,4 @@
-"""Command `python -m dashboards.incidents --out DIR [--serve]`: run the jobs with incidents, or serve stored data."""
+"""Command `python -m dashboards.incidents --out DIR [--serve]`: execute the runs and store the data, or serve stored data."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any
 
 import yaml
 
-from dashboards.incidents import NODE_RANKS, TIMES, Incident, NodeRanks, world_size
+from dashboards.incidents import PLACEMENTS, TIMES, DemoRun, RunPlacement, world_size
 from dashboards.scenario.prometheus import ROOT, Intervals, PrometheusServer, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
 SCRAPE_INTERVAL_SECONDS = 15.0
 STARTUP_SECONDS = 60.0
-"""Seconds between the start of the ranks and the start of the scenario."""
+"""Seconds between the start of the ranks and the start of the data set."""
 FIRST_STEP_SECONDS = 15.0
 """Seconds from the start of an attempt to its first step."""
-JOB = "training"
+SCRAPE_JOB = "training"
 MACHINE_DIRECTORY = ROOT / "exporter" / "replay" / "described"
 GPUS_PER_NODE = 8
 GPU_MEMORY_BYTES, IDLE_GPU_MEMORY_BYTES = 71_000_000_000, 552_599_552
@@ -48,8 +48,8 @@ HOT_GPU, FAULTY_GPU, LOST_GPU = 2, 5, 1
 """Indexes of the GPUs of rank 2 of `straggler`, rank 1 of `xid-ecc`, and rank 1 of `lost-card`."""
 
 
-class IncidentProcesses:
-    """Processes of the runs with incidents. All files are in one directory.
+class DemoProcesses:
+    """Ranks of the runs, exporters of the nodes, and the Prometheus server. All files are in one directory.
 
     Args:
         directory: Directory for the configurations, logs and data.
@@ -66,7 +66,7 @@ class IncidentProcesses:
         self.stop_event = threading.Event()
 
     def run(self) -> None:
-        """Run the jobs until the end of the scenario, or until `stop_event` is set.
+        """Execute the runs until the end of the data set, or until `stop_event` is set.
 
         Raises:
             SystemExit: An exporter has exited before the end.
@@ -97,38 +97,38 @@ class IncidentProcesses:
         return not self.stop_event.is_set()
 
     def _start(self) -> None:
-        for node_ranks in NODE_RANKS:
-            for index, rank in enumerate(node_ranks.ranks):
-                gpu = node_ranks.first_gpu + index
-                self._ranks[node_ranks.run, rank] = self._start_rank(node_ranks, rank, gpu)
-                if node_ranks.incident is Incident.KILLED:
-                    self._replacement_ranks[rank] = self._start_rank(node_ranks, rank, gpu)
+        for placement in PLACEMENTS:
+            for index, rank in enumerate(placement.ranks):
+                gpu = placement.first_gpu + index
+                self._ranks[placement.run.value, rank] = self._start_rank(placement, rank, gpu)
+                if placement.run is DemoRun.KILLED:
+                    self._replacement_ranks[rank] = self._start_rank(placement, rank, gpu)
         self._start_time = time.time() + STARTUP_SECONDS
-        for node in dict.fromkeys(node_ranks.node for node_ranks in NODE_RANKS):
+        for node in dict.fromkeys(placement.node for placement in PLACEMENTS):
             self._ports[node] = free_port()
             self._start_exporter(node)
         for process in self._ranks.values():
-            self._begin_training(process, first_step_seconds=FIRST_STEP_SECONDS, completed_steps=0)
-        times = {"start": self._start_time, "end": self._start_time + TIMES.end}
+            self._start_training(process, first_step_offset_seconds=FIRST_STEP_SECONDS, completed_steps=0)
+        times = {"start": self._start_time, "end": self._start_time + TIMES.end_seconds}
         (self._directory / "times.json").write_text(json.dumps(times), encoding="utf-8")
         self._prometheus = start_prometheus(
-            self._directory / "prometheus", JOB, self._ports, Intervals(SCRAPE_INTERVAL_SECONDS)
+            self._directory / "prometheus", SCRAPE_JOB, self._ports, Intervals(SCRAPE_INTERVAL_SECONDS)
         )
 
-    def _start_rank(self, node_ranks: NodeRanks, rank: int, gpu: int) -> subprocess.Popen[bytes]:
-        feed = self._directory / node_ranks.node / "feed"
+    def _start_rank(self, placement: RunPlacement, rank: int, gpu: int) -> subprocess.Popen[bytes]:
+        feed = self._directory / placement.node / "feed"
         feed.mkdir(parents=True, exist_ok=True)
         feed.chmod(0o700)
         rank_environment = {
             "EXPORTER_FEED_DIR": str(feed),
-            "EXPORTER_RUN": node_ranks.run,
+            "EXPORTER_RUN": placement.run.value,
             "RANK": str(rank),
             "LOCAL_RANK": str(gpu),
-            "WORLD_SIZE": str(world_size(node_ranks.incident)),
-            "USER": "mia" if node_ranks.incident is Incident.HEALTHY else "jo",
+            "WORLD_SIZE": str(world_size(placement.run)),
+            "USER": "mia" if placement.run is DemoRun.HEALTHY else "jo",
             "PYTHONPATH": str(ROOT),
         }
-        plan = json.dumps({"incident": node_ranks.incident.value, "rank": rank})
+        plan = json.dumps({"run": placement.run.value, "rank": rank})
         with (self._directory / "ranks.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "dashboards.incidents.job", plan],
@@ -138,17 +138,17 @@ class IncidentProcesses:
                 env=_environment() | rank_environment,
             )
 
-    def _begin_training(
-        self, process: subprocess.Popen[bytes], *, first_step_seconds: float, completed_steps: int
+    def _start_training(
+        self, process: subprocess.Popen[bytes], *, first_step_offset_seconds: float, completed_steps: int
     ) -> None:
         """Send the start message for which a rank waits."""
-        message = {
-            "scenario_start": self._start_time,
-            "first_step_seconds": first_step_seconds,
+        start_message = {
+            "start_time": self._start_time,
+            "first_step_offset_seconds": first_step_offset_seconds,
             "completed_steps": completed_steps,
         }
         if process.stdin is not None:
-            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.write(json.dumps(start_message).encode() + b"\n")
             process.stdin.flush()
 
     def _start_exporter(self, node: str) -> None:
@@ -190,11 +190,11 @@ class IncidentProcesses:
         model = machine["models"].pop("h100") | {"processes": []}
         machine["gpus"], machine["timeline"] = [], _faults(node)
         for gpu in range(GPUS_PER_NODE):
-            node_ranks = _ranks_on_gpu(node, gpu)
-            pids = [] if node_ranks is None else self._pids_on_gpu(node_ranks, gpu)
-            memory_bytes = IDLE_GPU_MEMORY_BYTES if node_ranks is None else GPU_MEMORY_BYTES
+            placement = _ranks_on_gpu(node, gpu)
+            pids = [] if placement is None else self._pids_on_gpu(placement, gpu)
+            memory_bytes = IDLE_GPU_MEMORY_BYTES if placement is None else GPU_MEMORY_BYTES
             machine["models"][f"h100-{gpu}"] = model | {
-                "load": {"steps": _load(node_ranks), "ripple": 0.03},
+                "load": {"steps": _load(placement), "ripple": 0.03},
                 "values": model["values"] | {"energy": GPU_ENERGY_COUNTER, "memory_used": memory_bytes},
             }
             machine["gpus"].append(
@@ -206,22 +206,22 @@ class IncidentProcesses:
             )
         return machine
 
-    def _pids_on_gpu(self, node_ranks: NodeRanks, gpu: int) -> list[int]:
+    def _pids_on_gpu(self, placement: RunPlacement, gpu: int) -> list[int]:
         """Return the process ids of the rank on a GPU and, in the run that restarts, of its replacement."""
-        rank = node_ranks.ranks[gpu - node_ranks.first_gpu]
-        processes = [self._ranks[node_ranks.run, rank]]
-        if node_ranks.incident is Incident.KILLED:
+        rank = placement.ranks[gpu - placement.first_gpu]
+        processes = [self._ranks[placement.run.value, rank]]
+        if placement.run is DemoRun.KILLED:
             processes.append(self._replacement_ranks[rank])
         return [process.pid for process in processes]
 
     def _timeline(self) -> list[tuple[float, Callable[[], None]]]:
-        node = NODE_RANKS[-1].node
+        node = PLACEMENTS[-1].node
         return [
-            (TIMES.incident_start, self._kill_run),
-            (TIMES.incident_start, lambda: self._kill_exporter(node)),
-            (TIMES.exporter_restart, lambda: self._start_exporter(node)),
-            (TIMES.killed_run_restart, self._restart_run),
-            (TIMES.end, lambda: None),
+            (TIMES.incident_start_seconds, self._kill_run),
+            (TIMES.incident_start_seconds, lambda: self._kill_exporter(node)),
+            (TIMES.exporter_restart_seconds, lambda: self._start_exporter(node)),
+            (TIMES.killed_run_restart_seconds, self._restart_run),
+            (TIMES.end_seconds, lambda: None),
         ]
 
     def _kill_exporter(self, node: str) -> None:
@@ -231,17 +231,19 @@ class IncidentProcesses:
 
     def _kill_run(self) -> None:
         """Kill rank 1 with SIGKILL and terminate rank 0, as torchrun does."""
-        run = Incident.KILLED.value
+        run = DemoRun.KILLED.value
         self._ranks[run, 1].kill()
         time.sleep(1)
         self._ranks[run, 0].terminate()
 
     def _restart_run(self) -> None:
         for rank, process in self._replacement_ranks.items():
-            self._ranks[Incident.KILLED.value, rank].wait()
-            self._ranks[Incident.KILLED.value, rank] = process
-            self._begin_training(
-                process, first_step_seconds=TIMES.killed_run_restart + FIRST_STEP_SECONDS, completed_steps=350
+            self._ranks[DemoRun.KILLED.value, rank].wait()
+            self._ranks[DemoRun.KILLED.value, rank] = process
+            self._start_training(
+                process,
+                first_step_offset_seconds=TIMES.killed_run_restart_seconds + FIRST_STEP_SECONDS,
+                completed_steps=350,
             )
         self._replacement_ranks = {}
 
@@ -262,34 +264,37 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("EXPORTER_")}
 
 
-def _ranks_on_gpu(node: str, gpu: int) -> NodeRanks | None:
+def _ranks_on_gpu(node: str, gpu: int) -> RunPlacement | None:
     """Return the ranks of the run that uses a GPU, or None if no run uses the GPU."""
-    for node_ranks in NODE_RANKS:
-        last_gpu = node_ranks.first_gpu + len(node_ranks.ranks) - 1
-        if node_ranks.node == node and node_ranks.first_gpu <= gpu <= last_gpu:
-            return node_ranks
+    for placement in PLACEMENTS:
+        last_gpu = placement.first_gpu + len(placement.ranks) - 1
+        if placement.node == node and placement.first_gpu <= gpu <= last_gpu:
+            return placement
     return None
 
 
-def _load(node_ranks: NodeRanks | None) -> list[dict[str, Any]]:
+def _load(placement: RunPlacement | None) -> list[dict[str, Any]]:
     """Return the load of a GPU that the ranks of a run use, or that no run uses.
 
-    The replay starts with the exporter, at most STARTUP_SECONDS before the scenario.
+    The replay starts with the exporter, at most STARTUP_SECONDS before the start of the data set.
     """
-    if node_ranks is None:
+    if placement is None:
         return [{"seconds": "10s", "level": 0.0}]
     later_steps = {
-        Incident.LOADER_STALL: [(TIMES.end, 0.38)],
-        Incident.HANG: [(TIMES.end, 1.0)],
-        Incident.KILLED: [
-            (TIMES.killed_run_restart - TIMES.incident_start + FIRST_STEP_SECONDS, 0.0),
-            (TIMES.end, 0.93),
+        DemoRun.LOADER_STALL: [(TIMES.end_seconds, 0.38)],
+        DemoRun.HANG: [(TIMES.end_seconds, 1.0)],
+        DemoRun.KILLED: [
+            (TIMES.killed_run_restart_seconds - TIMES.incident_start_seconds + FIRST_STEP_SECONDS, 0.0),
+            (TIMES.end_seconds, 0.93),
         ],
-        Incident.FINISHED: [(TIMES.finished_run_end - TIMES.incident_start, 0.93), (TIMES.end, 0.0)],
-    }.get(node_ranks.incident, [(TIMES.end, 0.93)])
+        DemoRun.FINISHED: [
+            (TIMES.finished_run_end_seconds - TIMES.incident_start_seconds, 0.93),
+            (TIMES.end_seconds, 0.0),
+        ],
+    }.get(placement.run, [(TIMES.end_seconds, 0.93)])
     steps = [
         (STARTUP_SECONDS + FIRST_STEP_SECONDS - 5.0, 0.02),
-        (TIMES.incident_start - FIRST_STEP_SECONDS, 0.93),
+        (TIMES.incident_start_seconds - FIRST_STEP_SECONDS, 0.93),
         *later_steps,
     ]
     return [{"seconds": f"{seconds:g}s", "level": level} for seconds, level in steps]
@@ -297,7 +302,7 @@ def _load(node_ranks: NodeRanks | None) -> list[dict[str, Any]]:
 
 def _faults(node: str) -> list[dict[str, Any]]:
     """Return the timeline of GPU faults on a node, which is empty if its GPUs have no faults."""
-    incident_start = f"{STARTUP_SECONDS + TIMES.incident_start:g}s"
+    incident_start = f"{STARTUP_SECONDS + TIMES.incident_start_seconds:g}s"
     if node == "gpu-09":
         overheating = {
             "clock_sm": {"idle": 345, "busy": 1290},
@@ -325,7 +330,7 @@ def _faults(node: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the jobs with incidents, or serve stored data until a signal. Return 0."""
+    """Execute the runs and store the data, or serve stored data until a signal. Return 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.incidents", description=__doc__)
     parser.add_argument(
         "--out",
@@ -341,19 +346,22 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     options.output_directory.mkdir(parents=True, exist_ok=True)
-    incidents = IncidentProcesses(options.output_directory.resolve())
+    processes = DemoProcesses(options.output_directory.resolve())
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, lambda *_: incidents.stop_event.set())
+        signal.signal(signal_number, lambda *_: processes.stop_event.set())
     if options.serve:
         server = start_prometheus(
-            options.output_directory.resolve() / "prometheus", JOB, {}, Intervals(SCRAPE_INTERVAL_SECONDS)
+            options.output_directory.resolve() / "prometheus",
+            SCRAPE_JOB,
+            {},
+            Intervals(SCRAPE_INTERVAL_SECONDS),
         )
         print(server.url, flush=True)  # noqa: T201  # the address is the output of the command
-        incidents.stop_event.wait()
+        processes.stop_event.wait()
         server.process.terminate()
         server.process.wait()
     else:
-        incidents.run()
+        processes.run()
     return 0
 
 

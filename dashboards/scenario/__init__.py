@@ -20,9 +20,9 @@ DEFAULT_SECONDS = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Times of events, as fractions of the duration. A pair of fractions is an interval."""
+    """Duration of the scenario, and times of events as fractions of the duration. A pair of fractions is an interval."""
 
-    seconds: float = DEFAULT_SECONDS  # duration of the scenario
+    duration_seconds: float = DEFAULT_SECONDS
     pause_range: tuple[float, float] = (0.22, 0.29)  # the data loader delivers no batch
     straggler_start: float = 0.45  # until the crash, a GPU overheats and the rank on the GPU is slow
     nan_start: float = 0.38  # the first NaN gradient
@@ -35,8 +35,8 @@ class Timeline:
     validation_start: float = 0.36  # start of the validation
 
     def to_seconds(self, fraction: float) -> float:
-        """Return the seconds since the start of the scenario."""
-        return fraction * self.seconds
+        """Convert a fraction of the duration to seconds since the start of the scenario."""
+        return fraction * self.duration_seconds
 
     def is_paused(self, seconds: float) -> bool:
         """Return True if the data loader delivers no batch at this time."""

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: stop_event.set())
     directory = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
-    with Cluster(directory, Timeline(seconds=options.seconds)) as cluster:
+    with Cluster(directory, Timeline(duration_seconds=options.seconds)) as cluster:
         print(f"Prometheus: {cluster.url}\nLogs: {directory}", flush=True)  # noqa: T201  # the command prints the address for its user
         if not stop_event.wait(options.seconds):
             print("The scenario has ended.", flush=True)  # noqa: T201  # the command reports progress to its user

@@ -158,7 +158,7 @@ class Cluster:
 
     def wait_until_end(self) -> None:
         """Wait for the end of the scenario."""
-        remaining_seconds = self.start_time + self.timeline.seconds - time.time()
+        remaining_seconds = self.start_time + self.timeline.duration_seconds - time.time()
         if remaining_seconds > 0:
             time.sleep(remaining_seconds)
 
@@ -229,7 +229,7 @@ class Cluster:
         }
         plan = {
             "start": self.start_time,
-            "seconds": self.timeline.seconds,
+            "seconds": self.timeline.duration_seconds,
             "baseline": run == BASELINE_RUN,
             "rank": rank,
             "straggler": run == FAULTY_RUN and rank == STRAGGLER_RANK,

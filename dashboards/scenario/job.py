@@ -38,7 +38,7 @@ BASELINE_FACTOR = 1.08  # compute time of the baseline relative to the other run
 
 
 class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not an error
-    """End of the scenario: standard input is closed or has a byte."""
+    """End of the scenario: standard input is closed or has input."""
 
 
 class Rank:
@@ -58,7 +58,7 @@ class Rank:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._scenario_start: float = plan["start"]
-        self._timeline = Timeline(seconds=plan["seconds"])
+        self._timeline = Timeline(duration_seconds=plan["seconds"])
         self._is_baseline: bool = plan["baseline"]
         self._is_straggler: bool = plan["straggler"]
         self._attempt: int = plan["attempt"]
@@ -121,20 +121,20 @@ class Rank:
         first_step_offset = step_start - self._scenario_start
         validation_offset = self._timeline.to_seconds(self._timeline.validation_start)
         failing_save_offset = self._timeline.to_seconds(self._timeline.failing_save)
-        validation_done = first_step_offset > validation_offset
+        has_validated = first_step_offset > validation_offset
         self._save_offsets = [offset for offset in self._save_offsets if offset > first_step_offset]
         with training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=STEP_TARGET):
             while True:
                 elapsed_seconds = step_start - self._scenario_start
                 step += 1
-                step_start = self._iteration(step, step_start)
+                step_start = self._train_step(step, step_start)
                 if self._save_offsets and elapsed_seconds >= self._save_offsets[0]:
                     step_start += self._save(step, fails=self._save_offsets.pop(0) == failing_save_offset)
-                if not validation_done and elapsed_seconds >= validation_offset:
-                    validation_done = True
+                if not has_validated and elapsed_seconds >= validation_offset:
+                    has_validated = True
                     step_start += self._validate()
 
-    def _iteration(self, step: int, step_start: float) -> float:
+    def _train_step(self, step: int, step_start: float) -> float:
         """Run a step.
 
         Args:
@@ -223,7 +223,7 @@ class Rank:
         """Sleep for a duration.
 
         Raises:
-            ScenarioEnded: Standard input is closed or has a byte.
+            ScenarioEnded: Standard input is closed or has input.
         """
         if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
             raise ScenarioEnded

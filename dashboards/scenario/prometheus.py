@@ -47,7 +47,7 @@ def start_prometheus(
         directory: Directory for the configuration, the log and the data.
         job: Label `job` of the targets.
         port_by_instance: Ports on 127.0.0.1 by the value of the label `instance`.
-        intervals: Scrape and rule intervals.
+        intervals: Scrape and rule evaluation intervals.
 
     Raises:
         FileNotFoundError: Prometheus is not installed.
@@ -89,6 +89,8 @@ def start_prometheus(
             )
             raise RuntimeError(message)
         if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
             message = f"Prometheus is not ready after {START_TIMEOUT_SECONDS:g} s; see {directory / 'prometheus.log'}"
             raise TimeoutError(message)
         time.sleep(0.1)

@@ -165,7 +165,7 @@ class FinishedScenario:
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScenario]:
     directory = tmp_path_factory.mktemp("scenario")
     with contextlib.ExitStack() as stack:
-        running_cluster = stack.enter_context(Cluster(directory, Timeline(seconds=SCENARIO_SECONDS)))
+        running_cluster = stack.enter_context(Cluster(directory, Timeline(duration_seconds=SCENARIO_SECONDS)))
         finished_scenario = FinishedScenario(running_cluster)
         missed_interval = (
             running_cluster.start_time + running_cluster.timeline.to_seconds(fraction)
@@ -268,7 +268,9 @@ def test_an_exporter_that_is_down_is_a_gap_and_not_a_flat_line(cluster: Cluster)
 
     assert cluster.query('up{instance="node-3"} == 0', time=str(outage_middle))
     assert not cluster.query('host_load1{instance="node-3"}', time=str(outage_middle))
-    assert cluster.query('host_load1{instance="node-3"}', time=str(cluster.start_time + timeline.seconds))
+    assert cluster.query(
+        'host_load1{instance="node-3"}', time=str(cluster.start_time + timeline.duration_seconds)
+    )
 
 
 def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
