@@ -14,10 +14,10 @@ LIMIT_SECONDS = 60.0
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
-    """Call a condition until its result is true, and return the result.
+    """Call a condition until its result is true, and return the result. Fail the test at the limit.
 
     Args:
-        condition: Called after 20 ms at first, and after an eighth of the waiting time later. A long wait leaves the cores to
+        condition: Called at once, and then at intervals that grow from 20 to 250 ms, so that a long wait leaves the cores to
             the other tests.
         seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`.
     """

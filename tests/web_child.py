@@ -1,10 +1,10 @@
-"""Web server in a child process, for tests with hostile clients; `web_support.Child` starts and controls this program.
+"""Web server in a child process, for tests with hostile clients; `web_support.ServerProcess` starts and controls this program.
 
 The only argument is a JSON object with options. The program first writes a JSON line with the addresses of the
 server. The program then reads commands, one per line, from standard input, and replies to each command with a JSON
-line of statistics:
+line of statistics, which are the server's own samples, and the resources of the process:
 
-- `stats` changes nothing.
+- `statistics` changes nothing.
 - `slow SECONDS` delays each rendering.
 - `hang` blocks rendering until `release`.
 - `finish` blocks rendering until half a second after SIGTERM.
@@ -31,23 +31,24 @@ from exporter.web.http import Limits
 from exporter.web.server import Server
 
 
-def fixed_endpoints(page: Page) -> list[Endpoint]:
+def endpoints_of(page: Page) -> list[Endpoint]:
     """Return the endpoints that serve a page of synthetic series."""
-    return [MetricsEndpoint(page.metrics), HealthEndpoint(), ReadinessEndpoint()]
+    return [MetricsEndpoint(page.render), HealthEndpoint(), ReadinessEndpoint()]
 
 
 class Page:
-    """Page of synthetic series, whose rendering can be blocked or delayed."""
+    """Page of *series* synthetic series, whose rendering can be delayed or blocked."""
 
     def __init__(self, series: int) -> None:
         self._series = series
-        self.renders = 0
+        self.render_count = 0
         self.render_delay_seconds = 0.0
         self.rendering_allowed = threading.Event()
         self.rendering_allowed.set()
 
-    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-        self.renders += 1
+    def render(self, form: Format, _names: frozenset[str]) -> bytes:
+        """Return the page in the text format or in OpenMetrics."""
+        self.render_count += 1
         self.rendering_allowed.wait()
         time.sleep(self.render_delay_seconds)
         lines = [f'load{{unit="{index}"}} {index}' for index in range(self._series)]
@@ -56,28 +57,28 @@ class Page:
 
 
 def sample_values(server: Server) -> dict[str, float]:
-    """Return the server's own metrics, keyed like `name{value1,value2}`."""
-    values_by_name = {}
+    """Return the server's own samples, with keys such as `exporter_http_requests_total{/metrics,200}`."""
+    value_by_key = {}
     for family in server.families():
         for sample in family.samples:
             labels = "{" + ",".join(sample.labels.values()) + "}" if sample.labels else ""
-            values_by_name[sample.name + labels] = sample.value
-    return values_by_name
+            value_by_key[sample.name + labels] = sample.value
+    return value_by_key
 
 
 def main() -> None:
     options = json.loads(sys.argv[1])
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-    if "files" in options:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (options["files"], hard))
-    if "memory_bytes" in options:
+    if "max_files" in options:
+        hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options["max_files"], hard_limit))
+    if "max_memory_bytes" in options:
         gc.set_threshold(10_000, 20, 20)  # the thresholds of the sidecar
-        resource.setrlimit(resource.RLIMIT_AS, (options["memory_bytes"],) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (options["max_memory_bytes"],) * 2)
     page = Page(options.get("series", 2000))
     web_config = options.get("web_config")
     server = Server(
-        fixed_endpoints(page),
+        endpoints_of(page),
         listen=[options.get("listen", "127.0.0.1:0")],
         web_config=None if web_config is None else Path(web_config),
         limits=Limits(**options.get("limits", {})),
@@ -85,7 +86,7 @@ def main() -> None:
 
     finishes_late = False
 
-    def terminate(number: int, frame: object) -> None:
+    def terminate(_signal_number: int, _frame: object) -> None:
         if finishes_late:
             threading.Timer(0.5, page.rendering_allowed.set).start()
         raise SystemExit(0)
@@ -107,9 +108,14 @@ def main() -> None:
                 page.render_delay_seconds = float(arguments[0])
             elif command == "release":
                 page.rendering_allowed.set()
-            stats = {**sample_values(server), "renders": page.renders, "cpu": time.process_time()}
-            stats["resident"] = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-            print(json.dumps({**stats, "threads": threading.active_count()}), flush=True)
+            resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+            statistics = sample_values(server) | {
+                "renders": page.render_count,
+                "cpu_seconds": time.process_time(),
+                "resident_bytes": resident_pages * resource.getpagesize(),
+                "threads": threading.active_count(),
+            }
+            print(json.dumps(statistics), flush=True)
     finally:
         server.stop()
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -43,7 +43,7 @@ def port_of(server: Server) -> int:
     return int(server.urls[0].rpartition(":")[2])
 
 
-class Child:
+class ServerProcess:
     """Server of a page of synthetic series, in a child process (`web_child.py`)."""
 
     def __init__(self, **options: Any) -> None:
@@ -54,6 +54,7 @@ class Child:
             stderr=subprocess.PIPE,
             text=True,
             cwd=PROJECT,
+            # All threads share one arena of malloc, as in the sidecar.
             env={**os.environ, "MALLOC_ARENA_MAX": "1"},
         )
         self.urls: list[str] = self._read()["urls"]
@@ -72,12 +73,12 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def stats(self) -> dict[str, Any]:
-        """Return the state reported by the server."""
-        return self.command("stats")
+    def statistics(self) -> dict[str, Any]:
+        """Return the statistics of the server process."""
+        return self.command("statistics")
 
     def command(self, line: str) -> dict[str, Any]:
-        """Send a command and return the state reported by the server."""
+        """Send a command of `web_child.py` and return the statistics of the server process after the command."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -110,7 +111,7 @@ class Reply:
     seconds: float
 
 
-def fetch(
+def send_request(
     port: int,
     path: str = "/metrics",
     *,
@@ -119,7 +120,7 @@ def fetch(
     context: ssl.SSLContext | None = None,
     timeout: float = LIMIT_SECONDS,
 ) -> Reply:
-    """Send a request on a new connection."""
+    """Send a request to 127.0.0.1 on a new connection and return the response. With *context*, the connection uses TLS."""
     start = time.monotonic()
     client: http.client.HTTPConnection
     if context is None:
@@ -135,15 +136,15 @@ def fetch(
 
 
 def scrape_repeatedly(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
-    """Scrape several times. Each scrape must succeed within 5 s, a margin for a busy machine."""
-    replies = [fetch(port, context=context) for _ in range(count)]
+    """Scrape *count* times and return the replies. Each scrape must succeed within 5 s, a margin for a busy machine."""
+    replies = [send_request(port, context=context) for _ in range(count)]
     assert [reply.status for reply in replies] == [200] * count
     assert max(reply.seconds for reply in replies) < 5
     return replies
 
 
 def exchange(port: int, payload: bytes, *, timeout: float = LIMIT_SECONDS) -> bytes:
-    """Send raw bytes and return all received bytes."""
+    """Send bytes on a new connection and return all bytes that the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as peer:
         with contextlib.suppress(OSError):
             peer.sendall(payload)
@@ -151,7 +152,7 @@ def exchange(port: int, payload: bytes, *, timeout: float = LIMIT_SECONDS) -> by
 
 
 def read_to_end(peer: socket.socket) -> bytes:
-    """Return all bytes that a connection receives until its end."""
+    """Return all bytes that a connection receives until the peer closes or resets it."""
     received_bytes = b""
     with contextlib.suppress(ConnectionResetError):
         while chunk := peer.recv(65536):
@@ -160,14 +161,14 @@ def read_to_end(peer: socket.socket) -> bytes:
 
 
 def read_response(peer: socket.socket) -> tuple[int, bytes]:
-    """Return the next response of a connection."""
+    """Return status and body of the next response on a connection."""
     response = http.client.HTTPResponse(peer)
     response.begin()
     return response.status, response.read()
 
 
 class ClientCrowd:
-    """Context manager of many simultaneous connections, each of which sends the same request."""
+    """Context manager that opens many connections to 127.0.0.1, sends the same bytes on each, and closes them on exit."""
 
     def __init__(
         self,
@@ -175,17 +176,18 @@ class ClientCrowd:
         count: int,
         request: bytes = b"",
         *,
-        receive_bytes: int = 0,
+        receive_buffer_bytes: int = 0,
         context: ssl.SSLContext | None = None,
     ) -> None:
+        # A crowd has up to 1,000 connections; the usual soft limit is 1,024 descriptors.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard == resource.RLIM_INFINITY or hard >= 4096:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
         self.members: list[socket.socket] = []
         for _ in range(count):
             member = socket.socket()
-            if receive_bytes:
-                member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            if receive_buffer_bytes:
+                member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
             member.settimeout(LIMIT_SECONDS)
             # While a test attacks the server, the server may close any connection.
             with contextlib.suppress(OSError):
@@ -196,7 +198,7 @@ class ClientCrowd:
             self.members.append(member)
 
     def trickle(self, payload: bytes, interval_seconds: float) -> None:
-        """Let each member send a byte of *payload* per interval."""
+        """Send a byte of *payload* on each connection per interval."""
         for index in range(len(payload)):
             for member in self.members:
                 with contextlib.suppress(OSError):
@@ -213,30 +215,30 @@ class ClientCrowd:
             member.close()
 
 
-class Authority:
-    """Certificate authority, with the certificate of the server in files and TLS contexts for clients."""
+class CertificateAuthority:
+    """Certificate authority that writes the certificates of the server to a directory and returns TLS contexts for clients."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ca = trustme.CA()
         self.ca.cert_pem.write_to_path(str(directory / "ca.pem"))
-        self.issue()
+        self.issue_server_certificate()
 
-    def issue(self, name: str = "127.0.0.1") -> bytes:
-        """Write a new certificate and key for the server, and return the certificate as clients receive it."""
+    def issue_server_certificate(self, name: str = "127.0.0.1") -> bytes:
+        """Write a new certificate and key for the server, and return the certificate in DER form."""
         certificate = self.ca.issue_cert(name, "localhost")
         certificate.private_key_pem.write_to_path(str(self.directory / "key.pem"))
         certificate.cert_chain_pems[0].write_to_path(str(self.directory / "cert.pem"))
         return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
 
-    def config(self, further_yaml: str = "") -> Path:
-        """Write a web.config.yml with this certificate and further YAML, and return its path."""
+    def write_web_config(self, further_yaml: str = "") -> Path:
+        """Write a web.config.yml with the certificate of the server and *further_yaml*, and return its path."""
         path = self.directory / "web.config.yml"
         path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + further_yaml)
         return path
 
-    def client(self, *names: str) -> ssl.SSLContext:
-        """Return the TLS context of a client. With *names*, the client has a certificate for them."""
+    def client_context(self, *names: str) -> ssl.SSLContext:
+        """Return the TLS context of a client. With *names*, the client has a certificate for these names."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
         if names:
             self.ca.issue_cert(*names).configure_cert(context)

@@ -21,7 +21,7 @@ from fake_nvml_support import FakeNvml, needs_fake_nvml
 from feed_support import new_identity, new_recording
 from run_support import child_environment, free_port, is_ready, run_to_completion, running_process
 from waiting import wait_until
-from web_support import Authority
+from web_support import CertificateAuthority
 
 from exporter.cli.check import BOOT_ID_PATH, nvidia, rapl, run_checks
 from exporter.cli.check_server import own_metrics
@@ -355,9 +355,9 @@ def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> 
 
 
 def test_an_exporter_that_requires_client_certificates_is_not_a_failure(tmp_path: Path) -> None:
-    port, authority = free_port(), Authority(tmp_path)
+    port, authority = free_port(), CertificateAuthority(tmp_path)
     client_settings = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    web_flag = f"--web.config.file={authority.config(client_settings)}"
+    web_flag = f"--web.config.file={authority.write_web_config(client_settings)}"
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", web_flag]
     with running_process([sys.executable, "-m", "exporter", *flags], tmp_path) as sidecar:
         wait_until(lambda: runs.owner(tmp_path) == sidecar.pid)

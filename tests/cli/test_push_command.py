@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from run_support import child_environment, free_port, page, run_to_completion, running_process, web_server
 from waiting import LIMIT_SECONDS, wait_until
-from web_support import Authority, serving
+from web_support import CertificateAuthority, serving
 
 from exporter.cli.push import Push, TextFile, main, target_of
 from exporter.errors import ConfigurationError
@@ -336,10 +336,12 @@ def test_a_comment_of_one_word_is_accepted(server: Server, tmp_path: Path) -> No
 
 
 def test_an_exporter_with_a_password_and_client_certificates_is_read(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     password_hash = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     client_settings = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    config = authority.config(f"{client_settings}basic_auth_users: {{prometheus: '{password_hash}'}}\n")
+    config = authority.write_web_config(
+        f"{client_settings}basic_auth_users: {{prometheus: '{password_hash}'}}\n"
+    )
     client_certificate = authority.ca.issue_cert("client")
     client_certificate.private_key_pem.write_to_path(str(tmp_path / "client-key.pem"))
     client_certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))

@@ -13,7 +13,15 @@ from contextlib import ExitStack
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
 from web_child import sample_values
-from web_support import Child, exchange, fetch, port_of, read_to_end, scrape_repeatedly, serving
+from web_support import (
+    ServerProcess,
+    exchange,
+    port_of,
+    read_to_end,
+    scrape_repeatedly,
+    send_request,
+    serving,
+)
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.compression import compress
@@ -58,8 +66,10 @@ def page() -> Content:
 
 def test_metrics_are_served_in_the_requested_format() -> None:
     with serving(MetricsEndpoint(lambda form, _names: form.name.encode())) as server:
-        default_reply = fetch(port_of(server))
-        openmetrics_reply = fetch(port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
+        default_reply = send_request(port_of(server))
+        openmetrics_reply = send_request(
+            port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"}
+        )
 
     assert (default_reply.headers["content-type"], default_reply.body) == (Format.TEXT.value, b"TEXT")
     assert "content-encoding" not in default_reply.headers
@@ -90,7 +100,7 @@ def test_a_path_responds_to_its_methods_with_its_headers(
         ReloadEndpoint(lambda: None, enabled=True),
     )
     with serving(*endpoints) as server:
-        reply = fetch(port_of(server), path, method=method)
+        reply = send_request(port_of(server), path, method=method)
 
     assert (reply.status, reply.headers[header]) == (status, expected)
 
@@ -104,7 +114,7 @@ def test_a_document_is_compressed_on_a_worker_thread(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("exporter.web.endpoints.compress", compress_and_note_thread)
     with serving(DocumentEndpoint("/", page)) as server:
-        reply = fetch(port_of(server), "/", headers={"Accept-Encoding": "gzip"})
+        reply = send_request(port_of(server), "/", headers={"Accept-Encoding": "gzip"})
 
     assert (gzip.decompress(reply.body), reply.headers["content-encoding"]) == (page().body, "gzip")
     assert threads == ["exporter-document-0"]
@@ -120,9 +130,9 @@ def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() ->
     with serving(*endpoints) as server:
         application.reason = "the ledger is being read"
         paths = ("/metrics", "/-/ready", "/-/healthy")
-        replies = [fetch(port_of(server), path) for path in paths]
+        replies = [send_request(port_of(server), path) for path in paths]
         application.reason = None
-        later_statuses = [fetch(port_of(server), path).status for path in paths]
+        later_statuses = [send_request(port_of(server), path).status for path in paths]
 
     assert [reply.status for reply in replies] == [503, 503, 200]
     assert replies[0].body == replies[1].body == b"the ledger is being read\n"
@@ -134,11 +144,11 @@ def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() ->
 def test_reload_responds_when_finished_with_the_reason_of_a_failure(method: str) -> None:
     application = FakeApplication()
     with serving(ReloadEndpoint(application.reload, enabled=False)) as server:
-        reply_if_disabled = fetch(port_of(server), "/-/reload", method=method)
+        reply_if_disabled = send_request(port_of(server), "/-/reload", method=method)
     with serving(ReloadEndpoint(application.reload, enabled=True)) as server:
-        reply_to_success = fetch(port_of(server), "/-/reload", method=method)
+        reply_to_success = send_request(port_of(server), "/-/reload", method=method)
         application.error = ConfigurationError([Problem("exporter.yml", 3, 5, "unknown key")])
-        reply_to_failure = fetch(port_of(server), "/-/reload", method=method)
+        reply_to_failure = send_request(port_of(server), "/-/reload", method=method)
 
     assert (reply_if_disabled.status, b"--web.enable-lifecycle" in reply_if_disabled.body) == (403, True)
     assert (reply_to_success.status, application.reloads) == (200, 1)
@@ -151,54 +161,54 @@ def test_a_page_that_fails_is_a_server_error_and_is_logged_once(caplog: pytest.L
 
     endpoints = (MetricsEndpoint(fail), HealthEndpoint())
     with caplog.at_level(logging.ERROR), serving(*endpoints) as server:
-        statuses = [fetch(port_of(server)).status for _ in range(3)]
-        health = fetch(port_of(server), "/-/healthy").status
+        statuses = [send_request(port_of(server)).status for _ in range(3)]
+        health = send_request(port_of(server), "/-/healthy").status
 
     assert (statuses, health) == ([500, 500, 500], 200)
     assert len(caplog.records) == 1
 
 
 def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
-    with Child() as child, ThreadPoolExecutor(64) as clients:
-        child.command("slow 0.05")
-        list(clients.map(lambda _: scrape_repeatedly(child.port, 10), range(64)))
+    with ServerProcess() as process, ThreadPoolExecutor(64) as clients:
+        process.command("slow 0.05")
+        list(clients.map(lambda _: scrape_repeatedly(process.port, 10), range(64)))
         # The server counts a scrape shortly after the client has received the response.
-        wait_until(lambda: child.stats()["exporter_scrapes_total"] == 640)
+        wait_until(lambda: process.statistics()["exporter_scrapes_total"] == 640)
 
-        assert child.stats()["renders"] < 128
+        assert process.statistics()["renders"] < 128
 
 
 def test_a_hanging_render_affects_only_its_scrapes() -> None:
-    with Child(limits={"render_seconds": 0.5, "drain_seconds": 1}) as child:
-        child.command("hang")
-        replies = [fetch(child.port) for _ in range(3)]
-        statuses = [fetch(child.port, path).status for path in ("/-/healthy", "/-/ready")]
-        stats = child.command("release")
-        wait_until(lambda: fetch(child.port).status == 200)
-        child.command("hang")
-        fetch(child.port)
-        child.terminate()
-        exit_status, _ = child.wait()
+    with ServerProcess(limits={"render_seconds": 0.5, "drain_seconds": 1}) as process:
+        process.command("hang")
+        replies = [send_request(process.port) for _ in range(3)]
+        statuses = [send_request(process.port, path).status for path in ("/-/healthy", "/-/ready")]
+        statistics = process.command("release")
+        wait_until(lambda: send_request(process.port).status == 200)
+        process.command("hang")
+        send_request(process.port)
+        process.terminate()
+        exit_status, _ = process.wait()
 
     assert [reply.status for reply in replies] == [503] * 3
     assert replies[0].headers["retry-after"] == "1"
     assert statuses == [200, 200]
     assert (
-        stats["renders"] == 1
+        statistics["renders"] == 1
     )  # later scrapes wait for the hanging render instead of occupying the second worker
-    assert stats["exporter_http_requests_total{/metrics,503}"] == 3
+    assert statistics["exporter_http_requests_total{/metrics,503}"] == 3
     assert exit_status == 0
 
 
 def test_a_scrape_is_answered_before_its_timeout() -> None:
     def scrape(timeout: str) -> tuple[int, float]:
-        reply = fetch(child.port, headers={"X-Prometheus-Scrape-Timeout-Seconds": timeout})
+        reply = send_request(process.port, headers={"X-Prometheus-Scrape-Timeout-Seconds": timeout})
         return reply.status, reply.seconds
 
-    with Child(limits={"render_seconds": 6}) as child:
-        child.command("hang")
+    with ServerProcess(limits={"render_seconds": 6}) as process:
+        process.command("hang")
         (status_at_1_s, seconds_at_1_s), (status_at_200_ms, seconds_at_200_ms) = scrape("1"), scrape("0.2")
-        child.command("release")
+        process.command("release")
         statuses = [scrape(timeout)[0] for timeout in ("nan", "-1", "soon", "inf", "1e999")]
 
     assert (status_at_1_s, status_at_200_ms) == (503, 503)
@@ -216,19 +226,19 @@ def is_refused(address: tuple[str, int]) -> bool:
 
 
 def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
-    with Child() as child, ExitStack() as stack:
-        address = ("127.0.0.1", child.port)
-        child.command("finish")
+    with ServerProcess() as process, ExitStack() as stack:
+        address = ("127.0.0.1", process.port)
+        process.command("finish")
         peer, idle = (
             stack.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)) for _ in range(2)
         )
         peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        wait_until(lambda: child.stats()["exporter_http_connections{running}"] == 1)
-        child.terminate()
+        wait_until(lambda: process.statistics()["exporter_http_connections{running}"] == 1)
+        process.terminate()
         idle_end = idle.recv(1)
         wait_until(lambda: is_refused(address))
         response = read_to_end(peer)
-        status, _ = child.wait()
+        status, _ = process.wait()
 
     assert (idle_end, status) == (b"", 0)
     assert response.startswith(b"HTTP/1.1 200")
@@ -245,15 +255,15 @@ def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
     with serving(*endpoints) as server:
         port = port_of(server)
         for _ in range(2):  # as regular as a scraper
-            fetch(port, "/")
+            send_request(port, "/")
             time.sleep(0.5)
         next_expected_scrape = server.next_expected_scrape()
         for path, method in (("/metrics", "GET"), ("/metrics", "HEAD"), ("/", "GET"), ("/metrics", "GET")):
-            fetch(port, path, method=method)
+            send_request(port, path, method=method)
         application.reason = "not yet"
-        fetch(port)
+        send_request(port)
         for index in range(20):
-            fetch(port, f"/random/{index}")
+            send_request(port, f"/random/{index}")
         exchange(port, b"nonsense\r\n\r\n")
         wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 2)
         samples = sample_values(server)

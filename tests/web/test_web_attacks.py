@@ -14,50 +14,61 @@ from pathlib import Path
 
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
-from web_support import Authority, Child, ClientCrowd, exchange, fetch, read_response, scrape_repeatedly
+from web_support import (
+    CertificateAuthority,
+    ClientCrowd,
+    ServerProcess,
+    exchange,
+    read_response,
+    scrape_repeatedly,
+    send_request,
+)
 
 INCOMPLETE_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 COMPLETE_REQUEST = INCOMPLETE_REQUEST + b"\r\n"
 
 
 def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_reaped() -> None:
-    with Child(limits={"head_seconds": 2}) as child, ClientCrowd(child.port, 1000, INCOMPLETE_REQUEST):
-        scrape_repeatedly(child.port)
-        attacked_stats = child.stats()
-        wait_until(lambda: child.stats()["exporter_http_connections{incomplete}"] == 0)
-        final_stats = child.stats()
-        scrape_repeatedly(child.port, 1)
+    with (
+        ServerProcess(limits={"head_seconds": 2}) as process,
+        ClientCrowd(process.port, 1000, INCOMPLETE_REQUEST),
+    ):
+        scrape_repeatedly(process.port)
+        statistics_under_attack = process.statistics()
+        wait_until(lambda: process.statistics()["exporter_http_connections{incomplete}"] == 0)
+        final_statistics = process.statistics()
+        scrape_repeatedly(process.port, 1)
 
-    assert attacked_stats["exporter_http_connection_errors_total{evicted}"] >= 1000 - 512
-    assert attacked_stats["threads"] < 10
-    assert final_stats["exporter_http_connection_errors_total{head_timeout}"] >= 400
+    assert statistics_under_attack["exporter_http_connection_errors_total{evicted}"] >= 1000 - 512
+    assert statistics_under_attack["threads"] < 10
+    assert final_statistics["exporter_http_connection_errors_total{head_timeout}"] >= 400
 
 
 def test_connections_that_trickle_bytes_are_closed_at_the_deadline_of_silent_connections() -> None:
-    child = Child(limits={"head_seconds": 2})
-    with child, ClientCrowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as executor:
+    process = ServerProcess(limits={"head_seconds": 2})
+    with process, ClientCrowd(process.port, 1000) as crowd, ThreadPoolExecutor(1) as executor:
         executor.submit(crowd.trickle, INCOMPLETE_REQUEST[:20], 0.2)
-        scrape_repeatedly(child.port)
-        wait_until(lambda: child.stats()["exporter_http_connections{incomplete}"] == 0)
-        scrape_repeatedly(child.port, 1)
-        cpu_seconds = child.stats()["cpu"]
+        scrape_repeatedly(process.port)
+        wait_until(lambda: process.statistics()["exporter_http_connections{incomplete}"] == 0)
+        scrape_repeatedly(process.port, 1)
+        cpu_seconds = process.statistics()["cpu_seconds"]
 
     assert cpu_seconds < 8
 
 
-@pytest.mark.parametrize("tls", [False, True])
-def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path, tls: bool) -> None:
-    authority = Authority(tmp_path)
-    context = authority.client() if tls else None
+@pytest.mark.parametrize("uses_tls", [False, True])
+def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path, uses_tls: bool) -> None:
+    authority = CertificateAuthority(tmp_path)
+    context = authority.client_context() if uses_tls else None
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of a TLS ClientHello
-    web_config = str(authority.config()) if tls else None
-    child = Child(web_config=web_config, files=256)
-    with child, ClientCrowd(child.port, 400, hello if tls else INCOMPLETE_REQUEST):
-        scrape_repeatedly(child.port, context=context)
-        initial_cpu_seconds = child.stats()["cpu"]
+    web_config = str(authority.write_web_config()) if uses_tls else None
+    process = ServerProcess(web_config=web_config, max_files=256)
+    with process, ClientCrowd(process.port, 400, hello if uses_tls else INCOMPLETE_REQUEST):
+        scrape_repeatedly(process.port, context=context)
+        initial_cpu_seconds = process.statistics()["cpu_seconds"]
         time.sleep(1.5)
-        cpu_seconds = child.stats()["cpu"] - initial_cpu_seconds
-        scrape_repeatedly(child.port, 1, context=context)
+        cpu_seconds = process.statistics()["cpu_seconds"] - initial_cpu_seconds
+        scrape_repeatedly(process.port, 1, context=context)
 
     assert cpu_seconds < 0.75  # a server that spins on accept uses 1.5 s
 
@@ -65,43 +76,45 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
 def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
     # With 40 descriptors the cap is 16 connections, but only about 25 descriptors are free, so that none is spare.
     with (
-        Child(files=40, limits={"spare_files": 0, "head_seconds": 60}) as child,
-        ClientCrowd(child.port, 60, INCOMPLETE_REQUEST),
+        ServerProcess(max_files=40, limits={"spare_files": 0, "head_seconds": 60}) as process,
+        ClientCrowd(process.port, 60, INCOMPLETE_REQUEST),
     ):
-        replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
-        stats = child.stats()
-        initial_cpu_seconds = stats["cpu"]
+        replies = [send_request(process.port, "/-/healthy") for _ in range(3)]
+        statistics = process.statistics()
+        initial_cpu_seconds = statistics["cpu_seconds"]
         time.sleep(1.0)
-        cpu_seconds = child.stats()["cpu"] - initial_cpu_seconds
+        cpu_seconds = process.statistics()["cpu_seconds"] - initial_cpu_seconds
 
     assert [reply.status for reply in replies] == [200] * 3
-    assert stats["exporter_http_connection_errors_total{accept}"] > 0
+    assert statistics["exporter_http_connection_errors_total{accept}"] > 0
     assert cpu_seconds < 0.5
 
 
 def test_clients_that_never_read_displace_only_each_other() -> None:
-    child = Child(series=200_000, files=80, limits={"stalled_seconds": 0.2, "render_seconds": 60})
-    with child, ClientCrowd(child.port, 30, COMPLETE_REQUEST, receive_bytes=4096):
-        wait_until(lambda: child.stats()["exporter_http_connections{writing}"] == 16)
+    process = ServerProcess(
+        series=200_000, max_files=80, limits={"stalled_seconds": 0.2, "render_seconds": 60}
+    )
+    with process, ClientCrowd(process.port, 30, COMPLETE_REQUEST, receive_buffer_bytes=4096):
+        wait_until(lambda: process.statistics()["exporter_http_connections{writing}"] == 16)
         time.sleep(0.3)
-        replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
+        replies = [send_request(process.port, "/-/healthy") for _ in range(3)]
 
     assert [reply.status for reply in replies] == [200] * 3
 
 
 def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
-    child = Child(series=60_000, limits={"connections": 64, "write_seconds": 60})
-    with child, ClientCrowd(child.port, 250, COMPLETE_REQUEST, receive_bytes=4096):
-        replies = [fetch(child.port, "/-/healthy") for _ in range(20)]
-        refused_connections = child.stats()["exporter_http_connection_errors_total{full}"]
+    process = ServerProcess(series=60_000, limits={"connections": 64, "write_seconds": 60})
+    with process, ClientCrowd(process.port, 250, COMPLETE_REQUEST, receive_buffer_bytes=4096):
+        replies = [send_request(process.port, "/-/healthy") for _ in range(20)]
+        refused_connections = process.statistics()["exporter_http_connection_errors_total{full}"]
 
     assert [reply.status for reply in replies] == [200] * 20
     assert refused_connections == 0
 
 
 def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
-    child = Child(limits={"head_seconds": 1})
-    with child, socket.create_connection(("127.0.0.1", child.port), timeout=LIMIT_SECONDS) as peer:
+    process = ServerProcess(limits={"head_seconds": 1})
+    with process, socket.create_connection(("127.0.0.1", process.port), timeout=LIMIT_SECONDS) as peer:
         peer.sendall(COMPLETE_REQUEST)
         status, _ = read_response(peer)
         start = time.monotonic()
@@ -115,7 +128,7 @@ def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
                         break
                 peer.settimeout(LIMIT_SECONDS)
         seconds = time.monotonic() - start
-        scrape_repeatedly(child.port)
+        scrape_repeatedly(process.port)
 
     assert status == 200
     assert seconds < 5  # without the limit: 10 s
@@ -154,25 +167,25 @@ def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
     ],
 )
 def test_a_malformed_or_oversized_request_gets_an_error_status_and_the_connection_closes(
-    child: Child, payload: bytes, status: int
+    process: ServerProcess, payload: bytes, status: int
 ) -> None:
-    received = exchange(child.port, payload)
+    received = exchange(process.port, payload)
 
     assert received.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nConnection: close\r\n" in received
     assert received.count(b"Content-Length:") == 1
-    assert fetch(child.port).status == 200
+    assert send_request(process.port).status == 200
 
 
 @pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with Child() as running:
+def process() -> Iterator[ServerProcess]:
+    with ServerProcess() as running:
         yield running
 
 
 def test_a_client_can_send_a_megabyte_before_reading_the_error_response() -> None:
-    child = Child(limits={"linger_seconds": 10})
-    with child, socket.create_connection(("127.0.0.1", child.port), timeout=LIMIT_SECONDS) as peer:
+    process = ServerProcess(limits={"linger_seconds": 10})
+    with process, socket.create_connection(("127.0.0.1", process.port), timeout=LIMIT_SECONDS) as peer:
         peer.sendall(INCOMPLETE_REQUEST + b"X: " + b"a" * 20_000)
         time.sleep(0.2)  # the response has arrived, and the server has closed its side
         for _ in range(100):
@@ -184,14 +197,14 @@ def test_a_client_can_send_a_megabyte_before_reading_the_error_response() -> Non
 
 
 def test_behavior_of_peers_is_not_logged() -> None:
-    with Child(limits={"head_seconds": 0.3}) as child:
+    with ServerProcess(limits={"head_seconds": 0.3}) as process:
         for payload in (b"\0" * 10, INCOMPLETE_REQUEST, b"", COMPLETE_REQUEST):
-            with socket.create_connection(("127.0.0.1", child.port)) as peer:
+            with socket.create_connection(("127.0.0.1", process.port)) as peer:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 peer.sendall(payload)
-        exchange(child.port, INCOMPLETE_REQUEST)
-        child.terminate()
-        status, log = child.wait()
+        exchange(process.port, INCOMPLETE_REQUEST)
+        process.terminate()
+        status, log = process.wait()
 
     assert status == 0
     assert len(log.splitlines()) == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import bcrypt
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
-from web_support import Child, fetch, port_of, serving
+from web_support import ServerProcess, port_of, send_request, serving
 
 from exporter.errors import ConfigurationError
 from exporter.web.http import Limits
@@ -29,17 +29,20 @@ def hash_password(password: str, cost: int = 4, prefix: str = "2b") -> str:
     return password_hash.replace("$2b$", f"${prefix}$")
 
 
-HASHES = {cost: hash_password("any", cost) for cost in (4, 6)}
+HASH_BY_COST = {cost: hash_password("any", cost) for cost in (4, 6)}
 
 
 def basic_auth_header(user: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-def write_users(directory: Path, **hashes: str) -> Path:
+def write_users(directory: Path, **hash_by_user: str) -> Path:
     """Write a web configuration with the password hashes of users, and return its path."""
     path = directory / "web.config.yml"
-    path.write_text("basic_auth_users:\n" + "".join(f"  {name}: {value}\n" for name, value in hashes.items()))
+    path.write_text(
+        "basic_auth_users:\n"
+        + "".join(f"  {user}: {password_hash}\n" for user, password_hash in hash_by_user.items())
+    )
     return path
 
 
@@ -51,14 +54,16 @@ def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, prefix: s
         )
     ) as server:
         port = port_of(server)
-        valid_status = fetch(port, headers=basic_auth_header("alice", "good")).status
+        accepted_status = send_request(port, headers=basic_auth_header("alice", "good")).status
         refusals = [
-            fetch(port, headers=basic_auth_header("alice", password))
+            send_request(port, headers=basic_auth_header("alice", password))
             for password in ("bad", "else", "good\0", "x" * 73)
         ]
-        refusals += [fetch(port, headers=basic_auth_header(user, user and "good")) for user in ("eve", "")]
+        refusals += [
+            send_request(port, headers=basic_auth_header(user, user and "good")) for user in ("eve", "")
+        ]
 
-    assert (valid_status, {reply.status for reply in refusals}) == (200, {401})
+    assert (accepted_status, {reply.status for reply in refusals}) == (200, {401})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,7 @@ def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, prefix: s
 def test_every_path_requires_a_password(tmp_path: Path, header: str) -> None:
     with serving(web_config=write_users(tmp_path, alice=hash_password("good"))) as server:
         for path in ("/metrics", "/", "/-/healthy", "/nothing"):
-            reply = fetch(port_of(server), path, headers={"Authorization": header})
+            reply = send_request(port_of(server), path, headers={"Authorization": header})
 
             assert (reply.status, reply.headers["www-authenticate"][:5]) == (401, "Basic")
 
@@ -75,22 +80,22 @@ def test_every_path_requires_a_password(tmp_path: Path, header: str) -> None:
 @pytest.mark.timeout(60)
 def test_password_guessing_locks_out_neither_users_nor_health_checks(tmp_path: Path) -> None:
     hash_by_user = {f"user{index}": hash_password("good", cost=8) for index in range(4)}
-    with Child(web_config=str(write_users(tmp_path, **hash_by_user))) as child:
-        fetch(child.port, headers=basic_auth_header("user0", "good"))
+    with ServerProcess(web_config=str(write_users(tmp_path, **hash_by_user))) as process:
+        send_request(process.port, headers=basic_auth_header("user0", "good"))
         stop = threading.Event()
 
         def attack(attacker: int) -> None:
             for attempt in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
-                fetch(child.port, headers=basic_auth_header("user0", f"{attacker}-{attempt}"))
+                send_request(process.port, headers=basic_auth_header("user0", f"{attacker}-{attempt}"))
 
         with ThreadPoolExecutor(24) as attackers:
             attacks = attackers.map(attack, range(24))
             time.sleep(0.5)
             replies = [
-                fetch(child.port, headers=basic_auth_header(user, "good"), timeout=LIMIT_SECONDS)
+                send_request(process.port, headers=basic_auth_header(user, "good"), timeout=LIMIT_SECONDS)
                 for user in hash_by_user
             ]
-            health = fetch(child.port, "/-/healthy", headers=basic_auth_header("user0", "good"))
+            health = send_request(process.port, "/-/healthy", headers=basic_auth_header("user0", "good"))
             stop.set()
         list(attacks)
 
@@ -106,12 +111,12 @@ def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path)
     with serving(web_config=config, limits=Limits(file_check_seconds=0.05)) as server:
         port = port_of(server)
         initial_statuses = [
-            fetch(port, headers=basic_auth_header(name, "good")).status for name in ("alice", "bob")
+            send_request(port, headers=basic_auth_header(name, "good")).status for name in ("alice", "bob")
         ]
         write_users(tmp_path, alice=alice, bob=hash_password("other"))
-        wait_until(lambda: fetch(port, headers=basic_auth_header("bob", "good")).status == 401)
+        wait_until(lambda: send_request(port, headers=basic_auth_header("bob", "good")).status == 401)
         start_seconds = time.process_time()
-        repeated_status = fetch(port, headers=basic_auth_header("alice", "good")).status
+        repeated_status = send_request(port, headers=basic_auth_header("alice", "good")).status
         cpu_seconds = time.process_time() - start_seconds
 
     assert initial_statuses == [200, 200]
@@ -122,7 +127,7 @@ def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path)
 def test_a_thread_that_cannot_be_started_does_not_end_the_checks_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = WebConfigFile(write_users(tmp_path, alice=HASHES[4]), Limits(file_check_seconds=0.01))
+    file = WebConfigFile(write_users(tmp_path, alice=HASH_BY_COST[4]), Limits(file_check_seconds=0.01))
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -131,7 +136,7 @@ def test_a_thread_that_cannot_be_started_does_not_end_the_checks_of_the_file(
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             await file.current()
-        write_users(tmp_path, bob=HASHES[6])
+        write_users(tmp_path, bob=HASH_BY_COST[6])
         deadline = time.monotonic() + LIMIT_SECONDS
         while "bob" not in (users := set((await file.current()).config.basic_auth_users)):
             assert time.monotonic() < deadline, users
@@ -143,34 +148,34 @@ def test_a_thread_that_cannot_be_started_does_not_end_the_checks_of_the_file(
 
 
 class SlowBcrypt:
-    """Stand-in for `bcrypt.checkpw` that records its checks and waits until `free` is set."""
+    """Stand-in for `bcrypt.checkpw` that waits until `may_finish` is set, and records its arguments in `checks`."""
 
     def __init__(self) -> None:
-        self.free = threading.Event()
+        self.may_finish = threading.Event()
         self.checks: list[tuple[bytes, bytes]] = []
 
     def __call__(self, password: bytes, expected: bytes) -> bool:
-        self.free.wait(LIMIT_SECONDS)
+        self.may_finish.wait(LIMIT_SECONDS)
         self.checks.append((password, expected))
         return password == b"good"
 
     async def verdicts(self, passwords: Passwords, *logins: tuple[str, str, str]) -> list[bool | str]:
-        """Return the results of concurrent checks of logins (user, password, peer)."""
+        """Check logins (user, password, peer) concurrently. Return True, False or "busy" for each login."""
 
         async def check(user: str, password: str, peer: str) -> bool | str:
             deadline = asyncio.get_running_loop().time() + 5
-            hashes = {"alice": HASHES[4], "bob": HASHES[6]}
+            hash_by_user = {"alice": HASH_BY_COST[4], "bob": HASH_BY_COST[6]}
             try:
                 return await passwords.admits(
-                    hashes, basic_auth_header(user, password)["Authorization"], peer, deadline
+                    hash_by_user, basic_auth_header(user, password)["Authorization"], peer, deadline
                 )
             except BusyError:
                 return "busy"
 
-        self.free.clear()
+        self.may_finish.clear()
         tasks = [asyncio.ensure_future(check(*login)) for login in logins]
         await asyncio.sleep(0.05)
-        self.free.set()
+        self.may_finish.set()
         return [await task for task in tasks]
 
 

@@ -13,27 +13,35 @@ from typing import Any
 import pytest
 from waiting import wait_until
 from web_child import sample_values
-from web_support import Authority, Child, ClientCrowd, fetch, port_of, scrape_repeatedly, serving
+from web_support import (
+    CertificateAuthority,
+    ClientCrowd,
+    ServerProcess,
+    port_of,
+    scrape_repeatedly,
+    send_request,
+    serving,
+)
 
 from exporter.exposition.negotiation import Format
 from exporter.web.endpoints import MetricsEndpoint
 
-MEMORY_LIMIT_OPTIONS = {"memory_bytes": 256 << 20}
+MEMORY_LIMIT_OPTIONS = {"max_memory_bytes": 256 << 20}
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def test_requests_for_many_long_names_do_not_grow_memory() -> None:
-    with Child(series=50, **MEMORY_LIMIT_OPTIONS) as child:
-        fetch(child.port)
-        initial_bytes = child.stats()["resident"]
+    with ServerProcess(series=50, **MEMORY_LIMIT_OPTIONS) as process:
+        send_request(process.port)
+        initial_bytes = process.statistics()["resident_bytes"]
         statuses = set()
         for number in range(400):
             names = "&".join(f"name[]=*{number}x{index}{'[a-z]*' * 20}" for index in range(90))
-            statuses.add(fetch(child.port, f"/metrics?{names}").status)
+            statuses.add(send_request(process.port, f"/metrics?{names}").status)
         short_name_statuses = {
-            fetch(child.port, f"/metrics?name[]=x{number}*").status for number in range(400)
+            send_request(process.port, f"/metrics?name[]=x{number}*").status for number in range(400)
         }
-        final_bytes = child.stats()["resident"]
+        final_bytes = process.statistics()["resident_bytes"]
 
     assert statuses | short_name_statuses == {200}
     assert final_bytes < initial_bytes + (8 << 20)
@@ -50,7 +58,7 @@ def test_requests_for_many_long_names_do_not_grow_memory() -> None:
 )
 def test_an_unknown_or_oversized_query_is_refused_with_a_helpful_message(query: str, message: str) -> None:
     with serving() as server:
-        reply = fetch(port_of(server), f"/metrics?{query}")
+        reply = send_request(port_of(server), f"/metrics?{query}")
 
     assert reply.status == 400
     assert message in reply.body.decode()
@@ -60,7 +68,9 @@ def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
     endpoint = MetricsEndpoint(lambda _form, names: b"" if names else b"up 1\n")
 
     with serving(endpoint) as server:
-        statuses = [fetch(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")]
+        statuses = [
+            send_request(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")
+        ]
         # The server counts a scrape after it has sent the reply.
         wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 1)
 
@@ -68,24 +78,26 @@ def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("tls", [False, True])
-def test_rounds_of_clients_that_do_not_read_do_not_grow_memory(tmp_path: Path, tls: bool) -> None:
-    authority = Authority(tmp_path)
-    options: dict[str, Any] = {"web_config": str(authority.config())} if tls else {}
-    context = authority.client() if tls else None
+@pytest.mark.parametrize("uses_tls", [False, True])
+def test_rounds_of_clients_that_do_not_read_do_not_grow_memory(tmp_path: Path, uses_tls: bool) -> None:
+    authority = CertificateAuthority(tmp_path)
+    options: dict[str, Any] = {"web_config": str(authority.write_web_config())} if uses_tls else {}
+    context = authority.client_context() if uses_tls else None
     limits = {"write_seconds": 60, "render_seconds": 30}
     # A body of 60,000 series has 1.5 MB.
-    with Child(series=60_000, limits=limits, **options, **MEMORY_LIMIT_OPTIONS) as child:
-        fetch(child.port, context=context)
-        initial_bytes = child.stats()["resident"]
+    with ServerProcess(series=60_000, limits=limits, **options, **MEMORY_LIMIT_OPTIONS) as process:
+        send_request(process.port, context=context)
+        initial_bytes = process.statistics()["resident_bytes"]
         resident_bytes_with_crowd: list[float] = []
         resident_bytes_by_round: list[float] = []
         for _ in range(3):
-            with ClientCrowd(child.port, 40 if tls else 120, REQUEST, receive_bytes=4096, context=context):
-                scrape_repeatedly(child.port, 1, context=context)
-                resident_bytes_with_crowd.append(child.stats()["resident"])
-            wait_until(lambda: child.stats()["exporter_http_connections{writing}"] == 0)
-            resident_bytes_by_round.append(child.stats()["resident"])
+            with ClientCrowd(
+                process.port, 40 if uses_tls else 120, REQUEST, receive_buffer_bytes=4096, context=context
+            ):
+                scrape_repeatedly(process.port, 1, context=context)
+                resident_bytes_with_crowd.append(process.statistics()["resident_bytes"])
+            wait_until(lambda: process.statistics()["exporter_http_connections{writing}"] == 0)
+            resident_bytes_by_round.append(process.statistics()["resident_bytes"])
 
     assert max(resident_bytes_with_crowd) < initial_bytes + (96 << 20)
     # The allocator keeps a varying amount of free memory between rounds.
@@ -94,16 +106,19 @@ def test_rounds_of_clients_that_do_not_read_do_not_grow_memory(tmp_path: Path, t
 
 
 def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    with Child(
-        series=50, web_config=str(authority.config()), limits={"head_seconds": 1}, **MEMORY_LIMIT_OPTIONS
-    ) as child:
+    authority = CertificateAuthority(tmp_path)
+    with ServerProcess(
+        series=50,
+        web_config=str(authority.write_web_config()),
+        limits={"head_seconds": 1},
+        **MEMORY_LIMIT_OPTIONS,
+    ) as process:
         resident_bytes_by_round = []
         for _ in range(4):
-            with ClientCrowd(child.port, 1000):
-                scrape_repeatedly(child.port, 1, context=authority.client())
-            wait_until(lambda: child.stats()["exporter_http_connections{incomplete}"] == 0)
-            resident_bytes_by_round.append(child.stats()["resident"])
+            with ClientCrowd(process.port, 1000):
+                scrape_repeatedly(process.port, 1, context=authority.client_context())
+            wait_until(lambda: process.statistics()["exporter_http_connections{incomplete}"] == 0)
+            resident_bytes_by_round.append(process.statistics()["resident_bytes"])
 
     # On a busy machine, fewer connections overlap in a round, so the baseline is the maximum of the earlier rounds.
     assert resident_bytes_by_round[-1] < max(resident_bytes_by_round[:-1]) + (8 << 20)
@@ -119,14 +134,14 @@ def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
 
     def request(number: int) -> int:
         headers = {"X-Prometheus-Scrape-Timeout-Seconds": "0.02"}
-        return fetch(port, f"/metrics?name[]=x{number}", headers=headers).status
+        return send_request(port, f"/metrics?name[]=x{number}", headers=headers).status
 
     with serving(MetricsEndpoint(render_slowly)) as server, ThreadPoolExecutor(16) as clients:
         port = port_of(server)
         statuses = set(clients.map(request, range(320)))
         render_count = len(rendered_names)
-        later_reply = fetch(port, "/metrics?name[]=y")
-        full_reply = fetch(port)
+        later_reply = send_request(port, "/metrics?name[]=y")
+        full_reply = send_request(port)
 
     assert statuses <= {200, 503}
     assert (later_reply.status, full_reply.status) == (200, 200)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from prometheus_support import Prometheus, needs_prometheus
 from waiting import wait_until
-from web_support import Authority, Child
+from web_support import CertificateAuthority, ServerProcess
 
 SCRAPE_CONFIG_TEMPLATE = """\
   - job_name: protected
@@ -20,32 +20,41 @@ SCRAPE_CONFIG_TEMPLATE = """\
 """
 PAGE_SERIES = 2000
 MIN_SCRAPES = 8
+"""Number of scrapes per job after which a reused connection is certain. Prometheus scrapes once a second."""
 
 
-def client_ports_of(child: Child) -> set[int]:
+def client_ports_of(process: ServerProcess) -> set[int]:
     """Return the local ports of the clients that are connected to the server."""
-    connections = psutil.Process(child.pid).net_connections("tcp")
+    connections = psutil.Process(process.pid).net_connections("tcp")
     return {
         connection.raddr.port
         for connection in connections
-        if connection.raddr and connection.laddr.port == child.port
+        if connection.raddr and connection.laddr.port == process.port
     }
 
 
-def protected_config(authority: Authority, directory: Path) -> Path:
-    """Write the certificate of a client and the configuration of a server that requires the certificate and a password. Return the path of the configuration."""
+def protected_config(authority: CertificateAuthority, directory: Path) -> Path:
+    """Write a client certificate, and the configuration of a server that requires the certificate and a password.
+
+    Returns the path of the configuration.
+    """
     client_certificate = authority.ca.issue_cert("prometheus")
     client_certificate.private_key_and_cert_chain_pem.write_to_path(str(directory / "client.pem"))
     client_auth_lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     password_hash = bcrypt.hashpw(b"good", bcrypt.gensalt(4)).decode()
-    return authority.config(client_auth_lines + f"basic_auth_users: {{prometheus: {password_hash}}}\n")
+    return authority.write_web_config(
+        client_auth_lines + f"basic_auth_users: {{prometheus: {password_hash}}}\n"
+    )
 
 
 @needs_prometheus
 @pytest.mark.timeout(60)
 def test_every_scrape_of_prometheus_succeeds_on_a_single_connection(tmp_path: Path) -> None:
-    config = protected_config(Authority(tmp_path), tmp_path)
-    with Child(series=PAGE_SERIES) as plain, Child(series=PAGE_SERIES, web_config=str(config)) as protected:
+    config = protected_config(CertificateAuthority(tmp_path), tmp_path)
+    with (
+        ServerProcess(series=PAGE_SERIES) as plain,
+        ServerProcess(series=PAGE_SERIES, web_config=str(config)) as protected,
+    ):
         servers = {"plain": plain, "protected": protected}
         client_ports: dict[str, set[int]] = {job: set() for job in servers}
         scrape_config = SCRAPE_CONFIG_TEMPLATE.format(directory=tmp_path, port=protected.port)
@@ -57,8 +66,10 @@ def test_every_scrape_of_prometheus_succeeds_on_a_single_connection(tmp_path: Pa
 
         def both_jobs_scraped_often() -> bool:
             collect_client_ports()
-            counts = [prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0 for job in servers]
-            return min(counts) >= MIN_SCRAPES
+            scrape_counts = [
+                prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0 for job in servers
+            ]
+            return min(scrape_counts) >= MIN_SCRAPES
 
         with Prometheus(tmp_path / "prometheus", plain_target, extra_config=scrape_config) as prometheus:
             wait_until(both_jobs_scraped_often, 40)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
 from web_child import sample_values
-from web_support import Authority, exchange, fetch, port_of, serving
+from web_support import CertificateAuthority, exchange, port_of, send_request, serving
 
 from exporter.errors import ConfigurationError
 from exporter.web.endpoints import MetricsEndpoint
@@ -116,7 +116,7 @@ def test_configured_headers_are_in_every_reply(tmp_path: Path) -> None:
     path = tmp_path / "web.config.yml"
     path.write_text("http_server_config: {headers: {X-Frame-Options: deny, Content-Security-Policy: own}}\n")
     with serving(web_config=path) as server:
-        replies = [fetch(port_of(server), target) for target in ("/metrics", "/", "/nothing")]
+        replies = [send_request(port_of(server), target) for target in ("/metrics", "/", "/nothing")]
 
     assert {reply.headers["x-frame-options"] for reply in replies} == {"deny"}
     assert {reply.headers["content-security-policy"] for reply in replies} == {"own"}
@@ -126,8 +126,8 @@ FREQUENT_CHECKS = Limits(file_check_seconds=0.05)
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
+def authority(tmp_path: Path) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path)
 
 
 def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
@@ -140,16 +140,16 @@ def reload_success_of(server: Server) -> float:
     return sample_values(server)["exporter_web_config_last_reload_successful"]
 
 
-def test_a_large_page_arrives_completely_over_tls(authority: Authority) -> None:
+def test_a_large_page_arrives_completely_over_tls(authority: CertificateAuthority) -> None:
     body = os.urandom(3_000_000)
     page = MetricsEndpoint(lambda _form, _names: body)
 
-    with serving(page, web_config=authority.config()) as server:
-        assert fetch(port_of(server), context=authority.client()).body == body
+    with serving(page, web_config=authority.write_web_config()) as server:
+        assert send_request(port_of(server), context=authority.client_context()).body == body
 
 
-def test_plain_http_on_the_tls_port_gets_an_error(authority: Authority) -> None:
-    with serving(web_config=authority.config()) as server:
+def test_plain_http_on_the_tls_port_gets_an_error(authority: CertificateAuthority) -> None:
+    with serving(web_config=authority.write_web_config()) as server:
         plaintext_reply = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         noise_reply = exchange(port_of(server), b"\0" * 100)
         # The plain request gets a reply of status 400, so only the noise counts as a TLS error.
@@ -160,21 +160,21 @@ def test_plain_http_on_the_tls_port_gets_an_error(authority: Authority) -> None:
     assert plaintext_reply.endswith(b"this port requires HTTPS\n")
 
 
-def test_a_session_below_the_minimum_version_is_refused(authority: Authority) -> None:
-    old_client = authority.client()
+def test_a_session_below_the_minimum_version_is_refused(authority: CertificateAuthority) -> None:
+    old_client = authority.client_context()
     old_client.maximum_version = ssl.TLSVersion.TLSv1_2
-    with serving(web_config=authority.config("  min_version: TLS13\n")) as server:
-        new_reply = fetch(port_of(server), context=authority.client())
+    with serving(web_config=authority.write_web_config("  min_version: TLS13\n")) as server:
+        new_reply = send_request(port_of(server), context=authority.client_context())
         with pytest.raises(ssl.SSLError):
-            fetch(port_of(server), context=old_client)
+            send_request(port_of(server), context=old_client)
 
     assert new_reply.status == 200
 
 
-def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) -> None:
+def test_only_the_configured_cipher_suites_are_negotiated(authority: CertificateAuthority) -> None:
     suites = "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n"
-    client = authority.client()
-    with serving(web_config=authority.config(suites)) as server:
+    client = authority.client_context()
+    with serving(web_config=authority.write_web_config(suites)) as server:
         connection = socket.create_connection(("127.0.0.1", port_of(server)), timeout=LIMIT_SECONDS)
         with client.wrap_socket(connection, server_hostname="127.0.0.1") as tls_connection:
             cipher = tls_connection.cipher()
@@ -190,48 +190,48 @@ OPTIONAL_TYPES = ("VerifyClientCertIfGiven", "RequestClientCert")
 
 @pytest.mark.parametrize("client_auth_type", [*REQUIRING_TYPES, *OPTIONAL_TYPES])
 def test_client_certificates_are_verified(
-    authority: Authority, tmp_path: Path, client_auth_type: str
+    authority: CertificateAuthority, tmp_path: Path, client_auth_type: str
 ) -> None:
     (tmp_path / "foreign").mkdir()
-    foreign_certificate = Authority(tmp_path / "foreign").ca.issue_cert("client")
-    foreign_client = authority.client()
+    foreign_certificate = CertificateAuthority(tmp_path / "foreign").ca.issue_cert("client")
+    foreign_client = authority.client_context()
     foreign_certificate.configure_cert(foreign_client)
-    config = authority.config(f"  client_auth_type: {client_auth_type}\n  client_ca_file: ca.pem\n")
+    config = authority.write_web_config(f"  client_auth_type: {client_auth_type}\n  client_ca_file: ca.pem\n")
     with serving(web_config=config) as server:
         port = port_of(server)
-        reply = fetch(port, context=authority.client("client"))
+        reply = send_request(port, context=authority.client_context("client"))
         with pytest.raises(OSError):
-            fetch(port, context=foreign_client)
+            send_request(port, context=foreign_client)
         if client_auth_type in REQUIRING_TYPES:
             with pytest.raises(OSError):
-                fetch(port, context=authority.client())
+                send_request(port, context=authority.client_context())
         else:
-            assert fetch(port, context=authority.client()).status == 200
+            assert send_request(port, context=authority.client_context()).status == 200
 
     assert reply.status == 200
 
 
-def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Authority) -> None:
+def test_a_client_certificate_needs_an_allowed_alternative_name(authority: CertificateAuthority) -> None:
     allowed_names = "  client_allowed_sans: [prometheus.example, '::1', 10.0.0.9]\n"
     client_options = (
         "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n" + allowed_names
     )
-    with serving(web_config=authority.config(client_options)) as server:
+    with serving(web_config=authority.write_web_config(client_options)) as server:
         port = port_of(server)
         allowed_statuses = [
-            fetch(port, context=authority.client(*names)).status
+            send_request(port, context=authority.client_context(*names)).status
             for names in (["prometheus.example"], ["x.example", "10.0.0.9"], ["0:0:0:0:0:0:0:1"])
         ]
         with pytest.raises(OSError):
-            fetch(port, context=authority.client("sub.prometheus.example"))
+            send_request(port, context=authority.client_context("sub.prometheus.example"))
         refused_count = sample_values(server)["exporter_http_connection_errors_total{certificate}"]
 
     assert allowed_statuses == [200, 200, 200]
     assert refused_count == 1
 
 
-def test_an_unusable_private_key_is_refused_at_startup(authority: Authority) -> None:
-    config, key = authority.config(), authority.directory / "key.pem"
+def test_an_unusable_private_key_is_refused_at_startup(authority: CertificateAuthority) -> None:
+    config, key = authority.write_web_config(), authority.directory / "key.pem"
     command = ["openssl", "pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", "pass:secret", "-in", str(key)]
     encrypted_key = subprocess.run(command, capture_output=True, check=True).stdout
     key.unlink()
@@ -244,32 +244,35 @@ def test_an_unusable_private_key_is_refused_at_startup(authority: Authority) -> 
             Server((), listen=["127.0.0.1:0"], web_config=config)
 
 
-def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> None:
-    old_certificate = authority.issue()
-    with serving(web_config=authority.config(), limits=FREQUENT_CHECKS) as server:
-        initial_certificate = certificate_of(port_of(server), authority.client())
-        new_certificate = authority.issue()
-        wait_until(lambda: certificate_of(port_of(server), authority.client()) == new_certificate)
+def test_a_new_certificate_is_used_for_new_connections(authority: CertificateAuthority) -> None:
+    old_certificate = authority.issue_server_certificate()
+    with serving(web_config=authority.write_web_config(), limits=FREQUENT_CHECKS) as server:
+        initial_certificate = certificate_of(port_of(server), authority.client_context())
+        new_certificate = authority.issue_server_certificate()
+        wait_until(lambda: certificate_of(port_of(server), authority.client_context()) == new_certificate)
         reload_success = reload_success_of(server)
 
     assert (initial_certificate, reload_success) == (old_certificate, 1)
 
 
 def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
-    authority: Authority, caplog: pytest.LogCaptureFixture
+    authority: CertificateAuthority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = authority.config()
+    config = authority.write_web_config()
     with serving(web_config=config, limits=FREQUENT_CHECKS) as server, caplog.at_level(logging.ERROR):
         port = port_of(server)
         config.write_text("tls_server_config: {cert_fil: cert.pem}\n")
         statuses = []
         for _ in range(5):
-            statuses.append(fetch(port, context=authority.client()).status)
+            statuses.append(send_request(port, context=authority.client_context()).status)
             time.sleep(0.1)
         reload_success = reload_success_of(server)
-        authority.config()  # writes the valid configuration again
+        authority.write_web_config()  # writes the valid configuration again
         wait_until(
-            lambda: fetch(port, context=authority.client()).status == 200 and reload_success_of(server)
+            lambda: (
+                send_request(port, context=authority.client_context()).status == 200
+                and reload_success_of(server)
+            )
         )
 
     assert statuses == [200] * 5
@@ -280,9 +283,9 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
 @pytest.mark.parametrize(
     "text", ["", "http_server_config: {}\n", None], ids=["empty", "no_tls_section", "missing"]
 )
-def test_a_changed_file_cannot_disable_protection(authority: Authority, text: str | None) -> None:
+def test_a_changed_file_cannot_disable_protection(authority: CertificateAuthority, text: str | None) -> None:
     client_options = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    config = authority.config(client_options)
+    config = authority.write_web_config(client_options)
     with serving(web_config=config, limits=FREQUENT_CHECKS) as server:
         port = port_of(server)
         if text is None:
@@ -290,10 +293,10 @@ def test_a_changed_file_cannot_disable_protection(authority: Authority, text: st
         else:
             config.write_text(text)
         time.sleep(0.1)
-        accepted_status = fetch(port, context=authority.client("c")).status
+        accepted_status = send_request(port, context=authority.client_context("c")).status
         wait_until(lambda: not reload_success_of(server))
         with pytest.raises(OSError):
-            fetch(port, context=authority.client())
+            send_request(port, context=authority.client_context())
         plaintext_reply = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 
     assert accepted_status == 200
@@ -301,15 +304,15 @@ def test_a_changed_file_cannot_disable_protection(authority: Authority, text: st
 
 
 def test_a_hanging_configuration_file_delays_scrapes_by_less_than_three_seconds_in_total(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+    authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = authority.config()
+    config = authority.write_web_config()
     with serving(web_config=config, limits=FREQUENT_CHECKS) as server:
-        fetch(port_of(server), context=authority.client())
+        send_request(port_of(server), context=authority.client_context())
         config.unlink()
         os.mkfifo(config)  # opening the file waits for a writer, as on a network share that hangs
         time.sleep(0.1)
-        replies = [fetch(port_of(server), context=authority.client()) for _ in range(4)]
+        replies = [send_request(port_of(server), context=authority.client_context()) for _ in range(4)]
         with config.open("w"):
             pass  # releases the thread that opens the file
 
