@@ -20,7 +20,7 @@ SCRAPE_CONFIG_TEMPLATE = """\
 """
 PAGE_SERIES = 2000
 MIN_SCRAPES = 8
-"""Number of scrapes per job after which a reused connection is certain. Prometheus scrapes once a second."""
+"""Number of scrapes of each job, about four seconds of scrapes twice a second."""
 
 
 def client_ports_of(process: ServerProcess) -> set[int]:

@@ -26,7 +26,7 @@ DEFAULT_SAMPLE_SECONDS = 0.02
 MIN_CLOCK_STEP_SECONDS = 0.01
 """Minimum change of the offset between the clocks that counts as a step of the wall clock."""
 RETENTION_SECONDS = 60.0
-"""Retention of samples."""
+"""Retention of samples, longer than the usual time between two divisions. Older energy is divided by time."""
 MIN_COVERED_RATIO = 0.8
 """Minimum share of an interval that samples must cover."""
 MIN_CLEAR_SAMPLES = 2.5
