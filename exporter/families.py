@@ -1,6 +1,6 @@
 """Specifications of metric families, and the result of a collector's pass.
 
-Collectors have the interface of prometheus_client: the exporter's collectors can be registered in any registry, and the sidecar runs
+Collectors have the interface of prometheus_client: any registry accepts the exporter's collectors, and the sidecar also runs
 third-party collectors. A missing value is a missing sample, not NaN, a sentinel or the last value.
 """
 
@@ -28,22 +28,22 @@ TYPE_SUFFIXES = {"counter": "_total", "info": "_info"}
 BASE_UNITS = frozenset(
     ["bytes", "celsius", "grams", "hertz", "joules", "liters", "ratio", "seconds", "watts"]
 )
-"""Units of the exporter's own families."""
+"""Units that the names of the exporter's own families may have."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 _go_number: Callable[[float], str] = lru_cache(maxsize=2048)(floatToGoString)
 
 MAX_PROBLEMS_PER_REASON = 5
-"""Maximum number of reported problems per reason and pass, because many files may fail for the same reason."""
+"""Maximum number of problems that a pass reports for the same reason, because many files may fail for one reason."""
 
 
 class Precedence(enum.Enum):
     """Precedence of families on a page with a limited number of series, the most important first."""
 
-    TOTAL = "total"  # totals, and values of gauges
-    SAMPLES = "samples"  # number and time of the samples
-    WINDOW = "window"  # gauges of the last window
+    TOTAL = "total"  # totals and values of Stats, and all families that belong to no Stat
+    SAMPLES = "samples"  # numbers and times of the samples of Stats
+    WINDOW = "window"  # gauges of the last window of Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Distribution:
 
     count: int  # number of observations
     sum: float | None  # sum of the observations; None omits `_sum`, as after a negative observation
-    # (upper bound, number of observations up to the bound), ascending, without +Inf; empty for a summary
+    # pairs of upper bound and number of observations up to the bound, ascending, without +Inf; empty for a summary
     buckets: tuple[tuple[float, int], ...] = ()
-    # number of observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; empty or
-    # incomplete if a native histogram is not possible
+    # number of observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; if the
+    # observations of some buckets are unknown, the mapping is empty or incomplete
     exponential: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -67,37 +67,39 @@ class DistributionSample(Sample):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Name, type, help, labels and unit of a family. Not checked, because the name may come from a Stat of the job."""
+    """Name, type, help, labels and unit of a family. The fields are not checked: the name may come from a Stat of the job."""
 
-    name: str  # as in Prometheus' text format: counters with `_total`, infos with `_info`
+    name: str  # name in Prometheus' text format: with `_total` for a counter, with `_info` for an info
     type: FamilyType
     help: str
-    labels: tuple[str, ...] = ()  # names, in the order of the label values of a sample
+    labels: tuple[str, ...] = ()  # names of the labels, in the order of the label values of a sample
     unit: str = ""  # unit in the name, before `_total`; "" without a unit
     precedence: Precedence = Precedence.TOTAL
 
-    def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Return the metric with samples by label values, in the order of `labels`. An empty value omits the label."""
-        metric = Metric(self._base(), self.help, self.type, self.unit)
-        metric.samples = self.samples(samples)
+    def family(self, values_by_labels: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
+        """Return the metric with a value for each tuple of label values. An empty label value omits the label."""
+        metric = Metric(self._base_name(), self.help, self.type, self.unit)
+        metric.samples = self.samples(values_by_labels)
         return metric
 
-    def lazy_family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
+    def lazy_family(self, values_by_labels: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
         """Return the metric, whose samples are created on first access. The mapping must not change afterwards."""
-        metric = _LazyMetric(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
+        metric = _LazyMetric(
+            self._base_name(), self.help, self.type, self.unit, lambda: self.samples(values_by_labels)
+        )
         metric.precedence = self.precedence
         return metric
 
-    def _base(self) -> str:
+    def _base_name(self) -> str:
         return self.name.removesuffix(TYPE_SUFFIXES.get(self.type, ""))
 
     def samples(self, values_by_labels: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:
-        """Return the samples of values by label values, as in `family`."""
+        """Return the samples of `family`."""
         samples: list[Sample] = []
         for label_values, value in values_by_labels.items():
             labels = {name: text for name, text in zip(self.labels, label_values, strict=True) if text != ""}
             if isinstance(value, Distribution):
-                samples += _distribution_samples(self._base(), self.type, labels, value)
+                samples += _distribution_samples(self._base_name(), self.type, labels, value)
             else:
                 samples.append(Sample(self.name, labels, value))
         return samples
@@ -110,10 +112,10 @@ class FamilySpec(Family):
     docs/METRICS.md is generated from the specifications. A specification that contradicts itself raises ValueError.
 
     Attributes:
-        help: Meaning of the value in one or two sentences, which a scrape contains. The other texts are Markdown for the
-            document.
+        help: Meaning of the value in one or two sentences, as a scrape contains them. The texts below are Markdown and appear
+            only in the document.
         source: File, call or formula from which the value comes.
-        absent: Conditions under which the series is absent, such as "without a limit". Empty if it never is.
+        absent: Conditions under which the series is absent, such as "without a limit". "" if it is always present.
         details: Items of a list: meanings of label values, and rules.
     """
 
@@ -129,7 +131,7 @@ class FamilySpec(Family):
 
 
 def _contradiction(spec: FamilySpec) -> str:
-    """Return a sentence about a contradiction in a specification, or an empty string."""
+    """Return a sentence about the first contradiction in a specification, or "" without a contradiction."""
     name_parts = spec.name.removesuffix(TYPE_SUFFIXES.get(spec.type, "")).split("_")
     if not _NAME.fullmatch(spec.name):
         return "the name is not lower case letters, digits and single underscores"
@@ -171,10 +173,10 @@ class _LazyMetric(Metric):
 def _distribution_samples(
     name: str, type_: FamilyType, labels: dict[str, str], value: Distribution
 ) -> Iterator[Sample]:
-    """Yield the samples `_bucket` (of a histogram), `_count` and `_sum`."""
+    """Yield the samples `_bucket` (of a histogram), `_count`, and `_sum` if the sum is known."""
     if type_ == "histogram":
         for bound, count in (*value.buckets, (float("inf"), value.count)):
-            # The sum is 0.0 for -0.0, which is equal, and would otherwise share a text with 0.0 in the cache.
+            # Adding 0.0 turns -0.0 into 0.0: they are equal, so that the cache would return the text of either for both.
             yield Sample(f"{name}_bucket", {**labels, "le": _go_number(bound + 0.0)}, count)
     count_sample = DistributionSample(f"{name}_count", labels, value.count)
     count_sample.distribution = value
@@ -216,7 +218,10 @@ class FamilyCache:
         return None if cached is None else cached.values
 
     def family(self, spec: FamilySpec, values: Mapping[tuple[str, ...], float]) -> Metric | None:
-        """Return the family with the values, or None without values. The mapping must not change afterwards."""
+        """Return the family with these values by label values, or None without values.
+
+        The mapping must not change afterwards.
+        """
         cached = self._families.get(spec.name)
         if not values:
             self._families.pop(spec.name, None)
@@ -235,7 +240,7 @@ def visible_name(metric: Metric) -> str:
 
 
 def precedence_of(metric: Metric) -> Precedence:
-    """Return the precedence of a family; `TOTAL` for a family that does not belong to a Stat."""
+    """Return the precedence of a family. A family that does not belong to a Stat has `TOTAL`."""
     return metric.precedence if isinstance(metric, _LazyMetric) else Precedence.TOTAL
 
 
@@ -243,10 +248,10 @@ class Collected(list[Metric]):
     """Families and problems of a collector's pass.
 
     Attributes:
-        problems: (reason, message) of failed parts, which set exporter_collector_success to 0. The other families are
-            published. A pass without families has failed.
-        unsupported: Sentences about sources that this machine does not have, equal in every pass. A source is logged once and
-            counted, and is not a failure.
+        problems: Reason and message of each failed part. With a problem, exporter_collector_success is 0, and the families of
+            the other parts are published. A pass without families has failed.
+        unsupported: Sentences about sources that this machine does not have, equal in every pass. A missing source is logged
+            once and counted, and is not a failure.
     """
 
     def __init__(self) -> None:
@@ -255,22 +260,24 @@ class Collected(list[Metric]):
         self.unsupported: list[str] = []
         self._families: dict[str, Metric] = {}
 
-    def add(self, spec: Family, value: float | Distribution | None, *labels: str) -> None:
-        """Add a sample, and with the first sample the family. A value None adds nothing."""
+    def add(self, spec: Family, value: float | Distribution | None, *label_values: str) -> None:
+        """Add a sample, and with the first sample the family. The value None adds no sample."""
         if value is not None:
             if spec.name not in self._families:
                 self._families[spec.name] = spec.family({})
                 self.append(self._families[spec.name])
-            self._families[spec.name].samples += spec.samples({labels: value})
+            self._families[spec.name].samples += spec.samples({label_values: value})
 
-    def add_family(self, spec: Family, samples: Mapping[tuple[str, ...], float | Distribution]) -> None:
-        """Add a family with samples by label values, unless there are no samples."""
-        if samples:
-            self.append(spec.family(samples))
+    def add_family(
+        self, spec: Family, values_by_labels: Mapping[tuple[str, ...], float | Distribution]
+    ) -> None:
+        """Add a family with a value for each tuple of label values, unless the mapping is empty."""
+        if values_by_labels:
+            self.append(spec.family(values_by_labels))
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Record a `CollectError` of the body as a problem. A body adds its families last, so that a failure adds none."""
+        """Record a `CollectError` of the body as a problem. The body must add its families last, so that a failure adds none."""
         try:
             yield
         except CollectError as error:
@@ -287,7 +294,7 @@ class AnyCollector(Protocol):
 
     @property
     def name(self) -> str:
-        """Value of the label `collector`, and key in the configuration, in lower case."""
+        """Value of the label `collector`, and key in the configuration; in lower case."""
 
     def collect(self) -> Iterable[Metric]:
         """Read the source once. The call may block."""
@@ -298,7 +305,7 @@ class Collector(AnyCollector, Protocol):
 
     @property
     def specs(self) -> tuple[FamilySpec, ...]:
-        """Specifications of all families with a fixed name that the collector can publish."""
+        """Specifications of all families with fixed names that the collector can publish."""
 
     def collect(self) -> Collected:
         """Read the source once, and return the families and the problems."""

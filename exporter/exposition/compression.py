@@ -1,7 +1,7 @@
-"""gzip compression of bodies, including bodies of parts that were compressed at different times.
+"""gzip compression of bodies, also of bodies whose parts were compressed at different times.
 
-A part is compressed without reference to earlier parts, and the deflate blocks of a part end at a byte boundary, so joining
-parts compresses no bytes. The result is a single gzip member, because not every client reads several members.
+A part is compressed without reference to earlier parts, and the deflate blocks of a part end at a byte boundary, so that parts
+can be joined without compressing them again. The result is a single gzip member, because some clients read only one member.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import zlib
 from collections.abc import Iterable
 
 _LEVEL = 1
-"""Level 9 is 20 times slower, for two thirds of the size."""
+"""Compression level. Level 9 is 20 times slower, for two thirds of the size."""
 
 _HEADER = b"\x1f\x8b\x08\x00" + bytes(4) + b"\x04\xff"
-"""RFC 1952: deflate, no flags, no time, fastest algorithm, unknown operating system."""
+"""Header of a gzip member (RFC 1952): deflate, no flags, no time, fastest algorithm, unknown operating system."""
 
 _FINAL_BLOCK = b"\x03\x00"
 """Empty last block of a deflate stream."""
 
 
 class CompressedPart:
-    """Part of a body, compressed on creation.
+    """Part of a body, which the constructor compresses.
 
     Attributes:
         data: Uncompressed bytes.

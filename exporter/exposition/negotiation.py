@@ -1,7 +1,7 @@
 """Content negotiation by Accept and Accept-Encoding.
 
-No function raises, because clients choose the headers. Malformed elements are ignored; without a valid element, the response
-is plain text.
+The functions raise for no header, because clients choose the headers. Malformed elements are ignored. Without a valid element,
+the format is plain text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 
 class Format(enum.Enum):
-    """Exposition formats by the exact content type that Prometheus 3 requires."""
+    """Exposition formats. The value is the content type, exactly as Prometheus 3 requires it."""
 
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -25,7 +25,7 @@ class AcceptedElement:
     """Element of Accept or Accept-Encoding, in lower case."""
 
     name: str
-    weight: float  # q, 1 by default
+    weight: float  # parameter q; 1 by default
     parameters: Mapping[str, str]
 
 
@@ -37,7 +37,7 @@ _PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfami
 
 @lru_cache(maxsize=_CACHED_HEADERS)
 def negotiate(accept: str | None) -> Format:
-    """Return the format with the greatest weight. Of equal weights, protobuf precedes OpenMetrics, and OpenMetrics text.
+    """Return the format with the greatest weight. With equal weights, protobuf precedes OpenMetrics, which precedes text.
 
     Protobuf is chosen only for clients that accept OpenMetrics too, such as Prometheus: other clients that accept protobuf,
     such as Telegraf, read classic histograms only. Repeated headers are joined by commas.
@@ -64,21 +64,21 @@ def negotiate(accept: str | None) -> Format:
 
 @lru_cache(maxsize=_CACHED_HEADERS)
 def accepts_gzip(accept_encoding: str | None) -> bool:
-    """Return True if the client accepts gzip, by name or by `*`, and does not prefer an unencoded body."""
+    """Return True if the client accepts gzip, by name or by `*`, and does not prefer `identity`, an unencoded body."""
     weights = {element.name: element.weight for element in _elements(accept_encoding)}
-    gzip = weights.get("gzip", weights.get("*", 0.0))
-    return gzip > 0.0 and gzip >= weights.get("identity", 0.0)
+    gzip_weight = weights.get("gzip", weights.get("*", 0.0))
+    return gzip_weight > 0.0 and gzip_weight >= weights.get("identity", 0.0)
 
 
 def _elements(header: str | None) -> Iterator[AcceptedElement]:
-    """Yield the elements of a header, without elements with an invalid weight."""
-    for text in (header or "").lower().split(","):
-        name, *parameters = text.split(";")
+    """Yield the elements of a header that have a valid weight."""
+    for element in (header or "").lower().split(","):
+        name, *parameters = element.split(";")
         pairs = (parameter.partition("=") for parameter in parameters)
-        values = {key.strip(): value.strip(' "') for key, _, value in pairs}
+        value_by_parameter = {key.strip(): value.strip(' "') for key, _, value in pairs}
         try:
-            weight = float(values.get("q", "1"))
+            weight = float(value_by_parameter.get("q", "1"))
         except ValueError:
             continue
         if 0.0 <= weight <= 1.0:
-            yield AcceptedElement(name.strip(), weight, values)
+            yield AcceptedElement(name.strip(), weight, value_by_parameter)

@@ -1,16 +1,17 @@
 """Metrics page: the last published families of all collectors, rendered as the body of a scrape.
 
-A block holds the families of one publisher. Collector threads publish and withdraw blocks, which replaces a reference: a
-publisher waits neither for a scrape nor for the rendering of another block. A changed block is rendered by its publisher
-(`early`) or by the next scrape, while concurrent scrapes wait. Watched blocks, the exporter's own metrics, are collected at
-each scrape.
+A block holds the families of one publisher. A collector thread publishes or withdraws a block by replacing a reference, so that
+the thread waits neither for a scrape nor for the rendering of another block. A changed block is rendered by its publisher
+(`early`) or by the next scrape, while concurrent scrapes wait. Watched blocks contain the exporter's own metrics, and are
+collected at each scrape.
 
 Invariants, for any published families:
 - A body can be parsed to the end (see `text`).
 - A name belongs to a single family. Watched blocks win over published blocks, and earlier publishers over later ones.
-- A body has at most `max_series` series, admitted by tier: families about the exporter, its other families (states, totals
-  of training, readings of the machine), totals of Stats, counts of their samples, gauges of their windows. Runs share the
-  capacity of a tier fairly, and within a run small families are complete before large families are cut.
+- A body has at most `max_series` series. Tiers of families (`_Tier`) are admitted in order: families about the exporter, the
+  exporter's other families (states, totals of training, readings of the machine), totals of Stats, counts of their samples,
+  gauges of their windows. Runs share the capacity of a tier fairly, and within a run small families are complete before large
+  families are cut.
 """
 
 from __future__ import annotations
@@ -64,14 +65,15 @@ SERIES_DROPPED = FamilySpec(
 SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED)
 
 MAX_COUNTED_FAMILIES = 200
-"""Number of families with a separate count of dropped series. Further families share a count, because jobs choose names."""
+"""Number of families with a separate count of dropped series. Further families share a count: jobs choose the names, so that
+their number is unlimited."""
 
 MAX_LOGGED_LOSSES = 20
 """Maximum number of pairs of family and reason that are logged, so that the names of a job do not fill the log."""
 
 _QUOTA_GROWTH_RATIO = 1.25
-"""Growth up to which a cut family keeps its previous quota. Otherwise its last series would appear and disappear with small
-changes of other families, which would look like gaps."""
+"""A cut family keeps its previous quota until the new quota is larger by more than this factor, or smaller. Otherwise its last
+series would appear and disappear with small changes of other families, which would look like gaps."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ Quotas = Mapping[tuple[str, str], int]
 
 
 class _Tier(enum.Enum):
-    """Families of equal precedence on a full page, in the order of admission."""
+    """Groups of families of equal precedence on a full page, in the order of admission."""
 
     ABOUT_THE_EXPORTER = "watched blocks, and exporter_*"
     EXPORTER = "other families of the exporter"
@@ -103,12 +105,12 @@ class BlockText:
     _parts: dict[Format, CompressedPart] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
-    def series(self) -> int:
+    def series_count(self) -> int:
         """Number of series in the plain text format."""
-        return sum(family.series for family in self.families)
+        return sum(family.series_count for family in self.families)
 
     def body(self, form: Format) -> bytes:
-        """Return the texts in a format, joined on first use: most blocks are older than the last scrape."""
+        """Return the texts in a format, joined on first use, because most blocks do not change between two scrapes."""
         body = self._bodies.get(form)
         if body is None:
             body = self._bodies[form] = b"".join([family.body(form) for family in self.families])
@@ -125,12 +127,12 @@ class BlockText:
 
 @dataclass(frozen=True, slots=True)
 class PublishedBlock:
-    """Families of one publisher, with the text of families that were rendered early.
+    """Families of one publisher, with the texts of families that were rendered early.
 
     Attributes:
-        families: The families.
+        families: Families in the order of publication.
         early_texts: Texts in the order of the families. None for a family that the next scrape renders.
-        complete_text: Text of the block, if each family was rendered early without a dropped series. Otherwise None.
+        complete_text: Text of the block if every family was rendered early without a dropped series, otherwise None.
     """
 
     families: Families
@@ -138,10 +140,10 @@ class PublishedBlock:
     complete_text: BlockText | None = None
 
     @property
-    def series(self) -> int:
-        """Number of series that were published, before the limit applies."""
+    def series_count(self) -> int:
+        """Number of published series, before the limit applies."""
         if self.complete_text is not None:
-            return self.complete_text.series
+            return self.complete_text.series_count
         return sum(len(metric.samples) for metric in self.families)
 
 
@@ -162,22 +164,24 @@ class Page:
 
     def __init__(self, *, max_series: int = 15_000) -> None:
         self._max_series = max_series
-        self._lock = threading.Lock()  # guards the next two attributes; held for a lookup only
+        self._lock = (
+            threading.Lock()
+        )  # guards the next three attributes; held only for a lookup or an assignment
         self._published_blocks: dict[str, PublishedBlock] = {}
         self._watched_sources: dict[str, Callable[[], Iterable[Metric]]] = {}
         self._scraped_forms: frozenset[Format] = frozenset()  # formats of compressed scrapes so far
-        self._rendering = threading.RLock()  # held by the scrape that renders; guards the rest
+        self._rendering = threading.RLock()  # held by the scrape that renders; guards the attributes below
         self._dropped_series: Counter[tuple[str, Reason]] = Counter()
         self._failed_sources: set[str] = set()  # watched blocks whose failure was logged
         self._blocks: dict[str, RenderedBlock] = {}
         self._quotas: Quotas = {}
-        self._series = 0
+        self._series_count = 0
 
     def publish(self, name: str, families: Iterable[Metric], *, early: bool = False) -> None:
         """Replace the families of a publisher.
 
-        With `early`, they are rendered now, and compressed in the formats of earlier scrapes, so that a scrape only joins
-        their texts.
+        With `early`, the families are rendered now, and compressed in the formats of earlier compressed scrapes, so that a
+        scrape usually only joins their texts.
         """
         new_families = tuple(families)
         if early:
@@ -195,16 +199,18 @@ class Page:
         with self._lock:
             self._published_blocks.pop(name, None)
 
-    def watch(self, name: str, families: Callable[[], Iterable[Metric]]) -> None:
-        """Add a block that is collected at each scrape, on the scrape's thread. The block is empty if the call raises."""
+    def watch(self, name: str, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Add a block that is collected at each scrape, on the scrape's thread. The block is empty if *collect* raises."""
         with self._lock:
-            self._watched_sources[name] = families
+            self._watched_sources[name] = collect
 
     def render(self, form: Format, names: Iterable[str] = ()) -> bytes:
         """Return the body of a scrape.
 
-        `names` selects families by the name of the family or of a sample; a trailing `*` matches any suffix. Without names,
-        the body has all families.
+        Args:
+            form: Format of the body.
+            names: Names of families or samples. The body has the families with these names; a trailing `*` matches any suffix.
+                Without names, the body has all families.
         """
         blocks = self._render_blocks()
         if selected_names := frozenset(names):
@@ -220,7 +226,10 @@ class Page:
         return b"".join([*bodies, _END[form]])
 
     def render_gzip(self, form: Format) -> bytes:
-        """Return the body of a scrape with all families, compressed with gzip. Only texts of the scrape are compressed now."""
+        """Return the body of a scrape with all families, compressed with gzip.
+
+        Blocks that were compressed when they were published are not compressed again.
+        """
         if form not in self._scraped_forms:
             with self._lock:
                 self._scraped_forms |= {form}
@@ -237,7 +246,7 @@ class Page:
         return gzip_body(parts)
 
     def snapshot(self) -> list[Metric]:
-        """Return all families that a scrape would contain now."""
+        """Return the families that a scrape would contain now."""
         return [family.metric for block in self._render_blocks() for family in block.families]
 
     def offered(self) -> list[Metric]:
@@ -249,7 +258,7 @@ class Page:
         """Return the metrics of the page itself, for a watched block."""
         with self._rendering:
             return (
-                SERIES.family({(): self._series}),
+                SERIES.family({(): self._series_count}),
                 SERIES_LIMIT.family({(): self._max_series}),
                 SERIES_DROPPED.family(dict(sorted(self._dropped_series.items()))),
             )
@@ -262,9 +271,10 @@ class Page:
             with self._lock:
                 published_blocks, watched_sources = dict(self._published_blocks), dict(self._watched_sources)
             watched_blocks = {
-                f"watched {name}": self._collect(name, call) for name, call in sorted(watched_sources.items())
+                f"watched {name}": self._collect(name, collect)
+                for name, collect in sorted(watched_sources.items())
             }
-            # The first block with a family keeps it, and watched blocks precede all others.
+            # Of two families with the same name, the family of the earlier block is shown. Watched blocks come first.
             blocks, previous = {**watched_blocks, **published_blocks}, self._blocks
             quotas = self._compute_quotas(watched_blocks.values(), published_blocks.values())
             has_changed = quotas != self._quotas or list(blocks) != list(previous)
@@ -278,24 +288,24 @@ class Page:
                     has_changed = has_changed or rendered_block.text.names != previous[name].text.names
                 occupied_names |= rendered_block.text.names
                 self._blocks[name] = rendered_block
-            self._series = sum(block.text.series for block in self._blocks.values())
+            self._series_count = sum(block.text.series_count for block in self._blocks.values())
             return [self._blocks[name].text for name in [*sorted(published_blocks), *watched_blocks]]
 
-    def _collect(self, name: str, families: Callable[[], Iterable[Metric]]) -> PublishedBlock:
-        """Return a watched block, or an empty block if the call raises."""
+    def _collect(self, name: str, collect: Callable[[], Iterable[Metric]]) -> PublishedBlock:
+        """Return a watched block, or an empty block if *collect* raises."""
         try:
-            collected = tuple(families())
+            families = tuple(collect())
         except Exception:  # noqa: BLE001 - foreign code, which must not fail the scrape
             if name not in self._failed_sources:
                 self._failed_sources.add(name)
                 _LOG.exception("block %s is left out of the page because collecting it failed", name)
-            collected = ()
-        return PublishedBlock(collected, [None] * len(collected))
+            families = ()
+        return PublishedBlock(families, [None] * len(families))
 
     def _render_block(
         self, block: PublishedBlock, occupied_names: set[str], quotas: Quotas, previous: RenderedBlock | None
     ) -> RenderedBlock:
-        """Return a block with the families whose names are not in *occupied_names*, cut to their quotas."""
+        """Return a block with the texts of the families whose names are not in *occupied_names*, cut to their quotas."""
         complete_text = block.complete_text
         if complete_text is not None and not quotas and complete_text.names.isdisjoint(occupied_names):
             return RenderedBlock(block, complete_text)
@@ -304,7 +314,7 @@ class Page:
             {} if previous is None else {family.metric.name: family for family in previous.text.families}
         )
         names: set[str] = set()
-        families = []
+        texts: list[FamilyText] = []
         for metric, early_text in zip(block.families, block.early_texts, strict=True):
             name = visible_name(metric)
             try:
@@ -315,26 +325,27 @@ class Page:
                 if not (text.names.isdisjoint(occupied_names) and text.names.isdisjoint(names)):
                     raise RefusedError("duplicate")  # noqa: TRY301 - counted like a refusal of `write`
             except RefusedError as refused:
-                self._count(name, refused.reason, len(metric.samples))
+                self._count_dropped(name, refused.reason, len(metric.samples))
                 continue
             except (AttributeError, TypeError):  # the published object is not a family
-                self._count(name, "name", 1)
+                self._count_dropped(name, "name", 1)
                 continue
-            self._count(name, "cap", len(metric.samples) - len(cut.samples))
-            for reason, series in text.dropped_counts.items():
-                self._count(name, reason, series)
+            self._count_dropped(name, "cap", len(metric.samples) - len(cut.samples))
+            for reason, count in text.dropped_counts.items():
+                self._count_dropped(name, reason, count)
             names |= text.names
-            families.append(text)
-        return RenderedBlock(block, BlockText(tuple(families), frozenset(names)))
+            texts.append(text)
+        return RenderedBlock(block, BlockText(tuple(texts), frozenset(names)))
 
-    def _count(self, family: str, reason: Reason, series: int) -> None:
-        if not series:
+    def _count_dropped(self, family: str, reason: Reason, count: int) -> None:
+        """Add to the dropped series of a family, and log the first loss of each family and reason."""
+        if not count:
             return
         if len({name for name, _ in self._dropped_series} - {family}) >= MAX_COUNTED_FAMILIES:
             family = "<other>"
         if (family, reason) not in self._dropped_series and len(self._dropped_series) < MAX_LOGGED_LOSSES:
-            _LOG.warning("%d series of %s are left out of the page, reason: %s", series, family, reason)
-        self._dropped_series[family, reason] += series
+            _LOG.warning("%d series of %s are left out of the page, reason: %s", count, family, reason)
+        self._dropped_series[family, reason] += count
 
     def _compute_quotas(
         self, watched_blocks: Collection[PublishedBlock], published_blocks: Collection[PublishedBlock]
@@ -343,22 +354,22 @@ class Page:
 
         A tier has the capacity that earlier tiers leave. A family without a quota is complete.
         """
-        if sum(block.series for block in (*watched_blocks, *published_blocks)) <= self._max_series:
+        if sum(block.series_count for block in (*watched_blocks, *published_blocks)) <= self._max_series:
             return {}
-        metrics_by_origin = [
+        families_with_origin = [
             *((True, metric) for block in watched_blocks for metric in block.families),
             *((False, metric) for block in published_blocks for metric in block.families),
         ]
-        # Number of series by tier, run and family.
+        # Series counts by family, by run, by tier.
         tiers: dict[_Tier, dict[str, Counter[str]]] = {tier: {} for tier in _Tier}
-        for is_watched, metric in metrics_by_origin:
+        for is_watched, metric in families_with_origin:
             name = visible_name(metric)
             tier = _Tier.ABOUT_THE_EXPORTER if is_watched else _tier(name, metric)
             if tier in {_Tier.ABOUT_THE_EXPORTER, _Tier.EXPORTER}:
                 tiers[tier].setdefault("", Counter())[name] += len(metric.samples)
             else:
-                for run, series in Counter(sample.labels.get("run", "") for sample in metric.samples).items():
-                    tiers[tier].setdefault(run, Counter())[name] += series
+                for run, count in Counter(sample.labels.get("run", "") for sample in metric.samples).items():
+                    tiers[tier].setdefault(run, Counter())[name] += count
         quotas: dict[tuple[str, str], int] = {}
         capacity = self._max_series
         for runs in tiers.values():
@@ -388,7 +399,10 @@ def _tier(name: str, metric: Metric) -> _Tier:
 
 
 def allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
-    """Return the share of each demand that must be cut: a small demand is met completely before a larger one is."""
+    """Divide a capacity fairly among demands, the smallest demand first.
+
+    Returns the share of each demand that is larger than its share. The other demands are met completely.
+    """
     quotas: dict[str, int] = {}
     remaining_count = len(demands)
     for name, demand in sorted(demands.items(), key=lambda item: (item[1], item[0])):
@@ -402,7 +416,7 @@ def allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
 
 
 def _render_early(families: Families, previous: PublishedBlock | None) -> PublishedBlock:
-    """Return a block with the text of each family that `write` accepts. Unchanged families keep their text."""
+    """Return a block with the texts of the families that `write` accepts. Unchanged families keep their text."""
     previous_texts: dict[str, FamilyText] = {}
     if previous is not None:
         previous_texts = {text.metric.name: text for text in previous.early_texts if text is not None}
@@ -430,7 +444,7 @@ def _write_changes(metric: Metric, previous: FamilyText | None) -> FamilyText:
 
 
 def _is_unchanged(old: Metric, new: Metric) -> bool:
-    """Return True if a family equals the family of the last pass."""
+    """Return True if two families are equal."""
     try:
         return old is new or old == new
     except Exception:  # noqa: BLE001 - labels of a third-party collector, which `write` refuses
@@ -438,15 +452,15 @@ def _is_unchanged(old: Metric, new: Metric) -> bool:
 
 
 def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
-    """Return a family cut to its quotas. A histogram or summary is shown completely or not at all."""
-    is_of_all_runs = ("", name) in quotas
+    """Return a family cut to its quotas. A series of a histogram or summary keeps all of its samples or none."""
+    has_common_quota = ("", name) in quotas
     capacities: dict[str, float] = {}
     kept_samples = []
     for _, group in itertools.groupby(
         metric.samples, lambda sample: [label for label in sample.labels.items() if label[0] != "le"]
     ):
         samples = list(group)
-        run = "" if is_of_all_runs else samples[0].labels.get("run", "")
+        run = "" if has_common_quota else samples[0].labels.get("run", "")
         capacity = capacities.get(run, quotas.get((run, name), math.inf))
         fits = len(samples) <= capacity
         kept_samples += samples if fits else []
@@ -454,6 +468,6 @@ def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
         capacities[run] = capacity - len(samples) if fits else 0
     if len(kept_samples) == len(metric.samples):
         return metric
-    cut = copy.copy(metric)
-    cut.samples = kept_samples
-    return cut
+    cut_metric = copy.copy(metric)
+    cut_metric.samples = kept_samples
+    return cut_metric

@@ -18,7 +18,7 @@ from exporter.families import Distribution, DistributionSample
 from exporter.recording.exponential import LOWEST_BUCKET, OVERFLOW_BUCKET, SCHEMA, upper_bound
 
 _MAX_COUNT = (1 << 63) - 1
-"""Maximum count of a native histogram, whose buckets are differences of 64 bits. A feed file may contain any counts."""
+"""Maximum count of a native histogram, whose buckets are signed differences of 64 bits. Counts of a feed file may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,20 @@ class BucketSpan:
 
 
 def encode(metric: Metric, samples: Iterable[Sample]) -> bytes:
-    """Return the protobuf messages of a family, for samples that `text.write` has accepted."""
-    series: dict[str, list[bytes]] = {}
-    native: list[bytes] = []
+    """Return the protobuf messages of a family for the samples that `text.write` has accepted."""
+    series_by_name: dict[str, list[bytes]] = {}
+    native_series: list[bytes] = []
     for sample in samples:
         labels = _labels(sample)
         value = _bytes(_type(metric, sample.name).field, _double(1, sample.value))
-        series.setdefault(sample.name, []).append(_bytes(4, labels + value))
+        series_by_name.setdefault(sample.name, []).append(_bytes(4, labels + value))
         if isinstance(sample, DistributionSample) and metric.type == "histogram":
-            histogram = _native(sample.distribution)
-            native += [_bytes(4, labels + _bytes(_HISTOGRAM.field, histogram))] if histogram else []
-    families = [_family(metric, name, _type(metric, name), messages) for name, messages in series.items()]
-    if native:
-        families.append(_family(metric, metric.name, _HISTOGRAM, native))
+            histogram = _native_histogram(sample.distribution)
+            if histogram:
+                native_series.append(_bytes(4, labels + _bytes(_HISTOGRAM.field, histogram)))
+    families = [_family(metric, name, _type(metric, name), series) for name, series in series_by_name.items()]
+    if native_series:
+        families.append(_family(metric, metric.name, _HISTOGRAM, native_series))
     return b"".join(families)
 
 
@@ -79,10 +80,11 @@ def _labels(sample: Sample) -> bytes:
     return b"".join([_bytes(1, pair) for pair in pairs])
 
 
-def _native(distribution: Distribution) -> bytes:
-    """Return the message Histogram, or no bytes if the buckets lack observations or a number does not fit into 64 bits.
+def _native_histogram(distribution: Distribution) -> bytes:
+    """Return the message Histogram, or no bytes if the distribution cannot be a native histogram.
 
-    Prometheus refuses such a histogram.
+    Such a distribution has no sum, lacks observations in its buckets, has observations above the largest bucket, or has a
+    count of more than 63 bits. Prometheus refuses these histograms.
     """
     counts = distribution.exponential
     if distribution.sum is None or sum(counts.values()) != distribution.count or OVERFLOW_BUCKET in counts:

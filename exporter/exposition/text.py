@@ -4,9 +4,9 @@ prometheus_client has a writer too. This writer exists because it is three times
 (benchmarks/bench_web.py), as the time budget of a scrape requires: the library's writer calls a Python function for every
 character of a name.
 
-The text equals prometheus_client's byte for byte (a property test compares them), with three exceptions: names with other
-characters than ASCII letters, digits, `_` and `:` are refused; timestamps, exemplars and `_created` are not written; and in
-OpenMetrics a histogram without `_sum` has no `_count`, as that format requires.
+For valid families, the text equals prometheus_client's byte for byte (a property test compares them), with three exceptions:
+names with other characters than ASCII letters, digits, `_` and `:` are refused; timestamps, exemplars and `_created` are not
+written; and in OpenMetrics a histogram without `_sum` has no `_count`, as that format requires.
 
 A line that a scraper cannot parse fails the whole scrape. A sample that cannot be written is therefore left out and counted.
 """
@@ -45,22 +45,22 @@ _go_number: Callable[[float], str] = floatToGoString
 
 @dataclass(frozen=True, slots=True)
 class TypeRules:
-    """Rules of an exposition type for the names and the values of samples."""
+    """Rules of a family type for the names and the values of samples."""
 
-    suffixes: tuple[str, ...]  # of the names of samples
-    plain_suffix: str  # of the name of the family in plain text
-    plain_type: str  # type in plain text
-    minimum: float = -_INFINITE
-    maximum: float = _INFINITE
+    sample_suffixes: tuple[str, ...]  # suffixes of the names of samples
+    plain_suffix: str  # suffix of the name of the family in plain text
+    plain_type: str  # type of the family in plain text
+    min_value: float = -_INFINITE
+    max_value: float = _INFINITE
 
 
 _TYPE_RULES: Mapping[str, TypeRules] = {
-    "counter": TypeRules(("_total",), "_total", "counter", minimum=0.0),
+    "counter": TypeRules(("_total",), "_total", "counter", min_value=0.0),
     "gauge": TypeRules(("",), "", "gauge"),
-    "histogram": TypeRules(("_bucket", "_count", "_sum"), "", "histogram", minimum=0.0),
-    "info": TypeRules(("_info",), "_info", "gauge", minimum=1.0, maximum=1.0),
-    "stateset": TypeRules(("",), "", "gauge", minimum=0.0, maximum=1.0),
-    "summary": TypeRules(("", "_count", "_sum"), "", "summary", minimum=0.0),
+    "histogram": TypeRules(("_bucket", "_count", "_sum"), "", "histogram", min_value=0.0),
+    "info": TypeRules(("_info",), "_info", "gauge", min_value=1.0, max_value=1.0),
+    "stateset": TypeRules(("",), "", "gauge", min_value=0.0, max_value=1.0),
+    "summary": TypeRules(("", "_count", "_sum"), "", "summary", min_value=0.0),
     "unknown": TypeRules(("",), "", "untyped"),
 }
 
@@ -75,7 +75,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class FamilyText:
-    """Text of a family, with the samples that it contains."""
+    """Texts of a family in the formats of the exposition, and the samples that they contain."""
 
     heads: Mapping[Format, str]  # lines of metadata in each text format
     texts: Mapping[Format, str]  # metadata and sample lines in each text format
@@ -86,8 +86,8 @@ class FamilyText:
     samples: Sequence[Sample]  # samples in the text
 
     @property
-    def series(self) -> int:
-        """Return the number of sample lines in the plain text format."""
+    def series_count(self) -> int:
+        """Number of sample lines in the plain text format."""
         return len(self.series_texts)
 
     def body(self, form: Format) -> bytes:
@@ -105,10 +105,10 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
 
     Args:
         metric: Family to write.
-        previous: Earlier text of the family; if the series are the same, only the values are written again.
+        previous: Earlier text of the family. If the series are the same, only the values are written again.
 
     Raises:
-        RefusedError: No sample can be written.
+        RefusedError: The name, type or help of the family is invalid, or none of its distributions is valid.
     """
     name, rules = metric.name, _TYPE_RULES.get(metric.type)
     if rules is not None and previous is not None:
@@ -118,7 +118,7 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
     if rules is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
         raise RefusedError("name")
     samples = _without_decreasing_sums(metric) if metric.type == "histogram" else metric.samples
-    sample_names = frozenset(name + suffix for suffix in rules.suffixes)
+    sample_names = frozenset(name + suffix for suffix in rules.sample_suffixes)
     lines: dict[str, str] = {}  # by series
     kept_samples: list[Sample] = []
     dropped_counts: Counter[Reason] = Counter()
@@ -131,7 +131,7 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
             if series in lines:
                 raise RefusedError("duplicate")  # noqa: TRY301  # the handler below also handles Python's own errors
             value = sample.value if type(sample.value) is float else _number(sample.value)
-            if not rules.minimum <= value <= rules.maximum:
+            if not rules.min_value <= value <= rules.max_value:
                 raise RefusedError("value")  # noqa: TRY301  # the handler below also handles Python's own errors
             lines[series] = f"{series} {_format_value(value)}\n"
             kept_samples.append(sample)
@@ -156,7 +156,7 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
         kept_samples = list(itertools.compress(kept_samples, is_valid))
         if not kept_samples:
             raise RefusedError(next(iter(invalid_distributions.values())))
-    names = frozenset({name, *sample_names, *([f"{name}_created"] if rules.minimum == 0.0 else [])})
+    names = frozenset({name, *sample_names, *([f"{name}_created"] if rules.min_value == 0.0 else [])})
     heads = _heads(metric, rules)
     texts = {
         Format.TEXT: heads[Format.TEXT] + "".join(lines.values()),
@@ -166,7 +166,10 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
 
 
 def _series_text(sample: Sample, sample_names: frozenset[str]) -> str:
-    """Return the name and the labels of a sample. Raises RefusedError, AttributeError, TypeError and ValueError."""
+    """Return the name and the labels of a sample.
+
+    Raises RefusedError for an invalid sample, and AttributeError, TypeError or ValueError for an object that is not a sample.
+    """
     if sample.name not in sample_names:
         raise RefusedError("name")
     labels = sample.labels
@@ -177,7 +180,7 @@ def _series_text(sample: Sample, sample_names: frozenset[str]) -> str:
 
 
 def _update(previous: FamilyText, metric: Metric, rules: TypeRules) -> FamilyText | None:
-    """Return the text with the values of *metric*, or None if its metadata or series differ from those of the text."""
+    """Return the previous text with the values of *metric*, or None if the metadata or the series have changed."""
     old_metric = previous.metric
     if metric.type not in ("counter", "gauge") or previous.dropped_counts:
         return None
@@ -199,7 +202,7 @@ def _update(previous: FamilyText, metric: Metric, rules: TypeRules) -> FamilyTex
             if (
                 (sample.labels is not old_sample.labels and sample.labels != old_sample.labels)
                 or sample.name != old_sample.name
-                or not rules.minimum <= value <= rules.maximum
+                or not rules.min_value <= value <= rules.max_value
             ):
                 return None
             lines.append(f"{series} {_format_value(value)}\n")
@@ -211,12 +214,12 @@ def _update(previous: FamilyText, metric: Metric, rules: TypeRules) -> FamilyTex
 
 
 def _format_value(value: float) -> str:
-    """Return a value as Go formats it. Python's format is the same below a million, and faster."""
+    """Return a value as Go formats it. Python's format is faster, and equal for finite values below a million."""
     return repr(value) if -_INFINITE < value < 1e6 else _go_number(value)
 
 
 def _without_decreasing_sums(metric: Metric) -> Sequence[Sample]:
-    """Return the samples of a histogram. If a bound is negative, sums are omitted, because negative observations lower a sum."""
+    """Return the samples of a histogram, without sums if a bound is negative: negative observations would lower a sum."""
     try:
         has_negative_bound = any(float(sample.labels.get("le", 0)) < 0.0 for sample in metric.samples)
     except ValueError:
