@@ -1,7 +1,8 @@
 """Public API for training code: `from exporter import Aggregation, Stat`.
 
-Loaded in the training process, and uses only the standard library. The import starts no thread and opens no file. Invalid arguments
-of `Stat`, `configure` and registrations raise; recording calls do not raise. No function waits without a timeout.
+The training process imports this module, which uses only the standard library. The import starts no thread and opens no file.
+Invalid arguments of `Stat`, `configure` and registrations raise; recording calls do not raise. Every function that waits has a
+timeout.
 """
 
 from __future__ import annotations

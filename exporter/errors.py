@@ -1,7 +1,7 @@
 """Exceptions of this project, as a tree.
 
-In the job, invalid arguments of Stats, `configure` and registrations raise, and so do invalid settings of training telemetry. Errors
-of recording calls are counted.
+In the job, invalid arguments of Stats, `configure` and registrations raise, and so do invalid settings of training telemetry.
+Recording calls raise no exception; their errors are counted.
 
     ExporterError
     ├── DefinitionError(ValueError)       invalid name, unit, label, window, aggregation or buckets of a Stat
@@ -9,10 +9,10 @@ of recording calls are counted.
     │   ├── FeedFormatError               damaged bytes, or an unknown format version
     │   └── FeedDirectoryError            the feed directory, or a file of the sidecar in it, cannot be used
     ├── ConfigurationError(ValueError)    all problems of a file or command line
-    ├── CollectError                      failed collection; `reason` is a label value
+    ├── CollectError                      failed part of a collection; `reason` is a label value
     ├── OneLoggerError(ValueError)        invalid settings of training telemetry, or misuse with PROPAGATE_EXCEPTIONS
     │   └── ExportError                   a record that a span exporter did not export
-    ├── StartError                        the sidecar cannot start, because the system refuses new threads
+    ├── StartError                        the system refuses new threads, so that the sidecar cannot start
     ├── StateError                        a state file of the ledger cannot be read, written or locked
     └── ListenError                       an address that cannot be bound
 """
@@ -28,9 +28,9 @@ class ExporterError(Exception):
 
 
 class DefinitionError(ExporterError, ValueError):
-    """Invalid definition of a Stat, or invalid argument of `configure` or of a namespace.
+    """Invalid definition of a Stat, or invalid argument of `configure` or of another registration.
 
-    `field` is the name of the invalid argument, `found` its value, and `allowed` a description of valid values.
+    `field` is the name of the invalid argument, `found` its value, and `allowed` a description of the valid values, or None.
     """
 
     def __init__(self, message: str, *, field: str, found: object, allowed: object = None) -> None:
@@ -45,7 +45,7 @@ class FeedError(ExporterError):
 
 
 class FeedFormatError(FeedError):
-    """Bytes that are not a valid snapshot, or another valid file of the feed directory, of a supported version.
+    """Bytes that are no valid file of the feed directory, such as a snapshot, in a supported version.
 
     `reason` is a label value: `magic`, `version`, `truncated`, `checksum`, `content`, `owner` or `too_large`.
     """
@@ -88,7 +88,7 @@ class ConfigurationError(ExporterError, ValueError):
 
 
 class CollectError(ExporterError):
-    """Failed collection. `reason` is a label value, one of the collector's `reasons` or of the general reasons."""
+    """Failed part of a collection. `reason` is the value of the label `reason` of `exporter_collector_errors_total`."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -98,12 +98,13 @@ class CollectError(ExporterError):
 class OneLoggerError(ExporterError, ValueError):
     """Invalid settings of training telemetry.
 
-    A call raises this exception only in a job that chose `PROPAGATE_EXCEPTIONS` explicitly. A ValueError, as in one-logger.
+    Setting an invalid value of a configuration raises this exception, a ValueError as in one-logger. Other calls raise it only in
+    a job that chose `PROPAGATE_EXCEPTIONS`.
     """
 
 
 class ExportError(OneLoggerError):
-    """Record that a span exporter did not export. The delivery retries, and then counts the record as dropped."""
+    """Record that a span exporter did not export. The delivery tries again, and then counts the record as dropped."""
 
 
 class StartError(ExporterError):

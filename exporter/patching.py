@@ -1,8 +1,8 @@
 """Patching of other libraries: hooks around functions and methods, and hooks after an import.
 
-Used in the training process. A hook does not raise into the job: the patched function receives its arguments unchanged, and the
-caller receives the result or the exception even if a hook fails. An error that a signal handler of the job raises during a hook
-reaches the job. The frames of the wrappers are removed from tracebacks.
+Runs in the training process. An error in a hook does not reach the job: the patched function receives its arguments unchanged,
+and the caller receives its result or exception. An exception that a signal handler of the job raises during a hook does reach
+the job. The frames of the wrappers are removed from tracebacks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from exporter.recording.notices import log_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Around = Generator[None, tuple[Any, "BaseException | None"], None]
-"""Running hook of a rare call, suspended at its `yield` during the call. `yield` returns the result and the exception."""
+"""Generator of a rare call, suspended at its `yield` during the call. The `yield` returns the result and the exception."""
 Hook = Callable[..., "Around | None"]
-"""Hook of a rare call. It receives the arguments, and returns None to skip the part after the call."""
+"""Hook of a rare call. It receives the arguments of the call, and returns a generator, or None if nothing runs after the call."""
 BeforeHook = Callable[..., Any]
-"""Hook before a frequent call. It receives the arguments, and returns a token, or None to skip the `AfterHook`."""
+"""Hook before a frequent call. It receives the arguments of the call, and returns a token, or None to skip the `AfterHook`."""
 AfterHook = Callable[[Any, Any, "BaseException | None"], None]
-"""Hook after a frequent call. It receives the token of the `BeforeHook`, the result and the exception."""
+"""Hook after a frequent call. It receives the token of the `BeforeHook`, the result of the call and its exception."""
 
 _PATCH_MARKER = "__exporter_patched__"
-"""Attribute of patched methods."""
+"""Attribute that marks a patched method."""
 
 
 def never_raises(hook: Function) -> Function:
@@ -48,7 +48,7 @@ def never_raises(hook: Function) -> Function:
 
 
 def log_failure(hook: Callable[..., object], error: Exception) -> None:
-    """Log once that a hook failed. Raise an error of a signal handler again: the error belongs to the job."""
+    """Log once that a hook failed. An error that a signal handler of the job has raised is raised again instead."""
     if _has_signal_handler_raised(error):
         raise error
     name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', hook)}"
@@ -56,7 +56,7 @@ def log_failure(hook: Callable[..., object], error: Exception) -> None:
 
 
 def _has_signal_handler_raised(error: Exception) -> bool:
-    """Return True if a signal handler of the job, such as a timeout, has interrupted the hook and raised the error."""
+    """Return True if a signal handler of the job, such as a timeout, has raised the error during the hook."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     functions = [*handlers, *[vars(type(handler)).get("__call__") for handler in handlers]]
     handler_codes = {getattr(function, "__code__", None) for function in functions}
@@ -64,7 +64,7 @@ def _has_signal_handler_raised(error: Exception) -> bool:
 
 
 def patch(owner: Any, name: str, hook: Hook) -> None:
-    """Wrap a rarely called method with a generator hook. A patched method is not patched again.
+    """Wrap a rarely called method with a generator hook. A method that is already patched is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -84,7 +84,9 @@ def patch(owner: Any, name: str, hook: Hook) -> None:
 
 
 def patch_frequent(owner: Any, name: str, before: BeforeHook, after: AfterHook) -> None:
-    """Wrap a frequently called method with a hook before and a hook after the call. A patched method is not patched again.
+    """Wrap a frequently called method with a hook before and a hook after the call.
+
+    A method that is already patched is not patched again.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -114,7 +116,7 @@ def patch_frequent(owner: Any, name: str, before: BeforeHook, after: AfterHook) 
 
 
 def replace(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a method by the function that *wrap* returns for it. A patched method is not patched again.
+    """Replace a method by the function that *wrap* returns for it. A method that is already patched is not replaced again.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -159,8 +161,8 @@ def version_of(package: str) -> str | None:
 def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
     """Call a hook with a module: now if the module is loaded, otherwise after its import. Errors in the hook are logged.
 
-    This function imports nothing. A finder at the front of `sys.meta_path` notices the imports of the expected modules; an unrelated
-    import costs a look-up. The finder is removed when no module is expected any more.
+    This function imports nothing. A finder at the front of `sys.meta_path` recognizes the imports of the expected modules; each
+    other import costs a look-up. The finder is removed after the import of the last expected module.
     """
     module = sys.modules.get(name)
     if module is not None and (module is _FINDER.executing_module or not _is_initializing(module)):
@@ -185,7 +187,7 @@ class _Finder:
     def __init__(self) -> None:
         self.expected_modules: dict[str, list[Callable[[ModuleType], object]]] = {}
         self.unfinished_imports: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
-        # module whose hooks are called: complete, but still marked as initializing by the import system
+        # module whose hooks are running: it is complete, but the import system still marks it as initializing
         self.executing_module: ModuleType | None = None
 
     def find_spec(
@@ -205,7 +207,7 @@ class _Finder:
         return None
 
     def _call_finished(self) -> None:
-        """Call the hooks of modules that were being imported at the registration and are complete now."""
+        """Call the hooks of modules that were incomplete when the hooks were registered, and are complete now."""
         candidates, self.unfinished_imports = self.unfinished_imports, []
         for module, hook in candidates:
             if _is_initializing(module):
@@ -217,7 +219,7 @@ class _Finder:
     def _watch(self, loader: Any) -> None:
         """Replace the loader's `exec_module` for one call, after which the hooks of the module are called."""
         if "exec_module" in vars(loader):
-            return  # replaced already: a finder may return the same loader for several searches
+            return  # already replaced: a finder may return the same loader for several searches
         execute = loader.exec_module
 
         def execute_and_call_hooks(module: ModuleType) -> None:

@@ -36,9 +36,9 @@ def configure(
 ) -> None:
     """Set the identity of this process. The arguments take precedence over the environment.
 
-    Samples recorded before a change of run, rank or labels keep the earlier identity, and the counts restart at zero. Samples of the
-    first second have the new identity, because none was written before. The labels are published on `training_rank_info`, as
-    `label_<name>`. *session* groups the runs of one training. It becomes `session_tag` of the run and of one-logger's records, and
+    After a change of run, rank or labels, the counts restart at zero. Samples that were recorded before the change keep the earlier
+    identity, unless nothing has been written to the feed yet, as in the first second. The labels are published on
+    `training_rank_info` as `label_<name>`. *session* groups the runs of one training. It becomes `session_tag` of the run and of one-logger's records, and
     takes precedence over `EXPORTER_SESSION`.
 
     Raises:
@@ -55,11 +55,11 @@ def configure(
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
-    """Write all samples and events recorded so far to the feed. Errors are logged, not raised.
+    """Write all samples and events recorded so far to the feed, and wait for event handlers and span exporters.
 
-    CUDA tensors recorded by other threads, or still being copied, are not included. Also waits, within the timeout, for event
-    handlers and span exporters. Returns False if the recording was not written in time. If nothing is recorded, because of
-    `EXPORTER_DISABLED=1` or an unsupported interpreter, returns True.
+    CUDA tensors that other threads recorded, or that are still being copied, are not included. Errors are logged, not raised.
+    Returns False if the recording was not written within the timeout. Returns True if this process does not record, because of
+    `EXPORTER_DISABLED=1` or an unsupported interpreter.
     """
     if not RECORDER.is_recording:
         return True
@@ -81,13 +81,13 @@ _SIDECAR_PROGRAM = (
     "import runpy, sys; sys.path[0] = {root!r}; sys.argv[0] = 'exporter';"
     " runpy.run_module('exporter', run_name='__main__', alter_sys=True)"
 )
-"""Program of the sidecar. Not `-m exporter`, which could run a file `exporter.py` in the working directory of the job."""
+"""Program of the sidecar. `-m exporter` could run a file `exporter.py` in the working directory of the job instead."""
 
 
 class Sidecar:
-    """Sidecar started by this process, and the registration that keeps the sidecar running.
+    """Sidecar that this process has started, and the registration that keeps the sidecar running.
 
-    If the process is killed, the kernel releases the registration.
+    If this process is killed, the kernel releases the registration.
     """
 
     def __init__(self, registration: Registration, process: subprocess.Popen[bytes]) -> None:
@@ -96,20 +96,25 @@ class Sidecar:
 
     @property
     def pid(self) -> int:
-        """Pid of the started sidecar, which may have ended because another sidecar serves the directory."""
+        """Process id of the started sidecar, which may have ended because another sidecar serves the directory."""
         return self._process.pid
 
     def stop(self) -> None:
-        """Remove the registration of this process. Once no process is registered, the sidecar ends after its linger time."""
+        """Remove the registration of this process. The sidecar ends, after its linger time, when no process is registered."""
         self._registration.release()
 
 
 def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
-    """Start a sidecar that runs while this process or another process is registered, with flags of `python -m exporter`.
+    """Register this process, and start a sidecar that runs while a process is registered.
 
     All processes of a node may call this function: a feed directory has one sidecar, and further sidecars end immediately. After
-    the last registered process has exited, the sidecar waits up to `linger_seconds` for a scrape of the final values. Returns None
-    with `EXPORTER_DISABLED=1`, or, after logging a notice, if the start fails.
+    the last registered process has exited, the sidecar waits up to `linger_seconds` for a scrape of the final values.
+
+    Returns None with `EXPORTER_DISABLED=1`. If the start fails, logs a notice and returns None.
+
+    Args:
+        flags: Flags of `python -m exporter`.
+        linger_seconds: Maximum time for which the sidecar waits for a last scrape.
     """
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return None
@@ -123,11 +128,9 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
         registration = Registration(Path(directory))
         process = subprocess.Popen(
             [
-                *(
-                    sys.executable or "python3",
-                    "-c",
-                    _SIDECAR_PROGRAM.format(root=str(Path(__file__).parents[1])),
-                ),
+                sys.executable or "python3",
+                "-c",
+                _SIDECAR_PROGRAM.format(root=str(Path(__file__).parents[1])),
                 *flags,
                 f"--feed.dir={directory}",
                 ATTACHED_FLAG,
@@ -135,7 +138,7 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # the terminal's Ctrl-C is for the job
+            start_new_session=True,  # Ctrl-C in the terminal must end only the job
         )
         # A redundant sidecar ends immediately. Without a call of `wait`, its process would stay a zombie.
         threading.Thread(target=process.wait, name="exporter-sidecar", daemon=True).start()

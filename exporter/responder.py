@@ -1,7 +1,7 @@
 """Stack responder: periodic task of a training process that answers the stack requests of the sidecar.
 
-A check of the request file costs two system calls, and more in a shared directory. A request is answered at most once, about a
-second after the sidecar wrote the request.
+A check of the request file costs two system calls, and more in a shared directory. A process answers a request at most once,
+usually within a second after the sidecar wrote the request.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class TrainingPosition(Value):
 
 @value_class
 class _LoggedHang(Value):
-    """Hang that was logged; a run that hangs again has completed a step in between."""
+    """Hang for which the event was logged. A later hang of the same run has another step."""
 
     run: str
-    step: int | None
+    step: int | None  # last completed step
 
 
 @value_class
 class FeedLocation(Value):
-    """Feed directory of this process, and its identity in the feed file."""
+    """Feed directory of this process, and the identity of the process in its feed file."""
 
     directory: str
     process_id: str
@@ -59,9 +59,9 @@ class StackResponder:
     """Periodic task that answers stack requests.
 
     Args:
-        locate: Returns the feed location of this process; None before the first feed file.
+        locate: Returns the feed location of this process, or None if no feed file is open.
         locate_training: Returns the phase and step of the training.
-        log_hang: Logs the event `training.hang` for the handlers of the job.
+        log_hang: Logs the event `training.hang`, which the event handlers of the job receive.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class StackResponder:
         self._logged_hang: _LoggedHang | None = None
 
     def tick(self) -> None:
-        """Answer a new request, if any."""
+        """Answer a new request, if the last check is at least `CHECK_INTERVAL_SECONDS` ago."""
         now = monotonic()
         if now < self._next_check:
             return
@@ -118,7 +118,9 @@ class StackResponder:
         self._answered_id = request.id
         try:
             write_answer(location.directory, answer)
-        except OSError:  # the directory is full or not writable; the sidecar reports the missing answer
+        except (
+            OSError
+        ):  # the directory is full or not writable; the sidecar reports that the answer is missing
             return
         # A restarted sidecar requests the stacks of the same hang again.
         hang = _LoggedHang(location.run, position.step)

@@ -1,3 +1,3 @@
-"""Version of the package, which the package's metadata and the code read."""
+"""Version of the package, read by the package's metadata and by the code."""
 
 __version__ = "0.1.0"
