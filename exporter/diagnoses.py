@@ -1,7 +1,7 @@
 """Diagnoses: table of known problems, which `check`, `run`, the status page and the log share.
 
-A diagnosis has a condition, a sentence that describes the problem, and a remedy. Sentence and remedy contain placeholders, such as
-`{directory}`, for facts.
+A diagnosis has a criterion, a sentence that describes the problem, and a remedy. Sentence and remedy may contain placeholders for
+facts, such as `{directory}`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Known problem. Sentence and remedy may contain placeholders for facts."""
+    """Known problem, with the placeholders of the facts in sentence and remedy."""
 
     criterion: str  # how the problem is recognized; not shown to users
     sentence: str
@@ -75,7 +75,7 @@ FEED_DIRECTORY_UNREADABLE = Diagnosis(
     remedy="choose another directory with --feed.dir",
 )
 FEED_DIRECTORY_FULL = Diagnosis(
-    criterion="no free space in the feed directory",
+    criterion="less than 4 MiB of free space in the feed directory",
     sentence="{directory} has less than 4 MiB of free space",
     remedy="free some space, or choose another directory with --feed.dir",
 )
@@ -144,11 +144,6 @@ COLLECTOR_FAILS = Diagnosis(
     sentence="collector {collector} fails: {reason}",
     remedy="see the exporter's log, and / for the message",
 )
-SERIES_DROPPED = Diagnosis(
-    criterion="exporter_series_dropped_total has samples",
-    sentence="{count} series did not fit on the metrics page",
-    remedy="raise exposition.max_series, or define fewer Stats and labels",
-)
 TOTALS_SUPPRESSED = Diagnosis(
     criterion="exporter_ledger_suppressed_ranks is above 0",
     sentence="totals of {count} ranks are absent: their state cannot be written",
@@ -169,7 +164,7 @@ RULES_NOT_WRITTEN = Diagnosis(
 
 ENERGY_COUNTED_ELSEWHERE = Diagnosis(
     criterion="another exporter holds the machine's energy lock",
-    sentence="process {pid} counts the energy of this machine: another exporter's energy families are absent",
+    sentence="process {pid} counts the energy of this machine, so that other exporters publish no energy",
     remedy="use one exporter per machine, or set energy.enabled: false in the others",
 )
 RAPL_UNREADABLE = Diagnosis(
@@ -257,8 +252,8 @@ def _refused_file(reason: str, sentence: str, remedy: str) -> Diagnosis:
     return Diagnosis(criterion=criterion, sentence=sentence, remedy=remedy)
 
 
-_NOT_READABLE = "start the job with umask 022, or run the exporter as the job's user"
-_DAMAGED = "a running process replaces the file; remove the file of an exited process"
+_NOT_READABLE_REMEDY = "start the job with umask 022, or run the exporter as the job's user"
+_DAMAGED_REMEDY = "a running process replaces the file; remove the file of an exited process"
 REFUSED_FILES = {
     "version": _refused_file(
         reason="version",
@@ -294,15 +289,23 @@ REFUSED_FILES = {
         remedy="share a directory by --feed.dir and EXPORTER_FEED_DIR",
     ),
     "unreadable": _refused_file(
-        reason="unreadable", sentence="{name} is not readable for this user", remedy=_NOT_READABLE
+        reason="unreadable", sentence="{name} is not readable for this user", remedy=_NOT_READABLE_REMEDY
     ),
     "lock": _refused_file(
-        reason="lock", sentence="the lock of {name} is not readable for this user", remedy=_NOT_READABLE
+        reason="lock",
+        sentence="the lock of {name} is not readable for this user",
+        remedy=_NOT_READABLE_REMEDY,
     ),
-    "magic": _refused_file(reason="magic", sentence="{name} is damaged (magic)", remedy=_DAMAGED),
-    "truncated": _refused_file(reason="truncated", sentence="{name} is damaged (truncated)", remedy=_DAMAGED),
-    "checksum": _refused_file(reason="checksum", sentence="{name} is damaged (checksum)", remedy=_DAMAGED),
-    "content": _refused_file(reason="content", sentence="{name} is damaged (content)", remedy=_DAMAGED),
+    "magic": _refused_file(reason="magic", sentence="{name} is damaged (magic)", remedy=_DAMAGED_REMEDY),
+    "truncated": _refused_file(
+        reason="truncated", sentence="{name} is damaged (truncated)", remedy=_DAMAGED_REMEDY
+    ),
+    "checksum": _refused_file(
+        reason="checksum", sentence="{name} is damaged (checksum)", remedy=_DAMAGED_REMEDY
+    ),
+    "content": _refused_file(
+        reason="content", sentence="{name} is damaged (content)", remedy=_DAMAGED_REMEDY
+    ),
     "symlink": _refused_file(
         reason="symlink",
         sentence="{name} is a symbolic link",
@@ -319,4 +322,4 @@ REFUSED_FILES = {
         remedy="remove the file: the exporter creates no such file",
     ),
 }
-"""Diagnosis of a refused feed file, by the reader's reason."""
+"""Diagnosis of a refused feed file, by the reason that the reader reports."""

@@ -13,13 +13,15 @@ from exporter.status.view import StackGroup, View
 class Onsets:
     """Unix start times of findings, updated after each pass over the feed.
 
-    A finding without a start time of its own starts with the first pass that finds it. Events keep the last known time.
+    A finding without a known start time starts with the first pass that finds it. An event keeps its last known time.
     """
 
     def __init__(self) -> None:
         self._start_times: dict[tuple[str, ...], float] = {}
         self._event_times: dict[tuple[str, ...], float] = {}
-        self._initial_keys: Collection[tuple[str, ...]] | None = None  # found by the first pass
+        self._initial_keys: Collection[tuple[str, ...]] | None = (
+            None  # findings of the first pass that still hold
+        )
 
     def record(self, now: float, findings: Sequence[Finding]) -> None:
         """Record the start of new findings, and discard findings that no longer hold."""
@@ -35,22 +37,22 @@ class Onsets:
         self._event_times = {key: time for key, time in event_times.items() if time is not None}
 
     def start(self, finding: Finding) -> float | None:
-        """Return the Unix time at which the finding began, or at which the event happened; None if unknown."""
+        """Return the Unix time of the start of a finding or of an event, or None if the time is unknown."""
         since = finding.match.since
         if finding.match.is_event:
             return self._event_times.get(finding.key) if since is None else since
         return self._start_times.get(finding.key) if since is None else since
 
     def headline_start(self, finding: Finding) -> float | None:
-        """Return the start of a finding, or None if the start is unknown.
+        """Return the start of a finding for the headline.
 
-        Also returns None for a past event, and for a finding of the first pass that has no start time of its own: the finding
-        may be older than the exporter.
+        Returns None for a past event, for an unknown start, and for a finding of the first pass without a start time of its own,
+        because the finding may be older than the exporter.
         """
         may_be_older = finding.match.since is None and finding.key in (self._initial_keys or ())
         return None if finding.match.is_past or may_be_older else self.start(finding)
 
-    def text(self, finding: Finding, now: float) -> str:
+    def time_text(self, finding: Finding, now: float) -> str:
         """Return the duration of the finding, or the time of the event, as text."""
         is_initial = finding.key in (self._initial_keys or ())
         if finding.match.is_event:
@@ -77,7 +79,7 @@ class FindingView:
 
     is_urgent: bool
     text: str
-    time_text: str
+    time_text: str  # such as "for 60 s (since 14:03:12 UTC)"
     remedy: str
     alert_name: str  # "" for a condition without an alert
     runbook_alert: str  # alert whose runbook entry also applies to a condition without an alert; "" for none
@@ -87,7 +89,7 @@ class FindingView:
 
 @dataclass(frozen=True, slots=True)
 class FindingGroup:
-    """Findings about a GPU, a run, or the node, with the findings that explain others first."""
+    """Findings about a GPU, a run, or the node. Findings that explain other findings come first."""
 
     title: str
     findings: tuple[FindingView, ...]
@@ -112,7 +114,7 @@ class Subject:
     """GPU, run or node that findings are about."""
 
     title: str
-    runs: frozenset[str]  # runs that the findings concern
+    runs: frozenset[str]  # runs that the findings affect
 
 
 def finding_views(findings: Sequence[Finding], onsets: Onsets, now: float) -> list[FindingView]:
@@ -124,12 +126,12 @@ def finding_groups(view: View, findings: Sequence[Finding], onsets: Onsets) -> l
     """Return the findings by subject. The subjects have the order of their first finding."""
     now = view.exporter.now
     return [
-        FindingGroup(subject.title, tuple(finding_views(_explanations_first(own_findings), onsets, now)))
+        FindingGroup(subject.title, tuple(finding_views(_causes_first(own_findings), onsets, now)))
         for subject, own_findings in _by_subject(view, findings).items()
     ]
 
 
-def _explanations_first(findings: Sequence[Finding]) -> list[Finding]:
+def _causes_first(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: not finding.condition.is_cause)
 
 
@@ -137,21 +139,21 @@ def headline(view: View, findings: Sequence[Finding], onsets: Onsets) -> Headlin
     """Return the headline of the page, or None without findings. The findings of a subject count as one problem."""
     if not findings:
         return None
-    urgent = [finding for finding in findings if finding.is_urgent]
-    shown = urgent or findings
-    starts = [start for finding in shown if (start := onsets.headline_start(finding)) is not None]
+    urgent_findings = [finding for finding in findings if finding.is_urgent]
+    counted_findings = urgent_findings or findings
+    starts = [start for finding in counted_findings if (start := onsets.headline_start(finding)) is not None]
     since = f" since {clock(min(starts))}" if starts else ""
-    subjects = _by_subject(view, shown)
+    subjects = _by_subject(view, counted_findings)
     count = len(subjects)
-    noun = ("urgent problem" if urgent else "warning") + ("s" if count > 1 else "")
-    other_subjects = len(_by_subject(view, findings)) - count
-    others = ""
-    if urgent and other_subjects:
-        others = f", and {other_subjects} warning{'s' if other_subjects > 1 else ''}"
+    noun = ("urgent problem" if urgent_findings else "warning") + ("s" if count > 1 else "")
+    warning_count = len(_by_subject(view, findings)) - count
+    warnings = ""
+    if urgent_findings and warning_count:
+        warnings = f", and {warning_count} warning{'s' if warning_count > 1 else ''}"
     runs = frozenset().union(*(subject.runs for subject in subjects))
     details = [", ".join(subject.title for subject in subjects)]
     details += [f"the affected runs cost {amount} on this node" for amount in hourly_cost_texts(view, runs)]
-    return Headline(f"{count} {noun}{since}{others}", _sentence("; ".join(details)), bool(urgent))
+    return Headline(f"{count} {noun}{since}{warnings}", _sentence("; ".join(details)), bool(urgent_findings))
 
 
 def hourly_cost_texts(view: View, runs: Collection[str]) -> list[str]:
@@ -180,7 +182,7 @@ def node_cost_text(view: View) -> str:
 
 
 def _by_subject(view: View, findings: Sequence[Finding]) -> Mapping[Subject, list[Finding]]:
-    """Return the findings by GPU, run or node, in the order of the first finding of each subject."""
+    """Return the findings by subject (GPU, run or node), in the order of the first finding of each subject."""
     gpus = {gpu.uuid: Subject(gpu.title, frozenset(run for run, _ in gpu.last_holders)) for gpu in view.gpus}
     node = Subject(f"node {view.exporter.node}", frozenset(view.runs))
     groups: dict[Subject, list[Finding]] = {}
@@ -198,7 +200,7 @@ def _finding_view(finding: Finding, onsets: Onsets, now: float) -> FindingView:
     return FindingView(
         is_urgent=finding.is_urgent,
         text=_sentence(statement.sentence),
-        time_text=onsets.text(finding, now),
+        time_text=onsets.time_text(finding, now),
         remedy=_sentence(statement.remedy),
         alert_name=finding.condition.alert_name,
         runbook_alert=finding.condition.runbook_alert,
@@ -213,6 +215,6 @@ def _elapsed(start: float, now: float) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return a text that begins with a capital and ends with a full stop."""
+    """Return a text with a capital letter at its start and a full stop or an ellipsis at its end."""
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "…")) else f"{text}."

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from exporter.status.attention import Onsets, finding_groups, headline, node_cost_text
 from exporter.status.conditions import CONDITIONS, findings
-from exporter.status.elements import COLORS, HEIGHT, MAX_ROWS, WIDTH
+from exporter.status.elements import COLOR_COUNT, HEIGHT, MAX_ROWS, WIDTH
 from exporter.status.numbers import duration, share
 from exporter.status.runs import run_section
 from exporter.status.sections import (
@@ -86,7 +86,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
     )
     templates.filters |= {"duration": duration, "share": share, "utc": _utc}
-    templates.globals |= {"COLORS": COLORS, "WIDTH": WIDTH, "HEIGHT": HEIGHT}
+    templates.globals |= {"COLOR_COUNT": COLOR_COUNT, "WIDTH": WIDTH, "HEIGHT": HEIGHT}
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return templates
 

@@ -15,15 +15,15 @@ from exporter.status.numbers import DASH, age, duration, quantity, share
 
 MAX_ROWS = 200
 """Maximum number of rows of a table. The metrics contain all rows."""
-COLORS = 8
-"""Number of plot colors in the style sheet, and the maximum number of segments of a bar."""
+COLOR_COUNT = 8
+"""Number of plot colors in the style sheet, and maximum number of segments of a bar."""
 WIDTH, HEIGHT = 600.0, 120.0
-"""Size of the view box of a plot. The width is also that of a bar."""
+"""Size of the view box of a plot. A bar has the same width."""
 MARGIN = 3.0
 """Distance of the highest and the lowest point from the edges of a plot, so that a line is not cut."""
 MIN_PLOT_SECONDS = 300.0
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[RichText, ...], ...]
-    hidden: int  # number of rows beyond the maximum
+    hidden_count: int  # number of rows beyond `MAX_ROWS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class PlotData:
     """Input of the script that draws a plot."""
 
     unit: str
-    floor: float | None
+    floor: float | None  # lower edge of the plot; None for the minimum of the lines
     names: tuple[str, ...]
-    data: tuple[Sequence[float | None], ...]  # times, then the numbers of each line
+    data: tuple[Sequence[float | None], ...]  # Unix times, then the numbers of each line
 
     def fields(self) -> dict[str, object]:
         """Return the fields by name, for JSON."""
@@ -88,8 +88,8 @@ class Plot:
     title: str
     latest: str
     summary: str
-    levels: tuple[str, str, str]  # upper edge, middle, lower edge
-    seconds: float
+    levels: tuple[str, str, str]  # labels of the upper edge, the middle and the lower edge
+    seconds: float  # length of the time range
     paths: tuple[str, ...]  # SVG path data for each line
     data: PlotData
 
@@ -105,7 +105,7 @@ class BarSegment:
 
 
 def styled(text: str, kind: str = "") -> RichText:
-    """Return text in a span of a style, or an empty text without a span."""
+    """Return rich text of one span, or of no span for an empty text."""
     return (StyledText(text, kind),) if text else ()
 
 
@@ -125,9 +125,16 @@ def figure(name: str, value: RichText, *notes: str) -> list[Figure]:
 
 
 def table(
-    title: str, items: Sequence[T], row: Callable[[T], Mapping[str, RichText]], numeric: Collection[str]
+    title: str, items: Sequence[Item], row: Callable[[Item], Mapping[str, RichText]], numeric: Collection[str]
 ) -> Table:
-    """Return a table; `row` returns the cells of an item by column name."""
+    """Return a table with a row for each item. Columns without a known value are omitted.
+
+    Args:
+        title: Accessible name of the table.
+        items: Items of the rows; at most `MAX_ROWS` are shown.
+        row: Returns the cells of an item by column name.
+        numeric: Names of the columns with numbers.
+    """
     rows = [row(item) for item in items[:MAX_ROWS]]
     first = rows[0] if rows else {}
     names = [name for name in first if any(cells[name] not in {(), MISSING} for cells in rows)]
@@ -135,7 +142,7 @@ def table(
         title=title,
         columns=tuple(Column(name, name in numeric) for name in names),
         rows=tuple(tuple(cells[name] for name in names) for cells in rows),
-        hidden=len(items) - len(rows),
+        hidden_count=len(items) - len(rows),
     )
 
 
@@ -218,13 +225,13 @@ def _path(line: Line, now: float, seconds: float, low: float, high: float) -> st
 
 
 def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
-    """Return the `COLORS` largest amounts as the segments of a stacked bar."""
+    """Return the `COLOR_COUNT` largest amounts as segments of a stacked bar, the largest first."""
     total = sum(amounts.values())
     segments: list[BarSegment] = []
     if total <= 0:
         return segments
     x = 0.0
-    for name, amount in sorted(amounts.items(), key=lambda item: -item[1])[:COLORS]:
+    for name, amount in sorted(amounts.items(), key=lambda item: -item[1])[:COLOR_COUNT]:
         width = WIDTH * amount / total
         segments.append(BarSegment(name, amount / total, x, width))
         x += width
@@ -234,7 +241,7 @@ def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
 def used_share(
     used: float | None, total: float | None, format_value: Callable[[float], str]
 ) -> tuple[RichText, str]:
-    """Return the used share in per cent, and a note with the total; empty if a number is unknown."""
+    """Return the used share in per cent, and a note with the total. Both are empty if a number is unknown."""
     return (
         (styled(share(used / total)), f"of {format_value(total)}") if total and used is not None else ((), "")
     )

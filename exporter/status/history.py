@@ -37,7 +37,7 @@ class TrackSource:
     track: str
     family: str
     owner_labels: tuple[str, ...] = ()  # labels that identify the owner of the track; empty for the node
-    labels: Mapping[str, str] = field(default_factory=dict)  # label values that the samples must have
+    label_values: Mapping[str, str] = field(default_factory=dict)  # label values that the samples must have
 
 
 _TRAIN_MODE = {"mode": "train"}
@@ -87,27 +87,27 @@ TrackKey = tuple[str, ...]
 RankOfRun = tuple[str, str]
 """Run and rank; the rank is "" if unknown."""
 Line = Sequence[tuple[float, float | None]]
-"""Pairs of Unix time and number, oldest first. The number None is a gap."""
+"""Pairs of Unix time and number, the oldest first. The number None is a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Increase:
-    """Increase of a counter, in its unit; `first` and `last` are the Unix times of the first and the last increment."""
+    """Increase of a counter over a time range."""
 
-    amount: float
-    first: float
-    last: float
+    amount: float  # in the unit of the counter
+    first_at: float  # Unix time of the first increment
+    last_at: float  # Unix time of the last increment
 
 
 @dataclass(frozen=True, slots=True)
 class TrackPoint:
-    """Number of a track at a time; None is a gap."""
+    """Number of a track at a time."""
 
     monotonic_seconds: float
     unix_seconds: float
-    number: float | None
-    # number of a second track, such as a divisor; the monotonic time without such a track
-    other: float | None
+    number: float | None  # None for a gap
+    # number of a second track, such as a divisor, or None for a gap; the monotonic time without a second track
+    other_number: float | None
 
 
 class History:
@@ -161,7 +161,7 @@ class History:
         return self._holders.get(uuid, frozenset())
 
     def owners(self, track: str) -> list[tuple[str, ...]]:
-        """Return the label values of the owners of a track name."""
+        """Return the owners of the tracks with a name, as tuples of label values."""
         with self._lock:
             return [key[1:] for key in self._tracks if key[0] == track]
 
@@ -194,9 +194,9 @@ class History:
         return increase / (points[-1][0] - points[0][0])
 
     def usual_rate(self, *track: str) -> float | None:
-        """Return the median five-minute rate in the hour that ended 15 minutes ago, or None if less than 90 % of that hour is recorded.
+        """Return the median five-minute rate of a counter in the hour that ended 15 minutes ago.
 
-        A decrease of the counter counts as a rate of 0.
+        A decrease of the counter counts as a rate of 0. Returns None if less than 90 % of that hour is recorded.
         """
         points = self._known_points(track)
         rates: list[float] = []
@@ -217,7 +217,10 @@ class History:
         return sum(numbers) / len(numbers) if numbers else None
 
     def predicted(self, *track: str, seconds: float, ahead_seconds: float) -> float | None:
-        """Return the linear prediction of a gauge in `ahead_seconds`, from the last `seconds`, or None with fewer than two points."""
+        """Return the linear prediction of a gauge in `ahead_seconds`, from the points of the last `seconds`.
+
+        Returns None with fewer than two points.
+        """
         points = self._points(track, None, seconds)
         offsets = [  # seconds from the last point, and number
             (point.unix_seconds - points[-1].unix_seconds, point.number)
@@ -233,7 +236,11 @@ class History:
         return mean_number + slope * (ahead_seconds - mean_offset)
 
     def increase(
-        self, *track: str, seconds: float = PLOT_SECONDS, starts_at_zero: bool = True, only_if_seen: str = ""
+        self,
+        *track: str,
+        seconds: float = PLOT_SECONDS,
+        starts_at_zero: bool = True,
+        required_track: str = "",
     ) -> Increase | None:
         """Return the increase of a counter over the last `seconds`, or None without an increase.
 
@@ -245,11 +252,11 @@ class History:
             seconds: Length of the time range.
             starts_at_zero: True for a counter that appears with its first increment; False for a counter that appears with its
                 source, which may have counted before.
-            only_if_seen: Name of a track of the same owner. The first number counts only if that track had a number at the point
-                before, because a resumed run starts with its old totals. "" for no such condition.
+            required_track: Name of a second track of the same owner, or "". The first number counts only if the second track had a
+                number at the point before: the first number of a resumed run is its old total.
         """
         amount, times = 0.0, []
-        points = self._points(track, only_if_seen or None, other_owner_labels=1)
+        points = self._points(track, required_track or None, other_owner_labels=1)
         range_start = _first_in_range([point.monotonic_seconds for point in points], seconds)
         previous_number: float | None = None
         for index, point in enumerate(points):
@@ -257,7 +264,11 @@ class History:
                 continue
             if previous_number is not None:
                 increment = _increment(previous_number, point.number)
-            elif index == 0 or not starts_at_zero or (only_if_seen and points[index - 1].other is None):
+            elif (
+                index == 0
+                or not starts_at_zero
+                or (required_track and points[index - 1].other_number is None)
+            ):
                 increment = 0.0
             else:
                 increment = point.number
@@ -285,8 +296,8 @@ class History:
     ) -> list[TrackPoint]:
         """Return the points of the last `seconds`, and at least the last two.
 
-        `other` is the name of a second track with the same owner labels, or only the first `other_owner_labels` of them. If the
-        labels are the same and the second track does not exist, there are no points.
+        `other` is the name of a second track. Its owner labels are the same, or only the first `other_owner_labels` of them. If
+        they are the same and the second track does not exist, there are no points.
         """
         with self._lock:
             end = None if other_owner_labels is None else 1 + other_owner_labels
@@ -330,7 +341,7 @@ def _increase(first: float | None, last: float | None) -> float | None:
 
 
 def _rate(first: TrackPoint, last: TrackPoint) -> float | None:
-    increase, divisor = _increase(first.number, last.number), _increase(first.other, last.other)
+    increase, divisor = _increase(first.number, last.number), _increase(first.other_number, last.other_number)
     return None if increase is None or not divisor else increase / divisor
 
 
@@ -355,5 +366,5 @@ def _tracks(samples: SampleIndex) -> Iterator[tuple[TrackKey, float]]:
         if steps.sum is not None:
             yield ("step seconds", steps.labels["run"]), steps.sum
     for source in _SOURCES:
-        for labels, value in samples.select(source.family, **source.labels):
+        for labels, value in samples.select(source.family, **source.label_values):
             yield (source.track, *(labels.get(name, "") for name in source.owner_labels)), value

@@ -11,7 +11,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in a single unit."""
+    """Return a duration in a single unit, such as "1.5 s" or "20 min"."""
     if seconds is None or not isfinite(seconds):
         return DASH
     if seconds < 0.1:
@@ -60,7 +60,7 @@ def size(count: float) -> str:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Return a number, with a decimal prefix if the number is large."""
+    """Return a number, with a decimal prefix if it is large, such as "1.5G" or "123 kJ"."""
     if not isfinite(value):
         return DASH
     suffix = f" {unit}" if unit else ""
@@ -74,7 +74,7 @@ def number(value: float, unit: str = "") -> str:
 
 
 def share(ratio: float) -> str:
-    """Return a ratio in per cent."""
+    """Return a ratio in per cent, such as "12 %" or "1.5 %"."""
     return f"{100 * ratio:.1f} %" if 0 < ratio < 0.1 else f"{100 * ratio:.0f} %"
 
 
@@ -88,17 +88,17 @@ def energy(joules: float) -> str:
 
 
 def joules(value: float) -> str:
-    """Return joules."""
+    """Return an energy in joules, such as "123 kJ"."""
     return number(value, "J")
 
 
 def watts(value: float) -> str:
-    """Return watts."""
+    """Return a power, such as "350 W"."""
     return number(value, "W")
 
 
 def grams(value: float) -> str:
-    """Return grams."""
+    """Return a mass, such as "120 g"."""
     return number(value, "g")
 
 
@@ -112,5 +112,5 @@ _FORMATTERS: Mapping[str, Callable[[float], str]] = {
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """Return a number in a base unit of Prometheus."""
+    """Return a number in a base unit of Prometheus as text, or a dash for None."""
     return DASH if value is None else _FORMATTERS.get(unit, number)(value)

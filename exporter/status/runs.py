@@ -220,9 +220,9 @@ def _restarts(view: View, run: Run) -> list[Figure]:
         labels["reason"]: count
         for labels, count in view.samples.select("training_restarts_total", run=run.name)
     }
-    increase = view.history.increase("restarts", run.name, only_if_seen="executed steps")
+    increase = view.history.increase("restarts", run.name, required_track="executed steps")
     notes = [f"{reason}: {count:.0f}" for reason, count in counts.items() if count]
-    notes += [f"the last {age(increase.last, view.exporter.now)}"] if increase else []
+    notes += [f"the last {age(increase.last_at, view.exporter.now)}"] if increase else []
     return figure("restarts", styled(f"{sum(counts.values()):.0f}"), *notes) if counts else []
 
 

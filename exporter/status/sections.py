@@ -36,7 +36,7 @@ MAX_OPEN_STATISTICS = 8
 """Number of statistics up to which the fold is open."""
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
 """Gauges that can represent a statistic, in order of preference."""
-_CONDITIONS = {  # by condition of `Rank`
+_PROCESS_STATES = {  # by condition of `Rank`
     "alive": StyledText("alive", "good"),
     "ended early": StyledText("ended", "bad"),
     "slow": StyledText("slow", "warn"),
@@ -109,7 +109,7 @@ def ranks_section(view: View) -> TableSection:
             "GPU": styled(rank.gpu),
             "worker": styled(rank.worker),
             "role": styled(rank.role),
-            "process": (_CONDITIONS.get(rank.condition) or StyledText(rank.condition, "dim"),),
+            "process": (_PROCESS_STATES.get(rank.process_state) or StyledText(rank.process_state, "dim"),),
             "phase": styled(rank.phase) + phase_duration if rank.phase and rank.alive else MISSING,
             "last step": age_or_dash(rank.progress_at, now),
             "compute time per step": value_or_dash(rank.compute_seconds if rank.alive else None, duration),

@@ -17,9 +17,9 @@ from exporter.status.thresholds import STRAGGLER_RATIO
 from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
-"""Snapshot age from which a living process counts as silent: it is stopped, or blocked in the kernel."""
+"""Snapshot age above which a living process counts as silent: it is probably stopped, or blocked in the kernel."""
 LATE_SECONDS, LATE_STEPS = 60.0, 5.0
-"""A step is late after both: seconds, and multiples of the longest of the last 100 steps."""
+"""A step is late if it takes longer than both: these seconds, and this multiple of the longest of the last 100 steps."""
 PAUSING_CAUSES = frozenset({"init", "compile", "checkpoint_load", "checkpoint_save", "validation"})
 """Causes of badput during which a step may be late."""
 THERMAL_REASON = "thermal"
@@ -27,8 +27,8 @@ THERMAL_REASON = "thermal"
 SPECIFIC_THROTTLE_REASONS = ("hw_thermal", "sw_thermal", "hw_power_brake")
 ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
 """States of a run without processes."""
-CONDITION_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
-"""Conditions of a process that need attention, in the order of the table."""
+PROCESS_STATE_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
+"""States of a process that need attention, with their position in the table of the ranks."""
 _RANK_FAMILIES = {
     "training_feed_alive": "alive",
     "training_feed_last_update_timestamp_seconds": "updated_at",
@@ -41,7 +41,7 @@ _RANK_FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """Function and source line of one call on a stack."""
+    """Function and source line of a call on a stack."""
 
     function: str
     location: str  # file:line
@@ -49,10 +49,10 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks that wait in the same function, with the stack of one of them."""
+    """Ranks that wait in the same function, with the stack of one of these ranks."""
 
     title: str
-    rank: int
+    rank: int  # rank whose stack is shown
     frames: tuple[StackFrame, ...]  # the innermost first
 
 
@@ -62,8 +62,8 @@ class Hang:
 
     sentence: str
     groups: tuple[StackGroup, ...] = ()
-    step: int | None = None
-    has_odd_group: bool = True
+    step: int | None = None  # last completed step
+    has_odd_group: bool = True  # True if the first group differs from the others, and probably blocks them
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class ExporterInfo:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Training run; `state` is the label of `training_run_state`, "" if unknown."""
+    """Training run."""
 
     name: str
-    state: str
-    reason: str
-    state_since: float | None
+    state: str  # label of `training_run_state`; "" if unknown
+    reason: str  # reason for the end of the run; "" while it runs or if unknown
+    state_since: float | None  # Unix time
     fastest_seconds: Mapping[str, float]  # compute time per step of the fastest rank, by pipeline stage
     phases: Mapping[str, float]  # seconds per second in each phase, summed over ranks, last minute
     is_ended: bool  # True if no process of the run is left
@@ -121,14 +121,14 @@ class Rank:
     gpu: str = ""
     uuid: str = ""
     stage: str = ""  # pipeline stage, "" if unknown; ranks of the same stage do the same work
-    alive: float | None = None
+    alive: float | None = None  # 1 for a living process, 0 for an ended process, None if unknown
     updated_at: float | None = None
     phase: str = ""
     phase_since: float | None = None
     progress_at: float | None = None  # time of the last step
     compute_seconds: float | None = None  # compute time per step, without waits for other ranks
     rival_count: float = 0.0  # number of other living processes with the same run and rank
-    condition: str = "unknown"  # unknown, alive, ended (with the run), or a key of `CONDITION_ORDER`
+    process_state: str = "unknown"  # unknown, alive, ended (with the run), or a key of `PROCESS_STATE_ORDER`
     is_slow: bool = False
 
     def reports(self, now: float) -> bool:
@@ -199,9 +199,9 @@ def build_view(
     runs = {name: _run(name, samples, history, ranks, exporter.now) for name in sorted(names)}
     for rank in ranks:
         rank.is_slow = _is_slow(rank, runs.get(rank.run))
-        rank.condition = _condition(rank, runs.get(rank.run), exporter)
+        rank.process_state = _process_state(rank, runs.get(rank.run), exporter)
     gpus = [_gpu(labels, up, samples, history, ranks) for labels, up in samples.select("gpu_up")]
-    ranks.sort(key=lambda rank: CONDITION_ORDER.get(rank.condition, len(CONDITION_ORDER)))
+    ranks.sort(key=lambda rank: PROCESS_STATE_ORDER.get(rank.process_state, len(PROCESS_STATE_ORDER)))
     gpus.sort(key=lambda gpu: gpu.index.zfill(12))
     return View(exporter, samples, history, collectors, runs, ranks, gpus)
 
@@ -286,9 +286,9 @@ def _gpu(
 
 
 def _prefer_ranks(holders: frozenset[RankOfRun], last: frozenset[RankOfRun]) -> frozenset[RankOfRun]:
-    """Return the last holders if there are no holders, or if only the last holders name ranks and the runs are equal.
+    """Return the holders, or the last known holders if they say more.
 
-    Returns the holders otherwise.
+    They say more if there are no holders, or if the runs are equal and only the last known holders name ranks.
     """
     runs = {run for run, _ in holders}
     has_ranks = any(rank for _, rank in holders)
@@ -319,7 +319,7 @@ def _ranks(samples: SampleIndex) -> list[Rank]:
     return sorted(ranks.values(), key=lambda rank: (rank.run, rank.rank.zfill(12), rank.worker, rank.role))
 
 
-def _condition(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
+def _process_state(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
     now = exporter.now
     if not rank.alive:
         if rank.alive is None:

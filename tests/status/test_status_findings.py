@@ -355,6 +355,49 @@ def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
     assert finding_texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
 
 
+def dropped_series(reason: str, count: float) -> Rows:
+    return {"exporter_series_dropped_total": [({"family": "loss", "reason": reason}, count)]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence", "remedy"),
+    [
+        (
+            "cap",
+            "The metrics page omits series of loss, because it has reached the maximum number of series (cap).",
+            "Find the label with many values, often on a Stat of the job; otherwise raise exposition.max_series.",
+        ),
+        (
+            "value",
+            "The metrics page omits series of loss, because they are invalid (value).",
+            "Correct the Stat or the collector; the exporter's log names the family.",
+        ),
+    ],
+)
+def test_dropped_series_are_a_concern_with_the_family_and_the_remedy_of_the_reason(
+    reason: str, sentence: str, remedy: str
+) -> None:
+    history = history_of(4, lambda tick: dropped_series(reason, 2.0 * tick))
+
+    (finding,) = finding_views_of(dropped_series(reason, 8.0), history=history)
+
+    assert (finding.text, finding.remedy) == (sentence, remedy)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks"),
+    [
+        ({"host_load1": [({}, 1.0)]}, "without ranks"),
+        ({"training_feed_alive": run_sample(1.0, rank="0")}, "for 1 rank"),
+        ({"training_feed_alive": JOB["training_feed_alive"]}, "for 2 ranks"),
+    ],
+)
+def test_the_cost_of_the_exporter_names_the_number_of_ranks(rows: Rows, ranks: str) -> None:
+    history = history_of(4, lambda tick: {"process_cpu_seconds_total": [({}, 2.5 * tick)]})
+
+    assert finding_texts(rows, history=history) == [f"The exporter uses 50 % of a core {ranks}."]
+
+
 GPU_LOST_CONDITION = next(condition for condition in CONDITIONS if condition.alert_name == "GpuLost")
 LOST_GPU_FINDING = Finding(
     GPU_LOST_CONDITION, Match(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""})
@@ -370,14 +413,14 @@ def test_a_condition_without_a_time_starts_when_the_exporter_first_finds_it() ->
     ):
         onsets.record(clock_seconds, current)
 
-    assert onsets.text(LOST_GPU_FINDING, NOW).startswith("for 60 s (")
+    assert onsets.time_text(LOST_GPU_FINDING, NOW).startswith("for 60 s (")
 
 
 def test_a_condition_found_at_the_start_of_the_exporter_has_a_lower_bound_of_its_age() -> None:
     onsets = Onsets()
     onsets.record(NOW - 60, [LOST_GPU_FINDING])
 
-    assert onsets.text(LOST_GPU_FINDING, NOW).startswith("for at least 60 s (")
+    assert onsets.time_text(LOST_GPU_FINDING, NOW).startswith("for at least 60 s (")
 
 
 def test_a_condition_that_returns_has_a_new_start() -> None:
@@ -389,7 +432,7 @@ def test_a_condition_that_returns_has_a_new_start() -> None:
     ):
         onsets.record(clock_seconds, current)
 
-    assert onsets.text(LOST_GPU_FINDING, NOW).startswith("for 20 s (")
+    assert onsets.time_text(LOST_GPU_FINDING, NOW).startswith("for 20 s (")
 
 
 def test_a_concern_links_to_the_runbook_entry_of_its_alert() -> None:

@@ -138,7 +138,7 @@ def test_the_age_of_a_new_problem_is_in_tenths_of_a_second() -> None:
     onsets.record(NOW - 60, [])
     onsets.record(NOW - 0.236, current_findings)
 
-    assert any(onsets.text(finding, NOW).startswith("for 0.2 s (") for finding in current_findings)
+    assert any(onsets.time_text(finding, NOW).startswith("for 0.2 s (") for finding in current_findings)
 
 
 def test_an_xid_is_explained() -> None:

@@ -364,7 +364,7 @@ def test_a_gap_at_the_start_of_the_time_range_adds_nothing_to_the_increase_of_a_
     increase = history.increase("xid", "GPU-3", "48", seconds=5.0 * (59 - 48))
 
     assert increase is not None
-    assert (increase.amount, increase.first, increase.last) == (1.0, NOW - 25, NOW - 25)
+    assert (increase.amount, increase.first_at, increase.last_at) == (1.0, NOW - 25, NOW - 25)
 
 
 def test_history_is_bounded_for_any_number_of_runs() -> None:

@@ -43,11 +43,13 @@ def _failed(view: View) -> Iterator[Match]:
         if run.is_ended or run.state == "ending":
             continue
         increase = view.history.increase(
-            "failed saves", name, seconds=FAILED_SECONDS, only_if_seen="executed steps"
+            "failed saves", name, seconds=FAILED_SECONDS, required_track="executed steps"
         )
         if increase is not None:
             facts = {"run": name, "count": counted(increase, "save", "saves")}
-            yield Match((name,), facts, since=increase.first, last_event_at=increase.last, is_event=True)
+            yield Match(
+                (name,), facts, since=increase.first_at, last_event_at=increase.last_at, is_event=True
+            )
 
 
 def _overdue(view: View) -> Iterator[Match]:

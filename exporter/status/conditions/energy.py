@@ -27,7 +27,7 @@ def _gap(view: View) -> Iterator[Match]:
         increase = view.history.increase("energy gap", component, seconds=GAP_SECONDS, starts_at_zero=False)
         if increase is not None and increase.amount > MAX_GAP_SECONDS:
             facts = {"component": component, "seconds": duration(increase.amount)}
-            yield Match((component,), facts, since=increase.first)
+            yield Match((component,), facts, since=increase.first_at)
 
 
 def _old_intensity(view: View) -> Iterator[Match]:

@@ -79,7 +79,7 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
         if not xid.isdecimal() or int(xid) not in codes or uuid not in titles:
             continue
         increase = view.history.increase("xid", uuid, xid, seconds=EVENT_SECONDS + KEPT_SECONDS)
-        since = last_times.get((uuid, xid)) or (increase.last if increase else None)
+        since = last_times.get((uuid, xid)) or (increase.last_at if increase else None)
         if since is None:
             continue
         count = view.samples.total("gpu_xid_errors_total", uuid=uuid, xid=xid) or 1
@@ -118,8 +118,8 @@ def _uncorrected(view: View) -> Iterator[Match]:
             yield Match(
                 (gpu.uuid,),
                 {"gpu": gpu.title, "errors": errors},
-                since=increase.first if increase else None,
-                last_event_at=increase.last if increase else None,
+                since=increase.first_at if increase else None,
+                last_event_at=increase.last_at if increase else None,
                 is_event=True,
                 is_past=increase is None,
             )

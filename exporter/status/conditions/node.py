@@ -68,7 +68,7 @@ def _killed(view: View) -> Iterator[Match]:
     increase = view.history.increase("OOM kills", seconds=EVENT_SECONDS, starts_at_zero=False)
     if increase is not None:
         processes = f"{increase.amount:.0f} process{'es' if increase.amount > 1 else ''}"
-        yield Match((), {"processes": processes}, since=increase.first, is_event=True)
+        yield Match((), {"processes": processes}, since=increase.first_at, is_event=True)
 
 
 def _throttled(view: View) -> Iterator[Match]:
@@ -100,7 +100,9 @@ def _link_errors(view: View) -> Iterator[Match]:
             "link failures", device, port, seconds=EVENT_SECONDS, starts_at_zero=False
         )
         if increase is not None and not (state is not None and state < ACTIVE_PORT):
-            yield Match((device, port), {"device": device, "port": port}, since=increase.first, is_event=True)
+            yield Match(
+                (device, port), {"device": device, "port": port}, since=increase.first_at, is_event=True
+            )
 
 
 CONDITIONS = (

@@ -128,16 +128,16 @@ def _losses(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
-        increase = view.history.increase("nonfinite", name, "loss", only_if_seen="executed steps")
+        increase = view.history.increase("nonfinite", name, "loss", required_track="executed steps")
         if increase is not None:
             recent = view.history.increase(
-                "nonfinite", name, "loss", seconds=NONFINITE_SECONDS, only_if_seen="executed steps"
+                "nonfinite", name, "loss", seconds=NONFINITE_SECONDS, required_track="executed steps"
             )
             yield Match(
                 (name,),
                 {"run": name, "count": counted(increase, "loss", "losses")},
-                since=increase.first,
-                last_event_at=increase.last,
+                since=increase.first_at,
+                last_event_at=increase.last_at,
                 is_event=True,
                 is_past=recent is None,
             )
@@ -161,11 +161,11 @@ def _gradients(view: View) -> Iterator[Match]:
 def _restarts(view: View) -> Iterator[Match]:
     for (run,) in view.history.owners("restarts"):
         increase = view.history.increase(
-            "restarts", run, seconds=RESTART_SECONDS, only_if_seen="executed steps"
+            "restarts", run, seconds=RESTART_SECONDS, required_track="executed steps"
         )
         if increase is not None and round(increase.amount) > MAX_RESTARTS:
             facts = {"run": run, "count": f"{increase.amount:.0f}"}
-            yield Match((run,), facts, since=increase.first)
+            yield Match((run,), facts, since=increase.first_at)
 
 
 CONDITIONS = (

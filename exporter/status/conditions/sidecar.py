@@ -12,6 +12,11 @@ from exporter.status.view import View
 STALE_INTERVALS, STALE_SECONDS = 3.0, 60.0
 RATE_SECONDS = 300.0
 CORE_RATIO, CORE_RATIO_PER_RANK = 0.02, 0.002
+MAX_NAMED_FAMILIES = 3
+CAP_REMEDY = (
+    "find the label with many values, often on a Stat of the job; otherwise raise exposition.max_series"
+)
+INVALID_SERIES_REMEDY = "correct the Stat or the collector; the exporter's log names the family"
 
 
 def _not_ready(view: View) -> Iterator[Match]:
@@ -49,15 +54,25 @@ def _stale_collectors(view: View) -> Iterator[Match]:
 
 def _dropped_series(view: View) -> Iterator[Match]:
     for (reason,) in view.history.owners("dropped series"):
-        if view.history.rate_over("dropped series", reason, seconds=RATE_SECONDS):
-            count = view.samples.total("exporter_series_dropped_total", reason=reason) or 0
-            yield Match((reason,), {"count": f"{count:.0f}", "reason": reason})
+        if not view.history.rate_over("dropped series", reason, seconds=RATE_SECONDS):
+            continue
+        dropped_counts = view.samples.select("exporter_series_dropped_total", reason=reason)
+        families = sorted(labels.get("family", "") for labels, count in dropped_counts if count)
+        more = f" and {len(families) - MAX_NAMED_FAMILIES} more" if len(families) > MAX_NAMED_FAMILIES else ""
+        facts = {
+            "families": ", ".join(families[:MAX_NAMED_FAMILIES]) + more,
+            "cause": "it has reached the maximum number of series" if reason == "cap" else "they are invalid",
+            "reason": reason,
+            "remedy": CAP_REMEDY if reason == "cap" else INVALID_SERIES_REMEDY,
+        }
+        yield Match((reason,), facts)
 
 
 def _cost(view: View) -> Iterator[Match]:
     cpu_ratio = view.history.rate_over("exporter CPU", seconds=RATE_SECONDS)
-    ranks = sum(rank.alive == 1 for rank in view.ranks)
-    if cpu_ratio is not None and cpu_ratio > CORE_RATIO + CORE_RATIO_PER_RANK * ranks:
+    rank_count = sum(rank.alive == 1 for rank in view.ranks)
+    if cpu_ratio is not None and cpu_ratio > CORE_RATIO + CORE_RATIO_PER_RANK * rank_count:
+        ranks = f"for {rank_count} rank{'s' if rank_count > 1 else ''}" if rank_count else "without ranks"
         yield Match((), {"share": share(cpu_ratio), "ranks": ranks})
 
 
@@ -106,14 +121,14 @@ CONDITIONS = (
     Condition(
         alert_name="ExporterSeriesDropped",
         criterion="any series dropped, for 15m",
-        sentence=diagnoses.SERIES_DROPPED.sentence + " ({reason})",
-        remedy=diagnoses.SERIES_DROPPED.remedy,
+        sentence="the metrics page omits series of {families}, because {cause} ({reason})",
+        remedy="{remedy}",
         find_matches=_dropped_series,
     ),
     Condition(
         alert_name="ExporterCostHigh",
         criterion="more than 0.02 of a core, and 0.002 more for each running rank",
-        sentence="the exporter uses {share} of a core for {ranks} ranks",
+        sentence="the exporter uses {share} of a core {ranks}",
         remedy="lengthen the interval of the most expensive collector, or reduce the number of scrapers",
         find_matches=_cost,
     ),
