@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.metadata
 import os
@@ -43,6 +44,7 @@ needs_fake_nvml = pytest.mark.skipif(
 def library() -> Path:
     """Build the library once, and return its directory."""
     directory = Path(tempfile.mkdtemp(prefix="fakenvml-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     library_file = directory / "libnvidia-ml.so.1"
     options = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{_headers()}"]
     arguments = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(library_file), str(SOURCE), "-lm", "-lpthread"]
