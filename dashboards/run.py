@@ -30,6 +30,7 @@ from dashboards.queries import (
 )
 from dashboards.run_overview import GOODPUT_IF_SAVED, RANKS_LINK, overview_panels
 from dashboards.tables import Column, hanging_ranks, table
+from dashboards.unsaved_work import UNSAVED
 
 UID = "training-run"
 FLOPS_UTILIZATION_TEMPLATE = (
@@ -153,7 +154,7 @@ def _optional_panels() -> tuple[Panel, ...]:
             h=12,
         ),
         time_series(
-            "Memory of tensors",
+            "GPU memory allocated by PyTorch",
             Query('max by (rank) (training_gpu_memory_bytes{@rank, state="allocated"})', "rank {{rank}}"),
             unit="bytes",
         ),
@@ -202,7 +203,7 @@ def _checkpoint_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "Unsaved work",
-            Query("max(training_uncommitted_seconds{@run})", "since the last checkpoint", BLUE),
+            Query(UNSAVED, "since the last checkpoint", BLUE),
             Query("max(training_checkpoint_interval_seconds{@run})", "usual interval", reference=True),
             unit="s",
             fill=10,

@@ -50,9 +50,13 @@ from dashboards.queries import (
     instant_query,
 )
 from dashboards.run_problems import (
+    ALL_WAIT_FOR_DATA,
     DATA_WAIT,
+    LIVE_RANKS,
+    MISSING_RANKS,
     SLOW_RATIO,
     STATE_SINCE,
+    UNKNOWN_RANKS,
     events_in_range,
     problem_since,
     what_is_wrong,
@@ -94,7 +98,6 @@ def overview_panels() -> tuple[Panel, ...]:
 
 def _state_panels() -> tuple[Panel, ...]:
     """Return the panels about the state, the alerts and the progress."""
-    live_ranks = "count(max by (rank) (training_process_up{@run}) == 1)"
     ended_normally = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
     return (
         stat(
@@ -121,13 +124,14 @@ def _state_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Ranks",
-            instant_query(f"{live_ranks} or 0 * max(training_run_state{{@run}})", "alive"),
+            instant_query(f"{LIVE_RANKS} or 0 * max(training_run_state{{@run}})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
             instant_query(
-                f"clamp_min(max(training_world_size{{@run}}) - ({live_ranks} or vector(0)), 0) unless on () {ended_normally}",
+                f"{MISSING_RANKS} unless on () ({UNKNOWN_RANKS} > 0 unless on () {MISSING_RANKS} > 0) unless on () {ended_normally}",
                 "missing",
                 BAD,
             ),
+            instant_query(f"{UNKNOWN_RANKS} > 0 unless on () {ended_normally}", "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",
             h=3,
@@ -197,14 +201,14 @@ def _losses(w: int, h: int) -> Panel:
             f"{share} or on () {_NOTHING_LOST}",
             "of time",
             "percentunit",
-            100,
+            80,
             thresholds=warn_from(0.1, 0.3),
             mappings=ZERO_AS_DASH,
             decimals=0,
         ),
-        Column(gpu_hours_per_hour, "GPU h/h", decimals=2, width=85),
-        Column(cost_per_hour, "Cost per hour", decimals=2, width=110),
-        Column("currency", "Currency", width=80),
+        Column(gpu_hours_per_hour, "GPU hours per hour", decimals=2, width=142),
+        Column(cost_per_hour, "Cost/h", decimals=2, width=75),
+        Column("currency", "Currency", width=75),
         sort="of time",
         w=w,
         h=h,
@@ -230,7 +234,10 @@ def _number_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Waiting for data, last 5 min",
-            instant_query(f"topk(1, {DATA_WAIT})", "rank {{rank}} on {{instance}}"),
+            instant_query(
+                f"topk(1, {DATA_WAIT}) unless on () {ALL_WAIT_FOR_DATA}", "rank {{rank}} on {{instance}}"
+            ),
+            instant_query(ALL_WAIT_FOR_DATA, "each rank, at least"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",

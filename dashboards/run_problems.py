@@ -51,6 +51,20 @@ _RUN_ENDED = (
 )
 
 
+RANKS_WITH_SAMPLE = (
+    "group by (rank) (training_process_up{@run} or last_over_time(training_process_up{@run}[35s]))"
+)
+"""PromQL for the ranks whose exporter responds. A single missed scrape at the scrape interval of 15 s is no outage."""
+LIVE_RANKS = (
+    "(count(max by (rank) (training_process_up{@run} or last_over_time(training_process_up{@run}[35s])) == 1)"
+    " or on () 0 * max(training_world_size{@run}))"
+)
+UNKNOWN_RANKS = f"clamp_min(max(training_world_size{{@run}}) - (count({RANKS_WITH_SAMPLE}) or vector(0)), 0)"
+"""PromQL for the number of ranks without a sample: their exporter is down, or they have not started."""
+MISSING_RANKS = f"clamp_min(max(training_world_size{{@run}}) - {LIVE_RANKS} - {UNKNOWN_RANKS}, 0)"
+"""PromQL for the number of ranks whose process has ended."""
+
+
 class Effect(enum.Enum):
     """Effect of a problem on the run, by which the table is sorted."""
 
@@ -154,6 +168,11 @@ def _xids(matcher: str = "") -> str:
     )
 
 
+def _xid_text(xids: str) -> str:
+    """Return PromQL that adds the GPU and the Xid as the label `problem`."""
+    return _with_text(f'label_join({xids}, "place", ": Xid ", "gpu", "xid")', "GPU $1", "place")
+
+
 _XIDS = _xids()
 CRITICAL_XIDS_OF_GPUS = _xids(f'xid=~"{"|".join(str(xid) for xid in sorted(CRITICAL_XIDS))}"')
 """PromQL for the time of the recent Xids that point to the hardware."""
@@ -200,7 +219,7 @@ _FIRST_EXIT = f"bottomk(1, ({_RESTARTED}) >= scalar(max({_RESTARTED})) - 60)"
 """PromQL for the first exit before the last restart of the ranks. The exits of the other ranks follow within a minute."""
 _UNKNOWN_RANKS = (
     "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
-    " unless on (rank) training_process_up{@run}) unless on (instance) exporter_build_info{@cluster}"
+    f" unless on (rank) {RANKS_WITH_SAMPLE}) unless on (instance) exporter_build_info{{@cluster}}"
     f" unless on () {_RUN_ENDED}"
 )
 _LAST_SAMPLE = "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
@@ -269,8 +288,15 @@ DATA_WAIT = (
 )
 """PromQL for the share of the last five minutes in which each rank waited for data, also of a younger run."""
 _DATA_WAIT_SINCE = last_time(f"{_BRIEF_DATA_WAIT} <= bool {DATA_WAIT_RATIO}")
+ALL_WAIT_FOR_DATA = f"(min({DATA_WAIT}) > {DATA_WAIT_RATIO} and on () count({DATA_WAIT}) > 1)"
+"""PromQL for the share in which each rank waits for data at least, if all ranks wait: no rank is then the cause."""
+_ALL_RANKS_WAIT = _with_number(
+    f"round(100 * {ALL_WAIT_FOR_DATA})",
+    _DATA_WAIT_SINCE,
+    "all ranks wait for data: at least $1 % of the last 5 min",
+)
 _WAITING_RANK = _with_number(
-    f"round(100 * topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO}))",
+    f"round(100 * topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
     f"0 * {_RANK_UP} + on () group_left () {_DATA_WAIT_SINCE}",
     "waits longest for data: $1 % of the last 5 min",
     "instance, rank",
@@ -312,7 +338,12 @@ LAST_SAVE_FAILED = f"{_LAST_FAILURE} > {_LAST_SAVE}"
 """PromQL with a value while no save has succeeded after the last failed save."""
 _FAILED_COUNT = f"round({events_in_range(_FAILED_COUNTER, 'kind')}) > 0"
 _SAVES_ALERT = 'max(ALERTS{@run, alertname="TrainingCheckpointFailing", alertstate="firing"})'
-_SAVES_FAIL = _with_number(_FAILED_COUNT, _LAST_SAVE, "no checkpoint: $1 saves failed")
+_FIRST_FAILURE_AFTER_SAVE = (
+    f"min_over_time((time() + 0 * (sum({_FAILED_COUNTER} offset -$__interval) > (sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}))"
+    " > scalar(max(training_checkpoint_last_success_timestamp_seconds{@run} @ end()) or on () vector(0)))[$__range:$__interval])"
+)
+"""PromQL for the first time in the time range after the last successful save before a save failed."""
+_SAVES_FAIL = _with_number(_FAILED_COUNT, _FIRST_FAILURE_AFTER_SAVE, "no checkpoint: $1 saves failed")
 _SAVES_FAILED = _with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
@@ -341,10 +372,11 @@ PROBLEMS = (
     ),
     Problem(f"{_NONFINITE_LOSS} and on () {NONFINITE_NOW}", Effect.ENDANGERS, _RESUME_FINITE),
     Problem(f"{_NONFINITE_PAUSED} and on () {NONFINITE_ALERT}", Effect.ENDANGERS, _RESUME_FINITE),
+    Problem(_xid_text(CRITICAL_XIDS_OF_GPUS), Effect.ENDANGERS, _DRAIN_NODE),
     Problem(
-        _with_text(f'label_join({_XIDS}, "place", ": Xid ", "gpu", "xid")', "GPU $1", "place"),
+        f"{_xid_text(_XIDS)} unless on (instance, rank, gpu, xid) {CRITICAL_XIDS_OF_GPUS}",
         Effect.ENDANGERS,
-        "read What is wrong on GPUs",
+        "read the log of the rank; if the Xid repeats, reset the GPU",
     ),
     Problem(
         _with_number(_UNKNOWN_RANKS, _LAST_SAMPLE, "exporter down, ranks unknown: $1", "instance"),
@@ -355,6 +387,7 @@ PROBLEMS = (
     Problem(_SLOW_RANKS, Effect.SLOWS, "compare clock and heat of its GPU on Ranks"),
     Problem(THROTTLED_GPUS, Effect.SLOWS, "check the cooling and the power supply of the node"),
     Problem(_WAITING_RANK, Effect.SLOWS, "use more or faster data workers"),
+    Problem(_ALL_RANKS_WAIT, Effect.SLOWS, "check the storage; use more or faster data workers"),
     Problem(_EARLY_END, Effect.PAST, "read the log of the job, unless the early end is intended"),
     Problem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", _REASON), Effect.PAST),
     Problem(f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", Effect.PAST),

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dashboards.queries import SPEED_RATIO_BY_NODE, STANDS_STILL
+from dashboards.queries import SPEED_RATIO_BY_NODE, STANDS_STILL, STEP_AGE_SECONDS
 from dashboards.run_problems import (
+    ALL_WAIT_FOR_DATA,
     CRITICAL_XIDS_OF_GPUS,
     DATA_WAIT,
     DATA_WAIT_RATIO,
     LAST_SAVE_FAILED,
     LOOKBACK,
     LOST_GPUS,
+    MISSING_RANKS,
     NONFINITE_ALERT,
     NONFINITE_NOW,
     ODD_RANK,
     SLOW_RATIO,
     STEPS_OF_EARLY_END,
     THROTTLED_GPUS,
+    UNKNOWN_RANKS,
 )
 
 WARNING_LEVEL, BAD_LEVEL = 1, 10
@@ -70,10 +73,14 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
 
 
 def _overdue() -> str:
-    """Return PromQL for the level of an overdue step, with the minutes since the last step as the label `overdue`."""
-    minutes = "floor(max(run:training_step_overdue:seconds{@run}) / 60) >= 1"
+    """Return PromQL for the level of an overdue step, with the minutes since the last step as the label `overdue`.
+
+    The minutes are those of the tile *Last step*, which Grafana rounds.
+    """
+    minutes = f"round(({STEP_AGE_SECONDS} >= 60) / 60)"
     text = f'label_replace(count_values("overdue", {minutes}), "overdue", ", no step for $1 min", "overdue", "(.+)")'
-    return f"{BAD_LEVEL} * {text} or on () vector(0)"
+    overdue = "max(run:training_step_overdue:seconds{@run}) > 0"
+    return f"{BAD_LEVEL} * ({text} and on () {overdue}) or on () 0 * ({text} and on () {STANDS_STILL}) or on () vector(0)"
 
 
 def _culprit() -> str:
@@ -106,9 +113,13 @@ def _culprit() -> str:
 
 def _slow_part() -> str:
     """Return PromQL for the level of a slow run, with the slow rank, the rank that waits for data, or the hot GPU as the label `culprit`."""
+    all_wait = f'label_replace({ALL_WAIT_FOR_DATA}, "culprit", ", slowed by waiting for data", "", "")'
     parts = (
         (f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})", "slowed by rank $1"),
-        (f"topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO})", "slowed by the data of rank $1"),
+        (
+            f"topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
+            "slowed by the data of rank $1",
+        ),
         (f"topk(1, {THROTTLED_GPUS})", "GPU of rank $1 throttled"),
     )
     texts = " or on () ".join(
@@ -116,17 +127,16 @@ def _slow_part() -> str:
         for rank, text in parts
     )
     is_running = 'max(training_run_state{@run, state="running"}) == 1'
-    level = f"0 * max by (culprit) ({texts}) + {WARNING_LEVEL}"
+    level = f"0 * max by (culprit) ({texts} or on () {all_wait}) + {WARNING_LEVEL}"
     return f"({level} and on () {is_running} unless on () {STANDS_STILL})"
 
 
 def _missing_ranks() -> str:
-    """Return PromQL for the level of missing ranks of a live run, with their number as the label `missing`."""
-    live_ranks = "(count(max by (rank) (training_process_up{@run}) == 1) or vector(0))"
-    missing_count_query = f"max(training_world_size{{@run}}) - {live_ranks} > 0"
+    """Return PromQL for the level of ended or unknown ranks of a live run, with their number as the label `missing`."""
     is_live = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
-    text = _counted("missing", missing_count_query, "rank missing", "ranks missing")
-    return f"{WARNING_LEVEL} * {text} and on () {is_live} or on () vector(0)"
+    missing = _counted("missing", f"{MISSING_RANKS} > 0", "rank missing", "ranks missing")
+    unknown = _counted("missing", f"{UNKNOWN_RANKS} > 0", "rank unknown", "ranks unknown")
+    return f"{WARNING_LEVEL} * ({missing} or on () {unknown}) and on () {is_live} or on () vector(0)"
 
 
 def _alerts() -> str:

@@ -26,7 +26,7 @@ pytestmark = needs_promtool
 
 
 def test_the_state_names_the_rank_that_holds_up_a_hang(tmp_path: Path) -> None:
-    expected = {'{state="hung",culprit=", rank 1 on n1"}': 10.0}
+    expected = {'{state="hung",overdue=", no step for 10 min",culprit=", rank 1 on n1"}': 10.0}
 
     assert_panel(tmp_path, "training-run", "State", HUNG | HANG, expected)
 
@@ -188,6 +188,18 @@ def test_unsaved_work_has_a_cost_and_is_bad_after_three_intervals(
     assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {labels: value}, query_id=query_id)
 
 
+def test_the_time_of_a_hang_is_no_unsaved_work_before_the_exporter_decides(tmp_path: Path) -> None:
+    series = (
+        RANKS
+        | run_series("uncommitted_seconds", "0+15x60")
+        | run_series("last_progress_timestamp_seconds", "0+15x40 600x20", labels=',rank="0"')
+        | run_series("step_longest_seconds", "1x60", labels=',rank="0"')
+        | run_series("phase_active", "1x60", labels=',rank="0",phase="forward"')
+    )
+
+    assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {'{note="unsaved"}': 600})
+
+
 @pytest.mark.parametrize(
     ("query_id", "value", "labels"), [("A", 100, "{}"), ("B", 200, "{}"), ("C", 3600, '{currency="EUR"}')]
 )
@@ -241,7 +253,9 @@ def test_a_run_that_died_has_lost_its_unsaved_work_and_has_no_slowest_rank(
 
 def test_the_state_and_the_rank_of_a_hang_name_its_lost_gpu(tmp_path: Path) -> None:
     series = HUNG | HANG | LOST_GPU
-    state = {'{state="hung",culprit=": GPU 1 of rank 1 on n1 lost (Xid 79)"}': 10}
+    state = {
+        '{state="hung",overdue=", no step for 10 min",culprit=": GPU 1 of rank 1 on n1 lost (Xid 79)"}': 10
+    }
     odd_rank = {
         f'{{odd="rank 1: GPU 1 lost (Xid 79)",problem="GPU 1 lost (Xid 79)",note=" (Xid 79)",xid="79",{RANK_1},{GPU_1}}}': 1
     }

@@ -33,6 +33,8 @@ REMEDIES = {
     "computes at": "compare clock and heat of its GPU on Ranks",
     "throttled": "check the cooling and the power supply of the node",
     "waits longest": "use more or faster data workers",
+    "all ranks wait": "check the storage; use more or faster data workers",
+    "Xid 48": "drain the node; restart the run without it; then reset the GPU",
 }
 """Remedy by a part of the problem."""
 
@@ -118,7 +120,7 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
             | run_series("checkpoint_last_success_timestamp_seconds", "240x60"),
             {
                 'problem="loss was NaN or infinite in 586 steps"': 300_000,
-                'problem="no checkpoint: 2 saves failed"': 240_000,
+                'problem="no checkpoint: 2 saves failed"': 300_000,
             },
             id="NaN and failing saves",
         ),
@@ -127,6 +129,23 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
             {f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}': 300_000},
             id="loader stall",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("phase_seconds_total", "0x20 9+9x39", labels=',rank="0",phase="data_loading"')
+            | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
+            {'problem="all ranks wait for data: at least 50 % of the last 5 min"': 300_000},
+            id="loader stall of all ranks",
+        ),
+        pytest.param(
+            RANKS
+            | {
+                f'training_rank_info{{run="a",{RANK_1},gpu="1",uuid="G1"}}': "1x60",
+                'gpu_up{instance="n1",gpu="1",uuid="G1"}': "1x60",
+                'gpu_xid_last_timestamp_seconds{instance="n1",gpu="1",uuid="G1",xid="48"}': "_x20 300x40",
+            },
+            {f'problem="GPU 1: Xid 48",{RANK_1},gpu="1"': 300_000},
+            id="Xid of the hardware",
         ),
         pytest.param(
             DIED,

@@ -62,10 +62,11 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "G"},
     ("training-run", NO_TORCH): {
-        "Memory of tensors": "A",
+        "GPU memory allocated by PyTorch": "A",
         "Allocation retries and failures": "AB",
         "GPU time of a step": "AB",
     },
+    ("training-run", NO_OUTAGE): {"Ranks": "D"},
     ("training-run", TOO_SHORT): {"Step time": "B"},
 }
 """Queries that may return no data: (dashboard, reason) → panel → reference ids."""

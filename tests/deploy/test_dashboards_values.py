@@ -351,7 +351,7 @@ def test_the_state_of_a_run_counts_the_ranks_whose_exporter_is_down(tmp_path: Pa
     }
 
     during = failures(
-        tmp_path, "State", series, {"7m": 1}, labels='{state="running", missing=", 1 rank missing"}'
+        tmp_path, "State", series, {"7m": 1}, labels='{state="running", missing=", 1 rank unknown"}'
     )
     after = failures(tmp_path, "State", series, {"12m": 0}, labels='{state="running"}')
     assert not during, during
