@@ -31,7 +31,9 @@ SHARE_SECONDS = 5 if QUICK else 20
 MANY_ITERATIONS = 200_000 if QUICK else 1_000_000
 THREAD = "exporter-recording"
 TURN_STEPS = 20
-"""Number of steps after which the bridge is switched on or off."""
+"""Number of steps of a turn, after which the bridge is switched on or off."""
+FIRST_TURNS = 10
+"""Number of turns with the bridge that are not measured. In its first 100 steps, the bridge reads every loss."""
 BUDGET_OBSERVE_NS = 600.0
 """Time of prometheus_client's `Histogram.observe` on the machine of the budgets."""
 TIMESTAMP = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
@@ -279,31 +281,29 @@ def recording_thread() -> list[Row]:
         for stat in stats:
             stat.add(0.01)
 
-    def percent(call: Callable[[], object], per_second: float) -> float:
+    def row(rate: str, call: Callable[[], object], per_second: int) -> Row:
+        timer = ObserveTimer()
         exporter.flush()
         started, cpu_before, number = time.perf_counter(), thread_seconds(THREAD), 0
         while time.perf_counter() - started < SHARE_SECONDS:
             call()
             number += 1
+            if number % per_second == 0:
+                timer.run()
             time.sleep(max(started + number / per_second - time.perf_counter(), 0))
-        return round((thread_seconds(THREAD) - cpu_before) / (time.perf_counter() - started) * 100, 3)
-
-    def row(rate: str, call: Callable[[], object], per_second: float) -> Row:
-        nanoseconds_before = observe_ns()
-        own_percent = percent(call, per_second)
-        nanoseconds = (nanoseconds_before + observe_ns()) / 2
-        notes = [f"not scaled {own_percent:.3g} % of a core", f"Histogram.observe {nanoseconds:.0f} ns"]
-        scaled_percent = round(own_percent * BUDGET_OBSERVE_NS / nanoseconds, 3)
+        percent = (thread_seconds(THREAD) - cpu_before) / (time.perf_counter() - started) * 100
+        nanoseconds = timer.nanoseconds()
+        notes = [f"not scaled {percent:.3g} % of a core", f"Histogram.observe {nanoseconds:.0f} ns"]
         return Row(
             f"CPU time of the recording thread at {rate} (scaled)",
-            scaled_percent,
+            round(percent * BUDGET_OBSERVE_NS / nanoseconds, 3),
             "% of a core",
             0.2,
             notes=notes,
         )
 
     full = our_iterations()["full"]
-    return [row("1,000 samples/s", record_all, 20.0), row("100 iterations/s", full, 100.0)]
+    return [row("1,000 samples/s", record_all, 20), row("100 iterations/s", full, 100)]
 
 
 STACK_RUNS = 10
@@ -441,7 +441,10 @@ class Hooks:
 
 
 def loop(modules: int) -> None:
-    """Train a model of some modules in a plain loop, alternately with and without the bridge. Print both median CPU times of a step.
+    """Train a model of some modules in a plain loop, in turns with and without the bridge.
+
+    Prints the median CPU time of a step without the bridge, the median difference of consecutive turns, and the median time of
+    `Histogram.observe` between the turns, so that a slow moment of the machine affects all of them.
 
     All modules but the last are empty, because the steps of a larger model vary by more than the cost of the bridge.
     """
@@ -455,12 +458,18 @@ def loop(modules: int) -> None:
     batches = 1_000 if QUICK else 6_000
     data = torch.utils.data.DataLoader(torch.randn(8 * batches, 32, 64), batch_size=8)
     hooks = Hooks()
-    times: dict[bool, list[float]] = {True: [], False: []}
+    observe_timer = ObserveTimer()
+    turn_medians: dict[bool, list[float]] = {True: [], False: []}
+    step_seconds: list[float] = []
     started, is_bridged = 0.0, True
     for number, batch in enumerate(data):
         if number % TURN_STEPS > 1:  # without the first step after a switch
-            times[is_bridged].append(time.thread_time() - started)
+            step_seconds.append(time.thread_time() - started)
         if number % TURN_STEPS == 0:
+            if step_seconds:
+                turn_medians[is_bridged].append(statistics.median(step_seconds))
+                step_seconds.clear()
+            observe_timer.run()
             is_bridged = not is_bridged
             hooks.switch(enabled=is_bridged)
         started = time.thread_time()
@@ -468,24 +477,36 @@ def loop(modules: int) -> None:
         optimizer.zero_grad()
         model(batch).pow(2).mean().backward()
         optimizer.step()
-    bare_step, bridged_step = (
-        statistics.median(times[is_bridged_step][50:]) * 1e6 for is_bridged_step in (False, True)
-    )
-    print(bare_step, bridged_step)
+    bare, bridged = (turn_medians[is_bridged][FIRST_TURNS:] for is_bridged in (False, True))
+    added = [bridged_step - bare_step for bare_step, bridged_step in zip(bare, bridged, strict=False)]
+    print(statistics.median(bare) * 1e6, statistics.median(added) * 1e6, observe_timer.nanoseconds())
 
 
-def observe_ns() -> float:
-    """Return the CPU time of prometheus_client's `Histogram.observe`, by which the values of rows marked *scaled* are scaled."""
-    import prometheus_client
+class ObserveTimer:
+    """CPU time of prometheus_client's `Histogram.observe`, by which the values of rows marked *scaled* are scaled.
 
-    observe = prometheus_client.Histogram("scale", "scale", registry=None).observe
-    nanoseconds = []
-    for _ in range(5):
+    The calls are spread over a measurement, because the speed of a shared machine changes within seconds.
+    """
+
+    CALLS = 1_000
+
+    def __init__(self) -> None:
+        import prometheus_client
+
+        self._observe = prometheus_client.Histogram("scale", "scale", registry=None).observe
+        self._nanoseconds: list[float] = []
+
+    def run(self) -> None:
+        """Time some calls."""
+        observe = self._observe
         started = time.thread_time()
-        for _ in range(20_000):
+        for _ in range(self.CALLS):
             observe(0.1)
-        nanoseconds.append((time.thread_time() - started) / 20_000 * 1e9)
-    return min(nanoseconds)
+        self._nanoseconds.append((time.thread_time() - started) / self.CALLS * 1e9)
+
+    def nanoseconds(self) -> float:
+        """Return the median time of a call."""
+        return statistics.median(self._nanoseconds)
 
 
 def bridges() -> list[Row]:
@@ -494,7 +515,7 @@ def bridges() -> list[Row]:
         return []
     rows = []
     for modules in (1, 200):
-        added_microseconds, bare_microseconds, observe_nanoseconds = [], [], []
+        bare_microseconds, added_microseconds, scaled_microseconds, observe_nanoseconds = [], [], [], []
         for _ in range(3 if QUICK else 7):
             process = subprocess.run(
                 [sys.executable, __file__, "loop", str(modules), *(["--quick"] if QUICK else [])],
@@ -503,18 +524,19 @@ def bridges() -> list[Row]:
                 text=True,
                 check=True,
             )
-            bare_step, bridged_step = map(float, process.stdout.split()[-2:])
-            observe_nanoseconds.append(observe_ns())
-            added_microseconds.append(bridged_step - bare_step)
-            bare_microseconds.append(bare_step)
-        nanoseconds = statistics.median(observe_nanoseconds)
-        scale = BUDGET_OBSERVE_NS / nanoseconds
-        scaled_microseconds = round(statistics.median(added_microseconds) * scale, 1)
+            bare, added, nanoseconds = map(float, process.stdout.split()[-3:])
+            bare_microseconds.append(bare)
+            added_microseconds.append(added)
+            observe_nanoseconds.append(nanoseconds)
+            scaled_microseconds.append(added * BUDGET_OBSERVE_NS / nanoseconds)
         peers = {"step without the bridge": round(statistics.median(bare_microseconds), 1)}
         models = f"model of {modules} module{'s' * (modules > 1)}"
         title = f"CPU time that the bridge to plain loops adds to a step, {models} (scaled)"
-        notes = [f"Histogram.observe {nanoseconds:.0f} ns"]
-        rows.append(Row(title, scaled_microseconds, "µs", 25.0, peers, notes))
+        notes = [
+            f"not scaled {statistics.median(added_microseconds):.1f} µs",
+            f"Histogram.observe {statistics.median(observe_nanoseconds):.0f} ns",
+        ]
+        rows.append(Row(title, round(statistics.median(scaled_microseconds), 1), "µs", 25.0, peers, notes))
     return rows
 
 
