@@ -64,9 +64,10 @@ class Observers:
         self._on_change()
 
     def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:
-        """Call every observer and return the results.
+        """Call every observer and return the results. Exceptions other than `OneLoggerError` are logged.
 
-        Raises OneLoggerError: An observer raised it, and *propagates* is true. All other exceptions are logged.
+        Raises:
+            OneLoggerError: An observer raised the error, and *propagates* is true.
         """
         results = []
         for observer in self._observers:

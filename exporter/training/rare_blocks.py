@@ -80,8 +80,8 @@ def timestamp_now() -> TracingTimestamp:
 def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
     """Return the timestamp of a time in milliseconds since the epoch.
 
-    Return the current time for None and 0, for a time more than ten minutes ahead, and, as misuse, for a negative number or an
-    object that is not a number.
+    Return the current time for None, for 0 and for a time more than ten minutes ahead. A negative number, or an object that is not
+    a number, also becomes the current time and is reported as misuse.
     """
     wall, now = time(), monotonic()
     if milliseconds is None:
@@ -170,7 +170,7 @@ def begin_block(
     parent: Span | None = None,
     values: Mapping[str, object] | None = None,
 ) -> tuple[Span, StartedBlock | None]:
-    """Start a rare block. Return its span, and the block. The block is None if the recording is off or the start is refused."""
+    """Start a rare block. Return the span and the block; the block is None if the recording is off or the start is refused."""
     began = timestamp or timestamp_now()
     is_save = kind is kinds.CHECKPOINT_SAVE
     policy = TRAINING.current_save_policy() if is_save and TRAINING.is_on else SavePolicy()

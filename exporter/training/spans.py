@@ -73,7 +73,11 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Return the event of a `to_json` dictionary, in its original class. Raises OneLoggerError if there is no name or time."""
+        """Return the event of a `to_json` dictionary, in its original class.
+
+        Raises:
+            OneLoggerError: The dictionary has no name or no timestamp.
+        """
         assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
         timestamp = TracingTimestamp.from_json(data["timestamp"])
         attributes = Attributes.from_json(data.get("attributes") or {})
@@ -310,7 +314,11 @@ class Span:
         self.updated_attributes.update(Attributes.of(attributes))
 
     def duration_msec(self) -> int:
-        """Return the duration, rounded to milliseconds. Raises OneLoggerError for an active span."""
+        """Return the duration, rounded to milliseconds.
+
+        Raises:
+            OneLoggerError: The span is active.
+        """
         duration: int | None = self.updated_attributes.get_int_value(DURATION)
         if duration is None:
             raise OneLoggerError(f"{self} has not ended")
@@ -344,7 +352,8 @@ class Span:
     def from_json(cls, data: Mapping[str, Any]) -> Span:
         """Return the span of a `to_json` dictionary of this package or of one-logger.
 
-        Raises OneLoggerError: There is no name, id or event.
+        Raises:
+            OneLoggerError: The dictionary has no name, no id or no event.
         """
         is_complete = data and data.get("name") and data.get("id") and data.get("events")
         assert_that(is_complete, f"not a span: {data}")

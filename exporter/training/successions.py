@@ -1,9 +1,9 @@
 """Phases that follow each other in training iterations, for the bridges.
 
-A job spends its time in torch, so that the exporter's code and data are no longer in the caches of the processor when a hook runs, and each line
-costs several times as much as in a loop. The start of a phase therefore changes the phase of the iteration on the clock's stack
-instead of entering a block. In a usual step the start of a phase only stores the time, and the phases are counted together at the
-end of the step.
+A job spends its time in torch. When a hook runs, the exporter's code and data are therefore no longer in the caches of the
+processor, and each line costs several times as much as in a loop. For this reason, the start of a phase changes the phase of the
+iteration on the clock's stack instead of entering a block. In a usual step, the start of a phase only stores the time. The phases
+are counted together at the end of the step.
 """
 
 from __future__ import annotations
