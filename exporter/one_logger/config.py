@@ -30,7 +30,12 @@ Value = TypeVar("Value")
 REQUIRED: Any = object()
 """Default of a field that must be set."""
 CALLABLE_SUFFIX = "_or_fn"
+"""Suffix of the fields that accept a callable."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+MAX_DIGITS = 4000
+"""Maximum number of digits of an integer in text. Python converts at most 4,300 digits by default."""
+MAX_SIZE = 10**100
+"""Bound of sizes and FLOPs, so that their products are in the range of a float."""
 WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
@@ -56,8 +61,8 @@ def _tags(value: object) -> str | list[str]:
 
 
 def _metadata(value: object) -> dict[str, Any]:
-    valid = isinstance(value, Mapping) and all(isinstance(key, str) and key.strip() for key in value)
-    assert_that(valid, "keys must be non-empty strings, in a mapping")
+    is_valid = isinstance(value, Mapping) and all(isinstance(key, str) and key.strip() for key in value)
+    assert_that(is_valid, "must be a mapping with non-empty strings as keys")
     return dict(value)  # type: ignore[call-overload,no-any-return]  # checked above
 
 
@@ -90,18 +95,25 @@ def _integer(value: object) -> int:
     number = to_attribute(value)  # also converts numbers of numpy
     # The value of an environment variable is text.
     if isinstance(number, str) and WHOLE_NUMBER.fullmatch(number):
+        assert_that(len(number) <= MAX_DIGITS, f"must be an integer of at most {MAX_DIGITS} digits")
         return int(number)
     is_whole = number.is_integer() if isinstance(number, float) else type(number) is int
     assert_that(is_whole, "must be an integer")
     return int(number)  # type: ignore[arg-type]  # an integer, checked above
 
 
+def _size(value: object) -> int:
+    number = _integer(value)
+    assert_that(abs(number) < MAX_SIZE, "must be an integer of at most 100 digits")
+    return number
+
+
 def _positive(value: object) -> int:
     try:
-        number = _integer(value)
+        number = _size(value)
     except OneLoggerError:
         number = 0
-    assert_that(number > 0, "must be set to a positive value")
+    assert_that(number > 0, "must be set to a positive value of at most 100 digits")
     return number
 
 
@@ -127,7 +139,10 @@ def _member(enumeration: type[enum.Enum], value: object) -> Any:
 
 
 class Field:
-    """Field of a configuration: a check, which converts the value, and a default."""
+    """Field of a configuration: a check, which converts the value, and a default.
+
+    A callable, in a field with the suffix `_or_fn`, and a None that is also the default are not checked.
+    """
 
     def __init__(self, check: Callable[[object], Any], default: Any = REQUIRED) -> None:
         self.check = check
@@ -201,7 +216,7 @@ class Settings:
 
     @classmethod
     def fields(cls) -> Iterator[tuple[str, Field]]:
-        """Return the names and the fields that this class defines."""
+        """Yield the name and the field of each field that this class defines."""
         return ((field.name, field) for field in vars(cls).values() if isinstance(field, Field))
 
     def check(self) -> None:
@@ -260,9 +275,9 @@ class TrainingTelemetryConfig(Settings):
 
     perf_tag_or_fn = Field(_tags)
     global_batch_size_or_fn = Field(_positive)
-    micro_batch_size_or_fn = Field(_integer, None)
-    seq_length_or_fn = Field(_integer, None)
-    flops_per_sample_or_fn = Field(_integer, None)
+    micro_batch_size_or_fn = Field(_size, None)
+    seq_length_or_fn = Field(_size, None)
+    flops_per_sample_or_fn = Field(_size, None)
     train_iterations_target_or_fn = Field(_integer, None)
     train_samples_target_or_fn = Field(_integer, None)
     log_every_n_train_iterations = Field(_positive, 50)
