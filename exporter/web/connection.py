@@ -1,4 +1,4 @@
-"""Connections of the web server: handshake, requests, responses and close, each with a deadline.
+"""Connections of the web server. The handshake, each request, each response and the close have deadlines.
 
 Each connection is a task on the server's event loop. A missed deadline or an eviction cancels the task. Errors of peers are
 counted and not logged.
@@ -35,11 +35,13 @@ class ServerState:
     router: Router
     counts: Counts = field(default_factory=Counts)
     is_closing: bool = False  # True while the server stops; every response then closes the connection
-    has_logged_error: bool = False  # True after an internal error, which is logged once
+    has_logged_error: bool = (
+        False  # True after the first internal error; later internal errors are not logged
+    )
 
 
 class Connection:
-    """Connection over an accepted, non-blocking socket. The end of the connection closes the socket."""
+    """Connection over an accepted, non-blocking socket, which is closed at the end of the connection."""
 
     state: ConnectionState | None = None  # written by the guard; None after the end
     body = b""  # the response body being sent
@@ -162,7 +164,7 @@ class Connection:
         self._enter(ConnectionState.RUNNING)
         response = await self._server.router.respond(request, self._peer)
         is_persistent = await self._send(wire, response)
-        if response.scrape:
+        if response.is_scrape:
             counts = self._server.counts
             counts.scrapes += 1
             counts.scrape_seconds += self._loop.time() - start

@@ -18,7 +18,9 @@ from exporter.web.workers import Workers
 
 METRICS = "/metrics"
 RETRY_SOON = {"Retry-After": "1"}
+"""Header fields that request a retry after a second."""
 _MAX_NAMES = 100
+"""Maximum number of `name[]` parameters of a request."""
 _MAX_NAME_LENGTH = 200
 
 Readiness = Callable[[], str | None]
@@ -134,7 +136,7 @@ class MetricsEndpoint:
         headers = {"Vary": "Accept, Accept-Encoding"}
         if use_gzip:
             headers["Content-Encoding"] = "gzip"
-        return Response(200, body, form.value, headers, scrape=request.method == "GET" and has_families)
+        return Response(200, body, form.value, headers, is_scrape=request.method == "GET" and has_families)
 
     def stop(self) -> None:
         """End the worker threads after their current work."""

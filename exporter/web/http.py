@@ -70,9 +70,9 @@ class Response:
     body: bytes = b""  # for HEAD, the length alone is sent
     content_type: str = PLAIN_TEXT
     headers: Mapping[str, str] = field(default_factory=dict)  # override the default headers
-    close: bool = False  # close the connection afterwards
+    close: bool = False  # True to close the connection afterwards
     route: str = "other"  # label of exporter_http_requests_total
-    scrape: bool = False  # counts as a scrape
+    is_scrape: bool = False  # True if the response counts as a scrape
 
 
 def text_response(

@@ -16,6 +16,7 @@ from exporter.errors import ListenError
 FLAG = "--web.listen-address"
 
 SEND_BUFFER_BYTES = 64 * 1024
+"""Size of the kernel's send buffer of a connection."""
 
 ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$"
 """Pattern of an address: `:20909`, `127.0.0.1:0`, `[::1]:9100`, `host:port`."""
