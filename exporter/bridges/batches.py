@@ -25,7 +25,10 @@ def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
 
 
 def _samples(batch: Any, depth: int) -> int | None:
-    """Return the length of the first tensor with a dimension in a batch. Without a tensor, return the length of the first innermost list."""
+    """Return the length of the first tensor in a batch that has a dimension.
+
+    Without such a tensor, return the length of the first innermost list that is not empty, or None.
+    """
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None

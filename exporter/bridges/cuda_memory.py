@@ -14,6 +14,7 @@ from exporter.bridges.periodic import Periodic
 from exporter.recording.stat import metric
 
 MAX_DEVICES = 64
+"""Maximum number of devices whose statistics are read."""
 POLL_SECONDS = 5.0
 STATES: Mapping[str, tuple[str, str]] = {
     "allocated": ("allocated_bytes", "current"),

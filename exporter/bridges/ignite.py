@@ -46,13 +46,9 @@ def _run(source: LoopSource, engine: Any, *_args: Any, **_kwargs: Any) -> Around
     _running_engines.remove(engine)
 
 
-def _source() -> LoopSource | None:
-    return plain_torch.active_loop()
-
-
 @never_raises
 def _iteration_begins(engine: Any) -> None:
-    source = _source()
+    source = plain_torch.active_loop()
     if source is None:
         return
     if len(_running_engines) > 1:
@@ -63,14 +59,14 @@ def _iteration_begins(engine: Any) -> None:
 
 @never_raises
 def _iteration_ends(_engine: Any) -> None:
-    source = _source()
+    source = plain_torch.active_loop()
     if source is not None and len(_running_engines) > 1:
         source.validation_batch_ends()
 
 
 @never_raises
 def _epoch_ends(engine: Any) -> None:
-    source = _source()
+    source = plain_torch.active_loop()
     if source is None or len(_running_engines) > 1 or source.progress.steps == 0:
         return
     if source.progress.counts_epochs:

@@ -1,7 +1,7 @@
 """Loop tracker: opens and closes blocks of `exporter.training` as the hooks on a training loop report them.
 
-Used in the training process, on the thread that trains. Hooks do not report each start and end, for example after an exception
-or in an epoch that ends early. The tracker therefore keeps the open blocks; when a block closes, its inner blocks close first.
+Used in the training process, on the thread that trains. Hooks miss some starts and ends, for example after an exception or in an
+epoch that ends early. The tracker therefore keeps a list of the open blocks. Before a block closes, its inner blocks close.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Discarded(GeneratorExit):
 
 
 class LoopTracker:
-    """Open blocks of a training. A block is closed after its inner blocks, in any order of the calls.
+    """Open blocks of a training. Whatever the order of the calls, a block is closed after its inner blocks.
 
     Args:
         replaceable: True if the job's own blocks replace the loop and its iterations, as with `EXPORTER_AUTO=1`.
@@ -173,9 +173,8 @@ class LoopTracker:
         open_block = self._open.pop()
         leave(open_block.block, error)
         if open_block.level is Level.LOOP and not self._is_replaceable:
-            TRAINING.job_is_instrumented = (
-                self._was_instrumented
-            )  # a later loop of the job may be inferred again
+            # A later loop of the job may be inferred again.
+            TRAINING.job_is_instrumented = self._was_instrumented
         return open_block.level
 
 

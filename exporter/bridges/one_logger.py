@@ -145,10 +145,8 @@ def _describe() -> None:
             "flops_per_sample": _current_value(telemetry, "flops_per_sample"),
             "step_target": target if target is not None and target > 0 else None,
         }
-        batch_size, sequence_length = (
-            _current_value(telemetry, "global_batch_size"),
-            _current_value(telemetry, "seq_length"),
-        )
+        batch_size = _current_value(telemetry, "global_batch_size")
+        sequence_length = _current_value(telemetry, "seq_length")
         if batch_size:
             tokens = batch_size * sequence_length / world_size if sequence_length else None
             TRAINING.expect(batch_size / world_size, tokens)
@@ -182,6 +180,7 @@ def _late_msec(event: Any) -> float | None:
 
 
 SOURCE = _SpanSource()
+"""Source of this process."""
 
 
 def install() -> None:

@@ -11,7 +11,9 @@ from exporter.bridges.batches import samples_and_tokens
 from exporter.training.numbers import Numbers
 
 MAX_BATCHES = 64
+"""Maximum number of earlier batches in a queue. Above the limit, the oldest batch is dropped."""
 MAX_THREADS = 16
+"""Maximum number of threads with a queue before the first backward pass."""
 
 
 @dataclass(slots=True)
@@ -84,11 +86,9 @@ class PendingBatches:
             queue = self._queue_of_thread()
         if queue.has_latest:
             queue.move_latest()
-        kind = type(batch)
-        try:
-            samples = (
-                batch[0].shape[0] if kind is list or kind is tuple else batch.shape[0]
-            )  # a tensor, or a list of tensors
+        batch_class = type(batch)
+        try:  # for a tensor, and for a list of tensors
+            samples = batch[0].shape[0] if batch_class is list or batch_class is tuple else batch.shape[0]
         except Exception:  # noqa: BLE001  # a batch is an object of the job
             samples = None
         if type(samples) is int and samples:
@@ -133,7 +133,7 @@ class PendingBatches:
     def _queue_of_thread(self) -> BatchQueue:
         """Return the queue of the thread that trains; before the first backward pass, of the calling thread.
 
-        Batches of further threads than `MAX_THREADS` are not kept.
+        Batches of threads beyond `MAX_THREADS` are dropped.
         """
         if self._queue is not None:
             return self._queue

@@ -1,4 +1,4 @@
-"""Sources: bridges that can report the training, the choice of the active source, and the work at exit.
+"""Sources, which are bridges that can report the training: the choice of the active source, and the work at exit.
 
 Used in the training process. Several bridges may observe the same step: a Lightning job also steps torch's optimizers and reads
 torch's loaders. A single source is active at a time, and a stronger source replaces a weaker one.
@@ -31,13 +31,13 @@ def _ignore(*_args: Any, **_kwargs: Any) -> Any:
 
 
 class Source:
-    """Base class of a bridge that can report the training. The hooks on torch call its methods while it is active.
+    """Base class of a bridge that can report the training. While the source is active, the hooks on torch call its methods.
 
     A method that a source does not define has no effect. The methods marked * are called in every step, before and after a call of
     torch. `backward_ends` is called only if `backward_begins` returns a token other than None.
 
         fetch_begins(fetcher)* fetch_ends(fetcher, batch, error)*    an iterator of a loader fetches a batch
-        iterator_made(fetcher, error)   a loader has created an iterator; `fetch_begins` was called with the loader
+        iterator_created(fetcher, error)    a loader has created an iterator; `fetch_begins` was called with the loader
         backward_begins(tensors)* backward_ends(token, error)*     a backward pass starts at these tensors
         optimizer_begins(optimizer)* optimizer_ends(optimizer)*    an optimizer steps; the end is not called if the step raises
         optimizer_skipped(optimizer)    a gradient scaler has skipped a step of the optimizer
@@ -53,7 +53,7 @@ class Source:
 
     strength = Strength.INFERRED
     is_evaluating = False
-    fetch_begins = fetch_ends = iterator_made = backward_begins = backward_ends = _ignore
+    fetch_begins = fetch_ends = iterator_created = backward_begins = backward_ends = _ignore
     optimizer_begins = optimizer_ends = optimizer_skipped = optimizer_loaded = _ignore
     loss_computed = gradient_norm_computed = save = _ignore
     evaluation_mode_set = training_mode_set = superseded = process_exits = _ignore
@@ -64,15 +64,15 @@ class Source:
 
 
 class ActiveSource:
-    """Holder of the active source. Initially, and after `release`, the active source is the fallback, or `NOBODY`."""
+    """Holder of the active source. Initially, and after `release`, the active source is the fallback, or `NO_SOURCE`."""
 
     def __init__(self) -> None:
-        self.source = self.fallback = NOBODY
+        self.source = self.fallback = NO_SOURCE
 
     def fall_back_to(self, source: Source) -> None:
         """Set the fallback, which is active while no other source is active."""
         self.fallback = source
-        if self.source is NOBODY:
+        if self.source is NO_SOURCE:
             self.source = source
 
     def take(self, source: Source) -> bool:
@@ -80,7 +80,7 @@ class ActiveSource:
         previous = self.source
         if previous is source:
             return True
-        if previous not in {NOBODY, self.fallback} and previous.strength >= source.strength:
+        if previous not in {NO_SOURCE, self.fallback} and previous.strength >= source.strength:
             return False
         self.source = source
         previous.superseded()
@@ -92,7 +92,8 @@ class ActiveSource:
             self.source = self.fallback
 
 
-NOBODY = Source()
+NO_SOURCE = Source()
+"""Source whose methods have no effect."""
 ACTIVE = ActiveSource()
 """The active source of this process."""
 
@@ -150,6 +151,7 @@ def _reports_itself() -> bool:
 
 
 EXIT = ExitHooks()
+"""Exit hooks of this process."""
 
 
 def set_rank(rank: int) -> None:

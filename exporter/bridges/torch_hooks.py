@@ -17,7 +17,7 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges.loop import leave
-from exporter.bridges.sources import ACTIVE, NOBODY, set_rank
+from exporter.bridges.sources import ACTIVE, NO_SOURCE, set_rank
 from exporter.patching import (
     AfterHook,
     Around,
@@ -86,7 +86,7 @@ def install() -> None:
 
         patch_frequent(owner, name, wraps(before_hook)(unless_compiling), after_hook)
 
-    patch_frequent(loaders.DataLoader, "__iter__", _iterator_begins, _iterator_made)
+    patch_frequent(loaders.DataLoader, "__iter__", _iterator_begins, _iterator_created)
     patch_success(torch.nn.utils, "clip_grad_norm_", _gradients_clipped)
     patch_success(torch.nn.Module, "eval", _evaluation_mode_set)
     patch_success(torch.optim.Optimizer, "load_state_dict", _state_loaded)
@@ -177,8 +177,8 @@ def _iterator_begins(loader: Any) -> Any:
     return loader
 
 
-def _iterator_made(loader: Any, _iterator: Any, error: BaseException | None) -> None:
-    ACTIVE.source.iterator_made(loader, error)
+def _iterator_created(loader: Any, _iterator: Any, error: BaseException | None) -> None:
+    ACTIVE.source.iterator_created(loader, error)
 
 
 def _gradients_clipped(norm: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -342,7 +342,7 @@ def _scaled_step_begins(scaler: Any, optimizer: Any = None, *_args: Any, **kwarg
 
 def _scaled_step_ends(step: _ScaledStep, _result: Any, error: BaseException | None) -> None:
     is_skipped = step.scaler.is_enabled() and not _HOOKS.has_stepped
-    if error is None and is_skipped and ACTIVE.source is not NOBODY:
+    if error is None and is_skipped and ACTIVE.source is not NO_SOURCE:
         training.skipped_step("overflow")
         ACTIVE.source.optimizer_skipped(step.optimizer)
         _HOOKS.next_scale = 0.0
@@ -350,7 +350,7 @@ def _scaled_step_ends(step: _ScaledStep, _result: Any, error: BaseException | No
 
 def _scale_updated(_result: Any, scaler: Any, *_args: Any, **_kwargs: Any) -> None:
     now = monotonic()
-    if now >= _HOOKS.next_scale and ACTIVE.source is not NOBODY:
+    if now >= _HOOKS.next_scale and ACTIVE.source is not NO_SOURCE:
         scale = getattr(scaler, "_scale", None)  # a tensor; `get_scale()` would wait for the device
         if scale is not None:
             _HOOKS.next_scale = now + SCALE_SECONDS

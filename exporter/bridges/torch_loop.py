@@ -131,7 +131,7 @@ class InferredLoop(TrainingThread):
             else:  # before the first backward pass a fetch may be a look at the data
                 tracker.phase("data_loading")
 
-    def iterator_made(self, fetcher: Any, _error: BaseException | None) -> None:
+    def iterator_created(self, fetcher: Any, _error: BaseException | None) -> None:
         """End the phase in which a loader creates an iterator."""
         if self._fetching_from is fetcher:
             self._fetching_from = None

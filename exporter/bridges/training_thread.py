@@ -81,7 +81,7 @@ class TrainingThread(Source):
 
     def _current_tracker(self) -> LoopTracker | None:
         """Return the tracker if the calling thread trains or, while the thread that trains is unknown, is the main thread. Otherwise return None."""
-        # In every step of the training.
+        # Fast path of the thread that trains.
         if self._thread == get_ident() and not (self._defers and TRAINING.job_is_instrumented):
             return self._tracker
         if self._state in SILENT:
