@@ -23,7 +23,7 @@ Record = Callable[[object], None]
 """Function that records a value of a metric."""
 
 _MAX_METRIC_VALUE = 1e15
-"""Limit of metric values. Larger ints may overflow in arithmetic with floats."""
+"""Limit of metric values. An int above the range of a float would raise OverflowError."""
 GROUP = "torchelastic"
 """Group of torchelastic's own metrics, and default group of `put_metric`."""
 OUTCOMES = ("success_no_retries", "success_with_retries", "failed_no_retries", "failed_with_retries")
@@ -44,7 +44,7 @@ def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Cal
     return metric(kind, f"training.elastic.{name}", unit=unit, labels=labels, buckets=buckets)
 
 
-class Platform:
+class AgentMetrics:
     """Metrics that torchelastic emits about the agent and its workers.
 
     Attributes:
@@ -147,7 +147,7 @@ def _remaining_restarts(label: str) -> Record:
     return _numbers_only(record)
 
 
-PLATFORM = Platform()
+AGENT_METRICS = AgentMetrics()
 """torchelastic's metrics in this process."""
 
 
@@ -158,7 +158,7 @@ AGENT_STATUS = "torchelastic.agent.status."
 RENDEZVOUS = "torchelastic.rendezvous."
 
 MAX_ERROR_CHARACTERS = 2000
-"""Maximum length of an error text. The end of a longer text is kept, because it is the most informative part."""
+"""Maximum length of an error text. Only the end of a longer text is kept, because a traceback ends with the exception."""
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
 _MAX_MILLISECONDS = 1e14
@@ -170,7 +170,7 @@ _MAX_PID_DIGITS = 10
 def record_event(
     name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None
 ) -> None:
-    """Record the fields of an `Event`, of any type. Never raises. A timestamp of 0, the default of torch, means now."""
+    """Record the fields of an `Event`, whose values may be of any type. Never raises. A timestamp of 0, the default of torch, means now."""
     try:
         name = to_message(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -186,7 +186,7 @@ def record_event(
 
 
 def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
-    """Record the fields of a `RdzvEvent`, of any type. Never raises."""
+    """Record the fields of a `RdzvEvent`, whose values may be of any type. Never raises."""
     try:
         RECORDER.process.observe_agent(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
@@ -219,7 +219,7 @@ def _log(
 
 
 def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
-    role = PLATFORM.declare_role(str(metadata.get("role") or "default"))
+    role = AGENT_METRICS.declare_role(str(metadata.get("role") or "default"))
     if state == "START":
         _series("counter", "worker_starts", worker_role=role)(1)
     elif state in _RESULTS:

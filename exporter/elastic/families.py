@@ -1,6 +1,6 @@
 """Families of torchelastic's metrics: from (group, name) to a Stat with a base unit.
 
-Runs on the thread that emits a value. A pair of group and name is resolved once, to a function that records values and does not raise.
+Runs on the thread that emits a value. A pair of group and name is resolved to a function that records values, at its first value.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from exporter.elastic.agent import GROUP, PLATFORM, Record
+from exporter.elastic.agent import AGENT_METRICS, GROUP, Record
 from exporter.errors import DefinitionError
 from exporter.recording.conversion import class_name
 from exporter.recording.identity import clean_text
@@ -22,7 +22,7 @@ from exporter.recording.values import Aggregation
 MAX_NAME_CHARACTERS = 150
 """Maximum length of the name of a Stat, to which families append suffixes."""
 MAX_NAMES = 1000
-"""Maximum number of pairs. Values of further pairs, such as names with step numbers, are refused and counted."""
+"""Maximum number of pairs. Further pairs, such as names with step numbers, are refused, and their values are counted."""
 
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _UNITS: dict[str, tuple[str, float]] = {
@@ -115,7 +115,7 @@ class MetricStats:
 
     def _resolve(self, pair: Pair) -> Record:
         """Return the function that records or refuses the values of a new pair. Concurrent calls have the same result."""
-        record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
+        record = AGENT_METRICS.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
             if len(self._records) >= MAX_NAMES:
                 return refuse("too_many")

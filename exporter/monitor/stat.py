@@ -33,7 +33,7 @@ CHUNK_SAMPLES = 4096
 """Maximum number of samples between two aggregations."""
 _MAX_WINDOW_SAMPLES = 2**63 - 1
 _MAX_STAT_NAME_CHARACTERS = MAX_NAME_CHARACTERS - 40
-"""Maximum length of the recorded Stat's name, to which families append suffixes."""
+"""Maximum length of the recorded Stat's name, which leaves room for the suffixes of families."""
 
 
 class Aggregation(enum.Enum):
@@ -78,7 +78,7 @@ class Stat:
             `max_samples`.
     """
 
-    _window_end: float  # end of the open window on the monotonic clock
+    _window_end: float  # end of the open window on the monotonic clock; infinite for windows without a length
     _is_full: bool  # True after a close by `max_samples`
     # Attributes that change, then constant attributes. Other attributes cannot be assigned, as in torch.
     __slots__ = (
@@ -230,7 +230,7 @@ class Stat:
             self._reset_chunk()
 
     def _close(self) -> list[dict[str, float]]:
-        """Close the open window, and return the data of the event to log as a list. The list of an empty window is empty."""
+        """Close the open window. Return a list with the data of the event to log, which is empty for an empty window."""
         count = self._count
         if not count:
             return []
@@ -288,6 +288,7 @@ def _number(v: Any) -> float:
 
 
 def _milliseconds(window_size: object, max_samples: int) -> int:
+    """Return the length of the windows, or 0 for windows without a length. Raises TypeError or ValueError."""
     if window_size is None and max_samples != _MAX_WINDOW_SAMPLES:
         if max_samples < 1:
             raise ValueError(f"without window_size, max_samples must be above 0, not {max_samples}")

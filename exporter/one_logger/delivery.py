@@ -1,8 +1,8 @@
 """Delivery of spans and events to the exporters, each with a separate thread and queue.
 
 A failed export is repeated up to four times, after increasing pauses. Records that an exporter loses, for example because the
-exporter hangs, are counted, and the other exporters continue. A forked child delivers no records, because the queues and connections belong
-to the parent.
+exporter hangs, are counted, and the other exporters continue. A forked child delivers no records, because the queues and connections
+belong to the parent.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ ATTEMPTS = 5
 WRITE_OUT_RECORDS = 256
 """Exported records after which `write_out` is called even if the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
+"""Pause after the first failure. Each further failure doubles the pause, up to `MAX_PAUSE_SECONDS`."""
 MAX_PAUSE_SECONDS = 30.0
 REWRITE_SECONDS = 30.0
 """Time after a failed `write_out` until the next, if no record arrives before."""
@@ -89,8 +90,8 @@ class Delivery:
         self.queues: list[ExportQueue] = []
         for exporter in exporters:
             name = clean_text(type(exporter).__qualname__.replace("<locals>.", ""))[:100]
-            number = exporter_counts[name] = exporter_counts.get(name, 0) + 1
-            label = name if number == 1 else f"{name}-{number}"
+            exporter_counts[name] = exporter_counts.get(name, 0) + 1
+            label = name if exporter_counts[name] == 1 else f"{name}-{exporter_counts[name]}"
             self.queues.append(ExportQueue(exporter, label, bound, first_pause_seconds))
 
     def start_exporters(self) -> None:

@@ -36,9 +36,9 @@ EventName = StandardTrainingJobEventName
 
 @dataclass(slots=True)
 class BlockState:
-    """State of an observed block; `save` is set for the block of a save."""
+    """State of an observed block."""
 
-    save: CheckpointFigures | None = None
+    save: CheckpointFigures | None = None  # None for a block that is not a save
 
 
 class OneLoggerObserver:
@@ -103,7 +103,7 @@ class OneLoggerObserver:
         return self.delivery.accepts(kind.span_name)
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
-        """Return True if a block can be exported, and count an invalid call."""
+        """Return True if a block can be exported. Otherwise count the call as misuse, unless saves are disabled."""
         if kind is kinds.CHECKPOINT_SAVE and not self._are_saves_enabled():
             return False
         if self._has_application_ended and kind is not kinds.APPLICATION:
@@ -120,7 +120,7 @@ class OneLoggerObserver:
         return True
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:
-        """Return True to refuse a second start of an open kind, and count an invalid call."""
+        """Return True to refuse a second start of an open kind. The call is counted as misuse, unless saves are disabled."""
         if kind is kinds.CHECKPOINT_SAVE and not self._are_saves_enabled():
             return True
         if kind is kinds.APPLICATION and self._application is None:

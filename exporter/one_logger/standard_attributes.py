@@ -159,8 +159,8 @@ class TrainingTelemetryAttributes(StandardAttributes):
 class TrainingMetricsUpdateAttributes(StandardAttributes):
     """Attributes of the event `training_metrics_update`.
 
-    Throughput is in TFLOP/s per GPU. This package sets none of the fields from `avg_forward_time_sec` to `avg_batch_size` but
-    `train_tokens`, and neither does one-logger.
+    Throughput is in TFLOP/s per GPU. Of the fields from `avg_forward_time_sec` to `avg_batch_size`, this package and one-logger set
+    `train_tokens` alone.
     """
 
     train_iterations_start = RequiredField[int]()
