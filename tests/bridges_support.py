@@ -43,7 +43,7 @@ import json
 import exporter
 from programs.loops import begin, gauges
 """
-"""First lines of every job. With the default thresholds, garbage collection takes a sixth of the import of a framework."""
+"""First lines of every job. With the default thresholds, garbage collection takes a sixth of the time to import a framework."""
 
 PRINT_PAGE = """
 import os, pathlib
@@ -79,14 +79,14 @@ def installed_distribution(directory: Path) -> Path:
 
 
 class Job:
-    """Job that has ended. `page` is the exposition of a sidecar that reads its feed."""
+    """Job that has ended. `page` is the metrics page of a sidecar that reads the feed of the job."""
 
     def __init__(self, process: subprocess.CompletedProcess[str], page: str) -> None:
         self.process = process
         self.page = page
 
     def value(self, name: str, run: str | None = None, **labels: str) -> float | None:
-        """Return the sum of a family's series that have these labels, or None without such a series."""
+        """Return the sum of the series of a family that have these labels, or None without such a series."""
         if run is not None:
             labels["run"] = run
         matchers = [f'{label}="{value}"' for label, value in labels.items()]

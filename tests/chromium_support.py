@@ -43,7 +43,7 @@ for descriptor, number in ((read_descriptor, 3), (write_descriptor, 4)):
     os.set_inheritable(number, True)  # dup2 does nothing if both are equal
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Program that moves two descriptors to 3 and 4, where the browser expects its pipe, and becomes the browser."""
+"""Program that moves two descriptors to 3 and 4, where the browser expects its pipe, and executes the browser."""
 
 needs_chromium = pytest.mark.skipif(
     not CHROMIUM and not os.environ.get("CI"), reason="needs a browser: apt-get install chromium"
@@ -59,7 +59,7 @@ class Browser:
         self._buffer = b""
 
     def call(self, method: str, session: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
-        """Send a command and return the messages up to the response, which is the last."""
+        """Send a command. Return the messages up to the response: events, and the response as the last message."""
         self._message_id += 1
         message: dict[str, object] = {"id": self._message_id, "method": method, "params": parameters}
         if session:

@@ -23,8 +23,8 @@ for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOC
 atexit.register(shutil.rmtree, _FEED_DIRECTORY, ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 
-# The slowest files start first: a slow file that starts last would run alone. Files that mostly compute alternate with files that
-# mostly wait, which limits the number of concurrent jobs with torch. Files that measure energies over real seconds start after most
+# The slowest files start first, because a slow file that starts last would run alone. Files that mostly compute alternate with files
+# that mostly wait, which limits the number of concurrent jobs with torch. Files that measure energy in real time start after most
 # jobs with torch.
 _SLOWEST_FILES = [
     *("test_bridges_plain_torch", "test_hang_page", "test_dashboards_scenario", "test_gpu_fake_nvml"),
@@ -83,19 +83,19 @@ def unconfigured_process() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     """Collect the folders in a different order in each worker.
 
-    After a change, a worker compiles the tests of its first folders and reads the other tests as compiled by the other workers.
+    After a change, a worker compiles the tests of its first folders. Other workers have compiled the tests of the other folders.
     """
     worker = getattr(config, "workerinput", None)  # of pytest-xdist
     if worker and [Path(argument).resolve() for argument in config.args] == [TESTS]:
         folders = sorted(path for path in TESTS.iterdir() if any(path.glob("test_*.py")))
         paths = [*map(str, folders), *map(str, sorted(TESTS.glob("test_*.py")))]
-        first = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-        config.args = paths[first:] + paths[:first]
+        first_index = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        config.args = paths[first_index:] + paths[:first_index]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exclude the collected tests from garbage collection, in which searches among them took a third of the collection."""
+    """Collect the tests without garbage collection, which takes a third of the time, and exclude them from later collections."""
     gc.disable()
     try:
         return (yield)
@@ -105,7 +105,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the slowest files first, scale the limits that tests set for themselves, and skip slow tests unless requested."""
+    """Start the slowest files first, multiply the timeouts of tests by `PATIENCE`, and skip slow tests unless requested."""
     order = {name: position for position, name in enumerate(_SLOWEST_FILES)}
     items.sort(key=lambda item: (order.get(item.path.stem, len(order)), item.path))
     for item in items:
@@ -119,12 +119,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the packages that the skipped tests need."""
     skipped_reports = terminalreporter.stats.get("skipped", [])
     reasons = [str(report.longrepr[2]) for report in skipped_reports if isinstance(report.longrepr, tuple)]
-    missing_packages = [
+    missing_package_reasons = [
         reason for reason in reasons if "not installed" in reason or "could not import" in reason
     ]
-    if missing_packages:
+    if missing_package_reasons:
         terminalreporter.write_line(
-            f"{len(missing_packages)} tests were skipped because a program or package is missing; install them with scripts/install-system-packages and "
+            f"{len(missing_package_reasons)} tests were skipped because a program or package is missing; install them with scripts/install-system-packages and "
             "pip install torch -e '.[test,frameworks]' (gigabytes), or run make test CI=true, which installs both",
             yellow=True,
         )

@@ -15,7 +15,7 @@ import run_support
 from waiting import wait_until
 
 UNSHARE = ["unshare", "--pid", "--net", "--mount", "--fork", "--kill-child", "--mount-proc"]
-PORT = 9100  # free in a new network namespace
+PORT = 9100  # free, because the network namespace is new
 
 READER = f"""
 import fcntl, socket, struct, sys, urllib.request
@@ -29,11 +29,11 @@ for _ in sys.stdin:
     sys.stdout.buffer.write(b"%d\\n%b" % (len(page), page))
     sys.stdout.flush()
 """
-"""Program that writes the length of the metrics page and the page for each line that it reads."""
+"""Program that reads lines, and for each line writes the length of the metrics page and the page."""
 
 
 def reason_to_skip() -> str:
-    """Return why namespaces are not available, or an empty string."""
+    """Return the reason why namespaces are not available, or "" if they are available."""
     if shutil.which("unshare") is None or shutil.which("nsenter") is None:
         return "needs unshare and nsenter (util-linux)"
     trial = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False, timeout=60)
@@ -60,7 +60,7 @@ class ContainedSidecar:
 
     @property
     def page(self) -> str:
-        """Metrics read inside the network namespace, empty until the sidecar has started."""
+        """Metrics page, read inside the network namespace; empty until the sidecar has started."""
         if self._reader is None:
             command = ["nsenter", f"--target={self.pid}", "--net", sys.executable, "-c", READER]
             self._reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

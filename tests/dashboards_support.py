@@ -100,7 +100,7 @@ def escape_value(value: str) -> str:
 
 
 def sample_values(series: Mapping[str, Any]) -> list[float]:
-    """Return the sample values of a series from an instant or range query."""
+    """Return the sample values of a series of an instant query or a range query."""
     return [float(value) for _, value in series.get("values") or [series["value"]]]
 
 

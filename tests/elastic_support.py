@@ -1,4 +1,4 @@
-"""Readings of this process, and jobs in child processes with their feed and page."""
+"""Stats of this process, and programs in child processes with their feed and metrics page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stat_state(name: str, **labels: str) -> StatState:
 
 
 def total(name: str, **labels: str) -> float:
-    """Return the sum over the Stats with these labels; 0 before the first value."""
+    """Return the sum of the samples of a Stat of this process after a flush; 0 before the first sample."""
     return sum(state.sum for state in _states(name, labels))
 
 
@@ -56,7 +56,7 @@ def _states(name: str, labels: dict[str, str]) -> list[StatState]:
 def run_program(
     feed: Path, program: str | Path, *, check: bool = True, timeout: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program, or a script, that records into a feed directory."""
+    """Run a program (source text, or the path of a script) that records into a feed directory."""
     feed.mkdir(exist_ok=True)
     inherited_variables = {
         name: value
@@ -114,7 +114,7 @@ def single_reading(feed: Path, name: str = "train.loss") -> StatReading:
 
 
 def page_of(feed: Path) -> str:
-    """Return the page of a sidecar that reads a feed directory 12 s after the exit of its processes."""
+    """Return the metrics page of a sidecar that reads a feed directory 12 s after the exit of the processes."""
     state_directory = feed.parent / f"{feed.name}-state"
     state_directory.mkdir(exist_ok=True)
     elapsed_seconds = 0.0
@@ -125,16 +125,14 @@ def page_of(feed: Path) -> str:
         max_exited_runs=1000,  # a program of a test may have a run for each of its loops
     )
     collector.collect()
-    elapsed_seconds = (
-        12.0  # by then the sidecar no longer waits for an exit status; the report of the job counts
-    )
+    elapsed_seconds = 12.0  # the sidecar no longer waits for an exit status, and uses the report of the job
     page = Page()
     page.publish("feed", collector.collect())
     return page.render(Format.TEXT).decode()
 
 
 def series(page: str, name: str) -> dict[str, float]:
-    """Return the values of the series of a sample name, by labels as printed on the page."""
+    """Return the values of the series of a sample name, by the text of the labels on the page."""
     values = {}
     for line in page.splitlines():
         name_and_labels, _, value = line.rpartition(" ")

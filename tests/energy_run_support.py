@@ -1,4 +1,4 @@
-"""Jobs and GPUs of the tests of energy: a libnvidia-ml.so.1 whose GPUs draw a constant 500 W, and processes that train on them."""
+"""Jobs and GPUs for the tests of energy: a stand-in for libnvidia-ml.so.1 whose GPUs draw 500 W, and processes that train on them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ with training.training_loop(train_iterations_start=0):
 
 
 class Job:
-    """A process that trains on a GPU."""
+    """Process that trains on a GPU, with its lifetime."""
 
     def __init__(
         self, tmp_path: Path, run: str, seconds: float, rank: int = 0, code: str = JOB, **variables: str
@@ -84,7 +84,7 @@ def joules(running: Sidecar | ContainedSidecar, family: str, run: str, label: st
 
 
 def settled_joules(running: Sidecar | ContainedSidecar, *runs: str) -> list[float]:
-    """Return the energies of runs that have ended, once UNCHANGED_PASSES passes in a row have not changed them."""
+    """Wait until UNCHANGED_PASSES passes in a row have not changed the energies of ended runs, and return the energies."""
     last_joules: list[float] = []
     unchanged_passes, last_pass = 0, ""
     while unchanged_passes < UNCHANGED_PASSES:

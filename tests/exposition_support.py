@@ -1,4 +1,4 @@
-"""Families, strategies and the official parsers, for the tests of the exposition."""
+"""Families, hypothesis strategies and the parsers of prometheus_client, for the tests of the exposition."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ def gauge(name: str, values: dict[str, float], label: str = "rank") -> Metric:
     )
 
 
-def wide_gauge(name: str, series: int, **labels: str) -> Metric:
-    """Return a gauge with `series` series."""
+def wide_gauge(name: str, series_count: int, **labels: str) -> Metric:
+    """Return a gauge with a number of series."""
     spec = Family(name=name, type="gauge", help="Many.", labels=(*labels, "rank"))
-    return spec.family({(*labels.values(), str(index)): float(index) for index in range(series)})
+    return spec.family({(*labels.values(), str(index)): float(index) for index in range(series_count)})
 
 
-def read(body: bytes, form: Format) -> dict[Series, float]:
+def parse(body: bytes, form: Format) -> dict[Series, float]:
     """Parse a body with the parser of prometheus_client and return the values by series. A duplicate series fails the test."""
-    parse: Callable[[str], Iterable[Metric]] = parse_text if form is Format.TEXT else parse_openmetrics
+    parse_families: Callable[[str], Iterable[Metric]] = (
+        parse_text if form is Format.TEXT else parse_openmetrics
+    )
     values: dict[Series, float] = {}
-    for sample in itertools.chain.from_iterable(metric.samples for metric in parse(body.decode())):
+    for sample in itertools.chain.from_iterable(metric.samples for metric in parse_families(body.decode())):
         series = (sample.name, tuple(sorted(sample.labels.items())))
         assert series not in values
         values[series] = sample.value
@@ -56,7 +58,7 @@ def read(body: bytes, form: Format) -> dict[Series, float]:
 def value(page: Page, name: str, **labels: str) -> float | None:
     """Return the value of a series of a page, or None if absent."""
     body = page.render(Format.OPENMETRICS)
-    return read(body, Format.OPENMETRICS).get((name, tuple(sorted(labels.items()))))
+    return parse(body, Format.OPENMETRICS).get((name, tuple(sorted(labels.items()))))
 
 
 def dropped_series(page: Page, family: str, reason: str) -> float:

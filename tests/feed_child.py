@@ -1,7 +1,7 @@
-"""Training process for the tests of the feed. Reads commands from stdin and prints a line after each.
+"""Training process for the tests of the feed, which reads commands from standard input and prints a line after each command.
 
-A command is the name of a function of this module, followed by integers. The first line printed is the process id of the feed.
-The imports are those of a training process, without pytest.
+A command is the name of a function of this module, followed by integers. The first printed line is the id of the process in the
+feed. The module imports only what a training process imports, and not pytest.
 """
 
 from __future__ import annotations

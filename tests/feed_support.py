@@ -71,8 +71,8 @@ def only_entry(reader: FeedReader) -> FeedEntry:
     return scan.entries[0]
 
 
-class Child:
-    """Training process that executes one command per line (see feed_child.py)."""
+class TrainingProcess:
+    """Training process that executes a command for each line that it receives; see feed_child.py."""
 
     def __init__(self, directory: Path, *prefix: str) -> None:
         self.process = subprocess.Popen(
@@ -90,7 +90,7 @@ class Child:
         self.process.stdin.flush()
 
     def execute(self, command: str) -> str:
-        """Send a command and return the line printed after it."""
+        """Send a command and return the line that the process prints after the command."""
         self.send(command)
         return self.read_line()
 
@@ -109,9 +109,9 @@ class Child:
 
 
 @contextmanager
-def training_process(directory: Path, *prefix: str) -> Iterator[Child]:
+def training_process(directory: Path, *prefix: str) -> Iterator[TrainingProcess]:
     """Run a training process with a command prefix, and kill the process at the end."""
-    child = Child(directory, *prefix)
+    child = TrainingProcess(directory, *prefix)
     try:
         yield child
     finally:

@@ -1,4 +1,4 @@
-"""Simulated job: the training readings of rank 0, second by second."""
+"""Simulated jobs with explicit durations, in the feed of a sidecar, and the goodput that their page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporter.recording.values import END_REASONS, Ending, StatReading, Training
 
 @dataclass
 class SimulatedJob:
-    """Simulated readings of a process, with the field names of `TrainingReading`."""
+    """Training of a process that advances only on request. The fields are those of `TrainingReading`."""
 
     facts: dict[str, str] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
@@ -35,10 +35,11 @@ class SimulatedJob:
 
     @property
     def seconds(self) -> float:
+        """Time since the start of the job, the sum over all phases."""
         return sum(self.phases.values())
 
     def spend(self, phase: str, seconds: float) -> None:
-        """Spend time in a phase."""
+        """Let the job spend a time in a phase."""
         self.phase = phase
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
@@ -48,13 +49,13 @@ class SimulatedJob:
             self.first_step = first_step
         self.step = first_step
 
-    def train(self, steps: int = 1, seconds: float = 1.0, *, data: float = 0.0) -> None:
-        """Complete iterations, each after waiting for data."""
+    def train(self, steps: int = 1, seconds: float = 1.0, *, data_seconds: float = 0.0) -> None:
+        """Complete *steps* iterations that last *seconds* each. Each iteration first waits *data_seconds* for data."""
         self.open_seconds = 0.0
         for _ in range(steps):
             assert self.step is not None
-            if data:
-                self.spend("data_loading", data)
+            if data_seconds:
+                self.spend("data_loading", data_seconds)
             self.spend("iteration", seconds)
             current_step, self.step = self.step, self.step + 1
             self.steps += 1
@@ -63,7 +64,7 @@ class SimulatedJob:
             self._add_to_segments(current_step, seconds)
 
     def _add_to_segments(self, step: int, seconds: float) -> None:
-        """Extend the last segment (loop, first step, last step, seconds) by a step, or start a segment."""
+        """Extend the last segment (loop, first step, last step, seconds) by a step, or add a segment."""
         first_step, previous_seconds = step, 0.0
         if self.segments:
             loop, segment_first_step, last_step, segment_seconds = self.segments[-1]
@@ -73,12 +74,12 @@ class SimulatedJob:
         self.segments.append((self.loop, first_step, step, previous_seconds + seconds))
 
     def hold(self, seconds: float) -> None:
-        """Spend time in an iteration that does not end."""
+        """Let the job spend a time in an iteration that does not end."""
         self.spend("iteration", seconds)
         self.open_seconds += seconds
 
     def save(self, seconds: float) -> None:
-        """Save a checkpoint that commits all previous work."""
+        """Save a checkpoint for *seconds*, which commits all earlier work."""
         self.spend("checkpoint_save_sync", seconds)
         self.committed_step, self.committed_seconds = self.step, self.work_seconds
         self.segments = []
@@ -90,12 +91,14 @@ class SimulatedJob:
         )
 
 
-def job_in_loop(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> SimulatedJob:
-    """Return a job at the start of its training loop."""
+def job_in_loop(
+    first_step: int = 0, *, init_seconds: float = 4.0, load_seconds: float = 0.0, **facts: str
+) -> SimulatedJob:
+    """Return a job at the start of its training loop, after the initialization and the load of a checkpoint."""
     job = SimulatedJob(facts=dict(facts))
-    job.spend("init", init)
-    if load:
-        job.spend("checkpoint_load", load)
+    job.spend("init", init_seconds)
+    if load_seconds:
+        job.spend("checkpoint_load", load_seconds)
     job.start_loop(first_step)
     return job
 
@@ -130,7 +133,7 @@ def check_seconds_add_up(page: Page, run: str = "r") -> None:
 
 
 class MonitoredJob:
-    """Simulated job in the feed of a sidecar, with a common clock."""
+    """Simulated job that writes its readings into the feed of a sidecar. Job and sidecar share a clock."""
 
     def __init__(
         self,
@@ -172,12 +175,12 @@ class MonitoredJob:
         self.sidecar.feed.kill(self.process)
 
     def die(self, seconds: float = 4.0) -> Page:
-        """Kill the job. The sidecar reads the feed immediately and again after *seconds*."""
+        """Kill the job. The sidecar reads the feed at once and again after *seconds*. Return the page of the second pass."""
         self.kill()
         self.sidecar.collect()
         return self.sidecar.collect_after(seconds)
 
     def finish(self) -> Page:
-        """End the job normally."""
+        """End the job normally, and return the page after the end."""
         self.job.finished = True
         return self.write(final=True).die()

@@ -1,4 +1,4 @@
-"""End of jobs that hang."""
+"""Ending of jobs that hang, with their descendants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import psutil
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants. A signal to the process group misses the workers of torchrun, which have own sessions."""
+    """Kill a process and its descendants.
+
+    A signal to the process group would miss the workers of torchrun, which have sessions of their own.
+    """
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()

@@ -16,7 +16,7 @@ BOARD_VALUES = {
     "training-ranks": {"run": "a"},
 }
 """Values of variables that differ from `SELECTED_VALUES`, by dashboard."""
-RUN = 'training_{name}{{run="a",instance="n{node}"{labels}}}'
+SERIES_TEMPLATE = 'training_{name}{{run="a",instance="n{node}"{labels}}}'
 
 
 def assert_panel(
@@ -82,4 +82,5 @@ def assert_panel(
 
 
 def run_series(name: str, values: str, node: int = 1, labels: str = "") -> dict[str, str]:
-    return {RUN.format(name=name, node=node, labels=labels): values}
+    """Return the series `training_NAME` of run a on a node, with its values in promtool's notation."""
+    return {SERIES_TEMPLATE.format(name=name, node=node, labels=labels): values}

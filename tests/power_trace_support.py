@@ -51,7 +51,7 @@ class FakePynvml:
 
 
 def energy_joules_at(at_seconds: float) -> float:
-    """Return the energy counter in joules, interpolated between the values of the trace (every half second)."""
+    """Return the energy counter in joules, interpolated between the values of the trace, which has one every half second."""
     points = TRACE["energy_counter_joules"]
     (start_seconds, start_joules), (end_seconds, end_joules) = next(
         (start, end) for start, end in itertools.pairwise(points) if at_seconds < end[0]

@@ -18,8 +18,8 @@ BOOT_TIME = START - 100_000.0
 MONOTONIC_START_SECONDS = 1000.0
 """Time of the simulated monotonic clock at START."""
 CLOCK_TICKS_PER_SECOND = 100
-IO = "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: {read_bytes}\nwrite_bytes: 8192\n"
-"""Content of /proc/<pid>/io."""
+IO_TEMPLATE = "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: {read_bytes}\nwrite_bytes: 8192\n"
+"""Content of /proc/<pid>/io, with the number of read bytes as a placeholder."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class FakeProcess:
     namespace_pid: int | None = None
     cpus: str | None = "0-3"
     read_bytes: int = 4096
-    io: str | None = IO  # None for a kernel without /proc/<pid>/io
+    io: str | None = IO_TEMPLATE  # None for a kernel without /proc/<pid>/io
 
 
 @dataclass
@@ -54,10 +54,10 @@ class Proc:
         return process
 
     def end(self, pid: int) -> None:
-        """Remove a process. The parent waits for it: its I/O counter then includes the I/O of the child, as in Linux."""
-        ended = self.processes.pop(pid)
-        if ended.parent in self.processes:
-            self.processes[ended.parent].read_bytes += ended.read_bytes
+        """Remove a process for which its parent has waited. As in Linux, the I/O of the parent then includes that of the child."""
+        ended_process = self.processes.pop(pid)
+        if ended_process.parent in self.processes:
+            self.processes[ended_process.parent].read_bytes += ended_process.read_bytes
         for process in self.processes.values():
             if process.parent == pid:
                 process.parent = 1
@@ -152,9 +152,9 @@ class SimulatedJob:
 
     def end_recording(self) -> None:
         """End the first recording process and remove its feed file."""
-        first = self.processes[0]
-        self.proc.end(first.identity.pid)
-        self.processes[0] = JobProcess(first.identity, alive=False)
+        first_process = self.processes[0]
+        self.proc.end(first_process.identity.pid)
+        self.processes[0] = JobProcess(first_process.identity, alive=False)
 
     def collect(self, *, after_seconds: float = 5.0) -> Collected:
         self.proc.advance(after_seconds)

@@ -50,13 +50,13 @@ class Selector:
 
 @dataclass(frozen=True)
 class Rule:
-    """Alerting or recording rule, and the name of its file."""
+    """Alerting or recording rule."""
 
-    file: str
-    name: str
+    file: str  # name of the file
+    name: str  # name of the alert or of the recorded series
     expr: str
-    alert: bool
-    body: dict[str, Any]
+    is_alert: bool
+    body: dict[str, Any]  # the rule as in the file
 
 
 def load_yaml(path: Path) -> Any:
@@ -76,12 +76,12 @@ def rules() -> tuple[Rule, ...]:
 
 
 def alerts() -> list[Rule]:
-    return [rule for rule in rules() if rule.alert]
+    return [rule for rule in rules() if rule.is_alert]
 
 
 def records() -> list[Rule]:
     """Return the recording rules other than thresholds, which are constant numbers."""
-    return [rule for rule in rules() if not rule.alert and rule not in thresholds()]
+    return [rule for rule in rules() if not rule.is_alert and rule not in thresholds()]
 
 
 def thresholds() -> list[Rule]:
@@ -99,7 +99,7 @@ def selectors(expression: str) -> Iterator[Selector]:
 
 def rules_read_by(expression: str) -> list[Rule]:
     """Return the recording rules that an expression reads, directly or through other rules, in the order of the files."""
-    rules_by_name = {rule.name: rule for rule in rules() if not rule.alert}
+    rules_by_name = {rule.name: rule for rule in rules() if not rule.is_alert}
     read_names: set[str] = set()
     pending_expressions = [expression]
     while pending_expressions:
@@ -134,7 +134,7 @@ def runbook_sections() -> dict[str, str]:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run promtool to its end. With more memory, Go collects less garbage, which saves a fifth of the CPU time."""
+    """Run promtool to its end. With a higher GOGC, Go collects garbage less often, which saves a fifth of the CPU time."""
     return run_to_completion(["promtool", *map(str, arguments)], env=child_environment(GOGC="800"))
 
 

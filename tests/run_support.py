@@ -58,10 +58,10 @@ def run_to_completion(command: Sequence[str], **options: object) -> subprocess.C
 
 
 def short_interval_flags(flags: Sequence[str]) -> list[str]:
-    """Return the flag of a configuration with short intervals, or nothing if `flags` name a configuration.
+    """Return the flag of a configuration with short intervals, or no flag if *flags* name a configuration.
 
-    The configuration disables the collection of GPUs, whose child process takes a fifth of the CPU time of the start, unless
-    `flags` have a flag of GPUs.
+    Unless *flags* have a flag of GPUs, the configuration disables the collection of GPUs, whose child process takes a fifth of the
+    CPU time of the start.
     """
     if any(flag.startswith("--config.file") for flag in flags):
         return []
@@ -94,12 +94,12 @@ def free_port() -> int:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file, an empty list if the file does not exist."""
+    """Return the lines of a file, or an empty list if the file does not exist."""
     return path.read_text().splitlines() if path.exists() else []
 
 
 def processes_naming(marker: str) -> set[int]:
-    """Return the ids of the other processes whose command line contains a text."""
+    """Return the process ids of the processes, other than this one, whose command line contains a text."""
     command_by_pid = {
         process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
     }
@@ -122,7 +122,7 @@ def is_alive(pid: int) -> bool:
 
 
 def fetch(url: str) -> str | None:
-    """Return the body of a successful response, otherwise None."""
+    """Request a URL, and return the body of a successful response, otherwise None."""
     with contextlib.suppress(OSError), urlopen(url, timeout=LIMIT_SECONDS) as response:
         return str(response.read().decode())
     return None

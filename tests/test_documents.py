@@ -80,7 +80,7 @@ def test_families_and_labels_in_a_document_exist(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_recording_rules_in_a_document_exist(document: str) -> None:
-    rule_names = {rule.name for rule in rules() if not rule.alert}
+    rule_names = {rule.name for rule in rules() if not rule.is_alert}
 
     assert [
         name for text in texts_in_backticks(document) for name in RULE.findall(text) if name not in rule_names

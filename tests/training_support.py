@@ -39,7 +39,7 @@ class _OpenBlock(NamedTuple):
 
 
 class SimulatedTraining:
-    """Phase clock and training state that tests drive with explicit times."""
+    """Phase clock and training state of a process, driven by explicit times."""
 
     def __init__(self, start_seconds: float = 0.0) -> None:
         self.clock = PhaseClock(start_seconds)
@@ -49,7 +49,7 @@ class SimulatedTraining:
         self._latest: TrainingReading | None = None
 
     def enter(self, kind: BlockKind, at_seconds: float) -> None:
-        """Enter a block. A test need not leave it."""
+        """Enter a block. A block may stay open until the end of the test."""
         entry = StackEntry()
         if kind in kinds.LOOPS:
             self.clock.begin_training(at_seconds)
@@ -119,7 +119,10 @@ def full_content(reading: StatReading) -> Any:
 
 
 def summary_values() -> dict[SeriesKey, Any]:
-    """Return a number for each published series of this process: the total of a counter, the value of a gauge, the count of a histogram."""
+    """Return a number for each published series of this process.
+
+    The number is the total of a counter, the value of a gauge, or the count of a histogram.
+    """
     TRAINING.drain()
     readings = TRAINING.series()
     return {
@@ -173,7 +176,7 @@ def publish_and_read() -> TrainingReading:
 
 
 class _UndrainedDeque(deque[misuse.Misuse]):
-    """Deque that seems empty to the recording thread, which therefore leaves its items."""
+    """Deque that is always false, so that the recording thread does not drain it."""
 
     def __bool__(self) -> bool:
         return False
@@ -192,7 +195,7 @@ def collect_misuse() -> Iterator[deque[misuse.Misuse]]:
 def run_python(
     code: str, directory: Path, *, timeout: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in a new interpreter, in a directory with a temporary feed."""
+    """Run a script in a new interpreter. The script and its feed are in *directory*. Warnings are errors."""
     feed = directory / "feed"
     feed.mkdir(mode=0o700, exist_ok=True)
     script = directory / "job.py"

@@ -28,8 +28,8 @@ def as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
     if closed_parent is not None:
         inner, outer = shlex.quote(str(prefix)), shlex.quote(str(closed_parent))
         mounts = (
-            f"place=$(mktemp -d) && mount --bind {inner} $place && mount -t tmpfs -o mode=755 tmpfs {outer}"
-            f" && mkdir -p {inner} && mount --bind $place {inner} && umount $place && rmdir $place"
+            f"copy=$(mktemp -d) && mount --bind {inner} $copy && mount -t tmpfs -o mode=755 tmpfs {outer}"
+            f" && mkdir -p {inner} && mount --bind $copy {inner} && umount $copy && rmdir $copy"
         )
     identity = f"--reuid={uid} --regid={uid} --clear-groups"
     script = f'{mounts} && exec setpriv {identity} -- "$@"'
@@ -37,7 +37,7 @@ def as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
 
 
 def reason_to_skip() -> str:
-    """Return why commands cannot run as another user, or an empty string."""
+    """Return the reason why commands cannot run as another user, or "" if they can."""
     if os.geteuid() != 0:
         return "only root can become another user"
     if shutil.which("unshare") is None or shutil.which("setpriv") is None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_support import START
 from places import DATA
-from process_support import IO, FakeProcess, Proc, SimulatedJob, labels_of
+from process_support import IO_TEMPLATE, FakeProcess, Proc, SimulatedJob, labels_of
 
 from exporter.collectors.job import MAX_EXITED_RUNS, GpuProcessUse, JobProcess
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -139,7 +139,7 @@ def test_the_io_is_read_where_the_kernel_names_the_read_characters_differently(
     job: SimulatedJob, proc: Proc
 ) -> None:
     trainer = proc.processes[100]
-    trainer.io = IO.replace("rchar", "char")  # gVisor until March 2026
+    trainer.io = IO_TEMPLATE.replace("rchar", "char")  # gVisor until March 2026
     job.collect()
     trainer.read_bytes += 70
     collected = job.collect()

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 
 import pytest
-from exposition_support import dropped_series, gauge, page_of, read, text_of, value, wide_gauge
+from exposition_support import dropped_series, gauge, page_of, parse, text_of, value, wide_gauge
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
@@ -29,7 +29,7 @@ def test_a_publish_replaces_the_whole_block() -> None:
     text_of(page)
     page.publish("block", [gauge("a", {"1": 3.0})])
 
-    assert read(page.render(Format.TEXT), Format.TEXT) == {("a", (("rank", "1"),)): 3.0}
+    assert parse(page.render(Format.TEXT), Format.TEXT) == {("a", (("rank", "1"),)): 3.0}
 
 
 @pytest.mark.parametrize("form", Format)
@@ -61,7 +61,7 @@ def test_a_compressed_body_has_the_values_of_the_scrape() -> None:
     page.render_gzip(Format.TEXT)
     page.publish("late", [gauge("b", {"0": 5.0})], early=True)
 
-    body = read(gzip.decompress(page.render_gzip(Format.TEXT)), Format.TEXT)
+    body = parse(gzip.decompress(page.render_gzip(Format.TEXT)), Format.TEXT)
 
     assert {name: number for (name, _), number in body.items()} == {"a": 2.0, "b": 5.0, "watched": 3.0}
 
@@ -223,7 +223,7 @@ def test_families_can_be_selected_by_name_or_prefix(
 
     body = page.render(form, patterns)
 
-    assert sorted(name for name, _ in read(body, form)) == expected
+    assert sorted(name for name, _ in parse(body, form)) == expected
 
 
 def test_the_snapshot_has_the_content_of_a_scrape() -> None:
@@ -288,7 +288,7 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 
     def scrape(form: Format) -> None:
         for _ in range(25):
-            series_values = read(page.render(form), form)
+            series_values = parse(page.render(form), form)
             blocks: dict[str, set[float]] = {"a": set(), "b": set(), "c": set()}
             for (name, _labels), series_value in series_values.items():
                 blocks.get(name[0], set()).add(series_value)
@@ -318,19 +318,19 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 # The cap on series ----------------------------------------------------------------------------------------------------
 
 
-def stat_gauge(name: str, series: int, precedence: Precedence) -> Metric:
+def stat_gauge(name: str, series_count: int, precedence: Precedence) -> Metric:
     spec = Family(name=name, type="gauge", help="", labels=("run",), precedence=precedence)
-    return spec.lazy_family({(f"r{index}",): 1.0 for index in range(series)})
+    return spec.lazy_family({(f"r{index}",): 1.0 for index in range(series_count)})
 
 
-def stat_summary(name: str, series: int) -> Metric:
+def stat_summary(name: str, series_count: int) -> Metric:
     spec = Family(name=name, type="summary", help="", labels=("run",))
-    return spec.lazy_family({(f"r{index}",): Distribution(1, 1.0) for index in range(series)})
+    return spec.lazy_family({(f"r{index}",): Distribution(1, 1.0) for index in range(series_count)})
 
 
 def shown_series(page: Page, name: str, **labels: str) -> int:
     """Return the number of series of a family with these labels on the page."""
-    body = read(page.render(Format.TEXT), Format.TEXT)
+    body = parse(page.render(Format.TEXT), Format.TEXT)
     return sum(family == name and labels.items() <= dict(pairs).items() for family, pairs in body)
 
 
@@ -369,7 +369,7 @@ def test_no_window_gauge_is_shown_while_a_total_is_left_out(
         *gauges, *counts, *[stat_summary(f"total_{index}", size) for index, size in enumerate(totals)]
     )
     page = page_of(*page.offered(), wide_gauge("host_memory_bytes", host_series), max_series=cap)
-    body = read(page.render(Format.TEXT), Format.TEXT)
+    body = parse(page.render(Format.TEXT), Format.TEXT)
     shown = [
         sum(name.startswith(prefix) for name, _ in body) for prefix in ("host", "total", "samples", "window")
     ]
@@ -402,10 +402,10 @@ def test_only_the_unbounded_run_of_a_shared_stat_is_cut() -> None:
 
 def test_a_cut_family_keeps_its_first_series_while_others_change_a_little() -> None:
     page = page_of(wide_gauge("wild", 500), wide_gauge("usual", 50), max_series=100)
-    initial_series = read(page.render(Format.TEXT), Format.TEXT).keys()
+    initial_series = parse(page.render(Format.TEXT), Format.TEXT).keys()
     page.publish("block", [wide_gauge("wild", 500), wide_gauge("usual", 45)])
 
-    assert initial_series - read(page.render(Format.TEXT), Format.TEXT).keys() == {
+    assert initial_series - parse(page.render(Format.TEXT), Format.TEXT).keys() == {
         ("usual", (("rank", str(index)),)) for index in range(45, 50)
     }
 
@@ -429,7 +429,7 @@ def test_a_distribution_is_shown_whole_or_not_at_all(metric_type: str, series: i
         max_series=series * 10 + 1,
     )
 
-    assert len(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == series * 10
+    assert len(parse(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == series * 10
 
 
 def test_metrics_about_the_exporter_have_the_highest_priority() -> None:
@@ -437,7 +437,7 @@ def test_metrics_about_the_exporter_have_the_highest_priority() -> None:
     page.watch("self", page.families)
     text_of(page)
 
-    assert len(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) <= 60
+    assert len(parse(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) <= 60
     assert value(page, "exporter_series_limit") == 60.0
     assert (value(page, "exporter_series_dropped_total", family="host_wild", reason="cap") or 0) > 0
 

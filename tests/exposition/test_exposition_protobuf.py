@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exposition_support import page_of, read, valid_families
+from exposition_support import page_of, parse, valid_families
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,7 +105,7 @@ def test_protobuf_has_the_series_of_plain_text(metrics: list[Metric]) -> None:
         for metric in family.metric
     }
 
-    assert series == read(page.render(Format.TEXT), Format.TEXT)
+    assert series == parse(page.render(Format.TEXT), Format.TEXT)
 
 
 SPEC = Family(

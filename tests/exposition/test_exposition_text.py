@@ -10,7 +10,7 @@ from exposition_support import (
     gauge,
     library_body,
     page_of,
-    read,
+    parse,
     text_of,
     valid_families,
     value,
@@ -167,7 +167,7 @@ def test_a_label_that_cannot_be_compared_is_dropped_alone() -> None:
     later.samples[0] = Sample("cards", {"rank": Array()}, 3.0)  # type: ignore[dict-item]  # not text
     page.publish("block", [later])
 
-    assert read(page.render(Format.TEXT), Format.TEXT) == {("cards", (("rank", "1"),)): 4.0}
+    assert parse(page.render(Format.TEXT), Format.TEXT) == {("cards", (("rank", "1"),)): 4.0}
     assert dropped_series(page, "cards", "labels") == 1.0
 
 
@@ -175,7 +175,7 @@ def test_a_label_that_cannot_be_compared_is_dropped_alone() -> None:
 @settings(deadline=None)
 @given(families=valid_families())
 def test_the_official_parser_reads_back_what_was_published(form: Format, families: list[Metric]) -> None:
-    values = read(page_of(*families).render(form), form)
+    values = parse(page_of(*families).render(form), form)
 
     samples = [sample for family in families for sample in family.samples]
     assert values == {
@@ -186,8 +186,8 @@ def test_the_official_parser_reads_back_what_was_published(form: Format, familie
 def test_a_histogram_without_a_sum_keeps_its_count_in_plain_text_only() -> None:
     page = page_of(LATENCY.family({("z", "c"): Distribution(7, None, ((0.1, 2),))}))
 
-    text = read(page.render(Format.TEXT), Format.TEXT)
-    openmetrics = read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
+    text = parse(page.render(Format.TEXT), Format.TEXT)
+    openmetrics = parse(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
 
     assert {name for name, _ in text} == {"training_latency_seconds_bucket", "training_latency_seconds_count"}
     assert {name for name, _ in openmetrics} == {"training_latency_seconds_bucket"}
@@ -282,7 +282,7 @@ def test_an_invalid_sample_is_dropped_and_counted_and_others_stay(
 def test_a_histogram_with_an_invalid_sample_is_dropped_completely(value: Distribution, reason: str) -> None:
     page = page_of(LATENCY.family({("z", "c"): value}), gauge("after", {"0": 1.0}))
 
-    assert set(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == {("after", (("rank", "0"),))}
+    assert set(parse(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == {("after", (("rank", "0"),))}
     assert dropped_series(page, "training_latency_seconds", reason) >= 3
 
 
@@ -290,7 +290,7 @@ def test_a_histogram_with_an_invalid_sample_is_dropped_completely(value: Distrib
 def test_a_family_with_an_invalid_name_is_dropped(name: str) -> None:
     page = page_of(gauge("before", {"0": 1.0}), Metric(name, "", "gauge"), gauge("after", {"0": 1.0}))
 
-    values = read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
+    values = parse(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
 
     assert [name for name, _ in values] == ["before", "after"]
 
@@ -323,4 +323,4 @@ def test_the_plain_text_always_parses_to_its_end(families: list[Metric]) -> None
     page.watch("the same families", lambda: families)
     page.watch("self", page.families)
 
-    assert "exporter_series" in {name for name, _ in read(page.render(Format.TEXT), Format.TEXT)}
+    assert "exporter_series" in {name for name, _ in parse(page.render(Format.TEXT), Format.TEXT)}

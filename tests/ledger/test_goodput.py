@@ -61,7 +61,7 @@ def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None
 def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_latest_save(
     sidecar: Sidecar,
 ) -> None:
-    next_attempt = MonitoredJob(sidecar, job_in_loop(0, load=1.0))
+    next_attempt = MonitoredJob(sidecar, job_in_loop(0, load_seconds=1.0))
     next_attempt.job.train(10)
     next_attempt.job.save(1.0)
     page = next_attempt.write_and_collect()
@@ -110,14 +110,14 @@ def test_only_a_session_tag_joins_launches_after_a_normal_end(sidecar: Sidecar, 
 
 
 @pytest.mark.parametrize(
-    ("first_step", "load", "is_same_task"), [(0, 0.0, False), (0, 1.0, True), (90, 0.0, True)]
+    ("first_step", "load_seconds", "is_same_task"), [(0, 0.0, False), (0, 1.0, True), (90, 0.0, True)]
 )
 @pytest.mark.usefixtures("run_killed_at_step_100")
 def test_task_identity_a_day_after_a_crash_depends_on_the_start_step_and_the_load(
-    sidecar: Sidecar, first_step: int, load: float, is_same_task: bool
+    sidecar: Sidecar, first_step: int, load_seconds: float, is_same_task: bool
 ) -> None:
     sidecar.clock.advance(DAY_SECONDS)
-    page = MonitoredJob(sidecar, job_in_loop(first_step, load=load)).write_and_collect()
+    page = MonitoredJob(sidecar, job_in_loop(first_step, load_seconds=load_seconds)).write_and_collect()
 
     assert badput_seconds(page).get("downtime", 0.0) == (
         DAY_SECONDS + RESTART_DELAY_SECONDS if is_same_task else 0
@@ -141,17 +141,17 @@ def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
 
 def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
     document = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
-    first_attempt = MonitoredJob(sidecar, job_in_loop(init=20.0))
+    first_attempt = MonitoredJob(sidecar, job_in_loop(init_seconds=20.0))
     for steps in (30, 30, 30, 10):
-        first_attempt.job.train(steps, 1.5, data=0.5)
+        first_attempt.job.train(steps, 1.5, data_seconds=0.5)
         if steps == 30:
             first_attempt.job.save(6.0)
     first_attempt.job.hold(0.5)
     first_attempt.write_and_collect()
     killed_page = first_attempt.die()
     sidecar.clock.advance(55.5)  # a minute after the end
-    second_attempt = MonitoredJob(sidecar, job_in_loop(90, init=20.0))
-    second_attempt.job.train(30, 1.5, data=0.5)
+    second_attempt = MonitoredJob(sidecar, job_in_loop(90, init_seconds=20.0))
+    second_attempt.job.train(30, 1.5, data_seconds=0.5)
     second_attempt.job.save(6.0)
     page = second_attempt.finish()
 

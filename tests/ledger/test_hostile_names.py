@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from exposition_support import read
+from exposition_support import parse
 from feed_support import new_identity, new_recording, publish_once
 
 from exporter.exposition.negotiation import Format
@@ -23,7 +23,7 @@ def total(directory: Path, form: Format) -> float | None:
     """Return the total of the honest run on a page."""
     page = Page()
     page.publish("feed", JobCollector(FeedReader(directory), StateStore(directory)).collect())
-    return read(page.render(form), form).get(("train_stat0_count", HONEST))
+    return parse(page.render(form), form).get(("train_stat0_count", HONEST))
 
 
 @pytest.mark.parametrize("form", [Format.TEXT, Format.OPENMETRICS])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from energy_support import without_privileges
-from feed_support import Child, new_identity, new_recording, read_only_view, training_process
+from feed_support import TrainingProcess, new_identity, new_recording, read_only_view, training_process
 from ledger_support import Page
 from waiting import wait_until
 
@@ -35,7 +35,7 @@ def collect_page(sidecar: JobCollector) -> Page:
     return Page(sidecar.collect())
 
 
-def flood(child: Child, seconds: float) -> int:
+def flood(child: TrainingProcess, seconds: float) -> int:
     """Let a process write as fast as possible, kill the process, and return the reported number of samples."""
     assert child.process.stdin is not None
     assert child.process.stdout is not None

@@ -98,7 +98,7 @@ def play_and_return_last_page(
             sidecar.collect_after(4.0 + amount)
             page = sidecar.collect_after(1.0)
         if action == "kill":
-            job = MonitoredJob(sidecar, job_in_loop(saved_step, load=1.0, session_tag=tag))
+            job = MonitoredJob(sidecar, job_in_loop(saved_step, load_seconds=1.0, session_tag=tag))
     sidecar.state.close()
     return page
 

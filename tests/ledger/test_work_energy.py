@@ -197,7 +197,7 @@ def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> N
     job.start_loop(0)
     job.spend("init", 10.0)
     machine.advance_and_collect()
-    job.train(20, data=0.25)
+    job.train(20, data_seconds=0.25)
     machine.advance_and_collect()
     job.save(5.0)
     page = machine.advance_and_collect()
