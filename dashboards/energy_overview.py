@@ -27,7 +27,6 @@ from dashboards.energy_loss import (
 )
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
-    BAD_LOSS,
     CAUSE_TEXTS,
     COST_OF_LOSSES,
     COST_PER_HOUR,
@@ -49,7 +48,6 @@ from dashboards.losses_now import (
     UNKNOWN_RUNS,
     VERDICT_TEXTS,
     VERDICTS,
-    WARNING_LOSS,
 )
 from dashboards.palette import BAD, NEUTRAL, WARNING, Override
 from dashboards.panels import (
@@ -80,7 +78,6 @@ _COUNT_OF_INCOMPLETE_RUNS: Override = {
     ],
 }
 _COUNT_INCOMPLETE = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR}))"
-_LOSS_THRESHOLDS = warn_from(WARNING_LOSS, BAD_LOSS)
 
 
 def overview_panels() -> tuple[Panel, ...]:
@@ -307,9 +304,7 @@ def _losses_now() -> Panel:
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=110),
         Column("gpu", "GPU", width=65),
-        percent(
-            f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 115, _LOSS_THRESHOLDS, bar=(0, 1)
-        ),
+        percent(f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 115, LOST_THRESHOLDS, bar=(0, 1)),
         Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost per hour", decimals=2, width=115),
         Column(
             f"1000 * ({LOSS_SINCE})",

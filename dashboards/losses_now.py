@@ -10,6 +10,7 @@ from dashboards.energy_loss import as_cause
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import blank_if_incomplete
+from dashboards.recorded_losses import BAD_LOSS, LOSS
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
 NO_PROGRESS_SECONDS = 120
@@ -59,8 +60,6 @@ LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPUS_OF_RUN}) / sum
 """PromQL for the share of the GPU time that all live runs lose now. A run without a GPU counts as one GPU."""
 MIN_DISPLAYED_SHARE = 0.005
 """Share of the time above which a loss is displayed."""
-WARNING_LOSS, BAD_LOSS = 0.1, 0.3
-"""Shares of the time from which a loss has the color of a warning, and of a problem."""
 
 # Rank, GPU and reason of a loss ------------------------------------------------------------------------------
 
@@ -250,7 +249,7 @@ LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 _USUAL, _WARNING, _UNKNOWN, _LARGE = 0, 1, 2, 3
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
 VERDICTS = (
-    f"({_KNOWN_LOSSES} >= bool {WARNING_LOSS}) + {_LARGE - _WARNING} * ({_KNOWN_LOSSES} >= bool {BAD_LOSS})"
+    f"({_KNOWN_LOSSES} >= bool {LOSS}) + {_LARGE - _WARNING} * ({_KNOWN_LOSSES} >= bool {BAD_LOSS})"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN}"
 )
 """PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual."""

@@ -49,6 +49,7 @@ from dashboards.queries import (
     event_counts,
     instant_query,
 )
+from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.run_problems import (
     ALL_WAIT_FOR_DATA,
     DATA_WAIT,
@@ -202,7 +203,7 @@ def _losses(w: int, h: int) -> Panel:
             "of time",
             "percentunit",
             80,
-            thresholds=warn_from(0.1, 0.3),
+            thresholds=LOST_THRESHOLDS,
             mappings=ZERO_AS_DASH,
             decimals=0,
         ),

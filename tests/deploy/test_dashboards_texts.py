@@ -92,12 +92,17 @@ def minutes(seconds: float) -> str:
         (
             "training-energy",
             "Losses now, last 5 min",
-            f"*large loss* is at least {percent(losses_now.BAD_LOSS)} of the time",
+            f"*large loss* is at least {percent(recorded_losses.BAD_LOSS)} of the time",
         ),
         (
             "training-energy",
             "Losses now, last 5 min",
-            f"*loss* at least {percent(losses_now.WARNING_LOSS)}",
+            f"*loss* at least {percent(recorded_losses.LOSS)}",
+        ),
+        (
+            "training-run",
+            "Losses now, by cause",
+            f"more than {percent(recorded_losses.LOSS)} of the time after the start",
         ),
     ],
 )
