@@ -157,5 +157,8 @@ def _monitor_event(event: RecordedEvent, origin: object) -> Event:
     if isinstance(origin, Event):
         return origin
     message = {} if event.message is None else {"message": event.message}
-    timestamp = dt.datetime.fromtimestamp(event.timestamp)  # noqa: DTZ006  # local and naive, as in torch
+    try:
+        timestamp = dt.datetime.fromtimestamp(event.timestamp)  # noqa: DTZ006  # local and naive, as in torch
+    except (OverflowError, ValueError, OSError):
+        timestamp = dt.datetime.now()  # noqa: DTZ005  # the time of the event is outside the range of datetime
     return Event(event.type, timestamp, {**message, **event.data})

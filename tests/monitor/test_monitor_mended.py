@@ -279,6 +279,15 @@ def test_events_of_this_module_and_of_the_exporter_share_handlers(received_event
     assert event.data == {"message": "step 7", "step": 7}
 
 
+def test_an_event_with_a_time_outside_the_range_of_datetime_is_delivered(
+    received_events: list[Event],
+) -> None:
+    exporter.log("far.future", timestamp=1e300)
+
+    (event,) = [event for event in received_events if event.name == "far.future"]
+    assert abs(event.timestamp.timestamp() - time.time()) < 60
+
+
 @pytest.mark.parametrize(
     ("name", "recorded_name"),
     [("shared.loss", "shared.loss"), ("shared lr/ms", "shared_lr_ms"), ("7 seas", "stat_7_seas")],
