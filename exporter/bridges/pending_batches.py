@@ -120,7 +120,13 @@ class PendingBatches:
         if not queue.earlier:  # without accumulation
             if is_latest_trained:
                 queue.has_latest = False
-                numbers.add_batch(queue.samples, queue.tokens)
+                samples, train = queue.samples, numbers.train
+                if samples and queue.tokens is None and train.samples and numbers.microbatches:
+                    # As `add_batch` counts a further batch. A call would cost 1 µs a step.
+                    train.samples += samples
+                    numbers.microbatches += 1
+                else:
+                    numbers.add_batch(samples, queue.tokens)
             return int(is_latest_trained)
         if is_latest_trained:
             queue.move_latest()

@@ -90,17 +90,10 @@ class IterationBlock(HotBlock):
             TRAINING.append(IterationEnded(*record))
         return None
 
-    def begin_next(self, now: float, waits: float | None) -> None:
-        """End the iteration on the main thread, and begin the next iteration at the same time.
-
-        All seconds of the iteration other than *waits* are work; if *waits* is None, both are read from the clock.
-        """
+    def begin_next(self, now: float) -> None:
+        """End the iteration on the main thread, and begin the next iteration at the same time."""
         start_work, start_waits = self.work, self.waits
-        if waits is None:
-            self._read_totals()
-        else:
-            self.work += now - self.began - waits
-            self.waits += waits
+        self._read_totals()
         record = (self.began, now, self.work - start_work, self.waits - start_waits, False, TRAINING.expected)
         self.began = now
         _CLOCK.iteration_work = self.work
