@@ -53,7 +53,7 @@ bench: setup
 soak: setup system
 	SOAK=$(or $(SOAK),20m) $(BIN)/python benchmarks/soak.py
 
-# All property tests, which include the readers of untrusted bytes, with twenty times as many examples. Takes some minutes.
+# All property tests, which include the readers of untrusted bytes, most of them with forty times as many examples. Takes some minutes.
 fuzz: setup system
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m hypothesis --hypothesis-profile=fuzz --timeout=0
 

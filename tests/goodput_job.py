@@ -2,8 +2,8 @@
 
     goodput_job.py DIRECTORY STEPS [--session S] [--perf P] [--save-every N] [--from-nothing] [--pause-at STEP]
 
-Every step is a line of DIRECTORY/log with the process id, the step and the duration in seconds, measured by the job. The
-checkpoint is the file DIRECTORY/saved. After --pause-at steps the job prints a line and waits to be killed.
+Every step is a line of DIRECTORY/log with the process id, the step, and the duration in seconds without and with the entry and exit
+of the block, measured by the job. The checkpoint is the file DIRECTORY/saved. After --pause-at steps the job prints a line and waits to be killed.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ def main() -> None:
             for step in range(first_step, options.steps):
                 start_time = time.monotonic()
                 with training.training_iteration():
+                    body_start_time = time.monotonic()
                     time.sleep(STEP_SECONDS)
-                log.write(f"{os.getpid()} {step} {time.monotonic() - start_time}\n")
+                    body_seconds = time.monotonic() - body_start_time
+                log.write(f"{os.getpid()} {step} {body_seconds} {time.monotonic() - start_time}\n")
                 if (step + 1) % options.save_every == 0:
                     save(options.directory, step + 1)
                 if step + 1 == options.pause_at:

@@ -34,6 +34,7 @@ class Step:
 
     process_id: int
     number: int
+    body_seconds: float  # without the entry and exit of the block, in which a busy machine may stop the job
     seconds: float
 
 
@@ -99,8 +100,8 @@ def run_until_killed(
 def steps_of(tmp_path: Path) -> list[Step]:
     log_lines = (tmp_path / "job" / "log").read_text().splitlines()
     return [
-        Step(int(process_id), int(number), float(seconds))
-        for process_id, number, seconds in map(str.split, log_lines)
+        Step(int(process_id), int(number), float(body_seconds), float(seconds))
+        for process_id, number, body_seconds, seconds in map(str.split, log_lines)
     ]
 
 
@@ -108,13 +109,23 @@ def has_steps(tmp_path: Path, count: int) -> bool:
     return (tmp_path / "job" / "log").exists() and len(steps_of(tmp_path)) >= count
 
 
+def body_seconds_of(steps: list[Step]) -> float:
+    return sum(step.body_seconds for step in steps)
+
+
 def seconds_of(steps: list[Step]) -> float:
     return sum(step.seconds for step in steps)
 
 
-def approximately(seconds: float) -> object:
-    """Return an approximation with a tolerance of 10 % or 0.1 s, for sums of the job's own step durations."""
-    return pytest.approx(seconds, rel=0.1, abs=0.1)
+def is_duration_of(seconds: float | None, steps: list[Step]) -> bool:
+    """Return True if a sum of step durations is that of the job's own measurement, with a tolerance of 10 % or 0.1 s."""
+    assert seconds is not None
+    shortest_seconds, longest_seconds = body_seconds_of(steps), seconds_of(steps)
+    return (
+        shortest_seconds - max(0.1, 0.1 * shortest_seconds)
+        <= seconds
+        <= longest_seconds + max(0.1, 0.1 * longest_seconds)
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,8 +160,8 @@ def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
         assert training_value(session_page, "lost_steps_total", "job-1") == 0
         assert sum_of_series(session_page, "restarts_total", "job-1") == 0
         assert sum_of_series(session_page, "interruptions_total", "job-1") == 0
-        assert training_value(session_page, "productive_seconds_total", "job-1") == approximately(
-            seconds_of(session_steps)
+        assert is_duration_of(
+            training_value(session_page, "productive_seconds_total", "job-1"), session_steps
         )
         assert training_value(session_page, "badput_seconds_total", "job-1", cause="downtime") == 0
         check_seconds_add_up(session_page, "job-1")
@@ -180,18 +191,18 @@ def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
     first_attempt = [step for step in steps if step.process_id == steps[0].process_id]
     second_attempt = [step for step in steps if step.process_id != steps[0].process_id]
     assert [step.number for step in second_attempt] == list(range(90, 120))
-    assert training_value(failed_page, "productive_seconds_total", "job-1") == approximately(
-        seconds_of(first_attempt[:90])
+    assert is_duration_of(
+        training_value(failed_page, "productive_seconds_total", "job-1"), first_attempt[:90]
     )
-    assert training_value(failed_page, "uncommitted_seconds", "job-1") == approximately(
-        seconds_of(first_attempt[90:])
-    )
+    assert is_duration_of(training_value(failed_page, "uncommitted_seconds", "job-1"), first_attempt[90:])
     assert training_value(resumed_page, "lost_steps_total", second_run) == 8
-    assert training_value(
-        resumed_page, "badput_seconds_total", second_run, cause="lost_progress"
-    ) == approximately(seconds_of(first_attempt[90:]))
-    assert training_value(resumed_page, "productive_seconds_total", second_run) == approximately(
-        seconds_of(first_attempt[:90] + second_attempt)
+    assert is_duration_of(
+        training_value(resumed_page, "badput_seconds_total", second_run, cause="lost_progress"),
+        first_attempt[90:],
+    )
+    assert is_duration_of(
+        training_value(resumed_page, "productive_seconds_total", second_run),
+        first_attempt[:90] + second_attempt,
     )
     assert training_value(resumed_page, "attempt", second_run) == 2
     assert sum_of_series(resumed_page, "restarts_total", second_run) == 1
@@ -239,9 +250,10 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
     lost_seconds = training_value(final_page, "badput_seconds_total", "job-1", cause="lost_progress")
     assert lost_seconds is not None
     productive_seconds = training_value(final_page, "productive_seconds_total", "job-1")
-    assert productive_seconds == pytest.approx(
-        seconds_of(steps) - repeated_steps * seconds_of(steps) / len(steps), rel=0.2
-    )
+    assert productive_seconds is not None
+    counted_ratio = 1 - repeated_steps / len(steps)
+    assert 0.8 * counted_ratio * body_seconds_of(steps) <= productive_seconds
+    assert productive_seconds <= 1.2 * counted_ratio * seconds_of(steps)
     for previous_page, next_page in pairwise(pages):
         check_seconds_add_up(next_page, "job-1")
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
@@ -268,8 +280,8 @@ def test_a_session_continues_on_another_node_while_the_first_sidecar_is_running(
     assert [step.number for step in second_steps] == list(range(90, 120))
     assert training_value(resumed_page, "attempt", "job-2") == 2
     assert training_value(resumed_page, "lost_steps_total", "job-2") == 8
-    assert training_value(resumed_page, "productive_seconds_total", "job-2") == approximately(
-        seconds_of(first_steps[:90] + second_steps)
+    assert is_duration_of(
+        training_value(resumed_page, "productive_seconds_total", "job-2"), first_steps[:90] + second_steps
     )
     check_seconds_add_up(resumed_page, "job-2")
 
