@@ -40,6 +40,12 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in intervals)
 
 
+def rank_names(ranks: Iterable[int]) -> str:
+    """Return the names of ranks, such as "rank 3" or "ranks 0-2, 4"."""
+    distinct_ranks = set(ranks)
+    return f"rank{'s' if len(distinct_ranks) > 1 else ''} {ranges(distinct_ranks)}"
+
+
 def clock(timestamp: float) -> str:
     """Return a timestamp as the time of day in UTC, with the date if it is more than 12 hours ago."""
     form = "%H:%M:%S UTC" if time.time() - timestamp < 43200 else "%Y-%m-%d %H:%M UTC"

@@ -20,7 +20,7 @@ from exporter.status.elements import (
     value_or_dash,
 )
 from exporter.status.history import Line
-from exporter.status.numbers import age, duration, energy, grams, number, ranges, share
+from exporter.status.numbers import age, duration, energy, grams, number, rank_names, share
 from exporter.status.view import Run, View
 
 _MAX_BADPUT_CAUSES = 3
@@ -89,7 +89,7 @@ def _remark(run: Run) -> str:
     if not run.is_partial:
         return ""
     total = f" of {run.world_size}" if run.world_size else ""
-    part = f"This node has rank{'s' if len(run.ranks) > 1 else ''} {ranges(run.ranks)}{total}"
+    part = f"This node has {rank_names(run.ranks)}{total}"
     if run.has_rank_zero:
         return f"{part}. Figures of this node are labeled; other figures are of the whole run."
     return (

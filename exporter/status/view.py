@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
 from exporter.status.history import History, RankOfRun
-from exporter.status.numbers import ranges
+from exporter.status.numbers import rank_names
 from exporter.status.samples import SampleIndex
 from exporter.status.thresholds import STRAGGLER_RATIO
 from exporter.training.phases import PHASES
@@ -170,7 +170,7 @@ class Gpu:
         if not self.last_holders:
             return f"GPU {self.index}"
         numbers = [int(rank) for _, rank in self.last_holders if rank.isdecimal()]
-        ranks = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} of " if numbers else ""
+        ranks = f"{rank_names(numbers)} of " if numbers else ""
         runs = ", ".join(sorted({run for run, _ in self.last_holders}))
         return f"GPU {self.index} ({'' if self.holders else 'last held by '}{ranks}{runs})"
 

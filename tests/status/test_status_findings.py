@@ -196,6 +196,53 @@ GPU_3: Rows = {
 }
 
 
+def saving_ranks(*ranks: str) -> Rows:
+    samples = [
+        sample for rank in ranks for sample in run_sample(1.0, rank=rank, phase="checkpoint_save_sync")
+    ]
+    times = [sample for rank in ranks for sample in run_sample(NOW - 101.0, rank=rank)]
+    return long_save(0.0) | {
+        "training_phase_active": samples,
+        "training_phase_active_since_timestamp_seconds": times,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [
+        (("0",), "Rank 0 of night is"),
+        (("0", "1", "3"), "Ranks 0-1, 3 of night are"),
+        (("",), "A process of night is"),
+    ],
+)
+def test_a_hanging_save_names_one_rank_several_ranks_or_a_process(ranks: tuple[str, ...], names: str) -> None:
+    assert finding_texts(saving_ranks(*ranks)) == [
+        f"{names} still saving a checkpoint; a save usually takes 10 s."
+    ]
+
+
+def allocation_retries(*ranks: str) -> Rows:
+    return {
+        "training_gpu_alloc_retries_total": [
+            ({"run": "night", "rank": rank, "gpu": "3"}, 2.0) for rank in ranks
+        ]
+    }
+
+
+def test_ranks_that_free_cached_memory_are_named() -> None:
+    history = history_of(
+        4,
+        lambda tick: {
+            name: [(labels, value * tick) for labels, value in rows]  # type: ignore[operator]  # numbers
+            for name, rows in allocation_retries("0", "1").items()
+        },
+    )
+
+    assert finding_texts(JOB, history=history) == [
+        "Ranks 0-1 of night freed cached memory of GPU 3 to continue."
+    ]
+
+
 @pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "sw_thermal")])
 def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) -> None:
     name = "gpu_clocks_event_seconds_total"

@@ -24,7 +24,7 @@ from status_support import (
 from exporter.status.document import environment
 from exporter.status.elements import MAX_ROWS, plot
 from exporter.status.history import History
-from exporter.status.numbers import duration, energy, number, size
+from exporter.status.numbers import duration, energy, number, rank_names, size
 from exporter.status.samples import SampleIndex
 from exporter.status.sections import MAX_UNFOLDED_RANKS
 
@@ -394,6 +394,8 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
         (energy(7.2e6), "2 kWh"),
         (energy(7.2e9), "2 MWh"),
         (energy(36.0), "0.01 Wh"),
+        (rank_names([3, 3]), "rank 3"),
+        (rank_names([4, 0, 1, 2]), "ranks 0-2, 4"),
     ],
 )
 def test_numbers_are_formatted_for_people(formatted_text: str, expected: str) -> None:

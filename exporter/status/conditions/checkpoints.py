@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.conditions.runs import counted
-from exporter.status.numbers import duration, ranges, share, size
+from exporter.status.numbers import duration, rank_names, share, size
 from exporter.status.thresholds import CHECKPOINT_HANG_RATIO, CHECKPOINT_OVERDUE_INTERVALS
 from exporter.status.view import View
 
 MIN_HANG_SECONDS = 60.0
 FAILED_SECONDS = 3600.0
-SAVES = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
+"""Time range of the alert on failed saves."""
+SAVE_PHASES = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
 NEARLY_FULL_RATIO, PREDICTED_FROM_SECONDS, PREDICTED_SECONDS = 0.2, 3600.0, 14400.0
 MIN_FREE_CHECKPOINTS = 2.0
 
@@ -29,13 +30,22 @@ def _hanging(view: View) -> Iterator[Match]:
         ranks = {
             rank.rank: rank.phase_since
             for rank in view.ranks
-            if rank.run == name and rank.alive != 0 and rank.phase in SAVES and rank.phase_since is not None
+            if rank.run == name
+            and rank.alive != 0
+            and rank.phase in SAVE_PHASES
+            and rank.phase_since is not None
         }
-        late = {rank: since for rank, since in ranks.items() if view.exporter.now - since > limit_seconds}
-        if late:
-            numbers = ranges(int(rank) for rank in late if rank.isdecimal())
-            facts = {"run": name, "ranks": numbers, "usual": duration(mean_seconds)}
-            yield Match((name,), facts, since=min(late.values()))
+        late_ranks = {
+            rank: since for rank, since in ranks.items() if view.exporter.now - since > limit_seconds
+        }
+        if late_ranks:
+            numbers = {int(rank) for rank in late_ranks if rank.isdecimal()}
+            names = rank_names(numbers) if numbers else "a process"
+            facts = {
+                "ranks_are": f"{names} of {name} {'are' if len(numbers) > 1 else 'is'}",
+                "usual": duration(mean_seconds),
+            }
+            yield Match((name,), facts, since=min(late_ranks.values()))
 
 
 def _failed(view: View) -> Iterator[Match]:
@@ -111,7 +121,7 @@ CONDITIONS = (
             "a save that lasts threshold:training_checkpoint_hang:ratio times the usual one, and a minute at least"
         ),
         severity=AlertSeverity.CRITICAL,
-        sentence="rank {ranks} of {run} is still saving a checkpoint; a save usually takes {usual}",
+        sentence="{ranks_are} still saving a checkpoint; a save usually takes {usual}",
         remedy="check the storage and its mount, then the rank that the save waits for",
         find_matches=_hanging,
     ),

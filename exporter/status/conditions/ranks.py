@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.numbers import duration, ranges
+from exporter.status.numbers import duration, rank_names
 from exporter.status.view import PAUSING_CAUSES, STOPPED_SECONDS, Rank, View
 from exporter.training.phases import PHASES
 
@@ -31,7 +31,7 @@ class AffectedRanks:
 
 
 def _affected_ranks(view: View, is_affected: Callable[[Rank], bool]) -> Iterator[AffectedRanks]:
-    """Yield the affected ranks of each run that has any."""
+    """Yield the affected ranks of each run, except runs without an affected rank."""
     ranks_by_run: dict[str, list[Rank]] = {}
     for rank in view.ranks:
         if rank.run and is_affected(rank):
@@ -44,7 +44,7 @@ def _ranks_text(ranks: list[Rank]) -> str:
     numbers = {int(rank.rank) for rank in ranks if rank.rank.isdecimal()}
     if not numbers:
         return ranks[0].title
-    return f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} of {ranks[0].run}"
+    return f"{rank_names(numbers)} of {ranks[0].run}"
 
 
 def _ended(view: View) -> Iterator[Match]:
@@ -159,9 +159,14 @@ def _retries(view: View) -> Iterator[Match]:
         ):
             ranks_and_gpus.setdefault(run, []).append((rank, gpu))
     for run, pairs in ranks_and_gpus.items():
-        ranks = ranges(int(rank) for rank, _ in pairs if rank.isdecimal())
+        numbers = {int(rank) for rank, _ in pairs if rank.isdecimal()}
         gpus = ", ".join(sorted({gpu for _, gpu in pairs if gpu}))
-        yield Match((run,), {"run": run, "ranks": ranks, "gpus": gpus or "unknown"})
+        facts = {
+            "run": run,
+            "ranks": rank_names(numbers) if numbers else "a process",
+            "gpus": gpus or "unknown",
+        }
+        yield Match((run,), facts)
 
 
 CONDITIONS = (
@@ -224,7 +229,7 @@ CONDITIONS = (
     Condition(
         alert_name="TrainingGpuMemoryPressure",
         criterion="any retry of PyTorch's allocator in 10m",
-        sentence="rank {ranks} of {run} frees cached memory of GPU {gpus} to continue",
+        sentence="{ranks} of {run} freed cached memory of GPU {gpus} to continue",
         remedy="lower the batch size or the sequence length before an allocation fails",
         find_matches=_retries,
     ),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.history import PACE_SECONDS, Increase
-from exporter.status.numbers import duration, ranges, share
+from exporter.status.numbers import duration, rank_names, share
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
 from exporter.status.view import Gpu, Run, View
 
@@ -79,9 +79,7 @@ def _phases(view: View, run: Run) -> str:
     for rank in view.ranks:
         if rank.run == run.name and rank.alive and rank.phase and rank.rank.isdecimal():
             phases.setdefault(rank.phase, []).append(int(rank.rank))
-    texts = [
-        f"Rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)} in {phase}" for phase, ranks in phases.items()
-    ]
+    texts = [f"{rank_names(ranks).capitalize()} in {phase}" for phase, ranks in phases.items()]
     return ". ".join(texts) or "No phase of its ranks is known"
 
 
