@@ -30,6 +30,7 @@ from exporter.status.sections import (
 from exporter.status.view import View
 
 MAX_TEXT_LENGTH = 300
+"""Length above which a text is shortened, because users choose names."""
 _FOLDER = Path(__file__).parent
 _LINKS = (
     ("/metrics", "Metrics"),
@@ -45,7 +46,7 @@ class InlineAssets:
     """Style sheet and scripts that the page contains."""
 
     style_sheet: str
-    library: str  # script that draws the plots
+    library: str  # uPlot, which draws the plots
     script: str  # the page's own script
 
 
@@ -118,7 +119,7 @@ def render(view: View, onsets: Onsets) -> bytes:
     assets = _inline_assets()
     page_findings = findings(view)
     groups = finding_groups(view, page_findings, onsets)
-    remarks = (
+    gpu_remarks = (
         status.message or "; ".join(status.unsupported) for status in view.collectors if status.name == "gpu"
     )
     text = _template().render(
@@ -128,7 +129,7 @@ def render(view: View, onsets: Onsets) -> bytes:
         script=assets.script,
         headline=headline(view, page_findings, onsets),
         finding_groups=groups[:MAX_ROWS],
-        conditions=sum(bool(condition.alert_name) for condition in CONDITIONS),
+        alert_count=sum(bool(condition.alert_name) for condition in CONDITIONS),
         hidden_groups=max(0, len(groups) - MAX_ROWS),
         series=view.samples.value("exporter_series"),
         cost=node_cost_text(view),
@@ -136,7 +137,7 @@ def render(view: View, onsets: Onsets) -> bytes:
         ranks=ranks_section(view) if view.ranks else None,
         machine=machine_section(view),
         gpus=gpus_section(view, page_findings) if view.gpus else None,
-        gpu_remark=" ".join(remarks),
+        gpu_remark=" ".join(gpu_remarks),
         statistics=statistics_fold(view),
         collectors=collectors_fold(view.collectors),
         links=_LINKS,

@@ -203,12 +203,10 @@ def plot(
 
 
 def append_current(line: Line, value: float | None, now: float) -> Line:
-    """Return a line that ends with the current value, so that the plot agrees with the figure."""
-    return (
-        line
-        if value is None or not line
-        else [*(point for point in line if point[0] < now - 1), (now, value)]
-    )
+    """Return a line that ends with the current value, if it is known, so that the plot agrees with the figure."""
+    if value is None or not line:
+        return line
+    return [*(point for point in line if point[0] < now - 1), (now, value)]
 
 
 def _path(line: Line, now: float, seconds: float, low: float, high: float) -> str:
@@ -242,6 +240,6 @@ def used_share(
     used: float | None, total: float | None, format_value: Callable[[float], str]
 ) -> tuple[RichText, str]:
     """Return the used share in per cent, and a note with the total. Both are empty if a number is unknown."""
-    return (
-        (styled(share(used / total)), f"of {format_value(total)}") if total and used is not None else ((), "")
-    )
+    if used is None or not total:
+        return (), ""
+    return styled(share(used / total)), f"of {format_value(total)}"

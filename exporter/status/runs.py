@@ -41,7 +41,7 @@ class RunSection:
 
     name: str
     badges: RichText
-    facts: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...]  # pairs of name and text
     position: Position | None
     remark: str
     figures: list[Figure]
@@ -52,9 +52,23 @@ class RunSection:
 
 def run_section(view: View, run: Run) -> RunSection:
     """Return the section of a run, without rates and loss if they are not current."""
-    samples, now, name = view.samples, view.exporter.now, run.name
-    info = next((labels for labels, _ in samples.select("training_run_info", run=name)), {})
-    attempt = samples.value("training_attempt", run=name)
+    info = next((labels for labels, _ in view.samples.select("training_run_info", run=run.name)), {})
+    return RunSection(
+        name=run.name,
+        badges=tuple(_badges(view, run)),
+        facts=tuple((key, fact) for key, fact in info.items() if key != "run" and fact),
+        position=_position(view, run),
+        remark=_remark(run),
+        figures=_run_figures(view, run),
+        phases_title=f"last minute{_coverage_note(run) or ' of all ranks'}",
+        phases=[] if run.is_ended else bar_segments(run.phases),
+        plots=_run_plots(view, run),
+    )
+
+
+def _badges(view: View, run: Run) -> list[StyledText]:
+    """Return state, late step, attempt and reporting ranks of a run."""
+    now, attempt = view.exporter.now, view.samples.value("training_attempt", run=run.name)
     state_style = "warn" if run.late_since is not None else _STATES.get(run.state, "good")
     badges = [StyledText(run.state, state_style)] if run.state else []
     if run.state and run.state_since is not None:
@@ -71,17 +85,7 @@ def run_section(view: View, run: Run) -> RunSection:
         badges.append(StyledText(f"{reporting_count} of {len(run.ranks)} ranks report", "bad"))
     elif run.is_partial and not run.state and reporting_count:
         badges.append(StyledText(f"{reporting_count} rank{'s' if reporting_count > 1 else ''} alive", "good"))
-    return RunSection(
-        name=name,
-        badges=tuple(badges),
-        facts=tuple((key, fact) for key, fact in info.items() if key != "run" and fact),
-        position=_position(view, run),
-        remark=_remark(run),
-        figures=_run_figures(view, run),
-        phases_title=f"last minute{_coverage_note(run) or ' of all ranks'}",
-        phases=[] if run.is_ended else bar_segments(run.phases),
-        plots=_run_plots(view, run),
-    )
+    return badges
 
 
 def _remark(run: Run) -> str:

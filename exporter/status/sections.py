@@ -36,7 +36,7 @@ MAX_OPEN_STATISTICS = 8
 """Number of statistics up to which the fold is open."""
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
 """Gauges that can represent a statistic, in order of preference."""
-_PROCESS_STATES = {  # by condition of `Rank`
+_PROCESS_STATES = {  # by `Rank.process_state`
     "alive": StyledText("alive", "good"),
     "ended early": StyledText("ended", "bad"),
     "slow": StyledText("slow", "warn"),
@@ -259,6 +259,7 @@ def statistics_fold(view: View) -> Fold | None:
     window_counts = {stem: [count for _, count in samples.select(f"{stem}_window_samples")] for stem in stems}
 
     def row(stem: str) -> dict[str, RichText]:
+        # A name may have the unit after the suffix; a longer name may belong to another statistic.
         gauges = ([name for name in names if name.startswith(stem + suffix)] for suffix in _WINDOW_GAUGES)
         gauge = min(next(filter(None, gauges), [""]), key=len)
         values = [value for _, value in samples.select(gauge)]
