@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from zlib import crc32
+
+from exporter.elastic.python_command import parse_python_command
 
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
 _LAUNCHER_MODULES = ("accelerate", "deepspeed", "torch.distributed")
 _WRAPPERS = frozenset({"env", "mpiexec", "mpirun", "nice", "nohup", "srun", "timeout"})
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
-_PYTHON_OPTIONS_WITH_VALUE = frozenset({"-W", "-X"})
 _SCRIPTS = (".py", ".sh")
 # Options of torchrun and accelerate, without leading dashes and with dashes for underscores.
 _NODES = ("nnodes", "num-machines")
@@ -67,25 +69,30 @@ def _first(values: Mapping[str, str], names: Sequence[str], default: str = "") -
 
 def _script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
     """Return the program and its script or module. Add the options of the launcher before the script to *options*."""
-    remaining_arguments = iter(command)
+    pending = deque(command)
     program = ""
-    for argument in remaining_arguments:
+    while pending:
+        argument = pending.popleft()
         name = PurePath(argument).name
-        if program and argument in {"-m", "--module"}:
-            module = next(remaining_arguments, "")
-            if not module.startswith(_LAUNCHER_MODULES):
-                return program, module.rpartition(".")[2]
-            program = "torchrun"
-        elif argument == "-c" and _PYTHON.fullmatch(program):
-            return program, program
+        if _PYTHON.fullmatch(name):
+            python_program = parse_python_command([argument, *pending])
+            if python_program.module.startswith(_LAUNCHER_MODULES):
+                program = "torchrun"
+            elif PurePath(python_program.script).name in _LAUNCHERS:
+                program = PurePath(python_program.script).name
+            else:
+                module_name = python_program.module.rpartition(".")[2]
+                return name, python_program.script or module_name or name
+            pending = deque(python_program.arguments)
+        elif program and argument in {"-m", "--module"}:
+            module = pending.popleft() if pending else ""
+            return program, module.rpartition(".")[2]
         elif argument.startswith("-"):
-            _read_option(program, argument, remaining_arguments, options)
+            _read_option(argument, pending, options)
         elif argument.endswith(_SCRIPTS):
             return program, argument
-        elif name in _LAUNCHERS or _PYTHON.fullmatch(name):
+        elif name in _LAUNCHERS:
             program = name
-        elif _PYTHON.fullmatch(program):
-            return program, argument
     positional_arguments = (argument for argument in command if not argument.startswith("-"))
     return program, next(
         (
@@ -97,16 +104,10 @@ def _script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
     )
 
 
-def _read_option(
-    program: str, argument: str, remaining_arguments: Iterator[str], options: dict[str, str]
-) -> None:
-    if _PYTHON.fullmatch(program):
-        if argument in _PYTHON_OPTIONS_WITH_VALUE:
-            next(remaining_arguments, None)
-        return
+def _read_option(argument: str, pending: deque[str], options: dict[str, str]) -> None:
     option, has_value, value = argument.lstrip("-").partition("=")
     name = option.replace("_", "-")
     if has_value:
         options[name] = value
     elif name in {"rdzv-id", *_NODES, *_ENDPOINTS, *_PORTS}:
-        options[name] = next(remaining_arguments, "")
+        options[name] = pending.popleft() if pending else ""

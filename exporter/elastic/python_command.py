@@ -9,10 +9,11 @@ from exporter.recording.value_class import Value, value_class
 
 @value_class
 class PythonProgram(Value):
-    """Program of a Python process. Both fields are empty for `-c`, standard input and an interactive interpreter."""
+    """Program of a Python process. The fields are empty for `-c`, standard input and an interactive interpreter."""
 
     script: str = ""
     module: str = ""  # argument of `-m`
+    arguments: tuple[str, ...] = ()  # arguments of the script or the module
 
 
 def parse_python_command(command: Sequence[str]) -> PythonProgram:
@@ -24,7 +25,7 @@ def parse_python_command(command: Sequence[str]) -> PythonProgram:
         elif argument == "-":
             return PythonProgram()
         elif not argument.startswith("-"):
-            return PythonProgram(script=argument)
+            return PythonProgram(script=argument, arguments=tuple(arguments))
         elif not argument.startswith("--"):
             # A group of options such as `-uX dev` or `-Bmtrain`: the first option with a value ends the group.
             option = next((letter for letter in argument[1:] if letter in "cmWX"), "")
@@ -34,5 +35,5 @@ def parse_python_command(command: Sequence[str]) -> PythonProgram:
             if option == "c":
                 return PythonProgram()
             if option == "m":
-                return PythonProgram(module=value)
+                return PythonProgram(module=value, arguments=tuple(arguments))
     return PythonProgram()

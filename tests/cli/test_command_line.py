@@ -15,6 +15,11 @@ from exporter.cli.run import make_plan
         ("python train.py -m resnet50", "train.py"),
         ("python hydra_app.py -m +lr=0.1,0.01", "hydra_app.py"),
         ("python -u -X dev -m package.train --lr 1", "train"),
+        ("python -mpackage.train --lr 1", "train"),
+        ("python -uX dev train.py", "train.py"),
+        ("python -Bm package.train", "train"),
+        ("python -mtorch.distributed.run --nproc-per-node 2 train.py", "train.py"),
+        ("python -u /usr/bin/torchrun --nproc-per-node 2 train.py", "train.py"),
         ("torchrun --nproc-per-node 2 -m package.train -m other", "train"),
         ("python -m torch.distributed.run --nproc_per_node=2 train.py -m x", "train.py"),
         ("accelerate launch --num_processes 2 train.py", "train.py"),
@@ -31,9 +36,10 @@ def test_the_script_is_found_and_its_arguments_are_not_parsed(command: str, scri
 
 @pytest.mark.parametrize("option", ["--rdzv-id=job7", "--rdzv_id job7", "--rdzv-id job7"])
 def test_the_run_id_of_the_rendezvous_is_read(option: str) -> None:
-    command = f"torchrun {option} --rdzv-backend=c10d train.py --rdzv-id=other".split()
+    for launcher in ("torchrun", "python -m torch.distributed.run", "python -umtorch.distributed.run"):
+        command = f"{launcher} {option} --rdzv-backend=c10d train.py --rdzv-id=other".split()
 
-    assert parse_job_command(command, {}) == JobCommand("train.py", run_id="job7")
+        assert parse_job_command(command, {}) == JobCommand("train.py", run_id="job7")
 
 
 @pytest.mark.parametrize(
