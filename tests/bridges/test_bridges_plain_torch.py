@@ -135,9 +135,8 @@ def test_the_loss_matches_the_log_of_the_job_or_is_absent(ended_job: Job) -> Non
     own_losses = [None if own == "None" else pytest.approx(float(own), rel=1e-5) for _, own in loss_pairs]
 
     assert [None if recorded == "None" else float(recorded) for recorded, _ in loss_pairs] == own_losses
-    assert (
-        len(loss_pairs) == 3 + 1 + 2 + 6 + 3 + 1 + 1 + 1 + 1 + 1 + 2 + 1
-    )  # one term per job that prints losses
+    # A term for each job that prints losses.
+    assert len(loss_pairs) == 3 + 1 + 2 + 6 + 3 + 1 + 1 + 1 + 1 + 1 + 2 + 1
 
 
 # Unchanged jobs -----------------------------------------------------------------------------------------------

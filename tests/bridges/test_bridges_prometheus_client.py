@@ -80,9 +80,10 @@ counter.inc(2)
 time.sleep(1)
 counter.inc(1)
 """
-    assert (
-        sum_by_labels(run_job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
-    )  # before the fork, of the child, after the reset
+    page = run_job(tmp_path, PRELUDE + program).page
+
+    before_fork, of_child, after_reset = 5, 100, 3
+    assert sum_by_labels(page, "app_steps_total") == before_fork + of_child + after_reset
 
 
 def test_a_negative_observation_is_not_a_reset_and_ends_the_sum(tmp_path: Path) -> None:

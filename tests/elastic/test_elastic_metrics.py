@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from exporter import registry
 from exporter.elastic import bridge, families, metrics
 
-pytestmark = pytest.mark.timeout(120)  # torch is imported within
+pytestmark = pytest.mark.timeout(120)  # includes the import of torch
 
 TORCH = "torch.distributed.elastic.metrics"
-_numbers = itertools.count()
+_name_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 
 
 class MetricsInMemory(metrics.MetricHandler):
-    """Stores the received metrics."""
+    """Handler that stores the received values."""
 
     def __init__(self) -> None:
         self.data: list[Any] = []
@@ -64,7 +64,7 @@ class MetricsInMemory(metrics.MetricHandler):
 
 
 def new_name(prefix: str = "value") -> str:
-    return f"{prefix}{next(_numbers)}"
+    return f"{prefix}{next(_name_numbers)}"
 
 
 # Equal behavior of both modules -----------------------------------------------------------------------------
@@ -73,11 +73,11 @@ def new_name(prefix: str = "value") -> str:
 def test_every_public_name_of_the_torch_module_exists() -> None:
     torch_module = pytest.importorskip(TORCH, reason="torch is not installed")
 
-    public = {name for name in dir(torch_module) if not name.startswith("_") and name != "Optional"}
-    api = set(importlib.import_module(f"{TORCH}.api").__all__)
+    public_names = {name for name in dir(torch_module) if not name.startswith("_") and name != "Optional"}
+    api_names = set(importlib.import_module(f"{TORCH}.api").__all__)
 
-    assert public <= set(dir(metrics)) | {"api", "static_init"}
-    assert api <= set(dir(importlib.import_module("exporter.elastic.metrics.api")))
+    assert public_names <= set(dir(metrics)) | {"api", "static_init"}
+    assert api_names <= set(dir(importlib.import_module("exporter.elastic.metrics.api")))
 
 
 def test_signatures_name_the_same_arguments_in_the_same_order() -> None:
@@ -367,9 +367,8 @@ def test_a_handler_that_emits_does_not_receive_its_own_metrics() -> None:
 
 def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_metrics = pytest.importorskip(TORCH, reason="torch is not installed")
-    monkeypatch.setattr(
-        bridge.CompatibilityHandlers, "is_installed", False
-    )  # installed handlers would also record the metric
+    # With the bridge installed, its hook would record the metric too.
+    monkeypatch.setattr(bridge.CompatibilityHandlers, "is_installed", False)
     name = new_name("torch")
     torch_metrics.configure(metrics.PrometheusMetricHandler(), "g")
     torch_metrics.put_metric(name, 3, "g")
@@ -391,12 +390,12 @@ def test_a_coroutine_is_measured_to_its_end_and_its_cancellation_is_a_failure() 
         await asyncio.sleep(seconds)
         return "awake"
 
-    async def both() -> str:
+    async def time_out_and_finish() -> str:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(sleeping(60), 0.01)
         return await sleeping(0.02)
 
-    assert asyncio.run(both()) == "awake"
+    assert asyncio.run(time_out_and_finish()) == "awake"
     assert outcomes(handler) == ["failure", "success"]
     assert handler.data[-1].value >= 20
 
@@ -412,9 +411,9 @@ def test_a_generator_is_measured_from_its_first_step_and_may_be_left_early() -> 
     generator = counting()
     assert handler.data == []
     assert list(generator) == [1, 2, 3]
-    early = counting()
-    next(early)
-    early.close()  # type: ignore[attr-defined]
+    closed_generator = counting()
+    next(closed_generator)
+    closed_generator.close()  # type: ignore[attr-defined]
 
     assert outcomes(handler) == ["success", "success"]
 

@@ -107,7 +107,7 @@ def test_the_example_of_a_reporting_loop() -> None:
 
 
 class CollectorInMemory(StatCollector):
-    """Stores received samples while enabled."""
+    """Collector that stores the received samples once its gate is open."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[str, float]] = []
@@ -123,18 +123,18 @@ def test_a_collector_receives_every_raw_sample_off_the_adding_thread() -> None:
     exporter.Stat("others.before").add(1.0)
     handle = register_stat_collector(collector)
     stat = Stat("rfc.raw", [StatType.SUM])
-    start = time.monotonic()
+    start_time = time.monotonic()
     for value in range(100):
         stat.add(float(value))
     exporter.Stat("others.plain").add(2.0)
     monitor.Stat("others.torch", [monitor.Aggregation.SUM], 60.0).add(3.0)
     put_metric("others", 4.0, "g")
-    seconds = time.monotonic() - start
+    adding_seconds = time.monotonic() - start_time
     collector.gate.set()
     unregister(handle)
     stat.add(1000.0)
 
-    assert seconds < 5
+    assert adding_seconds < 5
     other_samples = [("g.others", 4.0), ("others.plain", 2.0), ("others.torch", 3.0)]
     assert sorted(collector.samples) == [*other_samples, *(("rfc.raw", float(value)) for value in range(100))]
 
@@ -155,8 +155,10 @@ def test_a_raising_collector_loses_only_its_own_samples() -> None:
         unregister(handle)
 
     assert report == {"rfc.broken.sum": 2.0}
-    (dropped,) = [number for (name, _), number in EVENTS.reading().dropped.items() if name.endswith("Broken")]
-    assert dropped >= 1
+    (dropped_count,) = [
+        count for (name, _), count in EVENTS.reading().dropped.items() if name.endswith("Broken")
+    ]
+    assert dropped_count >= 1
 
 
 def test_a_forked_child_reports_its_own_samples(tmp_path: Path) -> None:

@@ -131,9 +131,8 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
         record.get("name") or record["event"]["name"]
         for record in records(tmp_path, "training_telemetry.json")
     ]
-    assert (
-        names.count("training_metrics_update") == 4
-    )  # after iterations 10, 20, 30, and at the end after iteration 32
+    # After iterations 10, 20 and 30, and at the end after iteration 32.
+    assert names.count("training_metrics_update") == 4
     assert names.count("loss_calculation_span") == 32
     assert "save_checkpoint_success" in names
 

@@ -166,9 +166,8 @@ def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None
 
     records = exported(memory).named_records
     assert records.count(("stop", "application")) == records.count(("stop", "training_loop")) == 2
-    assert (
-        records.count(("event", "training_metrics_update")) == 2
-    )  # one completed iteration in each application
+    # Each application has one completed iteration.
+    assert records.count(("event", "training_metrics_update")) == 2
 
 
 def test_a_later_training_configuration_is_merged() -> None:

@@ -55,6 +55,6 @@ def nonfinite_targets() -> None:
 def train_function_is_kept() -> None:
     model = fit()
     model.make_train_function()
-    before = model.train_function
+    own_function = model.train_function
     fit([CALLBACK], model=model)
-    assert model.train_function is before
+    assert model.train_function is own_function

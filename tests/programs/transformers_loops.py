@@ -61,10 +61,12 @@ def failing_trainer() -> None:
 
 def resumed_trainer() -> None:
     begin("before")
-    first = recorded_trainer(max_steps=2, save_strategy="steps", save_steps=2)
-    first.train()
+    first_trainer = recorded_trainer(max_steps=2, save_strategy="steps", save_steps=2)
+    first_trainer.train()
     begin("resumed_trainer")
-    recorded_trainer(max_steps=5).train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-2")
+    recorded_trainer(max_steps=5).train(
+        resume_from_checkpoint=f"{first_trainer.args.output_dir}/checkpoint-2"
+    )
 
 
 def nonfinite_loss() -> None:

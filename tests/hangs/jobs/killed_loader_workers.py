@@ -1,4 +1,4 @@
-"""A job with a DataLoader whose workers are killed, which torch reports as an exception of the training process."""
+"""Job with a DataLoader whose workers are killed, which torch reports as an exception of the training process."""
 
 import multiprocessing
 
@@ -9,7 +9,7 @@ from exporter import training
 
 
 class Ones(Dataset[torch.Tensor]):  # type: ignore[misc]  # torch is not type-checked here
-    """A data set of ones."""
+    """Data set of ones."""
 
     def __len__(self) -> int:
         return 100

@@ -1,4 +1,4 @@
-"""Shared parts of the bridges: method hooks, claims, and the tracker that closes open blocks."""
+"""Shared parts of the bridges: hooks of methods, the active source, the tracker of open blocks, and batch sizes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -
 
 
 @pytest.mark.parametrize("hook", [raise_before, raise_after, lambda *_args: None])
-def test_hooks_that_raise_or_skip_the_end_change_nothing(library: type[Library], hook: Hook) -> None:
+def test_a_hook_that_raises_or_does_not_observe_the_call_changes_nothing(
+    library: type[Library], hook: Hook
+) -> None:
     patch_existing(library, ("missing", "work"), hook)  # names that the library lacks are skipped
 
     assert hasattr(library.work, "__wrapped__")
@@ -99,7 +101,7 @@ def test_the_error_of_a_signal_handler_during_a_hook_reaches_the_job(
         signal.signal(signal.SIGUSR1, previous_handler)
 
 
-# Claims -------------------------------------------------------------------------------------------------------
+# The active source -------------------------------------------------------------------------------------------------------
 
 
 class CountingSource(Source):
@@ -111,7 +113,7 @@ class CountingSource(Source):
         self.superseded_count += 1
 
 
-def test_the_bridge_with_more_information_claims_the_loop_and_releases_it() -> None:
+def test_a_stronger_source_replaces_a_weaker_source_and_is_released_to_the_fallback() -> None:
     active, fallback = ActiveSource(), CountingSource(Strength.INFERRED)
     leading, second_leading = CountingSource(Strength.LEADING), CountingSource(Strength.LEADING)
     instrumented = CountingSource(Strength.INSTRUMENTED)
