@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from exporter.collectors.processes.lives import ProcessLives
+from exporter.collectors.processes.lives import RETENTION_SECONDS, ProcessLives
 
 
 def test_start_and_end_of_a_process_are_known_to_a_tenth_of_a_second() -> None:
@@ -50,3 +50,20 @@ def test_a_thread_that_cannot_be_started_costs_only_the_exact_end(monkeypatch: p
     assert life_while_running.ended_at is None
     assert life_after_end.ended_at is not None
     assert leaked_count == 0
+
+
+def test_the_end_of_a_process_that_the_driver_still_lists_stays_known() -> None:
+    clock = [time.monotonic()]
+    lives = ProcessLives(monotonic=lambda: clock[0])
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        lives.watch([process.pid])
+        process.kill()
+    wait_until(lambda: lives.watch([process.pid])[process.pid].ended_at is not None)
+    ended_life = lives.watch([process.pid])[process.pid]
+    clock[0] += 10 * RETENTION_SECONDS
+    life_while_listed = lives.watch([process.pid]).get(process.pid)
+    lives_afterwards = lives.watch([])
+    lives.stop()
+
+    assert life_while_listed == ended_life
+    assert lives_afterwards == {}

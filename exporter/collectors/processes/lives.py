@@ -18,7 +18,7 @@ from exporter.collectors.job import ProcessLife
 from exporter.collectors.kernel_files import procfs
 
 RETENTION_SECONDS = 120.0
-"""Time for which the life of an ended process is kept."""
+"""Time for which the life of an ended process is kept if its pid is not watched any more."""
 
 _START_FIELD = 19
 """Index of `starttime` among the fields after the command in /proc/PID/stat; see proc_pid_stat(5)."""
@@ -35,7 +35,7 @@ class ProcessLives:
         self._waiter: _Waiter | None = None
 
     def watch(self, pids: Collection[int]) -> Mapping[int, ProcessLife]:
-        """Watch further processes. Return the lives of the running and the recently ended watched processes, by pid."""
+        """Watch processes. Return the lives of *pids*, and of the processes of earlier calls that ended recently, by pid."""
         now = self._monotonic()
         with self._lock:
             for pid in pids:
@@ -45,7 +45,9 @@ class ProcessLives:
                 elif pid not in self._waiting_pids and _start_time(pid) is None:
                     self._lives[pid] = replace(previous, ended_at=now)
             for pid, life in list(self._lives.items()):
-                if life.ended_at is not None and now - life.ended_at > RETENTION_SECONDS:
+                # A driver may list a pid for as long as a process that has ended holds GPU memory: the end stays known.
+                is_retained = pid in pids or life.ended_at is None or now - life.ended_at <= RETENTION_SECONDS
+                if not is_retained:
                     del self._lives[pid]
                 elif life.ended_at is None and pid not in self._waiting_pids and pid not in pids:
                     self._lives[pid] = replace(life, ended_at=now)
