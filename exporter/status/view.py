@@ -23,7 +23,9 @@ LATE_SECONDS, LATE_STEPS = 60.0, 5.0
 PAUSING_CAUSES = frozenset({"init", "compile", "checkpoint_load", "checkpoint_save", "validation"})
 """Causes of badput during which a step may be late."""
 THERMAL_REASON = "thermal"
-"""Sum of all thermal reasons. Drivers before 575 report only this sum."""
+"""Reason that covers all thermal reasons. Drivers before 575 report only this thermal reason."""
+MAX_CLOCK_EVENT_RATE = 1.1
+"""Rate of a throttling counter above which the counter has jumped, for example after a reload of the driver."""
 SPECIFIC_THROTTLE_REASONS = ("hw_thermal", "sw_thermal", "hw_power_brake")
 ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
 """States of a run without processes."""
@@ -155,7 +157,8 @@ class Gpu:
     index: str
     uuid: str
     is_up: bool
-    throttled_ratio: float | None  # share of the last minute with thermal or power throttling
+    # largest share of the last minute with throttling for a thermal or power reason; the reasons overlap
+    throttled_ratio: float | None
     holders: frozenset[RankOfRun]  # ranks that use the GPU now
     last_holders: frozenset[RankOfRun]  # `holders`, or the last known holders
 
@@ -271,18 +274,21 @@ def _gpu(
         # If the driver reports process ids of another PID namespace, the energy shares still name the run.
         shares = samples.select("training_energy_share_ratio", component="gpu", device=uuid)
         holders = {(owner.get("run", ""), "") for owner, ratio in shares if ratio > 0}
-    throttle_ratios = [
-        history.last_rate("clock events", uuid, reason) for reason in SPECIFIC_THROTTLE_REASONS
-    ]
-    ratios = [ratio for ratio in throttle_ratios if ratio is not None]
+    reasons = (*SPECIFIC_THROTTLE_REASONS, THERMAL_REASON)
+    ratios = [clock_event_ratio(history.last_rate("clock events", uuid, reason)) for reason in reasons]
     return Gpu(
         index=labels["gpu"],
         uuid=uuid,
         is_up=up_value == 1,
-        throttled_ratio=sum(ratios) if ratios else history.last_rate("clock events", uuid, THERMAL_REASON),
+        throttled_ratio=max((ratio for ratio in ratios if ratio is not None), default=None),
         holders=frozenset(holders),
         last_holders=_prefer_ranks(frozenset(holders), history.last_holders(uuid)),
     )
+
+
+def clock_event_ratio(rate: float | None) -> float | None:
+    """Return the rate of a throttling counter as a share of the time, or None if the counter is unknown or has jumped."""
+    return None if rate is None or rate > MAX_CLOCK_EVENT_RATE else min(rate, 1.0)
 
 
 def _prefer_ranks(holders: frozenset[RankOfRun], last: frozenset[RankOfRun]) -> frozenset[RankOfRun]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from places import PROJECT
@@ -263,6 +264,28 @@ def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) 
         "The driver requests a recovery of GPU 3: reset the GPU.",
         f"Heat slows GPU 3 80 % of the time ({reasons[-1]}).",
     ]
+
+
+def throttling(*reasons: str, seconds_per_tick: float) -> Callable[[int], Rows]:
+    """Return the counters of a GPU at each tick of 5 s."""
+    return lambda tick: {
+        "gpu_clocks_event_seconds_total": [
+            ({**GPU_3_LABELS, "reason": reason}, seconds_per_tick * tick) for reason in reasons
+        ]
+    }
+
+
+def test_a_jump_of_a_throttling_counter_is_not_throttling() -> None:
+    history = history_of(3, throttling("hw_thermal", "hw_power_brake", seconds_per_tick=500.0))
+
+    assert finding_texts(GPU_3, history=history) == []
+    assert "throttled" not in status_page(GPU_3, history=history).visible_text
+
+
+def test_throttling_for_several_reasons_at_the_same_time_counts_once() -> None:
+    history = history_of(3, throttling("hw_thermal", "sw_thermal", seconds_per_tick=4.0))
+
+    assert "throttled 80 %" in status_page(GPU_3, history=history).visible_text
 
 
 def xid(number: int, age: float) -> Rows:

@@ -18,7 +18,7 @@ NEARLY_FULL_RATIO, PREDICTED_FROM_SECONDS, PREDICTED_SECONDS = 0.2, 3600.0, 1440
 MIN_FREE_CHECKPOINTS = 2.0
 
 
-def _hanging(view: View) -> Iterator[Match]:
+def _hanging_saves(view: View) -> Iterator[Match]:
     for name in view.runs:
         durations = view.samples.observations("training_checkpoint_duration_seconds", run=name, part="total")
         saves = [(series.count, series.sum) for series in durations if series.sum is not None]
@@ -48,7 +48,7 @@ def _hanging(view: View) -> Iterator[Match]:
             yield Match((name,), facts, since=min(late_ranks.values()))
 
 
-def _failed(view: View) -> Iterator[Match]:
+def _failed_saves(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
@@ -62,7 +62,7 @@ def _failed(view: View) -> Iterator[Match]:
             )
 
 
-def _overdue(view: View) -> Iterator[Match]:
+def _overdue_saves(view: View) -> Iterator[Match]:
     for name in view.runs:
         ranks = [rank for rank in view.ranks if rank.run == name]
         last_progress_at = max(
@@ -87,7 +87,7 @@ def _overdue(view: View) -> Iterator[Match]:
             yield Match((name,), facts)
 
 
-def _filling(view: View) -> Iterator[Match]:
+def _filling_filesystems(view: View) -> Iterator[Match]:
     for labels, available_bytes in view.samples.select("training_checkpoint_dir_available_bytes"):
         run, path = labels["run"], labels["path"]
         size_bytes = view.samples.value("training_checkpoint_dir_size_bytes", run=run, path=path)
@@ -101,7 +101,7 @@ def _filling(view: View) -> Iterator[Match]:
             yield Match((run, path), {"run": run, "path": path, "share": share(available_ratio)})
 
 
-def _no_room(view: View) -> Iterator[Match]:
+def _filesystems_without_room(view: View) -> Iterator[Match]:
     for labels, available_bytes in view.samples.select("training_checkpoint_dir_available_bytes"):
         last_bytes = view.samples.value("training_checkpoint_last_bytes", run=labels["run"])
         if last_bytes and available_bytes < MIN_FREE_CHECKPOINTS * last_bytes:
@@ -123,7 +123,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="{ranks_are} still saving a checkpoint; a save usually takes {usual}",
         remedy="check the storage and its mount, then the rank that the save waits for",
-        find_matches=_hanging,
+        find_matches=_hanging_saves,
     ),
     Condition(
         alert_name="TrainingCheckpointFailing",
@@ -131,7 +131,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="{count} of run {run} failed",
         remedy="read the job's log; check space and permissions of the checkpoint directory",
-        find_matches=_failed,
+        find_matches=_failed_saves,
     ),
     Condition(
         alert_name="TrainingCheckpointOverdue",
@@ -141,7 +141,7 @@ CONDITIONS = (
         ),
         sentence="run {run} has trained for {trained} since its last checkpoint, usually {usual}",
         remedy="save now if the job can; check why the save did not happen",
-        find_matches=_overdue,
+        find_matches=_overdue_saves,
     ),
     Condition(
         alert_name="TrainingCheckpointDiskFillingUpFast",
@@ -149,7 +149,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="{path} of run {run} has {share} left and will be full within four hours",
         remedy="delete old checkpoints",
-        find_matches=_filling,
+        find_matches=_filling_filesystems,
     ),
     Condition(
         alert_name="TrainingCheckpointWontFit",
@@ -157,6 +157,6 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="{path} of run {run} has {room} left; the last checkpoint had {last}",
         remedy="delete old checkpoints before the next save",
-        find_matches=_no_room,
+        find_matches=_filesystems_without_room,
     ),
 )

@@ -13,7 +13,7 @@ GAP_SECONDS, MAX_GAP_SECONDS = 3600.0, 60.0
 OLD_SECONDS = 7200.0
 
 
-def _suspect(view: View) -> Iterator[Match]:
+def _suspect_counters(view: View) -> Iterator[Match]:
     titles = {gpu.uuid: gpu.title for gpu in view.gpus}
     for labels, ratio in view.samples.select("exporter_energy_crosscheck"):
         if not MIN_RATIO <= ratio <= MAX_RATIO:
@@ -22,7 +22,7 @@ def _suspect(view: View) -> Iterator[Match]:
             yield Match((device,), facts)
 
 
-def _gap(view: View) -> Iterator[Match]:
+def _gaps(view: View) -> Iterator[Match]:
     for (component,) in view.history.owners("energy gap"):
         increase = view.history.increase("energy gap", component, seconds=GAP_SECONDS, starts_at_zero=False)
         if increase is not None and increase.amount > MAX_GAP_SECONDS:
@@ -30,11 +30,11 @@ def _gap(view: View) -> Iterator[Match]:
             yield Match((component,), facts, since=increase.first_at)
 
 
-def _old_intensity(view: View) -> Iterator[Match]:
+def _outdated_intensity(view: View) -> Iterator[Match]:
     family = "training_carbon_intensity_last_update_timestamp_seconds"
-    for labels, updated in view.samples.select(family):
-        if labels.get("source") == "file" and view.exporter.now - updated > OLD_SECONDS:
-            yield Match((), {}, since=updated)
+    for labels, updated_at in view.samples.select(family):
+        if labels.get("source") == "file" and view.exporter.now - updated_at > OLD_SECONDS:
+            yield Match((), {}, since=updated_at)
 
 
 CONDITIONS = (
@@ -43,20 +43,20 @@ CONDITIONS = (
         criterion="counter and power outside 0.8 to 1.25 of each other",
         sentence="the energy counter of {device} counts {ratio} times the integral of its power",
         remedy="exclude the joules of the GPU from reports; try another driver",
-        find_matches=_suspect,
+        find_matches=_suspect_counters,
     ),
     Condition(
         alert_name="EnergyGap",
         criterion="more than 60 s of an hour without a reading",
         sentence="energy of {component} could not be read for {seconds} of the last hour",
         remedy="see exporter_energy_gap_seconds_total by reason; for permission, install the udev rule",
-        find_matches=_gap,
+        find_matches=_gaps,
     ),
     Condition(
         alert_name="CarbonIntensityStale",
         criterion="a carbon intensity from a file older than 7200 s",
         sentence="the carbon intensity is out of date",
         remedy="repair the program that writes the file of energy.carbon_intensity",
-        find_matches=_old_intensity,
+        find_matches=_outdated_intensity,
     ),
 )

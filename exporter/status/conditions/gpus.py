@@ -9,7 +9,7 @@ from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.conditions.runs import LOST_GPU_REMEDY
 from exporter.status.numbers import share
 from exporter.status.thresholds import GPU_IDLE_RATIO, GPU_STRAGGLER_RATIO
-from exporter.status.view import THERMAL_REASON, Gpu, View
+from exporter.status.view import THERMAL_REASON, Gpu, View, clock_event_ratio
 from exporter.status.xids import with_meaning
 
 CRITICAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
@@ -19,12 +19,13 @@ EVENT_SECONDS = 600.0
 KEPT_SECONDS = 3600.0
 """`keep_firing_for` of the alerts on Xids and uncorrected errors."""
 RATE_SECONDS = 300.0
-HEAT_RATIOS = {"hw_thermal": 0.05, "sw_thermal": 0.1, THERMAL_REASON: 0.1}
-BRAKE_RATIO = 0.01
+"""Time range of rates and means."""
+MAX_HEAT_RATIOS = {"hw_thermal": 0.05, "sw_thermal": 0.1, THERMAL_REASON: 0.1}
+MAX_BRAKE_RATIO = 0.01
 MIN_MARGIN_CELSIUS = 5.0
 IDLE_SECONDS = 900.0
 LOOKBACK_SECONDS = 300.0
-"""Time for which Prometheus uses a sample (`query.lookback-delta`)."""
+"""Age up to which Prometheus uses a sample (`query.lookback-delta`)."""
 RECOVERY_ACTIONS = {
     1: "reset the GPU",
     2: "reboot the node",
@@ -45,7 +46,7 @@ def _nvml_down(view: View) -> Iterator[Match]:
         yield Match((), {"expected": f"{expected:.0f}", "reason": reason})
 
 
-def _lost(view: View) -> Iterator[Match]:
+def _lost_gpus(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         if not gpu.is_up:
             errors = [labels["reason"] for labels, _ in view.samples.select("gpu_error_info", uuid=gpu.uuid)]
@@ -53,12 +54,12 @@ def _lost(view: View) -> Iterator[Match]:
             yield Match((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index, "reason": reason})
 
 
-def _missing(view: View) -> Iterator[Match]:
+def _missing_gpus(view: View) -> Iterator[Match]:
     value = view.samples.value
     present, expected = value("gpu_devices"), value("gpu_devices_expected")
     if present is not None and expected is not None and present < expected:
-        lost = next((gpu.uuid for gpu in view.gpus if not gpu.is_up), "")
-        yield Match((), {"present": f"{present:.0f}", "expected": f"{expected:.0f}"}, gpu_uuid=lost)
+        lost_uuid = next((gpu.uuid for gpu in view.gpus if not gpu.is_up), "")
+        yield Match((), {"present": f"{present:.0f}", "expected": f"{expected:.0f}"}, gpu_uuid=lost_uuid)
 
 
 def _critical_xids(view: View) -> Iterator[Match]:
@@ -93,7 +94,7 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
         )
 
 
-def _recovery(view: View) -> Iterator[Match]:
+def _requested_recoveries(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         action = view.samples.value("gpu_recovery_action", uuid=gpu.uuid)
         if action:
@@ -101,13 +102,13 @@ def _recovery(view: View) -> Iterator[Match]:
             yield Match((gpu.uuid,), {"gpu": gpu.title, "action": text})
 
 
-def _reset_required(view: View) -> Iterator[Match]:
+def _required_resets(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         if view.samples.value("gpu_reset_required", uuid=gpu.uuid):
             yield Match((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index})
 
 
-def _uncorrected(view: View) -> Iterator[Match]:
+def _uncorrected_errors(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         count = view.samples.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
         if count:
@@ -139,29 +140,34 @@ def _flagged(view: View, family: str) -> Iterator[Match]:
             yield Match((gpu.uuid,), {"gpu": gpu.title})
 
 
-def _hot(view: View) -> Iterator[Match]:
+def _heat_throttled_gpus(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
-        rates = {reason: _clock_events(view, gpu, reason) for reason in HEAT_RATIOS}
-        if rates["sw_thermal"] is not None:
-            rates[THERMAL_REASON] = None  # the sum of the other reasons
-        exceeded = {reason: rate for reason, rate in rates.items() if rate and rate > HEAT_RATIOS[reason]}
-        if exceeded:
-            reason, rate = max(exceeded.items(), key=lambda item: item[1])
-            yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(rate), "reason": reason})
+        ratio_by_reason = {reason: _clock_event_ratio(view, gpu, reason) for reason in MAX_HEAT_RATIOS}
+        if ratio_by_reason["sw_thermal"] is not None:
+            ratio_by_reason[THERMAL_REASON] = None  # covers the other reasons
+        exceeded_ratios = {
+            reason: ratio
+            for reason, ratio in ratio_by_reason.items()
+            if ratio and ratio > MAX_HEAT_RATIOS[reason]
+        }
+        if exceeded_ratios:
+            reason, ratio = max(exceeded_ratios.items(), key=lambda item: item[1])
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(ratio), "reason": reason})
 
 
-def _clock_events(view: View, gpu: Gpu, reason: str) -> float | None:
-    return view.history.rate_over("clock events", gpu.uuid, reason, seconds=RATE_SECONDS)
+def _clock_event_ratio(view: View, gpu: Gpu, reason: str) -> float | None:
+    """Return the share of the time in which the clocks were reduced for a reason, or None if unknown."""
+    return clock_event_ratio(view.history.rate_over("clock events", gpu.uuid, reason, seconds=RATE_SECONDS))
 
 
-def _braked(view: View) -> Iterator[Match]:
+def _power_braked_gpus(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
-        rate = _clock_events(view, gpu, "hw_power_brake")
-        if rate and rate > BRAKE_RATIO:
-            yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(rate)})
+        ratio = _clock_event_ratio(view, gpu, "hw_power_brake")
+        if ratio and ratio > MAX_BRAKE_RATIO:
+            yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(ratio)})
 
 
-def _near_limit(view: View) -> Iterator[Match]:
+def _nearly_hot_gpus(view: View) -> Iterator[Match]:
     value = view.samples.value
     for gpu in view.gpus:
         limit = value("gpu_temperature_threshold_celsius", uuid=gpu.uuid, threshold="slowdown")
@@ -173,7 +179,7 @@ def _near_limit(view: View) -> Iterator[Match]:
             yield Match((gpu.uuid,), {"gpu": gpu.title, "margin": f"{margin:.0f}"})
 
 
-def _idle(view: View) -> Iterator[Match]:
+def _idle_gpus(view: View) -> Iterator[Match]:
     training = {run for run in view.runs if _has_trained(view, run)}
     for gpu in view.gpus:
         if not gpu.runs & training:
@@ -196,7 +202,7 @@ def _has_trained(view: View, run: str) -> bool:
     )
 
 
-def _behind(view: View) -> Iterator[Match]:
+def _slow_gpus(view: View) -> Iterator[Match]:
     for track, signal in (("clock", "SM clock"), ("power", "power"), ("SM activity", "SM activity")):
         means = {
             gpu: view.history.mean(track, gpu.uuid, seconds=RATE_SECONDS) for gpu in view.gpus if gpu.runs
@@ -231,7 +237,7 @@ CONDITIONS = (
         sentence="{gpu} does not answer{reason}",
         remedy=LOST_GPU_REMEDY,
         is_cause=True,
-        find_matches=_lost,
+        find_matches=_lost_gpus,
     ),
     Condition(
         alert_name="GpuMissing",
@@ -239,7 +245,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="only {present} of {expected} GPUs respond",
         remedy="compare lspci with nvidia-smi -L; drain and reboot the node",
-        find_matches=_missing,
+        find_matches=_missing_gpus,
     ),
     Condition(
         alert_name="GpuXidCritical",
@@ -262,14 +268,14 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="the driver requests a recovery of {gpu}: {action}",
         remedy="{action}, after the job has left the node",
-        find_matches=_recovery,
+        find_matches=_requested_recoveries,
     ),
     Condition(
         criterion="gpu_reset_required is 1",
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} needs a reset before the driver can use the GPU",
         remedy="drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}",
-        find_matches=_reset_required,
+        find_matches=_required_resets,
     ),
     Condition(
         alert_name="GpuEccUncorrected",
@@ -277,7 +283,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="{gpu} has had {errors} since the driver was loaded",
         remedy="return to a checkpoint from before the error, and reset the GPU",
-        find_matches=_uncorrected,
+        find_matches=_uncorrected_errors,
     ),
     Condition(
         alert_name="GpuRowRemapFailed",
@@ -301,7 +307,7 @@ CONDITIONS = (
         ),
         sentence="heat slows {gpu} {share} of the time ({reason})",
         remedy="check fans and air flow; until then lower the power limit: nvidia-smi -pl",
-        find_matches=_hot,
+        find_matches=_heat_throttled_gpus,
     ),
     Condition(
         alert_name="GpuPowerBrake",
@@ -309,14 +315,14 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="the power supply or the rack brakes {gpu} {share} of the time",
         remedy="inform the operators of the data center, and move the job",
-        find_matches=_braked,
+        find_matches=_power_braked_gpus,
     ),
     Condition(
         alert_name="GpuNearSlowdown",
         criterion="less than 5 °C below the board's own limit",
         sentence="{gpu} is {margin} °C below the temperature at which it slows down",
         remedy="check fans and air flow",
-        find_matches=_near_limit,
+        find_matches=_nearly_hot_gpus,
     ),
     Condition(
         alert_name="GpuIdleWhileJobRuns",
@@ -325,13 +331,13 @@ CONDITIONS = (
         ),
         sentence="{gpu} has been idle while its run trains ({share} busy)",
         remedy="release the GPU, or correct the launch (--nproc-per-node)",
-        find_matches=_idle,
+        find_matches=_idle_gpus,
     ),
     Condition(
         alert_name="GpuStraggler",
         criterion="clock, power or SM activity below threshold:gpu_straggler:ratio of the median of the run's GPUs",
         sentence="the {signal} of {gpu} is {share} of the median of the GPUs of run {run}",
         remedy="check power limit, locked clocks and heat of the GPU",
-        find_matches=_behind,
+        find_matches=_slow_gpus,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import mean
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.numbers import share
@@ -19,70 +20,87 @@ SHM_RATIO = 0.9
 ACTIVE_PORT = 4.0
 
 
-def _starved(view: View) -> Iterator[Match]:
+def _waits_for_storage(view: View) -> Iterator[Match]:
     samples = view.samples
-    if any(rank.phase for rank in view.ranks) or any(True for _ in samples.select("training_phase_active")):
+    has_phases = any(rank.phase for rank in view.ranks) or any(samples.select("training_phase_active"))
+    if has_phases:
         return
-    active = {labels["uuid"]: value for labels, value in samples.select("gpu_utilization_ratio")}
-    active |= {labels["uuid"]: value for labels, value in samples.select("gpu_sm_activity_ratio")}
+    activity_by_gpu = {
+        labels["uuid"]: ratio
+        for family in ("gpu_utilization_ratio", "gpu_sm_activity_ratio")  # the latter is more precise
+        for labels, ratio in samples.select(family)
+    }
     pressure_ratio = view.history.rate_over("I/O pressure", seconds=RATE_SECONDS)
-    sleeping = samples.total("training_process_state", state="disk_sleep")
-    processes = samples.total("training_process_instances")
-    sleeping_ratio = sleeping / processes if sleeping is not None and processes else None
+    sleeping_count = samples.total("training_process_state", state="disk_sleep")
+    process_count = samples.total("training_process_instances")
+    sleeping_ratio = sleeping_count / process_count if sleeping_count is not None and process_count else None
     ratios = [ratio for ratio in (pressure_ratio, sleeping_ratio) if ratio is not None]
     waiting_ratio = next((ratio for ratio in ratios if ratio > WAITING_RATIO), None)
-    if waiting_ratio is not None and active and sum(active.values()) / len(active) < ACTIVE_RATIO:
+    if waiting_ratio is not None and activity_by_gpu and mean(activity_by_gpu.values()) < ACTIVE_RATIO:
         yield Match((), {"share": share(waiting_ratio)})
 
 
-def _memory_use_and_limit(view: View) -> tuple[float, float] | None:
-    used = view.samples.value("cgroup_memory_working_set_bytes")
-    limit = view.samples.value("cgroup_memory_limit_bytes")
-    return (used, limit) if used is not None and limit else None
+def _memory_limit_bytes(view: View) -> float | None:
+    """Return the memory limit of the job's container, or None without a limit."""
+    return view.samples.value("cgroup_memory_limit_bytes") or None
 
 
-def _near_limit(view: View) -> Iterator[Match]:
-    memory = _memory_use_and_limit(view)
-    if memory is None:
+def _memory_ratio(view: View) -> float | None:
+    """Return the used share of the memory limit, or None if the use or the limit is unknown."""
+    used_bytes = view.samples.value("cgroup_memory_working_set_bytes")
+    limit_bytes = _memory_limit_bytes(view)
+    return None if used_bytes is None or limit_bytes is None else used_bytes / limit_bytes
+
+
+def _memory_near_limit(view: View) -> Iterator[Match]:
+    used_ratio = _memory_ratio(view)
+    if used_ratio is None:
         return
-    used, limit = memory
-    predictions = [
+    if used_ratio > CGROUP_MEMORY_RATIO:
+        yield Match((), {"share": share(used_ratio), "forecast": ""})
+    elif _will_exceed_memory_limit(view):
+        yield Match((), {"share": share(used_ratio), "forecast": " and exceeds it within the hour"})
+
+
+def _will_exceed_memory_limit(view: View) -> bool:
+    """Return True if the trends of 30 and of 10 minutes exceed the limit, and half of it has been in use for 10 minutes."""
+    limit_bytes = _memory_limit_bytes(view)
+    recent_levels = view.history.levels("working set", seconds=600.0)
+    recent_bytes = [level for _, level in recent_levels if level is not None]
+    if limit_bytes is None or not recent_bytes or min(recent_bytes) <= HALF_RATIO * limit_bytes:
+        return False
+    predictions = (
         view.history.predicted("working set", seconds=seconds, ahead_seconds=PREDICTED_SECONDS)
         for seconds in (1800.0, 600.0)
-    ]
-    recent = [value for _, value in view.history.levels("working set", seconds=600.0) if value is not None]
-    grows = all(value is not None and value > limit for value in predictions)
-    if used / limit > CGROUP_MEMORY_RATIO:
-        yield Match((), {"share": share(used / limit), "forecast": ""})
-    elif grows and recent and min(recent) / limit > HALF_RATIO:
-        yield Match((), {"share": share(used / limit), "forecast": " and exceeds it within the hour"})
+    )
+    return all(predicted is not None and predicted > limit_bytes for predicted in predictions)
 
 
-def _at_limit(view: View) -> Iterator[Match]:
-    memory = _memory_use_and_limit(view)
-    if memory is not None and memory[0] / memory[1] > AT_LIMIT_RATIO:
-        yield Match((), {"share": share(memory[0] / memory[1])})
+def _memory_at_limit(view: View) -> Iterator[Match]:
+    used_ratio = _memory_ratio(view)
+    if used_ratio is not None and used_ratio > AT_LIMIT_RATIO:
+        yield Match((), {"share": share(used_ratio)})
 
 
-def _killed(view: View) -> Iterator[Match]:
+def _oom_kills(view: View) -> Iterator[Match]:
     increase = view.history.increase("OOM kills", seconds=EVENT_SECONDS, starts_at_zero=False)
     if increase is not None:
         processes = f"{increase.amount:.0f} process{'es' if increase.amount > 1 else ''}"
         yield Match((), {"processes": processes}, since=increase.first_at, is_event=True)
 
 
-def _throttled(view: View) -> Iterator[Match]:
-    throttled = view.history.rate_over("throttled CPU periods", seconds=RATE_SECONDS)
-    periods = view.history.rate_over("CPU periods", seconds=RATE_SECONDS)
-    if throttled is not None and periods and throttled / periods > THROTTLED_RATIO:
-        yield Match((), {"share": share(throttled / periods)})
+def _cpu_throttled(view: View) -> Iterator[Match]:
+    throttled_rate = view.history.rate_over("throttled CPU periods", seconds=RATE_SECONDS)
+    period_rate = view.history.rate_over("CPU periods", seconds=RATE_SECONDS)
+    if throttled_rate is not None and period_rate and throttled_rate / period_rate > THROTTLED_RATIO:
+        yield Match((), {"share": share(throttled_rate / period_rate)})
 
 
-def _shm(view: View) -> Iterator[Match]:
-    used = view.samples.value("host_shm_used_bytes")
-    size = view.samples.value("host_shm_size_bytes")
-    if used is not None and size and used / size > SHM_RATIO:
-        yield Match((), {"share": share(used / size)})
+def _shm_almost_full(view: View) -> Iterator[Match]:
+    used_bytes = view.samples.value("host_shm_used_bytes")
+    size_bytes = view.samples.value("host_shm_size_bytes")
+    if used_bytes is not None and size_bytes and used_bytes / size_bytes > SHM_RATIO:
+        yield Match((), {"share": share(used_bytes / size_bytes)})
 
 
 def _link_down(view: View) -> Iterator[Match]:
@@ -111,14 +129,14 @@ CONDITIONS = (
         criterion="more than 0.3 waiting for I/O and GPUs less than 0.3 active",
         sentence="the job waits for storage {share} of the time while its GPUs idle",
         remedy="check the file server and the disks",
-        find_matches=_starved,
+        find_matches=_waits_for_storage,
     ),
     Condition(
         alert_name="CgroupMemoryNearLimit",
         criterion="more than threshold:cgroup_memory:ratio of the limit, or the trend of 30m exceeds the limit within 3600 s",
         sentence="the job uses {share} of its memory limit{forecast}",
         remedy="use fewer workers or less prefetching, or raise the limit",
-        find_matches=_near_limit,
+        find_matches=_memory_near_limit,
     ),
     Condition(
         alert_name="CgroupMemoryAtLimit",
@@ -126,7 +144,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="the job uses {share} of its memory limit: the kernel is about to kill a process",
         remedy="save a checkpoint now; use fewer workers, or raise the limit",
-        find_matches=_at_limit,
+        find_matches=_memory_at_limit,
     ),
     Condition(
         alert_name="CgroupOomKill",
@@ -134,21 +152,21 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="the kernel killed {processes} of the job for lack of memory",
         remedy="use fewer workers, or raise the limit; restart the run if it hangs",
-        find_matches=_killed,
+        find_matches=_oom_kills,
     ),
     Condition(
         alert_name="CgroupCpuThrottled",
         criterion="throttled by the CPU limit in more than 0.25 of the periods",
         sentence="the CPU limit stops the job in {share} of the periods",
         remedy="raise or remove the CPU limit, or use fewer threads (OMP_NUM_THREADS)",
-        find_matches=_throttled,
+        find_matches=_cpu_throttled,
     ),
     Condition(
         alert_name="ShmAlmostFull",
         criterion="more than 0.9 of /dev/shm used",
         sentence="{share} of /dev/shm is used",
         remedy="raise its size (--shm-size), and remove files of dead jobs",
-        find_matches=_shm,
+        find_matches=_shm_almost_full,
     ),
     Condition(
         alert_name="IbLinkDown",

@@ -47,7 +47,7 @@ def _ranks_text(ranks: list[Rank]) -> str:
     return f"{rank_names(numbers)} of {ranks[0].run}"
 
 
-def _ended(view: View) -> Iterator[Match]:
+def _ended_early(view: View) -> Iterator[Match]:
     runs_with_live_ranks = {rank.run for rank in view.ranks if rank.alive and rank.rank}
 
     def has_ended_early(rank: Rank) -> bool:
@@ -98,7 +98,7 @@ def _silent(view: View) -> Iterator[Match]:
             yield _silent_match(affected)
 
 
-def _lost(view: View) -> Iterator[Match]:
+def _lost_feeds(view: View) -> Iterator[Match]:
     for affected in _affected_ranks(view, lambda rank: _silent_seconds(rank, view) > LOST_SECONDS):
         yield _silent_match(affected)
 
@@ -110,7 +110,7 @@ def _silent_match(affected: AffectedRanks) -> Match:
     return Match((affected.run,), {"processes": processes, "run": affected.run}, since=since)
 
 
-def _stuck(view: View) -> Iterator[Match]:
+def _stuck_phases(view: View) -> Iterator[Match]:
     def last_progress_at(rank: Rank) -> float | None:
         """Return the start of a long phase, or the time of the last batch of a validation; None in other phases."""
         if rank.alive == 0 or rank.phase not in LONG_PHASES | {"validation"}:
@@ -151,7 +151,7 @@ def _rivals(view: View) -> Iterator[Match]:
             yield Match((rank.run, rank.rank), {"processes": processes, "rank": rank.title})
 
 
-def _retries(view: View) -> Iterator[Match]:
+def _allocation_retries(view: View) -> Iterator[Match]:
     ranks_and_gpus: dict[str, list[tuple[str, str]]] = {}
     for run, rank, gpu in view.history.owners("allocation retries"):
         if view.history.increase(
@@ -176,7 +176,7 @@ CONDITIONS = (
         sentence="{ranks} ended before the other ranks",
         remedy="read the log of the rank; the other ranks wait in the next collective",
         is_cause=True,
-        find_matches=_ended,
+        find_matches=_ended_early,
     ),
     Condition(
         criterion="a living process silent for more than 15 s, and no step of the run for more than 15 s",
@@ -193,7 +193,7 @@ CONDITIONS = (
         sentence="{processes} alive and no longer reporting",
         remedy="check whether the process is stopped or holds the GIL, and the space of the feed directory",
         is_cause=True,
-        find_matches=_lost,
+        find_matches=_lost_feeds,
     ),
     Condition(
         criterion="a living process silent for more than 15 s",
@@ -210,7 +210,7 @@ CONDITIONS = (
         ),
         sentence="{ranks} made no progress in {phases}",
         remedy="check what the phase waits for: storage, other nodes, a compilation",
-        find_matches=_stuck,
+        find_matches=_stuck_phases,
     ),
     Condition(
         alert_name="TrainingStraggler",
@@ -231,6 +231,6 @@ CONDITIONS = (
         criterion="any retry of PyTorch's allocator in 10m",
         sentence="{ranks} of {run} freed cached memory of GPU {gpus} to continue",
         remedy="lower the batch size or the sequence length before an allocation fails",
-        find_matches=_retries,
+        find_matches=_allocation_retries,
     ),
 )

@@ -21,7 +21,7 @@ PAUSING_PHASES = frozenset({"checkpoint_load", "checkpoint_save_sync", "validati
 """Phases in which a run makes no steps, although it is not slow."""
 
 
-def _died(view: View) -> Iterator[Match]:
+def _dead_runs(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.state in {"failed", "lost"}:
             outcome = "failed" if run.state == "failed" else "ended without a report"
@@ -29,11 +29,11 @@ def _died(view: View) -> Iterator[Match]:
             yield Match((name,), {"run": name, "outcome": outcome, "reason": reason}, since=run.state_since)
 
 
-def _hung(view: View) -> Iterator[Match]:
+def _hung_runs(view: View) -> Iterator[Match]:
     yield from _overdue(view, "hung")
 
 
-def _stalled(view: View) -> Iterator[Match]:
+def _stalled_runs(view: View) -> Iterator[Match]:
     yield from _overdue(view, "stalled")
 
 
@@ -62,7 +62,7 @@ def _lost_gpu(view: View, run: str) -> Gpu | None:
     )
 
 
-def _late(view: View) -> Iterator[Match]:
+def _late_steps(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.late_since is not None:
             facts = {
@@ -83,7 +83,7 @@ def _phases(view: View, run: Run) -> str:
     return ". ".join(texts) or "No phase of its ranks is known"
 
 
-def _slow_start(view: View) -> Iterator[Match]:
+def _slow_starts(view: View) -> Iterator[Match]:
     for name in view.runs:
         attempt_start = view.samples.value("training_attempt_start_timestamp_seconds", run=name)
         if attempt_start is None or view.samples.value("training_attempt_steps", run=name) != 0:
@@ -99,7 +99,7 @@ def _slow_start(view: View) -> Iterator[Match]:
             yield Match((name,), {"run": name, "where": _phases(view, view.runs[name])}, since=attempt_start)
 
 
-def _slower(view: View) -> Iterator[Match]:
+def _slower_runs(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         rate = view.history.rate_over("executed steps", name, seconds=PACE_SECONDS)
         pauses = any(rank.run == name and rank.phase in PAUSING_PHASES for rank in view.ranks)
@@ -111,7 +111,7 @@ def _slower(view: View) -> Iterator[Match]:
             yield Match((name,), facts)
 
 
-def _waits_for_data(view: View) -> Iterator[Match]:
+def _data_stalls(view: View) -> Iterator[Match]:
     phases: dict[str, dict[str, float]] = {}
     for run, phase in view.history.owners("phase"):
         seconds = view.history.rate_over("phase", run, phase, seconds=PACE_SECONDS)
@@ -122,7 +122,7 @@ def _waits_for_data(view: View) -> Iterator[Match]:
             yield Match((run,), {"run": run, "share": share(rates["data_loading"] / total)})
 
 
-def _losses(view: View) -> Iterator[Match]:
+def _nonfinite_losses(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
@@ -146,7 +146,7 @@ def counted(increase: Increase, singular: str, plural: str) -> str:
     return f"{increase.amount:.0f} {singular if round(increase.amount) == 1 else plural}"
 
 
-def _gradients(view: View) -> Iterator[Match]:
+def _nonfinite_gradients(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
@@ -156,7 +156,7 @@ def _gradients(view: View) -> Iterator[Match]:
             yield Match((name,), {"run": name, "share": share(nonfinite / steps) if steps else "all"})
 
 
-def _restarts(view: View) -> Iterator[Match]:
+def _restart_loops(view: View) -> Iterator[Match]:
     for (run,) in view.history.owners("restarts"):
         increase = view.history.increase(
             "restarts", run, seconds=RESTART_SECONDS, required_track="executed steps"
@@ -173,7 +173,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} {outcome}{reason}; it has not restarted",
         remedy="fix the cause, and restart the job under the same name: --run.name={run}",
-        find_matches=_died,
+        find_matches=_dead_runs,
     ),
     Condition(
         alert_name="TrainingHang",
@@ -184,40 +184,40 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} hangs{step}{cause}. {where}",
         remedy="{remedy}; `training-exporter stacks` prints all stacks",
-        find_matches=_hung,
+        find_matches=_hung_runs,
     ),
     Condition(
         criterion="a step is overdue while the run waits for data, compiles, loads, saves or validates",
         sentence="run {run} is stalled{step}, a step is overdue{cause}. {where}",
         remedy="check what the phase waits for: storage, a compilation, a validation without reports",
-        find_matches=_stalled,
+        find_matches=_stalled_runs,
     ),
     Condition(
         criterion="no finished step for 60 s and 5 times the longest step, before TrainingHang",
         sentence="a step of run {run} is late: none has finished for {seconds}. {where}",
         remedy="wait for the next step; if none finishes, the run is reported as hanging after goodput.hang_after (300 s)",
-        find_matches=_late,
+        find_matches=_late_steps,
     ),
     Condition(
         alert_name="TrainingStartupSlow",
         criterion="no step threshold:training_startup:seconds after the start of the attempt",
         sentence="run {run} has started and has not made a step. {where}",
         remedy="check whether all nodes have joined, then storage and compilation",
-        find_matches=_slow_start,
+        find_matches=_slow_starts,
     ),
     Condition(
         alert_name="RunSlower",
         criterion="steps a second below threshold:training_slower:ratio of the median of the hour before",
         sentence="run {run} makes {share} of the steps per second that it made in the hour before",
         remedy="find the phase that has grown, then check storage, GPU clocks and the slowest rank",
-        find_matches=_slower,
+        find_matches=_slower_runs,
     ),
     Condition(
         alert_name="TrainingDataStall",
         criterion="more than threshold:training_data_stall:ratio of the time in data_loading",
         sentence="run {run} waits for data {share} of the time",
         remedy="add workers if the CPU is the limit, otherwise check the storage",
-        find_matches=_waits_for_data,
+        find_matches=_data_stalls,
     ),
     Condition(
         alert_name="TrainingLossNonFinite",
@@ -225,14 +225,14 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} has had {count} of NaN or infinity",
         remedy="return to a checkpoint from before, unless a loss scaler skipped the step",
-        find_matches=_losses,
+        find_matches=_nonfinite_losses,
     ),
     Condition(
         alert_name="TrainingGradNonFinite",
         criterion="more than 0.1 of the steps with a gradient that is not finite, until the run ends",
         sentence="{share} of the steps of run {run} have a gradient norm that is not finite",
         remedy="lower the learning rate or the loss scale, or clip gradients",
-        find_matches=_gradients,
+        find_matches=_nonfinite_gradients,
     ),
     Condition(
         alert_name="TrainingRestartLoop",
@@ -240,6 +240,6 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} restarted {count} times within an hour",
         remedy="stop the run until the cause of the restarts is fixed: training_restarts_total by reason",
-        find_matches=_restarts,
+        find_matches=_restart_loops,
     ),
 )

@@ -68,7 +68,7 @@ def _dropped_series(view: View) -> Iterator[Match]:
         yield Match((reason,), facts)
 
 
-def _cost(view: View) -> Iterator[Match]:
+def _high_cost(view: View) -> Iterator[Match]:
     cpu_ratio = view.history.rate_over("exporter CPU", seconds=RATE_SECONDS)
     rank_count = sum(rank.alive == 1 for rank in view.ranks)
     if cpu_ratio is not None and cpu_ratio > CORE_RATIO + CORE_RATIO_PER_RANK * rank_count:
@@ -76,7 +76,7 @@ def _cost(view: View) -> Iterator[Match]:
         yield Match((), {"share": share(cpu_ratio), "ranks": ranks})
 
 
-def _reload(view: View) -> Iterator[Match]:
+def _failed_reloads(view: View) -> Iterator[Match]:
     for family, file in (
         ("exporter_config_last_reload_successful", "--config.file"),
         ("exporter_web_config_last_reload_successful", "--web.config.file"),
@@ -85,7 +85,7 @@ def _reload(view: View) -> Iterator[Match]:
             yield Match((file,), {"file": file})
 
 
-def _suppressed(view: View) -> Iterator[Match]:
+def _suppressed_totals(view: View) -> Iterator[Match]:
     if count := view.samples.value("exporter_ledger_suppressed_ranks"):
         yield Match((), {"count": f"{count:.0f}"})
 
@@ -130,21 +130,21 @@ CONDITIONS = (
         criterion="more than 0.02 of a core, and 0.002 more for each running rank",
         sentence="the exporter uses {share} of a core {ranks}",
         remedy="lengthen the interval of the most expensive collector, or reduce the number of scrapers",
-        find_matches=_cost,
+        find_matches=_high_cost,
     ),
     Condition(
         alert_name="ExporterReloadFailed",
         criterion="a configuration that could not be read",
         sentence="{file} could not be reloaded; the previous configuration stays in force",
         remedy=diagnoses.NOT_RELOADED.remedy,
-        find_matches=_reload,
+        find_matches=_failed_reloads,
     ),
     Condition(
         alert_name="ExporterTotalsSuppressed",
         criterion="totals that cannot be saved",
         sentence=diagnoses.TOTALS_SUPPRESSED.sentence,
         remedy=diagnoses.TOTALS_SUPPRESSED.remedy,
-        find_matches=_suppressed,
+        find_matches=_suppressed_totals,
     ),
     Condition(
         criterion=diagnoses.FOREIGN_ENTRY_SHOWN.criterion,
