@@ -229,14 +229,10 @@ SLOWEST_RANK = (
 )
 """PromQL for the relative speed of the slowest rank, with its GPU unless the rank uses several."""
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{card}}"
-_COMPUTE_BY_STAGE = f"max by (rank, label_stage) (({LAST_COMPUTE} > 0) * {STAGE_OF_RANK})"
-_WAIT_PER_STEP = (
-    f"avg(max by (label_stage) ({_COMPUTE_BY_STAGE}) - avg by (label_stage) ({_COMPUTE_BY_STAGE}))"
-)
 LOST_RATIO = (
     '((max(training_run_state{@run, state="hung"}) == 1)'
     " or on () 0 * (max(run:training_step_overdue:seconds{@run}) > 0) + 1"
-    f" or on () clamp_max({_WAIT_PER_STEP} / {MEAN_STEP_SECONDS}, 1))"
+    " or on () max(run:training_straggler_wait:ratio{@run}))"
 )
 """PromQL for the share of the GPU time in which ranks wait for the slowest rank of their stage, by their compute times; 1 while a step is overdue."""
 LOST_GPU_HOURS_PER_HOUR = f"{LOST_RATIO} * on () max(run:training_gpus:count{{@run}})"
