@@ -156,13 +156,21 @@ class EventLog(KindTable):
 
     def recent(self) -> list[Event]:
         """Return the latest events, at most `RECENT_EVENTS`, oldest first."""
+        events = []
         with self._lock:
-            latest = self.latest
-            for position in range(len(latest)):
-                entry = latest[position]
-                if not isinstance(entry, Event):
-                    latest[position] = self._event(entry if isinstance(entry, RawEvent) else entry.raw())
-            return [entry for entry in list(latest) if isinstance(entry, Event)]
+            latest, shift = self.latest, 0
+            for index, entry in enumerate(list(latest)):
+                if isinstance(entry, Event):
+                    events.append(entry)
+                    continue
+                event = self._event(entry if isinstance(entry, RawEvent) else entry.raw())
+                events.append(event)
+                # Stored, so that the event keeps its id. Other threads append meanwhile, which shifts the entries of a full deque.
+                while shift <= index and latest[index - shift] is not entry:
+                    shift += 1
+                if shift <= index:
+                    latest[index - shift] = event
+        return events
 
     # Handlers --------------------------------------------------------------------------------------------
 

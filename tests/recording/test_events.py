@@ -21,10 +21,11 @@ from feed_support import new_identity
 from waiting import LIMIT_SECONDS, PATIENCE, wait_until
 
 import exporter
-from exporter.recording.event_log import EventLog
+from exporter.recording.event_log import RECENT_EVENTS, EventLog
 from exporter.recording.event_values import Event
 from exporter.recording.handle import name_of
 from exporter.recording.handlers import JsonLinesHandler
+from exporter.recording.values import ProcessIdentity
 
 
 @pytest.fixture
@@ -32,6 +33,24 @@ def events() -> Iterator[EventLog]:
     log = EventLog()
     yield log
     log.close(timeout_seconds=0.2)
+
+
+def test_recent_returns_each_event_once_while_another_thread_logs() -> None:
+    def identify() -> ProcessIdentity:
+        """Log an event on another thread, while `recent` converts the first event."""
+        thread = threading.Thread(target=event_log.log, args=("step", "late"))
+        thread.start()
+        thread.join(LIMIT_SECONDS)
+        return new_identity()
+
+    event_log = EventLog(identify=identify)
+    for index in range(RECENT_EVENTS):
+        event_log.log("step", str(index))
+
+    messages = [event.message for event in event_log.recent()]
+
+    assert messages[: RECENT_EVENTS - 1] == [str(index) for index in range(RECENT_EVENTS - 1)]
+    assert [event.message for event in event_log.recent()] == [*map(str, range(1, RECENT_EVENTS)), "late"]
 
 
 def test_enabled_answers_for_a_type_that_cannot_be_hashed(events: EventLog) -> None:
