@@ -106,10 +106,11 @@ def _units_by_name(units: Mapping[str, str]) -> list[Override]:
 
 
 def _power_now() -> Panel:
-    used_gpu_power = f"sum(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {USED_GPUS})"
-    limits = (
-        f'sum(max by (uuid) (gpu_power_limit_watts{{@cluster, limit="enforced"}}) and on (uuid) {USED_GPUS})'
-    )
+    gpu_power = f"(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {USED_GPUS})"
+    gpu_limits = 'max by (uuid) (gpu_power_limit_watts{@cluster, limit="enforced"})'
+    # Both sums are over the GPUs with a sample of both.
+    used_gpu_power = f"sum({gpu_power} and on (uuid) {gpu_limits})"
+    limits = f"sum({gpu_limits} and on (uuid) {gpu_power})"
     of_limits = "of the GPU limits"
     return stat(
         "Power, last 5 min",
@@ -167,7 +168,9 @@ def _lost_now() -> Panel:
             f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or sum by (currency) ({COST_PER_HOUR}) * 0 or {NO_COST}",
             "{{currency}}",
         ),
-        instant_query(f"sum({LOST_POWER_BY_CAUSE}) or 0 * sum({POWER})", power),
+        instant_query(
+            f"(sum({LOST_POWER_BY_CAUSE}) or 0 * sum({POWER})) unless on () {INCOMPLETE_RUNS}", power
+        ),
         instant_query(LOST_GPU_SHARE_NOW, share),
         _unknown_cost(),
         unit="none",
@@ -299,7 +302,7 @@ def _losses_now() -> Panel:
         "Losses now, last 5 min",
         Column(VERDICTS, "Verdict", width=95, mappings=VERDICT_TEXTS),
         Column("run", "Run", width=140, links=(RUN_LINK,)),
-        Column("cause", "Cause", width=215, mappings=CAUSE_TEXTS),
+        Column("cause", "Cause", width=240, mappings=CAUSE_TEXTS),
         Column("reason", "Reason"),
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=110),

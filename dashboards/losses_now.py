@@ -172,9 +172,9 @@ _START_OF_LOSS = (
     f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
     f" or {_last_time_before_onset(f'({_RECENT_BADPUT})')} or {_last_time_before_onset(_STRAGGLER_WAIT)}"
     f" or {_last_time_before_onset(_NONFINITE_LOSS)})"
-    f" and on (run, cause) {LOST_SHARE_NOW} > {_ONSET_SHARE}"
+    f" and on (run, cause) {LOST_SHARE_NOW} >= {LOSS}"
 )
-"""PromQL for the start of each loss above `_ONSET_SHARE` in Unix seconds.
+"""PromQL for the start of each loss with a verdict of at least *loss*, in Unix seconds. A usual loss has no start.
 
     standstill  the last progress
     restarts    the start of the current attempt, which is the end of the loss

@@ -287,6 +287,7 @@ def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_s
         {'{currency="EUR",text="EUR unknown"}': 36},
         query_id="D",
     )
+    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", series, {}, query_id="B")  # no 0 W
     assert_panel(tmp_path, "training-energy", panel, series, {"{}": 1}, query_id="C")
     assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {"{}": 0}, query_id="C")
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)

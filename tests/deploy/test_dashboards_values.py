@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
+from panel_support import assert_panel
 from rules_support import needs_promtool, promtool
 
 RANK = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{labels}}}'
@@ -206,16 +207,15 @@ def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another
     duration = 'training_step_duration_seconds_{}{{run="a",rank="0",mode="train"}}'
     series = STAGES | {duration.format("sum"): "0+10x60", duration.format("count"): "0+2x60"}
 
-    messages = failures(
+    assert_panel(
         tmp_path,
+        "training-ranks",
         "Lost to the slowest rank or a hang",
         series,
-        {"4m": 5},
-        dashboard="training-ranks",
+        {"{}": 5},
         factor=100,
+        minutes=4,
     )
-
-    assert not messages, messages
 
 
 STATE = 'training_run_state{{run="a",instance="n1",state="{}"}}'
