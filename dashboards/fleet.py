@@ -162,8 +162,16 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "GPUs",
-            instant_query("sum(cluster:gpu_devices:sum{@cluster})", "up"),
-            instant_query("sum(cluster:gpu_missing:sum{@cluster})", "missing", BAD),
+            # Without the nodes whose exporter is down, so that the parts add up to the total.
+            instant_query(
+                "sum(instance:gpu_devices:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0)",
+                "up",
+            ),
+            instant_query(
+                "sum(instance:gpu_missing:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0)",
+                "missing",
+                BAD,
+            ),
             # The last known GPUs of the nodes whose exporter is down; 0 if all exporters are up.
             instant_query(
                 "sum(last_over_time(instance:gpu_devices:sum{@cluster}[1h])"

@@ -28,12 +28,14 @@ from dashboards.recorded_losses import (
 from dashboards.run_problems import DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.tables import Column, percent, table
 
-URGENCY_NO_NEWS = URGENCY_CRITICAL - 0.5
-"""Urgency of a run without a sample, between the urgencies of critical alerts and warnings."""
+URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
+"""Urgency of a run without a sample: no alert about the run can fire, and the run may have stopped."""
 URGENCY_LOSES_MUCH, URGENCY_LOSES = URGENCY_WARNING + 0.3, URGENCY_WARNING + 0.2
 """Urgencies of a run that loses more than `BAD_LOSS` or `LOSS` of its time, above the warnings: many warnings cost less."""
-URGENCY_PARTLY_UNKNOWN = 1.5
-"""Urgency of a live run of which some ranks have no sample."""
+URGENCY_PARTLY_UNKNOWN = URGENCY_CRITICAL - 0.5
+"""Urgency of a live run of which some ranks have no sample, above known losses."""
+URGENCY_RESTARTED = 1
+"""Urgency of a run without an alert that has lost time to a restart within the last hour."""
 URGENCY_SLOW = 0.5
 """Urgency of a run without an alert that a slow rank or waiting for data slows a little."""
 _STARTUP_CAUSES = "init|compile|checkpoint_load"
@@ -47,6 +49,7 @@ RUN_URGENCY_MAPPINGS = value_mappings(
         str(URGENCY_LOSES): ("loses time", WARNING),
         str(URGENCY_WARNING): ("warning", WARNING),
         str(URGENCY_PARTLY_UNKNOWN): ("partly unknown", WARNING),
+        str(URGENCY_RESTARTED): ("restarted", WARNING),
         str(URGENCY_SLOW): ("slow", WARNING),
         "0": ("no alert", NEUTRAL),
     }
@@ -111,10 +114,18 @@ NO_PROGRESS_RUNS = (
 LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
 _UNKNOWN_RANKS = f"(max by (run) (run:training_ranks_missing:sum{{@cluster}}) > 0 and on (run) {LIVE_RUNS})"
 """PromQL for the number of ranks without a sample of each live run that has such ranks."""
-_SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
-_DATA_WAIT_RANK = f"topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"
+_SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank, gpu) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
+_ALL_WAIT_FOR_DATA = f"(max by (run) (run:training_waiting_for_data:min5m{{@cluster}}) > {DATA_WAIT_RATIO})"
+"""PromQL for the smallest share of time in which a rank waits for data, if all ranks wait: no rank is then the cause."""
+_DATA_WAIT_RANK = (
+    f"(topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"
+    f" unless on (run) {_ALL_WAIT_FOR_DATA})"
+)
 """PromQL for one rank of each run. After a restart of Prometheus, the series of the rank before remains for five minutes."""
-_HANGING_RANK = "max by (run, instance, rank) (run:training_standstill_rank:info{@cluster})"
+_RANK_OF_FAULTY_GPU = "max by (run, instance, gpu, rank) (run_gpu:training_fault_rank:info{@cluster})"
+_RESTARTED = 'max by (run) (run:training_lost:ratio{@cluster, cause="restarts"}) > 0.01'
+"""PromQL with a value for each live run that lost more than 1 % of the last hour to a restart."""
+_HANGING_RANK = "max by (run, instance, rank, gpu) (run:training_standstill_rank:info{@cluster})"
 _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
 _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
 """PromQL for the rank that causes a standstill, else the slow rank, else the rank that waits longest for data."""
@@ -152,13 +163,14 @@ def _urgency_query() -> str:
     return " or on (run) ".join(
         [
             f"{URGENCY_NO_PROGRESS} + 0 * ({NO_PROGRESS_RUNS})",
-            critical,
             f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
+            critical,
+            f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANKS}",
             f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {BAD_LOSS})",
             f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS})",
             warning,
-            f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANKS}",
-            f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK})",
+            f"{URGENCY_RESTARTED} + 0 * ({_RESTARTED})",
+            f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
             f"0 * max by (run) ({RUN_INFO})",
         ]
     )
@@ -178,20 +190,25 @@ def _main_alert() -> str:
 
 
 def _main_alert_with_rank() -> str:
-    """Return PromQL for the main alert of each run, with node and rank.
+    """Return PromQL for the main alert of each run, with node, rank and GPU.
 
-    Alerts about GPUs have no rank, and some alerts about runs have neither rank nor node. The rank that holds up or slows the run
-    completes an alert without a rank, unless the alert names another node.
+    Alerts about GPUs have no rank, and some alerts about runs have neither rank nor node. The rank that uses the GPU completes an
+    alert about a GPU; the rank that holds up or slows the run completes any alert, unless the alert names another node.
     """
     alert = _main_alert()
-    without_rank = f'({alert} and on (run, alertname) ALERTS{{@cluster, alertstate="firing", rank=""}})'
-    without_node = (
-        f'({alert} and on (run, alertname) ALERTS{{@cluster, alertstate="firing", rank="", instance=""}})'
-    )
+
+    def with_matchers(matchers: str) -> str:
+        return (
+            f'({alert} and on (run, alertname) ALERTS{{@cluster, alertstate="firing", rank="", {matchers}}})'
+        )
+
     rank = f"0 * {_RANK_OF_PROBLEM}"
+    about_gpu, about_node = with_matchers('gpu!=""'), with_matchers('gpu="", instance!=""')
     return (
-        f"({without_rank} + on (run, instance) group_left (rank) {rank}"
-        f" or on (run) {without_node} + on (run) group_left (instance, rank) {rank} or on (run) {alert})"
+        f"({about_gpu} + on (run, instance, gpu) group_left (rank) 0 * {_RANK_OF_FAULTY_GPU}"
+        f" or on (run) {about_gpu} + on (run, instance) group_left (rank) {rank}"
+        f" or on (run) {about_node} + on (run, instance) group_left (rank, gpu) {rank}"
+        f""" or on (run) {with_matchers('instance=""')} + on (run) group_left (instance, rank, gpu) {rank} or on (run) {alert})"""
     )
 
 
@@ -199,12 +216,13 @@ def _slow_rank_texts() -> str:
     """Return PromQL for the slow rank of each run, with a text as the label `alertname`."""
 
     def text(ratio: str, content: str) -> str:
-        counted = f'count_values by (run, instance, rank) ("percent", round(100 * {ratio}))'
-        return f'max by (run, instance, rank, alertname) (label_replace({counted}, "alertname", "{content}", "percent", "(.+)"))'
+        counted = f'count_values by (run, instance, rank, gpu) ("percent", round(100 * {ratio}))'
+        return f'max by (run, instance, rank, gpu, alertname) (label_replace({counted}, "alertname", "{content}", "percent", "(.+)"))'
 
     slow = text(_SLOW_RANK, "computes at $1 % of the fastest rank")
     waiting = text(_DATA_WAIT_RANK, "waits for data $1 % of the time")
-    return f"({slow} or on (run) {waiting})"
+    all_wait = text(_ALL_WAIT_FOR_DATA, "all ranks wait for data: $1 %")
+    return f"({slow} or on (run) {waiting} or on (run) {all_wait})"
 
 
 def _since_query() -> str:
@@ -222,7 +240,7 @@ def _since_query() -> str:
             f"{LAST_STEP} and on (run) ({NO_PROGRESS_RUNS})",
             f"max by (run) ({starts} and on ({_ALERT_LABELS}) {_main_alert()})",
             f"max by (run) ({slow_since}) and on (run) {_SLOW_RANK}",
-            f"max by (run) ({waiting_since}) and on (run) {_DATA_WAIT_RANK}",
+            f"max by (run) ({waiting_since}) and on (run) ({_DATA_WAIT_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
             _STATE_SINCE,
             UNSEEN_RUNS,
         ]
@@ -257,7 +275,8 @@ def _rows() -> str:
     problem = (
         f"({with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
         f" or on (run) {_standstill_texts()} or on (run) {_slow_rank_texts()} or on (run) {_main_loss()}"
-        f" or on (run) {_unknown_rank_texts()})"
+        f" or on (run) {_unknown_rank_texts()}"
+        f""" or on (run) label_replace({_RESTARTED}, "alertname", "restarted in the last hour", "", ""))"""
     )
     with_problem = (
         f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE} or on (run) {_RUNS})"
@@ -291,8 +310,8 @@ def _all_runs() -> Panel:
         Column(_urgency_query(), "Verdict", decimals=0, width=115, mappings=RUN_URGENCY_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
         Column("alertname", "What is wrong", mappings=[*title_mappings(), *MAIN_CAUSE_TEXTS]),
-        Column("rank", "Rank", width=70),
-        Column("instance", "Node", width=150, links=(NODE_LINK,)),
+        Column("rank", "Rank", width=66),
+        Column("instance", "Node", width=130, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=65),
         Column(
             f"1000 * ({_since_query()})",
@@ -309,7 +328,7 @@ def _all_runs() -> Panel:
         Column("cause", "Lost to", width=165, mappings=MAIN_CAUSE_TEXTS),
         row_query=RUN_ROWS,
         sort="Verdict",
-        h=10,
+        h=13,
         max_data_points=720,
     )
     panel.body["options"]["sortBy"].append({"displayName": "Lost", "desc": True})

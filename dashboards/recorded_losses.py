@@ -30,7 +30,7 @@ CAUSE_NAMES = {
 """Texts of the causes, as on *Energy and cost*."""
 MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in CAUSE_NAMES.items()})
 """Value mappings from causes to texts. The share of the time has the color, so that a small loss looks normal."""
-MIN_DISPLAYED_SHARE = 0.05
+MIN_DISPLAYED_SHARE = 0.03
 """Share of the time above which the largest loss of a run is displayed."""
 
 

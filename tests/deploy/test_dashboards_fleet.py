@@ -280,6 +280,68 @@ def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(
     )
 
 
+def test_an_alert_about_a_gpu_names_the_rank_that_uses_the_gpu(tmp_path: Path) -> None:
+    series = (
+        _hung_lost_and_healthy_runs()
+        | _alerts('alertname="GpuXidCritical",run="a",instance="n2",gpu="3",xid="48"')
+        | {
+            'training_rank_info{run="a",instance="n2",rank="1",gpu="3",uuid="G3"}': "1x60",
+            'gpu_xid_last_timestamp_seconds{instance="n2",gpu="3",uuid="G3",xid="48"}': "_x20 300x40",
+        }
+    )
+    rows = {
+        '{run="a",user="u",state="running",alertname="Xid 48",instance="n2",rank="1",gpu="3"}': 1.0,
+        '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
+        '{run="c",user="u",state="lost"}': 1.0,
+    }
+
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, rows)
+
+
+def test_no_rank_is_named_while_all_ranks_wait_for_data_and_a_restart_has_a_verdict(tmp_path: Path) -> None:
+    wait = 'training_phase_seconds_total{{run="a",instance="n{rank}",rank="{rank}",phase="data_loading"}}'
+    series = (
+        _hung_lost_and_healthy_runs()
+        | {wait.format(rank=rank): "0+6x60" for rank in (1, 2)}
+        | {'training_wall_seconds_total{run="a"}': "0+15x60"}
+    )
+    restart = _hung_lost_and_healthy_runs() | {
+        'training_badput_seconds_total{run="a",cause="downtime"}': "0x20 180x40"
+    }
+
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs, rates over 5 min",
+        series,
+        {
+            '{run="a",user="u",state="running",alertname="all ranks wait for data: 40 %"}': 1.0,
+            '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
+            '{run="c",user="u",state="lost"}': 1.0,
+        },
+    )
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs, rates over 5 min",
+        restart,
+        {'{run="a"}': 1.0, '{run="b"}': 4.0, '{run="c"}': 4.0},
+        query_id="B",
+    )
+
+
+def test_the_gpus_of_a_node_without_an_exporter_are_unknown_and_not_up(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        'up{job="training",instance="n2"}': "1x50 0x10",
+        'gpu_devices{instance="n1"}': "8x60",
+        'gpu_devices{instance="n2"}': "8x60",
+    }
+
+    assert_panel(tmp_path, "training-fleet", "GPUs", series, {"{}": 8})
+    assert_panel(tmp_path, "training-fleet", "GPUs", series, {"{}": 8}, query_id="C")
+
+
 LOST_GPU_OF_B = {
     'training_rank_info{run="b",instance="n1",rank="0",gpu="3",uuid="G3"}': "1x20 stale",
     'gpu_up{instance="n1",gpu="3",uuid="G3"}': "1x20 0x40",
@@ -388,7 +450,7 @@ def test_a_live_run_with_ranks_without_samples_is_partly_unknown_and_has_their_n
     row = '{run="a",user="u",state="running",alertname="ranks without news: 2",instance="n2"}'
     hung = '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}'
     rows = {row: 1.0, hung: 1.0, '{run="c",user="u",state="lost"}': 1.0}
-    verdicts = {'{run="a"}': 3.0, '{run="b"}': 8.0, '{run="c"}': 8.0}
+    verdicts = {'{run="a"}': 5.0, '{run="b"}': 8.0, '{run="c"}': 8.0}
 
     assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, rows)
     assert_panel(
