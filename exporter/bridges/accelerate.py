@@ -77,11 +77,11 @@ def _values_logged(
 
 
 def _save_state(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:
-    return source.checkpoint(whole=True)
+    return source.checkpoint(is_resumable=True)
 
 
 def _save_model(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:
-    return source.checkpoint(whole=False)  # without the optimizer, the job cannot resume
+    return source.checkpoint(is_resumable=False)  # without the optimizer, the job cannot resume
 
 
 def _load_state(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:

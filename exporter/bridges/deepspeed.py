@@ -49,7 +49,7 @@ def _engine_created(_source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> A
 
 
 def _save(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:
-    return source.checkpoint(whole=True)
+    return source.checkpoint(is_resumable=True)
 
 
 def _load(source: LoopSource, engine: Any, *_args: Any, **_kwargs: Any) -> Around:

@@ -55,8 +55,8 @@ def _save(
     # The state holds objects of the job, such as the optimizer, or their state dictionaries.
     contents = kwargs.get("state", state)
     values = contents.values() if hasattr(contents, "values") else ()
-    is_whole = any(hasattr(value, "param_groups") for value in values) or holds_optimizer(contents)
-    return source.checkpoint(whole=is_whole)
+    is_resumable = any(hasattr(value, "param_groups") for value in values) or holds_optimizer(contents)
+    return source.checkpoint(is_resumable=is_resumable)
 
 
 def _load(source: LoopSource, *_args: Any, **_kwargs: Any) -> Around:

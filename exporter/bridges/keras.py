@@ -148,7 +148,7 @@ def _forwarding(name: str) -> Callable[..., None]:
         source = _source_of(self.model)
         if source is None and name in {"on_train_begin", "on_test_begin"}:
             source = _FitSource(self.model)
-            if not ACTIVE.take(source):
+            if not ACTIVE.activate(source):
                 return
         if source is not None:
             getattr(source, name)(self.params or {}, *args, *kwargs.values())

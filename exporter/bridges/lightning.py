@@ -78,7 +78,7 @@ class LightningCallback(Source):
     @never_raises
     def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Become the active source, unless an equally strong source is active, and describe the run."""
-        if ACTIVE.source is self or not ACTIVE.take(self):
+        if ACTIVE.source is self or not ACTIVE.activate(self):
             return
         self.trainer, self.tracker = trainer, LoopTracker()
         self._is_manual = not trainer.lightning_module.automatic_optimization
@@ -252,14 +252,14 @@ class LightningCallback(Source):
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
-    def checkpoint(self, *, whole: bool) -> Around:
-        """Record a checkpoint around the call that writes or queues it. *whole* is True if the job can resume from it."""
+    def checkpoint(self, *, is_resumable: bool) -> Around:
+        """Record a checkpoint around the call that writes or queues it. *is_resumable* is True if the job can resume from it."""
         self._end_completed_iteration()
         checkpoint_io = self.trainer.strategy.checkpoint_io
         # An AsyncCheckpointIO calls its writer on a thread.
         writer = getattr(checkpoint_io, "checkpoint_io", None)
-        is_queued = whole and writer is not None and hasattr(checkpoint_io, "_executor")
-        self.tracker.begin_save(self.step, whole=whole, at_once=not is_queued)
+        is_queued = is_resumable and writer is not None and hasattr(checkpoint_io, "_executor")
+        self.tracker.begin_save(self.step, is_resumable=is_resumable, is_sync=not is_queued)
         save = AsyncSave(self.step)
         if is_queued:
             patch(writer, "save_checkpoint", _around_write)
@@ -325,9 +325,9 @@ def _around_save(
     sources = (
         item for item in trainer.callbacks if isinstance(item, LightningCallback) and item.trainer is trainer
     )
-    source = active or next((source for source in sources if ACTIVE.take(source)), None)
+    source = active or next((source for source in sources if ACTIVE.activate(source)), None)
     if source is not None:
-        yield from source.checkpoint(whole=not kwargs.get("weights_only", weights_only))
+        yield from source.checkpoint(is_resumable=not kwargs.get("weights_only", weights_only))
         if active is None:
             ACTIVE.release(source)
 

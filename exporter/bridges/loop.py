@@ -51,18 +51,18 @@ class LoopTracker:
     """Open blocks of a training. Whatever the order of the calls, a block is closed after its inner blocks.
 
     Args:
-        replaceable: True if the job's own blocks replace the loop and its iterations, as with `EXPORTER_AUTO=1`.
+        is_replaceable: True if the job's own blocks replace the loop and its iterations, as with `EXPORTER_AUTO=1`.
 
     Attributes:
         phases: Phases of the open iteration.
         phase: Function that ends the open phase and begins a phase; None is the rest of the iteration.
     """
 
-    def __init__(self, *, replaceable: bool = False) -> None:
-        self._loop: Any = api.inferred_loop if replaceable else api.training_loop
-        self._is_replaceable = replaceable
+    def __init__(self, *, is_replaceable: bool = False) -> None:
+        self._loop: Any = api.inferred_loop if is_replaceable else api.training_loop
+        self._is_replaceable = is_replaceable
         self._was_instrumented = False  # the job reported its own loop before the loop of this bridge
-        self._iteration = api.inferred_iteration() if replaceable else IterationBlock(TRAINING_ITERATION)
+        self._iteration = api.inferred_iteration() if is_replaceable else IterationBlock(TRAINING_ITERATION)
         self._read_limit = TensorReadLimit()
         self._open: list[_OpenBlock] = []
         self.phases = Phases(self._iteration)
@@ -135,20 +135,20 @@ class LoopTracker:
         is_test = mode == "test"
         self.begin(Level.BATCH, training.testing_iteration() if is_test else training.validation_iteration())
 
-    def begin_save(self, step: int, *, whole: bool = True, at_once: bool = True) -> None:
+    def begin_save(self, step: int, *, is_resumable: bool = True, is_sync: bool = True) -> None:
         """Start the save of a checkpoint.
 
-        The save is counted if the checkpoint is whole, so that the job can resume from it, and is written at once. Otherwise
-        only the time of the call is recorded.
+        The save is counted if the job can resume from the checkpoint (*is_resumable*) and the call writes the checkpoint (*is_sync*).
+        Otherwise, only the time of the call is recorded.
         """
-        if whole and at_once:
+        if is_resumable and is_sync:
             self.begin(Level.SAVE, training.checkpoint_save(global_step=step))
         else:
-            self.begin(Level.SAVE, training.phase(f"checkpoint_save_{'sync' if at_once else 'async'}"))
+            self.begin(Level.SAVE, training.phase(f"checkpoint_save_{'sync' if is_sync else 'async'}"))
 
-    def save(self, step: int, *, whole: bool = True) -> Around:
+    def save(self, step: int, *, is_resumable: bool = True) -> Around:
         """Record the save of a checkpoint around the call that saves."""
-        self.begin_save(step, whole=whole)
+        self.begin_save(step, is_resumable=is_resumable)
         _, error = yield
         self.end(Level.SAVE, error)
 

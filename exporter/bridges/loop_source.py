@@ -22,12 +22,12 @@ class LoopSource(InferredLoop):
         """Restore the number of steps of an earlier process."""
         self.progress.resume_at(steps_of(state))
 
-    def save(self, contents: Any, *, at_once: bool) -> Around:
-        """Record a file that torch writes."""
-        return self.checkpoint(whole=holds_optimizer(contents), at_once=at_once)
+    def save(self, contents: Any, *, is_sync: bool) -> Around:
+        """Record a file that torch writes. It is a checkpoint if its contents have the state of an optimizer."""
+        return self.checkpoint(is_resumable=holds_optimizer(contents), is_sync=is_sync)
 
-    def checkpoint(self, *, whole: bool, at_once: bool = True) -> Around:
-        """Record a checkpoint if the training has begun. Only a whole checkpoint can resume the job."""
+    def checkpoint(self, *, is_resumable: bool, is_sync: bool = True) -> Around:
+        """Record a checkpoint if the training has begun. *is_resumable* is True if the job can resume from it."""
         tracker = self._tracker
         if tracker is None or self._thread != get_ident():
             return
@@ -35,14 +35,14 @@ class LoopSource(InferredLoop):
             return
         if self._state is not EVALUATING:
             self._pause(tracker)
-        tracker.begin_save(self.progress.step, whole=whole, at_once=at_once)
+        tracker.begin_save(self.progress.step, is_resumable=is_resumable, is_sync=is_sync)
         save = AsyncSave(self.progress.step)
         future, error = yield
         if self._tracker is tracker:
             tracker.end(Level.SAVE, error)
             if self._state is not EVALUATING:
                 self._enter(tracker, READY)
-            if whole and not at_once:
+            if is_resumable and not is_sync:
                 save.report_when_done(future, error)
 
     def load(self) -> Around:

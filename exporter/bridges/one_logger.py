@@ -73,7 +73,7 @@ class _SpanSource(Source):
         kind = kinds.by_span_name(_text(span.name))
         if kind is kinds.APPLICATION or kind is kinds.TRAINING_LOOP:
             _describe()
-        if kind not in _ALWAYS_RECORDED and not ACTIVE.take(self):
+        if kind not in _ALWAYS_RECORDED and not ACTIVE.activate(self):
             return
         self._open[span.id] = _OpenSpan(kind, self._begin(kind, span), sys.exc_info()[1])
 

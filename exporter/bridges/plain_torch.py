@@ -22,7 +22,7 @@ def install() -> None:
     if isinstance(ACTIVE.fallback, LoopSource):
         return
     source = LoopSource()
-    ACTIVE.fall_back_to(source)
+    ACTIVE.set_fallback(source)
     EXIT.register()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=never_raises(source.reset))

@@ -46,7 +46,7 @@ class Source:
         gradient_norm_computed(norm)    gradients have been clipped
         evaluation_mode_set(module)     a module was set to evaluation mode
         training_mode_set(module)       a module was set to training mode, while the source `is_evaluating`
-        save(contents, at_once=)        generator around a call that saves; the call returns a future unless `at_once`
+        save(contents, is_sync=)        generator around a call that saves; the call returns a future unless `is_sync`
         superseded()                    a stronger source becomes active; the source closes its open blocks
         process_exits(error)            the process exits, with the exception that ends it or None
     """
@@ -69,14 +69,14 @@ class ActiveSource:
     def __init__(self) -> None:
         self.source = self.fallback = NO_SOURCE
 
-    def fall_back_to(self, source: Source) -> None:
+    def set_fallback(self, source: Source) -> None:
         """Set the fallback, which is active while no other source is active."""
         self.fallback = source
         if self.source is NO_SOURCE:
             self.source = source
 
-    def take(self, source: Source) -> bool:
-        """Activate a source, unless a source of the same or a higher strength is active. Return True if it is active now."""
+    def activate(self, source: Source) -> bool:
+        """Activate a source, unless another source of the same or a higher strength is active. Return True if the source is active now."""
         previous = self.source
         if previous is source:
             return True

@@ -280,17 +280,17 @@ def _save(contents: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
     contents = kwargs.get("obj", contents)
     if type(contents).__name__.endswith("Storage"):
         return None  # torch pickles a tensor for a child process
-    save: Around | None = ACTIVE.source.save(contents, at_once=True)
+    save: Around | None = ACTIVE.source.save(contents, is_sync=True)
     return save
 
 
 def _watch_distributed_saves(module: ModuleType) -> None:
-    def hook(state: Any = None, *_args: Any, at_once: bool, **kwargs: Any) -> Around | None:
-        save: Around | None = ACTIVE.source.save(kwargs.get("state_dict", state), at_once=at_once)
+    def hook(state: Any = None, *_args: Any, is_sync: bool, **kwargs: Any) -> Around | None:
+        save: Around | None = ACTIVE.source.save(kwargs.get("state_dict", state), is_sync=is_sync)
         return save
 
-    patch_existing(module, ("save",), partial(hook, at_once=True))
-    patch_existing(module, ("async_save",), partial(hook, at_once=False))
+    patch_existing(module, ("save",), partial(hook, is_sync=True))
+    patch_existing(module, ("async_save",), partial(hook, is_sync=False))
 
 
 def _watch_compiler(module: ModuleType) -> None:

@@ -109,7 +109,7 @@ class TrainingThread(Source):
         return self._current_tracker()
 
     def _begin_tracker(self) -> None:
-        self._tracker = LoopTracker(replaceable=self._defers)
+        self._tracker = LoopTracker(is_replaceable=self._defers)
         self._phases = self._tracker.phases
         self._phases.defers = True
         training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())

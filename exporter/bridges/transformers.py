@@ -68,7 +68,7 @@ class _Callback(Source):
 
     def activate(self) -> bool:
         """Become the active source, unless an equally strong source is active. Return True if newly activated."""
-        if ACTIVE.source is self or not ACTIVE.take(self):
+        if ACTIVE.source is self or not ACTIVE.activate(self):
             return False
         self.tracker = LoopTracker()
         # Losses and norms in the log are recorded only if no batch, or no clipping, has been recorded.
@@ -197,8 +197,8 @@ class _Callback(Source):
             self._batch = batch
 
     def save_checkpoint(self, trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
-        is_whole = not getattr(trainer.args, "save_only_model", False)
-        return self.tracker.save(int(trainer.state.global_step), whole=is_whole)
+        is_resumable = not getattr(trainer.args, "save_only_model", False)
+        return self.tracker.save(int(trainer.state.global_step), is_resumable=is_resumable)
 
     def load_checkpoint(
         self, _trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any

@@ -117,14 +117,14 @@ def test_a_stronger_source_replaces_a_weaker_source_and_is_released_to_the_fallb
     active, fallback = ActiveSource(), CountingSource(Strength.INFERRED)
     leading, second_leading = CountingSource(Strength.LEADING), CountingSource(Strength.LEADING)
     instrumented = CountingSource(Strength.INSTRUMENTED)
-    active.fall_back_to(fallback)
+    active.set_fallback(fallback)
 
     assert active.source is fallback
-    assert active.take(instrumented)
-    assert active.take(leading)
-    assert active.take(leading)
-    assert not active.take(instrumented)
-    assert not active.take(second_leading)
+    assert active.activate(instrumented)
+    assert active.activate(leading)
+    assert active.activate(leading)
+    assert not active.activate(instrumented)
+    assert not active.activate(second_leading)
     active.release(second_leading)
     assert active.source is leading
     active.release(leading)

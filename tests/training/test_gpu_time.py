@@ -252,7 +252,7 @@ def test_validation_and_checkpoints_reported_by_callbacks_are_timed(device: Devi
 
 
 def test_phases_inferred_by_a_bridge_are_timed(device: Device) -> None:
-    tracker = LoopTracker(replaceable=True)
+    tracker = LoopTracker(is_replaceable=True)
     tracker.begin_loop(0)
     for _ in range(STEPS):
         tracker.begin_iteration()
