@@ -1,4 +1,4 @@
-"""Status page: the headline, the boxes of findings by GPU, run and node, and the findings of late steps and silent ranks."""
+"""Status page: the headline, the groups of findings by GPU, run and node, and the findings of late steps and silent ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_page_without_problems_has_no_headline() -> None:
     assert "Nothing needs attention" in status_page(JOB).visible_text
 
 
-def test_the_headline_counts_boxes_and_names_start_and_gpu() -> None:
+def test_the_headline_counts_groups_and_names_start_and_gpu() -> None:
     summary = headline_of(FAULTY_GPU)
 
     assert summary is not None
@@ -78,7 +78,7 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
     )
 
 
-def test_all_problems_of_a_gpu_are_in_one_box_urgent_ones_first() -> None:
+def test_all_problems_of_a_gpu_are_in_one_group_with_urgent_findings_first() -> None:
     view = view_of(FAULTY_GPU)
     groups = finding_groups(view, findings(view), Onsets())
 
@@ -89,7 +89,7 @@ def test_all_problems_of_a_gpu_are_in_one_box_urgent_ones_first() -> None:
     assert [finding.is_urgent for finding in groups[0].findings] == [True, True, False]
 
 
-def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_gpu() -> None:
+def test_a_slow_rank_and_a_missing_gpu_are_in_the_group_of_their_gpu() -> None:
     view = view_of(
         FAULTY_GPU
         | {
@@ -104,7 +104,7 @@ def test_a_slow_rank_and_a_missing_gpu_are_in_the_box_of_their_gpu() -> None:
     assert [(group.title, len(group.findings)) for group in groups] == [("GPU 3 (rank 0 of night)", 6)]
 
 
-def test_a_hang_is_in_the_box_of_the_lost_gpu_and_has_the_remedy_of_the_gpu() -> None:
+def test_a_hang_is_in_the_group_of_the_lost_gpu_and_has_the_remedy_of_the_gpu() -> None:
     hung_run: Rows = {
         "training_run_state": run_sample(1.0, state="hung"),
         "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
@@ -131,7 +131,7 @@ def test_the_table_of_gpus_names_the_faults_of_a_gpu() -> None:
     assert "up Xid 48, recovery requested" in status_page(FAULTY_GPU).visible_text
 
 
-def test_the_age_of_a_new_problem_is_in_tenths_of_a_second() -> None:
+def test_the_age_of_a_new_problem_has_tenths_of_a_second() -> None:
     view = view_of(FAULTY_GPU)
     current_findings = findings(view)
     onsets = Onsets()
@@ -173,7 +173,7 @@ def test_a_save_and_a_validation_may_take_longer_than_a_step() -> None:
     assert len(late_step_texts(301, phase="validation")) == 1
 
 
-def test_a_run_with_a_late_step_is_amber() -> None:
+def test_a_run_with_a_late_step_shows_the_time_since_its_last_step() -> None:
     rows = JOB | RUNNING | {"training_last_progress_timestamp_seconds": run_sample(NOW - 90, rank="0")}
 
     assert "night running no step for 90 s" in status_page(rows).visible_text
@@ -186,7 +186,7 @@ SILENT_RANK: Rows = {
 }
 
 
-def test_a_silent_rank_is_first_in_the_box_of_its_run_and_names_the_runbook_entry() -> None:
+def test_a_silent_rank_is_first_in_the_group_of_its_run_and_names_the_runbook_entry() -> None:
     hung_run = {
         "training_run_state": run_sample(1.0, state="hung"),
         "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
