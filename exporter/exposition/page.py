@@ -8,19 +8,14 @@ collected at each scrape.
 Invariants, for any published families:
 - A body can be parsed to the end (see `text`).
 - A name belongs to a single family. Watched blocks win over published blocks, and earlier publishers over later ones.
-- A body has at most `max_series` series. Tiers of families (`_Tier`) are admitted in order: families about the exporter, the
-  exporter's other families (states, totals of training, readings of the machine), totals of Stats, counts of their samples,
-  gauges of their windows. Runs share the capacity of a tier fairly, and within a run small families are complete before large
-  families are cut.
+- A body has at most `max_series` series (see `quotas`). Families about the exporter come first, then the exporter's other
+  families (states, totals of training, readings of the machine), totals of Stats, counts of their samples, gauges of their
+  windows.
 """
 
 from __future__ import annotations
 
-import copy
-import enum
-import itertools
 import logging
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,9 +26,9 @@ from prometheus_client.core import Metric
 
 from exporter.exposition.compression import CompressedPart, gzip_body
 from exporter.exposition.negotiation import Format
+from exporter.exposition.quotas import Quotas, compute_quotas, cut_family, samples_of
 from exporter.exposition.text import FamilyText, Reason, RefusedError, write
-from exporter.families import FamilySpec, Precedence, precedence_of, visible_name
-from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
+from exporter.families import FamilySpec, visible_name
 
 SERIES = FamilySpec(
     name="exporter_series",
@@ -71,28 +66,12 @@ their number is unlimited."""
 MAX_LOGGED_LOSSES = 20
 """Maximum number of pairs of family and reason that are logged, so that the names of a job do not fill the log."""
 
-_QUOTA_GROWTH_RATIO = 1.25
-"""A cut family keeps its previous quota until the new quota is larger by more than this factor, or smaller. Otherwise its last
-series would appear and disappear with small changes of other families, which would look like gaps."""
-
 _LOG = logging.getLogger(__name__)
 
 _END = {Format.TEXT: b"", Format.OPENMETRICS: b"# EOF\n", Format.PROTOBUF: b""}
 """End of a body, by format."""
 
 Families = tuple[Metric, ...]
-Quotas = Mapping[tuple[str, str], int]
-"""Maximum number of series of the families that are cut, by run and family; the run is "" for the exporter's own families."""
-
-
-class _Tier(enum.Enum):
-    """Groups of families of equal precedence on a full page, in the order of admission."""
-
-    ABOUT_THE_EXPORTER = "watched blocks, and exporter_*"
-    EXPORTER = "other families of the exporter"
-    TOTALS = "totals and values of Stats, and families of third-party collectors"
-    SAMPLES = "numbers and times of samples"
-    WINDOWS = "gauges of windows"
 
 
 @dataclass(frozen=True)
@@ -144,7 +123,7 @@ class PublishedBlock:
         """Number of published series, before the limit applies."""
         if self.complete_text is not None:
             return self.complete_text.series_count
-        return sum(len(metric.samples) for metric in self.families)
+        return sum(len(samples_of(metric)) for metric in self.families)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +255,7 @@ class Page:
             }
             # Of two families with the same name, the family of the earlier block is shown. Watched blocks come first.
             blocks, previous = {**watched_blocks, **published_blocks}, self._blocks
-            quotas = self._compute_quotas(watched_blocks.values(), published_blocks.values())
+            quotas = self._quotas_of(watched_blocks.values(), published_blocks.values())
             has_changed = quotas != self._quotas or list(blocks) != list(previous)
             self._quotas, self._blocks = quotas, {}
             occupied_names: set[str] = set()
@@ -318,7 +297,7 @@ class Page:
         for metric, early_text in zip(block.families, block.early_texts, strict=True):
             name = visible_name(metric)
             try:
-                cut = _cut(metric, name, quotas) if quotas else metric
+                cut = cut_family(metric, name, quotas) if quotas else metric
                 text = early_text if cut is metric else None
                 if text is None:
                     text = _write_changes(cut, previous_texts.get(cut.name))
@@ -347,72 +326,18 @@ class Page:
             _LOG.warning("%d series of %s are left out of the page, reason: %s", count, family, reason)
         self._dropped_series[family, reason] += count
 
-    def _compute_quotas(
+    def _quotas_of(
         self, watched_blocks: Collection[PublishedBlock], published_blocks: Collection[PublishedBlock]
     ) -> Quotas:
-        """Return the quotas of the families, or an empty mapping if all series fit.
-
-        A tier has the capacity that earlier tiers leave. A family without a quota is complete.
-        """
+        """Return the quotas of the families, or an empty mapping if all series fit."""
         if sum(block.series_count for block in (*watched_blocks, *published_blocks)) <= self._max_series:
             return {}
-        families_with_origin = [
-            *((True, metric) for block in watched_blocks for metric in block.families),
-            *((False, metric) for block in published_blocks for metric in block.families),
-        ]
-        # Series counts by family, by run, by tier.
-        tiers: dict[_Tier, dict[str, Counter[str]]] = {tier: {} for tier in _Tier}
-        for is_watched, metric in families_with_origin:
-            name = visible_name(metric)
-            tier = _Tier.ABOUT_THE_EXPORTER if is_watched else _tier(name, metric)
-            if tier in {_Tier.ABOUT_THE_EXPORTER, _Tier.EXPORTER}:
-                tiers[tier].setdefault("", Counter())[name] += len(metric.samples)
-            else:
-                for run, count in Counter(sample.labels.get("run", "") for sample in metric.samples).items():
-                    tiers[tier].setdefault(run, Counter())[name] += count
-        quotas: dict[tuple[str, str], int] = {}
-        capacity = self._max_series
-        for runs in tiers.values():
-            demands = {run: families.total() for run, families in runs.items()}
-            shares = allocate(demands, capacity)
-            for run, families in runs.items():
-                for name, quota in allocate(families, shares.get(run, demands[run])).items():
-                    previous = self._quotas.get((run, name), 0)
-                    is_steady = previous <= quota <= previous * _QUOTA_GROWTH_RATIO
-                    quotas[run, name] = previous if is_steady else quota
-            capacity -= min(capacity, sum(demands.values()))
-        return quotas
-
-
-def _tier(name: str, metric: Metric) -> _Tier:
-    match precedence_of(metric):
-        case Precedence.WINDOW:
-            return _Tier.WINDOWS
-        case Precedence.SAMPLES:
-            return _Tier.SAMPLES
-        case Precedence.TOTAL if name.startswith("exporter_"):
-            return _Tier.ABOUT_THE_EXPORTER
-        case Precedence.TOTAL if name in RESERVED or name.startswith(RESERVED_PREFIXES):
-            return _Tier.EXPORTER
-        case Precedence.TOTAL:
-            return _Tier.TOTALS
-
-
-def allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
-    """Divide a capacity fairly among demands, the smallest demand first.
-
-    Returns the share of each demand that is larger than its share. The other demands are met completely.
-    """
-    quotas: dict[str, int] = {}
-    remaining_count = len(demands)
-    for name, demand in sorted(demands.items(), key=lambda item: (item[1], item[0])):
-        # Rounded up, so that the capacity is used if it is below the number of demands.
-        share = math.ceil(capacity / remaining_count)
-        if demand > share:
-            quotas[name] = share
-        capacity -= min(demand, share)
-        remaining_count -= 1
-    return quotas
+        return compute_quotas(
+            (metric for block in watched_blocks for metric in block.families),
+            (metric for block in published_blocks for metric in block.families),
+            max_series=self._max_series,
+            previous_quotas=self._quotas,
+        )
 
 
 def _render_early(families: Families, previous: PublishedBlock | None) -> PublishedBlock:
@@ -449,25 +374,3 @@ def _is_unchanged(old: Metric, new: Metric) -> bool:
         return old is new or old == new
     except Exception:  # noqa: BLE001 - labels of a third-party collector, which `write` refuses
         return False
-
-
-def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
-    """Return a family cut to its quotas. A series of a histogram or summary keeps all of its samples or none."""
-    has_common_quota = ("", name) in quotas
-    capacities: dict[str, float] = {}
-    kept_samples = []
-    for _, group in itertools.groupby(
-        metric.samples, lambda sample: [label for label in sample.labels.items() if label[0] != "le"]
-    ):
-        samples = list(group)
-        run = "" if has_common_quota else samples[0].labels.get("run", "")
-        capacity = capacities.get(run, quotas.get((run, name), math.inf))
-        fits = len(samples) <= capacity
-        kept_samples += samples if fits else []
-        # After a group that does not fit, a smaller group must not appear and disappear.
-        capacities[run] = capacity - len(samples) if fits else 0
-    if len(kept_samples) == len(metric.samples):
-        return metric
-    cut_metric = copy.copy(metric)
-    cut_metric.samples = kept_samples
-    return cut_metric

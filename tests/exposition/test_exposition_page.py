@@ -8,12 +8,14 @@ import random
 import threading
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from exposition_support import dropped_series, gauge, page_of, parse, text_of, value, wide_gauge
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 from waiting import wait_until
 
 import exporter.exposition.page
@@ -440,6 +442,29 @@ def test_metrics_about_the_exporter_have_the_highest_priority() -> None:
     assert len(parse(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) <= 60
     assert value(page, "exporter_series_limit") == 60.0
     assert (value(page, "exporter_series_dropped_total", family="host_wild", reason="cap") or 0) > 0
+
+
+@pytest.mark.parametrize(
+    "invalid_samples",
+    [
+        pytest.param([Sample("wild", None, 1.0)], id="no labels"),  # type: ignore[arg-type]  # invalid on purpose
+        pytest.param(
+            [Sample("wild", {"run": 1, "rank": str(rank)}, 1.0) for rank in range(30)],  # type: ignore[dict-item]
+            id="number as the run",
+        ),
+        pytest.param([Sample("wild", {"run": ["a"]}, 1.0)], id="list as the run"),  # type: ignore[dict-item]
+        pytest.param([1.0], id="no sample"),
+        pytest.param(None, id="no samples"),
+    ],
+)
+def test_a_full_page_shows_the_other_families_of_an_invalid_collector(invalid_samples: Any) -> None:
+    wild = Metric("wild", "Wild.", "gauge")
+    wild.samples = invalid_samples and [*invalid_samples, *wide_gauge("wild", 30, run="a").samples]
+    page = page_of(wild, wide_gauge("usual", 1, run="a"), wide_gauge("many", 30, run="b"), max_series=20)
+
+    assert shown_series(page, "usual") == 1
+    assert 0 < shown_series(page, "many") < 20
+    assert len(parse(page.render(Format.TEXT), Format.TEXT)) <= 20
 
 
 def test_a_block_published_early_is_not_rendered_by_the_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
