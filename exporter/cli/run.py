@@ -55,9 +55,9 @@ STOP_GRACE_SECONDS = 5.0
 REGISTRATION_CHECK_SECONDS = 2.0
 """Interval at which the registration is checked, and written again if it was deleted."""
 TERMINATION_SECONDS = 3.0
-"""Maximum wait for the final scrape after SIGTERM or Ctrl-C, because the sender may send SIGKILL next."""
+"""Maximum wait for the sidecar after SIGTERM or Ctrl-C, because the sender may send SIGKILL next."""
 KILL_SECONDS = 1.5
-"""Time between SIGTERM and SIGKILL of the sidecar."""
+"""Time between SIGTERM and SIGKILL of the sidecar, at the end of the wait. Before, the sidecar waits for the final scrape."""
 REAP_SECONDS = 0.5
 """Maximum wait for the exit of the sidecar after SIGKILL."""
 IDLE_SECONDS = 3600.0
@@ -75,9 +75,9 @@ Runs COMMAND with the exporter as a sidecar. Exits with COMMAND's exit status, o
     {PROGRAM} run --run.name=llama-7b torchrun --nproc-per-node 8 train.py
 """
 NAME_HELP = """name of the run; a restart under the same name continues its totals (default $EXPORTER_RUN, the Slurm job
-id, or a new name for each launch, such as train-20261122-1721-3f)"""
+id, torchrun's --rdzv-id, or a new name for each launch, such as train-20261122-1721-3f)"""
 LINGER_HELP = f"""how long to wait for a final scrape after the job ends, if a scraper scrapes regularly (default 30s;
-{TERMINATION_SECONDS:g} s after SIGTERM or Ctrl-C)"""
+{TERMINATION_SECONDS - KILL_SECONDS:g} s after SIGTERM or Ctrl-C)"""
 NODES_SHARE_THE_NAME = """the nodes of this launch share the run name above, derived from the rendezvous; a later launch \
 with the same rendezvous continues the run: set --run.name to separate them"""
 NODES_NEED_A_NAME = """this launch has several nodes and no shared rendezvous address: every node records a separate run; \
