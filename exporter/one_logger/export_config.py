@@ -116,7 +116,7 @@ class ExporterConfigManager:
         explicit_paths = [str(candidate) for candidate in (path, os.environ.get(FILE_VARIABLE)) if candidate]
         configs: list[ExporterConfig] | None = None
         for name in (*explicit_paths, *FILE_NAMES):
-            if Path(name).exists():
+            if os.path.exists(name):  # noqa: PTH110  # `Path.exists` raises for a path that is too long or not accessible
                 with _reporting("file", f"a file with a list `exporters`: {name}"):
                     configs = _parsed_configs(_read(Path(name))["exporters"], name)
                 break

@@ -268,6 +268,15 @@ def test_an_unreadable_file_is_reported_and_ignored(text: str, tmp_path: Path) -
     assert {record.call for record in reports} == {"with_export_config"}
 
 
+def test_a_path_that_the_system_refuses_is_reported_and_ignored() -> None:
+    manager = ExporterConfigManager(packages=[])
+
+    with collect_misuse() as reports:
+        assert manager.generate_export_config(config_file_path="x" * 5000) == []
+
+    assert [(record.call, record.rule) for record in reports] == [("with_export_config", "file")]
+
+
 def test_the_report_of_an_entry_without_a_class_shows_no_argument() -> None:
     manager = ExporterConfigManager(packages=[])
     with collect_misuse() as reports:
