@@ -24,7 +24,7 @@ MAX_NAME_CHARACTERS = 150
 MAX_NAMES = 1000
 """Maximum number of pairs. Further pairs, such as names with step numbers, are refused, and their values are counted."""
 
-_WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _UNITS: dict[str, tuple[str, float]] = {
     **dict.fromkeys(["ms", "msec", "msecs", "millis", "milliseconds"], ("seconds", 1e-3)),
     **dict.fromkeys(["us", "usec", "usecs", "micros", "microseconds"], ("seconds", 1e-6)),
@@ -59,17 +59,17 @@ def metric_name(group: object, name: object) -> MetricName | None:
     """Return the name of a pair's Stat, or None if no valid name remains or the name is too long."""
     if any(isinstance(text, str) and len(text) > MAX_NAME_CHARACTERS for text in (group, name)):
         return None
-    words = [*_name_parts(group), *_name_parts(name)]
+    parts = [*_name_parts(group), *_name_parts(name)]
     unit, factor = None, 1.0
-    if words:
-        head, separator, suffix = words[-1].rpartition("_")
-        if suffix.lower() in _UNITS and (head or (not separator and len(words) > 1)):
+    if parts:
+        head, separator, suffix = parts[-1].rpartition("_")
+        if suffix.lower() in _UNITS and (head or (not separator and len(parts) > 1)):
             unit, factor = _UNITS[suffix.lower()]
-            words[-1:] = [head] if head else []
-    stat = ".".join(words)
+            parts[-1:] = [head] if head else []
+    stat = ".".join(parts)
     if unit is None and stat.replace(".", "_").endswith(("_total", "_bucket")):  # suffixes of Prometheus
         stat = f"{stat}_value"
-    if not any(character in _WORD_CHARACTERS for character in stat) or len(stat) > MAX_NAME_CHARACTERS:
+    if not any(character in _NAME_CHARACTERS for character in stat) or len(stat) > MAX_NAME_CHARACTERS:
         return None
     return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, factor)
 
@@ -78,9 +78,9 @@ def _name_parts(text: object) -> list[str]:
     """Return the parts of a text between dots. Characters other than letters and digits become underscores."""
     raw_text = "" if text is None else text_of(text)
     cleaned_text = "".join(
-        [character if character in _WORD_CHARACTERS or character == "." else "_" for character in raw_text]
+        [character if character in _NAME_CHARACTERS or character == "." else "_" for character in raw_text]
     )
-    return [word for word in cleaned_text.split(".") if word]
+    return [part for part in cleaned_text.split(".") if part]
 
 
 def text_of(value: object) -> str:
@@ -166,12 +166,12 @@ def _recorder_of(stat: Stat, factor: float) -> Record:
     add = stat.add
 
     def record(value: object) -> None:
-        kind = type(value)
+        value_type = type(value)
         try:  # noqa: SIM105  # `suppress` would take a third of the time of a value
             value = value * factor  # type: ignore[operator]
         except Exception:  # noqa: BLE001, S110  # a value that is not a number, which the Stat counts
             pass
-        torch = None if kind is float or kind is int else sys.modules.get("torch")
+        torch = None if value_type is float or value_type is int else sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             stat.add_tensor(value)
         else:

@@ -1,4 +1,4 @@
-"""Shared parts of the jobs of test_truth: the diary of a job, and its synchronization with the test.
+"""Parts of the jobs of `test_truth.py`: constants, the diary of a job, and the synchronization with the test.
 
 The argument of a job is a directory. The first attempt crashes during a step. The second attempt resumes from the last
 checkpoint and waits at its end, so that the test can scrape the last values of the live process.

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# written as users write jobs
-"""The same loop with Accelerate, which divides the loss and skips optimizer steps during accumulation."""
+# This file is written as users write jobs, without types.
+"""Job with Accelerate, which divides the loss and skips optimizer steps during accumulation."""
 
 import time
 

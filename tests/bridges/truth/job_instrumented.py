@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: ANN201  # written as users write jobs
-"""An instrumented loop after a warm-up of a few uninstrumented steps, with a Stat."""
+"""Job with an instrumented loop and a Stat, after a warm-up of three uninstrumented steps."""
 
 import time
 
@@ -23,13 +23,13 @@ def forward_and_backward():
     return loss.item()
 
 
-warm_up = []
+warm_up_seconds = []
 for _ in range(3):  # a warm-up, in which torch chooses kernels and reserves memory
     start_time = time.monotonic()
     forward_and_backward()
     optimizer.step()
     optimizer.zero_grad()
-    warm_up.append(time.monotonic() - start_time)
+    warm_up_seconds.append(time.monotonic() - start_time)
 
 completed_steps = 0
 if diary.CHECKPOINT.exists():
@@ -38,7 +38,7 @@ if diary.CHECKPOINT.exists():
         model.load_state_dict(state["model"])
         completed_steps = state["step"]
 diary.write("attempt", start_step=completed_steps)
-for seconds in warm_up:
+for seconds in warm_up_seconds:
     diary.write("warm-up", seconds=seconds)
 
 with training.training_loop(

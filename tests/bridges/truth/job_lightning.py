@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, ANN204  # written as users write jobs
-"""The same job as a Lightning Trainer, whose callback writes the log."""
+"""Job with a Lightning Trainer, whose callback writes the diary."""
 
 import logging
 import time
@@ -55,17 +55,14 @@ class Diary(pl.Callback):
         if index % diary.BATCHES_PER_STEP == 0:
             self.start_time = time.monotonic()
 
-    def on_before_optimizer_step(self, trainer, module, optimizer):
-        self.rate = optimizer.param_groups[0]["lr"]
-
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         diary.write("batch", samples=len(batch[0]))
         step = trainer.global_step
         if step == self.completed_steps:
             return
         self.completed_steps = step
-        # Lightning divides the loss of `outputs` by the accumulated batches, and has set the rate of the next step.
-        loss = module.own_loss
+        loss = module.own_loss  # Lightning divides the loss of `outputs` by the accumulated batches
+        # The scheduler has already set the rate of the next step, which the bridge records.
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         diary.write("step", step=step, loss=loss, rate=rate, seconds=time.monotonic() - self.start_time)
         if step % diary.STEPS_BETWEEN_SAVES == 0:

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# written as users write jobs
-"""A loop without a framework: a warm-up of the rate, accumulated batches, validation, checkpoints, a crash, a resume."""
+# This file is written as users write jobs, without types.
+"""Job without a framework: a warm-up of the learning rate, accumulated batches, validation, checkpoints, a crash and a resume."""
 
 import time
 

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN003, ANN201, ANN204  # written as users write jobs
-"""The same job as a Transformers Trainer, whose callback writes the log."""
+"""Job with a Transformers Trainer, whose callback writes the diary."""
 
 import time
 
