@@ -143,14 +143,12 @@ class Page:
 
     def __init__(self, *, max_series: int = 15_000) -> None:
         self._max_series = max_series
-        self._lock = (
-            threading.Lock()
-        )  # guards the next three attributes; held only for a lookup or an assignment
+        self._lock = threading.Lock()  # guards the next four attributes; held only to read or change them
         self._published_blocks: dict[str, PublishedBlock] = {}
         self._watched_sources: dict[str, Callable[[], Iterable[Metric]]] = {}
         self._scraped_forms: frozenset[Format] = frozenset()  # formats of compressed scrapes so far
-        self._rendering = threading.RLock()  # held by the scrape that renders; guards the attributes below
         self._dropped_series: Counter[tuple[str, Reason]] = Counter()
+        self._rendering = threading.Lock()  # held by the scrape that renders; guards the attributes below
         self._failed_sources: set[str] = set()  # watched blocks whose failure was logged
         self._blocks: dict[str, RenderedBlock] = {}
         self._quotas: Quotas = {}
@@ -229,18 +227,27 @@ class Page:
         return [family.metric for block in self._render_blocks() for family in block.families]
 
     def offered(self) -> list[Metric]:
-        """Return all published families without rendering them."""
+        """Return the families of all blocks without rendering them. The families of watched blocks are collected now.
+
+        Does not wait for a scrape.
+        """
         with self._lock:
-            return [metric for block in self._published_blocks.values() for metric in block.families]
+            published_blocks, watched_sources = (
+                [*self._published_blocks.values()],
+                dict(self._watched_sources),
+            )
+        watched_blocks = [self._collect(name, collect) for name, collect in watched_sources.items()]
+        return [metric for block in (*published_blocks, *watched_blocks) for metric in block.families]
 
     def families(self) -> Families:
-        """Return the metrics of the page itself, for a watched block."""
-        with self._rendering:
-            return (
-                SERIES.family({(): self._series_count}),
-                SERIES_LIMIT.family({(): self._max_series}),
-                SERIES_DROPPED.family(dict(sorted(self._dropped_series.items()))),
-            )
+        """Return the metrics of the page itself, for a watched block. Does not wait for a scrape."""
+        with self._lock:
+            dropped_series = dict(self._dropped_series)
+        return (
+            SERIES.family({(): self._series_count}),
+            SERIES_LIMIT.family({(): self._max_series}),
+            SERIES_DROPPED.family(dict(sorted(dropped_series.items()))),
+        )
 
     # Rendering -------------------------------------------------------------------------------------------------------
 
@@ -324,7 +331,8 @@ class Page:
             family = "<other>"
         if (family, reason) not in self._dropped_series and len(self._dropped_series) < MAX_LOGGED_LOSSES:
             _LOG.warning("%d series of %s are left out of the page, reason: %s", count, family, reason)
-        self._dropped_series[family, reason] += count
+        with self._lock:
+            self._dropped_series[family, reason] += count
 
     def _quotas_of(
         self, watched_blocks: Collection[PublishedBlock], published_blocks: Collection[PublishedBlock]
