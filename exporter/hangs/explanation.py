@@ -86,7 +86,7 @@ class RankGroup:
     is_outside_process_groups: bool = False
 
     def collectives(self) -> str:
-        """Return the number of enqueued collectives as text, or an empty text if unknown."""
+        """Return as text the number of enqueued collectives, or that the ranks are in no process group. Empty if unknown."""
         if self.is_outside_process_groups:
             return "in no process group"
         if self.sequence is None:

@@ -18,19 +18,19 @@ _MAX_LOCATION_CHARACTERS = 120
 
 
 def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
-    """Return the state of a process's main thread as text, with the kernel function or system call in which it waits, if known.
+    """Return the state of a process's main thread as text, with the kernel function or system call of a wait, if known.
 
     Otherwise, the text names the files that this user may not read. *pid* is None for a process in another pid namespace.
     """
     if pid is None:
-        return "its process is not visible from here (another pid namespace)"
+        return "process not visible (in another pid namespace)"
     task = procfs / str(pid) / "task" / str(pid)
     try:
         stat = (task / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):  # the second if the process ends between open and read
-        return "its process has ended"
+        return "process has ended"
     except OSError as error:
-        return f"its state cannot be read: {error.strerror}"
+        return f"state not readable: {error.strerror}"
     fields = stat.rpartition(")")[2].split()
     state = fields[0] if fields else ""
     text = f"main thread {_STATES.get(state, state or 'in an unknown state')}"

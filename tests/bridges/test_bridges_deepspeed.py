@@ -34,8 +34,10 @@ class Model(torch.nn.Module):
     def forward(self, batch):
         return self.layer(batch).pow(2).mean()
 
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its compilation takes a minute, and one process needs no all-reduce
-deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # DeepSpeed refuses fp16 on CPUs, although torch supports it
+# The compilation of this operation lasts a minute, and a single process needs no all-reduce.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# DeepSpeed refuses fp16 on CPUs, although torch supports it.
+deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
 
 def engine_of(**options):
     model = Model()

@@ -92,9 +92,7 @@ def test_a_rank_without_an_answer_is_explained_after_three_seconds(scene: Scene)
     scene.respond(FIRST_PROCESS, 0, "all_reduce", 88, 6)
 
     assert scene.series(1.0) == set()
-    assert ("1", "no_answer", "its process is not visible from here (another pid namespace)") in scene.series(
-        2.5
-    )
+    assert ("1", "no_answer", "process not visible (in another pid namespace)") in scene.series(2.5)
 
 
 def test_stacks_of_a_run_are_requested_again_after_a_minute_and_at_most_ten_times(scene: Scene) -> None:
@@ -148,7 +146,7 @@ def test_an_ended_process_is_described_as_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
 
-    assert kernel_state.describe(process.pid) == "its process has ended"
+    assert kernel_state.describe(process.pid) == "process has ended"
 
 
 def test_a_process_that_ends_while_its_state_is_read_is_described_as_ended(tmp_path: Path) -> None:
@@ -160,4 +158,4 @@ def test_a_process_that_ends_while_its_state_is_read_is_described_as_ended(tmp_p
         task.mkdir(parents=True)
         (task / "stat").symlink_to(f"/proc/self/fd/{open_file.fileno()}")  # a read raises ProcessLookupError
 
-        assert kernel_state.describe(process.pid, tmp_path) == "its process has ended"
+        assert kernel_state.describe(process.pid, tmp_path) == "process has ended"

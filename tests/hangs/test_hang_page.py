@@ -31,7 +31,7 @@ hang: {{interval: 500ms}}
 
 QUEUE_GET = "Queue.get" if sys.version_info >= (3, 11) else "get"
 NO_NAMESPACES = reason_to_skip()
-NOT_VISIBLE = 'location="its process is not visible from here (another pid namespace)"'
+NOT_VISIBLE = 'location="process not visible (in another pid namespace)"'
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -217,7 +217,7 @@ def change_the_identity() -> None:
 
 
 def change_the_identity_during_a_long_step() -> None:
-    """Call `configure` while another thread runs a step of the recording that takes half a second."""
+    """Call `configure` during a step of the recording on a second thread, which lasts half a second."""
     has_begun = threading.Event()
 
     def step() -> None:
