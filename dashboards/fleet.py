@@ -142,7 +142,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
-            w=7,
+            w=8,
             h=3,
         ),
         stat(
@@ -188,7 +188,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             "SM activity of used GPUs, 5 min",
             instant_query("cluster:gpu_sm_activity_held:avg{@cluster}"),
             unit="percentunit",
-            w=5,
+            w=4,
             h=3,
             decimals=0,
             thresholds=warn_below(0.5, 0.2),
@@ -221,14 +221,14 @@ def _goodput() -> Panel:
                 "properties": [{"id": "thresholds", "value": NO_THRESHOLDS}],
             }
         ],
-        w=4,
+        w=6,
         h=3,
     )
 
 
 def _cost_per_hour() -> Panel:
     """Return the cost per hour of all runs, its lost part, and the number of runs whose cost is unknown."""
-    share = "lost of the GPU time"
+    share = "GPU time lost"
     gpus = "max by (run) (run:training_gpus:count{@cluster})"
     return stat(
         "Cost per hour, 5 min",

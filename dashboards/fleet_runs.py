@@ -231,6 +231,7 @@ def _since_query() -> str:
     slow_since = last_time(
         f"max by (run) (run:training_straggler_score:min{{@cluster}}) >= bool {SLOW_RATIO}"
     )
+    unknown_since = last_time("max by (run) (run:training_ranks_missing:sum{@cluster}) == bool 0")
     waiting_since = last_time(
         f"max by (run) (run:training_waiting_for_data:max5m{{@cluster}}) <= bool {DATA_WAIT_RATIO}"
     )
@@ -240,6 +241,7 @@ def _since_query() -> str:
             f"{LAST_STEP} and on (run) ({NO_PROGRESS_RUNS})",
             f"max by (run) ({starts} and on ({_ALERT_LABELS}) {_main_alert()})",
             f"max by (run) ({slow_since}) and on (run) {_SLOW_RANK}",
+            f"max by (run) ({unknown_since}) and on (run) {_UNKNOWN_RANKS}",
             f"max by (run) ({waiting_since}) and on (run) ({_DATA_WAIT_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
             _STATE_SINCE,
             UNSEEN_RUNS,
@@ -305,14 +307,14 @@ def _all_runs() -> Panel:
                 dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
                 dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
             ),
-            width=125,
+            width=110,
         ),
-        Column(_urgency_query(), "Verdict", decimals=0, width=115, mappings=RUN_URGENCY_MAPPINGS),
+        Column(_urgency_query(), "Verdict", decimals=0, width=110, mappings=RUN_URGENCY_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
         Column("alertname", "What is wrong", mappings=[*title_mappings(), *MAIN_CAUSE_TEXTS]),
-        Column("rank", "Rank", width=66),
-        Column("instance", "Node", width=130, links=(NODE_LINK,)),
-        Column("gpu", "GPU", width=65),
+        Column("rank", "Rank", width=64),
+        Column("instance", "Node", width=110, links=(NODE_LINK,)),
+        Column("gpu", "GPU", width=60),
         Column(
             f"1000 * ({_since_query()})",
             "Since",
@@ -321,11 +323,11 @@ def _all_runs() -> Panel:
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
         Column("user", "Owner", width=75),
-        Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 66, decimals=0),
-        Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h", "locale", 80, decimals=2),
-        Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h", "locale", 80, decimals=2),
+        Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 58, decimals=0),
+        Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h", "locale", 70, decimals=2),
+        Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h", "locale", 70, decimals=2),
         percent(LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
-        Column("cause", "Lost to", width=165, mappings=MAIN_CAUSE_TEXTS),
+        Column("cause", "Lost to", width=140, mappings=MAIN_CAUSE_TEXTS),
         row_query=RUN_ROWS,
         sort="Verdict",
         h=13,

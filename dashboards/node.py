@@ -13,7 +13,7 @@ from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Boa
 from dashboards.exporter_health import exporter_panels
 from dashboards.node_cost import COST_PER_HOUR, LOST_PER_HOUR
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
-from dashboards.node_problems import LIVE_RUNS, problems_of_node
+from dashboards.node_problems import LIVE_RUNS, WAITS_FOR_DATA, problems_of_node
 from dashboards.node_ranks import ranks_table, runs_table
 from dashboards.palette import (
     BAD,
@@ -61,7 +61,8 @@ CPU_MODE_COLORS = {
 
 _OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run) {LIVE_RUNS})'
 """Condition of alerts: alerts without a node, such as a NaN loss, belong to a run with a live process on the node."""
-_CPU_WAIT = "waiting, 5 min"
+_CPU_WAIT = "waiting, data is late"
+"""Legend of the share of the time in which a thread waits for a CPU while a rank waits for data. Only then, it has a color."""
 _PRESSURE_THRESHOLDS = warn_from(0.5)
 """Thresholds of the share of the time in which a thread waits for a CPU, for memory or for a disk."""
 
@@ -89,6 +90,7 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     collector_success_query = "min by (instance, collector) (exporter_collector_success{@node})"
+    cpu_wait = f"max({_pressure_ratio('cpu', '5m')} and on (instance) up{{@target}} == 1)"
     boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
     return (
         exporter_state(w=3),
@@ -116,7 +118,9 @@ def _overview_panels() -> tuple[Panel, ...]:
             "CPU",
             instant_query("max(host_cpu_utilization_ratio{@node})", "in use, now"),
             instant_query(
-                f"max({_pressure_ratio('cpu', '5m')} and on (instance) up{{@target}} == 1)", _CPU_WAIT
+                f'label_replace({cpu_wait} and on () {WAITS_FOR_DATA}, "note", "{_CPU_WAIT}", "", "")'
+                f' or on () label_replace({cpu_wait}, "note", "waiting, 5 min", "", "")',
+                "{{note}}",
             ),
             unit="percentunit",
             decimals=0,
@@ -147,8 +151,6 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         problems_of_node(),
-        runs_table(),
-        ranks_table(),
         firing_alerts(
             '@cluster, instance=~"$node|"',
             (
@@ -162,11 +164,13 @@ def _overview_panels() -> tuple[Panel, ...]:
                 Column("gpu", "GPU", width=65),
             ),
             w=24,
-            h=5,
+            h=4,
             condition=_OF_NODE_OR_ITS_RUNS,
             unknown_if=NO_EXPORTER_UP,
             unknown_text="node unknown",
         ),
+        runs_table(),
+        ranks_table(),
         stat(
             "OOM kills",
             instant_query(

@@ -66,7 +66,11 @@ _DATA_WAIT = (
     'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
     " / on (run) group_left () max by (run) (run:training_observed:ratio5m{@run})"
 )
-_WAITING = f"topk by (run) (1, {_DATA_WAIT} > {DATA_WAIT_RATIO}) unless on (run) {STANDSTILL}"
+WAITS_FOR_DATA = f"max({_DATA_WAIT}) > {DATA_WAIT_RATIO}"
+"""PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
+_ALL_WAIT = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {DATA_WAIT_RATIO} unless on (run) {STANDSTILL}"
+"""PromQL for the smallest share of each run whose ranks all wait for data: no rank is then the cause."""
+_WAITING = f"topk by (run) (1, {_DATA_WAIT} > {DATA_WAIT_RATIO}) unless on (run) {STANDSTILL} unless on (run) ({_ALL_WAIT})"
 
 
 def _percent(ratio: str) -> str:
@@ -146,14 +150,36 @@ def _alert_of_run(names: str, remedy: str, impact: Impact) -> Problem:
 _CAUSES_OF_STANDSTILL = (
     f"({_ODD_RANK} or on (run) max by (run) ({GPUS_OF_RANKS} and on (instance, gpu) gpu_up{{@node}} == 0))"
 )
+_CAUSE_ELSEWHERE = (
+    'max by (run, place) (label_replace(label_join(run:training_standstill_rank:info{@run}, "place", " on ", "rank", "instance"),'
+    ' "place", "rank $1", "place", "(.+)"))'
+)
+"""PromQL for the rank that causes the standstill of each run, on any node."""
+_LAST_STEP_OF_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
 _RUN_PROBLEMS = (
     Problem(
-        "no step; cause on another node, or unknown",
-        f"{STANDSTILL} and on (run) {LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL}",
-        "max by (run) (training_last_progress_timestamp_seconds{@run})",
+        "no rank finishes a step; the cause is $1",
+        f"{_CAUSE_ELSEWHERE} and on (run) {STANDSTILL} and on (run) {LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL}",
+        _LAST_STEP_OF_RUN,
         "What is wrong on Run has the cause",
         Impact.STANDSTILL,
+        "place",
+    ),
+    Problem(
+        "no rank finishes a step; the cause is not known yet",
+        f"{STANDSTILL} and on (run) {LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL} unless on (run) {_CAUSE_ELSEWHERE}",
+        _LAST_STEP_OF_RUN,
+        "run training-exporter stacks on the node",
+        Impact.STANDSTILL,
         "run",
+    ),
+    Problem(
+        "all ranks wait for data: at least $1 % of the time",
+        f'count_values by (run) ("percent", round(100 * ({_ALL_WAIT}))) and on (run) {LIVE_RUNS}',
+        last_time(f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) <= bool {DATA_WAIT_RATIO}"),
+        "check the storage; more data workers",
+        Impact.SLOW,
+        "percent",
     ),
     _alert_of_run(
         "TrainingLossNonFinite|TrainingGradNonFinite",
@@ -325,7 +351,7 @@ def problems_of_node() -> Panel:
         *(dataclasses.replace(column, source=_on_single_node(column.source)) for column in columns),
         sort="Impact",
         w=24,
-        h=6,
+        h=5,
         max_data_points=120,
     )
 

@@ -63,14 +63,14 @@ def runs_table() -> Panel:
     return table(
         "Runs on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=175, mappings=_STATE_MAPPINGS),
+        Column("state", "State", width=160, mappings=_STATE_MAPPINGS),
         Column(
             f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
             "In state since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,
         ),
-        Column("user", "Owner", width=85),
+        Column("user", "Owner", width=75),
         Column(f"max by (run) (training_step{{@run}}) and on (run) {runs}", "Step", decimals=0, width=70),
         Column(
             or_unknown(
@@ -79,7 +79,7 @@ def runs_table() -> Panel:
             ),
             "Ranks alive",
             decimals=0,
-            width=100,
+            width=95,
             mappings=_UNKNOWN_TEXTS,
         ),
         Column(
@@ -100,24 +100,24 @@ def runs_table() -> Panel:
             thresholds=warn_from(60, 300),
             mappings=_UNKNOWN_TEXTS,
         ),
-        percent(f"min by (run) ({SPEED})", "Slowest here", 110, warn_below(0.9, 0.75)),
-        percent(f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 140, warn_below(0.9, 0.75)),
+        percent(f"min by (run) ({SPEED})", "Slowest here", 105, warn_below(0.9, 0.75)),
+        percent(f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 135, warn_below(0.9, 0.75)),
         Column(
             or_unknown(f"sum by (run) ({COST_PER_HOUR})"),
             "Cost/h here",
             decimals=2,
-            width=110,
+            width=95,
             mappings=_UNKNOWN_TEXTS,
         ),
         Column(
             or_unknown(f"sum by (run) ({LOST_PER_HOUR})"),
             "Lost/h here",
             decimals=2,
-            width=110,
+            width=95,
             mappings=_UNKNOWN_TEXTS,
         ),
         percent(f"{LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
-        Column("cause", "Lost to", width=150, mappings=MAIN_CAUSE_TEXTS),
+        Column("cause", "Lost to", width=130, mappings=MAIN_CAUSE_TEXTS),
         row_query=rows,
         sort="Lost",
         w=24,
@@ -170,9 +170,9 @@ def ranks_table() -> Panel:
         Column("phase", "Phase", width=120),
         Column(
             'max by (run, rank) (training_steps_total{@node_run, mode="train"})',
-            "Steps",
+            "Executed steps",
             decimals=0,
-            width=75,
+            width=125,
         ),
         Column(
             f"time() - max by (run, rank) (training_last_progress_timestamp_seconds{{@node_run}}) and on (run, rank) {process_up} == 1",
@@ -226,5 +226,5 @@ def ranks_table() -> Panel:
         ),
         sort="Last step",
         w=24,
-        h=8,
+        h=10,
     )

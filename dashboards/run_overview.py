@@ -236,9 +236,10 @@ def _number_panels() -> tuple[Panel, ...]:
         stat(
             "Waiting for data, last 5 min",
             instant_query(
-                f"topk(1, {DATA_WAIT}) unless on () {ALL_WAIT_FOR_DATA}", "rank {{rank}} on {{instance}}"
+                f'label_replace({ALL_WAIT_FOR_DATA}, "whose", "each rank, at least", "", "") or on ()'
+                f' label_replace(label_join(topk(1, {DATA_WAIT}), "whose", " on ", "rank", "instance"), "whose", "rank $1", "whose", "(.+)")',
+                "{{whose}}",
             ),
-            instant_query(ALL_WAIT_FOR_DATA, "each rank, at least"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",

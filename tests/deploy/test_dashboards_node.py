@@ -116,7 +116,7 @@ def _hang_info(rank: int, function: str) -> dict[str, str]:
         ),
         pytest.param(
             _hang_info(1, "read"),
-            '{run="a",problem="no step; cause on another node, or unknown",remedy="What is wrong on Run has the cause"}',
+            '{run="a",problem="no rank finishes a step; the cause is rank 1 on n2",remedy="What is wrong on Run has the cause"}',
             id="on another node",
         ),
         pytest.param(LOST_GPU, LOST_ROW, id="lost GPU on this node"),
@@ -237,7 +237,15 @@ def test_without_its_exporter_the_runs_and_costs_of_a_node_are_unknown(
 def test_a_thread_that_waits_for_a_cpu_for_most_of_the_time_is_a_warning(tmp_path: Path) -> None:
     waiting = {'host_pressure_cpu_waiting_seconds_total{job="training",instance="n1"}': "0+12x60"}
 
-    assert_panel(tmp_path, "training-node", "CPU", waiting | _run(), {"{}": 80}, query_id="B", factor=100)
+    assert_panel(
+        tmp_path,
+        "training-node",
+        "CPU",
+        waiting | _run(),
+        {'{note="waiting, 5 min"}': 80},
+        query_id="B",
+        factor=100,
+    )
 
 
 NO_DRIVER = {
@@ -251,7 +259,7 @@ NO_DRIVER_ROW = '{problem="driver does not respond: driver_not_loaded",remedy="r
 def test_a_driver_that_does_not_respond_stops_only_a_run_without_a_step(tmp_path: Path) -> None:
     hang = {
         NO_DRIVER_ROW: Impact.STANDSTILL,
-        '{run="a",problem="no step; cause on another node, or unknown",remedy="What is wrong on Run has the cause"}': Impact.STANDSTILL,
+        '{run="a",problem="no rank finishes a step; the cause is not known yet",remedy="run training-exporter stacks on the node"}': Impact.STANDSTILL,
     }
 
     assert_panel(
