@@ -155,19 +155,6 @@ def _problem_columns() -> tuple[Column, ...]:
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", width=265, mappings=PROBLEM_TEXTS),
         Column(
-            f"count by (instance, gpu) ({gpu_problems} or {node_problems}) - 1 or {no_problem}",
-            "Other problems",
-            decimals=0,
-            width=140,
-            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
-        ),
-        Column(
-            f"max by (instance, gpu) (gpu_recovery_action{{@gpu_any_run}}) and on (instance, gpu) ({gpu_problems}) or {no_problem}",
-            "Driver requests",
-            width=140,
-            mappings=RECOVERY_ACTION_TEXTS,
-        ),
-        Column(
             f"{start} * 1000 or {no_problem}",
             "Since",
             unit=CLOCK_TIME,
@@ -183,5 +170,18 @@ def _problem_columns() -> tuple[Column, ...]:
             width=75,
             mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
-        Column("remedy", "Remedy"),
+        Column("remedy", "Remedy", width=340),
+        Column(
+            f"count by (instance, gpu) ({gpu_problems} or {node_problems}) - 1 or {no_problem}",
+            "Other problems",
+            decimals=0,
+            width=140,
+            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
+        ),
+        Column(
+            f"max by (instance, gpu) (gpu_recovery_action{{@gpu_any_run}}) and on (instance, gpu) ({gpu_problems}) or {no_problem}",
+            "Driver requests",
+            width=140,
+            mappings=RECOVERY_ACTION_TEXTS,
+        ),
     )

@@ -159,6 +159,13 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 130,
                 warn_from(0.01, 0.1),
             ),
+            Column(gpu_values_by_rank('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
+            Column(
+                gpu_values_by_rank('gpu_temperature_celsius{sensor="gpu"}'),
+                "Temperature",
+                unit="celsius",
+                width=80,
+            ),
             Column(
                 COMPUTE_SECONDS_BY_NODE,
                 "Compute time",
@@ -178,13 +185,6 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 "GPU idle",
                 110,
                 warn_from(0.1),
-            ),
-            Column(gpu_values_by_rank('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
-            Column(
-                gpu_values_by_rank('gpu_temperature_celsius{sensor="gpu"}'),
-                "Temperature",
-                unit="celsius",
-                width=80,
             ),
             Column(
                 f"{FEED_AGE_SECONDS} and on (instance, rank) training_process_up{{@run}} == 1",

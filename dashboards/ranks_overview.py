@@ -44,6 +44,10 @@ _RUN_OVER = '(max(training_run_state{@run, state=~"finished|stopped"}) == 1)'
 """PromQL with a value after the normal end of the run: its ranks are not missing."""
 
 
+EQUAL_RATIO = 0.98
+"""Speed of the slowest rank from which no rank is named: the rest is noise of the measurement."""
+
+
 def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
     return (
@@ -71,7 +75,10 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Slowest rank",
-            instant_query(f"{SLOWEST_RANK} unless on () {STANDS_STILL}", SLOWEST_RANK_LEGEND),
+            instant_query(f"{SLOWEST_RANK} < {EQUAL_RATIO} unless on () {STANDS_STILL}", SLOWEST_RANK_LEGEND),
+            instant_query(
+                f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO} unless on () {STANDS_STILL}", "all ranks alike"
+            ),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",

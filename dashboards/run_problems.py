@@ -384,7 +384,7 @@ PROBLEMS = (
         "check the node and the log of the exporter",
     ),
     Problem(_with_text(_SILENT, "alive, but does not report"), Effect.HIDES, "check the process of the rank"),
-    Problem(_SLOW_RANKS, Effect.SLOWS, "compare clock and heat of its GPU on Ranks"),
+    Problem(_SLOW_RANKS, Effect.SLOWS, "open GPUs, and compare clock and heat of its GPU"),
     Problem(THROTTLED_GPUS, Effect.SLOWS, "check the cooling and the power supply of the node"),
     Problem(_WAITING_RANK, Effect.SLOWS, "use more or faster data workers"),
     Problem(_ALL_RANKS_WAIT, Effect.SLOWS, "check the storage; use more or faster data workers"),

@@ -34,7 +34,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
     labels = f'{{instance="n1",run="a",problem="exporter down, node unknown",remedy="{remedy}"}}'
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.UNKNOWN})
     assert_panel(
-        tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="D"
+        tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="B"
     )
 
 
@@ -64,7 +64,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
         "What is wrong",
         series,
         {'{instance="n1",gpu="0"}': 300_000},
-        query_id="D",
+        query_id="B",
     )
 
 
@@ -76,11 +76,11 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
             '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain the node; reset the GPU or reboot"}',
             Impact.WRONG_RESULTS,
         ),
-        ("B", '{instance="n1",gpu="0"}', 4),
-        ("C", '{instance="n1",gpu="0"}', 1),
-        ("D", '{instance="n1",gpu="0"}', 285_000),
+        ("B", '{instance="n1",gpu="0"}', 285_000),
+        ("D", '{instance="n1",gpu="0"}', 4),
+        ("E", '{instance="n1",gpu="0"}', 1),
     ],
-    ids=["worst problem", "other problems", "requested action", "first start"],
+    ids=["worst problem", "first start", "other problems", "requested action"],
 )
 def test_a_gpu_with_several_problems_has_one_row(
     tmp_path: Path, query_id: str, labels: str, value: float
@@ -199,7 +199,7 @@ def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: P
     }
 
     assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {'{currency="EUR"}': 9})
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, query_id="E")
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, query_id="C")
 
 
 @pytest.mark.parametrize(("state", "runs"), [("running", 1), ("finished", 0)])

@@ -30,7 +30,7 @@ REMEDIES = {
     "saves failed": "check the free space and the quota of the checkpoints",
     "NaN": "end the run; resume from a checkpoint before the first such step",
     "exporter down": "check the node and the log of the exporter",
-    "computes at": "compare clock and heat of its GPU on Ranks",
+    "computes at": "open GPUs, and compare clock and heat of its GPU",
     "throttled": "check the cooling and the power supply of the node",
     "waits longest": "use more or faster data workers",
     "all ranks wait": "check the storage; use more or faster data workers",

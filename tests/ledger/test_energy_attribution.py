@@ -163,6 +163,15 @@ def test_a_process_that_the_driver_lists_again_keeps_its_earlier_energy() -> Non
     assert joules(division.slices, "a") == pytest.approx(WATTS * (2 + 2))
 
 
+def test_an_ended_process_that_the_driver_still_lists_is_attributed_no_energy() -> None:
+    gpu, slices = new_attribution(), list[GpuSlice]()
+    for second in range(2, 602, 2):
+        lives = {7: ProcessLife(7, 1.0, 20.0 if second >= 20 else None)}
+        slices += divide_until(gpu, second, [listing(second, 7)], lives, {7: "a"}).slices
+
+    assert joules(slices, "a") == pytest.approx(WATTS * 19)
+
+
 def test_a_process_that_exited_before_a_list_is_attributed_energy_by_the_gpu_in_the_feed() -> None:
     gpu = new_attribution()
     first = divide_until(gpu, 5, [listing(1), listing(2), listing(3), listing(4), listing(5)])
