@@ -35,7 +35,7 @@ SCENARIO_SECONDS = 80.0
 
 NO_HARDWARE = "the tests run on virtual machines, which have no such hardware"
 NO_MOUNT = "the test machine mounts neither NFS nor Lustre"
-SLOW_RANK = "a rank of the run is slower than the others"
+ONE_OF_TWO = "one query has the slowest rank, the other says that the ranks are alike"
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
 NOT_RECORDED = "the job of the scenario does not record it"
 REPLAYED = "a replayed GPU has replayed processes, which are not the ranks of the job"
@@ -62,7 +62,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
     ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "I"},
-    ("training-ranks", SLOW_RANK): {"Slowest rank": "B"},
+    ("training-ranks", ONE_OF_TWO): {"Slowest rank": "AB"},
     ("training-run", NO_TORCH): {
         "GPU memory allocated by PyTorch": "A",
         "Allocation retries and failures": "AB",
