@@ -26,7 +26,7 @@ from exporter.cli.signals import ENDING, Signals
 
 DESCRIPTION = """\
 Pushes the exporter's metrics to a file for node_exporter, a Pushgateway or an OTLP endpoint. Removes the file or group
-at exit and while the exporter does not respond.
+while the exporter does not respond and, without --once, at exit.
 
     training-exporter push /var/lib/node_exporter/training.prom
     training-exporter push --interval=1m http://gateway:9091/metrics/job/training/instance/node7
@@ -242,7 +242,7 @@ def _access(flags: Mapping[str, Any]) -> Access:
     try:
         access.headers()
         access.context()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: the password is not UTF-8
         raise flag_error("--from", f"cannot load the credentials: {error}") from None
     return access
 

@@ -54,10 +54,10 @@ STOP_GRACE_SECONDS = 5.0
 """Time after Ctrl-Z within which the job must stop, so that `run` stops too."""
 REGISTRATION_CHECK_SECONDS = 2.0
 """Interval at which the registration is checked, and written again if it was deleted."""
-TERMINATION_SECONDS = 3.0
-"""Maximum wait for the sidecar after SIGTERM or Ctrl-C, because the sender may send SIGKILL next."""
+TERMINATION_LINGER_SECONDS = 1.5
+"""Maximum wait for the final scrape after SIGTERM or Ctrl-C, because the sender may send SIGKILL next."""
 KILL_SECONDS = 1.5
-"""Time between SIGTERM and SIGKILL of the sidecar, at the end of the wait. Before, the sidecar waits for the final scrape."""
+"""Time between SIGTERM and SIGKILL of a sidecar that still runs after the wait for the final scrape."""
 REAP_SECONDS = 0.5
 """Maximum wait for the exit of the sidecar after SIGKILL."""
 IDLE_SECONDS = 3600.0
@@ -77,7 +77,7 @@ Runs COMMAND with the exporter as a sidecar. Exits with COMMAND's exit status, o
 NAME_HELP = """name of the run; a restart under the same name continues its totals (default $EXPORTER_RUN, the Slurm job
 id, torchrun's --rdzv-id, or a new name for each launch, such as train-20261122-1721-3f)"""
 LINGER_HELP = f"""how long to wait for a final scrape after the job ends, if a scraper scrapes regularly (default 30s;
-{TERMINATION_SECONDS - KILL_SECONDS:g} s after SIGTERM or Ctrl-C)"""
+at most {TERMINATION_LINGER_SECONDS:g} s after SIGTERM or Ctrl-C)"""
 NODES_SHARE_THE_NAME = """the nodes of this launch share the run name above, derived from the rendezvous; a later launch \
 with the same rendezvous continues the run: set --run.name to separate them"""
 NODES_NEED_A_NAME = """this launch has several nodes and no shared rendezvous address: every node records a separate run; \
@@ -263,10 +263,11 @@ class Supervision:
         while (info := signal.sigtimedwait(HANDLED_SIGNALS - {signal.SIGCHLD}, 0)) is not None:
             self._is_terminating = self._is_terminating or info.si_signo in TERMINATION_SIGNALS
         start = time.monotonic()
+        # Without a linger period, the sidecar still needs time to notice the end of the job and to exit.
         max_wait = max(self._plan.linger_seconds, KILL_SECONDS)
-        kill_time = start + (
-            min(max_wait, TERMINATION_SECONDS) if self._is_terminating else max_wait + KILL_SECONDS
-        )
+        if self._is_terminating:
+            max_wait = min(self._plan.linger_seconds, TERMINATION_LINGER_SECONDS)
+        kill_time = start + max_wait + KILL_SECONDS
         is_terminated = is_logged = is_killed = False
         # Process id of a sidecar that another `run` has started and that this run has joined.
         joined_pid = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)

@@ -228,6 +228,14 @@ def test_an_invalid_command_line_is_reported_at_the_start(argument: str, message
         main(argument.split())
 
 
+def test_a_password_file_that_is_not_text_is_reported_at_the_start(tmp_path: Path) -> None:
+    password_file = tmp_path / "password"
+    password_file.write_bytes(b"\xff\xfe")
+
+    with pytest.raises(ConfigurationError, match="cannot load the credentials"):
+        main(["--from.user=prometheus", f"--from.password-file={password_file}", "x.prom"])
+
+
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="node_exporter is not installed")
 def test_node_exporter_shows_the_file_on_its_page(server: Server, tmp_path: Path) -> None:
     run_to_completion(push_command(server, str(tmp_path / "training.prom"), "--once"))

@@ -124,6 +124,21 @@ def test_after_a_signal_run_waits_at_most_three_seconds(
         assert time.monotonic() - signal_time < 3 + 3 * PATIENCE  # the sidecar would sleep for 60 s
 
 
+def test_after_a_signal_a_short_linger_is_kept_before_the_sidecar_is_terminated(
+    feed: Path, tmp_path: Path
+) -> None:
+    job = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 60"]
+    with running_process(
+        supervise_command(feed, job, sidecar=["/bin/sleep", "60"], linger_seconds=1), feed
+    ) as run:
+        wait_until((tmp_path / "ready").exists)
+        signal_time = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+
+        assert run.wait(timeout=LIMIT_SECONDS) == -signal.SIGTERM
+        assert time.monotonic() - signal_time >= 1
+
+
 def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
     with launch.started_run("--run.linger=60s") as run:
         for _ in range(3):  # a regular scraper
