@@ -136,7 +136,7 @@ def comparison_panels() -> tuple[Panel, ...]:
                 width=100,
                 decimals=1,
             ),
-            Column(LAST_STEP, "At step", unit="locale", width=100),
+            Column(LAST_STEP, "Last step", unit="locale", width=100),
             Column(
                 _at_last_common_step(_loss(SELECTED_RUNS_MATCHERS)),
                 "Same-step loss",

@@ -167,7 +167,7 @@ def ranks_table() -> Panel:
                 }
             ),
         ),
-        Column("phase", "Phase", width=120),
+        Column("phase", "Phase", width=110),
         Column(
             'max by (run, rank) (training_steps_total{@node_run, mode="train"})',
             "Executed steps",
@@ -188,7 +188,7 @@ def ranks_table() -> Panel:
             "Compute",
             unit="s",
             decimals=2,
-            width=90,
+            width=80,
         ),
         percent(f"{data_time} / ({phase_time} > 0)", "Data wait", 96, warn_from(0.1, 0.3)),
         percent(
