@@ -35,6 +35,7 @@ SCENARIO_SECONDS = 80.0
 
 NO_HARDWARE = "the tests run on virtual machines, which have no such hardware"
 NO_MOUNT = "the test machine mounts neither NFS nor Lustre"
+USUAL_LOSSES = "a loss below 15 % of the time has no start"
 ONE_OF_TWO = "one query has the slowest rank, the other says that the ranks are alike"
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
 NOT_RECORDED = "the job of the scenario does not record it"
@@ -49,6 +50,7 @@ MACHINE_DASHBOARD = "training-node"
 """Dashboard of the test machine; families of hardware that this machine does not have may be absent."""
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
+    ("training-energy", USUAL_LOSSES): {"Losses now, last 5 min": "EF"},
     ("training-energy", TOO_SHORT): {"Source of each number": "B"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
