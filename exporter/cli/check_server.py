@@ -55,7 +55,9 @@ def check_addresses(configuration: Configuration, feed_directory: Path) -> Itera
             host = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
             scheme = "http" if protection.tls is None else "https"
             base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address.port}"
-            yield from _in_use(f"address {address.text}", base, str(error), protection, feed_directory)
+            yield from _occupied_findings(
+                f"address {address.text}", base, str(error), protection, feed_directory
+            )
         else:
             yield ok(f"address {address.text}", "free")
 
@@ -68,7 +70,7 @@ def configuration_problems(subject: str, error: ConfigurationError) -> Iterator[
         )
 
 
-def _in_use(
+def _occupied_findings(
     subject: str, base: str, refusal: str, protection: Protection, feed_directory: Path
 ) -> Iterator[CheckFinding]:
     try:
@@ -77,7 +79,7 @@ def _in_use(
             yield from _exporter_findings(subject, base, feed_directory)
             return
     except (OSError, http.client.HTTPException, ValueError) as error:
-        yield _no_answer(subject, base, refusal, error, protection)
+        yield _unanswered_finding(subject, base, refusal, error, protection)
         return
     if health.status == 401:
         yield ok(subject, f"a server that requires a password responds at {base}, probably the exporter")
@@ -88,7 +90,7 @@ def _in_use(
     )
 
 
-def _no_answer(
+def _unanswered_finding(
     subject: str, base: str, refusal: str, error: Exception, protection: Protection
 ) -> CheckFinding:
     tls = protection.config.tls_server_config
@@ -108,10 +110,10 @@ def _exporter_findings(subject: str, base: str, feed_directory: Path) -> Iterato
         yield warn(subject, diagnoses.NOT_READY.describe(reason=ready.text))
     page = _get(base, f"/metrics?{_OWN_METRICS_QUERY}", size=1 << 20)
     if page.status == 200:
-        yield from own_metrics(page.text, base, feed_directory)
+        yield from check_own_metrics(page.text, base, feed_directory)
 
 
-def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
+def check_own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
     """Check the metrics of a running exporter about itself."""
     is_nvml_down, nvml_reason = False, ""
     for name, label_text, value in _SAMPLE.findall(page):

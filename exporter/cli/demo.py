@@ -91,11 +91,18 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
             print_notice(refusal)
             return EXIT_REFUSED
         replay = _choose_machine(flags, configuration.gpu, directory)
-        if vars(flags)["config.file"] is None:
+        has_example_prices = vars(flags)["config.file"] is None
+        if has_example_prices:
             path = Path(directory, "config.yaml")
             path.write_text(CONFIGURATION.format(directory=json.dumps(directory)), encoding="utf-8")
             vars(flags)["config.file"] = str(path)
-        job_settings = {"speed": speed, "directory": directory, "url": first_url, "replay": replay}
+        job_settings = {
+            "speed": speed,
+            "directory": directory,
+            "url": first_url,
+            "replay": replay,
+            "has_example_prices": has_example_prices,
+        }
         job = own_command("-m", "exporter.cli.simulated_job", json.dumps(job_settings))
         # Without the user's settings for jobs; the bridges are not needed.
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
@@ -137,7 +144,7 @@ def _choose_machine(flags: argparse.Namespace, gpu: GpuSection, directory: str) 
     flag_value = vars(flags)["gpu.replay"]
     if not gpu.enabled:
         return ""
-    if flag_value or gpu.replay or flag_value is not None:
+    if flag_value is not None or gpu.replay:
         return flag_value or gpu.replay or ""
     vars(flags)["gpu.replay"] = _write_machine(Path(directory))
     os.environ[DIRECTORY_VARIABLE] = directory  # inherited by the sidecar
@@ -149,7 +156,7 @@ def _write_machine(directory: Path) -> str:
     machine_text = (
         (PACKAGE_DIRECTORY / f"{REPLAYED_MACHINE}.yaml").read_text(encoding="utf-8").partition("\ngpus:")[0]
     )
-    cards = [
+    gpu_groups = [
         {
             "model": REPLAYED_MACHINE,
             "processes": [{"pid_file": str(simulated_job.pid_file(directory, rank)), **RANK_GPU_USE}],
@@ -157,7 +164,7 @@ def _write_machine(directory: Path) -> str:
         for rank in range(simulated_job.RANKS)
     ]
     path = directory / "demo.yaml"
-    path.write_text(f"{machine_text}\ngpus: {json.dumps(cards)}\n", encoding="utf-8")
+    path.write_text(f"{machine_text}\ngpus: {json.dumps(gpu_groups)}\n", encoding="utf-8")
     return path.stem
 
 

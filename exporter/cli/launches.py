@@ -30,7 +30,7 @@ class ScrapedSidecar(Protocol):
 
 
 class LingerPeriod:
-    """Decision when an attached sidecar ends.
+    """Linger period of an attached sidecar, which decides when the sidecar ends.
 
     After the last launch, a sidecar without a regular scraper ends at once. Otherwise the sidecar ends after a scrape of the
     job's final values, if the scrape is overdue, or after `linger_seconds`.

@@ -63,7 +63,7 @@ class Reloader:
         self._background_lock = threading.Lock()  # so that background reloads run in sequence
         self._is_queued = threading.Event()  # set while a background reload is queued
         self._logged_values: dict[str, Any] = {}  # values that take effect after a restart, by option
-        self._successful = True
+        self._is_successful = True
         self._success_time = time.time()
 
     def reload(self) -> None:
@@ -75,7 +75,7 @@ class Reloader:
             try:
                 requested = self._read()
             except ConfigurationError as error:
-                self._successful = False
+                self._is_successful = False
                 for problem in error.problems:
                     _log.error("invalid configuration", extra={"problem": str(problem)})
                 _log.error("configuration not reloaded; the previous one stays in force")
@@ -86,10 +86,10 @@ class Reloader:
                     message = "a changed setting needs a restart; the previous value stays in force"
                     _log.warning(message, extra={"setting": key})
             self._logged_values = waiting_values
-            self._successful = False  # until the end, because `apply` may raise
+            self._is_successful = False  # until the end, because `apply` may raise
             self._apply(self.current, effective)
             self.current = effective
-            self._successful, self._success_time = True, time.time()
+            self._is_successful, self._success_time = True, time.time()
             _log.info("configuration reloaded")
 
     def reload_soon(self) -> None:
@@ -110,7 +110,10 @@ class Reloader:
 
     def families(self) -> list[Metric]:
         """Return the metrics of the last attempt and of the last success."""
-        return [SUCCESSFUL.family({(): int(self._successful)}), SUCCESS_TIME.family({(): self._success_time})]
+        return [
+            SUCCESSFUL.family({(): int(self._is_successful)}),
+            SUCCESS_TIME.family({(): self._success_time}),
+        ]
 
 
 def _with_restart_values_of(

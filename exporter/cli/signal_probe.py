@@ -13,7 +13,7 @@ from exporter.cli.child import IGNORED_BY_PYTHON, closing_all_but, passable_envi
 
 SETTLE_SECONDS = 0.02
 """Wait for senders that signal one process after the other (`timeout`, slurmstepd)."""
-ANSWER_SECONDS = 5.0
+DISCARD_SECONDS = 5.0
 """Maximum wait until the probe has discarded a signal."""
 
 # Each byte on standard input is the number of a pending signal to discard. The mask of blocked signals is inherited. The process has
@@ -38,36 +38,36 @@ class SignalProbe:
     """
 
     def __init__(self) -> None:
-        numbers, self._numbers = os.pipe()
+        read_end, self._write_end = os.pipe()
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
                 (sys.executable, "-I", "-S", "-c", _PROGRAM),
                 passable_environment(os.environ),
-                file_actions=[*closing_all_but({numbers}), (os.POSIX_SPAWN_DUP2, numbers, 0)],
+                file_actions=[*closing_all_but({read_end}), (os.POSIX_SPAWN_DUP2, read_end, 0)],
                 setsigdef=IGNORED_BY_PYTHON,
             )
         except OSError:
             self.close()
             raise
         finally:
-            os.close(numbers)
+            os.close(read_end)
 
-    def has_received(self, number: int) -> bool | None:
-        """Return True if a signal that `run` has just received was sent to the whole process group, or None if unknown.
+    def has_received(self, signal_number: int) -> bool | None:
+        """Return True if a signal that `run` has just received was sent to the whole process group. Returns None if the probe has ended.
 
         Repeated signals of the same number count once, because `timeout` signals its child and then the group.
         """
         time.sleep(SETTLE_SECONDS)
-        while signal.sigtimedwait({number}, 0) is not None:
+        while signal.sigtimedwait({signal_number}, 0) is not None:
             pass
-        is_pending = self._is_pending(number)
+        is_pending = self._is_pending(signal_number)
         if is_pending:
             # Discarded at once, because the next signal may be sent to `run` alone.
-            deadline = time.monotonic() + ANSWER_SECONDS
+            deadline = time.monotonic() + DISCARD_SECONDS
             with suppress(OSError):  # EPIPE: the probe was killed
-                os.write(self._numbers, bytes([number]))
-            while self._is_pending(number) and time.monotonic() < deadline:
+                os.write(self._write_end, bytes([signal_number]))
+            while self._is_pending(signal_number) and time.monotonic() < deadline:
                 time.sleep(0.001)
         return is_pending
 
@@ -78,12 +78,12 @@ class SignalProbe:
         os.waitpid(self.pid, 0)
 
     def close(self) -> None:
-        """Close the pipe of a probe that was reaped."""
-        os.close(self._numbers)
+        """Close the pipe to the probe."""
+        os.close(self._write_end)
 
-    def _is_pending(self, number: int) -> bool | None:
+    def _is_pending(self, signal_number: int) -> bool | None:
         with suppress(OSError):
             status = Path(f"/proc/{self.pid}/status").read_text()
             if "\nState:\tZ" not in status:
-                return bool(int(status.partition("\nShdPnd:")[2].split()[0], 16) & 1 << number - 1)
+                return bool(int(status.partition("\nShdPnd:")[2].split()[0], 16) & 1 << signal_number - 1)
         return None

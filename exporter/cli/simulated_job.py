@@ -250,6 +250,7 @@ class Launcher:
         step, pause = 0.22 / settings.speed, PAUSE_SECONDS / settings.speed
         metrics = f"{settings.url}/metrics"
         curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
+        prices = "Prices and carbon intensity are examples. " if settings.has_example_prices else ""
         gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the replayed machine {settings.replay}"
         return f"""
 A simulated job of {RANKS} ranks. Its status page:
@@ -266,7 +267,7 @@ and its metrics, for Prometheus:
 About {PAUSE_STEP * step:.0f} s after the start all ranks wait {pause:.0f} s for data: window gauges are absent, totals remain.
 About {NONFINITE_STEP * step + pause:.0f} s after the start a loss is NaN: the NaN is counted and excluded from the loss.
 About {CRASH_STEP * step + pause:.0f} s after the start rank {SLOW_RANK} is killed; all ranks restart, and {(CRASH_STEP - 1) % CHECKPOINT_STEPS} steps are lost.
-Then the cycle repeats. Prices and carbon intensity are examples. Ctrl-C ends the demo.
+Then the cycle repeats. {prices}Ctrl-C ends the demo.
 """
 
 

@@ -51,7 +51,7 @@ LEDGER_LANE = "ledger"
 
 _C = TypeVar("_C", HangCollector, ProcessCollector, RaplCollector)
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +109,16 @@ class Wiring:
         self._linger_seconds = configuration.feed.linger
         self._had_members = False
         self._running: dict[str, RunningEntry] = {}
-        self._settings = settings = configuration.energy  # of the start, also after a reload
-        boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
+        self._initial_energy = configuration.energy  # also after a reload
+        boot_id = _BOOT_ID_PATH.read_text(encoding="ascii").strip() if _BOOT_ID_PATH.exists() else ""
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
         jobs.endings.evidence = ExitEvidence(
             oom_kills=read_oom_kills,
             ends=lambda: runs.ends(feed_directory),
             launches=lambda: runs.launches(feed_directory),
-            machine=MachineIdentity(socket.gethostname(), boot),
+            machine=MachineIdentity(socket.gethostname(), boot_id),
         )
-        self._lock = NodeLock(settings.lock_dir, boot)
+        self._lock = NodeLock(self._initial_energy.lock_dir, boot_id)
         self._lives = ProcessLives()
         self._energy = EnergyCollector(
             Sources(
@@ -135,8 +135,8 @@ class Wiring:
             ),
             self._state,
             self._lock,
-            boot=boot,
-            options=settings,
+            boot=boot_id,
+            options=self._initial_energy,
             linger_seconds=configuration.feed.linger,
         )
 
@@ -237,8 +237,8 @@ class Wiring:
             sources["linger_seconds"] = self._linger_seconds
         elif entry.name == RaplCollector.name:
             sources = {"counts_energy": self._lock.acquire, "is_working": self._is_working}
-            watts = self._settings.cpu_idle_watts, self._settings.cpu_tdp_watts
-            sources["idle_watts"], sources["tdp_watts"] = watts
+            sources["idle_watts"] = self._initial_energy.cpu_idle_watts
+            sources["tdp_watts"] = self._initial_energy.cpu_tdp_watts
         elif entry.name == ProcessMemoryCollector.name:
             sources = {"members": self._members}
         elif entry.name == CheckpointDirsCollector.name:

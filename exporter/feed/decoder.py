@@ -87,9 +87,9 @@ class Decoder:
     """
 
     def __init__(self) -> None:
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._definitions_hash = self._windows_hash = b""
         self._identity = ProcessIdentity(id="", pid=0, started=0.0, run="", rank=None)
         self._definitions: tuple[StatDefinition, ...] = ()
@@ -99,24 +99,24 @@ class Decoder:
         self.cost = 0
 
     def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
-        """Return the snapshot of a file, within *room* bytes of memory. Raises `FeedFormatError` for any invalid content."""
+        """Return the snapshot of a file, within *room* bytes of memory. Raises `FeedFormatError` for invalid content."""
         try:
             file = _feed_file(data)
             section_hash = _hash(file.definitions)
             if section_hash != self._definitions_hash or file.process_id != self._identity.id:
-                self._forget()
-                _parse(file.definitions, lambda body: self._take_definitions(body, file.process_id, room))
+                self._reset()
+                _parse(file.definitions, lambda body: self._decode_definitions(body, file.process_id, room))
                 self._definitions_hash = section_hash
             section_hash = _hash(file.windows)
             if section_hash != self._windows_hash:
-                _parse(file.windows, self._take_windows)
+                _parse(file.windows, self._decode_windows)
                 self._windows_hash = section_hash
             return _parse(file.totals, lambda body: self._snapshot(body, file.sequence, room))
         except FeedFormatError:
-            self._forget()
+            self._reset()
             raise
 
-    def _take_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
+    def _decode_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
         stats = [to_object(stat) for stat in to_list(body["stats"])]
         is_kept, total_bytes = [False] * len(stats), 0
         # The exporter's own families take precedence over Stats of users. The sort is stable.
@@ -133,7 +133,7 @@ class Decoder:
         self._definitions, self._is_kept = tuple(definitions), tuple(is_kept)
         self._definitions_cost = self.cost = total_bytes
 
-    def _take_windows(self, body: dict[str, Any]) -> None:
+    def _decode_windows(self, body: dict[str, Any]) -> None:
         values = self._select_kept(body["windows"])
         self._windows = tuple([None if window is None else _window(window) for window in values])
 

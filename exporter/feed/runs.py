@@ -40,8 +40,8 @@ END_RETENTION_SECONDS = 86400.0
 SILENT_SECONDS = 20.0
 """Time after its start at which a job without records is diagnosed."""
 
-_INVALID_REPORT = (LookupError, TypeError, ValueError, OverflowError)
-"""Errors of a report with missing keys, wrong types or numbers out of range. Other users may write reports."""
+_INVALID_CONTENT = (LookupError, TypeError, ValueError, OverflowError)
+"""Exceptions from a file with missing keys, wrong types or numbers out of range. Other users may write such files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def ends(feed_directory: Path) -> list[End]:
     """Return the exit statuses of ended jobs and workers. Unreadable and invalid files are ignored."""
     exit_statuses = []
     for path, body in _documents(feed_directory, END_SUFFIX):
-        with contextlib.suppress(*_INVALID_REPORT):
+        with contextlib.suppress(*_INVALID_CONTENT):
             end = End(
                 path,
                 pid=int(body["pid"]),
@@ -191,7 +191,7 @@ def jobs(feed_directory: Path) -> list[Job]:
     """Return the jobs of running launches. Unreadable and invalid files are ignored."""
     running_jobs = []
     for path, body in _documents(feed_directory, JOB_SUFFIX):
-        with contextlib.suppress(*_INVALID_REPORT):
+        with contextlib.suppress(*_INVALID_CONTENT):
             silence_body = body.get("silence")
             silence = None
             if silence_body is not None:

@@ -396,11 +396,11 @@ def _samples(
 def _sample_times(
     wall: float, since_microseconds: int, *, interval_seconds: float, capacity: int
 ) -> list[int]:
-    """Return the times of the samples in a ring buffer after a time, in microseconds."""
+    """Return the times of the samples that a ring buffer has after a time, in Unix microseconds."""
     interval = int(interval_seconds * 1e6)
-    newest = int(wall * 1e6) // interval
-    oldest = max(newest - capacity + 1, ceil((since_microseconds + 1) / interval))
-    return [number * interval for number in range(oldest, newest + 1)]
+    newest_index = int(wall * 1e6) // interval
+    oldest_index = max(newest_index - capacity + 1, ceil((since_microseconds + 1) / interval))
+    return [index * interval for index in range(oldest_index, newest_index + 1)]
 
 
 CALLS: dict[str, Call] = {

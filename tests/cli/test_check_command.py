@@ -24,7 +24,7 @@ from waiting import wait_until
 from web_support import CertificateAuthority
 
 from exporter.cli.check import BOOT_ID_PATH, nvidia, rapl, run_checks
-from exporter.cli.check_server import own_metrics
+from exporter.cli.check_server import check_own_metrics
 from exporter.cli.configuration import Configuration
 from exporter.cli.findings import CheckFinding
 from exporter.cli.main import main
@@ -309,7 +309,8 @@ def test_failures_in_the_metrics_of_a_running_exporter_are_reported(tmp_path: Pa
     )
 
     statuses_and_subjects = [
-        (finding.status, finding.subject) for finding in own_metrics(page, "http://localhost:1", tmp_path)
+        (finding.status, finding.subject)
+        for finding in check_own_metrics(page, "http://localhost:1", tmp_path)
     ]
 
     assert statuses_and_subjects == [("warn", "collector nfs"), ("warn", "sidecar"), ("FAIL", "nvidia")]

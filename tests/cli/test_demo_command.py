@@ -79,6 +79,19 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
     assert "replayed machine h100" in output
 
 
+def test_the_introduction_names_example_prices_unless_a_configuration_file_sets_the_prices(
+    tmp_path: Path,
+) -> None:
+    outputs = []
+    for flags in ((), (f"--config.file={DATA / 'quick-gpus.yml'}",)):
+        with demo(tmp_path, *flags) as (process, _):
+            process.send_signal(signal.SIGINT)
+            outputs.append(process.stdout.read() if process.stdout else "")
+            process.wait()
+
+    assert ["Prices and carbon intensity are examples" in output for output in outputs] == [True, False]
+
+
 def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) -> None:
     prefixes = ("training_energy_joules_total{", "training_carbon_grams_total{", "training_cost_total{")
     with demo(tmp_path) as (_, port):
