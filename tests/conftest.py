@@ -33,7 +33,7 @@ _SLOWEST_FILES = [
     *("test_end_to_end", "test_truth", "test_demo_command", "test_serve_reload", "test_stacks_live"),
     *("test_run_silence", "test_serve_life", "test_bridges_ranks", "test_bridges_transformers"),
     *("test_energy_of_gpus", "test_energy_of_runs", "test_bridges_examples", "test_one_logger_lightning"),
-    *("test_rules_faults", "test_run_job", "test_assets_command", "test_serve_attached", "test_run_truth"),
+    *("test_rules_faults", "test_run_job", "test_assets_command", "test_serve_attached", "test_run_launches"),
     *("test_conditions_and_alerts", "test_bridges_prometheus_client", "test_check_command", "test_deploy"),
     *("test_rules_live", "test_bridges", "test_alertmanager", "test_bridges_accelerate", "test_shares"),
     *("test_goodput_torchrun", "test_ledger_bounds", "test_feed_limits", "test_recording_running"),

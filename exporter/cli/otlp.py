@@ -105,12 +105,15 @@ class Otlp:
         """Send a page.
 
         Raises OSError: The endpoint does not accept the page. OpenTelemetry logs the reason.
-        Raises ValueError: The page is not in the text format.
+        Raises ValueError: The page is not in the text format, or a count is not finite.
         """
         sdk, now_ns = self._sdk, time.time_ns()
         self._starts.begin_push(now_ns if exporter_start is None else int(exporter_start * 1e9))
         families = text_string_to_metric_families(page.decode())
-        metrics = [metric for family in families for metric in self._metrics(family, now_ns)]
+        try:
+            metrics = [metric for family in families for metric in self._metrics(family, now_ns)]
+        except OverflowError as error:
+            raise ValueError(f"a histogram has an infinite count: {error}") from error
         self._starts.end_push(now_ns)
         scope = sdk.ScopeMetrics(self._scope, metrics, "")
         data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
@@ -160,11 +163,12 @@ class Otlp:
             sample.name.rpartition("_")[2]: sample.value for sample in samples if "le" not in sample.labels
         }
         cumulative_counts = [0.0, *(count for _, count in buckets)]
+        total_count = total_by_suffix.get("count", cumulative_counts[-1])
         return self._sdk.HistogramDataPoint(
             attributes=labels,
-            start_time_unix_nano=self._starts.start_of(family, labels, total_by_suffix["count"]),
+            start_time_unix_nano=self._starts.start_of(family, labels, total_count),
             time_unix_nano=now_ns,
-            count=int(total_by_suffix["count"]),
+            count=int(total_count),
             sum=total_by_suffix.get("sum"),
             bucket_counts=[int(high - low) for low, high in pairwise(cumulative_counts)],
             explicit_bounds=[bound for bound, _ in buckets[:-1]],

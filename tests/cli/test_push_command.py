@@ -371,6 +371,20 @@ def test_a_histogram_without_a_known_sum_is_sent_without_a_sum(receiver: Server)
     assert (point.count, list(point.bucket_counts), point.HasField("sum")) == (2, [1, 1], False)
 
 
+def test_the_count_of_a_histogram_without_a_count_is_the_last_bucket(receiver: Server) -> None:
+    receiver.page = b'# TYPE x histogram\nx_bucket{le="1.0"} 1\nx_bucket{le="+Inf"} 2\n'
+
+    assert push_once(receiver) == 0
+    (point,) = receiver.metrics()["x"].histogram.data_points
+    assert (point.count, list(point.bucket_counts)) == (2, [1, 1])
+
+
+def test_a_page_with_an_infinite_bucket_count_is_a_failed_push(receiver: Server) -> None:
+    receiver.page = b'# TYPE x histogram\nx_bucket{le="+Inf"} +Inf\nx_count 2\n'
+
+    assert push_once(receiver) == 1
+
+
 def test_the_resource_names_the_exporter_unless_the_environment_does(
     receiver: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

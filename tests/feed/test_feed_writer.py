@@ -217,7 +217,9 @@ def test_an_encoding_error_is_counted_and_not_raised(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_hanging_write_delays_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_write_delays_another_thread_for_a_limited_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer_module, "BUSY_SECONDS", 0.01)
     writer = FeedWriter(tmp_path, new_identity())
     writer._write_lock.acquire()
