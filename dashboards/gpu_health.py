@@ -79,8 +79,8 @@ def _health_columns() -> tuple[Column, ...]:
             thresholds=warn_from(1),
         ),
         percent(
-            f"max by (instance, gpu) ({THROTTLED}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
-            "Throttled, 5 min",
+            f"max by (instance, gpu) ({THROTTLED}{{@gpu}}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
+            "Throttled, 2 min",
             130,
             warn_from(0.01, 0.1),
         ),

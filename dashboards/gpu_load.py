@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dashboards.gpu_problems import THROTTLED
 from dashboards.palette import (
     BLUE,
     GREY,
@@ -162,7 +163,6 @@ def memory_panels() -> tuple[Panel, ...]:
 def power_panels() -> tuple[Panel, ...]:
     """Return the panels about power, temperature, clocks and throttling."""
     clock_limits = 'rate(gpu_clocks_event_seconds_total{@gpu, reason!="low_utilization"}[$__rate_interval])'
-    throttled = "max by (instance, gpu, uuid) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))"
     return (
         _gpu_plot(
             "Power of each GPU",
@@ -193,7 +193,9 @@ def power_panels() -> tuple[Panel, ...]:
         ),
         _gpu_plot(
             "Throttling of each GPU",
-            GpuQuantity(throttled, is_low_bad=False, distance="0.05"),
+            GpuQuantity(
+                f"max by (instance, gpu, uuid) ({THROTTLED}{{@gpu}})", is_low_bad=False, distance="0.05"
+            ),
             unit="percentunit",
             w=12,
             links=(RANKS_LINK,),

@@ -12,15 +12,10 @@ from dashboards.queries import NODES_OF_RUN
 from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
 from exporter.status.xids import XID_MEANINGS
 
-THROTTLED = "clamp(deriv(gpu_clocks_event_seconds_total{@gpu, @throttling}[5m]), 0, 1)"
-"""PromQL for the share of the last five minutes with throttling by heat or the power brake, by reason.
-
-A slope, unlike a rate, is right for a series younger than five minutes, such as that of a GPU after a restart of the exporter.
-"""
-_BRIEFLY_THROTTLED = (
-    "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))"
-)
-"""PromQL for the share of a shorter time, for the start of throttling."""
+THROTTLED = "gpu:gpu_throttled:ratio2m"
+"""Family of the share of the last two minutes with throttling by heat or the power brake, by GPU."""
+THROTTLED_START = "gpu:gpu_throttled_start:timestamp_seconds"
+"""Family of the start of the throttling, by GPU. All dashboards show the same start, whatever their time range."""
 THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
 XID_SECONDS = 3600
@@ -157,7 +152,6 @@ def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> Problem:
 
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
-_MAX_THROTTLED = f"max by (instance, gpu) ({THROTTLED})"
 NODE_PROBLEMS = (
     Problem(
         "driver does not respond: $1",
@@ -215,8 +209,8 @@ GPU_PROBLEMS = (
     ),
     Problem(
         "throttled by heat or the power brake",
-        f"{_MAX_THROTTLED} > {THROTTLED_RATIO}",
-        last_time(f"{_BRIEFLY_THROTTLED} <= bool {THROTTLED_RATIO}"),
+        f"max by (instance, gpu) ({THROTTLED}{{@gpu_any_run}}) > {THROTTLED_RATIO}",
+        f"min by (instance, gpu) ({THROTTLED_START}{{@gpu_any_run}})",
         "check the cooling and the power supply",
         Impact.SLOW,
     ),

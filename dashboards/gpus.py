@@ -32,7 +32,7 @@ from dashboards.gpu_problems import (
     UNKNOWN_NODES,
     worst_gpu_problems,
 )
-from dashboards.palette import BAD, GOOD, WARNING
+from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import (
     Panel,
     stat,
@@ -71,6 +71,10 @@ ALERTS_OF_NODES = dataclasses.replace(
 )
 GPUS_IN_USE = "GPUs in use"
 """Legend of the mean SM activity of the GPUs that live ranks hold."""
+ALL_GPUS = "all GPUs"
+"""Legend of the tile of the most throttled GPU if no GPU is throttled."""
+NEGLIGIBLE_THROTTLING = 0.01
+"""Share of the time up to which the tile shows no throttled GPU."""
 MAX_FAILURES = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
 
@@ -98,6 +102,7 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
+    throttled = f"max by (instance, gpu) ({THROTTLED}{{@gpu}})"
     known_gpus = "count(last_over_time(gpu_up{@gpu}[$__range])) or sum(gpu_devices{@gpu_node})"
     return (
         stat(
@@ -157,12 +162,21 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Most throttled GPU, 5 min",
-            instant_query(f"topk(1, max by (instance, gpu) ({THROTTLED}))", LEGEND),
+            "Most throttled GPU",
+            instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", LEGEND),
+            instant_query(
+                f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}", ALL_GPUS
+            ),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_from(0.01, 0.1),
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": ALL_GPUS},
+                    "properties": [{"id": "mappings", "value": value_mappings({0: ("none", NEUTRAL)})}],
+                }
+            ],
             w=4,
         ),
         current_problems(),

@@ -7,6 +7,7 @@ shown as `standstill`, with a share of 100 %, and the losses of restarts are ave
 from __future__ import annotations
 
 from dashboards.energy_loss import as_cause
+from dashboards.gpu_problems import THROTTLED, THROTTLED_RATIO
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import blank_if_incomplete
@@ -85,10 +86,7 @@ _LOST_GPUS = (
 _LOST_GPUS_WITH_XID = (
     f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({_LAST_XIDS}) or on (run, instance, rank) ({_LOST_GPUS})"
 )
-_THROTTLED_GPUS = (
-    f"{_GPUS_OF_RANKS} and on (uuid)"
-    " max by (uuid) (deriv(gpu_clocks_event_seconds_total{@throttling}[5m])) > 0.05"
-)
+_THROTTLED_GPUS = f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED}) > {THROTTLED_RATIO}"
 """PromQL for the GPUs that are throttled for more than 5 % of the time."""
 _ODD_RANKS = (
     "max by (run, instance, rank, function, location) (training_hang_info{@run}"

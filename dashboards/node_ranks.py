@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import NO_EXPORTER_UP
 from dashboards.fleet_runs import RUN_STATES
+from dashboards.gpu_problems import THROTTLED
 from dashboards.node_cost import COST_PER_HOUR, LOST_PER_HOUR, LOST_SHARE
 from dashboards.node_problems import SPEED
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
@@ -32,7 +33,6 @@ _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )
 """PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
-_THROTTLED = "clamp_max(rate(gpu_clocks_event_seconds_total{@node, @throttling}[5m]), 1)"
 RUN_OVER = 'max by (run) (training_run_state{@run, state=~"finished|stopped"}) == 1'
 _PHASE_OF_RANK = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 
@@ -203,7 +203,7 @@ def ranks_table() -> Panel:
             decimals=0,
             width=85,
         ),
-        percent(of_gpu(_THROTTLED), "Throttled", 96, warn_from(0.01, 0.1)),
+        percent(of_gpu(f"{THROTTLED}{{@node}}"), "Throttled", 96, warn_from(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[5m]))'
             f" or on (run, rank) {no_data_worker}",

@@ -26,8 +26,6 @@ SELECTORS = {
     "run": 'cluster=~"$cluster", run=~"$run"',
     "compared_run": 'cluster=~"$cluster", run=~"$run"',
     "rank": 'cluster=~"$cluster", run=~"$run", rank=~"$rank"',
-    # Drivers since 575 split `thermal` into hw_thermal and sw_thermal. The reasons overlap, so their sum is meaningless.
-    "throttling": 'reason=~"thermal|hw_thermal|sw_thermal|hw_power_brake"',
     "node_run_any_job": 'cluster=~"$cluster", instance=~"$node", run=~"$run"',
     "node_run": 'cluster=~"$cluster", job=~"$job", instance=~"$node", run=~"$run"',
 }
@@ -38,8 +36,8 @@ _MACHINE_SERIES = re.compile(
     r"\b\w+\((?:host|cgroup)_\w+\{[^}]*\}\[[^]]*\]\)|\b(?:host|cgroup)_\w+\{[^}]*\}(?!\[)"
 )
 _RANGE_FUNCTION_OR_SERIES = (
-    r"\b\w+\(\w+\{{[^}}]*@{0}\b[^}}]*\}}\[[^]]*\](?: offset [$\w]+| @ end\(\))?\)"
-    r"|\b\w+\{{[^}}]*@{0}\b[^}}]*\}}(?!\[)(?: offset [$\w]+| @ end\(\))?"
+    r"\b\w+\([\w:]+\{{[^}}]*@{0}\b[^}}]*\}}\[[^]]*\](?: offset [$\w]+| @ end\(\))?\)"
+    r"|\b[\w:]+\{{[^}}]*@{0}\b[^}}]*\}}(?!\[)(?: offset [$\w]+| @ end\(\))?"
 )
 GPUS_OF_RUN = (
     'last_over_time(training_rank_info{@run, uuid!=""}[$__range] @ end())'

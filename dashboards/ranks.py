@@ -11,6 +11,7 @@ from dashboards.board import (
     Row,
     Variable,
 )
+from dashboards.gpu_problems import THROTTLED
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -49,7 +50,6 @@ from dashboards.run_problems import (
     NODE_LINK,
     ODD_RANK,
     SILENT_SECONDS,
-    THROTTLED,
     THROTTLED_GPUS,
 )
 from dashboards.tables import Column, hanging_ranks, percent, table
@@ -155,7 +155,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
             ),
             percent(
                 gpu_values_by_rank(THROTTLED),
-                "Throttled, 5 min",
+                "Throttled, 2 min",
                 130,
                 warn_from(0.01, 0.1),
             ),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
-from dashboards.gpu_problems import THROTTLED_RATIO, XID_SECONDS
+from dashboards.gpu_problems import THROTTLED, THROTTLED_RATIO, THROTTLED_START, XID_SECONDS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
@@ -176,12 +176,8 @@ def _xid_text(xids: str) -> str:
 _XIDS = _xids()
 CRITICAL_XIDS_OF_GPUS = _xids(f'xid=~"{"|".join(str(xid) for xid in sorted(CRITICAL_XIDS))}"')
 """PromQL for the time of the recent Xids that point to the hardware."""
-THROTTLED = "clamp(deriv(gpu_clocks_event_seconds_total{@throttling}[5m]), 0, 1)"
-"""PromQL for the share of the last five minutes with throttling by heat or the power brake, as on *GPUs*."""
-_BRIEFLY_THROTTLED = "max by (uuid) (rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval]))"
 _THROTTLED_SINCE = (
-    f"{last_time(f'{_BRIEFLY_THROTTLED} <= bool {THROTTLED_RATIO}')}"
-    f" and on (uuid) max by (uuid) ({THROTTLED}) > {THROTTLED_RATIO}"
+    f"min by (uuid) ({THROTTLED_START}) and on (uuid) max by (uuid) ({THROTTLED}) > {THROTTLED_RATIO}"
 )
 _CELSIUS = (
     'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'

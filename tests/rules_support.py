@@ -156,13 +156,15 @@ def labels_by_name() -> dict[str, frozenset[str]]:
     pending_rules = list(records())
     while pending_rules:  # a rule may read a record of a later file
         ready = [
-            rule for rule in pending_rules if all(selector.name in names for selector in selectors(rule.expr))
+            rule
+            for rule in pending_rules
+            if all(selector.name in names | {rule.name: None} for selector in selectors(rule.expr))
         ]
         if not ready:
             raise KeyError(f"{pending_rules[0].name} reads a series that does not exist")
         for rule in ready:
             labels_of_rule = aggregation_labels(rule.expr).union(
-                *(names[selector.name] for selector in selectors(rule.expr))
+                *(names.get(selector.name, frozenset()) for selector in selectors(rule.expr))
             )
             names[rule.name] = frozenset(labels_of_rule)
             pending_rules.remove(rule)

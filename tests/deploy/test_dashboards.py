@@ -156,6 +156,8 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_cost:rate5m",
     "run:training_gpus:count",
     "run:training_carbon:grams_rate5m",
+    "gpu:gpu_throttled:ratio2m",
+    "gpu:gpu_throttled_start:timestamp_seconds",
 }
 """Recorded series whose values also appear on *Fleet* or in alerts; a panel with a query of its own would show another value."""
 

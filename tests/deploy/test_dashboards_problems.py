@@ -175,6 +175,55 @@ HOT_GPU = {
 }
 
 
+def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_throttling(
+    tmp_path: Path,
+) -> None:
+    throttled = GPU.format(
+        name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'
+    )
+    series = HOT_GPU | {throttled: "0x57 0.5 9 18"}
+    labels = (
+        '{instance="n1",gpu="0",problem="throttled by heat or the power brake",'
+        'remedy="check the cooling and the power supply"}'
+    )
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.NO_RUN})
+    assert_panel(
+        tmp_path,
+        "training-gpus",
+        "What is wrong",
+        series,
+        {'{instance="n1",gpu="0"}': 885_000},
+        query_id="B",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "query_id"),
+    [("0+9x60", {'{instance="n1",gpu="0"}': 60}, "A"), ("0x60", {"{}": 0}, "B")],
+    ids=["throttled", "not throttled"],
+)
+def test_the_tile_names_the_most_throttled_gpu_or_none(
+    tmp_path: Path, values: str, expected: dict[str, float], query_id: str
+) -> None:
+    throttled = GPU.format(
+        name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'
+    )
+    series = HOT_GPU | {throttled: values}
+
+    for ref_id in "AB":
+        values_of_query = expected if ref_id == query_id else {}
+        assert_panel(
+            tmp_path,
+            "training-gpus",
+            "Most throttled GPU",
+            series,
+            values_of_query,
+            query_id=ref_id,
+            factor=100,
+        )
+
+
 @pytest.mark.parametrize(
     ("rank_info", "expected"),
     [
