@@ -1,7 +1,7 @@
 """`training-exporter push TARGET`: pushes the metrics to a textfile, a Pushgateway or an OTLP endpoint.
 
-The textfile or group is removed while the exporter does not respond, because its values would become stale. Without `--once`, it is
-also removed at exit.
+While the exporter does not respond or a push fails, the textfile or group is removed, because the pushed values would become stale.
+Without `--once`, the textfile or group is also removed at exit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fair shares of the reader's limits: selection of the files of a pass, and of the files that stay in memory.
 
-The selection prevents that the files of a user exhaust the limits for other users, and that large files delay small files.
+The selection prevents the files of one user from exhausting the limits for other users, and large files from delaying small files.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ REPOSITORY_DIRECTORIES = {
     "prometheus/scrape": "deploy/prometheus/scrape",
     "systemd": "deploy/systemd",
 }
-
 """Directory of the repository, by the directory that `assets` writes."""
 
 

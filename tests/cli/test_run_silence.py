@@ -109,7 +109,9 @@ def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
         ({}, "nothing_recorded"),
     ],
 )
-def test_a_disabling_environment_is_reported(tmp_path: Path, variables: dict[str, str], reason: str) -> None:
+def test_the_reason_of_a_job_that_records_nothing_is_reported(
+    tmp_path: Path, variables: dict[str, str], reason: str
+) -> None:
     with sleeping_job(tmp_path, "", **variables) as pid:
         assert reported_silence(tmp_path, pid).reason == reason
 
@@ -134,7 +136,7 @@ def test_a_directory_that_is_not_writable_for_the_job_is_reported(tmp_path: Path
     ],
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change to another user")
-def test_write_access_is_the_one_of_the_job(
+def test_write_access_is_checked_with_the_credentials_of_the_job(
     tmp_path: Path, mode: int, identity: str, *, is_writable: bool
 ) -> None:
     os.chown(tmp_path, 0, 12345)
@@ -178,7 +180,7 @@ def test_a_job_of_root_may_write_to_a_directory_that_the_exporter_may_not_write_
         ("", "/job"),
     ],
 )
-def test_the_import_directory_is_the_one_of_the_script_or_the_working_directory(
+def test_the_import_directory_is_the_directory_of_the_script_or_the_working_directory(
     arguments: str, directory: str
 ) -> None:
     process = LaunchedProcess(1, ["python", *arguments.split()], {}, "/job")

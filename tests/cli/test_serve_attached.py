@@ -1,4 +1,4 @@
-"""Sidecar attached to `run` or to a job: yielding to a running exporter, and the exit with the last run."""
+"""Sidecar attached to `run` or to a job: exits beside a running exporter, and with the last run."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def attached_job(
 
 
 @pytest.mark.parametrize("ending", ["exit", "kill"])
-def test_a_sidecar_started_by_the_job_serves_and_ends_with_it(tmp_path: Path, ending: str) -> None:
+def test_a_sidecar_started_by_the_job_serves_and_ends_with_the_job(tmp_path: Path, ending: str) -> None:
     port = free_port()
     with attached_job(tmp_path, port) as (job, sidecar_pid):
         assert sidecar_pid is not None

@@ -16,7 +16,7 @@ from exporter.feed.files import RecordLock, holder
 from exporter.feed.reader import FeedReader
 
 
-def test_a_fork_that_outlives_its_writer_does_not_keep_it_alive(tmp_path: Path) -> None:
+def test_a_fork_that_outlives_its_writer_does_not_hold_the_lock(tmp_path: Path) -> None:
     reader = FeedReader(tmp_path)
     with training_process(tmp_path) as child:
         child.execute("publish")
@@ -51,7 +51,7 @@ def acquire_lock(path: Path) -> RecordLock:
     return lock
 
 
-def test_a_lock_is_never_taken_on_a_removed_file(tmp_path: Path) -> None:
+def test_a_lock_on_a_removed_file_is_not_taken(tmp_path: Path) -> None:
     path, acquisition_count = str(tmp_path / f"{'0' * 32}.lock"), 0
     with training_process(tmp_path) as child:
         assert child.execute("remove_repeatedly") == "removing"

@@ -396,9 +396,7 @@ def test_the_owner_removes_leftovers_without_a_feed_file(
         assert file_names(tmp_path) == {f"{child.id}.lock"}
 
 
-def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(
-    tmp_path: Path, owner: FeedReader
-) -> None:
+def test_readers_do_not_disturb_a_writer_that_writes_continuously(tmp_path: Path, owner: FeedReader) -> None:
     readers = [FeedReader(tmp_path), owner]
     with training_process(tmp_path) as child:
         child.send("flood")
