@@ -48,6 +48,7 @@ from dashboards.run_problems import (
     GPUS_LINK,
     LOST_GPUS,
     NODE_LINK,
+    ODD_PHASE,
     ODD_RANK,
     SILENT_SECONDS,
     THROTTLED_GPUS,
@@ -60,7 +61,8 @@ RANK_WITH_LOST_GPU, RANK_THAT_STOPS = 2e6, 1e6
 """Values above the compute time of each rank in seconds, for the ranks that stop the run."""
 _RANKS_TO_LOOK_AT = (
     f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPUS}) + {RANK_WITH_LOST_GPU})"
-    f" or max by (rank) (0 * ({ODD_RANK}) + {RANK_THAT_STOPS}) or max by (rank) (0 * {ENDED_FIRST} + {RANK_THAT_STOPS})"
+    f" or max by (rank) (0 * ({ODD_RANK}) + {RANK_THAT_STOPS}) or max by (rank) (0 * {ODD_PHASE} + {RANK_THAT_STOPS})"
+    f" or max by (rank) (0 * {ENDED_FIRST} + {RANK_THAT_STOPS})"
     f" or {SAMPLED_COMPUTE_SECONDS} or 0 * max by (rank) (training_rank_info{{@run}})))"
 ).replace("$__interval", "1m")
 """Query of the ranks; Grafana has no `$__interval` for a variable."""

@@ -34,6 +34,7 @@ from dashboards.run_problems import (
     NO_STEP,
     NODE_LINK,
     ODD_GROUP,
+    ODD_PHASE,
     ODD_RANK,
     what_is_wrong,
 )
@@ -142,9 +143,12 @@ def _hang_query() -> str:
         )
     )
     hang = f"{with_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'odd')} or on () ({hang})"
+    odd_phase = (
+        f'label_replace({with_text(ODD_PHASE, "rank $1:", "rank")}, "function", "phase $1", "phase", "(.+)")'
+    )
     unnamed = with_text(f"0 * ({NO_STEP}) + 1", UNNAMED_HANG)
     no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
-    return f"{hang} or on () {unnamed} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
+    return f"{hang} or on () {odd_phase} or on () {unnamed} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 
 
 def _node_table() -> Panel:

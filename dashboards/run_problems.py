@@ -239,10 +239,21 @@ _HANG = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({_LOST_GPUS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP} > 1), "place", " ", "function", "location")'
 )
+ODD_PHASE = (
+    "(max by (instance, rank, phase) (run:training_odd_phase:info{@run} and on (cluster, run) run:training_standstill:info)"
+    " unless on () max(training_hang_info{@run}))"
+)
+"""PromQL for the only rank that is in another phase while all others wait for it, before the lines of the ranks are known."""
 _LAST_STEP = "max(training_last_progress_timestamp_seconds{@run})"
 _HANGING_PLACE = _with_text(
     f"({_HANG}) * 0 + on () group_left () {_LAST_STEP}", "holds up the others: $1", "place"
 )
+_WAITED_FOR = _with_text(
+    f"{ODD_PHASE} unless on (instance, rank) ({_LOST_GPUS})",
+    "all other ranks wait for this rank: phase $1",
+    "phase",
+)
+_ODD_PHASE_ROW = f"({_WAITED_FOR}) * 0 + on () group_left () {_LAST_STEP}"
 NO_STEP = (
     f"({_LAST_STEP} and on () (max(run:training_step_overdue:seconds{{@run}}) > 0"
     ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1))'
@@ -353,12 +364,13 @@ PROBLEMS = (
     ),
     Problem(f"{LOST_GPUS} unless on () {NO_STEP}", Effect.ENDANGERS, _DRAIN_NODE),
     Problem(_HANGING_PLACE, Effect.CAUSES_STOP, "read this line of the job; restart the run"),
+    Problem(_ODD_PHASE_ROW, Effect.CAUSES_STOP, "run training-exporter stacks on this node"),
     Problem(_FIRST_RANKS, Effect.CAUSES_STOP, "read the log of this rank first"),
     Problem(_ENDED_RANKS, Effect.STOPS),
     Problem(
         f"{_with_text(NO_STEP, 'no rank finishes a step')} unless on () ({_LOST_GPUS})",
         Effect.STOPS,
-        "read Where hanging ranks wait on Ranks",
+        "run training-exporter stacks on each node",
     ),
     Problem(f"{_SAVES_FAIL} and on () {LAST_SAVE_FAILED}", Effect.ENDANGERS, _CHECK_DISK),
     Problem(

@@ -14,6 +14,7 @@ from dashboards.run_problems import (
     MISSING_RANKS,
     NONFINITE_ALERT,
     NONFINITE_NOW,
+    ODD_PHASE,
     ODD_RANK,
     SLOW_RATIO,
     STEPS_OF_EARLY_END,
@@ -88,7 +89,7 @@ def _culprit() -> str:
 
     The cause is the rank whose GPU is lost or that holds up a hang, else a GPU with an Xid of the hardware, else a NaN loss, else failing saves, else the slow rank. The value is `WARNING_LEVEL` for a slow run, otherwise 0.
     """
-    odd_rank = f'label_join(topk(1, {ODD_RANK}), "culprit", " on ", "rank", "instance")'
+    odd_rank = f'label_join(topk(1, {ODD_RANK} or on () {ODD_PHASE}), "culprit", " on ", "rank", "instance")'
     rank_of_lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "culprit", " on ", "rank", "instance")'
     lost_gpu = f'label_join({rank_of_lost_gpu}, "culprit", " of rank ", "gpu", "culprit")'
     lost_gpu_with_xid = f'label_join({lost_gpu}, "culprit", " lost", "culprit", "note")'

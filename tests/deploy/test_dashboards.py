@@ -149,6 +149,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_straggler_wait:ratio",
     "rank:training_straggler_score:ratio",
     "run:training_standstill:info",
+    "run:training_odd_phase:info",
     "run:training_standstill_rank:info",
     "run:training_waiting_for_data:min5m",
     "run:training_lost:ratio",

@@ -237,6 +237,19 @@ def test_without_a_step_no_table_says_that_no_rank_hangs(tmp_path: Path) -> None
     assert_panel(tmp_path, "training-ranks", "Where hanging ranks wait", HUNG, {f'{{function="{text}"}}': 0})
 
 
+def test_the_rank_for_which_the_others_wait_is_named_before_the_lines_of_the_ranks_are_known(
+    tmp_path: Path,
+) -> None:
+    series = HUNG | {
+        'training_world_size{run="a",instance="n1"}': "2x60",
+        'training_phase_active{run="a",instance="n1",rank="0",phase="grad_sync"}': "1x60",
+        'training_phase_active{run="a",instance="n1",rank="1",phase="forward"}': "1x60",
+    }
+    rank = '{odd="rank 1:",function="phase forward",phase="forward",instance="n1",rank="1"}'
+
+    assert_panel(tmp_path, "training-ranks", "Rank that holds up a hang", series, {rank: 1})
+
+
 @pytest.mark.parametrize(
     ("panel", "query_id", "expected"),
     [

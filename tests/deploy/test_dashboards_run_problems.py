@@ -22,11 +22,17 @@ from run_panel_support import (
 
 pytestmark = needs_promtool
 
+PHASES_OF_HANG = {
+    'training_world_size{run="a",instance="n1"}': "2x60",
+    'training_phase_active{run="a",instance="n1",rank="0",phase="grad_sync"}': "1x60",
+    f'training_phase_active{{run="a",{RANK_1},phase="forward"}}': "1x60",
+}
 REMEDIES = {
     "lost": "drain the node; restart the run without it; then reset the GPU",
+    "wait for this rank": "run training-exporter stacks on this node",
     "holds up": "read this line of the job; restart the run",
     "ended first": "read the log of this rank first",
-    "no rank finishes": "read Where hanging ranks wait on Ranks",
+    "no rank finishes": "run training-exporter stacks on each node",
     "saves failed": "check the free space and the quota of the checkpoints",
     "NaN": "end the run; resume from a checkpoint before the first such step",
     "exporter down": "check the node and the log of the exporter",
@@ -81,6 +87,14 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
                 'problem="no rank finishes a step"': 300_000,
             },
             id="hang",
+        ),
+        pytest.param(
+            HUNG | PHASES_OF_HANG,
+            {
+                f'problem="all other ranks wait for this rank: phase forward",{RANK_1}': 300_000,
+                'problem="no rank finishes a step"': 300_000,
+            },
+            id="hang before the lines of the ranks are known",
         ),
         pytest.param(
             RANKS
