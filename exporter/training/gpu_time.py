@@ -1,7 +1,7 @@
 """GPU time by phase, measured with CUDA events.
 
-In a timed step, an event is recorded on the current stream at each phase change of the main thread. Events are read in a later
-step, once the device has completed them, so the job does not wait. This module does not import torch. docs/training.md describes
+In a timed step, an event is recorded on the current stream at each phase change of the main thread. Events are read once the device
+has completed them, usually at the start of a later step, so the job does not wait. This module does not import torch. docs/training.md describes
 which steps are timed.
 """
 
@@ -142,11 +142,12 @@ class GpuTimer:
 
     @property
     def _active_phase(self) -> str:
-        return self._open[-1][1] if self._open else OTHER
+        open_blocks = self._open  # `decide` may replace the list
+        return open_blocks[-1][1] if open_blocks else OTHER
 
     def _begin_step(self, previous_phase: str) -> None:
         self._collect()
-        if not self.is_on:  # the collection has failed
+        if not self._cost_ratio:  # a CUDA error has ended the timing; `is_on` may be stale
             return
         if self._has_stale_events:
             self._has_stale_events = False
@@ -232,6 +233,7 @@ class GpuTimer:
         if is_on and not self.is_on:
             self._thread = main_thread
             self._has_stale_events = True  # events of an earlier period are discarded
+            self._open = []  # the ends of blocks were not recorded while the timing was off
         self.is_on = is_on
 
     def publish(self, families: Families) -> None:

@@ -223,6 +223,18 @@ def test_a_cuda_error_at_the_start_of_a_step_does_not_reach_the_job(device: Devi
     assert device.recorded_events == initial_events
 
 
+def test_turning_the_timing_on_during_a_cuda_error_does_not_raise(device: Device) -> None:
+    timer = GpuTimer({"EXPORTER_GPU_TIME": "1"})
+    timer.decide(threading.get_ident(), 1.0)
+    device.is_broken = True
+    timer.begin(kinds.TRAINING_ITERATION, "iteration")
+    timer.is_on = True  # by the recording thread, which read the state of the timer before the error
+    device.is_broken = False
+    timer.begin(kinds.TRAINING_ITERATION, "iteration")
+
+    assert device.recorded_events == 0
+
+
 def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +320,30 @@ def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, 
     timer.begin(kinds.TRAINING_ITERATION, "iteration")
     timer.publish(families)
     return families.counter("training.gpu_timed_steps").total
+
+
+def test_a_step_that_ends_while_the_timing_is_off_does_not_cover_the_time_between_later_steps(
+    device: Device,
+) -> None:
+    timer, families = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=lambda: device.host), Families()
+    thread = threading.get_ident()
+    timer.decide(thread, 1.0)
+    timer.begin(kinds.TRAINING_ITERATION, "iteration")
+    timer.decide(thread, 0.0)  # off: steps have become too short
+    timer.end(kinds.TRAINING_ITERATION)
+    timer.decide(thread, 1.0)
+    device.host += 1.0
+    for _ in range(3):
+        timer.begin(kinds.TRAINING_ITERATION, "iteration")
+        device.host += 0.75
+        timer.end(kinds.TRAINING_ITERATION)
+        device.host += 0.25
+    for _ in range(2):  # the second step reads the events up to the start of the first
+        timer.begin(kinds.TRAINING_ITERATION, "iteration")
+    timer.publish(families)
+
+    assert families.counter("training.phase_gpu", "seconds", phase="iteration").total == pytest.approx(2.25)
+    assert families.counter("training.phase_gpu", "seconds", phase="other").total == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
