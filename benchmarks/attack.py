@@ -173,7 +173,7 @@ def two_thousand_readers_that_do_not_read(port: int, end: float) -> None:
 
 
 def silence(port: int, end: float) -> None:
-    """Open 1,000 connections, and send half a request on every second one."""
+    """Open 1,000 connections, and send the first 20 bytes of a request on every second one."""
     while time.monotonic() < end:
         sockets = [connection(port, SCRAPE_REQUEST[:20] if number % 2 else b"") for number in range(1000)]
         time.sleep(max(0.0, min(5.0, end - time.monotonic())))

@@ -117,7 +117,7 @@ def series_count(page: bytes) -> int:
 def prometheus_rows(directory: Path) -> list[Row]:
     """Compare the scrape times that a Prometheus server measures for about 800 changed series of each exporter.
 
-    The textfile collector of node_exporter adds the series that its page has less. The collectors of node_exporter run in
+    The textfile collector of node_exporter adds the series that the page of node_exporter lacks. The collectors of node_exporter run in
     parallel, so that a busy machine delays node_exporter more than the sidecar: compare figures of quiet machines only.
     """
     program = node_exporter()

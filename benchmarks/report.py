@@ -108,8 +108,10 @@ def feed_directory() -> Iterator[Path]:
     """Create a feed directory for the block, in shared memory if available, like the default feed directory."""
     memory_directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     directory = tempfile.mkdtemp(prefix="exporter-bench-", dir=memory_directory)
-    yield Path(directory)
-    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        yield Path(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

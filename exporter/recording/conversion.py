@@ -287,7 +287,7 @@ def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
             return str(value)[:limit]
         scalar = to_scalar(value)
         if not isinstance(scalar, Unconvertible):
-            return _integer_text(scalar) if type(scalar) is int else str(scalar)[:limit]
+            return (_integer_text(scalar) if type(scalar) is int else str(scalar))[:limit]
         if (
             items_of(value, kind) is None
             and pairs_of(value, kind) is None

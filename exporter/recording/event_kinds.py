@@ -118,14 +118,15 @@ class Kind:
             if (number * share) // 1 == ((number - 1) * share) // 1:
                 self.suppressed_counts["sampled"].bump()
                 return False
-        if self._per_second is None:
+        per_second = self._per_second  # read once, because `limit` may change the rule on another thread
+        if per_second is None:
             return True
         now = monotonic()
         if now >= self._permits_end:
             # Two threads that issue new permits at the same time may deliver twice as many events in this interval.
-            permits = max(int(self._per_second), 1)
-            self._permit = iter(range(permits if self._per_second else 0)).__next__
-            self._permits_end = now + permits / self._per_second if self._per_second else inf
+            permits = max(int(per_second), 1)
+            self._permit = iter(range(permits if per_second else 0)).__next__
+            self._permits_end = now + permits / per_second if per_second else inf
         try:
             self._permit()
         except StopIteration:

@@ -1,7 +1,7 @@
 """Events and their values: severities, conversion and validation.
 
-`exporter.log` converts its arguments with `find_severity` and `convert_data`, which do not raise. The functions `check_…` raise for
-invalid values, like the originals of the compatibility modules that call them.
+`exporter.log` converts its arguments with `find_severity` and `convert_data`, which accept invalid values. The functions `check_…`
+raise for invalid values, like the originals of the compatibility modules that call them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RawEvent:
         )
 
 
-# Conversion, which never raises ------------------------------------------------------------------------------------
+# Conversion of the arguments of `exporter.log` --------------------------------------------------------------------
 
 
 def find_severity(severity: object) -> str | None:
@@ -147,7 +147,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
     return plain_data
 
 
-# Validation for compatibility modules whose originals raise -------------------------------------------------------------------
+# Validation for compatibility modules whose originals raise -------------------------------------------------------
 
 
 def check_severity(severity: object) -> str:

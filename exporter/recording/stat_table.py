@@ -31,7 +31,7 @@ class StatTable:
     """States of a process's Stats, by name and labels.
 
     Attributes:
-        refused_stats: Number of Stats above `MAX_STATS`, which are not recorded.
+        refused_stats: Number of constructions refused because of `MAX_STATS`. A repeated construction counts again.
         is_recording: False if nothing is recorded in this process.
         batch_handlers: Handlers of the samples of the job's Stats, in batches.
     """

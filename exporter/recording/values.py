@@ -293,5 +293,6 @@ class Recording(Value):
     events: EventsReading = NO_EVENTS
     training: TrainingReading | None = None  # None before the process reports training
     ending: Ending | None = None  # uncaught exception that ends the process; None without one
-    stats_refused: int = 0  # number of Stats above the limit of a process, which `stats` does not include
+    # constructions of Stats above the limit of a process, which `stats` does not include; a repeated construction counts again
+    stats_refused: int = 0
     gpus: GpuUse = NO_GPUS

@@ -208,9 +208,9 @@ def step(step: int | None = None, *, seconds: float | None = None, mode: str = _
     if type(mode_name) is not str or mode_name not in MODES:
         report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {safe_repr(mode_name)}")
     elif number is not None and (type(number) is not int or to_amount(number) is None):
-        report("step", "value", f"step of 0 or more, not {safe_repr(number)}")
+        report("step", "value", f"a step number of 0 or more, not {safe_repr(number)}")
     elif duration is not None and to_amount(duration, 1e9) is None:
-        report("step", "value", f"seconds of 0 or more, not {safe_repr(duration)}")
+        report("step", "value", f"seconds of at least 0 and less than 1e9, not {safe_repr(duration)}")
     else:
         step_number = number if type(number) is int else None
         TRAINING.report_step(step_number, to_amount(duration, 1e9), mode_name)

@@ -21,6 +21,7 @@ from exporter.recording.conversion import (
     safe_repr,
     to_attribute,
     to_datum,
+    to_message,
     to_name,
     to_number,
     to_sample,
@@ -34,6 +35,7 @@ CONVERSIONS = (
     to_number,
     to_attribute,
     to_datum,
+    to_message,
     to_text,
     to_name,
     safe_repr,
@@ -261,6 +263,11 @@ def test_sample_is_finite_or_names_the_reason() -> None:
     assert to_sample(-math.inf) is Rejection.INFINITE
     assert to_sample(10**400) is Rejection.OUT_OF_RANGE
     assert to_sample("1") is Rejection.NOT_A_NUMBER
+
+
+def test_message_of_a_number_has_at_most_the_given_number_of_characters() -> None:
+    assert to_message(10**1000, 20) == "1" + "0" * 19
+    assert to_message(0.1 + 0.2, 5) == "0.300"
 
 
 def test_text_of_a_container_that_contains_itself_ends() -> None:

@@ -57,7 +57,7 @@ class _Run:
     state: StateRecord[RunRecord]
     counters: RunEnergy
     is_loaded: bool = False  # the saved counters are included
-    is_saved: bool = False  # the counters may be shown
+    is_saved: bool = False  # the counters may be published
     spans_restart: bool = False  # the run was running at the last pass of the previous sidecar
 
 

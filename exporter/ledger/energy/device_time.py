@@ -13,7 +13,7 @@ from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
 from exporter.ledger.energy.records import GpuTimeRecord
 
 LOST_SECONDS = 30.0
-"""Time without a reading after which a GPU is lost. Longer than energy waits for the phases of a process."""
+"""Time without a reading after which a GPU is lost. Longer than `MAX_PHASE_WAIT_SECONDS`, for which energy waits for phases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _ChargeKey:
 
 
 class DeviceTime:
-    """Charged time of all runs on the GPUs of the machine. No time is charged twice."""
+    """Charged time of all runs on the GPUs of the machine."""
 
     def __init__(self) -> None:
         self._charges: dict[_ChargeKey, _Charge] = {}
@@ -66,7 +66,7 @@ class DeviceTime:
         """Return the seconds to charge for a time of a run on a GPU.
 
         The first time after a restart of the sidecar starts at the last charged time, if the run was alive before the restart
-        (*spans_restart*).
+        (*spans_restart*). Time that the previous sidecar charged, or that was charged while the GPU was lost, is not charged again.
         """
         key = _ChargeKey(time.run, time.device)
         charge = self._charges.setdefault(key, _Charge(time.ratio, time.start))
