@@ -211,7 +211,10 @@ class FeedWriter:
 
 
 def _rival(directory: str, name: str, identity: ProcessIdentity) -> int | None:
-    """Return the pid of the process with a feed file if it is running, trains as the same rank and started earlier."""
+    """Return the pid of the process with a feed file if it is running, trains as the same rank and started earlier.
+
+    Returns None for an unreadable or invalid file, which another user may have written.
+    """
     path = os.path.join(directory, name)
     try:
         if holder(path.removesuffix(FEED) + LOCK) is None:
@@ -226,5 +229,5 @@ def _rival(directory: str, name: str, identity: ProcessIdentity) -> int | None:
         )
         is_earlier = (rival["started"], name) < (identity.started, identity.id + FEED)
         return int(rival["pid"]) if is_same_rank and is_earlier else None
-    except (OSError, ValueError, LookupError, TypeError, struct.error):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, struct.error):
         return None

@@ -25,6 +25,7 @@ from feed_support import (
 
 from exporter.feed import writer as writer_module
 from exporter.feed.decoder import decode
+from exporter.feed.encoder import HEADER, MAGIC, VERSION
 from exporter.feed.reader import FeedReader
 from exporter.feed.writer import FeedWriter
 
@@ -272,3 +273,29 @@ def test_without_record_locks_the_feed_can_be_imported() -> None:
     program = "import sys; sys.modules['fcntl'] = None; import exporter.feed.writer"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "process_json",
+    ["[" * 100_000, '{"run":"r","rank":0,"trains":true,"started":0,"pid":Infinity}'],
+    ids=["deep nesting", "infinite pid"],
+)
+def test_an_invalid_feed_file_of_another_process_does_not_disturb_the_search_for_rivals(
+    tmp_path: Path, process_json: str
+) -> None:
+    other_identity = new_identity()
+    other_writer = FeedWriter(tmp_path, other_identity)
+    assert other_writer.publish(new_recording())
+    section = f'{{"process":{process_json}}}'.encode()
+    header = HEADER.pack(MAGIC, VERSION, 0, 0, bytes.fromhex(other_identity.id), 1, len(section), 0, 0)
+    (tmp_path / f"{other_identity.id}.feed").write_bytes(header + section)
+    times = itertools.count(100.0, writer_module.RIVAL_SECONDS)
+    identity = new_identity(run="r", rank=0, trains=True, run_given=True)
+    writer = FeedWriter(tmp_path, identity, clock=lambda: next(times))
+
+    outcomes = [writer.publish(new_recording()) for _ in range(3)]
+
+    assert outcomes == [True, True, True]
+    assert writer.notice is None
+    writer.close()
+    other_writer.close()
