@@ -159,7 +159,7 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
     if launcher is not None and launcher == os.getppid() and not _directories(feed_directory):
         return True
     # A file that disappeared after the listing belonged to a launch that ended normally.
-    abandoned_files = [path for path in lock_files if path.exists()]
+    abandoned_files = [path for path in lock_files if _exists(path)]
     if abandoned_files and recording_processes(feed_directory):
         return True
     for path in abandoned_files:
@@ -317,6 +317,14 @@ def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | No
     except OSError:
         return None
     return pid if ATTACHED_FLAG.encode() in arguments else None
+
+
+def _exists(path: Path) -> bool:
+    """Return True if a file exists. A file in an inaccessible directory of another user counts as missing."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _holder(path: Path) -> int | None:

@@ -227,6 +227,16 @@ def test_no_other_user_can_take_the_names_of_a_launch(shared_directory: Path) ->
     registration.release()
 
 
+def test_a_foreign_directory_of_launches_without_search_permission_is_ignored(shared_directory: Path) -> None:
+    with as_user(ATTACKER):
+        foreign_directory = shared_directory / f"runs-{ATTACKER}"
+        foreign_directory.mkdir()
+        (foreign_directory / "1-00000000.lock").touch()
+        foreign_directory.chmod(0o744)  # the names can be listed, and the files are inaccessible
+
+    assert not runs.any_active(shared_directory)
+
+
 @pytest.mark.parametrize("number", ["Infinity", "1e999", "9" * 400])
 def test_a_report_of_another_user_with_a_number_out_of_range_is_ignored(
     shared_directory: Path, number: str
