@@ -40,8 +40,11 @@ def _load_environment_sitecustomize() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib is slow to import
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]  # noqa: PTH100  # pathlib is slow to import
     try:
-        with suppress(ImportError):
-            __import__("sitecustomize")
+        __import__("sitecustomize")
+    except ImportError as error:
+        # The environment has none. Python reports any other error of its `sitecustomize`, as without `run`.
+        if error.name != "sitecustomize":
+            raise
     finally:
         sys.modules.setdefault("sitecustomize", this_module)
 

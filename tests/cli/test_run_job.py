@@ -270,3 +270,13 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
     result = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
 
     assert result.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(has_hook), "[]\n"]
+
+
+def test_a_failed_import_in_the_sitecustomize_of_the_user_is_reported_by_python(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import missing_library")
+    path = f"{REPOSITORY}/exporter/autoload:{REPOSITORY}:{tmp_path}"
+    command = [sys.executable, "-c", "print('job')"]
+    result = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO="1"))
+
+    assert (result.returncode, result.stdout) == (0, "job\n")
+    assert "No module named 'missing_library'" in result.stderr
