@@ -67,6 +67,8 @@ COMPLETE_RUN_POWER = blank_if_incomplete(RUN_POWER, "run")
 """PromQL for the power of each run of which all ranks report."""
 MIN_RATIO, MAX_RATIO = 0.8, 1.25
 """Smallest and largest ratio of an energy counter to integrated power at which the two agree."""
+MIN_WATTS_PER_GPU = 1
+"""Smallest mean power of a GPU at which the energy of a cause is known; an idle GPU uses more."""
 INCOMPLETE = "runs unknown"
 """Legend of the number of runs whose cost and power are absent or too small."""
 _COUNT_OF_INCOMPLETE_RUNS: Override = {
@@ -334,6 +336,8 @@ def _loss_by_cause() -> Panel:
         f"sum by (cause) ({GPU_SECONDS_BY_CAUSE})",
         f"sum by (cause) ({ENERGY_BY_CAUSE})",
     )
+    # Less than a watt for each GPU is no reading: the exporter started after most of the time had passed.
+    known_watt_hours = f"({watt_hours} > on (cause) {MIN_WATTS_PER_GPU} * {gpu_seconds} / 3600)"
     return table(
         "Where time, energy and money went, in this time range",
         Column("cause", "Cause", width=200, mappings=CAUSE_TEXTS),
@@ -345,8 +349,8 @@ def _loss_by_cause() -> Panel:
             bar=(0, 1),
         ),
         Column(f"sum by (cause) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
-        Column(f"{watt_hours} > 0", "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
-        percent(f"{watt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
+        Column(known_watt_hours, "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
+        percent(f"{known_watt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
         sort="GPU hours",
         w=11,
         h=11,

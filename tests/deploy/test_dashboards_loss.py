@@ -111,6 +111,33 @@ def test_energy_before_the_time_range_is_not_counted_if_the_exporter_was_down_at
     )
 
 
+@pytest.mark.parametrize(
+    ("joules", "expected"),
+    [("1", {}), ("7200", {'{cause="init"}': 2})],
+    ids=["the exporter started after the start of the run", "the exporter measured the start"],
+)
+@pytest.mark.parametrize("query_id", ["D", "E"])
+def test_the_energy_of_a_cause_is_blank_and_not_tiny_if_it_was_not_measured(
+    tmp_path: Path, query_id: str, joules: str, expected: dict[str, float]
+) -> None:
+    series = (
+        run_series("wall_seconds_total", "120x60")
+        | run_series("badput_seconds_total", "120x60", labels=',cause="init"')
+        | run_series("energy_joules_total", f"{joules}x60")
+        | run_series("wasted_energy_joules_total", f"{joules}x60", labels=',cause="init"')
+    )
+    share = dict.fromkeys(expected, 1.0)
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Where time, energy and money went, in this time range",
+        series,
+        expected if query_id == "D" else share,
+        query_id=query_id,
+    )
+
+
 AT_DECISION = 10.75
 
 
