@@ -21,6 +21,7 @@ from dashboards.queries import (
     SPEED_RATIO_BY_NODE,
     STANDS_STILL,
     WALL_SECONDS,
+    gpu_values_by_rank,
 )
 from dashboards.tables import NO_SAMPLE_OF_RUN, Column, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS
@@ -284,9 +285,19 @@ _SLOW = _with_number(
     "computes at $1 % of the fastest rank",
     "instance, rank",
 )
+_SM_CLOCK = gpu_values_by_rank('gpu_clock_hertz{clock="sm"}')
+_SM_CLOCK_TEXTS = (
+    'label_replace(count_values by (instance, rank) ("clock",'
+    f" round(100 * {_SM_CLOCK} / on () group_left () (max({_SM_CLOCK}) > 0) < {100 * SLOW_RATIO})),"
+    ' "clock", ", SM clock at $1 % of the highest", "clock", "(.+)")'
+)
+_SLOW_WITH_CLOCK = (
+    f'(label_join({_SLOW} + on (instance, rank) group_left (clock) 0 * {_SM_CLOCK_TEXTS}, "problem", "", "problem", "clock")'
+    f" or on (instance, rank) {_SLOW})"
+)
 _SLOW_RANKS = (
-    f"({_SLOW} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS})"
-    f" or on (instance, rank) {_SLOW}) unless on () {STANDS_STILL}"
+    f"({_SLOW_WITH_CLOCK} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS})"
+    f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDS_STILL}"
 )
 _BRIEF_DATA_WAIT = 'max(rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
 DATA_WAIT = (

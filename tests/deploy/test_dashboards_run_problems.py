@@ -81,6 +81,21 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
             id="straggler on a hot GPU",
         ),
         pytest.param(
+            RANKS
+            | RANK_1_ON_GPU_1
+            | run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
+            | run_series("rank_compute_seconds", "1x20 1.5x40", labels=',rank="1"')
+            | run_series("rank_info", "1x60", labels=',rank="0",gpu="0",uuid="GPU-0"')
+            | {
+                'gpu_clock_hertz{instance="n1",gpu="0",uuid="GPU-0",clock="sm"}': "1.8e9x60",
+                f'gpu_clock_hertz{{instance="n1",{GPU_1},clock="sm"}}': "1.2e9x60",
+            },
+            {
+                f'problem="computes at 67 % of the fastest rank, SM clock at 67 % of the highest",{RANK_1},gpu="1"': 300_000,
+            },
+            id="straggler with a low clock",
+        ),
+        pytest.param(
             HUNG | HANG,
             {
                 f'problem="holds up the others: read data.py:40",{RANK_1}': 300_000,
