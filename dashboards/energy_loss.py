@@ -122,6 +122,11 @@ WASTED_ENERGY_SINCE_START = (
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
 LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS} > 0), 1)"
 """PromQL for the share of each run's time that was without progress."""
+_START_SECONDS = f"(sum by (run) ({_BOOKED_BADPUT} and on (cause) ({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})) or 0 * {WALL_SECONDS})"
+LOST_SHARE_AFTER_START = (
+    f"clamp(({_LOST_SECONDS} - {_START_SECONDS}) / ({WALL_SECONDS} - {_START_SECONDS} > 0), 0, 1)"
+)
+"""PromQL for the share of each run's time that was without progress, without start and compilation, which every run has."""
 RUN_COST = increase_in_range("training_cost_total{@run}", "run, currency")
 """PromQL for the cost of each run."""
 LOST_COST_BY_RUN = f"({RUN_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"

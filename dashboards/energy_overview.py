@@ -18,6 +18,7 @@ from dashboards.energy_loss import (
     GPU_SECONDS_BY_CAUSE,
     GPUS,
     LOST_COST_BY_RUN,
+    LOST_SHARE_AFTER_START,
     LOST_SHARE_BY_RUN,
     PROGRESS_CAUSE,
     RUN_COST,
@@ -374,7 +375,8 @@ def _loss_by_run() -> Panel:
         ),
         Column(f"sum by (run) ({COST_PER_HOUR})", "Per hour, 5 min", decimals=2, width=75),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
-        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75, LOST_THRESHOLDS),
+        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75),
+        percent(LOST_SHARE_AFTER_START, "after start", 80, LOST_THRESHOLDS),
         Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
         Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),
         Column(

@@ -105,7 +105,7 @@ def test_energy_before_the_time_range_is_not_counted_if_the_exporter_was_down_at
         "Cost and loss of each run, in this time range",
         series,
         {'{run="a"}': 10 * (720 + 660)},
-        query_id="F",
+        query_id="G",
         factor=36,
         minutes=100,
     )
@@ -135,6 +135,28 @@ def test_the_energy_of_a_cause_is_blank_and_not_tiny_if_it_was_not_measured(
         series,
         expected if query_id == "D" else share,
         query_id=query_id,
+    )
+
+
+@pytest.mark.parametrize(("query_id", "share"), [("D", 40), ("E", 25)], ids=["all", "after start"])
+def test_the_loss_of_a_run_is_also_shown_without_its_start(
+    tmp_path: Path, query_id: str, share: float
+) -> None:
+    series = (
+        run_series("wall_seconds_total", "600x60")
+        | run_series("badput_seconds_total", "100x60", labels=',cause="init"')
+        | run_series("badput_seconds_total", "20x60", labels=',cause="compile"')
+        | run_series("badput_seconds_total", "120x60", labels=',cause="data_stall"')
+    )
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Cost and loss of each run, in this time range",
+        series,
+        {'{run="a"}': share},
+        query_id=query_id,
+        factor=100,
     )
 
 
