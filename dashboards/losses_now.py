@@ -121,6 +121,12 @@ _RANKS_BY_CAUSE = " or on (run, cause) ".join(
         ),
         ("standstill", f'label_join(topk by (run) (1, {_ODD_RANKS}), "reason", " ", "function", "location")'),
         (
+            "standstill",
+            _with_reason(
+                "max by (run, instance, rank, phase) (run:training_odd_phase:info{@run})", "phase $1", "phase"
+            ),
+        ),
+        (
             "slowest_rank",
             _with_reason(
                 f"{_SLOWEST_RANKS} and on (run, instance, rank) ({_THROTTLED_GPUS})",
@@ -142,7 +148,7 @@ RANKS_OF_LOSSES = (
 )
 """PromQL for the rank to inspect for each loss, with its GPU and the reason.
 
-    standstill    the rank with a lost GPU, otherwise the rank that holds up a hang
+    standstill    the rank with a lost GPU, otherwise the rank that holds up a hang, otherwise the rank for which all others wait
     slowest_rank  the rank with the longest compute time
     data_stall    the rank with the most time in data loading
     restarts      the rank that exited first

@@ -289,7 +289,7 @@ _SM_CLOCK = gpu_values_by_rank('gpu_clock_hertz{clock="sm"}')
 _SM_CLOCK_TEXTS = (
     'label_replace(count_values by (instance, rank) ("clock",'
     f" round(100 * {_SM_CLOCK} / on () group_left () (max({_SM_CLOCK}) > 0) < {100 * SLOW_RATIO})),"
-    ' "clock", ", SM clock at $1 % of the highest", "clock", "(.+)")'
+    ' "clock", ", SM clock at $1 %", "clock", "(.+)")'
 )
 _SLOW_WITH_CLOCK = (
     f'(label_join({_SLOW} + on (instance, rank) group_left (clock) 0 * {_SM_CLOCK_TEXTS}, "problem", "", "problem", "clock")'

@@ -201,6 +201,15 @@ RANK_1 = 'run="a",instance="n1",rank="1"'
             id="hang",
         ),
         pytest.param(
+            run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+            | run_series("world_size", "2x60")
+            | run_series("phase_active", "1x60", labels=',rank="0",phase="grad_sync"')
+            | run_series("phase_active", "1x60", labels=',rank="1",phase="forward"'),
+            f'{RANK_1},cause="standstill",reason="phase forward"',
+            100,
+            id="all other ranks wait for a rank",
+        ),
+        pytest.param(
             STRAGGLER
             | {'gpu_clocks_event_seconds_total{instance="n1",uuid="G3",reason="thermal"}': "0x20 9+9x40"},
             f'{RANK_1},cause="slowest_rank",gpu="3",reason="GPU throttled"',

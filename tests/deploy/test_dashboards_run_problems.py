@@ -91,7 +91,7 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
                 f'gpu_clock_hertz{{instance="n1",{GPU_1},clock="sm"}}': "1.2e9x60",
             },
             {
-                f'problem="computes at 67 % of the fastest rank, SM clock at 67 % of the highest",{RANK_1},gpu="1"': 300_000,
+                f'problem="computes at 67 % of the fastest rank, SM clock at 67 %",{RANK_1},gpu="1"': 300_000,
             },
             id="straggler with a low clock",
         ),
