@@ -419,8 +419,8 @@ def attack_over_http(name: str, attack: Attack, peer: str | None) -> bool:
             memory_before_mib = server.memory_mib[-1]
             attack(server.port, time.monotonic() + ATTACK_SECONDS)
             time.sleep(RECOVERY_SECONDS)
-        is_row_good = report_row(name, server, memory_before_mib)
-        has_held = has_held and (is_row_good or program != "exporter")
+        is_within_bounds = report_row(name, server, memory_before_mib)
+        has_held = has_held and (is_within_bounds or program != "exporter")
     return has_held
 
 
@@ -440,8 +440,8 @@ def attack_with_files(name: str, prepare: Callable[[Path], None]) -> bool:
             delay_seconds = time.monotonic() - started
             time.sleep(ATTACK_SECONDS)
     honest_total_after = f"{delay_seconds:.1f} s" if samples else "missing"
-    is_row_good = report_row(name, server, memory_before_mib, honest_total_after)
-    return is_row_good and samples > 0 and delay_seconds <= MAX_TOTAL_SECONDS
+    is_within_bounds = report_row(name, server, memory_before_mib, honest_total_after)
+    return is_within_bounds and samples > 0 and delay_seconds <= MAX_TOTAL_SECONDS
 
 
 def attack_with_job(name: str, empty_files: int, program: str) -> bool:

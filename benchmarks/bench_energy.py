@@ -86,9 +86,9 @@ def counter_updates(offset_seconds: float) -> tuple[list[float], list[float]]:
 
 def zeus(windows: Sequence[PhaseSpan], *, approximate: bool) -> tuple[dict[str, float], float]:
     """Return the mean power by phase from windows of zeus, and the share of the windows with an energy of 0."""
-    energy: Any = importlib.import_module("zeus.monitor.energy")
+    zeus_energy: Any = importlib.import_module("zeus.monitor.energy")
     joules_by_phase, seconds, are_zero = defaultdict[str, float](float), defaultdict[str, float](float), []
-    instant = TRACE["field_186_and_power_usage_watts"]
+    power_readings = TRACE["field_186_and_power_usage_watts"]
     for offset in range(10):
         update_times, counter_joules = counter_updates(offset / 100)
         clock = SimpleNamespace(now=0.0)
@@ -98,11 +98,11 @@ def zeus(windows: Sequence[PhaseSpan], *, approximate: bool) -> tuple[dict[str, 
                 1000 * counter_joules[bisect.bisect(update_times, clock.now) - 1]  # noqa: B023
             ),
             get_instant_power_usage=lambda _: (
-                1000 * next(watts for time_, watts, _ in reversed(instant) if time_ <= clock.now)  # noqa: B023
+                1000 * next(watts for time_, watts, _ in reversed(power_readings) if time_ <= clock.now)  # noqa: B023
             ),
         )
-        energy.time = lambda: clock.now  # noqa: B023
-        monitor: Any = energy.ZeusMonitor.__new__(energy.ZeusMonitor)
+        zeus_energy.time = lambda: clock.now  # noqa: B023
+        monitor: Any = zeus_energy.ZeusMonitor.__new__(zeus_energy.ZeusMonitor)
         monitor.__dict__ |= {
             "measurement_states": {}, "gpu_indices": [0], "cpu_indices": [], "soc_is_present": False, "gpus": gpus,
             "approx_instant_energy": approximate, "power_monitor": None, "log_file": None, "sync_with": [],

@@ -134,7 +134,7 @@ def compatibility_modules() -> list[Row]:
         ),
         "exporter.events.enabled": partial(exporter.events.enabled, "bench.log"),
     }
-    for number in range(500):  # whose number must not affect the cost of `enabled`
+    for number in range(500):  # the cost of `enabled` must not depend on the number of rules
         exporter.events.limit(f"bench.rule{number}.*", sample=0.5)
     nanoseconds = take_turns(contenders, rounds=ROUNDS, loops=LOOPS // 10, after_round=exporter.flush)
     torch.monitor.unregister_event_handler(handler)
@@ -218,7 +218,7 @@ PEER_LOOPS = 300
 def cpu_microseconds(
     contenders: Mapping[str, Callable[[], object]], loops: Mapping[str, int]
 ) -> dict[str, float]:
-    """Return the CPU time per call in all threads, including the recording: the median of interleaved rounds."""
+    """Return the CPU time of a call in µs, including the recording thread: the median of interleaved rounds."""
     import exporter
 
     microseconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -441,7 +441,7 @@ class Hooks:
 
 
 def loop(modules: int) -> None:
-    """Train a model of some modules in a plain loop, in turns with and without the bridge.
+    """Train a model with a number of modules in a plain loop, in turns with and without the bridge.
 
     Prints the median CPU time of a step without the bridge, the median difference of consecutive turns, and the median time of
     `Histogram.observe` between the turns, so that a slow moment of the machine affects all of them.

@@ -98,7 +98,7 @@ def exposition() -> list[Row]:
 
 
 def serve(library: str) -> None:
-    """Print the port and serve the page until SIGKILL, as the main function of a server process."""
+    """Print the port and serve the page until SIGKILL, for at most an hour, as the main function of a server process."""
     if library == "exporter":
         page = Page()
         page.publish("block", families(0.1))

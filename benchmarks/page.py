@@ -122,7 +122,7 @@ def page(results: dict[str, Any]) -> str:
             "These tables show how the costs grow with the load, which is the first column. The other columns are CPU time, memory,",
             "number of series, and size and duration of a scrape.",
             "",
-            "- The sidecar is scraped every five seconds.",
+            "- The sidecar is scraped every five seconds, or every two seconds in a quick run.",
             "- CPU time and memory belong to the sidecar, except in the table of iterations, where they belong to the job.",
             "- A peer has an empty cell where its measurement would take too long.",
             "- In this benchmark, the sidecar limits a page to 100,000 series (`exposition.max_series`). The row of 1,000 runs is at that",

@@ -50,7 +50,7 @@ UNWRITTEN_SECONDS = 1.5
 FULL_SECONDS = 3.0
 """Time for which the feed directory is full."""
 MAX_GROWTH_MIB, MAX_GROWTH_MIB_PER_HOUR, MAX_GROWTH_COUNT = 4.0, 20.0, 3
-"""Bounds of the growth of memory, and of descriptors and threads."""
+"""Bounds of the growth of memory, and of descriptors and threads (in addition to one for each rank)."""
 ENDINGS = ("ends", "raises", "killed", "stopped", "clock", "ends")
 """Endings of an attempt: normally, by an exception, by SIGKILL, after a SIGSTOP, or normally after a step of the wall clock."""
 SAMPLES = 4
@@ -203,7 +203,7 @@ class Lifetime:
         )
         spread = max(self.second_half(self.memory_mib)) - min(self.second_half(self.memory_mib))
         count_growth = max(self.growth(self.descriptors), self.growth(self.threads))
-        if self.times[-1] - self.times[0] < 300:  # the slope of a few minutes is that of the warm-up
+        if self.times[-1] - self.times[0] < 300:  # in a few minutes, the slope is due to the warm-up
             is_memory_level = self.growth(self.memory_mib) < MAX_GROWTH_MIB
         else:  # an allocator takes up to 2 MiB at once
             is_memory_level = slope < MAX_GROWTH_MIB_PER_HOUR or spread < 2
@@ -355,7 +355,7 @@ class Node:
                 process.terminate()
                 process.wait(30)
         if child is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
                 child.wait(10)
         return (
             [f"the NVML child {child} has outlived the sidecar"]

@@ -101,7 +101,7 @@ class StatState:
             self._begin_window(self._window_start)
 
     def drain(self, *, wall: float) -> bool:
-        """Aggregate up to `CHUNK_SAMPLES` samples of the buffer. Return True if more may be left."""
+        """Aggregate up to `CHUNK_SAMPLES` samples of the buffer. Return True if samples are left."""
         buffered_samples = len(self.buffer)
         if buffered_samples == self.buffer.maxlen:
             self._overflows += 1
