@@ -381,7 +381,9 @@ def _is_foreign_address(plan: Plan) -> bool:
     if runs.owner(plan.feed_directory) is not None or address.hostname is None:
         return False
     with (
-        contextlib.suppress(OSError),
+        contextlib.suppress(
+            OSError, UnicodeError
+        ),  # UnicodeError: not a host name, which the sidecar reports
         socket.create_connection((address.hostname, address.port or 80), timeout=1),
     ):
         return True
