@@ -68,8 +68,9 @@ class SidecarProcess:
         elif self._is_joined:
             self._is_joined, self._next_check_at = False, now + VACANT_SECONDS
         else:
+            self._started_at = now  # also after a failure, which otherwise would count as a long uptime
             try:
-                self.pid, self._started_at = start_own(self._command, mask=self._mask), now
+                self.pid = start_own(self._command, mask=self._mask)
             except (OSError, NotImplementedError) as error:
                 self._record_failure(f"cannot be started: {error}", now)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from run_support import (
@@ -31,11 +33,14 @@ from run_support import (
 )
 from waiting import LIMIT_SECONDS, PATIENCE, wait_until
 
+from exporter.cli import sidecar_process
+from exporter.cli.sidecar_process import SidecarProcess
 from exporter.feed import runs
 
 RECORDING_JOB = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from exporter import Aggregation, Stat, flush
 steps, continue_file = int(sys.argv[1]), Path(sys.argv[2])
 stat = Stat("job.steps", {Aggregation.COUNT}, window_seconds=0.5)
@@ -310,3 +315,26 @@ def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) ->
             time.sleep(seconds)
         assert run.wait(timeout=LIMIT_SECONDS) == 0
     assert processes_naming(str(ready)) == set()
+
+
+def test_a_sidecar_that_cannot_be_started_is_given_up_after_growing_delays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = 1000.0  # the machine has run for longer than `STABLE_SECONDS`
+    monkeypatch.setattr(sidecar_process, "time", SimpleNamespace(monotonic=lambda: now))
+    sidecar = SidecarProcess(("/missing/python",), tmp_path, mask=())
+    delays = []
+    for _ in range(sidecar_process.MAX_RESTARTS + 1):
+        sidecar.keep()
+        delays.append(sidecar.wait_seconds())
+        now += delays[-1]
+
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, math.inf]
+    assert "6 times in a row" in capfd.readouterr().err
+
+
+def test_the_job_runs_despite_a_listen_address_that_is_no_host_name(tmp_path: Path) -> None:
+    flags = [f"--feed.dir={tmp_path}", "--web.listen-address=a..b:9123"]
+    result = run_to_completion([sys.executable, "-m", "exporter", "run", *flags, "--", "echo", "job"])
+
+    assert (result.returncode, result.stdout) == (0, "job\n")
