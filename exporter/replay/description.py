@@ -148,7 +148,7 @@ class TimelineEntry:
     driver: Version | None = None
 
     def problems(self) -> Problems:
-        """Yield functions and errors that NVML does not have, and an end before the start."""
+        """Yield functions that no replay has, errors that NVML does not have, unknown readings, and an end before the start."""
         if self.until is not None and self.until <= self.at:
             yield "until", f"is not after the start, {self.at:g}s"
         for name in ("errors", "hang", "delay", "crash"):
