@@ -110,11 +110,15 @@ def request(port: int, path: str, login: str = LOGIN, timeout: float = 10.0, **h
 
 
 def count_samples(port: int, prefix: str) -> int:
-    """Return the number of samples whose names begin with a prefix, or with `training_` and the prefix."""
+    """Return the number of samples whose names begin with a prefix, or with `training_` and the prefix; 0 without a response."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    client.request("GET", "/metrics", headers={"Authorization": LOGIN})
-    lines = client.getresponse().read().decode().splitlines()
-    client.close()
+    try:
+        client.request("GET", "/metrics", headers={"Authorization": LOGIN})
+        lines = client.getresponse().read().decode().splitlines()
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        client.close()
     return sum(line.startswith((prefix, f"training_{prefix}")) for line in lines)
 
 

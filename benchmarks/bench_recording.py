@@ -369,9 +369,9 @@ def lossless() -> list[Row]:
 
 IMPORT = """
 import json, collections, dataclasses, datetime, enum, logging
-import sys, time
+import os, sys, time
 def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 before, began = resident(), time.process_time()
 for name in sys.argv[1:]:
     __import__(name)

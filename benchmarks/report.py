@@ -153,9 +153,8 @@ def thread_seconds(name: str) -> float:
 
 def process_seconds(pid: int) -> float:
     """Return the CPU time of all threads of a process in seconds."""
-    return time.clock_gettime(
-        (~pid << 3) | 2
-    )  # the kernel's CPU clock of a process, see clock_getcpuclockid(3)
+    cpu_clock = (~pid << 3) | 2  # see clock_getcpuclockid(3)
+    return time.clock_gettime(cpu_clock)
 
 
 def memory_mib(pid: int) -> float:

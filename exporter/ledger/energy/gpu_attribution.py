@@ -34,6 +34,7 @@ FREE_INTERVAL_SECONDS = 60.0
 LIFE_TOLERANCE_SECONDS = 1.5
 """Tolerance when a lifetime from the feed is compared with the times of the driver's lists."""
 MAX_SETTLED_PIDS = 4096
+"""Maximum number of remembered pids whose reports from the feed are ignored. The oldest are forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Division:
 
 @dataclass(slots=True)
 class _Holder:
-    """Process that holds the GPU, with the interval and the utilization."""
+    """Process that holds or held the GPU, with the interval and the utilization."""
 
     pid: int
     start: float
@@ -198,7 +199,7 @@ class GpuAttribution:
         for pid, use in use_by_pid.items():
             holder, life = self._holders.get(pid), lives.get(pid)
             if life is not None and life.ended_at is not None and life.ended_at <= listing.time:
-                continue  # the process exited after the list was read
+                continue  # the process had exited by the time of the list
             if holder is None or (holder.end is not None and holder.end < listing.time):
                 if holder is not None:
                     self._past_holders.append(holder)
