@@ -67,6 +67,8 @@ ABSENT = {
 EMPTY_RECORDS = {
     "run:training_mttf:seconds": "before the first interruption",
     "gpu:gpu_recovery_action:info": "no GPU requests an action",
+    "gpu:gpu_throttled_start:timestamp_seconds": "no GPU is throttled",
+    "run:training_odd_phase:info": "the ranks are in one phase",
     "run:training_standstill:info": "no run stands still",
     "run:training_unknown:info": "no run and no rank is without samples",
 }
@@ -104,6 +106,7 @@ def can_be_absent(rule: Rule) -> bool:
     return any(
         name in {**ABSENT, **EMPTY_RECORDS} or (name in by_name and can_be_absent(by_name[name]))
         for name in names
+        if name != rule.name
     )
 
 
