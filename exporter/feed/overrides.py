@@ -82,11 +82,12 @@ def _read(path: str) -> tuple[Rule, ...] | None:
     name = os.path.basename(path)
     try:
         data, status = read_file(path, MAX_BYTES + 1)
+        directory_owner = os.stat(os.path.dirname(path)).st_uid
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unusable(f"cannot read {name} ({error.strerror})", path) from error
-    if status.st_uid not in {own_uid(), 0, os.stat(os.path.dirname(path)).st_uid}:
+    if status.st_uid not in {own_uid(), 0, directory_owner}:
         message = (
             f"{name} belongs to uid {status.st_uid}, expected this user, root or the owner of the directory"
         )

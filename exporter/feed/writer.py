@@ -201,13 +201,14 @@ class FeedWriter:
             for name in os.listdir(self.directory)[:MAX_CHECKED_NAMES]:
                 process = process_of(name)
                 if process is not None and process != self.identity.id:
-                    status = os.lstat(os.path.join(self.directory, name))
-                    latest_by_process[process] = max(latest_by_process.get(process, 0.0), status.st_mtime)
+                    with suppress(FileNotFoundError):  # a different process removes files too
+                        status = os.lstat(os.path.join(self.directory, name))
+                        latest_by_process[process] = max(latest_by_process.get(process, 0.0), status.st_mtime)
             for process, modified_at in latest_by_process.items():
                 if self._clock() - modified_at > OLD_SECONDS:
                     remove_process(self.directory, process)
         except OSError:
-            return  # a different process removes files too, or permissions are missing
+            return  # permissions are missing
 
 
 def _rival(directory: str, name: str, identity: ProcessIdentity) -> int | None:

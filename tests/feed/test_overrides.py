@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from feed_support import mounted_filesystem, needs_root, redirect_default_directory
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed import files
 from exporter.feed.overrides import OverridesReader, read_overrides, write_overrides
 from exporter.recording.definition import check_rules
 
@@ -107,6 +109,23 @@ def test_rules_are_private_in_the_default_directory_and_those_of_another_user_ar
     for directory in (missing_default_directory, tmp_path):
         with pytest.raises(FeedDirectoryError, match="12345"):
             read_overrides(directory)
+
+
+def test_a_directory_that_is_removed_while_the_rules_are_read_has_no_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "feed"
+    directory.mkdir()
+    write_overrides(directory, RULES)
+
+    def read_and_remove_directory(path: str, limit: int) -> tuple[bytes, os.stat_result]:
+        content = files.read_file(path, limit)
+        shutil.rmtree(directory)
+        return content
+
+    monkeypatch.setattr("exporter.feed.overrides.read_file", read_and_remove_directory)
+
+    assert read_overrides(directory) is None
 
 
 def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:
