@@ -185,12 +185,12 @@ _START_OF_LOSS = (
     others      the last time in the range at which the share was small; 0 if the loss began before the range
 """
 LOST_SINCE_START = (
-    f"{LOST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left ()"
-    f" (time() - ({_START_OF_LOSS} > 0 unless on (cause) {as_cause('vector(1)', 'restarts')})) / 3600"
+    f"{LOST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left () (time() - ({_START_OF_LOSS} > 0))"
+    f" / 3600 and on (cause) {as_cause('vector(1)', 'standstill')}"
 )
-"""PromQL for the cost of each loss since its start: cost per hour times hours.
+"""PromQL for the cost of each standstill since its start: cost per hour times hours.
 
-Without a value for `restarts`, because that loss lies before the start of the attempt, and for a loss that began before the range.
+Without a value for other causes, because their share of the time varies, and for a standstill that began before the range.
 """
 
 # Runs without a sample ---------------------------------------------------------------------------------------
@@ -237,10 +237,21 @@ _REST_OF_COST = (
     f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_PER_HOUR_BY_CAUSE})"
     f" or {_COST_PER_HOUR_WHILE_KNOWN})"
 )
-UNKNOWN_COST = (
-    f"({_REST_OF_COST} * on (run) group_left (cause) (0 * max by (run, cause) ({UNKNOWN_LOSSES}) + 1))"
+_UNSEEN_SHARE = (
+    "(1 - count by (run) (group by (run, rank) (training_process_up{@run}))"
+    " / on (run) max by (run) (training_world_size{@run}))"
 )
-"""PromQL for the largest possible cost per hour of the unknown losses: the highest cost of the last hour minus the known losses."""
+"""PromQL for the share of the ranks of a run that have no sample."""
+UNKNOWN_COST = (
+    f"({_REST_OF_COST} * on (run) group_left (cause) {as_cause(f'(0 * {UNKNOWN_RUNS} + 1)', 'no_news')}"
+    f" or {_COST_PER_HOUR_WHILE_KNOWN} * on (run) group_left (cause)"
+    f" {as_cause(f'({_UNSEEN_SHARE} and on (run) {_PARTLY_UNKNOWN_RUNS})', 'partly_unknown')})"
+)
+"""PromQL for the largest possible cost per hour of the unknown losses.
+
+    no_news         the highest cost of the last hour minus the known losses
+    partly_unknown  the highest cost of the last hour times the share of the ranks without a sample
+"""
 COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
 NO_LOSS = f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause('0 * max(training_run_state{@run})', 'ended')})"
@@ -285,8 +296,8 @@ _CAUSES = {
     "nothing": ("nothing is lost now", GOOD),
     "ended": ("the run has ended", NEUTRAL),
     "unknown": (NO_SAMPLE_OF_RUN, WARNING),
-    "no_news": ("unknown: exporter down", WARNING),
-    "partly_unknown": ("partly unknown: exporter down", WARNING),
+    "no_news": ("unknown: no sample", WARNING),
+    "partly_unknown": ("unknown: ranks without sample", WARNING),
 }
 """Texts and colors of causes. Waits are neutral, because their share decides whether they are bad."""
 CAUSE_NAMES = {cause: name for cause, (name, _) in _CAUSES.items()}

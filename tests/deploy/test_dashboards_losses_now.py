@@ -79,6 +79,19 @@ def test_the_loss_per_hour_counts_every_cause(
     )
 
 
+def test_the_loss_since_the_start_is_shown_only_for_a_standstill(tmp_path: Path) -> None:
+    stall = COSTLY_RUN | run_series("badput_seconds_total", "0x20 0+7.5x40", labels=',cause="data_stall"')
+    hang = (
+        COSTLY_RUN
+        | run_series("run_state", "1x60", labels=',state="hung"')
+        | run_series("last_progress_timestamp_seconds", "300x60", labels=',rank="0"')
+    )
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", stall, {}, query_id="F")
+    lost = {'{run="a",cause="standstill"}': 6}
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", hang, lost, query_id="F")
+
+
 def test_the_lost_share_is_weighted_by_gpus(tmp_path: Path) -> None:
     stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
     healthy = {name.replace('run="a"', 'run="b"'): values for name, values in COSTLY_RUN.items()}
@@ -277,15 +290,15 @@ ONE_OF_TWO_EXPORTERS = (
 
 
 @pytest.mark.parametrize(
-    ("series", "cause", "node"),
-    [(NO_EXPORTER, "no_news", "n1"), (ONE_OF_TWO_EXPORTERS, "partly_unknown", "n2")],
+    ("series", "cause", "node", "euros_per_hour"),
+    [(NO_EXPORTER, "no_news", "n1", 36), (ONE_OF_TWO_EXPORTERS, "partly_unknown", "n2", 18)],
 )
 def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_sample(
-    tmp_path: Path, series: dict[str, str], cause: str, node: str
+    tmp_path: Path, series: dict[str, str], cause: str, node: str, euros_per_hour: float
 ) -> None:
     panel = "Cost and CO2 per hour, last 5 min"
     row = {f'{{run="a",instance="{node}",cause="{cause}"}}': 300}
-    cost = {f'{{run="a",cause="{cause}"}}': 36}
+    cost = {f'{{run="a",cause="{cause}"}}': euros_per_hour}
 
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, cost, query_id="D")
     assert_panel(
@@ -293,7 +306,7 @@ def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_s
         "training-energy",
         "Lost per hour, last 5 min",
         series,
-        {'{currency="EUR",text="EUR unknown"}': 36},
+        {'{currency="EUR",text="EUR unknown"}': euros_per_hour},
         query_id="D",
     )
     assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", series, {}, query_id="B")  # no 0 W
