@@ -193,7 +193,7 @@ def _main_alert_with_rank() -> str:
     """Return PromQL for the main alert of each run, with node, rank and GPU.
 
     Alerts about GPUs have no rank, and some alerts about runs have neither rank nor node. The rank that uses the GPU completes an
-    alert about a GPU; the rank that holds up or slows the run completes any alert, unless the alert names another node.
+    alert about a GPU. The rank that holds up a hang or waits for data completes only the alert about the hang or the wait.
     """
     alert = _main_alert()
 
@@ -202,13 +202,14 @@ def _main_alert_with_rank() -> str:
             f'({alert} and on (run, alertname) ALERTS{{@cluster, alertstate="firing", rank="", {matchers}}})'
         )
 
-    rank = f"0 * {_RANK_OF_PROBLEM}"
-    about_gpu, about_node = with_matchers('gpu!=""'), with_matchers('gpu="", instance!=""')
+    about_gpu = with_matchers('gpu!=""')
+    on_gpu = "on (run, instance, gpu) group_left (rank) 0 *"
+    hang = with_matchers('instance="", alertname="TrainingHang"')
+    data_wait = with_matchers('instance="", alertname="TrainingDataStall"')
     return (
-        f"({about_gpu} + on (run, instance, gpu) group_left (rank) 0 * {_RANK_OF_FAULTY_GPU}"
-        f" or on (run) {about_gpu} + on (run, instance) group_left (rank) {rank}"
-        f" or on (run) {about_node} + on (run, instance) group_left (rank, gpu) {rank}"
-        f""" or on (run) {with_matchers('instance=""')} + on (run) group_left (instance, rank, gpu) {rank} or on (run) {alert})"""
+        f"({about_gpu} + {on_gpu} {_RANK_OF_FAULTY_GPU} or on (run) {about_gpu} + {on_gpu} {_RANK_OF_PROBLEM}"
+        f" or on (run) {hang} + on (run) group_left (instance, rank, gpu) 0 * {_HANGING_RANK}"
+        f" or on (run) {data_wait} + on (run) group_left (instance, rank) 0 * {_DATA_WAIT_RANK} or on (run) {alert})"
     )
 
 

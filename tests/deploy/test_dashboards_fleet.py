@@ -239,7 +239,7 @@ def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_pat
     )
 
 
-def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(tmp_path: Path) -> None:
+def test_an_alert_about_a_gpu_has_no_rank_that_uses_another_gpu_and_explains_a_hang(tmp_path: Path) -> None:
     slow = (
         _hung_lost_and_healthy_runs()
         | STRAGGLER
@@ -263,7 +263,7 @@ def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(
         slow,
         others
         | {
-            '{run="a",user="u",state="running",alertname="GpuThermalThrottle",instance="n2",rank="1",gpu="3",cause="slowest_rank"}': 1.0,
+            '{run="a",user="u",state="running",alertname="GpuThermalThrottle",instance="n2",gpu="3",cause="slowest_rank"}': 1.0,
             '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
         },
     )
@@ -275,9 +275,20 @@ def test_an_alert_about_a_gpu_has_the_slow_rank_of_its_node_and_explains_a_hang(
         others
         | {
             '{run="a",user="u",state="running"}': 1.0,
-            '{run="b",user="u",state="hung",alertname="Xid 79",instance="n1",rank="1",gpu="0",cause="standstill"}': 1.0,
+            '{run="b",user="u",state="hung",alertname="Xid 79",instance="n1",gpu="0",cause="standstill"}': 1.0,
         },
     )
+
+
+@pytest.mark.parametrize("node", ["", ',instance="n2"'], ids=["alert without a node", "alert with a node"])
+def test_failing_saves_have_no_rank_although_a_rank_is_slow(tmp_path: Path, node: str) -> None:
+    alert = f'alertname="TrainingCheckpointFailing",run="a"{node}'
+    series = _hung_lost_and_healthy_runs() | STRAGGLER | _alerts(alert)
+    failing = f'{{user="u",state="running",cause="slowest_rank",{alert}}}'
+    hung = '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}'
+    rows = {failing: 1.0, hung: 1.0, '{run="c",user="u",state="lost"}': 1.0}
+
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, rows)
 
 
 def test_an_alert_about_a_gpu_names_the_rank_that_uses_the_gpu(tmp_path: Path) -> None:
