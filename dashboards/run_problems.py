@@ -426,17 +426,27 @@ def _union(expressions: Sequence[str]) -> str:
 
 
 def problem_since() -> str:
-    """Return PromQL for the start of the worst current problems, in Unix seconds; 0 for a start before the time range."""
-    effects = (
-        (Effect.CAUSES_STOP, Effect.STOPS),
-        (Effect.ENDANGERS,),
-        (Effect.HIDES,),
-        (Effect.SLOWS,),
+    """Return PromQL for the start of the problem in *State*, else of the worst current problems, in Unix seconds.
+
+    The order is that of the texts in *State*. A start before the time range is 0.
+    """
+    stops = [problem.rows for problem in PROBLEMS if problem.effect in (Effect.CAUSES_STOP, Effect.STOPS)]
+    slowest = f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})"
+    in_state = (
+        f"max({LOST_GPUS})",
+        f"max({CRITICAL_XIDS_OF_GPUS})",
+        f"max({_NONFINITE_ROW} and on () ({NONFINITE_NOW} or on () {NONFINITE_ALERT}))",
+        f"max({_SAVES_FAIL} and on () {LAST_SAVE_FAILED})",
+        f"max({_SLOW} and on (instance, rank) {slowest} unless on () {STANDS_STILL})",
+        f"max({_WAITING_RANK})",
+        f"max({THROTTLED_GPUS})",
+        f"max({_ALL_RANKS_WAIT})",
     )
-    return " or on () ".join(
-        f"min({' or '.join(f'({problem.rows})' for problem in PROBLEMS if problem.effect in group)})"
-        for group in effects
-    )
+    others = [
+        f"min({' or '.join(f'({problem.rows})' for problem in PROBLEMS if problem.effect is effect)})"
+        for effect in (Effect.ENDANGERS, Effect.HIDES)
+    ]
+    return " or on () ".join((f"min({' or '.join(f'({rows})' for rows in stops)})", *in_state, *others))
 
 
 def what_is_wrong(w: int, h: int) -> Panel:

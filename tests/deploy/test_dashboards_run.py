@@ -358,6 +358,15 @@ def test_the_state_names_the_gpu_of_an_xid(tmp_path: Path) -> None:
     ("series", "state_since", "start", "seconds"),
     [
         pytest.param(RANKS | SLOW_RANK, 605, "problem", 300, id="slow rank"),
+        pytest.param(
+            RANKS
+            | SLOW_RANK
+            | run_series("phase_seconds_total", "0x12 7.5+7.5x47", labels=',rank="1",phase="data_loading"'),
+            605,
+            "problem",
+            300,
+            id="slow rank after an earlier wait for data",
+        ),
         pytest.param(HUNG, 605, "problem", 300, id="last step before a hang"),
         pytest.param(RANKS | XID_48, 605, "problem", 300, id="Xid"),
         pytest.param(RANKS, 60, "state", 60, id="no problem"),
