@@ -356,11 +356,14 @@ LAST_SAVE_FAILED = f"{_LAST_FAILURE} > {_LAST_SAVE}"
 """PromQL with a value while no save has succeeded after the last failed save."""
 _FAILED_COUNT = f"round({events_in_range(_FAILED_COUNTER, 'kind')}) > 0"
 _SAVES_ALERT = 'max(ALERTS{@run, alertname="TrainingCheckpointFailing", alertstate="firing"})'
-_FIRST_FAILURE_AFTER_SAVE = (
-    f"min_over_time((time() + 0 * (sum({_FAILED_COUNTER} offset -$__interval) > (sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}))"
-    " > scalar(max(training_checkpoint_last_success_timestamp_seconds{@run} @ end()) or on () vector(0)))[$__range:$__interval])"
+_LAST_SAVE_AT_END = (
+    "scalar(max(training_checkpoint_last_success_timestamp_seconds{@run} @ end()) or on () vector(0))"
 )
-"""PromQL for the first time in the time range after the last successful save before a save failed."""
+_FIRST_FAILURE_AFTER_SAVE = (
+    f"clamp_min(min_over_time((time() + 0 * (sum({_FAILED_COUNTER} offset -$__interval) > (sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}))"
+    f" > {_LAST_SAVE_AT_END} - $__interval_ms / 1000)[$__range:$__interval]), {_LAST_SAVE_AT_END})"
+)
+"""PromQL for the start of the first interval with a failed save after the last successful save, or the time of that save in the same interval."""
 _SAVES_FAIL = _with_number(_FAILED_COUNT, _FIRST_FAILURE_AFTER_SAVE, "no checkpoint: $1 saves failed")
 _SAVES_FAILED = _with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 

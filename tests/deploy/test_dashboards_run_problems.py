@@ -155,6 +155,13 @@ def problem_row(labels: str, *, is_past: bool = False) -> str:
         ),
         pytest.param(
             RANKS
+            | run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"')
+            | run_series("checkpoint_last_success_timestamp_seconds", "301x60"),
+            {'problem="no checkpoint: 2 saves failed"': 301_000},
+            id="failed save within an interval after the last save",
+        ),
+        pytest.param(
+            RANKS
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
             {f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}': 300_000},
             id="loader stall",
