@@ -9,7 +9,6 @@ from dashboards.energy_overview import (
     COMPLETE_RUN_POWER,
     MAX_RATIO,
     MIN_RATIO,
-    RUN_POWER,
     overview_panels,
 )
 from dashboards.losses_now import CAUSE_NAMES, COST_IS_PARTIAL, COST_PER_HOUR
@@ -147,7 +146,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         return time_series(
             title,
             Query(
-                f'{RUN_POWER} / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'({COMPLETE_RUN_POWER}) / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
                 "{{run}}",
             ),
             unit=unit,
@@ -159,7 +158,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         time_series(
             "Joules per step",
             Query(
-                f'{RUN_POWER} / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'({COMPLETE_RUN_POWER}) / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
                 "{{run}}",
             ),
             unit="joule",

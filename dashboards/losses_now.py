@@ -16,7 +16,7 @@ from dashboards.tables import NO_SAMPLE_OF_RUN
 
 NO_PROGRESS_SECONDS = 120
 FOLLOWING_EXITS_SECONDS = 60
-"""Time within which the other ranks of an attempt exit after the first."""
+"""Exits at most this long before the last exit belong to the same failure."""
 STANDSTILL = (
     f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
     ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'
@@ -224,7 +224,7 @@ UNKNOWN_LOSSES = (
 )
 """PromQL for the losses of incomplete runs, as the causes `no_news` and `partly_unknown`. The value is the time of the last sample."""
 NO_COST = f"0 * sum by (currency) (training_cost_total{{@run}}) unless on () {INCOMPLETE_RUNS}"
-"""PromQL for a cost per hour of 0 of runs that have ended; without a value if the cost of a run is unknown."""
+"""PromQL for a cost per hour of 0 by currency, as the fallback of a sum without active runs; without a value if the cost of a run is unknown."""
 COST_IS_PARTIAL = (
     "(max by (run) (last_over_time(run:training_cost:rate5m{@run}[5m])) unless on (run) run:training_cost:rate5m{@run}"
     ' unless on (run) max by (run) (training_run_state{@run, state=~"stopped|finished|failed|lost"}) == 1)'
@@ -255,7 +255,7 @@ UNKNOWN_COST = (
 COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
 NO_LOSS = f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause('0 * max(training_run_state{@run})', 'ended')})"
-"""PromQL for the row of active runs that lose nothing, or of runs that have ended; without a value for unknown runs."""
+"""PromQL for the row of a table without other rows: active runs lose nothing, or all runs have ended; without a value for unknown runs."""
 LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 """PromQL for the start of each known loss, and the time of the last sample for unknown losses, in Unix seconds.
 

@@ -142,7 +142,7 @@ def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, un
 
 
 def hanging_ranks(w: int = 24) -> Panel:
-    """Return a table with the stack position of each hanging rank. Positions with the fewest ranks are first."""
+    """Return a table with the stack position of each hanging rank, or with one row that says why there is none. Positions with the fewest ranks are first."""
     row_query = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
     ranks_at_line = "count by (function, location) (training_hang_info{@run})"
     no_hang_found = placeholder_row(

@@ -13,7 +13,10 @@ Status = Literal["ok", "warn", "FAIL"]
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """Result of a check; "warn" may be intended, "FAIL" means that metrics are missing."""
+    """Result of a check.
+
+    "warn" is worth a look, and may be intended. With a "FAIL", `check` exits with status 1.
+    """
 
     status: Status
     subject: str
@@ -22,6 +25,7 @@ class CheckFinding:
 
 
 Check = Callable[[], Iterable[CheckFinding]]
+"""Function that yields the findings of one subject."""
 
 
 def ok(subject: str, found: str) -> CheckFinding:
@@ -30,10 +34,10 @@ def ok(subject: str, found: str) -> CheckFinding:
 
 
 def warn(subject: str, statement: Statement) -> CheckFinding:
-    """Return a finding that may be intended."""
+    """Return a finding that is worth a look, and may be intended."""
     return CheckFinding("warn", subject, statement.sentence, statement.remedy)
 
 
 def fail(subject: str, statement: Statement) -> CheckFinding:
-    """Return a finding that explains missing metrics."""
+    """Return a finding with which `check` exits with status 1."""
     return CheckFinding("FAIL", subject, statement.sentence, statement.remedy)

@@ -17,13 +17,13 @@ from exporter.recording.value_class import Value
 from exporter.recording.values import ProcessIdentity
 
 MAX_TYPE_CHARACTERS = 512
-"""Maximum length of an event's type, of the name of a value and of a span id. Longer texts are cut."""
+"""Maximum length of an event's type and of a span id, and of the name of a value among converted data. Longer texts are cut."""
 _ANY_LENGTH = 1 << 62
 _INT64_LIMIT = 1 << 63
 
 
 class Severity(str, enum.Enum):
-    """Severity of an event. A member equals its lower-case name, so that `severity="warning"` is accepted too."""
+    """Severity of an event. A member equals its lower-case name, so `severity="warning"` works too."""
 
     DEBUG = "debug"
     INFO = "info"

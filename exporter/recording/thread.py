@@ -31,10 +31,10 @@ class RecordingThread:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start with new locks and without a thread in a forked child."""
+        """Start with new locks and without a thread, at first or in a forked child."""
         self._starting = threading.Lock()
         self._step_lock = threading.Lock()
-        self._alarm = threading.Lock()  # held while the thread sleeps; a release wakes the thread
+        self._alarm = threading.Lock()  # held unless a wake is pending; a release wakes the thread
         self._alarm.acquire()
         self._thread: threading.Thread | None = None
         self._slice_start = 0.0
@@ -56,8 +56,8 @@ class RecordingThread:
             self._starting.release()
 
     def wake(self) -> None:
-        """End the current sleep of the thread."""
-        with suppress(RuntimeError):  # the thread is awake already
+        """End the current sleep of the thread, or the next one if the thread is awake."""
+        with suppress(RuntimeError):  # an earlier wake is still pending
             self._alarm.release()
 
     def sleep_until(self, wake_time: float) -> bool:
@@ -84,7 +84,7 @@ class RecordingThread:
         try:
             return step() is not False
         except Exception as error:  # noqa: BLE001  # a defect must not end the thread or reach the job
-            log_once(f"defect {safe_repr(error)}", f"a defect in the recording thread: {safe_repr(error)}")
+            log_once(f"defect {safe_repr(error)}", f"a defect in the recording: {safe_repr(error)}")
             return False
         finally:
             lock.release()

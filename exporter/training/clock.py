@@ -22,7 +22,7 @@ from exporter.training.totals import PhaseTotals
 
 INIT, ITERATION, OTHER = "init", "iteration", "other"
 MAX_OPEN_BLOCKS = 1024
-"""Limit of open blocks on the main thread. Above the limit, the oldest block is ended."""
+"""Maximum size of the main thread's stack, including the base entry. Beyond the limit, the oldest block is ended."""
 
 
 class StackEntry:
@@ -31,7 +31,7 @@ class StackEntry:
     Attributes:
         totals: The block's phase, or the phase of the surrounding block.
         has_phase: True for a block with a phase; otherwise the surrounding phase continues.
-        is_nested: True inside a block of the same phase, or without a phase.
+        is_nested: True directly inside a block of the same phase, or without a phase.
         entry_seconds: Seconds of the phase when the block was entered, or when it continued in the phase.
         task: The asyncio task that entered the block, or None.
         is_lexical: True for a block entered by a context manager, False for the block of a callback.
@@ -73,7 +73,7 @@ class ClockReading(Value):
 class PhaseClock:
     """Clock of the main thread: all time counts for the phase of the innermost block.
 
-    Before the first step the phase is `init` where no block is open, afterwards `other`.
+    Where no block is open, the phase is `init` until the training loop or the first iteration begins, and `other` afterwards.
 
     Attributes:
         work: The entered phases that are work; `waits` are the phases in which a rank waits.
@@ -347,7 +347,7 @@ class PhaseClock:
         return sum(totals.seconds for totals in self.waits)
 
     def has_entries(self) -> bool:
-        """Return True if a block of a phase was entered."""
+        """Return True if a block of a phase other than `init` was entered."""
         return any(totals.entries for name, totals in self.phases.items() if name != INIT)
 
     def possible_work_seconds(self, now: float) -> float:

@@ -32,7 +32,7 @@ from exporter.recording.values import TrainingReading
         ("", "bf16", None),
     ],
 )
-def test_only_devices_of_the_table_have_a_dense_peak(name: str, dtype: str, teraflops: float | None) -> None:
+def test_a_peak_needs_an_exact_device_and_data_type(name: str, dtype: str, teraflops: float | None) -> None:
     assert peak_flops(name, dtype) == (None if teraflops is None else teraflops * 1e12)
 
 
@@ -92,7 +92,7 @@ def peaks_of(page: Page) -> dict[tuple[str, ...], float]:
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 
 
-def test_a_run_is_described_by_its_lowest_local_rank(tmp_path: Path) -> None:
+def test_a_run_is_described_by_the_lowest_rank_of_the_node(tmp_path: Path) -> None:
     page = page_of_processes(
         tmp_path,
         training_snapshot(make_process(rank=1), session_tag="other"),
@@ -115,7 +115,7 @@ def test_a_rank_with_facts_describes_the_run_before_a_lower_rank_without_facts(t
     assert page.get("training_run_info", run="r", model="llama") == 1
 
 
-def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
+def test_a_rank_has_a_gpu_only_if_its_process_holds_exactly_one(tmp_path: Path) -> None:
     uses = (
         GpuProcessUse(100, "3", "GPU-a"),
         GpuProcessUse(101, "0", "GPU-b"),
