@@ -162,9 +162,10 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "GPUs",
-            # Without the nodes whose exporter is down, so that the parts add up to the total.
+            # Without the nodes whose exporter is down or whose driver was not read, so that the parts add up to the total.
             instant_query(
-                "sum(instance:gpu_devices:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0)",
+                "sum(instance:gpu_devices:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0"
+                " unless on (cluster, instance) instance:gpu_not_read:sum{@cluster}) or 0 * count(cluster:gpu_missing:sum{@cluster})",
                 "up",
             ),
             instant_query(
@@ -172,10 +173,11 @@ def _overview_panels() -> tuple[Panel, ...]:
                 "missing",
                 BAD,
             ),
-            # The last known GPUs of the nodes whose exporter is down; 0 if all exporters are up.
+            # The last known GPUs of these nodes; 0 if there is no such node.
             instant_query(
                 "sum(last_over_time(instance:gpu_devices:sum{@cluster}[1h])"
-                " and on (cluster, instance) instance:exporter:up{@cluster} == 0) or 0 * count(cluster:exporter_up:count{@cluster})",
+                " and on (cluster, instance) instance:exporter:up{@cluster} == 0"
+                " or on (cluster, instance) instance:gpu_not_read:sum{@cluster}) or 0 * count(cluster:exporter_up:count{@cluster})",
                 "unknown",
                 BAD,
             ),

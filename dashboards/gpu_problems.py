@@ -152,16 +152,13 @@ def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> Problem:
 
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
-NODE_PROBLEMS = (
-    Problem(
-        "driver does not respond: $1",
-        "max by (instance, reason) (gpu_nvml_error_info{@node})"
-        " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0",
-        f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
-        "run nvidia-smi; reload the driver or reboot",
-        Impact.STANDSTILL,
-        "reason",
-    ),
+_LAST_DRIVER_READING = "max by (instance) (max_over_time(timestamp(gpu_devices{@node})[1m:5s]))"
+DRIVER_NOT_READ = (
+    "(max by (instance) (last_over_time(gpu_devices{@node}[35s])) unless on (instance) gpu_devices{@node}"
+    " and on (instance) up{@target} == 1)"
+)
+"""PromQL with a value for each node whose driver was read within two scrapes, but not at the last scrape: its GPUs are unknown."""
+_EXPORTER_PROBLEMS = (
     Problem(
         "exporter down, node unknown",
         "min by (instance) (up{@target}) == 0",
@@ -177,10 +174,32 @@ NODE_PROBLEMS = (
         Impact.UNKNOWN,
     ),
 )
+NODE_PROBLEMS = (
+    Problem(
+        "driver does not respond: $1",
+        "max by (instance, reason) (gpu_nvml_error_info{@node})"
+        " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
+        " unless on (instance) last_over_time(gpu_devices{@node}[35s])",
+        f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
+        "run nvidia-smi; reload the driver or reboot",
+        Impact.STANDSTILL,
+        "reason",
+    ),
+    Problem(
+        "no reading of the driver for $1 s",
+        f'count_values by (instance) ("seconds", round(time() - {_LAST_DRIVER_READING} and on (instance) {DRIVER_NOT_READ}))',
+        _LAST_DRIVER_READING,
+        "wait; check again",
+        Impact.UNKNOWN,
+        "seconds",
+    ),
+    *_EXPORTER_PROBLEMS,
+)
 GPU_PROBLEMS = (
     Problem(
         f"{NO_RESPONSE}$1",
-        "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})",
+        "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
+        f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
         f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",
         "drain the node, then reset the GPU",
         Impact.STANDSTILL,
@@ -229,9 +248,7 @@ GPU_PROBLEMS = (
     ),
 )
 
-UNKNOWN_NODES = (
-    f"({' or '.join(problem.condition for problem in NODE_PROBLEMS if problem.impact is Impact.UNKNOWN)})"
-)
+UNKNOWN_NODES = f"({' or '.join(problem.condition for problem in _EXPORTER_PROBLEMS)})"
 """PromQL for the nodes without a sample, whose GPUs and runs are unknown."""
 
 

@@ -23,6 +23,7 @@ from dashboards.gpu_problem_table import (
     problem_counts_by_impact,
 )
 from dashboards.gpu_problems import (
+    DRIVER_NOT_READ,
     GPUS_OF_RANKS,
     IMPACT_COLORS,
     IMPACT_NAMES,
@@ -103,6 +104,7 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
     throttled = f"max by (instance, gpu) ({THROTTLED}{{@gpu}})"
+    expected = _last_of("gpu_devices_expected")
     known_gpus = "count(last_over_time(gpu_up{@gpu}[$__range])) or sum(gpu_devices{@gpu_node})"
     return (
         stat(
@@ -117,13 +119,14 @@ def _overview_panels() -> tuple[Panel, ...]:
             "GPUs",
             instant_query(f"sum(gpu_devices{{@gpu_node}}) or 0 * ({known_gpus})", "up"),
             instant_query(
-                "clamp_min(sum(gpu_devices_expected{@gpu_node}) - sum(gpu_devices{@gpu_node} or 0 * gpu_devices_expected{@gpu_node}), 0)",
+                # As in the rule instance:gpu_missing:sum: a GPU that was read within two scrapes is not lost.
+                f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices')} or 0 * ({expected})), 0)",
                 "lost",
                 BAD,
             ),
             instant_query(
                 "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]))"
-                f" unless on (instance) group by (instance) (up{{@gpu_target}} == 1)) or 0 * ({known_gpus})",
+                f" unless on (instance) (group by (instance) (up{{@gpu_target}} == 1) unless on (instance) {DRIVER_NOT_READ})) or 0 * ({known_gpus})",
                 "unknown",
                 WARNING,
             ),
@@ -188,6 +191,11 @@ def _overview_panels() -> tuple[Panel, ...]:
             h=6,
         ),
     )
+
+
+def _last_of(family: str) -> str:
+    """Return PromQL for the last values of a family within two scrapes."""
+    return f"({family}{{@gpu_node}} or last_over_time({family}{{@gpu_node}}[35s]))"
 
 
 def _mean_sm_activity() -> str:

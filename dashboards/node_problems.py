@@ -200,7 +200,7 @@ _RUN_PROBLEMS = (
 _COLLECTOR_PROBLEMS = (
     Problem(
         "collector $1 fails",
-        "min by (instance, collector) (exporter_collector_success{@node}) == 0",
+        "min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s])) == 0",
         last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
         "read the log of the exporter",
         Impact.UNKNOWN,

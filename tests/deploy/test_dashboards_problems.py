@@ -110,6 +110,70 @@ def gpu_series(name: str, values: str, gpu: int = 0, labels: str = "") -> dict[s
     return {GPU.format(name=name, gpu=gpu, labels=f',job="training"{labels}'): values}
 
 
+def _driver_without_reading(last_reading: int) -> dict[str, str]:
+    """Return the series of a node with 8 GPUs whose driver was last read at this scrape; the current scrape is 60."""
+    missed, node = 60 - last_reading, 'job="training",instance="n1"'
+    return {
+        f"up{{{node}}}": "1x60",
+        f"gpu_devices_expected{{{node}}}": "8x60",
+        f"gpu_devices{{{node}}}": f"8x{last_reading} stale",
+        f"gpu_nvml_up{{{node}}}": f"1x{last_reading} 0x{missed}",
+        f'gpu_nvml_error_info{{{node},reason="hung"}}': f"_x{last_reading + 1} 1x{missed}",
+        f'exporter_collector_success{{{node},collector="gpu"}}': f"1x{last_reading} 0x{missed}",
+        **{name: f"1x{last_reading} stale" for gpu in range(8) for name in gpu_series("up", "", gpu=gpu)},
+        **gpu_series("error_info", f"_x{last_reading + 1} 1x{missed}", gpu=3, labels=',reason="hung"'),
+    }
+
+
+@pytest.mark.parametrize("dashboard", ["training-gpus", "training-fleet"])
+@pytest.mark.parametrize(
+    ("last_reading", "up", "lost", "unknown"),
+    [(60, 8, 0, 0), (59, 0, 0, 8), (57, 0, 8, 0)],
+    ids=["read", "one scrape missed", "three scrapes missed"],
+)
+def test_the_gpus_of_a_driver_are_unknown_for_two_scrapes_and_then_lost(
+    tmp_path: Path, dashboard: str, last_reading: int, up: int, lost: int, unknown: int
+) -> None:
+    series = _driver_without_reading(last_reading)
+
+    for query_id, gpus in (("A", up), ("B", lost), ("C", unknown)):
+        assert_panel(tmp_path, dashboard, "GPUs", series, {"{}": gpus}, query_id=query_id)
+
+
+@pytest.mark.parametrize(("dashboard", "node"), [("training-gpus", 'instance="n1",'), ("training-node", "")])
+def test_one_missed_reading_of_the_driver_recommends_no_reboot(
+    tmp_path: Path, dashboard: str, node: str
+) -> None:
+    row = f'{{{node}problem="no reading of the driver for 15 s",remedy="wait; check again"}}'
+    expected = {row: Impact.UNKNOWN}
+
+    assert_panel(tmp_path, dashboard, "What is wrong", _driver_without_reading(59), expected)
+
+
+def test_a_driver_that_misses_three_scrapes_does_not_respond(tmp_path: Path) -> None:
+    series = _driver_without_reading(57)
+    hung = {
+        '{instance="n1",problem="driver does not respond: hung",remedy="run nvidia-smi; reload the driver or reboot"}': 4,
+        '{instance="n1",gpu="3",problem="GPU does not respond: hung",remedy="drain the node, then reset the GPU"}': 0,
+    }
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, hung)
+
+
+@pytest.mark.parametrize(("last_success", "nodes"), [(59, 0), (57, 1)], ids=["one scrape", "three scrapes"])
+def test_a_collector_that_fails_at_one_scrape_is_no_problem_of_a_node(
+    tmp_path: Path, last_success: int, nodes: int
+) -> None:
+    node = 'job="training",instance="n1"'
+    series = {
+        f"up{{{node}}}": "1x60",
+        f"exporter_build_info{{{node}}}": "1x60",
+        f'exporter_collector_success{{{node},collector="gpu"}}': f"1x{last_success} 0x{60 - last_success}",
+    }
+
+    assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": nodes}, query_id="D")
+
+
 def test_a_lost_gpu_is_above_a_gpu_with_several_ecc_problems(tmp_path: Path) -> None:
     series = (
         EXPORTER_AND_RANK
