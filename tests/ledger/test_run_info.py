@@ -160,16 +160,17 @@ def test_without_process_lists_equal_devices_give_the_peak(
 
 
 def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -> None:
-    settings = (PeakFlops("*H100*", 3e15, "fp8"), PeakFlops("*H100*", 2e15))
+    configured_peaks = (PeakFlops("*H100*", 3e15, "fp8"), PeakFlops("*H100*", 2e15))
     page = page_of_processes(
         tmp_path,
         training_snapshot(make_process(rank=0), precision="bf16", peak=1e15),
         training_snapshot(make_process(rank=1), precision="bf16"),
         training_snapshot(make_process(rank=2), precision="fp8"),
         gpus=(gpu_reading("a", H100),),
-        peaks=settings,
+        peaks=configured_peaks,
     )
 
+    # The source of a reported peak is "config", too: a person, not the table, provided it.
     assert peaks_of(page) == {
         ("0", "bf16", "config", H100): 1e15,
         ("1", "bf16", "config", H100): 2e15,
