@@ -69,33 +69,38 @@ def _loss(run_matchers: str) -> str:
 
 
 STEP = "max by (run) (training_step{@compared_run})"
+"""PromQL for the step of each compared run."""
 LAST_STEP = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
-ROW_DISTANCE_ROUNDING = f"scalar(10 ^ (floor(log10(max({LAST_STEP}))) - 1))"
-ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP}) / 10 / {ROW_DISTANCE_ROUNDING}) * {ROW_DISTANCE_ROUNDING})"
+"""PromQL for the last step of each compared run in the time range."""
+ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP}))) - 1))"
+ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
 """
-SELECTED_RUNS_MATCHERS, BASELINE_MATCHERS = "@compared_run", 'cluster=~"$cluster", run="$baseline"'
+COMPARED_RUNS_MATCHERS = "@compared_run"
+"""Matchers of all compared runs, with the baseline if it is among them."""
+BASELINE_MATCHERS = 'cluster=~"$cluster", run="$baseline"'
 OTHER_RUNS_MATCHERS = '@compared_run, run!="$baseline"'
+"""Matchers of the compared runs without the baseline."""
 
 
 def _comparison_columns(
-    query_for: Callable[[str], str], title: str, unit: str, decimals: int, difference_thresholds: Json
+    build_query: Callable[[str], str], title: str, unit: str, decimals: int, difference_thresholds: Json
 ) -> tuple[Column, Column]:
     """Return a column with a value of each run, and a column with its relative difference from the baseline.
 
     Args:
-        query_for: Function that returns the PromQL of the value for the matchers of the runs.
+        build_query: Function that returns the PromQL of the value for the matchers of the runs.
         title: Heading of the value column.
         unit: Grafana's identifier of the unit.
         decimals: Number of decimals of the value.
         difference_thresholds: Thresholds that color the difference.
     """
     return (
-        Column(query_for(SELECTED_RUNS_MATCHERS), title, unit, 100, decimals=decimals),
+        Column(build_query(COMPARED_RUNS_MATCHERS), title, unit, 100, decimals=decimals),
         Column(
-            f"({query_for(SELECTED_RUNS_MATCHERS)}) / scalar({query_for(BASELINE_MATCHERS)}) - 1",
+            f"({build_query(COMPARED_RUNS_MATCHERS)}) / scalar({build_query(BASELINE_MATCHERS)}) - 1",
             f"\N{GREEK CAPITAL LETTER DELTA} {title}",
             "percentunit",
             100,
@@ -106,15 +111,14 @@ def _comparison_columns(
 
 
 def _at_last_common_step(value_query: str) -> str:
-    """Return PromQL for a value of each selected run: the last sample up to the last step that all selected runs have reached."""
+    """Return PromQL for a value of each compared run: the last sample up to the last step that all compared runs have reached."""
     return f"last_over_time(({value_query} and on (run) {STEP} <= scalar(min({LAST_STEP})))[$__range:$__interval])"
 
 
 def comparison_panels() -> tuple[Panel, ...]:
-    """Return the panels that compare the selected runs: a table against the baseline, phases, and losses by step and by time."""
+    """Return the panels that compare the runs: a table against the baseline, phases, and losses by step and by time."""
     lower_is_better = threshold_steps((None, BLUE), (-0.02, NEUTRAL), (0.02, VERMILION))
     higher_is_better = threshold_steps((None, VERMILION), (-0.02, NEUTRAL), (0.02, BLUE))
-    # The label `step` of *Loss by step* is the step number, rounded down to a row: `count_values` turns a value into a label.
     return (
         table(
             "Runs against the baseline",
@@ -138,7 +142,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column(LAST_STEP, "Last step", unit="locale", width=100),
             Column(
-                _at_last_common_step(_loss(SELECTED_RUNS_MATCHERS)),
+                _at_last_common_step(_loss(COMPARED_RUNS_MATCHERS)),
                 "Same-step loss",
                 width=100,
                 decimals=3,
@@ -175,8 +179,9 @@ def comparison_panels() -> tuple[Panel, ...]:
         ),
         matrix(
             "Loss by step",
+            # The label `step` is the step number, rounded down to a row: `count_values` turns a value into a label.
             table_query(
-                f"avg_over_time(({_loss(SELECTED_RUNS_MATCHERS)} * on (run) group_left (step)"
+                f"avg_over_time(({_loss(COMPARED_RUNS_MATCHERS)} * on (run) group_left (step)"
                 f' count_values by (run) ("step", floor({STEP} / {ROW_DISTANCE}) * {ROW_DISTANCE}))[$__range:$__interval])'
             ),
             column_label="run",

@@ -11,7 +11,7 @@ from dashboards.energy_overview import (
     MIN_RATIO,
     overview_panels,
 )
-from dashboards.losses_now import CAUSE_NAMES, COST_IS_PARTIAL, COST_PER_HOUR
+from dashboards.losses_now import CAUSE_NAMES, COST_PER_HOUR, RUNS_WITH_STALE_COST
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
@@ -209,7 +209,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             "Cost per hour",
             Query(
                 f"sum by (kind, currency) ({share} * on (run, currency) group_left () ({COST_PER_HOUR}))"
-                f" unless on () {COST_IS_PARTIAL}",
+                f" unless on () {RUNS_WITH_STALE_COST}",
                 "{{kind}}, {{currency}}",
             ),
             unit="none",

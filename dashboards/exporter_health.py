@@ -10,7 +10,7 @@ from dashboards.tables import Column, table
 
 
 def exporter_panels() -> tuple[Panel, ...]:
-    """Return the panels about the exporter: collectors, feeds, lost samples, series, CPU time and NVML errors."""
+    """Return the panels about the exporter: collectors, feeds, lost data, series, CPU time and NVML errors."""
     return (
         table(
             "Collectors",
@@ -102,7 +102,7 @@ def exporter_panels() -> tuple[Panel, ...]:
             "NVML errors",
             Query(
                 f"{event_counts('exporter_nvml_errors_total{@node}', 'call, error', starts_at_first_event=True)} > 0"
-                f" or {_zero_line('error')}",
+                f" or {_zero_line('call')}",
                 "{{call}} {{error}}",
             ),
             unit="none",
@@ -113,5 +113,5 @@ def exporter_panels() -> tuple[Panel, ...]:
 
 
 def _zero_line(label: str) -> str:
-    """Return PromQL for a line at 0 with the value "none" of a label, so that a panel without series is not "No data"."""
+    """Return PromQL for a line at 0 with the value "none" of a label, so that the panel shows 0, not "No data", when nothing happened."""
     return f'label_replace(0 * max(exporter_series{{@node}}), "{label}", "none", "", "")'

@@ -7,7 +7,7 @@ shown as `standstill`, with a share of 100 %, and the losses of restarts are ave
 from __future__ import annotations
 
 from dashboards.energy_loss import as_cause
-from dashboards.gpu_problems import THROTTLED, THROTTLED_RATIO
+from dashboards.gpu_problems import THROTTLED, THROTTLED_RATIO, XID_SECONDS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import blank_if_incomplete
@@ -77,8 +77,8 @@ _GPUS_OF_RANKS = (
 
 The driver lists no processes of a lost GPU, so the current samples of its rank have no GPU.
 """
-_LAST_XIDS = "topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - 3600) * 0 + 1"
-"""PromQL for the last Xid of each GPU, if the Xid occurred in the last hour."""
+_LAST_XIDS = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}) * 0 + 1"
+"""PromQL for the last Xid of each GPU, if the Xid occurred in the last `XID_SECONDS`."""
 _LOST_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) (gpu_up) == 0"
     " and on (run, instance, rank) training_process_up{@run} == 1"
@@ -214,7 +214,7 @@ _SILENT_NODES = (
     " unless on (run, instance) training_process_up{@run})"
     f" and on (run) {INCOMPLETE_RUNS})"
 )
-"""PromQL for the node of each incomplete run that has no samples now; of several nodes, the last to stop.
+"""PromQL, for each incomplete run, for the node without current samples that stopped last.
 
 The value is the time of its last sample.
 """
@@ -225,7 +225,7 @@ UNKNOWN_LOSSES = (
 """PromQL for the losses of incomplete runs, as the causes `no_news` and `partly_unknown`. The value is the time of the last sample."""
 NO_COST = f"0 * sum by (currency) (training_cost_total{{@run}}) unless on () {INCOMPLETE_RUNS}"
 """PromQL for a cost per hour of 0 by currency, as the fallback of a sum without active runs; without a value if the cost of a run is unknown."""
-COST_IS_PARTIAL = (
+RUNS_WITH_STALE_COST = (
     "(max by (run) (last_over_time(run:training_cost:rate5m{@run}[5m])) unless on (run) run:training_cost:rate5m{@run}"
     ' unless on (run) max by (run) (training_run_state{@run, state=~"stopped|finished|failed|lost"}) == 1)'
 )
@@ -255,16 +255,19 @@ UNKNOWN_COST = (
 COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
 NO_LOSS = f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause('0 * max(training_run_state{@run})', 'ended')})"
-"""PromQL for the row of a table without other rows: active runs lose nothing, or all runs have ended; without a value for unknown runs."""
+"""PromQL for the row of a table without other rows: active runs lose nothing, or all runs have ended; without a value for unknown runs.
+
+A run in state `ending` counts as ended.
+"""
 LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 """PromQL for the start of each known loss, and the time of the last sample for unknown losses, in Unix seconds.
 
 0 if the loss began before the time range.
 """
-_USUAL, _WARNING, _UNKNOWN, _LARGE = 0, 1, 2, 3
+_USUAL, _LOSS, _UNKNOWN, _LARGE = 0, 1, 2, 3
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
 VERDICTS = (
-    f"({_KNOWN_LOSSES} >= bool {LOSS}) + {_LARGE - _WARNING} * ({_KNOWN_LOSSES} >= bool {BAD_LOSS})"
+    f"({_KNOWN_LOSSES} >= bool {LOSS}) + {_LARGE - _LOSS} * ({_KNOWN_LOSSES} >= bool {BAD_LOSS})"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN}"
 )
 """PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual."""
@@ -272,7 +275,7 @@ VERDICT_TEXTS = value_mappings(
     {
         _LARGE: ("large loss", BAD),
         _UNKNOWN: ("unknown", WARNING),
-        _WARNING: ("loss", WARNING),
+        _LOSS: ("loss", WARNING),
         _USUAL: ("usual", NEUTRAL),
     }
 )
