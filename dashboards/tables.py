@@ -31,12 +31,10 @@ MIN_COLUMN_WIDTH = 100
 class Column:
     """Column of a table: a label, or the values of a query."""
 
-    source: (
-        str  # name of a label, or PromQL; an identifier, even the name of a metric, is the name of a label
-    )
+    source: str  # PromQL, or the name of a label; a bare metric name counts as a label: write `metric{}`
     title: str  # heading
     unit: str | None = None  # Grafana's identifier of the unit
-    width: int | None = None  # pixels; None for a share of the remaining width
+    width: int | None = None  # pixels, or the heading's if wider; None for a share of the remaining width
     thresholds: Json | None = None  # thresholds that color the text, or the bar if there is one
     mappings: Sequence[Json] = ()  # value mappings
     links: Sequence[Json] = ()  # data links of the cells
@@ -126,7 +124,7 @@ def _query_fields(query_count: int) -> list[str]:
 
 
 ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
-"""Value mappings of a column whose value is 0 in the placeholder row."""
+"""Value mappings that show 0 as a dash, for columns whose value is 0 in the placeholder row."""
 NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
 UNNAMED_HANG = "no step; no rank is named yet"
 
@@ -208,7 +206,7 @@ def matrix(
         w: Width in grid columns.
         h: Height in grid rows.
         decimals: Number of decimals of a value; None for automatic.
-        numeric_rows: Sort the rows by the number in *row_label*.
+        numeric_rows: Convert *row_label* to numbers without decimals, and sort the rows by them.
     """
     defaults = field_defaults(unit, NO_THRESHOLDS, None, None, decimals)
     overrides = [

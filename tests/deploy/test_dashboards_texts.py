@@ -77,8 +77,8 @@ def minutes(seconds: float) -> str:
             "Losses now, by cause",
             f"without a step for {minutes(losses_now.NO_PROGRESS_SECONDS)}",
         ),
-        ("training-run", "What is wrong", f"the table shows {WORDS[run_problems.MAX_ROWS]} of them"),
-        ("training-ranks", "What is wrong", f"the table shows {WORDS[run_problems.MAX_ROWS]} of them"),
+        ("training-run", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} slowest"),
+        ("training-ranks", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} slowest"),
         (
             "training-ranks",
             "All ranks, the slowest first",

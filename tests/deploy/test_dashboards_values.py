@@ -82,6 +82,36 @@ def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path
 
 
 @needs_promtool
+@pytest.mark.parametrize(
+    ("panel", "counter", "joules"),
+    [("Joules per step", "steps_total", 400), ("Joules per token", "tokens_total", 200)],
+)
+def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
+    tmp_path: Path, panel: str, counter: str, joules: float
+) -> None:
+    series = {
+        RANK.format(name=counter, node=1, rank=0, labels=',mode="train"'): "0+15x60",
+        RANK.format(name=counter, node=2, rank=1, labels=',mode="train"'): f"0+15x20 {OUTAGE} 495+15x27",
+        'training_energy_joules_total{run="a",instance="n1"}': "0+3000x60",
+        'training_energy_joules_total{run="a",instance="n2"}': f"0+3000x20 {OUTAGE} 99000+3000x27",
+        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        'training_world_size{run="a",instance="n1"}': "2x60",
+    }
+
+    messages = failures(
+        tmp_path,
+        panel,
+        series,
+        {"4m": joules, "6m": None, "8m": None, "12m": joules},
+        dashboard="training-energy",
+        labels='{run="a"}',
+    )
+
+    assert not messages, messages
+
+
+@needs_promtool
 def test_throughput_of_a_job_that_reports_no_world_size_is_shown(tmp_path: Path) -> None:
     series = {
         RANK.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
