@@ -9,14 +9,13 @@ import yaml
 
 from dashboards.scenario import Timeline
 from exporter import replay
+from exporter.replay.machine import SHIFT_SECONDS
 
 MACHINE_DIRECTORY = Path(replay.__file__).parent / "described"
 HOT_GPU, FAULTY_GPU, LOST_GPU = 1, 5, 6
 """Index of the straggler's GPU, of the GPU with memory errors, and of the lost GPU."""
 
 GPUS_PER_NODE = 8
-LEAD_SECONDS = 1.7
-"""Time by which the replay runs the load of each GPU ahead of the load of the previous GPU. `_load` cancels this shift."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
 
@@ -42,7 +41,7 @@ def h100(
         model_name = f"h100-{index}"
         machine["models"][model_name] = model | {
             "load": {
-                "steps": STEADY_LOAD if is_steady else _load(timeline, index * LEAD_SECONDS),
+                "steps": STEADY_LOAD if is_steady else _load(timeline, index * SHIFT_SECONDS),
                 "ripple": 0.04,
             }
         }

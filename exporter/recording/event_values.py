@@ -12,12 +12,19 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from exporter.recording.conversion import MAX_TEXT_CHARACTERS, Datum, to_datum, to_message, to_scalar
+from exporter.recording.conversion import (
+    MAX_TEXT_CHARACTERS,
+    Datum,
+    safe_repr,
+    to_datum,
+    to_message,
+    to_scalar,
+)
 from exporter.recording.value_class import Value
 from exporter.recording.values import ProcessIdentity
 
 MAX_TYPE_CHARACTERS = 512
-"""Maximum length of an event's type and of a span id, and of the name of a value among converted data. Longer texts are cut."""
+"""Maximum length of an event's type, of the name of a value and of a span id. Longer texts are cut."""
 _ANY_LENGTH = 1 << 62
 _INT64_LIMIT = 1 << 63
 
@@ -119,7 +126,10 @@ class RawEvent:
 
 
 def find_severity(severity: object) -> str | None:
-    """Return the severity for a name, an alias or a level of `logging`, or None for other values."""
+    """Return the severity for a name, an alias or a level of `logging`, or None for other values.
+
+    A number is rounded down to a level; a number below 10, and NaN, give `debug`.
+    """
     value = getattr(severity, "value", severity)
     if isinstance(value, str):
         return _SEVERITY_BY_ALIAS.get(value.lower())
@@ -133,7 +143,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
     None is omitted. Values that cannot be converted are omitted too, and *refuse* is called with the name of each of them.
     """
-    if _is_plain(data, MAX_TEXT_CHARACTERS):
+    if _is_plain(data, MAX_TYPE_CHARACTERS, MAX_TEXT_CHARACTERS):
         return data  # type: ignore[return-value]  # checked by `_is_plain`
     plain_data: dict[str, Datum] = {}
     for name, value in data.items():
@@ -159,7 +169,7 @@ def check_severity(severity: object) -> str:
 
 
 def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> Mapping[str, Datum]:
-    """Return the data as plain values, with texts cut to `MAX_TEXT_CHARACTERS` unless *keep_full_texts*.
+    """Return the data as plain values, with texts cut to `MAX_TEXT_CHARACTERS` and names to `MAX_TYPE_CHARACTERS` unless *keep_full_texts*.
 
     Returns the same object if nothing changes.
 
@@ -167,32 +177,33 @@ def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> M
         TypeError: A value is not a str, float, int or bool, or a name is not a str.
         ValueError: An int has more than 64 bits.
     """
-    max_characters = _ANY_LENGTH if keep_full_texts else MAX_TEXT_CHARACTERS
-    if _is_plain(data, max_characters):
+    max_name_characters = _ANY_LENGTH if keep_full_texts else MAX_TYPE_CHARACTERS
+    max_text_characters = _ANY_LENGTH if keep_full_texts else MAX_TEXT_CHARACTERS
+    if _is_plain(data, max_name_characters, max_text_characters):
         return data
     plain_data: dict[str, Any] = {}
     for name, value in data.items():
         if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
             raise TypeError(
-                f"names of data must be str, and values str, float, int or bool, not {name!r}: {type(value)}"
+                f"names of data must be str, and values str, float, int or bool, not {type(value).__name__} for {name!r}"
             )
         if isinstance(value, int) and not -_INT64_LIMIT <= value < _INT64_LIMIT:
             raise ValueError(f"the datum {name!r} must fit into 64 bits, not {value!r:.60}")
         scalar = to_scalar(value)
-        plain_data[str.__str__(name)] = (
-            str.__str__(value)[:max_characters] if isinstance(value, str) else scalar
+        plain_data[str.__str__(name)[:max_name_characters]] = (
+            str.__str__(value)[:max_text_characters] if isinstance(value, str) else scalar
         )
     return plain_data
 
 
-def _is_plain(data: Mapping[Any, Any], max_characters: int) -> bool:
+def _is_plain(data: Mapping[Any, Any], max_name_characters: int, max_text_characters: int) -> bool:
     for name, value in data.items():
         kind = type(value)
-        if type(name) is not str or not (
+        if (type(name) is not str or len(name) > max_name_characters) or not (
             kind is float
             or kind is bool
             or (kind is int and -_INT64_LIMIT <= value < _INT64_LIMIT)
-            or (kind is str and len(value) <= max_characters)
+            or (kind is str and len(value) <= max_text_characters)
         ):
             return False
     return True
@@ -218,7 +229,7 @@ def check_timestamp(timestamp: Any) -> float:
     is_number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
     error_class = ValueError if is_number or hasattr(timestamp, "timestamp") else TypeError
     raise error_class(
-        f"timestamp must be a finite Unix time in seconds or a datetime, not this {type(timestamp).__name__}"
+        f"timestamp must be a finite Unix time in seconds or a datetime, not {safe_repr(timestamp)}"
     )
 
 

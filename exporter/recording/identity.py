@@ -15,9 +15,9 @@ from math import isfinite
 from pathlib import PurePath
 from zlib import crc32
 
+from exporter.recording.limits import MAX_IDENTITY_CHARACTERS
 from exporter.recording.values import ProcessIdentity
 
-MAX_TEXT_CHARACTERS = 256
 LAUNCH = "EXPORTER_LAUNCH"
 """Environment variable with the generated name of the run, which `run` sets, and a process sets for its children."""
 LAUNCH_ID = "EXPORTER_LAUNCH_ID"
@@ -154,7 +154,9 @@ def local_rank() -> int | None:
 
 def clean_text(text: str) -> str:
     """Return the text as a label value: of bounded length, with `?` for characters that are not printable."""
-    characters = (character if character.isprintable() else "?" for character in text[:MAX_TEXT_CHARACTERS])
+    characters = (
+        character if character.isprintable() else "?" for character in text[:MAX_IDENTITY_CHARACTERS]
+    )
     return "".join(characters)
 
 

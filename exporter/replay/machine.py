@@ -16,7 +16,7 @@ EVERY_CALL = "*"
 """Name for all functions of a GPU, in the faults of the timeline."""
 
 _RIPPLE_SECONDS = 3.1
-_SHIFT_SECONDS = 1.7
+SHIFT_SECONDS = 1.7
 """Seconds by which the load of each GPU runs ahead of the previous GPU's load."""
 
 _NAMED_VALUES = {"nan": nan, "infinity": inf}
@@ -143,7 +143,7 @@ class ReplayedGpu:
     def __init__(self, index: int, description: dict[str, Any], faults: list[Fault]) -> None:
         self.index = index  # position in the description; NVML's index while all GPUs are listed
         self.description = description  # of the model, with the GPU's uuid
-        load = LoadCurve(description["load"], shift_seconds=index * _SHIFT_SECONDS)
+        load = LoadCurve(description["load"], shift_seconds=index * SHIFT_SECONDS)
         # NVML's values by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
         self.readings = ReadingCurves(dict(all_readings(description["values"], description)), load)
         self.faults = [fault for fault in faults if fault.applies_to(index)]

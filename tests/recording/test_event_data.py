@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import exporter
 from exporter.recording.event_log import EventLog
-from exporter.recording.event_values import Event
+from exporter.recording.event_values import MAX_TYPE_CHARACTERS, Event, check_data, check_timestamp
 from exporter.recording.handlers import (
     ConsoleHandler,
     JsonLinesHandler,
@@ -87,6 +87,22 @@ def test_log_of_containers_with_a_million_items_is_bounded(events: EventLog) -> 
 
     assert thread_time() - start_seconds < 0.3
     assert str(events.recent()[0].data["losses"]).startswith("[0, 1, 2, ")
+
+
+@pytest.mark.parametrize(
+    "values", [{"a" * 2000: 1.0}, {"a" * 2000: 1.0, "b": None}], ids=["plain", "converted"]
+)
+def test_the_name_of_a_value_is_cut(events: EventLog, values: dict[str, float | None]) -> None:
+    events.log("step", **values)
+    (event,) = events.recent()
+
+    assert dict(event.data) == {"a" * MAX_TYPE_CHARACTERS: 1.0}
+    assert dict(check_data({"a" * 2000: 1.0})) == dict(event.data)
+
+
+def test_an_invalid_timestamp_is_named() -> None:
+    with pytest.raises(ValueError, match="not nan"):
+        check_timestamp(math.nan)
 
 
 def test_log_never_reads_a_value_from_a_gpu(events: EventLog) -> None:
