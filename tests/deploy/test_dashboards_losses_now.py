@@ -79,17 +79,16 @@ def test_the_loss_per_hour_counts_every_cause(
     )
 
 
-def test_the_loss_since_the_start_is_shown_only_for_a_standstill(tmp_path: Path) -> None:
+def test_a_usual_loss_has_no_start(tmp_path: Path) -> None:
+    saves = COSTLY_RUN | run_series("badput_seconds_total", "0+1.2x60", labels=',cause="checkpoint_save"')
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", saves, {}, query_id="E")
+
+
+def test_a_wait_has_no_loss_since_its_start(tmp_path: Path) -> None:
     stall = COSTLY_RUN | run_series("badput_seconds_total", "0x20 0+7.5x40", labels=',cause="data_stall"')
-    hang = (
-        COSTLY_RUN
-        | run_series("run_state", "1x60", labels=',state="hung"')
-        | run_series("last_progress_timestamp_seconds", "300x60", labels=',rank="0"')
-    )
 
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", stall, {}, query_id="F")
-    lost = {'{run="a",cause="standstill"}': 6}
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", hang, lost, query_id="F")
 
 
 def test_the_lost_share_is_weighted_by_gpus(tmp_path: Path) -> None:
@@ -309,10 +308,36 @@ def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_s
         {'{currency="EUR",text="EUR unknown"}': euros_per_hour},
         query_id="D",
     )
-    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", series, {}, query_id="B")  # no 0 W
     assert_panel(tmp_path, "training-energy", panel, series, {"{}": 1}, query_id="C")
     assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {"{}": 0}, query_id="C")
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
+
+
+@pytest.mark.parametrize("missing_series", [{}, ONE_OF_TWO_EXPORTERS], ids=["all ranks", "an unseen rank"])
+def test_the_lost_power_is_zero_only_if_all_ranks_have_samples(
+    tmp_path: Path, missing_series: dict[str, str]
+) -> None:
+    series = COSTLY_RUN | run_series("energy_joules_total", "0+60000x60") | missing_series
+    expected = {} if missing_series else {"{}": 0}
+
+    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", series, expected, query_id="B")
+
+
+def test_the_share_of_the_power_limits_counts_gpus_with_both_samples(tmp_path: Path) -> None:
+    gpu = 'gpu_{}{{instance="n1",gpu="{}",uuid="GPU-{}"{}}}'
+    series = (
+        COSTLY_RUN
+        | {gpu.format("power_watts", index, index, ""): "600x60" for index in (0, 1)}
+        | {gpu.format("power_limit_watts", 0, 0, ',limit="enforced"'): "800x60"}
+        | {
+            f'training_process_gpu_memory_bytes{{run="a",instance="n1",uuid="GPU-{index}"}}': "1x60"
+            for index in (0, 1)
+        }
+    )
+
+    assert_panel(
+        tmp_path, "training-energy", "Power, last 5 min", series, {"{}": 75}, query_id="B", factor=100
+    )
 
 
 @pytest.mark.parametrize(
