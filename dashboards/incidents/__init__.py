@@ -2,7 +2,7 @@
 
 The data set uses a scrape interval of 15 seconds and the rules in `deploy/prometheus/rules`. The exporters, the ranks and
 Prometheus are real processes; the GPUs are replayed. Fourteen nodes execute eleven runs: a healthy run of 64 ranks, nine small
-runs with one incident each, and a small run that ends normally. `python -m dashboards.incidents --out DIR` executes the runs and
+runs with one incident each, and a small run that ends normally before its step target. `python -m dashboards.incidents --out DIR` executes the runs and
 stores the data.
 `python -m dashboards.incidents --out DIR --serve` starts a Prometheus server with the stored data, for screenshots of the
 dashboards.
@@ -27,7 +27,7 @@ class DemoRun(enum.Enum):
     HANG = "hang"  # a rank hangs in the forward pass
     KILLED = "killed"  # a rank is killed, and all ranks restart
     EXPORTER_DOWN = "exporter-down"  # the exporter of a node is down for a minute
-    FINISHED = "finished"  # no incident; the run ends normally before the end of the data set
+    FINISHED = "finished"  # the run ends normally, before its step target and before the end of the data set
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Content negotiation by Accept and Accept-Encoding.
 
-The functions raise for no header, because clients choose the headers. Malformed elements are ignored. Without a valid element,
+The functions raise no exception, because clients choose the headers. Malformed elements are ignored. Without a valid element,
 the format is plain text.
 """
 

@@ -31,7 +31,7 @@ class RecordingThread:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start with new locks and without a thread, at first or in a forked child."""
+        """Set the initial state, with new locks and without a thread. Called by the constructor and in a forked child."""
         self._starting = threading.Lock()
         self._step_lock = threading.Lock()
         self._alarm = threading.Lock()  # held unless a wake is pending; a release wakes the thread

@@ -1,8 +1,8 @@
 """GPU time by phase, measured with CUDA events.
 
-In a timed step, an event is recorded on the current stream at each phase change of the main thread. Events are read once the device
-has completed them, usually at the start of a later step, so the job does not wait. This module does not import torch. docs/training.md describes
-which steps are timed.
+In a timed step, an event is recorded on the current stream at each phase change of the main thread. Events are read once the
+device has completed them, usually at the start of a later step, so the job does not wait. This module does not import torch.
+docs/training.md describes which steps are timed.
 """
 
 from __future__ import annotations
