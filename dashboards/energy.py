@@ -11,7 +11,7 @@ from dashboards.energy_overview import (
     MIN_RATIO,
     overview_panels,
 )
-from dashboards.losses_now import CAUSE_NAMES, COST_PER_HOUR, RUNS_WITH_STALE_COST
+from dashboards.losses_now import CAUSE_NAMES, COST_PER_HOUR_BY_RUN, RUNS_WITH_STALE_COST
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
@@ -208,7 +208,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
         time_series(
             "Cost per hour",
             Query(
-                f"sum by (kind, currency) ({share} * on (run, currency) group_left () ({COST_PER_HOUR}))"
+                f"sum by (kind, currency) ({share} * on (run, currency) group_left () ({COST_PER_HOUR_BY_RUN}))"
                 f" unless on () {RUNS_WITH_STALE_COST}",
                 "{{kind}}, {{currency}}",
             ),

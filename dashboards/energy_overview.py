@@ -30,7 +30,7 @@ from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
     CAUSE_TEXTS,
     COST_OF_LOSSES,
-    COST_PER_HOUR,
+    COST_PER_HOUR_BY_RUN,
     INCOMPLETE_RUNS,
     LOSS_SINCE,
     LOST_GPU_SHARE_NOW,
@@ -80,7 +80,7 @@ _COUNT_OF_INCOMPLETE_RUNS: Override = {
         {"id": "thresholds", "value": warn_from(1)},
     ],
 }
-_COUNT_INCOMPLETE = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR}))"
+_COUNT_INCOMPLETE = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR_BY_RUN}))"
 
 
 def overview_panels() -> tuple[Panel, ...]:
@@ -139,7 +139,7 @@ def _cost_now() -> Panel:
     carbon = "CO2"
     return stat(
         "Cost and CO2 per hour, last 5 min",
-        instant_query(f"sum by (currency) ({COST_PER_HOUR}) or {NO_COST}", "{{currency}}"),
+        instant_query(f"sum by (currency) ({COST_PER_HOUR_BY_RUN}) or {NO_COST}", "{{currency}}"),
         instant_query("3600 * sum(max by (run) (run:training_carbon:grams_rate5m{@run}))", carbon),
         _incomplete_runs(),
         unit="none",
@@ -168,7 +168,7 @@ def _lost_now() -> Panel:
     return stat(
         "Lost per hour, last 5 min",
         instant_query(
-            f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or sum by (currency) ({COST_PER_HOUR}) * 0 or {NO_COST}",
+            f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or sum by (currency) ({COST_PER_HOUR_BY_RUN}) * 0 or {NO_COST}",
             "{{currency}}",
         ),
         instant_query(
@@ -373,7 +373,7 @@ def _loss_by_run() -> Panel:
             width=80,
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
-        Column(f"sum by (run) ({COST_PER_HOUR})", "Per hour, 5 min", decimals=2, width=75),
+        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Per hour, 5 min", decimals=2, width=75),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
         percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75),
         percent(LOST_SHARE_AFTER_START, "after start", 80, LOST_THRESHOLDS),

@@ -12,10 +12,7 @@ from dashboards.alerts import firing_alerts
 from dashboards.board import RUNBOOK, Annotation, Board, Row
 from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
 from dashboards.fleet_runs import (
-    COST_PER_HOUR,
     LIVE_RUNS,
-    LOST_PER_HOUR,
-    LOST_SHARE,
     NO_PROGRESS_RUNS,
     UNSEEN_RUNS,
     run_panels,
@@ -45,7 +42,13 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import Query, instant_query
-from dashboards.recorded_losses import CAUSE_NAMES, LOST_THRESHOLDS
+from dashboards.recorded_losses import (
+    CAUSE_NAMES,
+    CLUSTER_COST_PER_HOUR,
+    CLUSTER_LOST_PER_HOUR,
+    CLUSTER_LOST_SHARE,
+    LOST_THRESHOLDS,
+)
 from dashboards.tables import Column, percent, table
 
 UID = "training-fleet"
@@ -234,10 +237,13 @@ def _cost_per_hour() -> Panel:
     gpus = "max by (run) (run:training_gpus:count{@cluster})"
     return stat(
         "Cost per hour, 5 min",
-        instant_query(f"sum by (currency) ({COST_PER_HOUR})", "{{currency}}"),
-        instant_query(f"sum by (currency) ({LOST_PER_HOUR})", "{{currency}} lost"),
+        instant_query(f"sum by (currency) ({CLUSTER_COST_PER_HOUR})", "{{currency}}"),
+        instant_query(f"sum by (currency) ({CLUSTER_LOST_PER_HOUR})", "{{currency}} lost"),
         # Weighted by GPUs, because a hang of 64 GPUs costs more than a hang of one.
-        instant_query(f"sum({LOST_SHARE} * on (run) {gpus}) / sum({gpus} and on (run) {LOST_SHARE})", share),
+        instant_query(
+            f"sum({CLUSTER_LOST_SHARE} * on (run) {gpus}) / sum({gpus} and on (run) {CLUSTER_LOST_SHARE})",
+            share,
+        ),
         instant_query(f"count({UNSEEN_RUNS}) > 0", "runs unknown", BAD),
         unit="locale",
         decimals=0,
@@ -334,7 +340,11 @@ def _cluster_panels() -> tuple[Panel, ...]:
                 f"sum by (currency) (cluster:training_cost:rate5m{{@cluster}}) * 3600 {_RUNS_COMPLETE}",
                 "{{currency}}",
             ),
-            Query(f"sum by (currency) ({LOST_PER_HOUR}) {_RUNS_COMPLETE}", "{{currency}} lost", VERMILION),
+            Query(
+                f"sum by (currency) ({CLUSTER_LOST_PER_HOUR}) {_RUNS_COMPLETE}",
+                "{{currency}} lost",
+                VERMILION,
+            ),
             unit="locale",
             decimals=2,
             color=shades(PURPLE),

@@ -19,6 +19,9 @@ from dashboards.panels import Panel, bad_from, dashboard_link, value_mappings, w
 from dashboards.queries import LAST_STEP_BY_RUN
 from dashboards.recorded_losses import (
     BAD_LOSS,
+    CLUSTER_COST_PER_HOUR,
+    CLUSTER_LOST_PER_HOUR,
+    CLUSTER_LOST_SHARE,
     LOSS,
     LOST_THRESHOLDS,
     MAIN_CAUSE_TEXTS,
@@ -130,13 +133,8 @@ _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
 _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
 """PromQL for the rank that causes a standstill, else the slow rank, else the rank that waits longest for data."""
 _RUNS = "group by (run) (run:training_run:info{@cluster})"
-COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@cluster})"
-"""PromQL for the cost per hour of each run."""
-LOST_SHARE = lost_share("@cluster")
 _AVOIDABLE_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
 """PromQL for the share of the time that each run loses, without its start."""
-LOST_PER_HOUR = f"{COST_PER_HOUR} * on (run) group_left () {LOST_SHARE}"
-"""PromQL for the cost per hour of the time that each run loses."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
 _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
 
@@ -325,9 +323,9 @@ def _all_runs() -> Panel:
         ),
         Column("user", "Owner", width=75),
         Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 58, decimals=0),
-        Column(f"max by (run) ({COST_PER_HOUR})", "Cost/h", "locale", 70, decimals=2),
-        Column(f"max by (run) ({LOST_PER_HOUR})", "Lost/h", "locale", 70, decimals=2),
-        percent(LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
+        Column(f"max by (run) ({CLUSTER_COST_PER_HOUR})", "Cost/h", "locale", 70, decimals=2),
+        Column(f"max by (run) ({CLUSTER_LOST_PER_HOUR})", "Lost/h", "locale", 70, decimals=2),
+        percent(CLUSTER_LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
         Column("cause", "Lost to", width=140, mappings=MAIN_CAUSE_TEXTS),
         row_query=RUN_ROWS,
         sort="Verdict",
@@ -349,7 +347,7 @@ def _speed() -> Panel:
         Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),), width=130),
         Column("user", "Owner", width=75),
         Column("model", "Model"),
-        percent(LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
+        percent(CLUSTER_LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
         Column(
             f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
             "Last step",

@@ -27,7 +27,7 @@ from dashboards.gpu_problems import (
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
-from dashboards.recorded_losses import lost_share
+from dashboards.recorded_losses import CLUSTER_LOST_PER_HOUR
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -51,10 +51,6 @@ _STOPPED_RUNS = (
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
 """PromQL for the runs that make no step, or that died. A lost GPU endangers any other run."""
-COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@cluster})"
-"""PromQL for the cost of each run per hour, as on *Fleet*."""
-LOST_PER_HOUR = f"{COST_PER_HOUR} * on (run) group_left () {lost_share('@cluster')}"
-"""PromQL for the cost of the time that each run loses per hour, over all causes."""
 NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 
 
@@ -164,7 +160,7 @@ def _problem_columns() -> tuple[Column, ...]:
             ),
         ),
         Column(
-            f"sum by (run) ({LOST_PER_HOUR}) and on (run) ({_worst_problems()}) or {no_problem}",
+            f"sum by (run) ({CLUSTER_LOST_PER_HOUR}) and on (run) ({_worst_problems()}) or {no_problem}",
             "Lost/h",
             decimals=2,
             width=75,

@@ -17,8 +17,6 @@ from dashboards.gpu_load import (
     utilization_panels,
 )
 from dashboards.gpu_problem_table import (
-    COST_PER_HOUR,
-    LOST_PER_HOUR,
     current_problems,
     problem_counts_by_impact,
 )
@@ -44,6 +42,7 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import NODES_OF_RUN, Query, instant_query
+from dashboards.recorded_losses import CLUSTER_COST_PER_HOUR, CLUSTER_LOST_PER_HOUR
 
 UID = "training-gpus"
 RUN_VARIABLE = Variable(
@@ -213,7 +212,7 @@ def _loss_of_affected_runs() -> Panel:
     gpus_in_trouble = worst_gpu_problems()
     runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
     no_cost = (
-        f"0 * sum by (currency) ({COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
+        f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
         f" unless on () ({runs_in_trouble} or on () {UNKNOWN_NODES})"
     )
     gpus_of_unknown_runs = (
@@ -230,8 +229,8 @@ def _loss_of_affected_runs() -> Panel:
     )
     return stat(
         "Loss of runs with a GPU problem, 5 min",
-        instant_query(of_known_runs(LOST_PER_HOUR), "{{currency}}/h lost"),
-        instant_query(of_known_runs(COST_PER_HOUR), "{{currency}}/h cost"),
+        instant_query(of_known_runs(CLUSTER_LOST_PER_HOUR), "{{currency}}/h lost"),
+        instant_query(of_known_runs(CLUSTER_COST_PER_HOUR), "{{currency}}/h cost"),
         instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", "runs unknown"),
         unit="none",
         decimals=2,

@@ -11,7 +11,7 @@ from dashboards.gpu_problems import THROTTLED, THROTTLED_RATIO, XID_SECONDS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import blank_if_incomplete
-from dashboards.recorded_losses import BAD_LOSS, LOSS
+from dashboards.recorded_losses import BAD_LOSS, LOSS, cost_per_hour
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
 NO_PROGRESS_SECONDS = 120
@@ -28,8 +28,8 @@ STANDSTILL = (
 A step is overdue, the run is stalled or hung, or the run is `running` and has reported no progress for `NO_PROGRESS_SECONDS`.
 Batches of a validation are progress, too.
 """
-COST_PER_HOUR = "3600 * max by (run, currency) (run:training_cost:rate5m{@run})"
-"""PromQL for the cost per hour of each run, as on *Fleet*."""
+COST_PER_HOUR_BY_RUN = cost_per_hour("@run")
+"""PromQL for the cost per hour of each selected run, by run and currency."""
 _OBSERVED = "clamp_max(max by (run) (rate(training_wall_seconds_total{@run}[5m])) > 0, 1)"
 """PromQL for the share of the last five minutes with samples of the run; below 1 for a younger run."""
 _RECENT_BADPUT = (
@@ -156,7 +156,7 @@ RANKS_OF_LOSSES = (
 
 # Amount and start of a loss ----------------------------------------------------------------------------------
 
-LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR}) > 0)"
+LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
 """PromQL for the cost per hour of what each run loses now, by cause: its cost per hour times the lost share."""
 POWER = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
 """PromQL for the power of each run over five minutes. A slope, unlike a rate, is right for a run younger than five minutes."""

@@ -11,9 +11,9 @@ from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
 from dashboards.exporter_health import exporter_panels
-from dashboards.node_cost import COST_PER_HOUR, LOST_PER_HOUR
+from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
-from dashboards.node_problems import LIVE_RUNS, WAITS_FOR_DATA, problems_of_node
+from dashboards.node_problems import WAITS_FOR_DATA, problems_of_node
 from dashboards.node_ranks import ranks_table, runs_table
 from dashboards.palette import (
     BAD,
@@ -59,7 +59,7 @@ CPU_MODE_COLORS = {
 }
 
 
-_OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run) {LIVE_RUNS})'
+_OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run) {RUNS_LIVE_ON_NODE})'
 """Condition of alerts: alerts without a node, such as a NaN loss, belong to a run with a live process on the node."""
 _CPU_WAIT = "waiting, data is late"
 """Legend of the share of the time in which a thread waits for a CPU while a rank waits for data. Only then, it has a color."""
@@ -213,7 +213,7 @@ def _cost_per_hour() -> Panel:
     """Return the cost per hour of the runs on the node, and its lost part."""
     share = "of it lost"
     exporter_down = "(max(up{@target}) == 0)"
-    cost, lost = f"sum by (currency) ({COST_PER_HOUR})", f"sum by (currency) ({LOST_PER_HOUR})"
+    cost, lost = f"sum by (currency) ({NODE_COST_PER_HOUR})", f"sum by (currency) ({NODE_LOST_PER_HOUR})"
     unknown = "unknown"
     return stat(
         "Cost per hour, 5 min",

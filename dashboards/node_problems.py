@@ -22,7 +22,7 @@ from dashboards.gpu_problems import (
     Impact,
     Problem,
 )
-from dashboards.node_cost import LOST_PER_HOUR
+from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings, warn_below
 from dashboards.run_problems import DATA_WAIT_RATIO, EXITS_SECONDS, SILENT_SECONDS, SLOW_RATIO
@@ -39,8 +39,6 @@ _STOPPED_RUNS = (
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
 _UP = "max by (run, rank) (training_process_up{@node_run})"
-LIVE_RUNS = "group by (run) (training_process_up{@node_run} == 1)"
-"""PromQL for the runs with a live process on the node."""
 _LAST_UPDATE = "max by (run, rank) (training_feed_last_update_timestamp_seconds{@node_run})"
 _SNAPSHOT = 'training_feed_last_update_timestamp_seconds{@node_run, role=~"trainer|"}'
 _LAST_STEP = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
@@ -144,7 +142,7 @@ def _alert_of_run(names: str, remedy: str, impact: Impact) -> Problem:
     selector = f'alertname=~"{names}"'
     firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
     since = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
-    return Problem("$1", f"{firing} and on (run) {LIVE_RUNS}", since, remedy, impact, "alertname")
+    return Problem("$1", f"{firing} and on (run) {RUNS_LIVE_ON_NODE}", since, remedy, impact, "alertname")
 
 
 _CAUSES_OF_STANDSTILL = (
@@ -159,7 +157,7 @@ _LAST_STEP_OF_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run
 _RUN_PROBLEMS = (
     Problem(
         "no rank finishes a step; the cause is $1",
-        f"{_CAUSE_ELSEWHERE} and on (run) {STANDSTILL} and on (run) {LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL}",
+        f"{_CAUSE_ELSEWHERE} and on (run) {STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL}",
         _LAST_STEP_OF_RUN,
         "What is wrong on Run has the cause",
         Impact.STANDSTILL,
@@ -167,7 +165,7 @@ _RUN_PROBLEMS = (
     ),
     Problem(
         "no rank finishes a step; the cause is not known yet",
-        f"{STANDSTILL} and on (run) {LIVE_RUNS} unless on (run) {_CAUSES_OF_STANDSTILL} unless on (run) {_CAUSE_ELSEWHERE}",
+        f"{STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL} unless on (run) {_CAUSE_ELSEWHERE}",
         _LAST_STEP_OF_RUN,
         "run training-exporter stacks on the node",
         Impact.STANDSTILL,
@@ -175,7 +173,7 @@ _RUN_PROBLEMS = (
     ),
     Problem(
         "all ranks wait for data: at least $1 % of the time",
-        f'count_values by (run) ("percent", round(100 * ({_ALL_WAIT}))) and on (run) {LIVE_RUNS}',
+        f'count_values by (run) ("percent", round(100 * ({_ALL_WAIT}))) and on (run) {RUNS_LIVE_ON_NODE}',
         last_time(f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) <= bool {DATA_WAIT_RATIO}"),
         "check the storage; more data workers",
         Impact.SLOW,
@@ -208,7 +206,7 @@ _COLLECTOR_PROBLEMS = (
     ),
 )
 _NO_DRIVER, *_OTHER_NODE_PROBLEMS = NODE_PROBLEMS
-_NODE_OF_STOPPED_RUN = f"on () ({_STOPPED_RUNS} and on (run) {LIVE_RUNS})"
+_NODE_OF_STOPPED_RUN = f"on () ({_STOPPED_RUNS} and on (run) {RUNS_LIVE_ON_NODE})"
 _PROBLEMS_OF_NODE = (
     dataclasses.replace(_NO_DRIVER, condition=f"{_NO_DRIVER.condition} and {_NODE_OF_STOPPED_RUN}"),
     dataclasses.replace(
@@ -337,7 +335,7 @@ def problems_of_node() -> Panel:
             decimals=0,
         ),
         Column(
-            f"sum by (run) ({LOST_PER_HOUR}) and on (run) {_ANY} or {_NO_PROBLEM_ROW}",
+            f"sum by (run) ({NODE_LOST_PER_HOUR}) and on (run) {_ANY} or {_NO_PROBLEM_ROW}",
             "Lost/h here",
             decimals=2,
             width=110,

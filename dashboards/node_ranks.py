@@ -6,7 +6,7 @@ from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import NO_EXPORTER_UP
 from dashboards.fleet_runs import RUN_STATES
 from dashboards.gpu_problems import THROTTLED
-from dashboards.node_cost import COST_PER_HOUR, LOST_PER_HOUR, LOST_SHARE
+from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
 from dashboards.node_problems import SPEED
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, dashboard_link, value_mappings, warn_below, warn_from
@@ -103,20 +103,20 @@ def runs_table() -> Panel:
         percent(f"min by (run) ({SPEED})", "Slowest here", 105, warn_below(0.9, 0.75)),
         percent(f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 135, warn_below(0.9, 0.75)),
         Column(
-            or_unknown(f"sum by (run) ({COST_PER_HOUR})"),
+            or_unknown(f"sum by (run) ({NODE_COST_PER_HOUR})"),
             "Cost/h here",
             decimals=2,
             width=95,
             mappings=_UNKNOWN_TEXTS,
         ),
         Column(
-            or_unknown(f"sum by (run) ({LOST_PER_HOUR})"),
+            or_unknown(f"sum by (run) ({NODE_LOST_PER_HOUR})"),
             "Lost/h here",
             decimals=2,
             width=95,
             mappings=_UNKNOWN_TEXTS,
         ),
-        percent(f"{LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
+        percent(f"{RUN_LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
         Column("cause", "Lost to", width=130, mappings=MAIN_CAUSE_TEXTS),
         row_query=rows,
         sort="Lost",

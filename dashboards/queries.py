@@ -234,9 +234,11 @@ LOST_RATIO = (
 )
 """PromQL for the share of the GPU time in which ranks wait for the slowest rank of their stage, by their compute times; 1 while a step is overdue."""
 LOST_GPU_HOURS_PER_HOUR = f"{LOST_RATIO} * on () max(run:training_gpus:count{{@run}})"
-COST_PER_HOUR = "3600 * sum by (currency) (max by (run, currency) (run:training_cost:rate5m{@run}))"
-"""PromQL for the cost per hour of the selected run."""
-LOST_COST_PER_HOUR = f"{COST_PER_HOUR} * on () group_left () {LOST_RATIO}"
+COST_PER_HOUR_BY_CURRENCY = (
+    "3600 * sum by (currency) (max by (run, currency) (run:training_cost:rate5m{@run}))"
+)
+"""PromQL for the cost per hour of all selected runs together, by currency."""
+LOST_COST_PER_HOUR_BY_CURRENCY = f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () {LOST_RATIO}"
 
 _REPORTING_RANKS = (
     "count by ({by}) (group by ({labels}) (training_process_up{{@run}}"

@@ -18,7 +18,7 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import (
-    COST_PER_HOUR,
+    COST_PER_HOUR_BY_CURRENCY,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
@@ -90,7 +90,9 @@ def overview_panels() -> tuple[Panel, ...]:
         stat(
             "Waiting for data, last 5 min",
             instant_query(f"topk(1, {DATA_WAIT})", "rank {{rank}} on {{instance}}"),
-            instant_query(f"{COST_PER_HOUR} * on () group_left () max({DATA_WAIT})", "{{currency}}/h"),
+            instant_query(
+                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT})", "{{currency}}/h"
+            ),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",

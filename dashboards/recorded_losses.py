@@ -1,4 +1,4 @@
-"""Time that live runs lose now, by cause, from the recorded series `run:training_lost:ratio`: PromQL for *Fleet* and *Node*.
+"""Time and cost that live runs lose now, from the recorded series of the runs: PromQL for *Fleet*, *GPUs* and *Node*.
 
 *Energy and cost* and *Run* compute the same shares from the series of the exporters.
 """
@@ -44,6 +44,22 @@ def lost_share(selector: str) -> str:
     return f"clamp_max(sum by (run) ({lost_by_cause(selector)}), 1)"
 
 
+def cost_per_hour(selector: str) -> str:
+    """Return PromQL for the cost per hour of each run, by currency, over five minutes."""
+    return f"3600 * max by (run, currency) (run:training_cost:rate5m{{{selector}}})"
+
+
+def lost_per_hour(selector: str) -> str:
+    """Return PromQL for the cost per hour of the time that each run loses, by currency, over all causes."""
+    return f"{cost_per_hour(selector)} * on (run) group_left () {lost_share(selector)}"
+
+
 def main_cause(selector: str) -> str:
     """Return PromQL for the share of the largest loss of each run, by cause, if it is above `MIN_DISPLAYED_SHARE`."""
     return f"topk by (run) (1, {lost_by_cause(selector)} > {MIN_DISPLAYED_SHARE})"
+
+
+CLUSTER_COST_PER_HOUR = cost_per_hour("@cluster")
+CLUSTER_LOST_SHARE = lost_share("@cluster")
+CLUSTER_LOST_PER_HOUR = lost_per_hour("@cluster")
+"""PromQL for each run of the selected clusters, whatever other variables select."""

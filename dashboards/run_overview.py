@@ -7,7 +7,7 @@ and GPUs over time.
 from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, firing_alerts
-from dashboards.losses_now import CAUSE_TEXTS, COST_PER_HOUR, LOST_SHARE_NOW, MIN_DISPLAYED_SHARE
+from dashboards.losses_now import CAUSE_TEXTS, COST_PER_HOUR_BY_RUN, LOST_SHARE_NOW, MIN_DISPLAYED_SHARE
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -194,7 +194,7 @@ def _losses(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
     share = f"max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {_LIVE_STATE}"
     gpu_hours_per_hour = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"
-    cost_per_hour = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR})"
+    cost_per_hour = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR_BY_RUN})"
     return table(
         "Losses now, by cause",
         Column("cause", "Cause", mappings=CAUSE_TEXTS),

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dashboards.panels import Panel, stat, warn_from
-from dashboards.queries import LOST_COST_PER_HOUR, LOST_GPU_HOURS_PER_HOUR, LOST_RATIO, instant_query
+from dashboards.queries import (
+    LOST_COST_PER_HOUR_BY_CURRENCY,
+    LOST_GPU_HOURS_PER_HOUR,
+    LOST_RATIO,
+    instant_query,
+)
 
 
 def straggler_cost() -> Panel:
@@ -13,7 +18,7 @@ def straggler_cost() -> Panel:
         "Lost to the slowest rank or a hang",
         instant_query(LOST_RATIO, share_legend),
         instant_query(LOST_GPU_HOURS_PER_HOUR, "GPU hours per hour"),
-        instant_query(LOST_COST_PER_HOUR, "{{currency}}/h"),
+        instant_query(LOST_COST_PER_HOUR_BY_CURRENCY, "{{currency}}/h"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.losses_now import COST_PER_HOUR
+from dashboards.losses_now import COST_PER_HOUR_BY_RUN
 from dashboards.palette import BAD
 from dashboards.panels import Panel, bad_from, stat, threshold_steps
 from dashboards.queries import instant_query
@@ -32,7 +32,9 @@ def work_at_risk_or_lost() -> Panel:
         f'label_replace({UNSAVED} and on () {condition}, "note", "{note}", "", "")'
         for note, condition in _NOTES.items()
     )
-    cost_per_hour = f"(sum by (currency) ({COST_PER_HOUR}) or sum by (currency) ({_USUAL_COST_PER_HOUR}))"
+    cost_per_hour = (
+        f"(sum by (currency) ({COST_PER_HOUR_BY_RUN}) or sum by (currency) ({_USUAL_COST_PER_HOUR}))"
+    )
     return stat(
         "Work at risk or lost",
         instant_query(notes, "{{note}}"),
