@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.energy_loss import increase_in_range
 from dashboards.panels import Panel, dashboard_link
-from dashboards.tables import Column, percent, table
+from dashboards.tables import Column, percent_column, table
 
 ENERGY_UNIT = "watth"
 """Unit of watt-hours, which Grafana shows with a prefix: Wh, kWh, MWh."""
@@ -87,7 +87,7 @@ def _gpus() -> Panel:
         Column("gpu", "GPU", width=70),
         Column("run", "Run, or last run", links=(RUN_LINK,)),
         Column(power, "Power now", unit="watt", decimals=0, width=80),
-        percent(f"{power} / ({limits} > 0)", "of its limit", 110, bar=(0, 1)),
+        percent_column(f"{power} / ({limits} > 0)", "of its limit", 110, bar=(0, 1)),
         Column(
             "max by (instance, gpu) (increase(gpu_energy_joules_total{@energy_node}[$__range])) / 3600",
             "Energy",

@@ -60,7 +60,7 @@ from dashboards.panels import (
 )
 from dashboards.queries import Query, blank_if_incomplete, instant_query
 from dashboards.recorded_losses import LOST_THRESHOLDS
-from dashboards.tables import Column, percent, table
+from dashboards.tables import Column, percent_column, table
 
 RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
 """PromQL for the power of each run."""
@@ -310,7 +310,9 @@ def _losses_now() -> Panel:
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=95),
         Column("gpu", "GPU", width=65),
-        percent(f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 115, LOST_THRESHOLDS, bar=(0, 1)),
+        percent_column(
+            f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 115, LOST_THRESHOLDS, bar=(0, 1)
+        ),
         Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost per hour", decimals=2, width=115),
         Column(
             f"1000 * ({LOSS_SINCE})",
@@ -343,7 +345,7 @@ def _loss_by_cause() -> Panel:
         "Where time, energy and money went, in this time range",
         Column("cause", "Cause", width=200, mappings=CAUSE_TEXTS),
         Column(f"{gpu_seconds} / 3600 > 0", "GPU hours", decimals=2, width=90),
-        percent(
+        percent_column(
             f"{gpu_seconds} / on () group_left () sum({GPU_SECONDS_BY_CAUSE}) > 0",
             "of GPU time",
             125,
@@ -351,7 +353,9 @@ def _loss_by_cause() -> Panel:
         ),
         Column(f"sum by (cause) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
         Column(known_watt_hours, "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
-        percent(f"{known_watt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80),
+        percent_column(
+            f"{known_watt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80
+        ),
         sort="GPU hours",
         w=11,
         h=11,
@@ -375,8 +379,8 @@ def _loss_by_run() -> Panel:
         ),
         Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Per hour, 5 min", decimals=2, width=75),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
-        percent(f"{LOST_SHARE_BY_RUN}", "Lost time", 75),
-        percent(LOST_SHARE_AFTER_START, "after start", 80, LOST_THRESHOLDS),
+        percent_column(f"{LOST_SHARE_BY_RUN}", "Lost time", 75),
+        percent_column(LOST_SHARE_AFTER_START, "after start", 80, LOST_THRESHOLDS),
         Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
         Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),
         Column(

@@ -12,8 +12,8 @@ from dashboards.alerts import firing_alerts
 from dashboards.board import RUNBOOK, Annotation, Board, Row
 from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
 from dashboards.fleet_runs import (
-    LIVE_RUNS,
     NO_PROGRESS_RUNS,
+    RUNS_WITH_LIVE_RANKS,
     UNSEEN_RUNS,
     run_panels,
 )
@@ -49,7 +49,7 @@ from dashboards.recorded_losses import (
     CLUSTER_LOST_SHARE,
     LOST_THRESHOLDS,
 )
-from dashboards.tables import Column, percent, table
+from dashboards.tables import Column, percent_column, table
 
 UID = "training-fleet"
 RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
@@ -132,11 +132,11 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "Runs that progress",
             instant_query(
-                f"count({LIVE_RUNS} unless on (run) ({NO_PROGRESS_RUNS}) unless on (run) {UNSEEN_RUNS}) or {no_run}",
+                f"count({RUNS_WITH_LIVE_RANKS} unless on (run) ({NO_PROGRESS_RUNS}) unless on (run) {UNSEEN_RUNS}) or {no_run}",
                 "progress",
             ),
             instant_query(
-                f"count({LIVE_RUNS} or on (run) {NO_PROGRESS_RUNS} or on (run) {UNSEEN_RUNS})",
+                f"count({RUNS_WITH_LIVE_RANKS} or on (run) {NO_PROGRESS_RUNS} or on (run) {UNSEEN_RUNS})",
                 "of",
             ),
             instant_query(f"count({NO_PROGRESS_RUNS}) or {no_run}", "no progress", BAD),
@@ -383,18 +383,18 @@ def _node_panels() -> tuple[Panel, ...]:
                 width=85,
                 thresholds=bad_from(1),
             ),
-            percent(
+            percent_column(
                 f"max by (instance) (instance:gpu_thermal_throttle:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
                 "Throttled",
                 96,
                 warn_from(0.01, 0.1),
             ),
-            percent(
+            percent_column(
                 f"avg by (instance) (instance:gpu_busy:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
                 "GPU busy",
                 90,
             ),
-            percent(
+            percent_column(
                 "avg by (instance) (avg_over_time(instance:gpu_sm_activity:avg{@cluster}[5m])"
                 f" and on (cluster, instance) {EXPORTER_UP})",
                 "SM activity",
@@ -409,8 +409,8 @@ def _node_panels() -> tuple[Panel, ...]:
                 width=105,
             ),
             # Without a color: training uses all CPUs.
-            percent("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 65),
-            percent(
+            percent_column("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 65),
+            percent_column(
                 "max by (instance) (instance:host_memory:ratio{@cluster})",
                 "Memory",
                 85,

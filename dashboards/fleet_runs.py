@@ -29,7 +29,7 @@ from dashboards.recorded_losses import (
     main_cause,
 )
 from dashboards.run_problems import DATA_WAIT_RATIO, SLOW_RATIO
-from dashboards.tables import Column, percent, table
+from dashboards.tables import Column, percent_column, table
 
 URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
 """Urgency of a run without a sample: no alert about the run can fire, and the run may have stopped."""
@@ -114,8 +114,10 @@ NO_PROGRESS_RUNS = (
     f" or on (run) max by (run) ({FIRING_ALERTS_TEMPLATE.format(matcher=_NO_PROGRESS_MATCHER)})"
 )
 """PromQL with a value for each run that failed, hangs, is lost or completes no steps, also before its alert fires."""
-LIVE_RUNS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
-_UNKNOWN_RANKS = f"(max by (run) (run:training_ranks_missing:sum{{@cluster}}) > 0 and on (run) {LIVE_RUNS})"
+RUNS_WITH_LIVE_RANKS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
+_UNKNOWN_RANK_COUNT_BY_RUN = (
+    f"(max by (run) (run:training_ranks_missing:sum{{@cluster}}) > 0 and on (run) {RUNS_WITH_LIVE_RANKS})"
+)
 """PromQL for the number of ranks without a sample of each live run that has such ranks."""
 _SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank, gpu) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
 _ALL_WAIT_FOR_DATA = f"(max by (run) (run:training_waiting_for_data:min5m{{@cluster}}) > {DATA_WAIT_RATIO})"
@@ -163,7 +165,7 @@ def _urgency_query() -> str:
             f"{URGENCY_NO_PROGRESS} + 0 * ({NO_PROGRESS_RUNS})",
             f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
             critical,
-            f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANKS}",
+            f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANK_COUNT_BY_RUN}",
             f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {BAD_LOSS})",
             f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS})",
             warning,
@@ -240,7 +242,7 @@ def _since_query() -> str:
             f"{LAST_STEP} and on (run) ({NO_PROGRESS_RUNS})",
             f"max by (run) ({starts} and on ({_ALERT_LABELS}) {_main_alert()})",
             f"max by (run) ({slow_since}) and on (run) {_SLOW_RANK}",
-            f"max by (run) ({unknown_since}) and on (run) {_UNKNOWN_RANKS}",
+            f"max by (run) ({unknown_since}) and on (run) {_UNKNOWN_RANK_COUNT_BY_RUN}",
             f"max by (run) ({waiting_since}) and on (run) ({_DATA_WAIT_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
             _STATE_SINCE,
             UNSEEN_RUNS,
@@ -264,7 +266,7 @@ def _main_loss() -> str:
 
 def _unknown_rank_texts() -> str:
     """Return PromQL for each live run with ranks without a sample, with a node without samples, and a text as the label `alertname`."""
-    text = f'label_replace(count_values by (run) ("ranks", {_UNKNOWN_RANKS}), "alertname", "ranks without news: $1", "ranks", "(.+)")'
+    text = f'label_replace(count_values by (run) ("ranks", {_UNKNOWN_RANK_COUNT_BY_RUN}), "alertname", "ranks without news: $1", "ranks", "(.+)")'
     return f"max by (run, instance, alertname) ({text} * on (run) group_left (instance) ({_UNSEEN_NODE} or on (run) {_RUNS}))"
 
 
@@ -325,7 +327,7 @@ def _all_runs() -> Panel:
         Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 58, decimals=0),
         Column(f"max by (run) ({CLUSTER_COST_PER_HOUR})", "Cost/h", "locale", 70, decimals=2),
         Column(f"max by (run) ({CLUSTER_LOST_PER_HOUR})", "Lost/h", "locale", 70, decimals=2),
-        percent(CLUSTER_LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
+        percent_column(CLUSTER_LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
         Column("cause", "Lost to", width=140, mappings=MAIN_CAUSE_TEXTS),
         row_query=RUN_ROWS,
         sort="Verdict",
@@ -347,7 +349,7 @@ def _speed() -> Panel:
         Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),), width=130),
         Column("user", "Owner", width=75),
         Column("model", "Model"),
-        percent(CLUSTER_LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
+        percent_column(CLUSTER_LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
         Column(
             f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
             "Last step",
@@ -356,7 +358,7 @@ def _speed() -> Panel:
             width=85,
             thresholds=warn_from(120, 300),
         ),
-        percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 95, bar=(0, 1)),
+        percent_column("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 95, bar=(0, 1)),
         Column(unless_still("run:training_eta:seconds{@cluster}"), "Time left", unit="s", width=90),
         Column(
             unless_still("run:training_step_seconds:mean5m{@cluster}"),
@@ -372,14 +374,14 @@ def _speed() -> Panel:
             decimals=1,
             width=90,
         ),
-        percent(unless_still("run:training_mfu:ratio5m{@cluster}"), "MFU", 65),
-        percent(
+        percent_column(unless_still("run:training_mfu:ratio5m{@cluster}"), "MFU", 65),
+        percent_column(
             unless_still("run:training_straggler_score:min{@cluster}"),
             "Slowest",
             90,
             warn_below(0.9, 0.75),
         ),
-        percent(
+        percent_column(
             unless_still("run:training_waiting_for_data:max5m{@cluster}"),
             "Data wait",
             96,
@@ -399,7 +401,7 @@ def _speed() -> Panel:
             width=110,
             thresholds=warn_from(1),
         ),
-        percent("max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})", "Goodput, 6 h", 115),
+        percent_column("max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})", "Goodput, 6 h", 115),
         Column("max by (run) (run:training_cost:sum{@cluster})", "Cost so far", "locale", 105, decimals=2),
         row_query="max by (run, user, model) (run:training_run:info{@cluster})",
         sort="Lost",

@@ -27,7 +27,7 @@ from dashboards.palette import (
 )
 from dashboards.panels import Panel, bad_from, dashboard_link, time_series, value_mappings, warn_from
 from dashboards.queries import Query, event_counts
-from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, table
+from dashboards.tables import ZERO_AS_DASH, Column, percent_column, placeholder_row, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS
 
 
@@ -78,7 +78,7 @@ def _health_columns() -> tuple[Column, ...]:
             width=80,
             thresholds=warn_from(1),
         ),
-        percent(
+        percent_column(
             f"max by (instance, gpu) ({THROTTLED}{{@gpu}}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
             "Throttled, 2 min",
             130,

@@ -22,7 +22,7 @@ from dashboards.gpu_problems import (
     SELECTED_GPUS,
     SELECTED_NODES,
     Impact,
-    Problem,
+    NodeProblem,
     xid_color,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL
@@ -45,7 +45,7 @@ PROBLEM_TEXTS = [
         },
     },
 ]
-"""Texts and colors of the column *Problem*: no problem, NVML errors and Xids by name; every other problem in red."""
+"""Texts and colors of the column *NodeProblem*: no problem, NVML errors and Xids by name; every other problem in red."""
 _STOPPED_RUNS = (
     "(max by (run) (run:training_standstill:info{@cluster})"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
@@ -58,12 +58,12 @@ _ANY_NODE = "max(up{@gpu_target})"
 """PromQL with a value if Prometheus has a target of a selected node. Without such a target, the panels are empty."""
 
 
-def _impact_and_priority(problems: Sequence[Problem]) -> str:
+def _impact_and_priority(problems: Sequence[NodeProblem]) -> str:
     """Return PromQL for the impact and priority of all current problems; an earlier problem has a higher priority."""
     return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
-def _starts(problems: Sequence[Problem]) -> str:
+def _starts(problems: Sequence[NodeProblem]) -> str:
     """Return PromQL for the earliest start among the problems of each node and GPU."""
     starts = " or ".join(
         f'label_replace({problem.start_by_gpu}, "problem", "{index}", "", "")'
@@ -110,8 +110,8 @@ def _worst_problems() -> str:
     )
     problems = f"({gpu_problems_with_run} or {gpu_problems_without_run} or {node_problems_with_run_label})"
     problems_of_progressing_runs = (
-        f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STANDSTILL})"
-        f" - {PRIORITIES_PER_IMPACT * (Impact.STANDSTILL - Impact.WRONG_RESULTS)} unless on (run) {_STOPPED_RUNS}"
+        f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STOPS_RUN})"
+        f" - {PRIORITIES_PER_IMPACT * (Impact.STOPS_RUN - Impact.ENDANGERS_WORK)} unless on (run) {_STOPPED_RUNS}"
     )
     worst = f"topk by (instance, gpu) (1, {problems_of_progressing_runs} or {problems})"
     return f"max without ({text_labels}) ({worst})"

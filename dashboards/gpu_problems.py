@@ -44,29 +44,29 @@ SELECTED_NODES = f"on (instance) ({NODES_OF_RUN})"
 
 
 class Impact(enum.IntEnum):
-    """Effect of a problem on the run that uses the node or the GPU, in ascending order; the tables show the largest first."""
+    """Impact of a problem on the run that uses the node or the GPU: the tables of *GPUs* and *Node* show the largest number first."""
 
     NO_RUN = 0
     POSSIBLE = 1
-    SLOW = 2
+    SLOWS_RUN = 2
     UNKNOWN = 3
-    WRONG_RESULTS = 4
-    STANDSTILL = 5
+    ENDANGERS_WORK = 4
+    STOPS_RUN = 5
 
 
 IMPACT_NAMES = {
-    Impact.STANDSTILL: "stops the run",
-    Impact.WRONG_RESULTS: "endangers work",
+    Impact.STOPS_RUN: "stops the run",
+    Impact.ENDANGERS_WORK: "endangers work",
     Impact.UNKNOWN: "unknown",
-    Impact.SLOW: "slows the run",
+    Impact.SLOWS_RUN: "slows the run",
     Impact.POSSIBLE: "possible",
     Impact.NO_RUN: "no run",
 }
 IMPACT_COLORS = {
-    Impact.STANDSTILL: BAD,
-    Impact.WRONG_RESULTS: BAD,
+    Impact.STOPS_RUN: BAD,
+    Impact.ENDANGERS_WORK: BAD,
     Impact.UNKNOWN: WARNING,
-    Impact.SLOW: WARNING,
+    Impact.SLOWS_RUN: WARNING,
     Impact.POSSIBLE: WARNING,
     Impact.NO_RUN: NEUTRAL,
 }
@@ -105,8 +105,8 @@ RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@c
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Problem of a node or GPU."""
+class NodeProblem:
+    """Problem of a node, or of a GPU, a rank or a run on the node."""
 
     text: str  # `$1` is the value of `label`
     condition: str  # PromQL with a value for each node or GPU with the problem
@@ -133,13 +133,13 @@ class Problem:
         return f"min by (instance, gpu) ({self.since} and on (instance, gpu) ({self.condition}))"
 
 
-def _gpu_flag(family: str, text: str, remedy: str, impact: Impact) -> Problem:
+def _gpu_flag(family: str, text: str, remedy: str, impact: Impact) -> NodeProblem:
     """Return the problem of a GPU that begins when the values of a family become larger than 0."""
     value = f"max by (instance, gpu) ({family})"
-    return Problem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
+    return NodeProblem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
 
 
-def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> Problem:
+def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> NodeProblem:
     """Return the problem of recent Xids.
 
     `matcher` selects or excludes the Xids that point to the hardware. The problem starts at the last occurrence.
@@ -147,7 +147,7 @@ def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> Problem:
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
     recent = f"({last} > time() - {XID_SECONDS})"
-    return Problem("Xid $1", recent, recent, remedy, impact, "xid", summary)
+    return NodeProblem("Xid $1", recent, recent, remedy, impact, "xid", summary)
 
 
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
@@ -159,14 +159,14 @@ DRIVER_NOT_READ = (
 )
 """PromQL with a value for each node whose driver was read within two scrapes, but not at the last scrape: its GPUs are unknown."""
 _EXPORTER_PROBLEMS = (
-    Problem(
+    NodeProblem(
         "exporter down, node unknown",
         "min by (instance) (up{@target}) == 0",
         EXPORTER_DOWN_SINCE,
         "check the machine, then the log of the exporter",
         Impact.UNKNOWN,
     ),
-    Problem(
+    NodeProblem(
         "exporter not scraped any more",
         NOT_SCRAPED_SINCE,
         NOT_SCRAPED_SINCE,
@@ -175,17 +175,17 @@ _EXPORTER_PROBLEMS = (
     ),
 )
 NODE_PROBLEMS = (
-    Problem(
+    NodeProblem(
         "driver does not respond: $1",
         "max by (instance, reason) (gpu_nvml_error_info{@node})"
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
         " unless on (instance) last_over_time(gpu_devices{@node}[35s])",
         f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
         "run nvidia-smi; reload the driver or reboot",
-        Impact.STANDSTILL,
+        Impact.STOPS_RUN,
         "reason",
     ),
-    Problem(
+    NodeProblem(
         "no reading of the driver for $1 s",
         f'count_values by (instance) ("seconds", round(time() - {_LAST_DRIVER_READING} and on (instance) {DRIVER_NOT_READ}))',
         _LAST_DRIVER_READING,
@@ -196,48 +196,50 @@ NODE_PROBLEMS = (
     *_EXPORTER_PROBLEMS,
 )
 GPU_PROBLEMS = (
-    Problem(
+    NodeProblem(
         f"{NO_RESPONSE}$1",
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
         f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",
         "drain the node, then reset the GPU",
-        Impact.STANDSTILL,
+        Impact.STOPS_RUN,
         "reason",
         "GPU does not respond",
     ),
-    _xid('xid=~"{}"', "drain the node; reset the GPU or reboot", Impact.WRONG_RESULTS, "Xid of the hardware"),
-    Problem(
+    _xid(
+        'xid=~"{}"', "drain the node; reset the GPU or reboot", Impact.ENDANGERS_WORK, "Xid of the hardware"
+    ),
+    NodeProblem(
         "uncorrected memory errors",
         f"{_UNCORRECTED} > 0",
         last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
         "resume from an earlier checkpoint; reset the GPU",
-        Impact.WRONG_RESULTS,
+        Impact.ENDANGERS_WORK,
     ),
     _gpu_flag(
         "gpu_remapped_rows_failed{@gpu_any_run}",
         "a memory row could not be remapped",
         "replace the GPU",
-        Impact.WRONG_RESULTS,
+        Impact.ENDANGERS_WORK,
     ),
     _gpu_flag(
         "gpu_recovery_action{@gpu_any_run}",
         "the driver requests a recovery",
         "drain the node, then do what the driver requests",
-        Impact.WRONG_RESULTS,
+        Impact.ENDANGERS_WORK,
     ),
-    Problem(
+    NodeProblem(
         "throttled by heat or the power brake",
         f"max by (instance, gpu) ({THROTTLED}{{@gpu_any_run}}) > {THROTTLED_RATIO}",
         f"min by (instance, gpu) ({THROTTLED_START}{{@gpu_any_run}})",
         "check the cooling and the power supply",
-        Impact.SLOW,
+        Impact.SLOWS_RUN,
     ),
     _gpu_flag(
         'gpu_nvlink_links{@gpu_any_run, state="inactive"}',
         "NVLinks are down",
         "reset the GPU; check the links",
-        Impact.SLOW,
+        Impact.SLOWS_RUN,
     ),
     _xid('xid!~"{}"', "read the log of the job; if repeated, reset the GPU", Impact.POSSIBLE, "other Xid"),
     _gpu_flag(
@@ -266,7 +268,7 @@ def worst_gpu_problems() -> str:
     return f"(({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS})"
 
 
-def _gpu_problem_values() -> dict[int, Problem]:
+def _gpu_problem_values() -> dict[int, NodeProblem]:
     """Return the problems of GPUs by impact and priority, the worst first."""
     count = len(GPU_PROBLEMS)
     return {
@@ -294,7 +296,7 @@ XID_TEXTS = value_mappings(
 
 WORST_PROBLEM_TEXTS = value_mappings(
     {
-        value: (problem.name, BAD if problem.impact >= Impact.WRONG_RESULTS else WARNING)
+        value: (problem.name, BAD if problem.impact >= Impact.ENDANGERS_WORK else WARNING)
         for value, problem in _gpu_problem_values().items()
     }
     | {0: (NO_VALUE, NEUTRAL)}

@@ -20,12 +20,12 @@ from dashboards.gpu_problems import (
     PRIORITIES_PER_IMPACT,
     PROBLEMS_TITLE,
     Impact,
-    Problem,
+    NodeProblem,
 )
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings, warn_below
-from dashboards.run_problems import DATA_WAIT_RATIO, EXITS_SECONDS, SILENT_SECONDS, SLOW_RATIO
+from dashboards.run_problems import DATA_WAIT_RATIO, MAX_EXIT_SPREAD_SECONDS, SILENT_SECONDS, SLOW_RATIO
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -52,7 +52,7 @@ _EXITS_OF_RUN = (
     "(max by (run, rank) (training_rank_last_exit_timestamp_seconds{@run})"
     " and on (run, rank) max by (run, rank) (training_process_up{@run}) == 0)"
 )
-_FIRST_EXIT = f"min by (run) ({_EXITS_OF_RUN} >= on (run) group_left () (max by (run) ({_EXITS_OF_RUN}) - {EXITS_SECONDS}))"
+_FIRST_EXIT = f"min by (run) ({_EXITS_OF_RUN} >= on (run) group_left () (max by (run) ({_EXITS_OF_RUN}) - {MAX_EXIT_SPREAD_SECONDS}))"
 """PromQL for the first exit of the last attempt of each run, on any node."""
 _ENDED_RANKS = f"and on (run, rank) {_UP} == 0 unless on (run) {_OVER}"
 _ODD_RANK = (
@@ -71,29 +71,29 @@ _ALL_WAIT = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {DATA
 _WAITING = f"topk by (run) (1, {_DATA_WAIT} > {DATA_WAIT_RATIO}) unless on (run) {STANDSTILL} unless on (run) ({_ALL_WAIT})"
 
 
-def _percent(ratio: str) -> str:
+def _with_percent(ratio: str) -> str:
     """Return PromQL that adds the label `percent` with the value of a ratio."""
     return f'count_values by (run, rank) ("percent", round(100 * ({ratio})))'
 
 
 _RANK_PROBLEMS = (
-    Problem(
+    NodeProblem(
         "process ended first: $1",
         f"{_LAST_EXIT} == on (run) group_left () {_FIRST_EXIT} {_ENDED_RANKS}",
         _END,
         "read the log of this rank first",
-        Impact.STANDSTILL,
+        Impact.STOPS_RUN,
         "reason",
     ),
-    Problem(
+    NodeProblem(
         "process ended: $1",
         f"{_END} {_ENDED_RANKS}",
         _END,
         "read the log of the rank; Run has the exits of all ranks",
-        Impact.STANDSTILL,
+        Impact.STOPS_RUN,
         "reason",
     ),
-    Problem(
+    NodeProblem(
         "process ended, outcome not known yet",
         f'{_UP} == 0 and on (run) max by (run) (training_run_state{{@run, state="ending"}}) == 1',
         _LAST_UPDATE,
@@ -101,15 +101,15 @@ _RANK_PROBLEMS = (
         Impact.UNKNOWN,
         "run",
     ),
-    Problem(
+    NodeProblem(
         "holds up the other ranks: $1",
         _ODD_RANK,
         _LAST_STEP,
         "run training-exporter stacks on the node",
-        Impact.STANDSTILL,
+        Impact.STOPS_RUN,
         "place",
     ),
-    Problem(
+    NodeProblem(
         "process lives, but does not report",
         f"min by (run, rank) (timestamp({_SNAPSHOT}) - {_SNAPSHOT}) > {SILENT_SECONDS} and on (run, rank) {_UP} == 1",
         _LAST_UPDATE,
@@ -117,32 +117,32 @@ _RANK_PROBLEMS = (
         Impact.UNKNOWN,
         "run",
     ),
-    Problem(
+    NodeProblem(
         "computes at $1 % of the fastest rank",
-        _percent(_SLOW),
+        _with_percent(_SLOW),
         last_time(f"{SPEED} >= bool {SLOW_RATIO}"),
         "check clocks and heat; if it lasts, replace the node",
-        Impact.SLOW,
+        Impact.SLOWS_RUN,
         "percent",
     ),
-    Problem(
+    NodeProblem(
         "waits for data $1 % of the time",
-        _percent(_WAITING),
+        _with_percent(_WAITING),
         last_time(f"{_DATA_WAIT} <= bool {DATA_WAIT_RATIO}"),
         "more data workers; check the storage",
-        Impact.SLOW,
+        Impact.SLOWS_RUN,
         "percent",
     ),
 )
 """Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""
 
 
-def _alert_of_run(names: str, remedy: str, impact: Impact) -> Problem:
+def _alert_of_run(names: str, remedy: str, impact: Impact) -> NodeProblem:
     """Return the problem of a run on the node for which one of these alerts fires. These alerts have no node; *names* is a regex."""
     selector = f'alertname=~"{names}"'
     firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
     since = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
-    return Problem("$1", f"{firing} and on (run) {RUNS_LIVE_ON_NODE}", since, remedy, impact, "alertname")
+    return NodeProblem("$1", f"{firing} and on (run) {RUNS_LIVE_ON_NODE}", since, remedy, impact, "alertname")
 
 
 _CAUSES_OF_STANDSTILL = (
@@ -155,39 +155,39 @@ _CAUSE_ELSEWHERE = (
 """PromQL for the rank that causes the standstill of each run, on any node."""
 _LAST_STEP_OF_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
 _RUN_PROBLEMS = (
-    Problem(
+    NodeProblem(
         "no rank finishes a step; the cause is $1",
         f"{_CAUSE_ELSEWHERE} and on (run) {STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL}",
         _LAST_STEP_OF_RUN,
         "What is wrong on Run has the cause",
-        Impact.STANDSTILL,
+        Impact.STOPS_RUN,
         "place",
     ),
-    Problem(
+    NodeProblem(
         "no rank finishes a step; the cause is not known yet",
         f"{STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL} unless on (run) {_CAUSE_ELSEWHERE}",
         _LAST_STEP_OF_RUN,
         "run training-exporter stacks on the node",
-        Impact.STANDSTILL,
+        Impact.STOPS_RUN,
         "run",
     ),
-    Problem(
+    NodeProblem(
         "all ranks wait for data: at least $1 % of the time",
         f'count_values by (run) ("percent", round(100 * ({_ALL_WAIT}))) and on (run) {RUNS_LIVE_ON_NODE}',
         last_time(f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) <= bool {DATA_WAIT_RATIO}"),
         "check the storage; more data workers",
-        Impact.SLOW,
+        Impact.SLOWS_RUN,
         "percent",
     ),
     _alert_of_run(
         "TrainingLossNonFinite|TrainingGradNonFinite",
         "What is wrong on Run has the step and the rank",
-        Impact.WRONG_RESULTS,
+        Impact.ENDANGERS_WORK,
     ),
     _alert_of_run(
         "CheckpointHangs|TrainingCheckpoint(Failing|Overdue)",
         "Run has the saves, the error and the work at risk",
-        Impact.WRONG_RESULTS,
+        Impact.ENDANGERS_WORK,
     ),
     _alert_of_run(
         "TrainingCheckpoint(DiskFillingUp|DiskFillingUpFast|WontFit)",
@@ -196,7 +196,7 @@ _RUN_PROBLEMS = (
     ),
 )
 _COLLECTOR_PROBLEMS = (
-    Problem(
+    NodeProblem(
         "collector $1 fails",
         "min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s])) == 0",
         last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
@@ -212,7 +212,7 @@ _PROBLEMS_OF_NODE = (
     dataclasses.replace(
         _NO_DRIVER,
         condition=f"{_NO_DRIVER.condition} unless {_NODE_OF_STOPPED_RUN}",
-        impact=Impact.WRONG_RESULTS,
+        impact=Impact.ENDANGERS_WORK,
     ),
     *_OTHER_NODE_PROBLEMS,
     *_COLLECTOR_PROBLEMS,
@@ -225,7 +225,7 @@ _GPU_PROBLEMS = (
     dataclasses.replace(
         _NO_RESPONSE,
         condition=f"{_NO_RESPONSE.condition} unless {_OF_STOPPED_RUNS}",
-        impact=Impact.WRONG_RESULTS,
+        impact=Impact.ENDANGERS_WORK,
     ),
     *_OTHER_GPU_PROBLEMS,
 )
@@ -238,7 +238,7 @@ _PROBLEM_TEXTS = value_mappings(
     | {f"Xid {xid}": (f"Xid {xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
     | {alert: (title, NEUTRAL) for alert, title in titles().items()}
 )
-"""Value mappings of the column *Problem*. The column *Impact* has the color."""
+"""Value mappings of the column *NodeProblem*. The column *Impact* has the color."""
 _DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)})
 
 
@@ -255,14 +255,14 @@ def _with_gpus(ranks: str) -> str:
     )
 
 
-def _rows(problems: Sequence[Problem], first_priority: int = 0) -> str:
+def _rows(problems: Sequence[NodeProblem], first_priority: int = 0) -> str:
     """Return PromQL for impact and priority of all current problems; an earlier problem has a higher priority."""
     return " or ".join(
         problem.row(first_priority + len(problems) - index) for index, problem in enumerate(problems)
     )
 
 
-def _starts(problems: Sequence[Problem], by: str) -> str:
+def _starts(problems: Sequence[NodeProblem], by: str) -> str:
     """Return PromQL for the starts of all current problems, by labels and `problem`."""
     return " or ".join(
         f'label_replace(min by ({by}) ({problem.since} and on ({by}) ({problem.condition})), "problem", "{index}", "", "")'
@@ -282,7 +282,7 @@ def _union(of: Callable[..., str]) -> str:
     )
 
 
-def _row_of(problems: Sequence[Problem], by: str) -> str:
+def _row_of(problems: Sequence[NodeProblem], by: str) -> str:
     """Return PromQL for the rows of problems. Without a run, a problem of a GPU has the impact NO_RUN, which is 0."""
     if problems is not _GPU_PROBLEMS:
         return _rows(problems)

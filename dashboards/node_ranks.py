@@ -12,7 +12,7 @@ from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, dashboard_link, value_mappings, warn_below, warn_from
 from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_cause
 from dashboards.run_problems import SILENT_SECONDS
-from dashboards.tables import Column, percent, table
+from dashboards.tables import Column, percent_column, table
 
 RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
 ALIVE, ENDED, UNKNOWN, SILENT = 1, 0, -1, 2
@@ -100,8 +100,10 @@ def runs_table() -> Panel:
             thresholds=warn_from(60, 300),
             mappings=_UNKNOWN_TEXTS,
         ),
-        percent(f"min by (run) ({SPEED})", "Slowest here", 105, warn_below(0.9, 0.75)),
-        percent(f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 135, warn_below(0.9, 0.75)),
+        percent_column(f"min by (run) ({SPEED})", "Slowest here", 105, warn_below(0.9, 0.75)),
+        percent_column(
+            f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 135, warn_below(0.9, 0.75)
+        ),
         Column(
             or_unknown(f"sum by (run) ({NODE_COST_PER_HOUR})"),
             "Cost/h here",
@@ -116,7 +118,7 @@ def runs_table() -> Panel:
             width=95,
             mappings=_UNKNOWN_TEXTS,
         ),
-        percent(f"{RUN_LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
+        percent_column(f"{RUN_LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
         Column("cause", "Lost to", width=130, mappings=MAIN_CAUSE_TEXTS),
         row_query=rows,
         sort="Lost",
@@ -182,7 +184,7 @@ def ranks_table() -> Panel:
             width=95,
             thresholds=warn_from(60, 300),
         ),
-        percent(SPEED, "Speed", 75, warn_below(0.9, 0.75)),
+        percent_column(SPEED, "Speed", 75, warn_below(0.9, 0.75)),
         Column(
             "max by (run, rank) (training_rank_compute_seconds{@node_run})",
             "Compute",
@@ -190,8 +192,8 @@ def ranks_table() -> Panel:
             decimals=2,
             width=80,
         ),
-        percent(f"{data_time} / ({phase_time} > 0)", "Data wait", 96, warn_from(0.1, 0.3)),
-        percent(
+        percent_column(f"{data_time} / ({phase_time} > 0)", "Data wait", 96, warn_from(0.1, 0.3)),
+        percent_column(
             of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[5m]), 1)"),
             "GPU busy",
             90,
@@ -203,7 +205,7 @@ def ranks_table() -> Panel:
             decimals=0,
             width=85,
         ),
-        percent(of_gpu(f"{THROTTLED}{{@node}}"), "Throttled", 96, warn_from(0.01, 0.1)),
+        percent_column(of_gpu(f"{THROTTLED}{{@node}}"), "Throttled", 96, warn_from(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[5m]))'
             f" or on (run, rank) {no_data_worker}",

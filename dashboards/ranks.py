@@ -53,7 +53,7 @@ from dashboards.run_problems import (
     SILENT_SECONDS,
     THROTTLED_GPUS,
 )
-from dashboards.tables import Column, hanging_ranks, percent, table
+from dashboards.tables import Column, hanging_ranks, percent_column, table
 
 UID = "training-ranks"
 SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
@@ -143,19 +143,19 @@ def _straggler_panels() -> tuple[Panel, ...]:
             Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
             Column("gpu", "GPU", width=60),
             Column("problem", "Problem of the GPU", width=190, mappings=BAD_TEXT),
-            percent(
+            percent_column(
                 SPEED_RATIO_BY_NODE,
                 "Speed",
                 160,
                 threshold_steps((None, BAD), (0.75, WARNING), (0.9, BLUE)),
                 bar=(0, 1),
             ),
-            percent(
+            percent_column(
                 f"avg_over_time((({SPEED_RATIO_BY_NODE}) < bool 0.9)[$__range:$__interval])",
                 "Share of range slow",
                 160,
             ),
-            percent(
+            percent_column(
                 gpu_values_by_rank(THROTTLED),
                 "Throttled, 2 min",
                 130,
@@ -175,13 +175,13 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 decimals=3,
                 width=100,
             ),
-            percent(
+            percent_column(
                 DATA_WAIT,
                 "Data wait, 5 min",
                 150,
                 warn_from(0.2),
             ),
-            percent(
+            percent_column(
                 "max by (instance, rank) (rate(training_gpu_idle_between_steps_seconds_total{@run}[$__rate_interval]))"
                 " / sum by (instance, rank) (rate(training_phase_gpu_seconds_total{@run}[$__rate_interval]))",
                 "GPU idle",

@@ -39,7 +39,7 @@ from dashboards.run_problems import (
     what_is_wrong,
 )
 from dashboards.straggler import straggler_cost
-from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent, table
+from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
 
 _RUN_OVER = '(max(training_run_state{@run, state=~"finished|stopped"}) == 1)'
 """PromQL with a value after the normal end of the run: its ranks are not missing."""
@@ -185,7 +185,7 @@ def _node_table() -> Panel:
             mappings=value_mappings({1: ("up", NEUTRAL), 0: ("no answer", BAD)}),
         ),
         Column(f"1000 * {last_sample}", "Last sample", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
-        percent(
+        percent_column(
             f"min by (instance) ({SPEED_RATIO_BY_NODE}) unless on () {STANDS_STILL}",
             "Slowest rank",
             110,

@@ -33,7 +33,7 @@ DATA_WAIT_RATIO = 0.1
 """Share of the time in `data_loading` from which waiting for data is a problem."""
 SILENT_SECONDS = 30
 """Age of the feed from which a live rank is silent."""
-EXITS_SECONDS = 900
+MAX_EXIT_SPREAD_SECONDS = 900
 """Longest time between the first and the last exit of an attempt. NCCL aborts the waiting ranks after ten minutes by default."""
 MAX_ROWS = 8
 """Maximum number of rows of a problem that many ranks can have."""
@@ -56,35 +56,42 @@ RANKS_WITH_SAMPLE = (
     "group by (rank) (training_process_up{@run} or last_over_time(training_process_up{@run}[35s]))"
 )
 """PromQL for the ranks whose exporter responds. A single missed scrape at the scrape interval of 15 s is no outage."""
-LIVE_RANKS = (
+LIVE_RANK_COUNT = (
     "(count(max by (rank) (training_process_up{@run} or last_over_time(training_process_up{@run}[35s])) == 1)"
     " or on () 0 * max(training_world_size{@run}))"
 )
-UNKNOWN_RANKS = f"clamp_min(max(training_world_size{{@run}}) - (count({RANKS_WITH_SAMPLE}) or vector(0)), 0)"
+UNKNOWN_RANK_COUNT = (
+    f"clamp_min(max(training_world_size{{@run}}) - (count({RANKS_WITH_SAMPLE}) or vector(0)), 0)"
+)
 """PromQL for the number of ranks without a sample: their exporter is down, or they have not started."""
-MISSING_RANKS = f"clamp_min(max(training_world_size{{@run}}) - {LIVE_RANKS} - {UNKNOWN_RANKS}, 0)"
+MISSING_RANK_COUNT = (
+    f"clamp_min(max(training_world_size{{@run}}) - {LIVE_RANK_COUNT} - {UNKNOWN_RANK_COUNT}, 0)"
+)
 """PromQL for the number of ranks whose process has ended."""
 
 
-class Effect(enum.Enum):
-    """Effect of a problem on the run, by which the table is sorted."""
+class RunImpact(enum.Enum):
+    """Impact of a problem on the run, the column *Effect*: the tables of *Run* and *Ranks* show the largest number first.
+
+    Members that `dashboards.gpu_problems.Impact` has too have the same number there.
+    """
 
     CAUSES_STOP = 6
-    STOPS = 5
-    ENDANGERS = 4
-    HIDES = 3
-    SLOWS = 2
+    STOPS_RUN = 5
+    ENDANGERS_WORK = 4
+    UNKNOWN = 3
+    SLOWS_RUN = 2
     PAST = 1
 
 
-EFFECT_TEXTS = value_mappings(
+RUN_IMPACT_TEXTS = value_mappings(
     {
-        Effect.CAUSES_STOP.value: ("stops the run", BAD),
-        Effect.STOPS.value: ("stops the run", BAD),
-        Effect.ENDANGERS.value: ("endangers work", BAD),
-        Effect.HIDES.value: ("unknown", WARNING),
-        Effect.SLOWS.value: ("slows the run", WARNING),
-        Effect.PAST.value: ("past", NEUTRAL),
+        RunImpact.CAUSES_STOP.value: ("stops the run", BAD),
+        RunImpact.STOPS_RUN.value: ("stops the run", BAD),
+        RunImpact.ENDANGERS_WORK.value: ("endangers work", BAD),
+        RunImpact.UNKNOWN.value: ("unknown", WARNING),
+        RunImpact.SLOWS_RUN.value: ("slows the run", WARNING),
+        RunImpact.PAST.value: ("past", NEUTRAL),
         -1: (NO_VALUE, NEUTRAL),
     }
 )
@@ -104,11 +111,11 @@ NODE_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class RunProblem:
     """Problem of a run."""
 
     rows: str  # PromQL for the start, with the text of the problem as a label
-    effect: Effect
+    impact: RunImpact
     remedy: str = ""
 
     @property
@@ -206,7 +213,7 @@ _OF_ENDED_RANKS = (
     f"and on (instance, rank) {_RANK_UP} == 0 unless on (rank) {_ANYWHERE_UP} == 1 unless on () {_RUN_OVER}"
 )
 _KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
-_LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {EXITS_SECONDS})"
+_LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPREAD_SECONDS})"
 ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
 _ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST})"
 _FIRST_RANKS = _with_text(f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", _REASON)
@@ -214,7 +221,7 @@ _ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_LATER})", "ended: $1", "
 _RESTARTED = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {_ANYWHERE_UP} == 1"
 _FIRST_EXIT = f"bottomk(1, ({_RESTARTED}) >= scalar(max({_RESTARTED})) - 60)"
 """PromQL for the first exit before the last restart of the ranks. The exits of the other ranks follow within a minute."""
-_UNKNOWN_RANKS = (
+_UNKNOWN_RANK_COUNT_BY_NODE = (
     "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
     f" unless on (rank) {RANKS_WITH_SAMPLE}) unless on (instance) exporter_build_info{{@cluster}}"
     f" unless on () {_RUN_ENDED}"
@@ -371,49 +378,55 @@ _RESUME_FINITE = "end the run; resume from a checkpoint before the first such st
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
 _DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU"
 PROBLEMS = (
-    Problem(
+    RunProblem(
         f'label_replace({LOST_GPUS} and on () {NO_STEP}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',
-        Effect.CAUSES_STOP,
+        RunImpact.CAUSES_STOP,
         _DRAIN_NODE,
     ),
-    Problem(f"{LOST_GPUS} unless on () {NO_STEP}", Effect.ENDANGERS, _DRAIN_NODE),
-    Problem(_HANGING_PLACE, Effect.CAUSES_STOP, "read this line of the job; restart the run"),
-    Problem(_ODD_PHASE_ROW, Effect.CAUSES_STOP, "run training-exporter stacks on this node"),
-    Problem(_FIRST_RANKS, Effect.CAUSES_STOP, "read the log of this rank first"),
-    Problem(_ENDED_RANKS, Effect.STOPS),
-    Problem(
+    RunProblem(f"{LOST_GPUS} unless on () {NO_STEP}", RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
+    RunProblem(_HANGING_PLACE, RunImpact.CAUSES_STOP, "read this line of the job; restart the run"),
+    RunProblem(_ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
+    RunProblem(_FIRST_RANKS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
+    RunProblem(_ENDED_RANKS, RunImpact.STOPS_RUN),
+    RunProblem(
         f"{_with_text(NO_STEP, 'no rank finishes a step')} unless on () ({_LOST_GPUS})",
-        Effect.STOPS,
+        RunImpact.STOPS_RUN,
         "run training-exporter stacks on each node",
     ),
-    Problem(f"{_SAVES_FAIL} and on () {LAST_SAVE_FAILED}", Effect.ENDANGERS, _CHECK_DISK),
-    Problem(
+    RunProblem(f"{_SAVES_FAIL} and on () {LAST_SAVE_FAILED}", RunImpact.ENDANGERS_WORK, _CHECK_DISK),
+    RunProblem(
         f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} and on () {_SAVES_ALERT}",
-        Effect.ENDANGERS,
+        RunImpact.ENDANGERS_WORK,
         _CHECK_DISK,
     ),
-    Problem(f"{_NONFINITE_LOSS} and on () {NONFINITE_NOW}", Effect.ENDANGERS, _RESUME_FINITE),
-    Problem(f"{_NONFINITE_PAUSED} and on () {NONFINITE_ALERT}", Effect.ENDANGERS, _RESUME_FINITE),
-    Problem(_xid_text(CRITICAL_XIDS_OF_GPUS), Effect.ENDANGERS, _DRAIN_NODE),
-    Problem(
+    RunProblem(f"{_NONFINITE_LOSS} and on () {NONFINITE_NOW}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE),
+    RunProblem(f"{_NONFINITE_PAUSED} and on () {NONFINITE_ALERT}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE),
+    RunProblem(_xid_text(CRITICAL_XIDS_OF_GPUS), RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
+    RunProblem(
         f"{_xid_text(_XIDS)} unless on (instance, rank, gpu, xid) {CRITICAL_XIDS_OF_GPUS}",
-        Effect.ENDANGERS,
+        RunImpact.ENDANGERS_WORK,
         "read the log of the rank; if the Xid repeats, reset the GPU",
     ),
-    Problem(
-        _with_number(_UNKNOWN_RANKS, _LAST_SAMPLE, "exporter down, ranks unknown: $1", "instance"),
-        Effect.HIDES,
+    RunProblem(
+        _with_number(
+            _UNKNOWN_RANK_COUNT_BY_NODE, _LAST_SAMPLE, "exporter down, ranks unknown: $1", "instance"
+        ),
+        RunImpact.UNKNOWN,
         "check the node and the log of the exporter",
     ),
-    Problem(_with_text(_SILENT, "alive, but does not report"), Effect.HIDES, "check the process of the rank"),
-    Problem(_SLOW_RANKS, Effect.SLOWS, "open GPUs, and compare clock and heat of its GPU"),
-    Problem(THROTTLED_GPUS, Effect.SLOWS, "check the cooling and the power supply of the node"),
-    Problem(_WAITING_RANK, Effect.SLOWS, "use more or faster data workers"),
-    Problem(_ALL_RANKS_WAIT, Effect.SLOWS, "check the storage; use more or faster data workers"),
-    Problem(_EARLY_END, Effect.PAST, "read the log of the job, unless the early end is intended"),
-    Problem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", _REASON), Effect.PAST),
-    Problem(f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", Effect.PAST),
-    Problem(f"{_NONFINITE_PAUSED} unless on () {NONFINITE_ALERT}", Effect.PAST),
+    RunProblem(
+        _with_text(_SILENT, "alive, but does not report"), RunImpact.UNKNOWN, "check the process of the rank"
+    ),
+    RunProblem(_SLOW_RANKS, RunImpact.SLOWS_RUN, "open GPUs, and compare clock and heat of its GPU"),
+    RunProblem(THROTTLED_GPUS, RunImpact.SLOWS_RUN, "check the cooling and the power supply of the node"),
+    RunProblem(_WAITING_RANK, RunImpact.SLOWS_RUN, "use more or faster data workers"),
+    RunProblem(_ALL_RANKS_WAIT, RunImpact.SLOWS_RUN, "check the storage; use more or faster data workers"),
+    RunProblem(_EARLY_END, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
+    RunProblem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", _REASON), RunImpact.PAST),
+    RunProblem(
+        f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", RunImpact.PAST
+    ),
+    RunProblem(f"{_NONFINITE_PAUSED} unless on () {NONFINITE_ALERT}", RunImpact.PAST),
 )
 _COLUMNS = "problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
@@ -433,7 +446,9 @@ def problem_since() -> str:
 
     The order is that of the texts in *State*. A start before the time range is 0.
     """
-    stops = [problem.rows for problem in PROBLEMS if problem.effect in (Effect.CAUSES_STOP, Effect.STOPS)]
+    stops = [
+        problem.rows for problem in PROBLEMS if problem.impact in (RunImpact.CAUSES_STOP, RunImpact.STOPS_RUN)
+    ]
     slowest = f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})"
     in_state = (
         f"max({LOST_GPUS})",
@@ -446,8 +461,8 @@ def problem_since() -> str:
         f"max({_ALL_RANKS_WAIT})",
     )
     others = [
-        f"min({' or '.join(f'({problem.rows})' for problem in PROBLEMS if problem.effect is effect)})"
-        for effect in (Effect.ENDANGERS, Effect.HIDES)
+        f"min({' or '.join(f'({problem.rows})' for problem in PROBLEMS if problem.impact is impact)})"
+        for impact in (RunImpact.ENDANGERS_WORK, RunImpact.UNKNOWN)
     ]
     return " or on () ".join((f"min({' or '.join(f'({rows})' for rows in stops)})", *in_state, *others))
 
@@ -455,10 +470,10 @@ def problem_since() -> str:
 def what_is_wrong(w: int, h: int) -> Panel:
     """Return the table of the current problems of a run, problems that stop the run first."""
     since = _union([f"1000 * ({problem.rows_with_remedy})" for problem in PROBLEMS])
-    effect = _union([f"0 * ({problem.rows_with_remedy}) + {problem.effect.value}" for problem in PROBLEMS])
+    impact = _union([f"0 * ({problem.rows_with_remedy}) + {problem.impact.value}" for problem in PROBLEMS])
     panel = table(
         "What is wrong",
-        Column(effect, "Effect", decimals=0, width=130, mappings=EFFECT_TEXTS),
+        Column(impact, "Effect", decimals=0, width=130, mappings=RUN_IMPACT_TEXTS),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=100, links=(GPUS_LINK, NODE_LINK)),

@@ -11,7 +11,7 @@ from dashboards.run_problems import (
     LAST_SAVE_FAILED,
     LOOKBACK,
     LOST_GPUS,
-    MISSING_RANKS,
+    MISSING_RANK_COUNT,
     NONFINITE_ALERT,
     NONFINITE_NOW,
     ODD_PHASE,
@@ -19,7 +19,7 @@ from dashboards.run_problems import (
     SLOW_RATIO,
     STEPS_OF_EARLY_END,
     THROTTLED_GPUS,
-    UNKNOWN_RANKS,
+    UNKNOWN_RANK_COUNT,
 )
 
 WARNING_LEVEL, BAD_LEVEL = 1, 10
@@ -135,8 +135,8 @@ def _slow_part() -> str:
 def _missing_ranks() -> str:
     """Return PromQL for the level of ended or unknown ranks of a live run, with their number as the label `missing`."""
     is_live = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
-    missing = _counted("missing", f"{MISSING_RANKS} > 0", "rank missing", "ranks missing")
-    unknown = _counted("missing", f"{UNKNOWN_RANKS} > 0", "rank unknown", "ranks unknown")
+    missing = _counted("missing", f"{MISSING_RANK_COUNT} > 0", "rank missing", "ranks missing")
+    unknown = _counted("missing", f"{UNKNOWN_RANK_COUNT} > 0", "rank unknown", "ranks unknown")
     return f"{WARNING_LEVEL} * ({missing} or on () {unknown}) and on () {is_live} or on () vector(0)"
 
 

@@ -47,7 +47,7 @@ class Column:
         return not self.source.isidentifier()
 
 
-def percent(
+def percent_column(
     source: str,
     title: str,
     width: int | None = None,

@@ -62,11 +62,13 @@ NOTHING_WRONG = '{problem="nothing is wrong"}'
 @pytest.mark.parametrize(
     ("query_id", "series", "factor", "expected"),
     [
-        pytest.param("A", SLOW_HERE, 1, {SLOW_ROW: Impact.SLOW}, id="slow rank"),
-        pytest.param("A", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.SLOW}, id="hot GPU before its slow rank"),
+        pytest.param("A", SLOW_HERE, 1, {SLOW_ROW: Impact.SLOWS_RUN}, id="slow rank"),
+        pytest.param(
+            "A", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.SLOWS_RUN}, id="hot GPU before its slow rank"
+        ),
         pytest.param("A", SLOW_ELSEWHERE, 1, {NOTHING_WRONG: NO_PROBLEM}, id="slow rank on another node"),
         pytest.param(
-            "A", _run() | NAN_ALERT, 1, {NAN_ROW: Impact.WRONG_RESULTS}, id="alert of a run without a node"
+            "A", _run() | NAN_ALERT, 1, {NAN_ROW: Impact.ENDANGERS_WORK}, id="alert of a run without a node"
         ),
         pytest.param("B", _run() | NAN_ALERT, 1, {'{run="a"}': 240_000}, id="start of the alert"),
         pytest.param("B", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 300_000}, id="start"),
@@ -87,7 +89,9 @@ def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path) -> 
     waiting = f'training_phase_seconds_total{{{RANK.format(rank=0, node=1)},phase="data_loading"}}'
     row = '{gpu="0",run="a",rank="0",problem="waits for data 40 % of the time",remedy="more data workers; check the storage"}'
 
-    assert_panel(tmp_path, "training-node", "What is wrong", _run() | {waiting: "0+6x60"}, {row: Impact.SLOW})
+    assert_panel(
+        tmp_path, "training-node", "What is wrong", _run() | {waiting: "0+6x60"}, {row: Impact.SLOWS_RUN}
+    )
 
 
 HANG = _run("hung", steps="0+15x20 300x40")
@@ -125,12 +129,12 @@ def _hang_info(rank: int, function: str) -> dict[str, str]:
 def test_a_hang_shows_whether_its_cause_is_on_the_node(
     tmp_path: Path, series: dict[str, str], row: str
 ) -> None:
-    assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: Impact.STANDSTILL})
+    assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: Impact.STOPS_RUN})
 
 
 def test_a_lost_gpu_does_not_stop_a_run_that_makes_steps(tmp_path: Path) -> None:
     assert_panel(
-        tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_ROW: Impact.WRONG_RESULTS}
+        tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_ROW: Impact.ENDANGERS_WORK}
     )
     assert_panel(tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST: 0}, query_id="E")
 
@@ -162,7 +166,7 @@ def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
         "training-node",
         "What is wrong",
         series,
-        {row: Impact.STANDSTILL} if row else {NOTHING_WRONG: NO_PROBLEM},
+        {row: Impact.STOPS_RUN} if row else {NOTHING_WRONG: NO_PROBLEM},
     )
 
 
@@ -258,12 +262,12 @@ NO_DRIVER_ROW = '{problem="driver does not respond: driver_not_loaded",remedy="r
 
 def test_a_driver_that_does_not_respond_stops_only_a_run_without_a_step(tmp_path: Path) -> None:
     hang = {
-        NO_DRIVER_ROW: Impact.STANDSTILL,
-        '{run="a",problem="no rank finishes a step; the cause is not known yet",remedy="run training-exporter stacks on the node"}': Impact.STANDSTILL,
+        NO_DRIVER_ROW: Impact.STOPS_RUN,
+        '{run="a",problem="no rank finishes a step; the cause is not known yet",remedy="run training-exporter stacks on the node"}': Impact.STOPS_RUN,
     }
 
     assert_panel(
-        tmp_path, "training-node", "What is wrong", _run() | NO_DRIVER, {NO_DRIVER_ROW: Impact.WRONG_RESULTS}
+        tmp_path, "training-node", "What is wrong", _run() | NO_DRIVER, {NO_DRIVER_ROW: Impact.ENDANGERS_WORK}
     )
     assert_panel(tmp_path, "training-node", "What is wrong", HANG | NO_DRIVER, hang)
 
@@ -287,7 +291,7 @@ def test_failing_saves_endanger_the_work_of_a_node(tmp_path: Path) -> None:
     }
     row = '{run="a",problem="TrainingCheckpointFailing",remedy="Run has the saves, the error and the work at risk"}'
 
-    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: Impact.WRONG_RESULTS})
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: Impact.ENDANGERS_WORK})
 
 
 def test_the_end_of_a_process_is_a_problem_before_its_outcome_is_known(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
 
 @pytest.mark.parametrize(
     ("run_state", "impact"),
-    [({}, Impact.WRONG_RESULTS), ({'run:training_standstill:info{run="a"}': "1x60"}, Impact.STANDSTILL)],
+    [({}, Impact.ENDANGERS_WORK), ({'run:training_standstill:info{run="a"}': "1x60"}, Impact.STOPS_RUN)],
     ids=["the run goes on", "no step"],
 )
 def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
@@ -74,7 +74,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
         (
             "A",
             '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain the node; reset the GPU or reboot"}',
-            Impact.WRONG_RESULTS,
+            Impact.ENDANGERS_WORK,
         ),
         ("B", '{instance="n1",gpu="0"}', 285_000),
         ("D", '{instance="n1",gpu="0"}', 4),
@@ -338,7 +338,7 @@ def test_the_loss_on_a_node_that_does_not_exist_is_unknown(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("uuid", "owner", "impact"),
-    [("G0", ',run="a",rank="3"', Impact.SLOW), ("G7", "", Impact.NO_RUN)],
+    [("G0", ',run="a",rank="3"', Impact.SLOWS_RUN), ("G7", "", Impact.NO_RUN)],
     ids=["held", "free"],
 )
 def test_a_problem_of_a_gpu_without_a_run_has_no_impact_on_a_run(
@@ -361,7 +361,10 @@ RANK_ON_NEW_GPU = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}
     ("ranks", "owner", "impact"),
     [
         pytest.param(
-            RANK_ON_OLD_GPU | RANK_ON_NEW_GPU, ',run="b",rank="5"', Impact.SLOW, id="both GPUs had a rank"
+            RANK_ON_OLD_GPU | RANK_ON_NEW_GPU,
+            ',run="b",rank="5"',
+            Impact.SLOWS_RUN,
+            id="both GPUs had a rank",
         ),
         pytest.param(RANK_ON_OLD_GPU, "", Impact.NO_RUN, id="the new GPU is free"),
     ],
@@ -478,7 +481,7 @@ NODE_WITH_LOST_GPU = {
             "A",
             {
                 '{gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-                'remedy="drain the node, then reset the GPU"}': Impact.WRONG_RESULTS,
+                'remedy="drain the node, then reset the GPU"}': Impact.ENDANGERS_WORK,
                 '{problem="collector rapl fails",remedy="read the log of the exporter"}': Impact.UNKNOWN,
             },
         ),
