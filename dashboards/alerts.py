@@ -10,7 +10,7 @@ import yaml
 
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, link, value_mappings
-from dashboards.queries import LAST_STEP_BY_RUN
+from dashboards.queries import LAST_STEP_TIME_BY_RUN
 from dashboards.tables import ZERO_AS_DASH, Column, placeholder_row, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -100,7 +100,7 @@ def _start(selector: str) -> str:
     """Return PromQL for the start of each alert that matches a selector. A hang starts with the last step, minutes before its alert."""
     alerts = f"ALERTS_FOR_STATE{{{selector}}}"
     hangs = f'0 * ALERTS_FOR_STATE{{alertname="TrainingHang", {selector}}}'
-    return f"({hangs} + on (cluster, run) group_left () {LAST_STEP_BY_RUN} or {alerts})"
+    return f"({hangs} + on (cluster, run) group_left () {LAST_STEP_TIME_BY_RUN} or {alerts})"
 
 
 def firing_alerts(

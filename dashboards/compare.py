@@ -68,12 +68,12 @@ def _loss(run_matchers: str) -> str:
     return f'max by (run) (training_loss{{{run_matchers}, mode="train"}})'
 
 
-STEP = "max by (run) (training_step{@compared_run})"
+STEP_NUMBER = "max by (run) (training_step{@compared_run})"
 """PromQL for the step of each compared run."""
-LAST_STEP = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
+LAST_STEP_NUMBER = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
 """PromQL for the last step of each compared run in the time range."""
-ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP}))) - 1))"
-ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
+ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP_NUMBER}))) - 1))"
+ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
@@ -112,7 +112,7 @@ def _comparison_columns(
 
 def _at_last_common_step(value_query: str) -> str:
     """Return PromQL for a value of each compared run: the last sample up to the last step that all compared runs have reached."""
-    return f"last_over_time(({value_query} and on (run) {STEP} <= scalar(min({LAST_STEP})))[$__range:$__interval])"
+    return f"last_over_time(({value_query} and on (run) {STEP_NUMBER} <= scalar(min({LAST_STEP_NUMBER})))[$__range:$__interval])"
 
 
 def comparison_panels() -> tuple[Panel, ...]:
@@ -140,7 +140,7 @@ def comparison_panels() -> tuple[Panel, ...]:
                 width=100,
                 decimals=1,
             ),
-            Column(LAST_STEP, "Last step", unit="locale", width=100),
+            Column(LAST_STEP_NUMBER, "Last step", unit="locale", width=100),
             Column(
                 _at_last_common_step(_loss(COMPARED_RUNS_MATCHERS)),
                 "Same-step loss",
@@ -182,7 +182,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             # The label `step` is the step number, rounded down to a row: `count_values` turns a value into a label.
             table_query(
                 f"avg_over_time(({_loss(COMPARED_RUNS_MATCHERS)} * on (run) group_left (step)"
-                f' count_values by (run) ("step", floor({STEP} / {ROW_DISTANCE}) * {ROW_DISTANCE}))[$__range:$__interval])'
+                f' count_values by (run) ("step", floor({STEP_NUMBER} / {ROW_DISTANCE}) * {ROW_DISTANCE}))[$__range:$__interval])'
             ),
             column_label="run",
             row_label="step",

@@ -43,7 +43,7 @@ from dashboards.losses_now import (
     NO_LOSS,
     POWER,
     RANKS_OF_LOSSES,
-    STANDSTILL,
+    STANDSTILL_BY_RUN,
     UNKNOWN_COST,
     UNKNOWN_LOSSES,
     UNKNOWN_RUNS,
@@ -391,7 +391,7 @@ def _loss_by_run() -> Panel:
             width=70,
         ),
         row_query=(
-            f'label_replace({STATES} and on (run) {STANDSTILL}, "state", "no step", "state", "running")'
+            f'label_replace({STATES} and on (run) {STANDSTILL_BY_RUN}, "state", "no step", "state", "running")'
             f" or on (run) {STATES}"
             f' or on (run) label_replace({UNKNOWN_RUNS}, "state", "unknown", "", "")'
         ),

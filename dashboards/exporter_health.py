@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.palette import BLUE, ORANGE, VERMILION
 from dashboards.panels import YES_NO, Panel, time_series, warn_from
-from dashboards.queries import Query, event_counts
+from dashboards.queries import Query, event_counts, feed_age_seconds
 from dashboards.run_problems import SILENT_SECONDS
 from dashboards.tables import Column, table
 
@@ -52,8 +52,7 @@ def exporter_panels() -> tuple[Panel, ...]:
         time_series(
             "Age of each rank's feed",
             Query(
-                "max by (run, rank) (timestamp(training_feed_last_update_timestamp_seconds{@node})"
-                " - training_feed_last_update_timestamp_seconds{@node})",
+                feed_age_seconds("@node", "run, rank"),
                 "{{run}} rank {{rank}}",
             ),
             unit="s",

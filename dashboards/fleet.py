@@ -43,11 +43,11 @@ from dashboards.panels import (
 )
 from dashboards.queries import Query, instant_query
 from dashboards.recorded_losses import (
-    CAUSE_NAMES,
     CLUSTER_COST_PER_HOUR,
     CLUSTER_LOST_PER_HOUR,
     CLUSTER_LOST_SHARE,
     LOST_THRESHOLDS,
+    SHORT_CAUSE_NAMES,
 )
 from dashboards.tables import Column, percent_column, table
 
@@ -307,7 +307,7 @@ def _cause_names() -> list[Override]:
     return [
         {
             "matcher": {"id": "byName", "options": cause},
-            "properties": [{"id": "displayName", "value": CAUSE_NAMES[cause]}],
+            "properties": [{"id": "displayName", "value": SHORT_CAUSE_NAMES[cause]}],
         }
         for cause in BADPUT_CAUSE_COLORS
     ]

@@ -16,17 +16,18 @@ from dashboards.alerts import (
 from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, bad_from, dashboard_link, value_mappings, warn_below, warn_from
-from dashboards.queries import LAST_STEP_BY_RUN
+from dashboards.queries import LAST_STEP_TIME_BY_RUN
 from dashboards.recorded_losses import (
-    BAD_LOSS,
     CLUSTER_COST_PER_HOUR,
     CLUSTER_LOST_PER_HOUR,
     CLUSTER_LOST_SHARE,
-    LOSS,
+    LARGE_LOSS_RATIO,
+    LOSS_RATIO,
     LOST_THRESHOLDS,
     MAIN_CAUSE_TEXTS,
     lost_share,
     main_cause,
+    recorded_standstill,
 )
 from dashboards.run_problems import DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.tables import Column, percent_column, table
@@ -34,7 +35,7 @@ from dashboards.tables import Column, percent_column, table
 URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
 """Urgency of a run without a sample: no alert about the run can fire, and the run may have stopped."""
 URGENCY_LOSES_MUCH, URGENCY_LOSES = URGENCY_WARNING + 0.3, URGENCY_WARNING + 0.2
-"""Urgencies of a run that loses more than `BAD_LOSS` or `LOSS` of its time, above the warnings: many warnings cost less."""
+"""Urgencies of a run that loses more than `LARGE_LOSS_RATIO` or `LOSS_RATIO` of its time, above the warnings: many warnings cost less."""
 URGENCY_PARTLY_UNKNOWN = URGENCY_CRITICAL - 0.5
 """Urgency of a live run of which some ranks have no sample, above known losses."""
 URGENCY_RESTARTED = 1
@@ -105,7 +106,7 @@ NO_PROGRESS_SECONDS = 300
 """Time without a step after which a live run counts as making no progress."""
 _LAST_STEP_AGE = "run:training_last_progress:age_seconds{@cluster}"
 _STATE_AGE = "run:training_run_state:age_seconds{@cluster}"
-LAST_STEP = f"max by (run) ({LAST_STEP_BY_RUN})"
+LAST_STEP_TIME = f"max by (run) ({LAST_STEP_TIME_BY_RUN})"
 _STATE_SINCE = f"max by (run) (timestamp({_STATE_AGE}) - {_STATE_AGE})"
 NO_PROGRESS_RUNS = (
     'max by (run) (run:training_run_state:info{@cluster, state=~"hung|failed|lost"}'
@@ -142,7 +143,7 @@ _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
 
 
 _STANDSTILL_WITHOUT_ALERT = (
-    "max by (run) (run:training_standstill:info{@cluster})"
+    f"{recorded_standstill('@cluster')}"
     f""" unless on (run) {FIRING_ALERTS_TEMPLATE.format(matcher='run!="", severity="critical"')}"""
 )
 """PromQL with a value for each run without a step whose alert does not fire yet: a minute after the exporter decides, which takes minutes."""
@@ -166,8 +167,8 @@ def _urgency_query() -> str:
             f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
             critical,
             f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANK_COUNT_BY_RUN}",
-            f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {BAD_LOSS})",
-            f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS})",
+            f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {LARGE_LOSS_RATIO})",
+            f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS_RATIO})",
             warning,
             f"{URGENCY_RESTARTED} + 0 * ({_RESTARTED})",
             f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
@@ -239,7 +240,7 @@ def _since_query() -> str:
     return " or on (run) ".join(
         [
             f'{_STATE_SINCE} and on (run) run:training_run_state:info{{@cluster, state=~"failed|lost"}}',
-            f"{LAST_STEP} and on (run) ({NO_PROGRESS_RUNS})",
+            f"{LAST_STEP_TIME} and on (run) ({NO_PROGRESS_RUNS})",
             f"max by (run) ({starts} and on ({_ALERT_LABELS}) {_main_alert()})",
             f"max by (run) ({slow_since}) and on (run) {_SLOW_RANK}",
             f"max by (run) ({unknown_since}) and on (run) {_UNKNOWN_RANK_COUNT_BY_RUN}",
@@ -254,13 +255,13 @@ def _standstill_texts() -> str:
     """Return PromQL for each run without a step, with its rank, node and GPU if they are known, and a text as the label `alertname`."""
     text = "no rank finishes a step"
     with_rank = f'label_replace(run:training_standstill_rank:info{{@cluster}}, "alertname", "$1: {text}", "cause", "(.+)")'
-    without_rank = f'label_replace(max by (run) (run:training_standstill:info{{@cluster}}), "alertname", "{text}", "", "")'
+    without_rank = f'label_replace({recorded_standstill("@cluster")}, "alertname", "{text}", "", "")'
     return f"(max by (run, instance, rank, gpu, alertname) ({with_rank}) or on (run) {without_rank})"
 
 
 def _main_loss() -> str:
     """Return PromQL for the main cause of each run that loses much of its time, as the label `alertname`."""
-    loss = f"{main_cause('@cluster')} and on (run) {_AVOIDABLE_LOSS} >= {LOSS}"
+    loss = f"{main_cause('@cluster')} and on (run) {_AVOIDABLE_LOSS} >= {LOSS_RATIO}"
     return f'max by (run, alertname) (label_replace({loss}, "alertname", "$1", "cause", "(.+)"))'
 
 
@@ -351,7 +352,7 @@ def _speed() -> Panel:
         Column("model", "Model"),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
         Column(
-            f'time() - {LAST_STEP} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
+            f'time() - {LAST_STEP_TIME} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
             "Last step",
             unit="s",
             decimals=0,

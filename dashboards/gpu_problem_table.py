@@ -27,7 +27,7 @@ from dashboards.gpu_problems import (
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
-from dashboards.recorded_losses import CLUSTER_LOST_PER_HOUR
+from dashboards.recorded_losses import CLUSTER_LOST_PER_HOUR, recorded_standstill
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -47,7 +47,7 @@ PROBLEM_TEXTS = [
 ]
 """Texts and colors of the column *NodeProblem*: no problem, NVML errors and Xids by name; every other problem in red."""
 _STOPPED_RUNS = (
-    "(max by (run) (run:training_standstill:info{@cluster})"
+    f"({recorded_standstill('@cluster')}"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
 """PromQL for the runs that make no step, or that died. A lost GPU endangers any other run."""

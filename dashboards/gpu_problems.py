@@ -20,6 +20,8 @@ THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
 XID_SECONDS = 3600
 """Time for which an Xid is a problem."""
+LAST_XID_BY_GPU = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}) * 0 + 1"
+"""PromQL for the last Xid of each GPU as a label, if the Xid occurred in the last `XID_SECONDS`."""
 _ZERO_FOR_EACH_GPU = (
     "(0 * gpu_up{@gpu_any_run} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu_any_run}[$__range]))"
 )

@@ -7,25 +7,25 @@ shown as `standstill`, with a share of 100 %, and the losses of restarts are ave
 from __future__ import annotations
 
 from dashboards.energy_loss import as_cause
-from dashboards.gpu_problems import THROTTLED, THROTTLED_RATIO, XID_SECONDS
+from dashboards.gpu_problems import LAST_XID_BY_GPU, THROTTLED, THROTTLED_RATIO
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import blank_if_incomplete
-from dashboards.recorded_losses import BAD_LOSS, LOSS, cost_per_hour
+from dashboards.recorded_losses import LARGE_LOSS_RATIO, LOSS_RATIO, cost_per_hour
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
-NO_PROGRESS_SECONDS = 120
+NO_PROGRESS_OF_RUNNING_SECONDS = 120
 FOLLOWING_EXITS_SECONDS = 60
 """Exits at most this long before the last exit belong to the same failure."""
-STANDSTILL = (
+STANDSTILL_BY_RUN = (
     f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
     ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'
-    f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_SECONDS}"
+    f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_OF_RUNNING_SECONDS}"
     ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
 )
 """PromQL with a value for each run that stands still.
 
-A step is overdue, the run is stalled or hung, or the run is `running` and has reported no progress for `NO_PROGRESS_SECONDS`.
+A step is overdue, the run is stalled or hung, or the run is `running` and has reported no progress for `NO_PROGRESS_OF_RUNNING_SECONDS`.
 Batches of a validation are progress, too.
 """
 COST_PER_HOUR_BY_RUN = cost_per_hour("@run")
@@ -48,16 +48,16 @@ _NONFINITE_STEPS = (
 _NONFINITE_LOSS = as_cause(f"clamp_max({_NONFINITE_STEPS}, 1)", "nonfinite_loss")
 _LIVE_RUNS = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 LOST_SHARE_NOW = (
-    f"(({as_cause(f'(0 * {STANDSTILL} + 1)', 'standstill')}"
+    f"(({as_cause(f'(0 * {STANDSTILL_BY_RUN} + 1)', 'standstill')}"
     f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS})"
-    f" unless on (run) {STANDSTILL} or {as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL}) and on (run) {_LIVE_RUNS})"
+    f" unless on (run) {STANDSTILL_BY_RUN} or {as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL_BY_RUN}) and on (run) {_LIVE_RUNS})"
 )
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause."""
 _LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_LIVE_RUNS}))"
-_GPUS_OF_RUN = (
+_GPU_COUNT_BY_RUN = (
     f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
 )
-LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPUS_OF_RUN}) / sum({_GPUS_OF_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
+LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
 """PromQL for the share of the GPU time that all live runs lose now. A run without a GPU counts as one GPU."""
 MIN_DISPLAYED_SHARE = 0.005
 """Share of the time above which a loss is displayed."""
@@ -77,15 +77,11 @@ _GPUS_OF_RANKS = (
 
 The driver lists no processes of a lost GPU, so the current samples of its rank have no GPU.
 """
-_LAST_XIDS = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}) * 0 + 1"
-"""PromQL for the last Xid of each GPU, if the Xid occurred in the last `XID_SECONDS`."""
 _LOST_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) (gpu_up) == 0"
     " and on (run, instance, rank) training_process_up{@run} == 1"
 )
-_LOST_GPUS_WITH_XID = (
-    f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({_LAST_XIDS}) or on (run, instance, rank) ({_LOST_GPUS})"
-)
+_LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (run, instance, rank) ({_LOST_GPUS})"
 _THROTTLED_GPUS = f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED}) > {THROTTLED_RATIO}"
 """PromQL for the GPUs that are throttled for more than 5 % of the time."""
 _ODD_RANKS = (
@@ -176,7 +172,7 @@ _START_OF_LOSS = (
     f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
     f" or {_last_time_before_onset(f'({_RECENT_BADPUT})')} or {_last_time_before_onset(_STRAGGLER_WAIT)}"
     f" or {_last_time_before_onset(_NONFINITE_LOSS)})"
-    f" and on (run, cause) {LOST_SHARE_NOW} >= {LOSS}"
+    f" and on (run, cause) {LOST_SHARE_NOW} >= {LOSS_RATIO}"
 )
 """PromQL for the start of each loss with a verdict of at least *loss*, in Unix seconds. A usual loss has no start.
 
@@ -264,19 +260,19 @@ LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 
 0 if the loss began before the time range.
 """
-_USUAL, _LOSS, _UNKNOWN, _LARGE = 0, 1, 2, 3
+_USUAL_VERDICT, _LOSS_VERDICT, _UNKNOWN_VERDICT, _LARGE_LOSS_VERDICT = 0, 1, 2, 3
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
 VERDICTS = (
-    f"({_KNOWN_LOSSES} >= bool {LOSS}) + {_LARGE - _LOSS} * ({_KNOWN_LOSSES} >= bool {BAD_LOSS})"
-    f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN}"
+    f"({_KNOWN_LOSSES} >= bool {LOSS_RATIO}) + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {LARGE_LOSS_RATIO})"
+    f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN_VERDICT}"
 )
 """PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual."""
 VERDICT_TEXTS = value_mappings(
     {
-        _LARGE: ("large loss", BAD),
-        _UNKNOWN: ("unknown", WARNING),
-        _LOSS: ("loss", WARNING),
-        _USUAL: ("usual", NEUTRAL),
+        _LARGE_LOSS_VERDICT: ("large loss", BAD),
+        _UNKNOWN_VERDICT: ("unknown", WARNING),
+        _LOSS_VERDICT: ("loss", WARNING),
+        _USUAL_VERDICT: ("usual", NEUTRAL),
     }
 )
 

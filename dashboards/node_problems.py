@@ -25,28 +25,31 @@ from dashboards.gpu_problems import (
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings, warn_below
+from dashboards.queries import feed_age_seconds
+from dashboards.recorded_losses import recorded_standstill
 from dashboards.run_problems import DATA_WAIT_RATIO, MAX_EXIT_SPREAD_SECONDS, SILENT_SECONDS, SLOW_RATIO
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
 SPEED = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
 """PromQL for the speed of each rank on the node relative to the fastest rank of the run, on any node."""
-STANDSTILL = "max by (run) (run:training_standstill:info{@run})"
-_STOPPED_RUNS = (
-    f'({STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
-)
+RECORDED_STANDSTILL = recorded_standstill("@run")
+_STOPPED_RUNS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
 """PromQL with a value for each run that makes no step, or that died."""
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
 _UP = "max by (run, rank) (training_process_up{@node_run})"
 _LAST_UPDATE = "max by (run, rank) (training_feed_last_update_timestamp_seconds{@node_run})"
-_SNAPSHOT = 'training_feed_last_update_timestamp_seconds{@node_run, role=~"trainer|"}'
-_LAST_STEP = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
+TRAINER_FEED_AGE_SECONDS = feed_age_seconds('@node_run, role=~"trainer|"', "run, rank", "min")
+"""PromQL for the age of the feed of each rank on the node, without the feeds of its other processes."""
+_LAST_STEP_TIME = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
 _LAST_EXIT = (
     "label_replace(max by (run, rank, reason) (training_rank_last_exit_timestamp_seconds{@node_run}),"
     ' "reason", "$1", "reason", "(?:inferred: )?(?:the process )?(?:was )?(.+)")'
 )
-_OVER = 'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
+_RUNS_ENDING_OR_ENDED_NORMALLY = (
+    'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
+)
 _END = f'({_LAST_EXIT} or on (run, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 _EXITS_OF_RUN = (
     "(max by (run, rank) (training_rank_last_exit_timestamp_seconds{@run})"
@@ -54,21 +57,21 @@ _EXITS_OF_RUN = (
 )
 _FIRST_EXIT = f"min by (run) ({_EXITS_OF_RUN} >= on (run) group_left () (max by (run) ({_EXITS_OF_RUN}) - {MAX_EXIT_SPREAD_SECONDS}))"
 """PromQL for the first exit of the last attempt of each run, on any node."""
-_ENDED_RANKS = f"and on (run, rank) {_UP} == 0 unless on (run) {_OVER}"
+_ENDED_RANKS = f"and on (run, rank) {_UP} == 0 unless on (run) {_RUNS_ENDING_OR_ENDED_NORMALLY}"
 _ODD_RANK = (
     "max by (run, rank, place) (label_join(training_hang_info{@node_run} and on (cluster, run, function, location, phase)"
     ' run_group:training_hang_odd:count{@run} == 1, "place", " ", "function", "location"))'
 )
-_SLOW = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED} < {SLOW_RATIO}) unless on (run) {STANDSTILL}"
+_SLOW = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
 _DATA_WAIT = (
     'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
     " / on (run) group_left () max by (run) (run:training_observed:ratio5m{@run})"
 )
 WAITS_FOR_DATA = f"max({_DATA_WAIT}) > {DATA_WAIT_RATIO}"
 """PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
-_ALL_WAIT = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {DATA_WAIT_RATIO} unless on (run) {STANDSTILL}"
+_ALL_WAIT = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the smallest share of each run whose ranks all wait for data: no rank is then the cause."""
-_WAITING = f"topk by (run) (1, {_DATA_WAIT} > {DATA_WAIT_RATIO}) unless on (run) {STANDSTILL} unless on (run) ({_ALL_WAIT})"
+_WAITING = f"topk by (run) (1, {_DATA_WAIT} > {DATA_WAIT_RATIO}) unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_WAIT})"
 
 
 def _with_percent(ratio: str) -> str:
@@ -104,14 +107,14 @@ _RANK_PROBLEMS = (
     NodeProblem(
         "holds up the other ranks: $1",
         _ODD_RANK,
-        _LAST_STEP,
+        _LAST_STEP_TIME,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
         "place",
     ),
     NodeProblem(
         "process lives, but does not report",
-        f"min by (run, rank) (timestamp({_SNAPSHOT}) - {_SNAPSHOT}) > {SILENT_SECONDS} and on (run, rank) {_UP} == 1",
+        f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS} and on (run, rank) {_UP} == 1",
         _LAST_UPDATE,
         "run training-exporter stacks on the node",
         Impact.UNKNOWN,
@@ -153,20 +156,20 @@ _CAUSE_ELSEWHERE = (
     ' "place", "rank $1", "place", "(.+)"))'
 )
 """PromQL for the rank that causes the standstill of each run, on any node."""
-_LAST_STEP_OF_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
+_LAST_STEP_TIME_OF_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
 _RUN_PROBLEMS = (
     NodeProblem(
         "no rank finishes a step; the cause is $1",
-        f"{_CAUSE_ELSEWHERE} and on (run) {STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL}",
-        _LAST_STEP_OF_RUN,
+        f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL}",
+        _LAST_STEP_TIME_OF_RUN,
         "What is wrong on Run has the cause",
         Impact.STOPS_RUN,
         "place",
     ),
     NodeProblem(
         "no rank finishes a step; the cause is not known yet",
-        f"{STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL} unless on (run) {_CAUSE_ELSEWHERE}",
-        _LAST_STEP_OF_RUN,
+        f"{RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL} unless on (run) {_CAUSE_ELSEWHERE}",
+        _LAST_STEP_TIME_OF_RUN,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
         "run",

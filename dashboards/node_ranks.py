@@ -7,7 +7,7 @@ from dashboards.availability import NO_EXPORTER_UP
 from dashboards.fleet_runs import RUN_STATES
 from dashboards.gpu_problems import THROTTLED
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
-from dashboards.node_problems import SPEED
+from dashboards.node_problems import SPEED, TRAINER_FEED_AGE_SECONDS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import Panel, dashboard_link, value_mappings, warn_below, warn_from
 from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_cause
@@ -33,7 +33,7 @@ _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )
 """PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
-RUN_OVER = 'max by (run) (training_run_state{@run, state=~"finished|stopped"}) == 1'
+RUNS_ENDED_NORMALLY = 'max by (run) (training_run_state{@run, state=~"finished|stopped"}) == 1'
 _PHASE_OF_RANK = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 
 
@@ -91,7 +91,7 @@ def runs_table() -> Panel:
         Column(
             or_unknown(
                 "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})"
-                f" unless on (run) {RUN_OVER}"
+                f" unless on (run) {RUNS_ENDED_NORMALLY}"
             ),
             "Last step",
             unit="s",
@@ -133,8 +133,7 @@ def ranks_table() -> Panel:
     While the exporter is down, the table has the last known ranks.
     """
     process_up = "max by (run, rank) (training_process_up{@node_run})"
-    snapshot_time = 'training_feed_last_update_timestamp_seconds{@node_run, role=~"trainer|"}'
-    silent_ranks = f"min by (run, rank) (timestamp({snapshot_time}) - {snapshot_time}) > {SILENT_SECONDS}"
+    silent_ranks = f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS}"
     phase_time = "sum by (run, rank) (rate(training_phase_seconds_total{@node_run}[5m]))"
     data_time = 'sum by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
 

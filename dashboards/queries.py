@@ -156,6 +156,12 @@ def gpu_values_by_rank(family: str) -> str:
     return f"max by (instance, rank) ({GPU_UUID_BY_RANK} * on (uuid) group_left () max by (uuid) ({family}))"
 
 
+def feed_age_seconds(selector: str, by: str, aggregation: str = "max") -> str:
+    """Return PromQL for the age of feeds at the time of the scrape, by labels. `time()` would add the time since the scrape."""
+    last_update = f"training_feed_last_update_timestamp_seconds{{{selector}}}"
+    return f"{aggregation} by ({by}) (timestamp({last_update}) - {last_update})"
+
+
 def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = False) -> str:
     """Return PromQL for the number of events in each interval of a graph.
 
@@ -174,7 +180,7 @@ def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = Fa
     return f"clamp_min({current} - {previous}, 0)"
 
 
-LAST_STEP_BY_RUN = (
+LAST_STEP_TIME_BY_RUN = (
     "max by (cluster, run) (timestamp(run:training_last_progress:age_seconds{@cluster})"
     " - run:training_last_progress:age_seconds{@cluster})"
 )
@@ -183,8 +189,22 @@ WALL_SECONDS = "max(training_wall_seconds_total{@run})"
 STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
 STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
 """PromQL with a value while no step has finished for five times the longest step, and for 30 seconds."""
-STANDS_STILL = f'({STEP_OVERDUE} or on () max(training_run_state{{@run, state=~"stalled|hung"}}) == 1)'
-"""PromQL with a value while a step is overdue, also after the ledger has decided that the run is stalled or hung."""
+STANDSTILL_BY_STEP_AGE = (
+    f'({STEP_OVERDUE} or on () max(training_run_state{{@run, state=~"stalled|hung"}}) == 1)'
+)
+"""PromQL with a value while a step is overdue, also after the ledger has decided that the run is stalled or hung.
+
+The value appears when the step becomes overdue, before the next evaluation of the rule that `STANDSTILL_BY_RULE` reads.
+"""
+STANDSTILL_BY_RULE = (
+    "(max(run:training_step_overdue:seconds{@run}) > 0"
+    ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1)'
+)
+"""PromQL with a value while the rule finds an overdue step, which it does only in phases of work, or while the run is stalled or hung."""
+LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+"""PromQL with a value while the run has neither ended nor begun to end."""
+ENDED_NORMALLY = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
+"""PromQL with a value after the run has finished or was stopped."""
 LAST_COMPUTE = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
 """PromQL for the compute time of a step of each rank, from the last sample within `$__rate_interval`."""
 
@@ -192,8 +212,7 @@ WORK_PHASES = "|".join(sorted(phases.WORK_PHASES))
 SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput == "checkpoint_save")
 """Phases that are work, and phases of a save, as regular expressions."""
 OBSERVED_RATIO = (
-    "(clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1) > 0"
-    ' and on () max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1)'
+    f"(clamp_max(max(rate(training_wall_seconds_total{{@run}}[5m])), 1) > 0 and on () {LIVE_STATE})"
 )
 """PromQL for the share of the last five minutes with samples: below 1 for a younger run, without a value after the end of a run."""
 

@@ -19,10 +19,11 @@ from dashboards.panels import (
 )
 from dashboards.queries import (
     COST_PER_HOUR_BY_CURRENCY,
+    ENDED_NORMALLY,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
-    STANDS_STILL,
+    STANDSTILL_BY_STEP_AGE,
     instant_query,
 )
 from dashboards.run_problems import (
@@ -31,20 +32,18 @@ from dashboards.run_problems import (
     HANG_LABELS,
     HANGING,
     LOST_GPUS,
-    NO_STEP,
     NODE_LINK,
     ODD_GROUP,
     ODD_PHASE,
     ODD_RANK,
+    STANDSTILL_SINCE,
     what_is_wrong,
 )
 from dashboards.straggler import straggler_cost
 from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
 
-_RUN_OVER = '(max(training_run_state{@run, state=~"finished|stopped"}) == 1)'
+_ENDED_NORMALLY = f"({ENDED_NORMALLY})"
 """PromQL with a value after the normal end of the run: its ranks are not missing."""
-
-
 EQUAL_RATIO = 0.98
 """Speed of the slowest rank from which no rank is named: the rest is noise of the measurement."""
 
@@ -60,7 +59,7 @@ def overview_panels() -> tuple[Panel, ...]:
             instant_query(
                 "clamp_min(max(training_world_size{@run})"
                 " - (count(max by (rank) (training_process_up{@run})) or vector(0)), 0)"
-                f" unless on () {_RUN_OVER}",
+                f" unless on () {_ENDED_NORMALLY}",
                 "not seen",
                 BAD,
             ),
@@ -76,9 +75,12 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Slowest rank",
-            instant_query(f"{SLOWEST_RANK} < {EQUAL_RATIO} unless on () {STANDS_STILL}", SLOWEST_RANK_LEGEND),
             instant_query(
-                f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO} unless on () {STANDS_STILL}", "all ranks alike"
+                f"{SLOWEST_RANK} < {EQUAL_RATIO} unless on () {STANDSTILL_BY_STEP_AGE}", SLOWEST_RANK_LEGEND
+            ),
+            instant_query(
+                f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO} unless on () {STANDSTILL_BY_STEP_AGE}",
+                "all ranks alike",
             ),
             unit="percentunit",
             decimals=0,
@@ -125,7 +127,7 @@ def overview_panels() -> tuple[Panel, ...]:
 def _ended_ranks() -> str:
     """Return PromQL for the number of ranks without a process, with the label `end`: `finished` after the normal end of the run."""
     ended = "(count(max by (rank) (training_process_up{@run}) == 0) or 0 * max(training_process_up{@run}))"
-    finished = f'label_replace({ended} and on () {_RUN_OVER}, "end", "finished", "", "")'
+    finished = f'label_replace({ended} and on () {_ENDED_NORMALLY}, "end", "finished", "", "")'
     return f'{finished} or on () label_replace({ended}, "end", "ended", "", "")'
 
 
@@ -135,7 +137,9 @@ def _hang_query() -> str:
     def with_text(expression: str, text: str, label: str = "") -> str:
         return f'label_replace({expression}, "odd", "{text}", "{label}", "{"(.+)" if label else ""}")'
 
-    lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "odd", ": ", "rank", "problem") and on () {NO_STEP}'
+    lost_gpu = (
+        f'label_join(topk(1, {LOST_GPUS}), "odd", ": ", "rank", "problem") and on () {STANDSTILL_SINCE}'
+    )
     ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING})"
     hang = " or ".join(
         (
@@ -148,7 +152,7 @@ def _hang_query() -> str:
     odd_phase = (
         f'label_replace({with_text(ODD_PHASE, "rank $1:", "rank")}, "function", "phase $1", "phase", "(.+)")'
     )
-    unnamed = with_text(f"0 * ({NO_STEP}) + 1", UNNAMED_HANG)
+    unnamed = with_text(f"0 * ({STANDSTILL_SINCE}) + 1", UNNAMED_HANG)
     no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
     return f"{hang} or on () {odd_phase} or on () {unnamed} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 
@@ -171,7 +175,7 @@ def _node_table() -> Panel:
         Column(expected, "Ranks", decimals=0, width=70),
         Column(f"{reporting} and on (instance) {exporters}", "Alive", decimals=0, width=66),
         Column(
-            f"({expected} - on (instance) {reporting}) unless on () {_RUN_OVER} or on (instance) 0 * {expected}",
+            f"({expected} - on (instance) {reporting}) unless on () {_ENDED_NORMALLY} or on (instance) 0 * {expected}",
             "Missing",
             decimals=0,
             width=100,
@@ -186,7 +190,7 @@ def _node_table() -> Panel:
         ),
         Column(f"1000 * {last_sample}", "Last sample", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
         percent_column(
-            f"min by (instance) ({SPEED_RATIO_BY_NODE}) unless on () {STANDS_STILL}",
+            f"min by (instance) ({SPEED_RATIO_BY_NODE}) unless on () {STANDSTILL_BY_STEP_AGE}",
             "Slowest rank",
             110,
             threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dashboards.palette import NEUTRAL
 from dashboards.panels import value_mappings, warn_from
 
-LOSS, BAD_LOSS = 0.15, 0.3
+LOSS_RATIO, LARGE_LOSS_RATIO = 0.15, 0.3
 """Shares of lost time that are a loss and a large loss. Saves, short waits for data and small differences between ranks are normal."""
-LOST_THRESHOLDS = warn_from(LOSS, BAD_LOSS)
-CAUSE_NAMES = {
+LOST_THRESHOLDS = warn_from(LOSS_RATIO, LARGE_LOSS_RATIO)
+SHORT_CAUSE_NAMES = {
     "standstill": "no step",
     "restarts": "restarts, last hour",
     "slowest_rank": "slowest rank",
@@ -28,9 +28,9 @@ CAUSE_NAMES = {
     "other": "other",
 }
 """Texts of the causes, as on *Energy and cost*."""
-MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in CAUSE_NAMES.items()})
+MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in SHORT_CAUSE_NAMES.items()})
 """Value mappings from causes to texts. The share of the time has the color, so that a small loss looks normal."""
-MIN_DISPLAYED_SHARE = 0.03
+MIN_MAIN_CAUSE_SHARE = 0.03
 """Share of the time above which the largest loss of a run is displayed."""
 
 
@@ -54,9 +54,14 @@ def lost_per_hour(selector: str) -> str:
     return f"{cost_per_hour(selector)} * on (run) group_left () {lost_share(selector)}"
 
 
+def recorded_standstill(selector: str) -> str:
+    """Return PromQL with a value for each run that stands still."""
+    return f"max by (run) (run:training_standstill:info{{{selector}}})"
+
+
 def main_cause(selector: str) -> str:
-    """Return PromQL for the share of the largest loss of each run, by cause, if it is above `MIN_DISPLAYED_SHARE`."""
-    return f"topk by (run) (1, {lost_by_cause(selector)} > {MIN_DISPLAYED_SHARE})"
+    """Return PromQL for the share of the largest loss of each run, by cause, if it is above `MIN_MAIN_CAUSE_SHARE`."""
+    return f"topk by (run) (1, {lost_by_cause(selector)} > {MIN_MAIN_CAUSE_SHARE})"
 
 
 CLUSTER_COST_PER_HOUR = cost_per_hour("@cluster")

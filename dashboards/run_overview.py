@@ -34,12 +34,14 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import (
+    ENDED_NORMALLY,
     GPU_UUID_BY_RANK,
+    LIVE_STATE,
     MEAN_STEP_SECONDS,
     OBSERVED_RATIO,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
-    STANDS_STILL,
+    STANDSTILL_BY_STEP_AGE,
     STEP_AGE_SECONDS,
     STEP_OVERDUE,
     WALL_SECONDS,
@@ -81,7 +83,6 @@ GOODPUT_IF_SAVED = (
 """PromQL for the share of the wall time without badput, if the work since the last checkpoint is saved."""
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
-_LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 _FINAL_STATE = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 GPU_POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
 
@@ -99,7 +100,6 @@ def overview_panels() -> tuple[Panel, ...]:
 
 def _state_panels() -> tuple[Panel, ...]:
     """Return the panels about the state, the alerts and the progress."""
-    ended_normally = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
     return (
         stat(
             "State",
@@ -128,18 +128,18 @@ def _state_panels() -> tuple[Panel, ...]:
             instant_query(f"{LIVE_RANK_COUNT} or 0 * max(training_run_state{{@run}})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
             instant_query(
-                f"{MISSING_RANK_COUNT} unless on () ({UNKNOWN_RANK_COUNT} > 0 unless on () {MISSING_RANK_COUNT} > 0) unless on () {ended_normally}",
+                f"{MISSING_RANK_COUNT} unless on () ({UNKNOWN_RANK_COUNT} > 0 unless on () {MISSING_RANK_COUNT} > 0) unless on () {ENDED_NORMALLY}",
                 "missing",
                 BAD,
             ),
-            instant_query(f"{UNKNOWN_RANK_COUNT} > 0 unless on () {ended_normally}", "unknown", WARNING),
+            instant_query(f"{UNKNOWN_RANK_COUNT} > 0 unless on () {ENDED_NORMALLY}", "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",
             h=3,
         ),
         stat(
             "Last step",
-            instant_query(f"{STEP_AGE_SECONDS} unless on () {ended_normally}"),
+            instant_query(f"{STEP_AGE_SECONDS} unless on () {ENDED_NORMALLY}"),
             unit="s",
             decimals=0,
             thresholds=warn_from(60, 300),
@@ -183,7 +183,7 @@ def _since() -> Panel:
 
 
 _NOTHING_LOST = (
-    f'label_replace(0 * ({_LIVE_STATE}), "cause", "nothing", "", "")'
+    f'label_replace(0 * ({LIVE_STATE}), "cause", "nothing", "", "")'
     ' or on () label_replace(0 * max(training_run_state{@run}), "cause", "ended", "", "")'
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
@@ -192,7 +192,7 @@ _NOTHING_LOST = (
 
 def _losses(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
-    share = f"max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {_LIVE_STATE}"
+    share = f"max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}"
     gpu_hours_per_hour = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"
     cost_per_hour = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR_BY_RUN})"
     return table(
@@ -224,7 +224,7 @@ def _number_panels() -> tuple[Panel, ...]:
             "Slowest rank",
             instant_query(
                 f"({blank_if_incomplete(SLOWEST_RANK)} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
-                f" and on () {_LIVE_STATE} unless on () {STANDS_STILL}",
+                f" and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}",
                 SLOWEST_RANK_LEGEND,
             ),
             unit="percentunit",
@@ -270,7 +270,7 @@ def _number_panels() -> tuple[Panel, ...]:
             instant_query(
                 "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
                 f' / (max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0)'
-                f" unless on () {STANDS_STILL}"
+                f" unless on () {STANDSTILL_BY_STEP_AGE}"
             ),
             unit="dthms",
             w=3,

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
-from dashboards.gpu_problems import THROTTLED, THROTTLED_RATIO, THROTTLED_START, XID_SECONDS
+from dashboards.gpu_problems import LAST_XID_BY_GPU, THROTTLED, THROTTLED_RATIO, THROTTLED_START, XID_SECONDS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
     LOCAL_RANK_AS_GPU,
     OBSERVED_RATIO,
     SPEED_RATIO_BY_NODE,
-    STANDS_STILL,
+    STANDSTILL_BY_RULE,
+    STANDSTILL_BY_STEP_AGE,
     WALL_SECONDS,
+    feed_age_seconds,
     gpu_values_by_rank,
 )
 from dashboards.tables import NO_SAMPLE_OF_RUN, Column, table
@@ -38,16 +40,15 @@ MAX_EXIT_SPREAD_SECONDS = 900
 MAX_ROWS = 8
 """Maximum number of rows of a problem that many ranks can have."""
 
-FEED_AGE_SECONDS = (
-    "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
-    " - training_feed_last_update_timestamp_seconds{@run})"
-)
-"""PromQL for the age of the feed at the time of the scrape. `time()` would add the time since the scrape."""
+FEED_AGE_SECONDS = feed_age_seconds("@run", "instance, rank")
+"""PromQL for the age of the feed of each rank of the run."""
 _LAST_UPDATE = "max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
 _RANK_UP = "max by (instance, rank) (training_process_up{@run})"
 _ANYWHERE_UP = "max by (rank) (training_process_up{@run})"
-_RUN_OVER = 'max(last_over_time(training_run_state{@run, state=~"finished|stopped"}[$__range])) == 1'
-_RUN_ENDED = (
+_ENDED_NORMALLY_IN_RANGE = (
+    'max(last_over_time(training_run_state{@run, state=~"finished|stopped"}[$__range])) == 1'
+)
+_ENDED_IN_RANGE = (
     'max(last_over_time(training_run_state{@run, state=~"finished|stopped|failed|lost"}[$__range])) == 1'
 )
 
@@ -156,10 +157,9 @@ LAST_GPUS = f"({_REPORTED_GPUS} or on (instance, rank) {_INFERRED_GPUS})"
 """PromQL for the GPUs of each rank, with index and UUID. The driver lists no processes of a lost GPU, so that the last known GPU counts."""
 _GPU_LOST = "max by (uuid) (gpu_up) == 0"
 _LOST_SINCE = f"{last_time('max by (uuid) (gpu_up) == bool 1')} and on (uuid) {_GPU_LOST}"
-_LAST_XID = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}) * 0 + 1"
 _LOST_GPUS = f"{LAST_GPUS} * on (uuid) group_left () ({_LOST_SINCE})"
 _LOST_GPUS_WITH_XID = (
-    f"label_replace({_LOST_GPUS} * on (uuid) group_left (xid) ({_LAST_XID}) or on (instance, rank, gpu) {_LOST_GPUS},"
+    f"label_replace({_LOST_GPUS} * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (instance, rank, gpu) {_LOST_GPUS},"
     ' "note", " (Xid $1)", "xid", "(.+)")'
 )
 LOST_GPUS = _with_text(
@@ -209,9 +209,7 @@ _REASON = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
 _LAST_EXIT_OR_UPDATE = (
     f'({_LAST_EXIT} or on (instance, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 )
-_OF_ENDED_RANKS = (
-    f"and on (instance, rank) {_RANK_UP} == 0 unless on (rank) {_ANYWHERE_UP} == 1 unless on () {_RUN_OVER}"
-)
+_OF_ENDED_RANKS = f"and on (instance, rank) {_RANK_UP} == 0 unless on (rank) {_ANYWHERE_UP} == 1 unless on () {_ENDED_NORMALLY_IN_RANGE}"
 _KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
 _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPREAD_SECONDS})"
 ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
@@ -224,7 +222,7 @@ _FIRST_EXIT = f"bottomk(1, ({_RESTARTED}) >= scalar(max({_RESTARTED})) - 60)"
 _UNKNOWN_RANK_COUNT_BY_NODE = (
     "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
     f" unless on (rank) {RANKS_WITH_SAMPLE}) unless on (instance) exporter_build_info{{@cluster}}"
-    f" unless on () {_RUN_ENDED}"
+    f" unless on () {_ENDED_IN_RANGE}"
 )
 _LAST_SAMPLE = "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
 _SILENT = (
@@ -252,20 +250,17 @@ ODD_PHASE = (
     " unless on () max(training_hang_info{@run}))"
 )
 """PromQL for the only rank that is in another phase while all others wait for it, before the lines of the ranks are known."""
-_LAST_STEP = "max(training_last_progress_timestamp_seconds{@run})"
+_LAST_STEP_TIME = "max(training_last_progress_timestamp_seconds{@run})"
 _HANGING_PLACE = _with_text(
-    f"({_HANG}) * 0 + on () group_left () {_LAST_STEP}", "holds up the others: $1", "place"
+    f"({_HANG}) * 0 + on () group_left () {_LAST_STEP_TIME}", "holds up the others: $1", "place"
 )
 _WAITED_FOR = _with_text(
     f"{ODD_PHASE} unless on (instance, rank) ({_LOST_GPUS})",
     "all other ranks wait for this rank: phase $1",
     "phase",
 )
-_ODD_PHASE_ROW = f"({_WAITED_FOR}) * 0 + on () group_left () {_LAST_STEP}"
-NO_STEP = (
-    f"({_LAST_STEP} and on () (max(run:training_step_overdue:seconds{{@run}}) > 0"
-    ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1))'
-)
+_ODD_PHASE_ROW = f"({_WAITED_FOR}) * 0 + on () group_left () {_LAST_STEP_TIME}"
+STANDSTILL_SINCE = f"({_LAST_STEP_TIME} and on () {STANDSTILL_BY_RULE})"
 """PromQL for the time of the last step of a run whose step is overdue, or that hangs or is stalled."""
 
 _CURRENT_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
@@ -304,7 +299,7 @@ _SLOW_WITH_CLOCK = (
 )
 _SLOW_RANKS = (
     f"({_SLOW_WITH_CLOCK} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS})"
-    f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDS_STILL}"
+    f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDSTILL_BY_STEP_AGE}"
 )
 _BRIEF_DATA_WAIT = 'max(rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
 DATA_WAIT = (
@@ -379,17 +374,17 @@ _CHECK_DISK = "check the free space and the quota of the checkpoints"
 _DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU"
 PROBLEMS = (
     RunProblem(
-        f'label_replace({LOST_GPUS} and on () {NO_STEP}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',
+        f'label_replace({LOST_GPUS} and on () {STANDSTILL_SINCE}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',
         RunImpact.CAUSES_STOP,
         _DRAIN_NODE,
     ),
-    RunProblem(f"{LOST_GPUS} unless on () {NO_STEP}", RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
+    RunProblem(f"{LOST_GPUS} unless on () {STANDSTILL_SINCE}", RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
     RunProblem(_HANGING_PLACE, RunImpact.CAUSES_STOP, "read this line of the job; restart the run"),
     RunProblem(_ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
     RunProblem(_FIRST_RANKS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
     RunProblem(_ENDED_RANKS, RunImpact.STOPS_RUN),
     RunProblem(
-        f"{_with_text(NO_STEP, 'no rank finishes a step')} unless on () ({_LOST_GPUS})",
+        f"{_with_text(STANDSTILL_SINCE, 'no rank finishes a step')} unless on () ({_LOST_GPUS})",
         RunImpact.STOPS_RUN,
         "run training-exporter stacks on each node",
     ),
@@ -455,7 +450,7 @@ def problem_since() -> str:
         f"max({CRITICAL_XIDS_OF_GPUS})",
         f"max({_NONFINITE_ROW} and on () ({NONFINITE_NOW} or on () {NONFINITE_ALERT}))",
         f"max({_SAVES_FAIL} and on () {LAST_SAVE_FAILED})",
-        f"max({_SLOW} and on (instance, rank) {slowest} unless on () {STANDS_STILL})",
+        f"max({_SLOW} and on (instance, rank) {slowest} unless on () {STANDSTILL_BY_STEP_AGE})",
         f"max({_WAITING_RANK})",
         f"max({THROTTLED_GPUS})",
         f"max({_ALL_RANKS_WAIT})",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.queries import SPEED_RATIO_BY_NODE, STANDS_STILL, STEP_AGE_SECONDS
+from dashboards.queries import LIVE_STATE, SPEED_RATIO_BY_NODE, STANDSTILL_BY_STEP_AGE, STEP_AGE_SECONDS
 from dashboards.run_problems import (
     ALL_WAIT_FOR_DATA,
     CRITICAL_XIDS_OF_GPUS,
@@ -81,7 +81,7 @@ def _overdue() -> str:
     minutes = f"round(({STEP_AGE_SECONDS} >= 60) / 60)"
     text = f'label_replace(count_values("overdue", {minutes}), "overdue", ", no step for $1 min", "overdue", "(.+)")'
     overdue = "max(run:training_step_overdue:seconds{@run}) > 0"
-    return f"{BAD_LEVEL} * ({text} and on () {overdue}) or on () 0 * ({text} and on () {STANDS_STILL}) or on () vector(0)"
+    return f"{BAD_LEVEL} * ({text} and on () {overdue}) or on () 0 * ({text} and on () {STANDSTILL_BY_STEP_AGE}) or on () vector(0)"
 
 
 def _culprit() -> str:
@@ -129,15 +129,14 @@ def _slow_part() -> str:
     )
     is_running = 'max(training_run_state{@run, state="running"}) == 1'
     level = f"0 * max by (culprit) ({texts} or on () {all_wait}) + {WARNING_LEVEL}"
-    return f"({level} and on () {is_running} unless on () {STANDS_STILL})"
+    return f"({level} and on () {is_running} unless on () {STANDSTILL_BY_STEP_AGE})"
 
 
 def _missing_ranks() -> str:
     """Return PromQL for the level of ended or unknown ranks of a live run, with their number as the label `missing`."""
-    is_live = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
     missing = _counted("missing", f"{MISSING_RANK_COUNT} > 0", "rank missing", "ranks missing")
     unknown = _counted("missing", f"{UNKNOWN_RANK_COUNT} > 0", "rank unknown", "ranks unknown")
-    return f"{WARNING_LEVEL} * ({missing} or on () {unknown}) and on () {is_live} or on () vector(0)"
+    return f"{WARNING_LEVEL} * ({missing} or on () {unknown}) and on () {LIVE_STATE} or on () vector(0)"
 
 
 def _alerts() -> str:

@@ -16,7 +16,7 @@ from dashboards.panels import (
     field_defaults,
     value_mappings,
 )
-from dashboards.queries import Query, table_query
+from dashboards.queries import STANDSTILL_BY_RULE, Query, table_query
 
 HEADING_PADDING_PIXELS = 28
 FILTER_ICON_PIXELS = 22
@@ -150,8 +150,7 @@ def hanging_ranks(w: int = 24) -> Panel:
         unknown_if="absent(training_run_state{@run})",
         unknown_text=NO_SAMPLE_OF_RUN,
     )
-    no_step = '(max(run:training_step_overdue:seconds{@run}) > 0 or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1)'
-    unnamed = f"0 * {no_step} unless on () training_hang_info{{@run}}"
+    unnamed = f"0 * {STANDSTILL_BY_RULE} unless on () training_hang_info{{@run}}"
     no_hang = f'(label_replace({unnamed}, "function", "{UNNAMED_HANG}", "", "") or on () {no_hang_found})'
     return table(
         "Where hanging ranks wait",
