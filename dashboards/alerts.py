@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from dashboards.board import COLUMNS
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, link, value_mappings
 from dashboards.queries import LAST_STEP_TIME_BY_RUN
@@ -17,8 +18,6 @@ from exporter.status.xids import XID_MEANINGS
 RULES_DIRECTORY = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "rules"
 CLOCK_TIME = "time:MMM D HH:mm:ss"
 """Grafana's unit for Unix milliseconds as a date and a clock time."""
-BOARD_COLUMNS = 24
-"""Width of a dashboard in grid columns."""
 CLOCK_TIME_WIDTH = 135
 """Width in pixels of a column with a clock time."""
 NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
@@ -154,7 +153,7 @@ def firing_alerts(
     panel = table(
         "Firing alerts",
         Column(with_title(rows), "Urgency", decimals=0, width=100, mappings=URGENCIES),
-        Column("alertname", "Alert", width=200 if w == BOARD_COLUMNS else 195, links=(RUNBOOK,)),
+        Column("alertname", "Alert", width=200 if w == COLUMNS else 195, links=(RUNBOOK,)),
         Column("title", "What happened", mappings=title_mappings()),
         *columns,
         Column(

@@ -19,6 +19,7 @@ from dashboards.queries import DATASOURCE, expand
 SCHEMA_VERSION = 39
 TAG = "training-exporter"
 COLUMNS = 24
+"""Width of a dashboard in grid columns."""
 NUMERICAL_SORT = 3
 """Grafana's sort order: numerical, ascending."""
 

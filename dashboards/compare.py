@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from dashboards.board import Variable
 from dashboards.palette import BLUE, HASHED_COLOR, NEUTRAL, ORANGE, VERMILION, fixed_color
-from dashboards.panels import Json, Panel, dashboard_link, threshold_steps, time_series
+from dashboards.panels import RUN_LINK, Json, Panel, threshold_steps, time_series
 from dashboards.queries import SAME_WORK_RUNS_TEMPLATE, Query, table_query
 from dashboards.tables import Column, matrix, table
 
@@ -122,7 +122,7 @@ def comparison_panels() -> tuple[Panel, ...]:
     return (
         table(
             "Runs against the baseline",
-            Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+            Column("run", "Run", links=(RUN_LINK,)),
             *_comparison_columns(
                 _tokens_per_second,
                 "Tokens/s",

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dashboards.energy_loss import increase_in_range
-from dashboards.panels import Panel, dashboard_link
+from dashboards.panels import NODE_LINK, RUN_LINK, Panel
 from dashboards.tables import Column, percent_column, table
 
 ENERGY_UNIT = "watth"
 """Unit of watt-hours, which Grafana shows with a prefix: Wh, kWh, MWh."""
-RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
-HELD_GPUS = (
+HELD_GPUS_TEMPLATE = (
     "group by (instance, uuid, run) ("
     'training_rank_info{{{selector}, uuid!=""}} or training_process_gpu_memory_bytes{{{selector}}}'
     ' or label_replace(training_energy_share_ratio{{{selector}, component="gpu"}} > 0, "uuid", "$1", "device", "(.+)"))'
 )
 """Template of PromQL for the GPUs that runs hold, as in the rules `run_gpu:…`."""
-USED_GPUS = HELD_GPUS.format(selector="@run")
+HELD_GPUS = HELD_GPUS_TEMPLATE.format(selector="@run")
 GPU_ENERGY = "max by (instance, uuid) (increase(gpu_energy_joules_total{@energy_node}[$__range]))"
 _GPU_ENERGY_OF_RUNS = increase_in_range(
     'training_energy_joules_total{@energy_node, component="gpu"}', "instance"
@@ -33,7 +32,7 @@ def _nodes() -> Panel:
     energy_of_runs = "training_energy_joules_total{@node_run_any_job}"
     return table(
         "Energy and cost of each node, in this time range",
-        Column("instance", "Node", links=(dashboard_link("training-node", "Node", node="${__value.raw}"),)),
+        Column("instance", "Node", links=(NODE_LINK,)),
         Column(
             f"clamp_min(sum by (instance) (deriv({energy_of_runs}[5m])), 0)",
             "Power, 5 min",
@@ -72,7 +71,7 @@ def _nodes() -> Panel:
 
 def _gpus() -> Panel:
     gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@energy_node}[$__range]) >= bool 0)"
-    held = HELD_GPUS.format(selector="@energy_node")
+    held = HELD_GPUS_TEMPLATE.format(selector="@energy_node")
     runs = f"topk by (instance, uuid) (1, last_over_time(({held})[$__range:$__interval]))"
     held_seconds = (
         f"sum_over_time((max by (instance, uuid) ({held}))[$__range:$__interval]) * $__interval_ms / 1000"

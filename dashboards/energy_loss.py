@@ -51,12 +51,12 @@ _OVERDUE_SECONDS = (
 )
 """PromQL for the time since the last step of a run that is overdue; the conditions end with the standstill, up to 30 s before the rule."""
 
-WALL_SECONDS = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
+WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
 _BOOKED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
 _OVERDUE = as_cause(_OVERDUE_SECONDS, "hang")
 _BADPUT = f"({_BOOKED_BADPUT} + on (run, cause) {_OVERDUE} or {_BOOKED_BADPUT} or {_OVERDUE})"
 """PromQL for the badput of each run by cause."""
-_WORK = f"clamp_min(({WALL_SECONDS}) - sum by (run) ({_BADPUT}), 0)"
+_WORK = f"clamp_min(({WALL_SECONDS_IN_RANGE}) - sum by (run) ({_BADPUT}), 0)"
 _COMPUTE_BY_STAGE = f"training_rank_compute_seconds{{@run}} * {STAGE_OF_RANK}"
 _WAIT_PER_STEP = f"avg by (run) (max by (run, label_stage) ({_COMPUTE_BY_STAGE}) - avg by (run, label_stage) ({_COMPUTE_BY_STAGE}))"
 """PromQL for the mean time for which the ranks of a pipeline stage wait for the slowest rank of the stage in a step."""
@@ -68,9 +68,9 @@ TIME_BY_CAUSE = (
     f"({_BADPUT} or {as_cause(_WAIT, 'slowest_rank')} or {as_cause(f'({_WORK} - {_WAIT})', 'progress')})"
 )
 """PromQL for the seconds of each run by cause."""
-GPUS = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {WALL_SECONDS} + 1)"
+GPU_COUNT_BY_RUN = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {WALL_SECONDS_IN_RANGE} + 1)"
 """PromQL for the GPUs of each run in the time range; a run without a GPU counts as one GPU."""
-GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPUS})"
+GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPU_COUNT_BY_RUN})"
 """PromQL for the GPU seconds of each run by cause, so that a minute of a large run counts more than a minute of a small run."""
 
 
@@ -120,17 +120,17 @@ WASTED_ENERGY_SINCE_START = (
 )
 """PromQL for the wasted watt-hours by cause, from the start of the time range to each point of a plot."""
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
-LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS} > 0), 1)"
+LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0), 1)"
 """PromQL for the share of each run's time that was without progress."""
-_START_SECONDS = f"(sum by (run) ({_BOOKED_BADPUT} and on (cause) ({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})) or 0 * {WALL_SECONDS})"
+_START_SECONDS = f"(sum by (run) ({_BOOKED_BADPUT} and on (cause) ({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})) or 0 * {WALL_SECONDS_IN_RANGE})"
 LOST_SHARE_AFTER_START = (
-    f"clamp(({_LOST_SECONDS} - {_START_SECONDS}) / ({WALL_SECONDS} - {_START_SECONDS} > 0), 0, 1)"
+    f"clamp(({_LOST_SECONDS} - {_START_SECONDS}) / ({WALL_SECONDS_IN_RANGE} - {_START_SECONDS} > 0), 0, 1)"
 )
 """PromQL for the share of each run's time that was without progress, without start and compilation, which every run has."""
 RUN_COST = increase_in_range("training_cost_total{@run}", "run, currency")
 """PromQL for the cost of each run."""
 LOST_COST_BY_RUN = f"({RUN_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"
 """PromQL for the cost of each run's time without progress."""
-COST_BY_CAUSE = f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL_SECONDS} > 0) * on (run) group_left (currency) ({RUN_COST}))"
+COST_BY_CAUSE = f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL_SECONDS_IN_RANGE} > 0) * on (run) group_left (currency) ({RUN_COST}))"
 """PromQL for the cost of each run by cause. The cost is divided in proportion to the time."""
 PROGRESS_CAUSE = as_cause("vector(1)", "progress")

@@ -8,22 +8,21 @@ from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.energy_devices import (
     ENERGY_UNIT,
     GPU_ENERGY,
-    RUN_LINK,
+    HELD_GPUS,
     UNUSED_GPU_ENERGY,
-    USED_GPUS,
 )
 from dashboards.energy_loss import (
     COST_BY_CAUSE,
     ENERGY_BY_CAUSE,
+    GPU_COUNT_BY_RUN,
     GPU_SECONDS_BY_CAUSE,
-    GPUS,
     LOST_COST_BY_RUN,
     LOST_SHARE_AFTER_START,
     LOST_SHARE_BY_RUN,
     PROGRESS_CAUSE,
     RUN_COST,
     RUN_ENERGY,
-    WALL_SECONDS,
+    WALL_SECONDS_IN_RANGE,
     increase_in_range,
 )
 from dashboards.fleet_runs import STATE_MAPPINGS
@@ -52,6 +51,7 @@ from dashboards.losses_now import (
 )
 from dashboards.palette import BAD, NEUTRAL, WARNING, Override
 from dashboards.panels import (
+    RUN_LINK,
     Panel,
     stat,
     value_mappings,
@@ -109,7 +109,7 @@ def _units_by_name(units: Mapping[str, str]) -> list[Override]:
 
 
 def _power_now() -> Panel:
-    gpu_power = f"(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {USED_GPUS})"
+    gpu_power = f"(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {HELD_GPUS})"
     gpu_limits = 'max by (uuid) (gpu_power_limit_watts{@cluster, limit="enforced"})'
     # Both sums are over the GPUs with a sample of both.
     used_gpu_power = f"sum({gpu_power} and on (uuid) {gpu_limits})"
@@ -206,8 +206,8 @@ def _useful_share() -> Panel:
     return stat(
         "Useful in this time range",
         instant_query(
-            f"1 - sum({LOST_SHARE_BY_RUN} * on (run) {WALL_SECONDS} * on (run) {GPUS})"
-            f" / sum({WALL_SECONDS} * on (run) {GPUS})",
+            f"1 - sum({LOST_SHARE_BY_RUN} * on (run) {WALL_SECONDS_IN_RANGE} * on (run) {GPU_COUNT_BY_RUN})"
+            f" / sum({WALL_SECONDS_IN_RANGE} * on (run) {GPU_COUNT_BY_RUN})",
             "of the GPU time",
         ),
         instant_query(
@@ -363,7 +363,7 @@ def _loss_by_cause() -> Panel:
     )
 
 
-STATES = "max by (run, state) (training_run_state{@run} == 1)"
+STATE_BY_RUN = "max by (run, state) (training_run_state{@run} == 1)"
 
 
 def _loss_by_run() -> Panel:
@@ -391,8 +391,8 @@ def _loss_by_run() -> Panel:
             width=70,
         ),
         row_query=(
-            f'label_replace({STATES} and on (run) {STANDSTILL_BY_RUN}, "state", "no step", "state", "running")'
-            f" or on (run) {STATES}"
+            f'label_replace({STATE_BY_RUN} and on (run) {STANDSTILL_BY_RUN}, "state", "no step", "state", "running")'
+            f" or on (run) {STATE_BY_RUN}"
             f' or on (run) label_replace({UNKNOWN_RUNS}, "state", "unknown", "", "")'
         ),
         sort="Lost cost",

@@ -32,6 +32,8 @@ from dashboards.palette import (
 )
 from dashboards.panels import (
     NO_THRESHOLDS,
+    NODE_LINK,
+    RUN_LINK,
     Panel,
     bad_from,
     dashboard_link,
@@ -52,7 +54,6 @@ from dashboards.recorded_losses import (
 from dashboards.tables import Column, percent_column, table
 
 UID = "training-fleet"
-RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def _conditions_of_nodes(aggregation: str) -> str:
 
 
 EXPORTER_UP = "instance:exporter:up{@cluster} == 1"
-NODE_PROBLEMS = _conditions_of_nodes("sum")
+CONDITION_COUNT_BY_NODE = _conditions_of_nodes("sum")
 WORST_CONDITION = _conditions_of_nodes("max")
 CONDITION_TEXTS = value_mappings(
     {0: ("no problem", GOOD)}
@@ -157,7 +158,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                 "unknown",
                 BAD,
             ),
-            instant_query(f"sum({NODE_PROBLEMS} > bool 0)", "problem", WARNING),
+            instant_query(f"sum({CONDITION_COUNT_BY_NODE} > bool 0)", "problem", WARNING),
             unit="none",
             text_mode="value_and_name",
             w=7,
@@ -284,7 +285,7 @@ def _alert_panels() -> tuple[Panel, ...]:
                 Column(
                     "instance",
                     "Node",
-                    links=(dashboard_link("training-node", "Node", node="${__value.raw}"),),
+                    links=(NODE_LINK,),
                 ),
                 Column("gpu", "GPU", width=80),
             ),
@@ -363,11 +364,11 @@ def _node_panels() -> tuple[Panel, ...]:
                 "Node",
                 links=(
                     dashboard_link("training-gpus", "GPUs", node="${__value.raw}"),
-                    dashboard_link("training-node", "Node", node="${__value.raw}"),
+                    NODE_LINK,
                 ),
             ),
             Column(WORST_CONDITION, "Worst problem", decimals=0, width=150, mappings=CONDITION_TEXTS),
-            Column(NODE_PROBLEMS, "Problems", width=85),
+            Column(CONDITION_COUNT_BY_NODE, "Problems", width=85),
             Column("run", "Largest run", width=130, links=(RUN_LINK,)),
             Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=70),
             Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=66),

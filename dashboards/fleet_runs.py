@@ -15,7 +15,16 @@ from dashboards.alerts import (
 )
 from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import Panel, bad_from, dashboard_link, value_mappings, warn_below, warn_from
+from dashboards.panels import (
+    NODE_LINK,
+    RUN_LINK,
+    Panel,
+    bad_from,
+    dashboard_link,
+    value_mappings,
+    warn_below,
+    warn_from,
+)
 from dashboards.queries import LAST_STEP_TIME_BY_RUN
 from dashboards.recorded_losses import (
     CLUSTER_COST_PER_HOUR,
@@ -29,7 +38,7 @@ from dashboards.recorded_losses import (
     main_cause,
     recorded_standstill,
 )
-from dashboards.run_problems import DATA_WAIT_RATIO, SLOW_RATIO
+from dashboards.run_problems import MAX_DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.tables import Column, percent_column, table
 
 URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
@@ -72,7 +81,6 @@ RUN_STATES = {
 }
 """Texts and colors of the states of a run."""
 STATE_MAPPINGS = value_mappings(RUN_STATES)
-NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 RUN_INFO = "max by (run, user) (run:training_run:info{@cluster})"
 _LATEST_STATE = (
     "topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{@cluster}))) * 0 + 1"
@@ -121,10 +129,12 @@ _UNKNOWN_RANK_COUNT_BY_RUN = (
 )
 """PromQL for the number of ranks without a sample of each live run that has such ranks."""
 _SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank, gpu) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
-_ALL_WAIT_FOR_DATA = f"(max by (run) (run:training_waiting_for_data:min5m{{@cluster}}) > {DATA_WAIT_RATIO})"
+_ALL_WAIT_FOR_DATA = (
+    f"(max by (run) (run:training_waiting_for_data:min5m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
+)
 """PromQL for the smallest share of time in which a rank waits for data, if all ranks wait: no rank is then the cause."""
 _DATA_WAIT_RANK = (
-    f"(topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {DATA_WAIT_RATIO})"
+    f"(topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
     f" unless on (run) {_ALL_WAIT_FOR_DATA})"
 )
 """PromQL for one rank of each run. After a restart of Prometheus, the series of the rank before remains for five minutes."""
@@ -235,7 +245,7 @@ def _since_query() -> str:
     )
     unknown_since = last_time("max by (run) (run:training_ranks_missing:sum{@cluster}) == bool 0")
     waiting_since = last_time(
-        f"max by (run) (run:training_waiting_for_data:max5m{{@cluster}}) <= bool {DATA_WAIT_RATIO}"
+        f"max by (run) (run:training_waiting_for_data:max5m{{@cluster}}) <= bool {MAX_DATA_WAIT_RATIO}"
     )
     return " or on (run) ".join(
         [
@@ -305,7 +315,7 @@ def _all_runs() -> Panel:
             "run",
             "Run",
             links=(
-                dashboard_link("training-run", "Run", run="${__value.raw}"),
+                RUN_LINK,
                 dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
                 dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
             ),
@@ -347,7 +357,7 @@ def _speed() -> Panel:
 
     return table(
         "Speed and progress of the runs, rates over 5 min",
-        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),), width=130),
+        Column("run", "Run", links=(RUN_LINK,), width=130),
         Column("user", "Owner", width=75),
         Column("model", "Model"),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),

@@ -25,7 +25,14 @@ from dashboards.palette import (
     WARNING,
     colors_by_prefix,
 )
-from dashboards.panels import Panel, bad_from, dashboard_link, time_series, value_mappings, warn_from
+from dashboards.panels import (
+    RUN_LINK,
+    Panel,
+    bad_from,
+    time_series,
+    value_mappings,
+    warn_from,
+)
 from dashboards.queries import Query, event_counts
 from dashboards.tables import ZERO_AS_DASH, Column, percent_column, placeholder_row, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS
@@ -55,7 +62,7 @@ def _health_columns() -> tuple[Column, ...]:
     return (
         Column("instance", "Node", width=100),
         Column("gpu", "GPU", width=60),
-        Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("run", "Run", links=(RUN_LINK,)),
         Column("rank", "Rank", width=70),
         Column(
             GPUS_OF_TABLE,

@@ -21,7 +21,7 @@ from dashboards.palette import (
     fixed_colors_by_name,
 )
 from dashboards.panels import Json, Panel, bar_gauge, dashboard_link, time_series
-from dashboards.queries import Query, instant_query
+from dashboards.queries import Query, gpus_of_runs, instant_query
 from dashboards.tables import Column, table
 
 MAX_LINES = 8
@@ -44,15 +44,8 @@ _NO_LEGEND_OF_GPUS: Override = {
 }
 """Override that leaves the lines of the GPUs out of the legend: up to sixteen gray lines would fill it."""
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
-GPUS_OF_ANY_RUN = (
-    'last_over_time(training_rank_info{@cluster, uuid!=""}[$__range] @ end())'
-    " or last_over_time(training_process_gpu_memory_bytes{@cluster}[$__range] @ end())"
-    ' or label_replace(last_over_time(training_energy_share_ratio{@cluster, component="gpu"}[$__range] @ end()) > 0,'
-    ' "uuid", "$1", "device", "(.+)")'
-)
-"""PromQL for each GPU that a run holds, as in the rules `run_gpu:…`."""
-
-
+GPUS_OF_ANY_RUN = gpus_of_runs("@cluster")
+"""PromQL for each GPU that any run held in the time range."""
 GPUS_OF_LIVE_RANKS = (
     'training_rank_info{@cluster, uuid!=""} and on (instance, run, rank) training_process_up{@cluster} == 1'
     " or training_process_gpu_memory_bytes{@cluster}"
@@ -61,7 +54,7 @@ GPUS_OF_LIVE_RANKS = (
 """PromQL for each GPU that a live process of a run holds now."""
 
 
-def used_gpus(expression: str) -> str:
+def of_used_gpus(expression: str) -> str:
     """Return PromQL for each GPU that a run holds, or for each selected GPU if none has a run."""
     used_gpus_query = f"({expression}) and on (uuid) ({GPUS_OF_ANY_RUN})"
     return f"({used_gpus_query} or ({expression}) unless on () ({used_gpus_query}))"
@@ -88,18 +81,18 @@ def _gpu_plot(
 ) -> Panel:
     """Return the plot of a quantity, with outliers, extreme means and the median."""
     expression = quantity.expression
-    recent = used_gpus(f"avg_over_time(({expression})[2m:30s] @ end())")
+    recent = of_used_gpus(f"avg_over_time(({expression})[2m:30s] @ end())")
     median = f"scalar(quantile(0.5, {recent}))"
     difference = f"{median} - ({recent})" if quantity.is_low_bad else f"({recent}) - {median}"
     outliers = f"topk({MAX_LINES}, {difference} > {quantity.distance.format(median=median)})"
     lines = (
-        f'label_replace({used_gpus(expression)} and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
+        f'label_replace({of_used_gpus(expression)} and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
         f" or on (instance, gpu) {_extreme_gpus(expression, lowest=quantity.is_low_bad)}"
     )
     panel = time_series(
         title,
         Query(lines, f"{LEGEND}{{{{note}}}}"),
-        Query(f"quantile(0.5, {used_gpus(expression)})", "median", BLUE, reference=True),
+        Query(f"quantile(0.5, {of_used_gpus(expression)})", "median", BLUE, reference=True),
         *references,
         unit=unit,
         maximum=maximum,
@@ -117,7 +110,7 @@ def _extreme_gpus(expression: str, *, lowest: bool) -> str:
     """Return PromQL for each GPU with one of the largest or smallest means over the time range."""
     mean = f"avg_over_time(({expression})[$__range:$__interval] @ end())"
     select = "bottomk" if lowest else "topk"
-    return f"({used_gpus(expression)} and on (instance, gpu) {select}({MAX_LINES}, {used_gpus(mean)}))"
+    return f"({of_used_gpus(expression)} and on (instance, gpu) {select}({MAX_LINES}, {of_used_gpus(mean)}))"
 
 
 def utilization_panels() -> tuple[Panel, ...]:
@@ -186,7 +179,7 @@ def power_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "GPUs below full clock, by reason",
-            Query(f"sum by (reason) ({used_gpus(clock_limits)})", "{{reason}}"),
+            Query(f"sum by (reason) ({of_used_gpus(clock_limits)})", "{{reason}}"),
             unit="suffix: GPUs",
             decimals=1,
             overrides=fixed_colors_by_name(THROTTLE_REASON_COLORS),

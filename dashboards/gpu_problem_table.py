@@ -8,12 +8,12 @@ from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.gpu_problems import (
     ERROR_TEXTS,
     GPU_PROBLEMS,
-    GPUS_OF_RANKS,
     IMPACT_NAMES,
     IMPACT_TEXTS,
+    LAST_RANK_BY_GPU,
     NO_PROBLEM,
     NO_PROBLEM_VALUE,
-    NO_RESPONSE,
+    NO_RESPONSE_PREFIX,
     NODE_PROBLEMS,
     PRIORITIES_PER_IMPACT,
     PROBLEMS_TITLE,
@@ -26,7 +26,7 @@ from dashboards.gpu_problems import (
     xid_color,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL
-from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings
+from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
 from dashboards.recorded_losses import CLUSTER_LOST_PER_HOUR, recorded_standstill
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
@@ -34,7 +34,7 @@ from exporter.status.xids import XID_MEANINGS
 PROBLEM_TEXTS = [
     *value_mappings(
         {NO_PROBLEM: (NO_PROBLEM, GOOD)}
-        | {f"{NO_RESPONSE}{error}": (text, BAD) for error, text in ERROR_TEXTS.items()}
+        | {f"{NO_RESPONSE_PREFIX}{error}": (text, BAD) for error, text in ERROR_TEXTS.items()}
         | {f"Xid {xid}": (f"Xid {xid}: {meaning}", xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
     ),
     {
@@ -51,7 +51,6 @@ _STOPPED_RUNS = (
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
 """PromQL for the runs that make no step, or that died. A lost GPU endangers any other run."""
-NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
 
 
 _ANY_NODE = "max(up{@gpu_target})"
@@ -97,11 +96,11 @@ def _worst_problems() -> str:
     )
     # Adding 0 joins the labels `run` and `rank` of the last rank on the GPU.
     gpu_problems_with_run = (
-        f"({gpu_problems}) + on (instance, gpu) group_left (run, rank) 0 * ({GPUS_OF_RANKS})"
+        f"({gpu_problems}) + on (instance, gpu) group_left (run, rank) 0 * ({LAST_RANK_BY_GPU})"
     )
     # The remainder removes the impact and keeps the priority: without a run, the impact is NO_RUN, which is 0.
     gpu_problems_without_run = (
-        f"(({gpu_problems}) unless on (instance, gpu) ({GPUS_OF_RANKS})) % {PRIORITIES_PER_IMPACT}"
+        f"(({gpu_problems}) unless on (instance, gpu) ({LAST_RANK_BY_GPU})) % {PRIORITIES_PER_IMPACT}"
     )
     one_run_per_node = f"0 * topk by (instance) (1, {RUNS_ON_NODES})"
     node_problems_with_run_label = (
@@ -147,7 +146,7 @@ def _problem_columns() -> tuple[Column, ...]:
         ),
         Column("instance", "Node", width=100, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=60),
-        Column("run", "Run", width=125, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("run", "Run", width=125, links=(RUN_LINK,)),
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", width=265, mappings=PROBLEM_TEXTS),
         Column(

@@ -27,7 +27,7 @@ _ZERO_FOR_EACH_GPU = (
 )
 """PromQL with the value 0 for each GPU of the time range, except former cards whose index another card has now."""
 _LOCAL_RANKS = 'label_replace(last_over_time(training_rank_info{@cluster, uuid="", local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")'
-GPUS_OF_RANKS = (
+LAST_RANK_BY_GPU = (
     f"topk by (instance, gpu) (1, max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (uuid) group_left (run, rank)"
     ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
     f" or on (instance, gpu) max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (instance, gpu) group_left (run, rank)"
@@ -39,7 +39,7 @@ An index has one result, even if several cards had the index or exporters of one
 """
 SELECTED_GPUS = "on (instance, gpu) last_over_time(gpu_up{@gpu}[$__range])"
 """PromQL for the condition that a series belongs to a GPU of the selected runs."""
-GPUS_WITH_RANK = f"({GPUS_OF_RANKS} or on (instance, gpu) max by (instance, gpu) ({_ZERO_FOR_EACH_GPU})) and {SELECTED_GPUS}"
+GPUS_WITH_RANK = f"({LAST_RANK_BY_GPU} or on (instance, gpu) max by (instance, gpu) ({_ZERO_FOR_EACH_GPU})) and {SELECTED_GPUS}"
 """PromQL for each GPU of the selected runs in the time range, with the last run and rank that used the GPU."""
 SELECTED_NODES = f"on (instance) ({NODES_OF_RUN})"
 """PromQL for the condition that a series belongs to a node of the selected runs."""
@@ -96,7 +96,7 @@ RECOVERY_ACTION_TEXTS = value_mappings(
         7: ("system reboot", BAD),
     }
 )
-NO_RESPONSE = "GPU does not respond: "
+NO_RESPONSE_PREFIX = "GPU does not respond: "
 ERROR_TEXTS = {
     "gpu_is_lost": "GPU lost: fell off the bus",
     "reset_required": "GPU does not respond: needs a reset",
@@ -199,7 +199,7 @@ NODE_PROBLEMS = (
 )
 GPU_PROBLEMS = (
     NodeProblem(
-        f"{NO_RESPONSE}$1",
+        f"{NO_RESPONSE_PREFIX}$1",
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
         f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",

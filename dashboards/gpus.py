@@ -22,9 +22,9 @@ from dashboards.gpu_problem_table import (
 )
 from dashboards.gpu_problems import (
     DRIVER_NOT_READ,
-    GPUS_OF_RANKS,
     IMPACT_COLORS,
     IMPACT_NAMES,
+    LAST_RANK_BY_GPU,
     RUNS_ON_NODES,
     SELECTED_NODES,
     THROTTLED,
@@ -210,13 +210,13 @@ def _mean_sm_activity() -> str:
 def _loss_of_affected_runs() -> Panel:
     """Return the panel with the loss and the cost of the runs that hold a GPU with a problem, and the number of unknown runs."""
     gpus_in_trouble = worst_gpu_problems()
-    runs_in_trouble = f"group by (run) ({GPUS_OF_RANKS} and on (instance, gpu) {gpus_in_trouble})"
+    runs_in_trouble = f"group by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) {gpus_in_trouble})"
     no_cost = (
         f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
         f" unless on () ({runs_in_trouble} or on () {UNKNOWN_NODES})"
     )
     gpus_of_unknown_runs = (
-        f"({gpus_in_trouble} unless on (instance, gpu) {GPUS_OF_RANKS}"
+        f"({gpus_in_trouble} unless on (instance, gpu) {LAST_RANK_BY_GPU}"
         ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})'
     )
 

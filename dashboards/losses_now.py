@@ -14,18 +14,18 @@ from dashboards.queries import blank_if_incomplete
 from dashboards.recorded_losses import LARGE_LOSS_RATIO, LOSS_RATIO, cost_per_hour
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
-NO_PROGRESS_OF_RUNNING_SECONDS = 120
+RUNNING_WITHOUT_PROGRESS_SECONDS = 120
 FOLLOWING_EXITS_SECONDS = 60
 """Exits at most this long before the last exit belong to the same failure."""
 STANDSTILL_BY_RUN = (
     f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
     ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'
-    f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {NO_PROGRESS_OF_RUNNING_SECONDS}"
+    f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {RUNNING_WITHOUT_PROGRESS_SECONDS}"
     ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
 )
 """PromQL with a value for each run that stands still.
 
-A step is overdue, the run is stalled or hung, or the run is `running` and has reported no progress for `NO_PROGRESS_OF_RUNNING_SECONDS`.
+A step is overdue, the run is stalled or hung, or the run is `running` and has reported no progress for `RUNNING_WITHOUT_PROGRESS_SECONDS`.
 Batches of a validation are progress, too.
 """
 COST_PER_HOUR_BY_RUN = cost_per_hour("@run")

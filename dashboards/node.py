@@ -31,9 +31,9 @@ from dashboards.palette import (
     fixed_colors_by_name,
 )
 from dashboards.panels import (
+    RUN_LINK,
     Panel,
     bad_from,
-    dashboard_link,
     stat,
     time_series,
     value_mappings,
@@ -158,7 +158,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                     "run",
                     "Run",
                     width=140,
-                    links=(dashboard_link("training-run", "Run", run="${__value.raw}"),),
+                    links=(RUN_LINK,),
                 ),
                 Column("rank", "Rank", width=65),
                 Column("gpu", "GPU", width=65),

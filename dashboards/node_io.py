@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.palette import BAD, BLUE, ORANGE, PURPLE, VERMILION
 from dashboards.panels import (
+    RUN_LINK,
     Panel,
     bar_gauge,
     dashboard_link,
@@ -15,7 +16,7 @@ from dashboards.panels import (
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
-RUN_LINK = dashboard_link("training-run", "Run", run="${__field.labels.run}")
+RUN_OF_SERIES_LINK = dashboard_link("training-run", "Run", run="${__field.labels.run}")
 
 
 def disk_panels() -> tuple[Panel, ...]:
@@ -132,7 +133,7 @@ def process_panels() -> tuple[Panel, ...]:
     return (
         table(
             "Processes of the job, rates over 5 min",
-            Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+            Column("run", "Run", links=(RUN_LINK,)),
             Column("rank", "Rank", width=70),
             Column("role", "Role", width=110),
             Column("sum by (run, rank, role) (training_process_instances{@node_run})", "Processes", width=90),
@@ -179,7 +180,7 @@ def process_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             decimals=1,
-            links=(RUN_LINK,),
+            links=(RUN_OF_SERIES_LINK,),
         ),
         time_series(
             "Memory by rank and role",

@@ -11,11 +11,11 @@ from dashboards.availability import last_time
 from dashboards.gpu_problems import (
     ERROR_TEXTS,
     GPU_PROBLEMS,
-    GPUS_OF_RANKS,
     IMPACT_TEXTS,
+    LAST_RANK_BY_GPU,
     NO_PROBLEM,
     NO_PROBLEM_VALUE,
-    NO_RESPONSE,
+    NO_RESPONSE_PREFIX,
     NODE_PROBLEMS,
     PRIORITIES_PER_IMPACT,
     PROBLEMS_TITLE,
@@ -24,14 +24,14 @@ from dashboards.gpu_problems import (
 )
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
-from dashboards.panels import NO_VALUE, Panel, dashboard_link, value_mappings, warn_below
+from dashboards.panels import NO_VALUE, RUN_LINK, Panel, value_mappings, warn_below
 from dashboards.queries import feed_age_seconds
 from dashboards.recorded_losses import recorded_standstill
-from dashboards.run_problems import DATA_WAIT_RATIO, MAX_EXIT_SPREAD_SECONDS, SILENT_SECONDS, SLOW_RATIO
+from dashboards.run_problems import MAX_DATA_WAIT_RATIO, MAX_EXIT_SPREAD_SECONDS, SILENT_SECONDS, SLOW_RATIO
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
-SPEED = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
+SPEED_RATIO_BY_RANK = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
 """PromQL for the speed of each rank on the node relative to the fastest rank of the run, on any node."""
 RECORDED_STANDSTILL = recorded_standstill("@run")
 _STOPPED_RUNS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
@@ -62,16 +62,16 @@ _ODD_RANK = (
     "max by (run, rank, place) (label_join(training_hang_info{@node_run} and on (cluster, run, function, location, phase)"
     ' run_group:training_hang_odd:count{@run} == 1, "place", " ", "function", "location"))'
 )
-_SLOW = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
-_DATA_WAIT = (
+_SLOW = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
+_DATA_WAIT_RATIO_BY_RANK = (
     'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
     " / on (run) group_left () max by (run) (run:training_observed:ratio5m{@run})"
 )
-WAITS_FOR_DATA = f"max({_DATA_WAIT}) > {DATA_WAIT_RATIO}"
+WAITS_FOR_DATA = f"max({_DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
-_ALL_WAIT = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
+_ALL_WAIT = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the smallest share of each run whose ranks all wait for data: no rank is then the cause."""
-_WAITING = f"topk by (run) (1, {_DATA_WAIT} > {DATA_WAIT_RATIO}) unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_WAIT})"
+_WAITING = f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO}) unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_WAIT})"
 
 
 def _with_percent(ratio: str) -> str:
@@ -123,7 +123,7 @@ _RANK_PROBLEMS = (
     NodeProblem(
         "computes at $1 % of the fastest rank",
         _with_percent(_SLOW),
-        last_time(f"{SPEED} >= bool {SLOW_RATIO}"),
+        last_time(f"{SPEED_RATIO_BY_RANK} >= bool {SLOW_RATIO}"),
         "check clocks and heat; if it lasts, replace the node",
         Impact.SLOWS_RUN,
         "percent",
@@ -131,7 +131,7 @@ _RANK_PROBLEMS = (
     NodeProblem(
         "waits for data $1 % of the time",
         _with_percent(_WAITING),
-        last_time(f"{_DATA_WAIT} <= bool {DATA_WAIT_RATIO}"),
+        last_time(f"{_DATA_WAIT_RATIO_BY_RANK} <= bool {MAX_DATA_WAIT_RATIO}"),
         "more data workers; check the storage",
         Impact.SLOWS_RUN,
         "percent",
@@ -149,7 +149,7 @@ def _alert_of_run(names: str, remedy: str, impact: Impact) -> NodeProblem:
 
 
 _CAUSES_OF_STANDSTILL = (
-    f"({_ODD_RANK} or on (run) max by (run) ({GPUS_OF_RANKS} and on (instance, gpu) gpu_up{{@node}} == 0))"
+    f"({_ODD_RANK} or on (run) max by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) gpu_up{{@node}} == 0))"
 )
 _CAUSE_ELSEWHERE = (
     'max by (run, place) (label_replace(label_join(run:training_standstill_rank:info{@run}, "place", " on ", "rank", "instance"),'
@@ -177,7 +177,9 @@ _RUN_PROBLEMS = (
     NodeProblem(
         "all ranks wait for data: at least $1 % of the time",
         f'count_values by (run) ("percent", round(100 * ({_ALL_WAIT}))) and on (run) {RUNS_LIVE_ON_NODE}',
-        last_time(f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) <= bool {DATA_WAIT_RATIO}"),
+        last_time(
+            f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) <= bool {MAX_DATA_WAIT_RATIO}"
+        ),
         "check the storage; more data workers",
         Impact.SLOWS_RUN,
         "percent",
@@ -210,7 +212,7 @@ _COLLECTOR_PROBLEMS = (
 )
 _NO_DRIVER, *_OTHER_NODE_PROBLEMS = NODE_PROBLEMS
 _NODE_OF_STOPPED_RUN = f"on () ({_STOPPED_RUNS} and on (run) {RUNS_LIVE_ON_NODE})"
-_PROBLEMS_OF_NODE = (
+_NODE_PROBLEMS = (
     dataclasses.replace(_NO_DRIVER, condition=f"{_NO_DRIVER.condition} and {_NODE_OF_STOPPED_RUN}"),
     dataclasses.replace(
         _NO_DRIVER,
@@ -221,13 +223,15 @@ _PROBLEMS_OF_NODE = (
     *_COLLECTOR_PROBLEMS,
 )
 """Problems of the node. A driver that does not respond stops a run only if the run makes no step."""
-_NO_RESPONSE, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
-_OF_STOPPED_RUNS = f"on (instance, gpu) ({GPUS_OF_RANKS} and on (run) {_STOPPED_RUNS})"
-_GPU_PROBLEMS = (
-    dataclasses.replace(_NO_RESPONSE, condition=f"{_NO_RESPONSE.condition} and {_OF_STOPPED_RUNS}"),
+_NO_RESPONSE_PROBLEM, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
+_OF_STOPPED_RUNS = f"on (instance, gpu) ({LAST_RANK_BY_GPU} and on (run) {_STOPPED_RUNS})"
+_GPU_PROBLEMS_ON_NODE = (
     dataclasses.replace(
-        _NO_RESPONSE,
-        condition=f"{_NO_RESPONSE.condition} unless {_OF_STOPPED_RUNS}",
+        _NO_RESPONSE_PROBLEM, condition=f"{_NO_RESPONSE_PROBLEM.condition} and {_OF_STOPPED_RUNS}"
+    ),
+    dataclasses.replace(
+        _NO_RESPONSE_PROBLEM,
+        condition=f"{_NO_RESPONSE_PROBLEM.condition} unless {_OF_STOPPED_RUNS}",
         impact=Impact.ENDANGERS_WORK,
     ),
     *_OTHER_GPU_PROBLEMS,
@@ -237,7 +241,7 @@ _PRIORITY_OF_GPUS = 20
 """Priority added to problems of GPUs: a hot GPU is the cause, and its slow rank the effect."""
 _PROBLEM_TEXTS = value_mappings(
     {NO_PROBLEM: (NO_PROBLEM, GOOD)}
-    | {f"{NO_RESPONSE}{error}": (text, NEUTRAL) for error, text in ERROR_TEXTS.items()}
+    | {f"{NO_RESPONSE_PREFIX}{error}": (text, NEUTRAL) for error, text in ERROR_TEXTS.items()}
     | {f"Xid {xid}": (f"Xid {xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
     | {alert: (title, NEUTRAL) for alert, title in titles().items()}
 )
@@ -247,12 +251,12 @@ _DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, N
 
 def _with_ranks(gpus: str) -> str:
     """Return PromQL that adds run and rank to series of GPUs, where known."""
-    return f"(({gpus}) + on (instance, gpu) group_left (run, rank) 0 * {GPUS_OF_RANKS} or ({gpus}) unless on (instance, gpu) {GPUS_OF_RANKS})"
+    return f"(({gpus}) + on (instance, gpu) group_left (run, rank) 0 * {LAST_RANK_BY_GPU} or ({gpus}) unless on (instance, gpu) {LAST_RANK_BY_GPU})"
 
 
 def _with_gpus(ranks: str) -> str:
     """Return PromQL that adds a GPU to series of ranks, where known."""
-    gpus = f"topk by (run, rank) (1, {GPUS_OF_RANKS})"
+    gpus = f"topk by (run, rank) (1, {LAST_RANK_BY_GPU})"
     return (
         f"(({ranks}) + on (run, rank) group_left (gpu) 0 * {gpus} or ({ranks}) unless on (run, rank) {gpus})"
     )
@@ -277,21 +281,21 @@ def _union(of: Callable[..., str]) -> str:
     """Return PromQL for the values of all problems, with `gpu`, `run` and `rank` where known."""
     return " or ".join(
         (
-            _with_ranks(of(_GPU_PROBLEMS, "instance, gpu")),
+            _with_ranks(of(_GPU_PROBLEMS_ON_NODE, "instance, gpu")),
             _with_gpus(of(_RANK_PROBLEMS, "run, rank")),
             of(_RUN_PROBLEMS, "run"),
-            of(_PROBLEMS_OF_NODE, "instance"),
+            of(_NODE_PROBLEMS, "instance"),
         )
     )
 
 
 def _row_of(problems: Sequence[NodeProblem], by: str) -> str:
     """Return PromQL for the rows of problems. Without a run, a problem of a GPU has the impact NO_RUN, which is 0."""
-    if problems is not _GPU_PROBLEMS:
+    if problems is not _GPU_PROBLEMS_ON_NODE:
         return _rows(problems)
     gpus = _rows(problems, _PRIORITY_OF_GPUS)
-    without_run = f"({gpus}) unless on (instance, gpu) {GPUS_OF_RANKS}"
-    return f"({gpus}) and on ({by}) {GPUS_OF_RANKS} or ({without_run}) % {PRIORITIES_PER_IMPACT}"
+    without_run = f"({gpus}) unless on (instance, gpu) {LAST_RANK_BY_GPU}"
+    return f"({gpus}) and on ({by}) {LAST_RANK_BY_GPU} or ({without_run}) % {PRIORITIES_PER_IMPACT}"
 
 
 _ALL = f"max by (gpu, run, rank, problem, remedy) ({_union(_row_of)})"
@@ -318,7 +322,7 @@ def problems_of_node() -> Panel:
         Column("problem", "Problem", mappings=_PROBLEM_TEXTS),
         Column("rank", "Rank", width=70),
         Column("gpu", "GPU", width=65),
-        Column("run", "Run", width=120, links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+        Column("run", "Run", width=120, links=(RUN_LINK,)),
         Column(
             f"1000 * {since} or {_NO_PROBLEM_ROW}",
             "Since",
@@ -329,7 +333,7 @@ def problems_of_node() -> Panel:
             ),
         ),
         Column(
-            f"{SPEED} and on (run, rank) {_ANY} or {_NO_PROBLEM_ROW}",
+            f"{SPEED_RATIO_BY_RANK} and on (run, rank) {_ANY} or {_NO_PROBLEM_ROW}",
             "Speed",
             "percentunit",
             75,

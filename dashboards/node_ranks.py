@@ -7,14 +7,13 @@ from dashboards.availability import NO_EXPORTER_UP
 from dashboards.fleet_runs import RUN_STATES
 from dashboards.gpu_problems import THROTTLED
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
-from dashboards.node_problems import SPEED, TRAINER_FEED_AGE_SECONDS
+from dashboards.node_problems import SPEED_RATIO_BY_RANK, TRAINER_FEED_AGE_SECONDS
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
-from dashboards.panels import Panel, dashboard_link, value_mappings, warn_below, warn_from
+from dashboards.panels import RUN_LINK, Panel, value_mappings, warn_below, warn_from
 from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_cause
 from dashboards.run_problems import SILENT_SECONDS
 from dashboards.tables import Column, percent_column, table
 
-RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
 ALIVE, ENDED, UNKNOWN, SILENT = 1, 0, -1, 2
 """Values of the column *Process*. `UNKNOWN` also marks the numbers of a run while the exporter of the node is down."""
 _UNKNOWN_TEXTS = value_mappings({UNKNOWN: ("unknown", WARNING)})
@@ -100,7 +99,7 @@ def runs_table() -> Panel:
             thresholds=warn_from(60, 300),
             mappings=_UNKNOWN_TEXTS,
         ),
-        percent_column(f"min by (run) ({SPEED})", "Slowest here", 105, warn_below(0.9, 0.75)),
+        percent_column(f"min by (run) ({SPEED_RATIO_BY_RANK})", "Slowest here", 105, warn_below(0.9, 0.75)),
         percent_column(
             f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 135, warn_below(0.9, 0.75)
         ),
@@ -183,7 +182,7 @@ def ranks_table() -> Panel:
             width=95,
             thresholds=warn_from(60, 300),
         ),
-        percent_column(SPEED, "Speed", 75, warn_below(0.9, 0.75)),
+        percent_column(SPEED_RATIO_BY_RANK, "Speed", 75, warn_below(0.9, 0.75)),
         Column(
             "max by (run, rank) (training_rank_compute_seconds{@node_run})",
             "Compute",

@@ -105,6 +105,11 @@ def dashboard_link(uid: str, title: str, **variables: str) -> Json:
     return link(title, f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{variable_parameters}")
 
 
+RUN_LINK = dashboard_link("training-run", "Run", run="${__value.raw}")
+NODE_LINK = dashboard_link("training-node", "Node", node="${__value.raw}")
+"""Data links of a table column whose cells are runs or nodes."""
+
+
 def time_series(
     title: str,
     *queries: Query,

@@ -39,13 +39,20 @@ _RANGE_FUNCTION_OR_SERIES = (
     r"\b\w+\([\w:]+\{{[^}}]*@{0}\b[^}}]*\}}\[[^]]*\](?: offset [$\w]+| @ end\(\))?\)"
     r"|\b[\w:]+\{{[^}}]*@{0}\b[^}}]*\}}(?!\[)(?: offset [$\w]+| @ end\(\))?"
 )
-GPUS_OF_RUN = (
-    'last_over_time(training_rank_info{@run, uuid!=""}[$__range] @ end())'
-    " or last_over_time(training_process_gpu_memory_bytes{@run}[$__range] @ end())"
-    ' or label_replace(last_over_time(training_energy_share_ratio{@run, component="gpu"}[$__range] @ end()) > 0,'
-    ' "uuid", "$1", "device", "(.+)")'
-)
-"""PromQL for each GPU of a run, as in the rules `run_gpu:…`."""
+
+
+def gpus_of_runs(selector: str) -> str:
+    """Return PromQL for each GPU that a run held in the time range, as in the rules `run_gpu:…`."""
+    return (
+        f'last_over_time(training_rank_info{{{selector}, uuid!=""}}[$__range] @ end())'
+        f" or last_over_time(training_process_gpu_memory_bytes{{{selector}}}[$__range] @ end())"
+        f' or label_replace(last_over_time(training_energy_share_ratio{{{selector}, component="gpu"}}[$__range] @ end()) > 0,'
+        ' "uuid", "$1", "device", "(.+)")'
+    )
+
+
+GPUS_OF_RUN = gpus_of_runs("@run")
+"""PromQL for each GPU that a selected run held in the time range."""
 NODES_OF_RUN = (
     'last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range] @ end())'
     f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range] @ end()) and on (uuid) ({GPUS_OF_RUN})'

@@ -42,16 +42,16 @@ from dashboards.queries import (
 )
 from dashboards.ranks_overview import overview_panels
 from dashboards.run_problems import (
-    DATA_WAIT,
+    DATA_WAIT_RATIO_BY_RANK,
     ENDED_FIRST,
     FEED_AGE_SECONDS,
-    GPUS_LINK,
-    LOST_GPUS,
-    NODE_LINK,
+    GPUS_OF_ROW_LINK,
+    LOST_GPU_ROWS,
+    NODE_OF_ROW_LINK,
     ODD_PHASE,
     ODD_RANK,
     SILENT_SECONDS,
-    THROTTLED_GPUS,
+    THROTTLED_GPU_ROWS,
 )
 from dashboards.tables import Column, hanging_ranks, percent_column, table
 
@@ -60,7 +60,7 @@ SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 
 RANK_WITH_LOST_GPU, RANK_THAT_STOPS = 2e6, 1e6
 """Values above the compute time of each rank in seconds, for the ranks that stop the run."""
 _RANKS_TO_LOOK_AT = (
-    f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPUS}) + {RANK_WITH_LOST_GPU})"
+    f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPU_ROWS}) + {RANK_WITH_LOST_GPU})"
     f" or max by (rank) (0 * ({ODD_RANK}) + {RANK_THAT_STOPS}) or max by (rank) (0 * {ODD_PHASE} + {RANK_THAT_STOPS})"
     f" or max by (rank) (0 * {ENDED_FIRST} + {RANK_THAT_STOPS})"
     f" or {SAMPLED_COMPUTE_SECONDS} or 0 * max by (rank) (training_rank_info{{@run}})))"
@@ -75,9 +75,11 @@ RANK_VARIABLE = Variable(
     sort=0,
     description="Ranks in the row of selected ranks; first the rank with a lost GPU, the rank that holds up a hang, the rank that ended first, or the slowest rank.",
 )
-GPU_PROBLEMS = f"topk by (instance, rank) (1, {LOST_GPUS} or on (instance, rank) {THROTTLED_GPUS})"
+GPU_PROBLEM_BY_RANK = (
+    f"topk by (instance, rank) (1, {LOST_GPU_ROWS} or on (instance, rank) {THROTTLED_GPU_ROWS})"
+)
 RANK_ROWS = (
-    f"max by (instance, rank, gpu, problem) ({GPU_PROBLEMS})"
+    f"max by (instance, rank, gpu, problem) ({GPU_PROBLEM_BY_RANK})"
     f" or on (instance, rank) max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})"
 )
 """PromQL for all ranks with their GPU, and with the problem of the GPU."""
@@ -140,7 +142,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
         table(
             "All ranks, the slowest first",
             Column("rank", "Rank", width=70),
-            Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
+            Column("instance", "Node", links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
             Column("gpu", "GPU", width=60),
             Column("problem", "Problem of the GPU", width=190, mappings=BAD_TEXT),
             percent_column(
@@ -176,7 +178,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 width=100,
             ),
             percent_column(
-                DATA_WAIT,
+                DATA_WAIT_RATIO_BY_RANK,
                 "Data wait, 5 min",
                 150,
                 warn_from(0.2),

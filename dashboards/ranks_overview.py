@@ -27,12 +27,12 @@ from dashboards.queries import (
     instant_query,
 )
 from dashboards.run_problems import (
-    DATA_WAIT,
-    GPUS_LINK,
+    DATA_WAIT_RATIO_BY_RANK,
+    GPUS_OF_ROW_LINK,
     HANG_LABELS,
     HANGING,
-    LOST_GPUS,
-    NODE_LINK,
+    LOST_GPU_ROWS,
+    NODE_OF_ROW_LINK,
     ODD_GROUP,
     ODD_PHASE,
     ODD_RANK,
@@ -91,9 +91,10 @@ def overview_panels() -> tuple[Panel, ...]:
         straggler_cost(),
         stat(
             "Waiting for data, last 5 min",
-            instant_query(f"topk(1, {DATA_WAIT})", "rank {{rank}} on {{instance}}"),
+            instant_query(f"topk(1, {DATA_WAIT_RATIO_BY_RANK})", "rank {{rank}} on {{instance}}"),
             instant_query(
-                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT})", "{{currency}}/h"
+                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT_RATIO_BY_RANK})",
+                "{{currency}}/h",
             ),
             unit="percentunit",
             decimals=0,
@@ -138,7 +139,7 @@ def _hang_query() -> str:
         return f'label_replace({expression}, "odd", "{text}", "{label}", "{"(.+)" if label else ""}")'
 
     lost_gpu = (
-        f'label_join(topk(1, {LOST_GPUS}), "odd", ": ", "rank", "problem") and on () {STANDSTILL_SINCE}'
+        f'label_join(topk(1, {LOST_GPU_ROWS}), "odd", ": ", "rank", "problem") and on () {STANDSTILL_SINCE}'
     )
     ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING})"
     hang = " or ".join(
@@ -171,7 +172,7 @@ def _node_table() -> Panel:
     exporters = "group by (instance) (exporter_build_info{@cluster})"
     return table(
         "Nodes of the run",
-        Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
+        Column("instance", "Node", links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
         Column(expected, "Ranks", decimals=0, width=70),
         Column(f"{reporting} and on (instance) {exporters}", "Alive", decimals=0, width=66),
         Column(

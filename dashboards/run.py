@@ -28,7 +28,7 @@ from dashboards.queries import (
     event_counts,
     instant_query,
 )
-from dashboards.run_overview import GOODPUT_IF_SAVED, RANKS_LINK, overview_panels
+from dashboards.run_overview import GOODPUT_IF_SAVED, RANKS_OF_RUN_LINK, overview_panels
 from dashboards.tables import Column, hanging_ranks, table
 from dashboards.unsaved_work import UNSAVED
 
@@ -121,7 +121,7 @@ def _phase_panels() -> tuple[Panel, ...]:
             decimals=1,
             w=24,
             h=10,
-            links=(RANKS_LINK,),
+            links=(RANKS_OF_RUN_LINK,),
         ),
     )
 

@@ -54,7 +54,7 @@ from dashboards.queries import (
 from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.run_problems import (
     ALL_WAIT_FOR_DATA,
-    DATA_WAIT,
+    DATA_WAIT_RATIO_BY_RANK,
     LIVE_RANK_COUNT,
     MISSING_RANK_COUNT,
     SLOW_RATIO,
@@ -68,8 +68,8 @@ from dashboards.run_state import BAD_LEVEL, STATE_LEGEND, WARNING_LEVEL, state_q
 from dashboards.tables import ZERO_AS_DASH, Column, table
 from dashboards.unsaved_work import work_at_risk_or_lost
 
-RANKS_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
-GPUS_LINK = dashboard_link("training-gpus", "GPUs of this run", run="${run}")
+RANKS_OF_RUN_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
+GPUS_OF_RUN_LINK = dashboard_link("training-gpus", "GPUs of this run", run="${run}")
 STEP_OVERDUE_SECONDS = (
     f"({STEP_OVERDUE}"
     ' and on () max(training_run_state{@run, state="running"}) == 1'
@@ -237,7 +237,7 @@ def _number_panels() -> tuple[Panel, ...]:
             "Waiting for data, last 5 min",
             instant_query(
                 f'label_replace({ALL_WAIT_FOR_DATA}, "whose", "each rank, at least", "", "") or on ()'
-                f' label_replace(label_join(topk(1, {DATA_WAIT}), "whose", " on ", "rank", "instance"), "whose", "rank $1", "whose", "(.+)")',
+                f' label_replace(label_join(topk(1, {DATA_WAIT_RATIO_BY_RANK}), "whose", " on ", "rank", "instance"), "whose", "rank $1", "whose", "(.+)")',
                 "{{whose}}",
             ),
             unit="percentunit",
@@ -362,7 +362,7 @@ def _time_series_panels() -> tuple[Panel, ...]:
             unit="s",
             w=6,
             log_scale=True,
-            links=(RANKS_LINK,),
+            links=(RANKS_OF_RUN_LINK,),
         ),
         time_series(
             "Throughput",
@@ -406,7 +406,7 @@ def _time_series_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             maximum=1,
             w=6,
-            links=(GPUS_LINK,),
+            links=(GPUS_OF_RUN_LINK,),
             overrides=[
                 {
                     "matcher": {"id": "byName", "options": "power (right)"},

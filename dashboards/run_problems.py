@@ -31,8 +31,8 @@ from exporter.status.xids import XID_MEANINGS
 
 SLOW_RATIO = 0.9
 """Speed relative to the fastest rank below which a rank is slow."""
-DATA_WAIT_RATIO = 0.1
-"""Share of the time in `data_loading` from which waiting for data is a problem."""
+MAX_DATA_WAIT_RATIO = 0.1
+"""Share of the time in `data_loading` above which waiting for data is a problem."""
 SILENT_SECONDS = 30
 """Age of the feed from which a live rank is silent."""
 MAX_EXIT_SPREAD_SECONDS = 900
@@ -107,8 +107,8 @@ PROBLEM_TEXTS: list[Json] = [
     ),
 ]
 """Value mappings of the problems. The regular expression of an Xid replaces only the Xid within a text."""
-GPUS_LINK = dashboard_link("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
-NODE_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}")
+GPUS_OF_ROW_LINK = dashboard_link("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
+NODE_OF_ROW_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +153,17 @@ _INFERRED_GPUS = (
     f"max by (instance, rank, gpu, uuid) ({LOCAL_RANK_AS_GPU} * on (instance, gpu) group_left (uuid)"
     " topk by (instance, gpu) (1, max by (instance, gpu, uuid) (gpu_up * 0 + 1)))"
 )
-LAST_GPUS = f"({_REPORTED_GPUS} or on (instance, rank) {_INFERRED_GPUS})"
+LAST_GPUS_BY_RANK = f"({_REPORTED_GPUS} or on (instance, rank) {_INFERRED_GPUS})"
 """PromQL for the GPUs of each rank, with index and UUID. The driver lists no processes of a lost GPU, so that the last known GPU counts."""
 _GPU_LOST = "max by (uuid) (gpu_up) == 0"
 _LOST_SINCE = f"{last_time('max by (uuid) (gpu_up) == bool 1')} and on (uuid) {_GPU_LOST}"
-_LOST_GPUS = f"{LAST_GPUS} * on (uuid) group_left () ({_LOST_SINCE})"
-_LOST_GPUS_WITH_XID = (
-    f"label_replace({_LOST_GPUS} * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (instance, rank, gpu) {_LOST_GPUS},"
+_LOST_GPU_STARTS = f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_LOST_SINCE})"
+_LOST_GPUS_WITH_NOTE = (
+    f"label_replace({_LOST_GPU_STARTS} * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (instance, rank, gpu) {_LOST_GPU_STARTS},"
     ' "note", " (Xid $1)", "xid", "(.+)")'
 )
-LOST_GPUS = _with_text(
-    f'label_join({_LOST_GPUS_WITH_XID}, "problem", " lost", "gpu", "note")', "GPU $1", "problem"
+LOST_GPU_ROWS = _with_text(
+    f'label_join({_LOST_GPUS_WITH_NOTE}, "problem", " lost", "gpu", "note")', "GPU $1", "problem"
 )
 """PromQL for the lost GPUs of the ranks, with the Xid in the label `problem`, and as the label `note`."""
 
@@ -172,7 +172,7 @@ def _xids(matcher: str = "") -> str:
     """Return PromQL for the time of the recent Xids of the ranks' GPUs that respond."""
     return (
         f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds{{{matcher}}}) > time() - {XID_SECONDS}"
-        f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS})"
+        f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS_BY_RANK})"
     )
 
 
@@ -191,14 +191,14 @@ _CELSIUS = (
     'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'
     ' "celsius", "$1 °C", "celsius", "(.+)")'
 )
-_THROTTLED_GPUS = _with_text(
-    f"{LAST_GPUS} * on (uuid) group_left () ({_THROTTLED_SINCE})",
+_THROTTLED_GPU_ROWS = _with_text(
+    f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_THROTTLED_SINCE})",
     "GPU $1 throttled",
     "gpu",
 )
-THROTTLED_GPUS = (
-    f'(label_join({_THROTTLED_GPUS} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
-    f" or on (instance, rank, gpu) {_THROTTLED_GPUS})"
+THROTTLED_GPU_ROWS = (
+    f'(label_join({_THROTTLED_GPU_ROWS} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
+    f" or on (instance, rank, gpu) {_THROTTLED_GPU_ROWS})"
 )
 """PromQL for the throttled GPUs of the ranks, with the temperature in the label `problem`."""
 
@@ -242,7 +242,7 @@ LOOKBACK = "1h"
 STATE_SINCE = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
 """PromQL for the start of the last known state."""
 _HANG = (
-    f'label_join({ODD_RANK} unless on (instance, rank) ({_LOST_GPUS}), "place", " ", "function", "location")'
+    f'label_join({ODD_RANK} unless on (instance, rank) ({_LOST_GPU_STARTS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP} > 1), "place", " ", "function", "location")'
 )
 ODD_PHASE = (
@@ -255,7 +255,7 @@ _HANGING_PLACE = _with_text(
     f"({_HANG}) * 0 + on () group_left () {_LAST_STEP_TIME}", "holds up the others: $1", "place"
 )
 _WAITED_FOR = _with_text(
-    f"{ODD_PHASE} unless on (instance, rank) ({_LOST_GPUS})",
+    f"{ODD_PHASE} unless on (instance, rank) ({_LOST_GPU_STARTS})",
     "all other ranks wait for this rank: phase $1",
     "phase",
 )
@@ -298,17 +298,19 @@ _SLOW_WITH_CLOCK = (
     f" or on (instance, rank) {_SLOW})"
 )
 _SLOW_RANKS = (
-    f"({_SLOW_WITH_CLOCK} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS})"
+    f"({_SLOW_WITH_CLOCK} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS_BY_RANK})"
     f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDSTILL_BY_STEP_AGE}"
 )
 _BRIEF_DATA_WAIT = 'max(rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
-DATA_WAIT = (
+DATA_WAIT_RATIO_BY_RANK = (
     '(max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m]))'
     f" / on () group_left () {OBSERVED_RATIO})"
 )
 """PromQL for the share of the last five minutes in which each rank waited for data, also of a younger run."""
-_DATA_WAIT_SINCE = last_time(f"{_BRIEF_DATA_WAIT} <= bool {DATA_WAIT_RATIO}")
-ALL_WAIT_FOR_DATA = f"(min({DATA_WAIT}) > {DATA_WAIT_RATIO} and on () count({DATA_WAIT}) > 1)"
+_DATA_WAIT_SINCE = last_time(f"{_BRIEF_DATA_WAIT} <= bool {MAX_DATA_WAIT_RATIO}")
+ALL_WAIT_FOR_DATA = (
+    f"(min({DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO} and on () count({DATA_WAIT_RATIO_BY_RANK}) > 1)"
+)
 """PromQL for the share in which each rank waits for data at least, if all ranks wait: no rank is then the cause."""
 _ALL_RANKS_WAIT = _with_number(
     f"round(100 * {ALL_WAIT_FOR_DATA})",
@@ -316,7 +318,7 @@ _ALL_RANKS_WAIT = _with_number(
     "all ranks wait for data: at least $1 % of the last 5 min",
 )
 _WAITING_RANK = _with_number(
-    f"round(100 * topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
+    f"round(100 * topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
     f"0 * {_RANK_UP} + on () group_left () {_DATA_WAIT_SINCE}",
     "waits longest for data: $1 % of the last 5 min",
     "instance, rank",
@@ -374,17 +376,17 @@ _CHECK_DISK = "check the free space and the quota of the checkpoints"
 _DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU"
 PROBLEMS = (
     RunProblem(
-        f'label_replace({LOST_GPUS} and on () {STANDSTILL_SINCE}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',
+        f'label_replace({LOST_GPU_ROWS} and on () {STANDSTILL_SINCE}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',
         RunImpact.CAUSES_STOP,
         _DRAIN_NODE,
     ),
-    RunProblem(f"{LOST_GPUS} unless on () {STANDSTILL_SINCE}", RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
+    RunProblem(f"{LOST_GPU_ROWS} unless on () {STANDSTILL_SINCE}", RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
     RunProblem(_HANGING_PLACE, RunImpact.CAUSES_STOP, "read this line of the job; restart the run"),
     RunProblem(_ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
     RunProblem(_FIRST_RANKS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
     RunProblem(_ENDED_RANKS, RunImpact.STOPS_RUN),
     RunProblem(
-        f"{_with_text(STANDSTILL_SINCE, 'no rank finishes a step')} unless on () ({_LOST_GPUS})",
+        f"{_with_text(STANDSTILL_SINCE, 'no rank finishes a step')} unless on () ({_LOST_GPU_STARTS})",
         RunImpact.STOPS_RUN,
         "run training-exporter stacks on each node",
     ),
@@ -413,7 +415,7 @@ PROBLEMS = (
         _with_text(_SILENT, "alive, but does not report"), RunImpact.UNKNOWN, "check the process of the rank"
     ),
     RunProblem(_SLOW_RANKS, RunImpact.SLOWS_RUN, "open GPUs, and compare clock and heat of its GPU"),
-    RunProblem(THROTTLED_GPUS, RunImpact.SLOWS_RUN, "check the cooling and the power supply of the node"),
+    RunProblem(THROTTLED_GPU_ROWS, RunImpact.SLOWS_RUN, "check the cooling and the power supply of the node"),
     RunProblem(_WAITING_RANK, RunImpact.SLOWS_RUN, "use more or faster data workers"),
     RunProblem(_ALL_RANKS_WAIT, RunImpact.SLOWS_RUN, "check the storage; use more or faster data workers"),
     RunProblem(_EARLY_END, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
@@ -425,7 +427,7 @@ PROBLEMS = (
 )
 _COLUMNS = "problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
-_NO_PROBLEM = (
+_NO_PROBLEM_ROW = (
     f"{_with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
     f" or on () {_with_text('vector(-1)', NO_SAMPLE_OF_RUN)}"
 )
@@ -433,7 +435,7 @@ _NO_PROBLEM = (
 
 def _union(expressions: Sequence[str]) -> str:
     """Return PromQL for the rows of all problems, or for a row of value -1 if there are none."""
-    return f"max by ({_COLUMNS}) ({' or '.join(expressions)}) or on () ({_NO_PROBLEM})"
+    return f"max by ({_COLUMNS}) ({' or '.join(expressions)}) or on () ({_NO_PROBLEM_ROW})"
 
 
 def problem_since() -> str:
@@ -446,13 +448,13 @@ def problem_since() -> str:
     ]
     slowest = f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})"
     in_state = (
-        f"max({LOST_GPUS})",
+        f"max({LOST_GPU_ROWS})",
         f"max({CRITICAL_XIDS_OF_GPUS})",
         f"max({_NONFINITE_ROW} and on () ({NONFINITE_NOW} or on () {NONFINITE_ALERT}))",
         f"max({_SAVES_FAIL} and on () {LAST_SAVE_FAILED})",
         f"max({_SLOW} and on (instance, rank) {slowest} unless on () {STANDSTILL_BY_STEP_AGE})",
         f"max({_WAITING_RANK})",
-        f"max({THROTTLED_GPUS})",
+        f"max({THROTTLED_GPU_ROWS})",
         f"max({_ALL_RANKS_WAIT})",
     )
     others = [
@@ -471,7 +473,7 @@ def what_is_wrong(w: int, h: int) -> Panel:
         Column(impact, "Effect", decimals=0, width=130, mappings=RUN_IMPACT_TEXTS),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column("rank", "Rank", width=70),
-        Column("instance", "Node", width=100, links=(GPUS_LINK, NODE_LINK)),
+        Column("instance", "Node", width=100, links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
         Column("gpu", "GPU", width=65),
         Column("remedy", "Remedy"),
         Column(

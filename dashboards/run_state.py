@@ -6,11 +6,11 @@ from dashboards.queries import LIVE_STATE, SPEED_RATIO_BY_NODE, STANDSTILL_BY_ST
 from dashboards.run_problems import (
     ALL_WAIT_FOR_DATA,
     CRITICAL_XIDS_OF_GPUS,
-    DATA_WAIT,
-    DATA_WAIT_RATIO,
+    DATA_WAIT_RATIO_BY_RANK,
     LAST_SAVE_FAILED,
     LOOKBACK,
-    LOST_GPUS,
+    LOST_GPU_ROWS,
+    MAX_DATA_WAIT_RATIO,
     MISSING_RANK_COUNT,
     NONFINITE_ALERT,
     NONFINITE_NOW,
@@ -18,7 +18,7 @@ from dashboards.run_problems import (
     ODD_RANK,
     SLOW_RATIO,
     STEPS_OF_EARLY_END,
-    THROTTLED_GPUS,
+    THROTTLED_GPU_ROWS,
     UNKNOWN_RANK_COUNT,
 )
 
@@ -90,7 +90,7 @@ def _culprit() -> str:
     The cause is the rank whose GPU is lost or that holds up a hang, else a GPU with an Xid of the hardware, else a NaN loss, else failing saves, else the slow rank. The value is `WARNING_LEVEL` for a slow run, otherwise 0.
     """
     odd_rank = f'label_join(topk(1, {ODD_RANK} or on () {ODD_PHASE}), "culprit", " on ", "rank", "instance")'
-    rank_of_lost_gpu = f'label_join(topk(1, {LOST_GPUS}), "culprit", " on ", "rank", "instance")'
+    rank_of_lost_gpu = f'label_join(topk(1, {LOST_GPU_ROWS}), "culprit", " on ", "rank", "instance")'
     lost_gpu = f'label_join({rank_of_lost_gpu}, "culprit", " of rank ", "gpu", "culprit")'
     lost_gpu_with_xid = f'label_join({lost_gpu}, "culprit", " lost", "culprit", "note")'
     with_text = (
@@ -118,10 +118,10 @@ def _slow_part() -> str:
     parts = (
         (f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})", "slowed by rank $1"),
         (
-            f"topk(1, {DATA_WAIT} > {DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
+            f"topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
             "slowed by the data of rank $1",
         ),
-        (f"topk(1, {THROTTLED_GPUS})", "GPU of rank $1 throttled"),
+        (f"topk(1, {THROTTLED_GPU_ROWS})", "GPU of rank $1 throttled"),
     )
     texts = " or on () ".join(
         f'label_replace(label_join({rank}, "culprit", " on ", "rank", "instance"), "culprit", ", {text}", "culprit", "(.+)")'

@@ -59,23 +59,23 @@ def minutes(seconds: float) -> str:
         (
             "training-node",
             "Runs on this node, rates over 5 min",
-            f"the largest cause above {percent(recorded_losses.MIN_DISPLAYED_SHARE)}",
+            f"the largest cause above {percent(recorded_losses.MIN_MAIN_CAUSE_SHARE)}",
         ),
         (
             "training-fleet",
             "All runs, rates over 5 min",
-            f"more than {percent(recorded_losses.LOSS)} of its time ({percent(recorded_losses.BAD_LOSS)}: red)",
+            f"more than {percent(recorded_losses.LOSS_RATIO)} of its time ({percent(recorded_losses.LARGE_LOSS_RATIO)}: red)",
         ),
         (
             "training-fleet",
             "All runs, rates over 5 min",
-            f"the largest cause above {percent(recorded_losses.MIN_DISPLAYED_SHARE)}",
+            f"the largest cause above {percent(recorded_losses.MIN_MAIN_CAUSE_SHARE)}",
         ),
-        ("training-fleet", "Runs that progress", minutes(losses_now.NO_PROGRESS_SECONDS)),
+        ("training-fleet", "Runs that progress", minutes(losses_now.RUNNING_WITHOUT_PROGRESS_SECONDS)),
         (
             "training-run",
             "Losses now, by cause",
-            f"without a step for {minutes(losses_now.NO_PROGRESS_SECONDS)}",
+            f"without a step for {minutes(losses_now.RUNNING_WITHOUT_PROGRESS_SECONDS)}",
         ),
         ("training-run", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} slowest"),
         ("training-ranks", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} slowest"),
@@ -92,17 +92,17 @@ def minutes(seconds: float) -> str:
         (
             "training-energy",
             "Losses now, last 5 min",
-            f"*large loss* is at least {percent(recorded_losses.BAD_LOSS)} of the time",
+            f"*large loss* is at least {percent(recorded_losses.LARGE_LOSS_RATIO)} of the time",
         ),
         (
             "training-energy",
             "Losses now, last 5 min",
-            f"*loss* at least {percent(recorded_losses.LOSS)}",
+            f"*loss* at least {percent(recorded_losses.LOSS_RATIO)}",
         ),
         (
             "training-run",
             "Losses now, by cause",
-            f"more than {percent(recorded_losses.LOSS)} of the time after the start",
+            f"more than {percent(recorded_losses.LOSS_RATIO)} of the time after the start",
         ),
     ],
 )
