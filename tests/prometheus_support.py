@@ -81,7 +81,7 @@ class Prometheus:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
-        wait_until(lambda: fetch(f"{self.url}/-/ready") or self._process.poll(), 15)
+        wait_until(lambda: fetch(f"{self.url}/-/ready") or self._process.poll())
         return self
 
     def __exit__(

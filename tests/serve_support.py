@@ -96,7 +96,7 @@ def sidecar(
         process = subprocess.Popen(command, env=environment(**variables), stderr=stderr)
     running = Sidecar(process, log)
     try:
-        wait_until(lambda: "listening on" in running.log or process.poll() is not None, 15)
+        wait_until(lambda: "listening on" in running.log or process.poll() is not None)
         match = re.search(r"listening on https?://(\S+?),", running.log)
         assert match is not None, running.log
         running.address = match[1]

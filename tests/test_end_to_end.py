@@ -74,7 +74,7 @@ class Rank:
         )
         self.cleanup.callback(self.process.communicate)
         self.cleanup.callback(self.process.kill)
-        wait_until(lambda: sample_log.exists() and sample_log.stat().st_size, 15)
+        wait_until(lambda: sample_log.exists() and sample_log.stat().st_size)
         return self.recorded_times()[0]
 
     def command(self, line: str) -> float:
@@ -106,7 +106,7 @@ class Sidecar:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command)
-        wait_until(lambda: fetch(f"http://{self.address}/-/ready"), 15)
+        wait_until(lambda: fetch(f"http://{self.address}/-/ready"))
 
     def end(self, signal_number: signal.Signals = signal.SIGTERM) -> float:
         self.process.send_signal(signal_number)
@@ -136,7 +136,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         targets = {"exporter": sidecar.address}
         prometheus = Prometheus(directory / "prometheus", targets, scrape_seconds=SCRAPE_SECONDS)
         cleanup.enter_context(prometheus)
-        wait_until(lambda: prometheus.query("up == 1"), 15)
+        wait_until(lambda: prometheus.query("up == 1"))
         stage = Stage([Rank(number, directory, cleanup) for number in range(3)], sidecar, prometheus)
         play(stage)
         yield stage

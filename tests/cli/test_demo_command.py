@@ -162,7 +162,7 @@ def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
         process.wait()
 
         assert len(ranks) >= 2
-        wait_until(lambda: processes_naming(str(tmp_path)) == set(), seconds=15)
+        wait_until(lambda: processes_naming(str(tmp_path)) == set())
         wait_until(lambda: not ranks & processes_naming(rank_marker))
 
 

@@ -40,7 +40,6 @@ from exporter.feed import runs
 RECORDING_JOB = """
 import sys, time
 from pathlib import Path
-from types import SimpleNamespace
 from exporter import Aggregation, Stat, flush
 steps, continue_file = int(sys.argv[1]), Path(sys.argv[2])
 stat = Stat("job.steps", {Aggregation.COUNT}, window_seconds=0.5)

@@ -175,12 +175,13 @@ def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: 
 
 def type_line(keyboard: int, line: str, result_file: Path) -> None:
     """Type a line repeatedly until its result exists, because the shell may discard input."""
-    for _ in range(60):
+
+    def type_and_read() -> list[str]:
         os.write(keyboard, f"{line}\n".encode())
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: read_lines(result_file), 0.5)
-            return
-    raise AssertionError(f"no result of {line}")
+        time.sleep(0.5)
+        return read_lines(result_file)
+
+    wait_until(type_and_read)
 
 
 def count_stopped_processes(marker: str) -> int:

@@ -55,7 +55,7 @@ def address() -> Iterator[str]:
         [PROGRAM or "", f"--web.listen-address={listen_address}"], stderr=subprocess.DEVNULL
     )
     try:
-        wait_until(lambda: fetch(f"http://{listen_address}/metrics"), 15)
+        wait_until(lambda: fetch(f"http://{listen_address}/metrics"))
         yield listen_address
     finally:
         process.terminate()

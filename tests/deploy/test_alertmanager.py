@@ -92,7 +92,7 @@ def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
     ]
     flags = [f"--storage.path={directory / 'alerts'}", "--cluster.listen-address=", "--log.level=error"]
     with running_process([*command, *flags], directory / "alerts") as process:
-        wait_until(lambda: fetch(f"http://{address}/-/ready") or process.poll(), 15)
+        wait_until(lambda: fetch(f"http://{address}/-/ready") or process.poll())
         yield address
 
 

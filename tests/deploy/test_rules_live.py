@@ -114,7 +114,7 @@ def can_be_absent(rule: Rule) -> bool:
 def missing_after_a_while(missing_names: Callable[[], list[str]]) -> list[str]:
     """Return missing results after enough scrapes for every rate and recording rule."""
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: not missing_names(), 15)
+        wait_until(lambda: not missing_names())
     return missing_names()
 
 

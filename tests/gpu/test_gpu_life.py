@@ -340,7 +340,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, is_stoppe
     parent.wait()
     parent.stdout.close()
 
-    wait_until(lambda: not is_alive(pid), seconds=5)
+    wait_until(lambda: not is_alive(pid))
 
 
 @pytest.mark.parametrize(

@@ -218,17 +218,17 @@ def change_the_identity() -> None:
 
 def change_the_identity_during_a_long_step() -> None:
     """Call `configure` during a step of the recording on a second thread, which lasts half a second."""
-    has_begun = threading.Event()
+    has_started = threading.Event()
 
     def step() -> None:
-        has_begun.set()
+        has_started.set()
         time.sleep(0.5)
 
     loss = Stat("train.loss", ["mean"])
     loss.add(1.0)
     flush()
     threading.Thread(target=RECORDER.thread.run_step, args=(step,)).start()
-    has_begun.wait()
+    has_started.wait()
     exporter.configure(run="second")
     loss.add(1.0)
     loss.add(1.0)
@@ -249,7 +249,7 @@ def change_the_identity_while_the_feed_hangs() -> None:
     time.sleep(0.5)
     start_time = time.monotonic()
     exporter.configure(run="second")
-    assert time.monotonic() - start_time < 10
+    assert time.monotonic() - start_time < 30
     release.set()
     time.sleep(1.0)
     loss.add(1.0)

@@ -173,7 +173,7 @@ def test_an_interrupt_in_the_jobs_own_code_reaches_the_job(convert: Any) -> None
     ],
     ids=["list", "dict", "OrderedDict", "deque", "str", "plain", "nested", "int"],
 )
-def test_conversion_of_a_container_of_a_million_items_is_bounded(make: Callable[[], object]) -> None:
+def test_the_conversion_of_a_container_of_a_million_items_is_bounded(make: Callable[[], object]) -> None:
     value = make()
     cpu_seconds = {}
     for convert in CONVERSIONS:
@@ -201,14 +201,14 @@ def test_conversion_of_a_container_of_a_million_items_is_bounded(make: Callable[
         (object(), None),
     ],
 )
-def test_number_is_read_from_objects_of_other_libraries_without_waiting(
+def test_a_number_is_read_from_objects_of_other_libraries_without_waiting(
     value: object, number: float | None
 ) -> None:
     assert to_number(value) == number
     assert type(to_number(value)) in {int, float, type(None)}
 
 
-def test_number_is_read_from_arrays_of_one_element() -> None:
+def test_a_number_is_read_from_arrays_of_one_element() -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 
     for scalar in (
@@ -224,7 +224,7 @@ def test_number_is_read_from_arrays_of_one_element() -> None:
         assert isinstance(to_scalar(array_value), Unconvertible)
 
 
-def test_number_is_read_from_jax() -> None:
+def test_a_number_is_read_from_a_jax_array() -> None:
     jax = pytest.importorskip("jax")
     for scalar in (jax.numpy.asarray(1.5), jax.numpy.asarray([1.5])):
         jax.block_until_ready(scalar)
@@ -232,14 +232,14 @@ def test_number_is_read_from_jax() -> None:
         assert is_asynchronous(scalar)
 
 
-def test_array_is_asynchronous_unless_it_is_in_host_memory() -> None:
+def test_an_array_is_asynchronous_unless_it_is_in_host_memory() -> None:
     torch = pytest.importorskip("torch")
 
     assert not any(map(is_asynchronous, (1.5, "x", None, torch.zeros(1), object(), Array(1.0, "cpu"))))
     assert all(map(is_asynchronous, (torch.zeros(1, device="meta"), Array(1.0, "cuda:0"), JaxArray(1.0))))
 
 
-def test_attribute_is_a_plain_value_or_a_list_of_one_kind() -> None:
+def test_an_attribute_is_a_plain_value_or_a_list_of_one_kind() -> None:
     assert to_attribute([1, 2.5]) == [1.0, 2.5]
     assert to_attribute((1, "a", None)) == ["1", "a", "None"]
     assert to_attribute({"a": 1, "b": [2]}) == ["a:1", "b:[2]"]
@@ -257,7 +257,7 @@ def test_safe_repr_runs_no_code_of_the_job() -> None:
     assert safe_repr(ValueError("bad")) == "ValueError: bad"
 
 
-def test_sample_is_finite_or_names_the_reason() -> None:
+def test_a_sample_is_finite_or_the_reason_of_its_rejection() -> None:
     assert [to_sample(value) for value in (1, 2.5, True)] == [1.0, 2.5, 1.0]
     assert to_sample(math.nan) is Rejection.NAN
     assert to_sample(-math.inf) is Rejection.INFINITE
@@ -265,12 +265,12 @@ def test_sample_is_finite_or_names_the_reason() -> None:
     assert to_sample("1") is Rejection.NOT_A_NUMBER
 
 
-def test_message_of_a_number_has_at_most_the_given_number_of_characters() -> None:
+def test_the_message_of_a_number_has_at_most_the_given_number_of_characters() -> None:
     assert to_message(10**1000, 20) == "1" + "0" * 19
     assert to_message(0.1 + 0.2, 5) == "0.300"
 
 
-def test_text_of_a_container_that_contains_itself_ends() -> None:
+def test_the_text_of_a_container_that_contains_itself_is_finite() -> None:
     loop: list[Any] = []
     loop.append(loop)
 

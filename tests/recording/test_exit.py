@@ -60,7 +60,7 @@ def test_all_hanging_parts_share_one_deadline_at_exit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exporter_disabled", ["0", "1"])
-def test_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, exporter_disabled: str) -> None:
+def test_a_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, exporter_disabled: str) -> None:
     program = """
         import logging
 
@@ -80,7 +80,7 @@ def test_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, exporter
     assert exits_within(2.0, tmp_path / "feed", program, EXPORTER_DISABLED=exporter_disabled)
 
 
-def test_shutdown_writes_the_final_recording_when_a_task_raises(tmp_path: Path) -> None:
+def test_a_shutdown_writes_the_final_recording_although_a_task_raises(tmp_path: Path) -> None:
     program = """
         from exporter.recording.recorder import RECORDER
 
@@ -119,7 +119,7 @@ def test_busy_daemon_threads_do_not_delay_the_exit(tmp_path: Path) -> None:
     assert any(cpu_seconds_to_exit(tmp_path / "feed", program) < 2.0 for _ in range(5))
 
 
-def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
+def test_notices_beyond_the_limit_are_not_written_but_counted(tmp_path: Path) -> None:
     program = """
         from exporter.recording.notices import NOTICES, log_once
 
@@ -136,7 +136,7 @@ def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
     assert completed.stderr.count("exporter: notice\n") == 100
 
 
-def test_notice_is_written_if_no_thread_can_be_started(tmp_path: Path) -> None:
+def test_a_notice_is_written_although_no_thread_can_be_started(tmp_path: Path) -> None:
     program = """
         from exporter.recording.notices import log_once
 

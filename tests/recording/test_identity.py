@@ -36,7 +36,7 @@ def test_configure_refuses_a_value_that_cannot_be_shown(field: str) -> None:
     ("call", "environment"),
     [("exporter.configure(session='night')", {}), ("", {"EXPORTER_SESSION": "night"})],
 )
-def test_session_is_a_tag_of_the_run_and_changes_nothing_else(
+def test_the_session_is_a_tag_of_the_run_and_changes_nothing_else(
     feed: Path, call: str, environment: dict[str, str]
 ) -> None:
     run(feed, f"{call}\nwith training.training_iteration():\n    pass", check=True, **environment)

@@ -191,7 +191,7 @@ class JaxArray:
         return self.value
 
 
-def test_jax_array_is_collected_once_it_is_computed() -> None:
+def test_a_jax_array_is_collected_once_it_is_computed() -> None:
     tensors, values, reasons = new_reader()
     first, second = JaxArray(1.0), JaxArray(2.0)
 
@@ -213,7 +213,7 @@ def test_a_complex_jax_array_is_not_a_number_before_and_after_it_is_computed() -
     assert (values, reasons) == ([], ["not_a_number", "not_a_number"])
 
 
-def test_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_path: Path) -> None:
     program = """
         from test_recording_tensors import CudaTensor, cuda_torch
         sys.modules["torch"] = cuda_torch()

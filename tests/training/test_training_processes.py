@@ -175,7 +175,7 @@ def test_a_save_is_published_before_the_next_flush(tmp_path: Path) -> None:
                     pass
             with training.checkpoint_save(7):
                 pass
-            for _ in range(200):
+            for _ in range(1200):  # a minute
                 feeds = list(Path(os.environ["EXPORTER_FEED_DIR"]).glob("*.feed"))
                 if feeds and decode(feeds[0].read_bytes()).recording.training.committed_step == 7:
                     break
