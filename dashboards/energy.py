@@ -7,8 +7,9 @@ from dashboards.energy_devices import ENERGY_UNIT, device_panels
 from dashboards.energy_loss import WASTED_ENERGY_SINCE_START
 from dashboards.energy_overview import (
     COMPLETE_RUN_POWER,
-    MAX_RATIO,
-    MIN_RATIO,
+    CROSSCHECK_RATIO,
+    MAX_CROSSCHECK_RATIO,
+    MIN_CROSSCHECK_RATIO,
     overview_panels,
 )
 from dashboards.losses_now import CAUSE_NAMES, COST_PER_HOUR_BY_RUN, RUNS_WITH_STALE_COST
@@ -258,12 +259,15 @@ def _source_panels() -> tuple[Panel, ...]:
                 mappings=value_mappings({"true": ("measured", NEUTRAL), "false": ("modelled", WARNING)}),
             ),
             Column(
-                "max by (instance, device) (exporter_energy_crosscheck{@energy_node})",
+                CROSSCHECK_RATIO,
                 "Counter ÷ integrated power",
                 decimals=2,
                 width=140,
                 thresholds=threshold_steps(
-                    (None, NEUTRAL), (0.001, BAD), (MIN_RATIO, NEUTRAL), (MAX_RATIO, BAD)
+                    (None, NEUTRAL),
+                    (0.001, BAD),
+                    (MIN_CROSSCHECK_RATIO, NEUTRAL),
+                    (MAX_CROSSCHECK_RATIO, BAD),
                 ),
             ),
             Column(

@@ -13,7 +13,7 @@ ledger counts.
 
 from __future__ import annotations
 
-from dashboards.queries import STAGE_OF_RANK
+from dashboards.queries import LAST_PROGRESS_TIME_BY_RUN, STAGE_OF_RANK
 
 _BEFORE_RANGE = "last_over_time({selection}[6h] offset $__range)"
 """Template of the values at the start of the time range, for instant queries.
@@ -47,10 +47,12 @@ _ON_NODE_OF_LEDGER = " and on (instance, run) last_over_time(training_wall_secon
 _OVERDUE_SECONDS = (
     "(clamp_max(max by (run) (run:training_step_overdue:seconds{@run}) > 0, $__range_s)"
     ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1'
-    " and on (run) time() - max by (run) (training_last_progress_timestamp_seconds{@run}) > 30)"
+    f" and on (run) time() - {LAST_PROGRESS_TIME_BY_RUN} > 30)"
 )
 """PromQL for the time since the last step of a run that is overdue; the conditions end with the standstill, up to 30 s before the rule."""
 
+RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
+"""PromQL for the power of each run; too low while an exporter of the run is down."""
 WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
 _BOOKED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
 _OVERDUE = as_cause(_OVERDUE_SECONDS, "hang")
@@ -87,8 +89,7 @@ def _wasted_energy(before: str) -> str:
         "training_wasted_energy_joules_total{@run}", "run, cause", condition=_ON_NODE_OF_LEDGER, before=before
     )
     scaled = f"({booked} * on (run) group_left () ({_run_energy(before)} / ({accounted} > 0)))"
-    power = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
-    overdue = as_cause(f"({_OVERDUE_SECONDS} * on (run) {power})", "hang")
+    overdue = as_cause(f"({_OVERDUE_SECONDS} * on (run) {RUN_POWER})", "hang")
     return f"({scaled} + on (run, cause) {overdue} or {scaled} or {overdue})"
 
 

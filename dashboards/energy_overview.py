@@ -22,6 +22,7 @@ from dashboards.energy_loss import (
     PROGRESS_CAUSE,
     RUN_COST,
     RUN_ENERGY,
+    RUN_POWER,
     WALL_SECONDS_IN_RANGE,
     increase_in_range,
 )
@@ -58,15 +59,22 @@ from dashboards.panels import (
     warn_below,
     warn_from,
 )
-from dashboards.queries import Query, blank_if_incomplete, instant_query
+from dashboards.queries import (
+    COST_SO_FAR_BY_CURRENCY,
+    JOULES_SO_FAR,
+    STATE_BY_RUN,
+    Query,
+    blank_if_incomplete,
+    instant_query,
+)
 from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.tables import Column, percent_column, table
 
-RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
-"""PromQL for the power of each run."""
 COMPLETE_RUN_POWER = blank_if_incomplete(RUN_POWER, "run")
 """PromQL for the power of each run of which all ranks report."""
-MIN_RATIO, MAX_RATIO = 0.8, 1.25
+CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
+"""PromQL for the ratio of the energy counter of each device to its integrated power."""
+MIN_CROSSCHECK_RATIO, MAX_CROSSCHECK_RATIO = 0.8, 1.25
 """Smallest and largest ratio of an energy counter to integrated power at which the two agree."""
 MIN_WATTS_PER_GPU = 1
 """Smallest mean power of a GPU at which the energy of a cause is known; an idle GPU uses more."""
@@ -226,8 +234,8 @@ def _totals() -> Panel:
     carbon = "CO2"
     return stat(
         "Since the start of the runs",
-        instant_query("sum by (currency) (last_over_time(training_cost_total{@run}[15m]))", "{{currency}}"),
-        instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3600", "energy"),
+        instant_query(COST_SO_FAR_BY_CURRENCY, "{{currency}}"),
+        instant_query(f"{JOULES_SO_FAR} / 3600", "energy"),
         instant_query("sum(last_over_time(training_carbon_grams_total{@run}[15m]))", carbon),
         unit="none",
         decimals=2,
@@ -275,7 +283,6 @@ def _readings() -> Panel:
 
     devices = sources()
     measured, modelled = sources(', measured="true"'), sources(', measured="false"')
-    check = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
     gaps = (
         "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
     )
@@ -284,7 +291,9 @@ def _readings() -> Panel:
         instant_query(f"{measured} or 0 * {devices}", "measured"),
         instant_query(f"{modelled} or 0 * {devices}", "modelled"),
         instant_query(
-            f"count({check} < {MIN_RATIO} or {check} > {MAX_RATIO}) or 0 * {devices}", "suspect", BAD
+            f"count({CROSSCHECK_RATIO} < {MIN_CROSSCHECK_RATIO} or {CROSSCHECK_RATIO} > {MAX_CROSSCHECK_RATIO}) or 0 * {devices}",
+            "suspect",
+            BAD,
         ),
         instant_query(f"count({gaps}) or 0 * {devices}", "with gaps", WARNING),
         unit="none",
@@ -361,9 +370,6 @@ def _loss_by_cause() -> Panel:
         h=11,
         max_data_points=120,
     )
-
-
-STATE_BY_RUN = "max by (run, state) (training_run_state{@run} == 1)"
 
 
 def _loss_by_run() -> Panel:

@@ -10,8 +10,9 @@ from dashboards.energy_loss import as_cause
 from dashboards.gpu_problems import LAST_XID_BY_GPU, THROTTLED, THROTTLED_RATIO
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
-from dashboards.queries import blank_if_incomplete
+from dashboards.queries import HANG_LABELS, LAST_PROGRESS_TIME_BY_RUN, ODD_GROUP_SIZE, blank_if_incomplete
 from dashboards.recorded_losses import LARGE_LOSS_RATIO, LOSS_RATIO, cost_per_hour
+from dashboards.run_problems import EXIT_REASON_PATTERN
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120
@@ -20,7 +21,7 @@ FOLLOWING_EXITS_SECONDS = 60
 STANDSTILL_BY_RUN = (
     f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
     ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'
-    f" (time() - max by (run) (training_last_progress_timestamp_seconds{{@run}}) > {RUNNING_WITHOUT_PROGRESS_SECONDS}"
+    f" (time() - {LAST_PROGRESS_TIME_BY_RUN} > {RUNNING_WITHOUT_PROGRESS_SECONDS}"
     ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
 )
 """PromQL with a value for each run that stands still.
@@ -86,7 +87,7 @@ _THROTTLED_GPUS = f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED}) >
 """PromQL for the GPUs that are throttled for more than 5 % of the time."""
 _ODD_RANKS = (
     "max by (run, instance, rank, function, location) (training_hang_info{@run}"
-    " and on (cluster, run, function, location, phase) run_group:training_hang_odd:count{@run} == 1)"
+    f" and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 )
 """PromQL for the rank that holds up a hang, if it is a single rank."""
 _SLOWEST_RANKS = "topk by (run) (1, max by (run, instance, rank) (training_rank_compute_seconds{@run}))"
@@ -133,7 +134,7 @@ _RANKS_BY_CAUSE = " or on (run, cause) ".join(
         ("data_stall", _DATA_LOADING_RANKS),
         (
             "restarts",
-            _with_reason(_FIRST_EXITS, "$1", "reason", "(?:inferred: )?(?:the process )?(?:was )?(.+)"),
+            _with_reason(_FIRST_EXITS, "$1", "reason", EXIT_REASON_PATTERN),
         ),
     )
 )
@@ -168,7 +169,7 @@ def _last_time_before_onset(share: str) -> str:
 
 
 _START_OF_LOSS = (
-    f"({as_cause('max by (run) (training_last_progress_timestamp_seconds{@run})', 'standstill')}"
+    f"({as_cause(LAST_PROGRESS_TIME_BY_RUN, 'standstill')}"
     f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
     f" or {_last_time_before_onset(f'({_RECENT_BADPUT})')} or {_last_time_before_onset(_STRAGGLER_WAIT)}"
     f" or {_last_time_before_onset(_NONFINITE_LOSS)})"

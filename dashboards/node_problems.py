@@ -25,9 +25,15 @@ from dashboards.gpu_problems import (
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, RUN_LINK, Panel, value_mappings, warn_below
-from dashboards.queries import feed_age_seconds
+from dashboards.queries import HANG_LABELS, LAST_PROGRESS_TIME_BY_RUN, ODD_GROUP_SIZE, feed_age_seconds
 from dashboards.recorded_losses import recorded_standstill
-from dashboards.run_problems import MAX_DATA_WAIT_RATIO, MAX_EXIT_SPREAD_SECONDS, SILENT_SECONDS, SLOW_RATIO
+from dashboards.run_problems import (
+    EXIT_REASON_PATTERN,
+    MAX_DATA_WAIT_RATIO,
+    MAX_EXIT_SPREAD_SECONDS,
+    SILENT_SECONDS,
+    SLOW_RATIO,
+)
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -38,14 +44,15 @@ _STOPPED_RUNS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (training_run_
 """PromQL with a value for each run that makes no step, or that died."""
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
-_UP = "max by (run, rank) (training_process_up{@node_run})"
+UP_BY_RANK_ON_NODE = "max by (run, rank) (training_process_up{@node_run})"
+"""PromQL for each rank on the node: 1 if its process lives, otherwise 0."""
 _LAST_UPDATE = "max by (run, rank) (training_feed_last_update_timestamp_seconds{@node_run})"
 TRAINER_FEED_AGE_SECONDS = feed_age_seconds('@node_run, role=~"trainer|"', "run, rank", "min")
 """PromQL for the age of the feed of each rank on the node, without the feeds of its other processes."""
-_LAST_STEP_TIME = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
+LAST_STEP_TIME_BY_RANK = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
 _LAST_EXIT = (
     "label_replace(max by (run, rank, reason) (training_rank_last_exit_timestamp_seconds{@node_run}),"
-    ' "reason", "$1", "reason", "(?:inferred: )?(?:the process )?(?:was )?(.+)")'
+    f' "reason", "$1", "reason", "{EXIT_REASON_PATTERN}")'
 )
 _RUNS_ENDING_OR_ENDED_NORMALLY = (
     'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
@@ -57,10 +64,12 @@ _EXITS_OF_RUN = (
 )
 _FIRST_EXIT = f"min by (run) ({_EXITS_OF_RUN} >= on (run) group_left () (max by (run) ({_EXITS_OF_RUN}) - {MAX_EXIT_SPREAD_SECONDS}))"
 """PromQL for the first exit of the last attempt of each run, on any node."""
-_ENDED_RANKS = f"and on (run, rank) {_UP} == 0 unless on (run) {_RUNS_ENDING_OR_ENDED_NORMALLY}"
+_ENDED_RANKS = (
+    f"and on (run, rank) {UP_BY_RANK_ON_NODE} == 0 unless on (run) {_RUNS_ENDING_OR_ENDED_NORMALLY}"
+)
 _ODD_RANK = (
-    "max by (run, rank, place) (label_join(training_hang_info{@node_run} and on (cluster, run, function, location, phase)"
-    ' run_group:training_hang_odd:count{@run} == 1, "place", " ", "function", "location"))'
+    f"max by (run, rank, place) (label_join(training_hang_info{{@node_run}} and on (cluster, run, {HANG_LABELS})"
+    f' {ODD_GROUP_SIZE} == 1, "place", " ", "function", "location"))'
 )
 _SLOW = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
 _DATA_WAIT_RATIO_BY_RANK = (
@@ -98,7 +107,7 @@ _RANK_PROBLEMS = (
     ),
     NodeProblem(
         "process ended, outcome not known yet",
-        f'{_UP} == 0 and on (run) max by (run) (training_run_state{{@run, state="ending"}}) == 1',
+        f'{UP_BY_RANK_ON_NODE} == 0 and on (run) max by (run) (training_run_state{{@run, state="ending"}}) == 1',
         _LAST_UPDATE,
         "wait a minute; then Run has the outcome",
         Impact.UNKNOWN,
@@ -107,14 +116,14 @@ _RANK_PROBLEMS = (
     NodeProblem(
         "holds up the other ranks: $1",
         _ODD_RANK,
-        _LAST_STEP_TIME,
+        LAST_STEP_TIME_BY_RANK,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
         "place",
     ),
     NodeProblem(
         "process lives, but does not report",
-        f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS} and on (run, rank) {_UP} == 1",
+        f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
         _LAST_UPDATE,
         "run training-exporter stacks on the node",
         Impact.UNKNOWN,
@@ -156,12 +165,11 @@ _CAUSE_ELSEWHERE = (
     ' "place", "rank $1", "place", "(.+)"))'
 )
 """PromQL for the rank that causes the standstill of each run, on any node."""
-_LAST_STEP_TIME_OF_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
 _RUN_PROBLEMS = (
     NodeProblem(
         "no rank finishes a step; the cause is $1",
         f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL}",
-        _LAST_STEP_TIME_OF_RUN,
+        LAST_PROGRESS_TIME_BY_RUN,
         "What is wrong on Run has the cause",
         Impact.STOPS_RUN,
         "place",
@@ -169,7 +177,7 @@ _RUN_PROBLEMS = (
     NodeProblem(
         "no rank finishes a step; the cause is not known yet",
         f"{RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL} unless on (run) {_CAUSE_ELSEWHERE}",
-        _LAST_STEP_TIME_OF_RUN,
+        LAST_PROGRESS_TIME_BY_RUN,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
         "run",

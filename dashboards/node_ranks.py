@@ -7,9 +7,15 @@ from dashboards.availability import NO_EXPORTER_UP
 from dashboards.fleet_runs import RUN_STATES
 from dashboards.gpu_problems import THROTTLED
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
-from dashboards.node_problems import SPEED_RATIO_BY_RANK, TRAINER_FEED_AGE_SECONDS
+from dashboards.node_problems import (
+    LAST_STEP_TIME_BY_RANK,
+    SPEED_RATIO_BY_RANK,
+    TRAINER_FEED_AGE_SECONDS,
+    UP_BY_RANK_ON_NODE,
+)
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import RUN_LINK, Panel, value_mappings, warn_below, warn_from
+from dashboards.queries import STATE_BY_RUN
 from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_cause
 from dashboards.run_problems import SILENT_SECONDS
 from dashboards.tables import Column, percent_column, table
@@ -42,10 +48,9 @@ def runs_table() -> Panel:
     While the exporter is down, the table has the last known runs.
     """
     runs = "group by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
-    known_states = "max by (run, state) (training_run_state{@run} == 1)"
     states = (
-        f'(label_replace({known_states} and on () {NO_EXPORTER_UP}, "state", "$1{_HERE_UNKNOWN}", "state", "(.+)")'
-        f" or on (run) {known_states})"
+        f'(label_replace({STATE_BY_RUN} and on () {NO_EXPORTER_UP}, "state", "$1{_HERE_UNKNOWN}", "state", "(.+)")'
+        f" or on (run) {STATE_BY_RUN})"
     )
 
     def or_unknown(expression: str) -> str:
@@ -73,7 +78,7 @@ def runs_table() -> Panel:
         Column(f"max by (run) (training_step{{@run}}) and on (run) {runs}", "Step", decimals=0, width=70),
         Column(
             or_unknown(
-                "count by (run) (max by (run, rank) (training_process_up{@node_run}) == 1)"
+                f"count by (run) ({UP_BY_RANK_ON_NODE} == 1)"
                 " or on (run) 0 * count by (run) (training_process_up{@node_run})"
             ),
             "Ranks alive",
@@ -82,7 +87,7 @@ def runs_table() -> Panel:
             mappings=_UNKNOWN_TEXTS,
         ),
         Column(
-            "count by (run) (group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range])))",
+            f"count by (run) ({_RANKS_IN_RANGE})",
             "of",
             decimals=0,
             width=45,
@@ -131,7 +136,6 @@ def ranks_table() -> Panel:
 
     While the exporter is down, the table has the last known ranks.
     """
-    process_up = "max by (run, rank) (training_process_up{@node_run})"
     silent_ranks = f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS}"
     phase_time = "sum by (run, rank) (rate(training_phase_seconds_total{@node_run}[5m]))"
     data_time = 'sum by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
@@ -154,8 +158,8 @@ def ranks_table() -> Panel:
             mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD)}),
         ),
         Column(
-            f"({silent_ranks}) * 0 + {SILENT} and on (run, rank) {process_up} == 1"
-            f" or on (run, rank) {process_up} or on (run, rank) {_RANKS_IN_RANGE} * 0 - 1",
+            f"({silent_ranks}) * 0 + {SILENT} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1"
+            f" or on (run, rank) {UP_BY_RANK_ON_NODE} or on (run, rank) {_RANKS_IN_RANGE} * 0 - 1",
             "Process",
             width=85,
             mappings=value_mappings(
@@ -175,7 +179,7 @@ def ranks_table() -> Panel:
             width=125,
         ),
         Column(
-            f"time() - max by (run, rank) (training_last_progress_timestamp_seconds{{@node_run}}) and on (run, rank) {process_up} == 1",
+            f"time() - {LAST_STEP_TIME_BY_RANK} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
             "Last step",
             unit="s",
             decimals=0,

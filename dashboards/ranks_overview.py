@@ -20,6 +20,9 @@ from dashboards.panels import (
 from dashboards.queries import (
     COST_PER_HOUR_BY_CURRENCY,
     ENDED_NORMALLY,
+    HANG_LABELS,
+    HANGING_RANKS,
+    ODD_GROUP_SIZE,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
@@ -29,14 +32,13 @@ from dashboards.queries import (
 from dashboards.run_problems import (
     DATA_WAIT_RATIO_BY_RANK,
     GPUS_OF_ROW_LINK,
-    HANG_LABELS,
-    HANGING,
+    LAST_SAMPLE_TIME_BY_NODE,
     LOST_GPU_ROWS,
     NODE_OF_ROW_LINK,
-    ODD_GROUP,
     ODD_PHASE,
     ODD_RANK,
     STANDSTILL_SINCE,
+    UP_BY_RANK,
     what_is_wrong,
 )
 from dashboards.straggler import straggler_cost
@@ -53,12 +55,11 @@ def overview_panels() -> tuple[Panel, ...]:
     return (
         stat(
             "Ranks alive",
-            instant_query("sum(max by (rank) (training_process_up{@run}))", "alive"),
+            instant_query(f"sum({UP_BY_RANK})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
             instant_query(_ended_ranks(), "{{end}}"),
             instant_query(
-                "clamp_min(max(training_world_size{@run})"
-                " - (count(max by (rank) (training_process_up{@run})) or vector(0)), 0)"
+                f"clamp_min(max(training_world_size{{@run}}) - (count({UP_BY_RANK}) or vector(0)), 0)"
                 f" unless on () {_ENDED_NORMALLY}",
                 "not seen",
                 BAD,
@@ -127,7 +128,7 @@ def overview_panels() -> tuple[Panel, ...]:
 
 def _ended_ranks() -> str:
     """Return PromQL for the number of ranks without a process, with the label `end`: `finished` after the normal end of the run."""
-    ended = "(count(max by (rank) (training_process_up{@run}) == 0) or 0 * max(training_process_up{@run}))"
+    ended = f"(count({UP_BY_RANK} == 0) or 0 * max(training_process_up{{@run}}))"
     finished = f'label_replace({ended} and on () {_ENDED_NORMALLY}, "end", "finished", "", "")'
     return f'{finished} or on () label_replace({ended}, "end", "ended", "", "")'
 
@@ -141,12 +142,12 @@ def _hang_query() -> str:
     lost_gpu = (
         f'label_join(topk(1, {LOST_GPU_ROWS}), "odd", ": ", "rank", "problem") and on () {STANDSTILL_SINCE}'
     )
-    ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING})"
+    ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
     hang = " or ".join(
         (
             with_text(f"{ODD_RANK} * 0 + 1", "rank $1:", "rank"),
-            with_text(f"max by ({HANG_LABELS}) ({ODD_GROUP} > 1) * 0 + 1", "several ranks:"),
-            with_text(f"topk(1, {ranks_at_line}) * 0 + 1 unless on () {ODD_GROUP}", "no odd rank:"),
+            with_text(f"max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1) * 0 + 1", "several ranks:"),
+            with_text(f"topk(1, {ranks_at_line}) * 0 + 1 unless on () {ODD_GROUP_SIZE}", "no odd rank:"),
         )
     )
     hang = f"{with_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'odd')} or on () ({hang})"
@@ -168,7 +169,6 @@ def _node_table() -> Panel:
     )
     expected = f"count by (instance) ({expected_ranks})"
     reporting = f"(count by (instance) ({live_ranks}) or on (instance) 0 * {expected})"
-    last_sample = "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
     exporters = "group by (instance) (exporter_build_info{@cluster})"
     return table(
         "Nodes of the run",
@@ -189,7 +189,7 @@ def _node_table() -> Panel:
             width=100,
             mappings=value_mappings({1: ("up", NEUTRAL), 0: ("no answer", BAD)}),
         ),
-        Column(f"1000 * {last_sample}", "Last sample", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
+        Column(f"1000 * {LAST_SAMPLE_TIME_BY_NODE}", "Last sample", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
         percent_column(
             f"min by (instance) ({SPEED_RATIO_BY_NODE}) unless on () {STANDSTILL_BY_STEP_AGE}",
             "Slowest rank",

@@ -34,8 +34,10 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import (
+    COST_SO_FAR_BY_CURRENCY,
     ENDED_NORMALLY,
     GPU_UUID_BY_RANK,
+    JOULES_SO_FAR,
     LIVE_STATE,
     MEAN_STEP_SECONDS,
     OBSERVED_RATIO,
@@ -295,10 +297,8 @@ def _number_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Cost so far",
-            instant_query(
-                "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))", "{{currency}}"
-            ),
-            instant_query("sum(last_over_time(training_energy_joules_total{@run}[15m])) / 3.6e6", "kWh"),
+            instant_query(COST_SO_FAR_BY_CURRENCY, "{{currency}}"),
+            instant_query(f"{JOULES_SO_FAR} / 3.6e6", "kWh"),
             unit="none",
             decimals=2,
             text_mode="value_and_name",

@@ -16,8 +16,10 @@ from dashboards.gpu_problems import LAST_XID_BY_GPU, THROTTLED, THROTTLED_RATIO,
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
+    HANG_LABELS,
     LOCAL_RANK_AS_GPU,
     OBSERVED_RATIO,
+    ODD_GROUP_SIZE,
     SPEED_RATIO_BY_NODE,
     STANDSTILL_BY_RULE,
     STANDSTILL_BY_STEP_AGE,
@@ -43,8 +45,9 @@ MAX_ROWS = 8
 FEED_AGE_SECONDS = feed_age_seconds("@run", "instance, rank")
 """PromQL for the age of the feed of each rank of the run."""
 _LAST_UPDATE = "max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
-_RANK_UP = "max by (instance, rank) (training_process_up{@run})"
-_ANYWHERE_UP = "max by (rank) (training_process_up{@run})"
+_UP_BY_RANK_AND_NODE = "max by (instance, rank) (training_process_up{@run})"
+UP_BY_RANK = "max by (rank) (training_process_up{@run})"
+"""PromQL for each rank: 1 if its process lives on any node, otherwise 0."""
 _ENDED_NORMALLY_IN_RANGE = (
     'max(last_over_time(training_run_state{@run, state=~"finished|stopped"}[$__range])) == 1'
 )
@@ -205,18 +208,21 @@ THROTTLED_GPU_ROWS = (
 # Processes of the ranks --------------------------------------------------------------------------------------
 
 _LAST_EXIT = "max by (instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run})"
-_REASON = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
+EXIT_REASON_PATTERN = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
+"""Regular expression of the label `reason` of an exit. The group has the reason without its introduction."""
 _LAST_EXIT_OR_UPDATE = (
     f'({_LAST_EXIT} or on (instance, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 )
-_OF_ENDED_RANKS = f"and on (instance, rank) {_RANK_UP} == 0 unless on (rank) {_ANYWHERE_UP} == 1 unless on () {_ENDED_NORMALLY_IN_RANGE}"
+_OF_ENDED_RANKS = f"and on (instance, rank) {_UP_BY_RANK_AND_NODE} == 0 unless on (rank) {UP_BY_RANK} == 1 unless on () {_ENDED_NORMALLY_IN_RANGE}"
 _KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
 _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPREAD_SECONDS})"
 ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
 _ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST})"
-_FIRST_RANKS = _with_text(f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", _REASON)
-_ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_LATER})", "ended: $1", "reason", _REASON)
-_RESTARTED = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {_ANYWHERE_UP} == 1"
+_FIRST_RANKS = _with_text(
+    f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", EXIT_REASON_PATTERN
+)
+_ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_LATER})", "ended: $1", "reason", EXIT_REASON_PATTERN)
+_RESTARTED = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {UP_BY_RANK} == 1"
 _FIRST_EXIT = f"bottomk(1, ({_RESTARTED}) >= scalar(max({_RESTARTED})) - 60)"
 """PromQL for the first exit before the last restart of the ranks. The exits of the other ranks follow within a minute."""
 _UNKNOWN_RANK_COUNT_BY_NODE = (
@@ -224,18 +230,18 @@ _UNKNOWN_RANK_COUNT_BY_NODE = (
     f" unless on (rank) {RANKS_WITH_SAMPLE}) unless on (instance) exporter_build_info{{@cluster}}"
     f" unless on () {_ENDED_IN_RANGE}"
 )
-_LAST_SAMPLE = "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
+LAST_SAMPLE_TIME_BY_NODE = (
+    "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
+)
+"""PromQL for the time of the last sample of each node of the run."""
 _SILENT = (
     f"bottomk({MAX_ROWS}, {_LAST_UPDATE} and on (instance, rank) ({FEED_AGE_SECONDS} > {SILENT_SECONDS})"
-    f" and on (instance, rank) {_RANK_UP} == 1)"
+    f" and on (instance, rank) {_UP_BY_RANK_AND_NODE} == 1)"
 )
 
 # Hangs -------------------------------------------------------------------------------------------------------
 
-HANG_LABELS = "function, location, phase"
-HANGING = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}})"
-ODD_GROUP = "run_group:training_hang_odd:count{@run}"
-ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP} == 1)"
+ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 """PromQL for the rank that holds up a hang, by the rule of the alert TrainingHang."""
 LOOKBACK = "1h"
 """Time after the last sample for which the last known state is shown."""
@@ -243,7 +249,7 @@ STATE_SINCE = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@
 """PromQL for the start of the last known state."""
 _HANG = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({_LOST_GPU_STARTS}), "place", " ", "function", "location")'
-    f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP} > 1), "place", " ", "function", "location")'
+    f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1), "place", " ", "function", "location")'
 )
 ODD_PHASE = (
     "(max by (instance, rank, phase) (run:training_odd_phase:info{@run} and on (cluster, run) run:training_standstill:info)"
@@ -319,7 +325,7 @@ _ALL_RANKS_WAIT = _with_number(
 )
 _WAITING_RANK = _with_number(
     f"round(100 * topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
-    f"0 * {_RANK_UP} + on () group_left () {_DATA_WAIT_SINCE}",
+    f"0 * {_UP_BY_RANK_AND_NODE} + on () group_left () {_DATA_WAIT_SINCE}",
     "waits longest for data: $1 % of the last 5 min",
     "instance, rank",
 )
@@ -406,7 +412,10 @@ PROBLEMS = (
     ),
     RunProblem(
         _with_number(
-            _UNKNOWN_RANK_COUNT_BY_NODE, _LAST_SAMPLE, "exporter down, ranks unknown: $1", "instance"
+            _UNKNOWN_RANK_COUNT_BY_NODE,
+            LAST_SAMPLE_TIME_BY_NODE,
+            "exporter down, ranks unknown: $1",
+            "instance",
         ),
         RunImpact.UNKNOWN,
         "check the node and the log of the exporter",
@@ -419,7 +428,7 @@ PROBLEMS = (
     RunProblem(_WAITING_RANK, RunImpact.SLOWS_RUN, "use more or faster data workers"),
     RunProblem(_ALL_RANKS_WAIT, RunImpact.SLOWS_RUN, "check the storage; use more or faster data workers"),
     RunProblem(_EARLY_END, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
-    RunProblem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", _REASON), RunImpact.PAST),
+    RunProblem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", EXIT_REASON_PATTERN), RunImpact.PAST),
     RunProblem(
         f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", RunImpact.PAST
     ),

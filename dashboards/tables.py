@@ -16,7 +16,7 @@ from dashboards.panels import (
     field_defaults,
     value_mappings,
 )
-from dashboards.queries import STANDSTILL_BY_RULE, Query, table_query
+from dashboards.queries import HANGING_RANKS, STANDSTILL_BY_RULE, Query, table_query
 
 HEADING_PADDING_PIXELS = 28
 FILTER_ICON_PIXELS = 22
@@ -141,7 +141,6 @@ def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, un
 
 def hanging_ranks(w: int = 24) -> Panel:
     """Return a table with the stack position of each hanging rank, or with one row that says why there is none. Positions with the fewest ranks are first."""
-    row_query = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
     ranks_at_line = "count by (function, location) (training_hang_info{@run})"
     no_hang_found = placeholder_row(
         "training_hang_info{@run}",
@@ -160,7 +159,7 @@ def hanging_ranks(w: int = 24) -> Panel:
         Column("location", "Line"),
         Column("phase", "Phase", width=120),
         Column(
-            f'({row_query}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})'
+            f'({HANGING_RANKS}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})'
             f" or {no_hang}",
             "Collectives",
             decimals=0,
@@ -168,13 +167,13 @@ def hanging_ranks(w: int = 24) -> Panel:
             mappings=ZERO_AS_DASH,
         ),
         Column(
-            f"({row_query}) * on (function, location) group_left () {ranks_at_line} or {no_hang}",
+            f"({HANGING_RANKS}) * on (function, location) group_left () {ranks_at_line} or {no_hang}",
             "Ranks at this line",
             decimals=0,
             width=140,
             mappings=ZERO_AS_DASH,
         ),
-        row_query=f"{row_query} or {no_hang}",
+        row_query=f"{HANGING_RANKS} or {no_hang}",
         sort="Ranks at this line",
         descending=False,
         w=w,
