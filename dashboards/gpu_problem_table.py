@@ -58,7 +58,7 @@ _ANY_NODE = "max(up{@gpu_target})"
 
 
 def _impact_and_priority(problems: Sequence[NodeProblem]) -> str:
-    """Return PromQL for the impact and priority of all current problems; an earlier problem has a higher priority."""
+    """Return PromQL for the impact and priority of all current problems, as one number; an earlier problem has a higher priority."""
     return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
@@ -71,7 +71,7 @@ def _starts(problems: Sequence[NodeProblem]) -> str:
     return f"min by (instance, gpu) ({starts})"
 
 
-def current_problems() -> Panel:
+def current_problems_table() -> Panel:
     """Return the table of the nodes and GPUs with a problem, with the worst problem of each, the largest impact first."""
     panel = table(PROBLEMS_TITLE, *_problem_columns(), sort="Impact", w=24, h=7, max_data_points=120)
     panel.body["options"]["sortBy"].append({"displayName": "Since", "desc": False})
@@ -79,17 +79,20 @@ def current_problems() -> Panel:
 
 
 def _current_gpu_problems() -> str:
-    """Return PromQL for the impact and priority of all current problems of the selected GPUs."""
+    """Return PromQL for the impact and priority of all current problems of the selected GPUs, as one number."""
     return f"(({_impact_and_priority(GPU_PROBLEMS)}) and {SELECTED_GPUS})"
 
 
 def _current_node_problems() -> str:
-    """Return PromQL for the impact and priority of all current problems of the selected nodes."""
+    """Return PromQL for the impact and priority of all current problems of the selected nodes, as one number."""
     return f"(({_impact_and_priority(NODE_PROBLEMS)}) and {SELECTED_NODES})"
 
 
 def _worst_problems() -> str:
-    """Return PromQL for the impact and priority of the worst problem of each node and GPU, with a run and the last rank on the GPU."""
+    """Return PromQL for the impact and priority of the worst problem of each node and GPU, as one number.
+
+    A GPU has the labels `run` and `rank` of its last rank; a node has the label `run` of one of its runs.
+    """
     gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
     text_labels = ", ".join(
         sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
@@ -108,11 +111,12 @@ def _worst_problems() -> str:
         f" or ({node_problems}) unless on (instance) {one_run_per_node})"
     )
     problems = f"({gpu_problems_with_run} or {gpu_problems_without_run} or {node_problems_with_run_label})"
-    problems_of_progressing_runs = (
+    # A problem that can stop a run only endangers a run that still completes steps.
+    downgraded_standstills = (
         f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STOPS_RUN})"
         f" - {PRIORITIES_PER_IMPACT * (Impact.STOPS_RUN - Impact.ENDANGERS_WORK)} unless on (run) {_STOPPED_RUNS}"
     )
-    worst = f"topk by (instance, gpu) (1, {problems_of_progressing_runs} or {problems})"
+    worst = f"topk by (instance, gpu) (1, {downgraded_standstills} or {problems})"
     return f"max without ({text_labels}) ({worst})"
 
 

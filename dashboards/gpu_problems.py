@@ -25,7 +25,7 @@ LAST_XID_BY_GPU = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestam
 _ZERO_FOR_EACH_GPU = (
     "(0 * gpu_up{@gpu_any_run} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu_any_run}[$__range]))"
 )
-"""PromQL with the value 0 for each GPU of the time range, except former cards whose index another card has now."""
+"""PromQL with the value 0 for each GPU of the time range, except former GPUs whose index another GPU has now."""
 _LOCAL_RANKS = 'label_replace(last_over_time(training_rank_info{@cluster, uuid="", local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")'
 LAST_RANK_BY_GPU = (
     f"topk by (instance, gpu) (1, max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (uuid) group_left (run, rank)"
@@ -35,7 +35,7 @@ LAST_RANK_BY_GPU = (
 )
 """PromQL for the GPUs that a rank used in the time range, by UUID, else by local rank, with the last run and rank.
 
-An index has one result, even if several cards had the index or exporters of one node number the cards differently.
+Each index has one result, also if several GPUs had the index in the time range, or if the exporters of a node number the GPUs differently.
 """
 SELECTED_GPUS = "on (instance, gpu) last_over_time(gpu_up{@gpu}[$__range])"
 """PromQL for the condition that a series belongs to a GPU of the selected runs."""

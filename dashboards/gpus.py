@@ -17,7 +17,7 @@ from dashboards.gpu_load import (
     utilization_panels,
 )
 from dashboards.gpu_problem_table import (
-    current_problems,
+    current_problems_table,
     problem_counts_by_impact,
 )
 from dashboards.gpu_problems import (
@@ -181,7 +181,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ],
             w=4,
         ),
-        current_problems(),
+        current_problems_table(),
         state_timeline(
             "Exporters, drivers and GPUs with a failure",
             Query(_failures(), "{{subject}}"),

@@ -20,9 +20,9 @@ from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_c
 from dashboards.run_problems import SILENT_SECONDS
 from dashboards.tables import Column, percent_column, table
 
-ALIVE, ENDED, UNKNOWN, SILENT = 1, 0, -1, 2
-"""Values of the column *Process*. `UNKNOWN` also marks the numbers of a run while the exporter of the node is down."""
-_UNKNOWN_TEXTS = value_mappings({UNKNOWN: ("unknown", WARNING)})
+_ALIVE, _ENDED, _UNKNOWN, _SILENT = 1, 0, -1, 2
+"""Values of the column *Process*. `_UNKNOWN` also marks the numbers of a run while the exporter of the node is down."""
+_UNKNOWN_TEXTS = value_mappings({_UNKNOWN: ("unknown", WARNING)})
 _HERE_UNKNOWN = ", here unknown"
 """Suffix of the state of a run that another node reports while the exporter of this node is down."""
 _STATE_MAPPINGS = value_mappings(
@@ -54,7 +54,7 @@ def runs_table() -> Panel:
     )
 
     def or_unknown(expression: str) -> str:
-        return f"{expression} or on (run) ({runs} * 0 + {UNKNOWN} and on () {NO_EXPORTER_UP})"
+        return f"{expression} or on (run) ({runs} * 0 + {_UNKNOWN} and on () {NO_EXPORTER_UP})"
 
     owners = "topk by (run) (1, max by (run, user) (last_over_time(training_run_info{@run}[$__range])))"
     slowest_elsewhere = 'min by (run) (rank:training_straggler_score:ratio{@run, instance!="$node"})'
@@ -158,16 +158,16 @@ def ranks_table() -> Panel:
             mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD)}),
         ),
         Column(
-            f"({silent_ranks}) * 0 + {SILENT} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1"
+            f"({silent_ranks}) * 0 + {_SILENT} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1"
             f" or on (run, rank) {UP_BY_RANK_ON_NODE} or on (run, rank) {_RANKS_IN_RANGE} * 0 - 1",
             "Process",
             width=85,
             mappings=value_mappings(
                 {
-                    ALIVE: ("alive", GOOD),
-                    ENDED: ("ended", NEUTRAL),
-                    SILENT: ("silent", BAD),
-                    UNKNOWN: ("unknown", WARNING),
+                    _ALIVE: ("alive", GOOD),
+                    _ENDED: ("ended", NEUTRAL),
+                    _SILENT: ("silent", BAD),
+                    _UNKNOWN: ("unknown", WARNING),
                 }
             ),
         ),

@@ -217,7 +217,7 @@ HANG_LABELS = "function, location, phase"
 HANGING_RANKS = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}})"
 """PromQL for each hanging rank, with its position."""
 ODD_GROUP_SIZE = "run_group:training_hang_odd:count{@run}"
-"""PromQL for the number of ranks at the odd position of a hang, at which the other ranks wait for them."""
+"""PromQL for the number of ranks in the group that holds up a hang, by the position of the group. No value if several groups may be the cause."""
 STATE_BY_RUN = "max by (run, state) (training_run_state{@run} == 1)"
 """PromQL for the current state of each run, as a label."""
 LAST_PROGRESS_TIME_BY_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
@@ -261,12 +261,12 @@ _ONLY_GPU_BY_RANK = (
     f"({GPU_INDEX_BY_RANK} and on (instance, rank) count by (instance, rank) ({GPU_INDEX_BY_RANK}) == 1)"
 )
 SLOWEST_RANK = (
-    f"bottomk(1, {SPEED_RATIO_BY_NODE}) * on (instance, rank) group_left (card)"
-    f' (label_replace({_ONLY_GPU_BY_RANK}, "card", ", GPU $1", "gpu", "(.+)")'
+    f"bottomk(1, {SPEED_RATIO_BY_NODE}) * on (instance, rank) group_left (gpu_suffix)"
+    f' (label_replace({_ONLY_GPU_BY_RANK}, "gpu_suffix", ", GPU $1", "gpu", "(.+)")'
     f" or on (instance, rank) 0 * {COMPUTE_SECONDS_BY_NODE} + 1)"
 )
 """PromQL for the relative speed of the slowest rank, with its GPU unless the rank uses several."""
-SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{card}}"
+SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{gpu_suffix}}"
 LOST_RATIO = (
     '((max(training_run_state{@run, state="hung"}) == 1)'
     " or on () 0 * (max(run:training_step_overdue:seconds{@run}) > 0) + 1"

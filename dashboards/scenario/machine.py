@@ -20,7 +20,7 @@ NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
 
 
-def h100(
+def h100_machine(
     timeline: Timeline, *, first_uuid: int, has_faults: bool = False, is_steady: bool = False
 ) -> dict[str, Any]:
     """Return the description of a machine with eight H100 under the load of a run.
@@ -34,7 +34,7 @@ def h100(
     machine: dict[str, Any] = yaml.safe_load((MACHINE_DIRECTORY / "h100.yaml").read_text(encoding="utf-8"))
     machine["description"] = "Eight H100 of the dashboards' scenario."
     model = machine["models"].pop("h100")
-    # The job does not free its GPU memory in pauses.
+    # The used memory is constant, for simplicity; a job would free its memory at the crash.
     model["values"]["memory_used"] = 71_400_000_000
     machine["gpus"] = []
     for index in range(GPUS_PER_NODE):
@@ -56,10 +56,12 @@ def h100(
 def _load(timeline: Timeline, lead_seconds: float) -> list[dict[str, Any]]:
     """Return the load of a GPU over the timeline.
 
-    The first step is `lead_seconds` longer, which cancels the replay's shift.
+    The replay runs the load of each GPU `lead_seconds` ahead; the first segment is longer by this time, so that all GPUs change
+    their load at the same time.
     """
     pause_start, pause_end = timeline.pause_range
     restart_end = timeline.crash_start + timeline.restart_duration
+    # End of each segment as a fraction of the duration, and the load. The last segment is longer than the rest of the scenario.
     segments = (
         (pause_start, NORMAL_LEVEL),
         (pause_end, PAUSED_LEVEL),

@@ -198,7 +198,7 @@ def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_
 @needs_promtool
 @pytest.mark.parametrize(
     ("gpus", "label"),
-    [((0,), ', card=", GPU 0"'), ((0, 1), "")],
+    [((0,), ', gpu_suffix=", GPU 0"'), ((0, 1), "")],
     ids=["one GPU", "two GPUs"],
 )
 @pytest.mark.parametrize("dashboard", ["training-run", "training-ranks"])
