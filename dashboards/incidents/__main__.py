@@ -1,4 +1,4 @@
-"""Command `python -m dashboards.incidents --out DIR [--serve]`: execute the runs and store the data, or serve stored data."""
+"""Command `python -m dashboards.incidents --out DIR [--serve]`: run the session and store its data, or serve stored data."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 
-from dashboards.incidents import PLACEMENTS, TIMES, DemoRun, RunPlacement, world_size
+from dashboards.incidents import PLACEMENTS, TIMES, IncidentRun, RunPlacement, world_size
 from dashboards.scenario.prometheus import ROOT, Intervals, PrometheusServer, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
 SCRAPE_INTERVAL_SECONDS = 15.0
 STARTUP_SECONDS = 60.0
-"""Seconds between the start of the ranks and the start of the data set."""
+"""Seconds between the start of the processes of the ranks and the start of the session."""
 FIRST_STEP_SECONDS = 15.0
 """Seconds from the start of an attempt to its first step."""
 SCRAPE_JOB = "training"
@@ -45,10 +45,10 @@ ENERGY = {
     "gpu_hour_price": 2.4,
 }
 HOT_GPU, FAULTY_GPU, LOST_GPU = 2, 5, 1
-"""Indexes of the GPUs of rank 2 of `straggler`, rank 1 of `xid-ecc`, and rank 1 of `lost-card`."""
+"""Indexes of the GPUs of rank 2 of `straggler`, rank 1 of `xid-ecc`, and rank 1 of `lost-gpu`."""
 
 
-class DemoProcesses:
+class SessionProcesses:
     """Ranks of the runs, exporters of the nodes, and the Prometheus server. All files are in one directory.
 
     Args:
@@ -66,7 +66,7 @@ class DemoProcesses:
         self.stop_event = threading.Event()
 
     def run(self) -> None:
-        """Execute the runs until the end of the data set, or until `stop_event` is set.
+        """Run the session until its end, or until `stop_event` is set.
 
         Raises:
             SystemExit: An exporter has exited before the end.
@@ -101,14 +101,14 @@ class DemoProcesses:
             for index, rank in enumerate(placement.ranks):
                 gpu = placement.first_gpu + index
                 self._ranks[placement.run.value, rank] = self._start_rank(placement, rank, gpu)
-                if placement.run is DemoRun.KILLED:
+                if placement.run is IncidentRun.KILLED:
                     self._replacement_ranks[rank] = self._start_rank(placement, rank, gpu)
         self._start_time = time.time() + STARTUP_SECONDS
         for node in dict.fromkeys(placement.node for placement in PLACEMENTS):
             self._ports[node] = free_port()
             self._start_exporter(node)
         for process in self._ranks.values():
-            self._start_training(process, first_step_offset_seconds=FIRST_STEP_SECONDS, completed_steps=0)
+            self._start_training(process, first_step_offset_seconds=FIRST_STEP_SECONDS, resume_step=0)
         times = {"start": self._start_time, "end": self._start_time + TIMES.end_seconds}
         (self._directory / "times.json").write_text(json.dumps(times), encoding="utf-8")
         self._prometheus = start_prometheus(
@@ -125,7 +125,7 @@ class DemoProcesses:
             "RANK": str(rank),
             "LOCAL_RANK": str(gpu),
             "WORLD_SIZE": str(world_size(placement.run)),
-            "USER": "mia" if placement.run is DemoRun.HEALTHY else "jo",
+            "USER": "mia" if placement.run is IncidentRun.HEALTHY else "jo",
             "PYTHONPATH": str(ROOT),
         }
         plan = json.dumps({"run": placement.run.value, "rank": rank})
@@ -139,13 +139,13 @@ class DemoProcesses:
             )
 
     def _start_training(
-        self, process: subprocess.Popen[bytes], *, first_step_offset_seconds: float, completed_steps: int
+        self, process: subprocess.Popen[bytes], *, first_step_offset_seconds: float, resume_step: int
     ) -> None:
         """Send the start message for which a rank waits."""
         start_message = {
             "start_time": self._start_time,
             "first_step_offset_seconds": first_step_offset_seconds,
-            "completed_steps": completed_steps,
+            "resume_step": resume_step,
         }
         if process.stdin is not None:
             process.stdin.write(json.dumps(start_message).encode() + b"\n")
@@ -210,7 +210,7 @@ class DemoProcesses:
         """Return the process ids of the rank on a GPU and, in the run that restarts, of its replacement."""
         rank = placement.ranks[gpu - placement.first_gpu]
         processes = [self._ranks[placement.run.value, rank]]
-        if placement.run is DemoRun.KILLED:
+        if placement.run is IncidentRun.KILLED:
             processes.append(self._replacement_ranks[rank])
         return [process.pid for process in processes]
 
@@ -231,19 +231,19 @@ class DemoProcesses:
 
     def _kill_run(self) -> None:
         """Kill rank 1 with SIGKILL and terminate rank 0, as torchrun does."""
-        run = DemoRun.KILLED.value
+        run = IncidentRun.KILLED.value
         self._ranks[run, 1].kill()
         time.sleep(1)
         self._ranks[run, 0].terminate()
 
     def _restart_run(self) -> None:
         for rank, process in self._replacement_ranks.items():
-            self._ranks[DemoRun.KILLED.value, rank].wait()
-            self._ranks[DemoRun.KILLED.value, rank] = process
+            self._ranks[IncidentRun.KILLED.value, rank].wait()
+            self._ranks[IncidentRun.KILLED.value, rank] = process
             self._start_training(
                 process,
                 first_step_offset_seconds=TIMES.killed_run_restart_seconds + FIRST_STEP_SECONDS,
-                completed_steps=350,
+                resume_step=350,
             )
         self._replacement_ranks = {}
 
@@ -276,18 +276,19 @@ def _ranks_on_gpu(node: str, gpu: int) -> RunPlacement | None:
 def _load(placement: RunPlacement | None) -> list[dict[str, Any]]:
     """Return the load of a GPU that the ranks of a run use, or that no run uses.
 
-    The replay starts with the exporter, at most STARTUP_SECONDS before the start of the data set.
+    The replay starts with the exporter, which is at most STARTUP_SECONDS before the start of the session. A restarted
+    exporter replays the load from the first step again.
     """
     if placement is None:
         return [{"seconds": "10s", "level": 0.0}]
     later_steps = {
-        DemoRun.LOADER_STALL: [(TIMES.end_seconds, 0.38)],
-        DemoRun.HANG: [(TIMES.end_seconds, 1.0)],
-        DemoRun.KILLED: [
+        IncidentRun.LOADER_STALL: [(TIMES.end_seconds, 0.38)],
+        IncidentRun.HANG: [(TIMES.end_seconds, 1.0)],
+        IncidentRun.KILLED: [
             (TIMES.killed_run_restart_seconds - TIMES.incident_start_seconds + FIRST_STEP_SECONDS, 0.0),
             (TIMES.end_seconds, 0.93),
         ],
-        DemoRun.FINISHED: [
+        IncidentRun.FINISHED: [
             (TIMES.finished_run_end_seconds - TIMES.incident_start_seconds, 0.93),
             (TIMES.end_seconds, 0.0),
         ],
@@ -330,7 +331,7 @@ def _faults(node: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Execute the runs and store the data, or serve stored data until a signal. Return 0."""
+    """Run the session and store its data, or serve stored data until a signal. Return 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.incidents", description=__doc__)
     parser.add_argument(
         "--out",
@@ -346,7 +347,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     options.output_directory.mkdir(parents=True, exist_ok=True)
-    processes = DemoProcesses(options.output_directory.resolve())
+    processes = SessionProcesses(options.output_directory.resolve())
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: processes.stop_event.set())
     if options.serve:

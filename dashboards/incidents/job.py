@@ -1,9 +1,11 @@
 """Command `python -m dashboards.incidents.job PLAN`: training loop of a rank, with sleeps in place of computations.
 
-PLAN is a JSON object with the name of the run and the rank. The other keys come in the start message, a line on standard input
-for which the process waits before it trains: the machine description of the exporter contains the process id, so the process
-must exist before the exporter starts. When standard input closes, the process exits. The ranks of a run derive the times of the
-steps from the wall clock and the plan, so they need no collectives. A late step delays the later steps of its rank.
+PLAN is a JSON object with the name of the run and the rank. The process then waits for the start message: a JSON object with
+the times and the first step, in a line on standard input. The process must exist before the session starts, because the exporter's
+description of the machine contains the process ids of the ranks. The process exits when standard input closes.
+
+The ranks of a run derive the times of the steps from the wall clock and the start message, so they need no collectives. A late
+step delays the later steps of its rank.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dashboards.incidents import TIMES, DemoRun
+from dashboards.incidents import TIMES, IncidentRun
 from exporter import log, training
 
 COMPUTE_SECONDS, DATA_SECONDS, SYNC_SECONDS = 1.0, 0.03, 0.05
@@ -26,7 +28,7 @@ FORWARD_SHARE, BACKWARD_SHARE, OPTIMIZER_SHARE = 0.31, 0.6, 0.09  # of the compu
 STRAGGLER_RANK = 2  # the rank on the hot GPU
 STRAGGLER_FACTOR = 1.45
 HANGING_RANK = 1
-HANG_SECONDS = TIMES.end_seconds  # longer than the rest of the data set
+HANG_SECONDS = TIMES.end_seconds  # longer than the rest of the session
 SLOW_DATA_SECONDS = 1.55
 SAVE_INTERVAL_SECONDS, SAVE_SECONDS, VALIDATION_SECONDS = 120.0, 2.0, 10.0
 VALIDATION_START_SECONDS = (300.0, 1100.0)
@@ -35,39 +37,46 @@ SAMPLES_PER_STEP, TOKENS_PER_STEP = 8, 16_384  # per rank
 FLOPS_PER_TOKEN = 6 * 2.6e9
 
 
-class DataSetEnded(Exception):  # noqa: N818  # the end of the data set is not an error
-    """End of the data set: standard input is closed. Any further input also ends the training."""
+class SessionEnded(Exception):  # noqa: N818  # the end of the session is not an error
+    """End of the session: standard input is closed."""
 
 
-def wait(seconds: float) -> None:
-    """Sleep for a duration. Raises DataSetEnded if standard input is closed or has input."""
+def sleep_or_end(seconds: float) -> None:
+    """Sleep for a duration.
+
+    Raises:
+        SessionEnded: Standard input is closed, or has a line after the start message.
+    """
     if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
-        raise DataSetEnded
+        raise SessionEnded
 
 
 class Rank:
     """Training loop of a rank.
 
     Args:
-        plan: Mapping with the keys
+        plan: Mapping with the keys of PLAN,
 
-            - `run`: name of the run, the value of a DemoRun
+            - `run`: name of the run, the value of a IncidentRun
             - `rank`: rank of the process
-            - `start_time`: Unix time of the start of the data set
-            - `first_step_offset_seconds`: start of the first step, in seconds since the start of the data set
-            - `completed_steps`: number of the last completed step; 0 at the first start, not 0 after a restart
+
+            and of the start message,
+
+            - `start_time`: Unix time of the start of the session
+            - `first_step_offset_seconds`: start of the first step, in seconds since the start of the session
+            - `resume_step`: step after which the training resumes; 0 without a checkpoint
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self._run = DemoRun(plan["run"])
+        self._run = IncidentRun(plan["run"])
         self._rank: int = plan["rank"]
         self._start_time: float = plan["start_time"]
         self._first_step_offset_seconds: float = plan["first_step_offset_seconds"]
-        self._step: int = plan["completed_steps"]
-        self._random = random.Random(f"{plan['run']} {plan['rank']} {plan['completed_steps']}")  # noqa: S311  # the values are no secrets
+        self._step: int = plan["resume_step"]
+        self._random = random.Random(f"{plan['run']} {plan['rank']} {plan['resume_step']}")  # noqa: S311  # the values are no secrets
 
     def run(self) -> None:
-        """Initialize the job and train until the end of the data set."""
+        """Initialize the job, and train until the end of the session or of the run `finished`."""
         training.describe(
             job_name="pretrain",
             framework="torch",
@@ -80,80 +89,88 @@ class Rank:
         )
         with training.application():
             with training.model_init():
-                wait(4.0)
+                sleep_or_end(4.0)
             if self._step:
                 with training.checkpoint_load():
-                    wait(3.0)
+                    sleep_or_end(3.0)
             with training.dataloader_init():
-                wait(self._start_time + self._first_step_offset_seconds - time.time())
+                sleep_or_end(self._start_time + self._first_step_offset_seconds - time.time())
             with training.training_loop(train_iterations_start=self._step):
                 self._train()
 
     def _train(self) -> None:
         step_start = self._start_time + self._first_step_offset_seconds
-        last_save_index = int(self._first_step_offset_seconds // SAVE_INTERVAL_SECONDS)
-        completed_validations = self._due_validations(self._first_step_offset_seconds)
+        due_saves = self._due_save_count(self._first_step_offset_seconds)
+        due_validations = self._due_validation_count(self._first_step_offset_seconds)
         while not (
-            self._run is DemoRun.FINISHED and self._has_reached(step_start, TIMES.finished_run_end_seconds)
+            self._run is IncidentRun.FINISHED
+            and self._has_reached(step_start, TIMES.finished_run_end_seconds)
         ):
             self._step += 1
-            step_start = self._train_step(step_start)
-            elapsed_seconds = step_start - self._start_time
-            save_interval_index = int(elapsed_seconds // SAVE_INTERVAL_SECONDS)
-            if save_interval_index > last_save_index:
-                last_save_index = save_interval_index
+            step_end = self._train_step(step_start)
+            elapsed_seconds = step_end - self._start_time
+            step_start = step_end
+            if self._due_save_count(elapsed_seconds) > due_saves:
+                due_saves = self._due_save_count(elapsed_seconds)
                 step_start += self._save(
-                    fails=self._run is DemoRun.FAILING_SAVES
-                    and self._has_reached(step_start, TIMES.incident_start_seconds)
+                    fails=self._run is IncidentRun.FAILING_SAVES
+                    and self._has_reached(step_end, TIMES.incident_start_seconds)
                 )
-            if self._due_validations(elapsed_seconds) > completed_validations:
-                completed_validations += 1
+            if self._due_validation_count(elapsed_seconds) > due_validations:
+                due_validations += 1
                 step_start += self._validate()
 
     @staticmethod
-    def _due_validations(elapsed_seconds: float) -> int:
-        """Return the number of validations that are due at a time since the start of the data set."""
+    def _due_save_count(elapsed_seconds: float) -> int:
+        """Return the number of saves that are due within a time since the start of the session."""
+        return int(elapsed_seconds // SAVE_INTERVAL_SECONDS)
+
+    @staticmethod
+    def _due_validation_count(elapsed_seconds: float) -> int:
+        """Return the number of validations that are due within a time since the start of the session."""
         return sum(start_seconds <= elapsed_seconds for start_seconds in VALIDATION_START_SECONDS)
 
-    def _has_reached(self, step_start: float, offset_seconds: float) -> bool:
-        """Return True if a step starts at least *offset_seconds* after the start of the data set."""
-        return step_start - self._start_time >= offset_seconds
+    def _has_reached(self, moment: float, offset_seconds: float) -> bool:
+        """Return True if a Unix time is at least *offset_seconds* after the start of the session."""
+        return moment - self._start_time >= offset_seconds
 
     def _train_step(self, step_start: float) -> float:
         """Run a step that starts at a Unix time.
 
-        Returns the planned end of the step in Unix time, or the current time if this rank is late.
+        Returns the planned end of the step as a Unix time, or the current time if this rank is late.
         """
         has_incident_started = self._has_reached(step_start, TIMES.incident_start_seconds)
         compute_seconds = slowest_compute_seconds = COMPUTE_SECONDS
-        if self._run is DemoRun.STRAGGLER and has_incident_started:
+        if self._run is IncidentRun.STRAGGLER and has_incident_started:
             slowest_compute_seconds *= STRAGGLER_FACTOR
             compute_seconds *= STRAGGLER_FACTOR if self._rank == STRAGGLER_RANK else 1.0
         compute_seconds *= self._random.uniform(0.97, 1.0)
         data_seconds = (
-            SLOW_DATA_SECONDS if self._run is DemoRun.LOADER_STALL and has_incident_started else DATA_SECONDS
+            SLOW_DATA_SECONDS
+            if self._run is IncidentRun.LOADER_STALL and has_incident_started
+            else DATA_SECONDS
         )
         step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
         is_nan = (
-            self._run is DemoRun.NAN_LOSS
+            self._run is IncidentRun.NAN_LOSS
             and has_incident_started
             and not self._has_reached(step_start, TIMES.nan_end_seconds)
         )
         with training.training_iteration():
             with training.data_loading():
-                wait(step_start + data_seconds - time.time())
+                sleep_or_end(step_start + data_seconds - time.time())
             with training.model_forward():
-                if self._run is DemoRun.HANG and self._rank == HANGING_RANK and has_incident_started:
-                    wait(HANG_SECONDS)
-                wait(compute_seconds * FORWARD_SHARE)
+                if self._run is IncidentRun.HANG and self._rank == HANGING_RANK and has_incident_started:
+                    sleep_or_end(HANG_SECONDS)
+                sleep_or_end(compute_seconds * FORWARD_SHARE)
             with training.model_backward():
-                wait(compute_seconds * BACKWARD_SHARE)
+                sleep_or_end(compute_seconds * BACKWARD_SHARE)
             with training.phase("grad_sync"):
-                if self._run is DemoRun.HANG and has_incident_started:
-                    wait(HANG_SECONDS)  # the other rank waits for the hanging rank
-                wait(step_end - compute_seconds * OPTIMIZER_SHARE - time.time())
+                if self._run is IncidentRun.HANG and has_incident_started:
+                    sleep_or_end(HANG_SECONDS)  # the other rank waits for the hanging rank
+                sleep_or_end(step_end - compute_seconds * OPTIMIZER_SHARE - time.time())
             with training.optimizer_update():
-                wait(step_end - time.time())
+                sleep_or_end(step_end - time.time())
             training.record(
                 loss=math.nan if is_nan else self._loss(),
                 grad_norm=math.nan if is_nan else self._gradient_norm(),
@@ -174,7 +191,7 @@ class Rank:
         path = Path("/dev/full" if fails else os.devnull)
         try:
             with training.checkpoint_save(self._step):
-                wait(SAVE_SECONDS)
+                sleep_or_end(SAVE_SECONDS)
                 path.write_text(str(self._step), encoding="ascii")
         except OSError as error:
             log("checkpoint.failed", str(error), severity="error", step=self._step)
@@ -185,7 +202,7 @@ class Rank:
         with training.validation_loop():
             for _ in range(5):
                 with training.validation_iteration():
-                    wait(VALIDATION_SECONDS / 5)
+                    sleep_or_end(VALIDATION_SECONDS / 5)
                     training.record(loss=self._loss() + 0.1, mode="validation")
         return VALIDATION_SECONDS
 
@@ -196,5 +213,5 @@ if __name__ == "__main__":
     if start_message:
         try:
             Rank(plan | json.loads(start_message)).run()
-        except DataSetEnded:
+        except SessionEnded:
             sys.exit(0)
