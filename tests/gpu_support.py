@@ -149,9 +149,18 @@ class VirtualClock(Clock):
 
 
 def simulate(
-    description: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
+    description: dict[str, Any],
+    seconds: float,
+    options: GpuOptions,
+    *,
+    origin: float = 0.0,
+    starts_events: bool = False,
+    **start: Any,
 ) -> list[dict[str, Any]]:
-    """Return the messages of a child that monitors a described machine for some seconds, on a simulated clock."""
+    """Return the messages of a child that monitors a described machine for some seconds, on a simulated clock.
+
+    By default no event thread is started, because its waits are in real time, and events are polled before each pass.
+    """
     pynvml = pytest.importorskip("pynvml")
     clock = VirtualClock()
     install(pynvml, description, clock=clock, origin=origin)
@@ -163,10 +172,13 @@ def simulate(
 
     def sample() -> None:
         messages.append(encode(sampler.start(clock.now())))
+        if starts_events:
+            events.start()
         due = clock.now()
         while due <= seconds:
             clock.delay(due - clock.now())
-            events.poll()
+            if not starts_events:
+                events.poll()
             messages.append(encode(sampler.sample(clock.now(), clock.wall())))
             due = max(due + options.period, clock.now())
 
@@ -180,11 +192,11 @@ def replay(description: MachineDescription | str, seconds: float, **options: Any
     Args:
         description: Description or name of the machine.
         seconds: Duration of the replay.
-        options: Options of the GPU collector, and the keys `visible` and `origin` of the first message.
+        options: Options of the GPU collector, the keys `visible` and `origin` of the first message, and `starts_events`.
     """
     if isinstance(description, str):
         description = load_machine(description)
-    start = {key: options.pop(key) for key in ("visible", "origin") if key in options}
+    start = {key: options.pop(key) for key in ("visible", "origin", "starts_events") if key in options}
     result = ReplayResult(simulate(description.plain(), seconds, GpuOptions(**options), **start))
     for message in result.messages:
         if message["kind"] == "machine":

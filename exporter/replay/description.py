@@ -62,6 +62,11 @@ class Load:
     steps: tuple[Step, ...] = ()
     ripple: Annotated[float, Range(0, 0.5)] = 0.0
 
+    def problems(self) -> Problems:
+        """Yield a problem for a cycle without a duration. A load without steps is idle."""
+        if self.steps and not any(step.seconds for step in self.steps):
+            yield "steps", "last 0s in total; at least one step needs a duration above 0s"
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:

@@ -219,28 +219,28 @@ class ReplayedMachine:
 class ReplayedEvents:
     """Delivery of Xid events to event sets.
 
-    As with NVML, events before a registration are lost. If a GPU of a set is lost, every wait for this set fails and
-    the set delivers no further events, not even for healthy GPUs.
+    As with NVML, events before a registration are lost, and each set delivers the events of all its GPUs. If a GPU of a set is
+    lost, every wait for this set fails and the set delivers no later events, not even for healthy GPUs.
     """
 
     def __init__(self, machine: ReplayedMachine) -> None:
         self._machine = machine
         self._registrations: dict[int, list[tuple[ReplayedGpu, float]]] = {}  # GPU and time, by event set
-        # Index of the GPU, of the fault and of the Xid in the fault.
-        self._delivered_xids: set[tuple[int, int, int]] = set()
+        # Event set, and the index of the GPU, of the fault and of the Xid in the fault.
+        self._delivered_xids: set[tuple[int, int, int, int]] = set()
 
     def register(self, gpu: ReplayedGpu, moment: float, *, event_set: int) -> None:
         """Register an event set for the Xids of a GPU after a time."""
         self._registrations.setdefault(event_set, []).append((gpu, moment))
 
     def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int] | None:
-        """Return the next Xid that no event set has delivered, and its GPU, or None."""
+        """Return the next Xid that the event set has not delivered, and its GPU, or None."""
         broken_at = self.broken_since(event_set, moment)
         end = moment if broken_at is None else broken_at
         for gpu, since in self._registrations.get(event_set, ()):
             for fault_index, fault in enumerate(gpu.faults):
-                for xid_index, xid in enumerate(fault.xids if since <= fault.start <= end else ()):
-                    key = (gpu.index, fault_index, xid_index)
+                for xid_index, xid in enumerate(fault.xids if since < fault.start <= end else ()):
+                    key = (event_set, gpu.index, fault_index, xid_index)
                     if key not in self._delivered_xids:
                         self._delivered_xids.add(key)
                         return gpu, xid

@@ -655,6 +655,7 @@ API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t gpu, unsigned lon
 typedef struct { // events of the GPUs in the mask since its creation
     unsigned gpu_mask;
     double created_at;
+    double delivered_times[256]; // time of the event that was delivered last, by line of `xids`
 } EventSet;
 API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *result) {
     ENTER(NULL, 0);
@@ -668,7 +669,6 @@ API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t gpu, unsigned long long t
     ((EventSet *)set)->gpu_mask |= 1u << gpu->index;
     return 0;
 }
-static double delivered_times[256]; // time of the event that was delivered last, by line of `xids`
 API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t handle, nvmlEventData_t *result, unsigned milliseconds) {
     EventSet *set = (EventSet *)handle;
     double end = now() + milliseconds / 1e3;
@@ -679,9 +679,9 @@ API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t handle, nvmlEventData_t *res
             Xid *event = &xids[k];
             int is_registered = set->gpu_mask >> event->gpu & 1;
             int is_due = event->time >= set->created_at && event->time <= time;
-            if (!is_registered || !is_due || delivered_times[k] == event->time)
+            if (!is_registered || !is_due || set->delivered_times[k] == event->time)
                 continue;
-            delivered_times[k] = event->time;
+            set->delivered_times[k] = event->time;
             memset(result, 0, sizeof *result);
             result->device = &gpus[event->gpu];
             result->eventType = nvmlEventTypeXidCriticalError;

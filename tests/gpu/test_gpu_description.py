@@ -64,6 +64,10 @@ def test_a_mistake_in_the_timeline_is_found_at_its_place(timeline_entry: str, me
             small_text().replace("gpus:", "gpus:\n  - {model: small, count: 63}"),
             "gpus: are 65; at most 64 are monitored",
         ),
+        (
+            small_text(model="load: {steps: [{seconds: 0, level: 1}]}"),
+            "steps: last 0s in total",
+        ),
     ],
 )
 def test_an_impossible_machine_is_reported(yaml_text: str, message: str) -> None:

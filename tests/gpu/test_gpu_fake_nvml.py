@@ -166,6 +166,24 @@ def test_xids_of_the_only_gpu_are_counted_after_it_was_lost_at_the_start(tmp_pat
         wait_until(lambda: values(collector.collect(), "gpu_xid_errors_total"))
 
 
+def test_an_xid_is_counted_once_while_the_event_thread_waits_for_the_previous_event_set(
+    tmp_path: Path,
+) -> None:
+    fake = FakeNvml(tmp_path / "nvml", count=2)
+    play_constant_load(fake)
+    fake.fail(f"* 1 15 0 {time.time() + 1000}")  # GPU_IS_LOST
+    with running_collector(fake, retry=0.5) as collector:
+        assert gpus_up(collector) == {"0": 1, "1": 0}
+        fake.fail()
+        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})  # both GPUs are in a new event set
+        fake.report_xid(time.time() + 0.5, 0, 31)
+        wait_until(lambda: values(collector.collect(), "gpu_xid_errors_total"))
+        time.sleep(6)  # longer than a wait of the event thread
+        xids = values(collector.collect(), "gpu_xid_errors_total")
+
+    assert [(labels[0], labels[2], count) for labels, count in xids.items()] == [("0", "31", 1.0)]
+
+
 def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from gpu_support import MIG_MACHINE, ReplayResult, replay, small_machine, values
 
@@ -157,6 +159,19 @@ def test_xids_of_a_lost_gpu_and_of_other_gpus_are_counted() -> None:
 
     assert while_lost == {("1", "79", 2), ("1", "48", 1), ("0", "48", 1)}
     assert after_return == while_lost | {("0", "31", 1), ("1", "31", 1)}
+
+
+def test_xids_are_counted_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_to_start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail_to_start)
+    result = replay(small_machine("at: 2s, gpus: [0], xid: [31]"), 5, starts_events=True)
+
+    assert result.exit_reason == "detached"
+    assert [(labels[2], count) for labels, count in result.values("gpu_xid_errors_total").items()] == [
+        ("31", 1)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 Runs in the NVML child: the sampling thread registers GPUs, the event thread waits for events. Waiting fails for an
 event set that contains a lost GPU. A new set is therefore created whenever a GPU is lost or returns; the old set is
-not freed, because the event thread may be waiting for it. Events before the registration are lost; the sidecar also
-reads Xids from the kernel log.
+not freed, because the event thread may be waiting for it. Each set delivers the events of its GPUs, so an event that
+two sets deliver is counted once. Events before the registration are lost; the sidecar also reads Xids from the kernel
+log.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import DeviceDownError, NvmlDevice
@@ -22,6 +24,14 @@ _WAIT_MILLISECONDS = 5000
 _PAUSE_SECONDS = 1.0
 _MAX_XIDS = 200
 """Maximum number of different Xids per GPU, larger than the number of existing Xids, so that garbage cannot create labels."""
+
+
+@dataclass(slots=True)
+class _EventSet:
+    """NVML's event set, with its GPUs."""
+
+    handle: Any
+    addresses: set[int] = field(default_factory=set)  # of the handles of the registered GPUs
 
 
 class NvmlEvents:
@@ -38,29 +48,25 @@ class NvmlEvents:
         self._lock = threading.Lock()  # guards the next two attributes
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
-        self._set: Any = None
+        self._set: _EventSet | None = None  # the latest
         self._registered_indices: set[int] = set()
-        self._thread: threading.Thread | None = None  # None before `start`
+        self._is_started = False
+        self._thread: threading.Thread | None = None
 
     def register(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
-        """Register the GPUs for Xid events in a new event set, if the GPUs have changed. A GPU without events is skipped."""
+        """Register the GPUs for Xid events in a new event set, if the GPUs have changed. A GPU without events is skipped.
+
+        Called in each pass. Without an event thread, because no thread can be started, a call also counts the pending events.
+        """
         devices_by_index = {device.index: device for device in devices}
-        if devices_by_index.keys() == self._registered_indices:
-            return
-        self._registered_indices = set(devices_by_index)
-        try:
-            event_set = library.call("nvmlEventSetCreate")
-        except CallFailedError:  # the driver has no events
-            return
-        for device in devices_by_index.values():
-            with suppress(DeviceDownError):  # the next pass over the GPU reports the loss
-                self._register_device(device, event_set)
-        self._set = event_set
+        if devices_by_index.keys() != self._registered_indices:
+            self._registered_indices = set(devices_by_index)
+            self._replace_set(library, devices_by_index.values())
         self._start_thread()
 
     def start(self) -> None:
         """Start the event thread now, or after the first registration if no GPU answers yet."""
-        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+        self._is_started = True
         self._start_thread()
 
     def poll(self) -> None:
@@ -73,20 +79,40 @@ class NvmlEvents:
         with self._lock:
             return dict(self._xids.get(index, {}))
 
-    def _register_device(self, device: NvmlDevice, event_set: Any) -> None:
+    def _replace_set(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
+        try:
+            event_set = _EventSet(library.call("nvmlEventSetCreate"))
+        except CallFailedError:  # the driver has no events
+            return
+        for device in devices:
+            with suppress(DeviceDownError):  # the next pass over the GPU reports the loss
+                self._register_device(device, event_set)
+        self._set = event_set
+
+    def _register_device(self, device: NvmlDevice, event_set: _EventSet) -> None:
         event_types = device.query("events", "nvmlDeviceGetSupportedEventTypes")
         if not (event_types or 0) & XID:  # with an unsupported bit, the whole registration fails
             return
         with self._lock:
             self._indices[_address(device.handle)] = device.index
         try:
-            device.library.call("nvmlDeviceRegisterEvents", device.handle, XID, event_set)
+            device.library.call("nvmlDeviceRegisterEvents", device.handle, XID, event_set.handle)
         except CallFailedError as failure:
             device.fail("events.registration", failure.call, failure.error)
+        else:
+            event_set.addresses.add(_address(device.handle))
 
     def _start_thread(self) -> None:
-        if self._thread is not None and self._thread.ident is None and self._set is not None:
-            self._thread.start()
+        """Start the event thread if it is due and not running. If no thread can be started, count the pending events here."""
+        if not self._is_started or self._thread is not None or self._set is None:
+            return
+        thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the limit of threads is reached; the next pass tries again
+            self.poll()
+        else:
+            self._thread = thread
 
     def _run(self) -> None:
         pause = threading.Event()
@@ -99,14 +125,19 @@ class NvmlEvents:
 
     def _wait_for_event(self, milliseconds: int) -> str:
         """Wait for an event and count it. Return the error of the call, or "" after an event."""
+        event_set = self._set
+        assert event_set is not None  # noqa: S101  # the callers check it
         try:
-            event = self.library.call("nvmlEventSetWait_v2", self._set, milliseconds)
+            event = self.library.call("nvmlEventSetWait_v2", event_set.handle, milliseconds)
         except CallFailedError as failure:
             if failure.error != "timeout":
                 self.library.count_error(failure.call, failure.error)
             return failure.error
+        address, latest_set = _address(event.device), self._set
+        if event_set is not latest_set and latest_set is not None and address in latest_set.addresses:
+            return ""  # the latest set delivers the event, too
         with self._lock:
-            index = self._indices.get(_address(event.device))
+            index = self._indices.get(address)
             if index is not None and event.eventType == XID:
                 xids, xid = self._xids.setdefault(index, {}), str(event.eventData)
                 if xid in xids or len(xids) < _MAX_XIDS:
