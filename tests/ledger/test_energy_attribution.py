@@ -186,6 +186,17 @@ def test_a_process_that_exited_before_a_list_is_attributed_energy_by_the_gpu_in_
     assert not third.slices
 
 
+def test_a_later_process_with_the_pid_of_an_ended_process_is_attributed_energy() -> None:
+    gpu = new_attribution()
+    processes = [reported_process(2.1, 2.9), reported_process(6.1, 6.9)]
+    divide_until(gpu, 5, [listing(second) for second in range(1, 6)], reported_processes=processes[:1])
+    division = divide_until(
+        gpu, 8, [listing(second) for second in (6, 7, 8)], runs={7: "b"}, reported_processes=processes[1:]
+    )
+
+    assert joules(division.slices, "b") == pytest.approx(WATTS * 0.8)
+
+
 def test_energy_is_attributed_to_only_one_of_a_listed_and_a_reported_process() -> None:
     lists = [listing(second, *([8] if second >= 3 else [])) for second in (1.0, 2.0, 3.0, 4.0, 5.0)]
     slices = divide_until(

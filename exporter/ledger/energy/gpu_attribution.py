@@ -34,7 +34,7 @@ FREE_INTERVAL_SECONDS = 60.0
 LIFE_TOLERANCE_SECONDS = 1.5
 """Tolerance when a lifetime from the feed is compared with the times of the driver's lists."""
 MAX_SETTLED_PIDS = 4096
-"""Maximum number of remembered pids whose reports from the feed are ignored. The oldest are forgotten first."""
+"""Maximum number of remembered pids of settled processes. The oldest are forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,9 @@ class GpuAttribution:
         self._holders: dict[int, _Holder] = {}
         self._past_holders: list[_Holder] = []  # previous intervals of processes that hold the GPU again
         self._free_intervals: deque[_FreeInterval] = deque()
-        # Pids that were listed, and pids of reported processes whose energy was divided without a list.
-        self._settled_pids: dict[int, None] = {}
+        # Latest possible start of each settled process, by pid: of a process that was listed, or whose energy was divided without
+        # a list. A process that starts later has the same pid again.
+        self._latest_starts: dict[int, float] = {}
 
     @property
     def pids(self) -> set[int]:
@@ -205,7 +206,7 @@ class GpuAttribution:
                     self._past_holders.append(holder)
                 started_at = self._listed_at if life is None else life.started_at
                 holder = self._holders[pid] = _Holder(pid, max(started_at, self._listed_at))
-                self._mark_settled(pid)
+                self._mark_settled(pid, listing.time)
             holder.memory_bytes = use.memory_bytes
             holder.sm_ratio = use.ratios.get("sm", holder.sm_ratio)
         for pid, holder in self._holders.items():
@@ -221,9 +222,9 @@ class GpuAttribution:
         self, life: ProcessLife, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
     ) -> None:
         """Add a holder for a process that no list contains, and attribute the energy of the free intervals since its start."""
-        if life.pid in self._holders or life.pid in self._settled_pids:
+        if life.pid in self._holders or self._is_settled(life):
             return
-        self._mark_settled(life.pid)
+        self._mark_settled(life.pid, life.started_at + LIFE_TOLERANCE_SECONDS)
         self._claim_stored_slices(life, find_run, division)
         if points:
             for interval in self._take_free_intervals(life.started_at, self._divided_point.time):
@@ -238,13 +239,9 @@ class GpuAttribution:
         Does nothing until the energy up to the exit is divided.
         """
         life = process.life
-        if (
-            life.pid in self._settled_pids
-            or life.ended_at is None
-            or life.ended_at > self._divided_point.time
-        ):
+        if life.ended_at is None or life.ended_at > self._divided_point.time or self._is_settled(life):
             return
-        self._mark_settled(life.pid)
+        self._mark_settled(life.pid, life.ended_at)
         list_times = [
             listed_at
             for listed_at in self._list_times
@@ -359,10 +356,15 @@ class GpuAttribution:
             else:
                 division.slices.append(gpu_slice)
 
-    def _mark_settled(self, pid: int) -> None:
-        self._settled_pids[pid] = None
-        while len(self._settled_pids) > MAX_SETTLED_PIDS:
-            del self._settled_pids[next(iter(self._settled_pids))]
+    def _mark_settled(self, pid: int, latest_start: float) -> None:
+        """Ignore later reports of the feed about a process that had the pid and started by *latest_start*."""
+        self._latest_starts.pop(pid, None)  # inserted again as the newest entry
+        self._latest_starts[pid] = latest_start
+        while len(self._latest_starts) > MAX_SETTLED_PIDS:
+            del self._latest_starts[next(iter(self._latest_starts))]
+
+    def _is_settled(self, life: ProcessLife) -> bool:
+        return life.started_at <= self._latest_starts.get(life.pid, -inf)
 
     def _discard_divided(self, find_run: FindRun) -> None:
         """Discard holders whose energy is divided, and old intervals without a holder."""
