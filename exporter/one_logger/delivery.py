@@ -267,6 +267,8 @@ class ExportQueue:
         if not self._closing.is_set():
             self._closing.set()
             self.worker.put(ExportCall("close"), bounded=False)
+            if hasattr(self.exporter, "shut_down"):
+                self.worker.put(ExportCall("shut_down"), bounded=False)
         wait_for_worker = self.worker.finish()
 
         def wait(timeout_seconds: float) -> None:
@@ -280,6 +282,9 @@ class ExportQueue:
         return wait
 
     def _process(self, call: ExportCall) -> None:
+        if call.method == "shut_down":
+            self._attempt(call)
+            return
         if self._is_closed and call.method in {"write_out", "close"}:
             return
         self._is_closed = False

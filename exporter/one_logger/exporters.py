@@ -31,8 +31,9 @@ class BaseExporter:
 
     A method raises `ExportError` on failure, and is then called again with the same arguments. An exporter that buffers records
     can define a method `write_out()`, which is called when the queue is empty, after every 256 records, and again half a minute
-    after a failure. The exporter must bound its buffer, and add the records that it discards to `dropped_records`. `Exporter` is
-    another name of this class.
+    after a failure. The exporter must bound its buffer, and add the records that it discards to `dropped_records`.
+    `close()` is called at the end of each application, and `initialize()` again if a record follows. An exporter can define a method
+    `shut_down()`, which is called once, after the last `close()`. `Exporter` is another name of this class.
 
     Attributes:
         application_name: Name of the application, which a configured provider sets.
@@ -45,7 +46,7 @@ class BaseExporter:
     dropped_records = 0
 
     def initialize(self) -> None:
-        """Prepare for records. Called again after a failure."""
+        """Prepare for records. Called again after a failure, and if a record follows after `close`."""
         self.ready, self.closed = True, False
 
     def export_start(self, span: Span) -> None:  # noqa: ARG002  # part of the interface

@@ -377,6 +377,36 @@ def test_d33_spans_refused_by_opentelemetry_are_retried() -> None:
     ]
 
 
+def test_opentelemetry_gets_the_spans_of_a_second_application_and_is_shut_down_at_the_end() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from exporter.one_logger.otel.exporter.otel_exporter import OTelExporter
+
+    class Memory(InMemorySpanExporter):  # type: ignore[misc]  # mypy does not follow the imports of the SDK
+        shutdown_calls = 0
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            self.shutdown_calls += 1
+
+    memory = Memory()
+    delivery = Delivery([OTelExporter(memory)], first_pause_seconds=0.001)
+    delivery.start_exporters()
+    for name in ("first", "second"):
+        span = Span.create(name)
+        delivery.start(span)
+        span.stop()
+        delivery.stop(span)
+        delivery.close_exporters()  # as at the end of an application
+        assert delivery.flush(FLUSH_SECONDS)
+    assert memory.shutdown_calls == 0
+    delivery.close(FLUSH_SECONDS)
+
+    assert [span.name for span in memory.get_finished_spans()] == ["first", "second"]
+    assert memory.shutdown_calls == 1
+
+
 def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> None:
     records: list[dict[str, Any]] = []
     finish_calls: list[bool] = []
@@ -393,6 +423,10 @@ def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> N
     assert metrics["telemetry_data_error"] == "INCOMPLETE_TELEMETRY_DATA"
     assert all("app_last_log_time" in record for record in records)
     assert finish_calls == [True]
+
+
+def test_the_repr_of_the_settings_for_weights_and_biases_omits_the_api_key() -> None:
+    assert "secret" not in repr(wandb.Config("team", api_key="secret"))
 
 
 def test_metrics_are_named_by_the_chosen_strategy() -> None:

@@ -1,6 +1,6 @@
 """Exporter to OpenTelemetry: passes spans to a span exporter of the SDK, for example as OTLP.
 
-A span is sent once, after its end or when the exporter is closed. The tracing of the job is not affected, because no context is
+A span is sent after its end or when the exporter is closed, and again if the backend rejects it. The tracing of the job is not affected, because no context is
 attached and the tracer provider is separate.
 """
 
@@ -105,7 +105,7 @@ class OTelExporter(BaseExporter):
         self._ended_spans.clear()
 
     def close(self) -> None:
-        """End the open spans, the latest first, send all spans, and shut the span exporter down.
+        """End the open spans, the latest first, and send all spans. A later application of the process may use the exporter again.
 
         Raises ExportError: The backend rejected the spans.
         """
@@ -113,12 +113,15 @@ class OTelExporter(BaseExporter):
             self._end(self._open_spans.popitem()[1])
         try:
             self.write_out()
+            self._exporter.force_flush()
         finally:
-            # After its shutdown, the span exporter sends nothing.
             self.dropped_records += len(self._ended_spans)
             self._ended_spans.clear()
-            self._exporter.shutdown()
             super().close()
+
+    def shut_down(self) -> None:
+        """Shut the span exporter down, which sends nothing afterwards."""
+        self._exporter.shutdown()
 
     def _end(self, otel_span: SdkSpan, end_time: int | None = None) -> None:
         otel_span.end(end_time)
@@ -130,7 +133,7 @@ class OTelExporter(BaseExporter):
     def _tracer(self) -> Any:
         """Tracer of this exporter, created at the first record, because the application name is set by then."""
         resource, limits = self._resource or self._default_resource(), SpanLimits(max_events=MAX_EVENTS)
-        # `close` shuts the span exporter down. At exit, the provider would do so before the last spans arrive.
+        # `shut_down` shuts the span exporter down. At exit, the provider would do so before the last spans arrive.
         provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
         return provider.get_tracer("training-exporter")
 

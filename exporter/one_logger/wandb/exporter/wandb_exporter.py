@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
@@ -32,11 +32,11 @@ __all__ = [
 
 @dataclass
 class Config:
-    """Settings of the W&B run, with the field names of one-logger."""
+    """Settings of the W&B run, with the field names of one-logger. The repr omits the API key."""
 
     entity: str
     host: str = "https://api.wandb.ai"
-    api_key: str = ""  # "" for W&B's own settings
+    api_key: str = field(default="", repr=False)  # "" for W&B's own settings
     project: str = "one-logger-tracking"
     run_name: str | None = None  # None for a unique name
     save_dir: str = "./wandb"
