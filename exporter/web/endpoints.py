@@ -208,7 +208,8 @@ class ReloadEndpoint:
 def _names(query: str) -> frozenset[str]:
     """Return the values of `name[]`, the parameter of the client libraries. Raises ValueError for other parameters."""
     names = []
-    for parameter in query.split("&", _MAX_NAMES + 1) if query else ():
+    parameters = [parameter for parameter in query.split("&") if parameter]  # as in `name[]=x&`
+    for parameter in parameters[: _MAX_NAMES + 1]:
         key, _, value = parameter.partition("=")
         if unquote_plus(key) != "name[]":
             parameter_name = unquote_plus(key)[:_MAX_NAME_LENGTH]

@@ -64,6 +64,15 @@ def test_an_unknown_or_oversized_query_is_refused_with_a_helpful_message(query: 
     assert message in reply.body.decode()
 
 
+def test_empty_parameters_of_a_query_are_ignored() -> None:
+    endpoint = MetricsEndpoint(lambda _form, names: " ".join(sorted(names)).encode())
+
+    with serving(endpoint) as server:
+        reply = send_request(port_of(server), "/metrics?&name[]=x&&name[]=y&")
+
+    assert (reply.status, reply.body) == (200, b"x y")
+
+
 def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
     endpoint = MetricsEndpoint(lambda _form, names: b"" if names else b"up 1\n")
 
