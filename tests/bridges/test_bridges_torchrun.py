@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from bridges_support import installed_distribution, needs
 from elastic_support import page_of, sum_by_labels
+from places import TESTS
 from run_support import child_environment, free_port, page, run_command, run_to_completion, running_process
 from waiting import PATIENCE, wait_until
 
@@ -25,7 +26,7 @@ def job_environment(path: Path, **extra: str) -> dict[str, str]:
     env = child_environment(
         OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2", **extra
     )
-    env["PYTHONPATH"] = f"{installed_distribution(path / 'site')}:{env['PYTHONPATH']}"
+    env["PYTHONPATH"] = f"{installed_distribution(path / 'site')}:{env['PYTHONPATH']}:{TESTS}"
     return env
 
 
@@ -87,48 +88,17 @@ def normalized_lines(path: Path) -> list[str]:
     )
 
 
-TRAIN = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-import torch.distributed.elastic.events as events
-import torch.distributed.elastic.metrics as metrics
-
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-# A store for each attempt: in torch 2.13, a second attempt may find addresses of the first attempt in torchrun's store.
-store = f"file://{sys.argv[1]}-{attempt}"
-dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-for step in range(3):
-    dist.all_reduce(torch.ones(1))
-    metrics.put_metric("train.step_ms", 12)
-events.record(events.Event("worker.evt", events.EventSource.WORKER, metadata={"rank": rank}))
-sys.stdout.write(f"rank {rank} attempt {attempt}\\n")
-sys.stdout.flush()
-dist.barrier()
-time.sleep(1)  # output that a rank has not written yet is lost when torchrun sends SIGTERM
-if not attempt:
-    if rank == 1:
-        sys.exit(7)
-    time.sleep(60)
-if rank == 0 and os.environ["ENDS_WITH"] != "0":
-    time.sleep(60)
-sys.exit(int(os.environ["ENDS_WITH"]))
-"""
-"""Program of two ranks. Rank 1 fails once, while rank 0 waits for SIGTERM."""
-
-
-@pytest.mark.parametrize("ends_with", [0, 3])
+@pytest.mark.parametrize("final_status", [0, 3])
 def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_completely(
-    tmp_path: Path, ends_with: int
+    tmp_path: Path, final_status: int
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    env = job_environment(tmp_path, ENDS_WITH=str(ends_with))
-    plain_outcome = run_job(
-        tmp_path, torchrun_command(2, script, tmp_path / "plain"), env, is_under_run=False
-    )
-    outcome_under_run = run_job(
-        tmp_path, torchrun_command(2, script, tmp_path / "under-run"), env, is_under_run=True
+    call = f"train_with_a_failure({str(tmp_path)!r}, {final_status})"
+    script.write_text(f"from programs.torchrun import train_with_a_failure\n{call}\n")
+    env = job_environment(tmp_path)
+    plain_outcome, outcome_under_run = (
+        run_job(tmp_path, torchrun_command(2, script), env, is_under_run=is_under_run)
+        for is_under_run in (False, True)
     )
     page = outcome_under_run.page
 
@@ -137,7 +107,7 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
         plain_outcome.stdout_lines,
         plain_outcome.stderr_lines,
     )
-    assert (plain_outcome.status == 0) is (ends_with == 0)
+    assert (plain_outcome.status == 0) is (final_status == 0)
     assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="0") == 6
     assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="1") == 6
     assert sum_by_labels(page, "training_events_total", type="worker.evt") == 4
@@ -145,10 +115,12 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     assert sum_by_labels(page, "training_elastic_failure_restarts_total") == 1
     assert sum_by_labels(page, "training_elastic_rendezvous_seconds_count") == 2
     assert sum_by_labels(page, "training_elastic_worker_starts_total") == 4
-    outcome = "failed_with_retries" if ends_with else "success_with_retries"
+    outcome = "failed_with_retries" if final_status else "success_with_retries"
     assert sum_by_labels(page, "training_elastic_runs_total", outcome=outcome) == 1
     assert sum_by_labels(page, "training_elastic_runs_total") == 1
-    results = [("failed", "3"), ("failed", "-15")] if ends_with else [("succeeded", "0"), ("succeeded", "0")]
+    results = (
+        [("failed", "3"), ("failed", "-15")] if final_status else [("succeeded", "0"), ("succeeded", "0")]
+    )
     for result, exit_code in results:
         results_total = sum_by_labels(
             page, "training_elastic_worker_results_total", result=result, exit_code=exit_code

@@ -12,39 +12,18 @@ from pathlib import Path
 import pytest
 from bridges_support import needs
 from elastic_support import series, sum_by_labels
+from places import TESTS
 from run_support import child_environment, free_port, page, run_command, run_to_completion, running_process
 from waiting import wait_until
 
 pytestmark = [needs("torch"), pytest.mark.timeout(300)]
 
 STEPS = 30
-JOB = """
-import json, os, sys, time
-import torch
-import torch.distributed as dist
-from pathlib import Path
-
-directory = Path(sys.argv[1])
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-steps = 0
-for _ in range(int(sys.argv[2])):
-    loss = model(torch.randn(8, 4)).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    steps += 1
-(directory / f"rank{dist.get_rank()}").write_text(json.dumps({"steps": steps, "loss": loss.item()}))
-while not (directory / "pages-read").exists():
-    time.sleep(0.05)
-dist.barrier()
-"""
 
 
-def agent_command(node: int, rendezvous_options: list[str], script: Path, *arguments: object) -> list[str]:
+def agent_command(node: int, rendezvous_options: list[str], script: Path) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
-    return [*launcher, "--nproc-per-node=1", *rendezvous_options, str(script), *map(str, arguments)]
+    return [*launcher, "--nproc-per-node=1", *rendezvous_options, str(script)]
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
@@ -52,19 +31,21 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
     tmp_path: Path, backend: str
 ) -> None:
     script, rendezvous_port = tmp_path / "train.py", free_port()
-    script.write_text(JOB)
+    call = f"train_until_the_pages_are_read({str(tmp_path)!r}, {STEPS})"
+    script.write_text(f"from programs.torchrun import train_until_the_pages_are_read\n{call}\n")
     static_options = ["--master-addr=127.0.0.1", f"--master-port={rendezvous_port}"]
     c10d_options = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{rendezvous_port}"]
     rendezvous_options = static_options if backend == "static" else c10d_options
     feeds, ports = [tmp_path / "feed0", tmp_path / "feed1"], [free_port(), free_port()]
     log_files = [tmp_path / "stderr0", tmp_path / "stderr1"]
+    environment = child_environment(OMP_NUM_THREADS="1")
+    environment["PYTHONPATH"] += f":{TESTS}"
     with ExitStack() as stack:
         for node, (feed, port, path) in enumerate(zip(feeds, ports, log_files, strict=True)):
-            job = agent_command(node, rendezvous_options, script, tmp_path, STEPS)
+            job = agent_command(node, rendezvous_options, script)
             stderr = stack.enter_context(path.open("w"))
             command = run_command(feed, job, f"--state.dir={tmp_path / f'state{node}'}", port=port)
-            settings = {"stderr": stderr, "env": child_environment(OMP_NUM_THREADS="1")}
-            stack.enter_context(running_process(command, feed, **settings))
+            stack.enter_context(running_process(command, feed, stderr=stderr, env=environment))
         wait_until((tmp_path / "rank0").exists)
         wait_until((tmp_path / "rank1").exists)
         ports_by_rank = [wait_until(partial(port_of_rank, rank, ports)) for rank in (0, 1)]

@@ -14,6 +14,9 @@ import pytest
 from collectors_support import assert_sound, value_of
 from energy_support import without_privileges
 from ledger_support import make_process
+from places import TESTS
+from programs import code_of
+from programs.trainer import WRITTEN_BYTES, obey_commands
 from waiting import wait_until
 
 from exporter.collectors.job import JobProcess
@@ -27,50 +30,15 @@ LOADER = ("r", "0", "dataloader")
 PREFIX = "training_process"
 CPU, STATE = f"{PREFIX}_cpu_seconds_total", f"{PREFIX}_state"
 
-TRAINER_SOURCE = """
-import multiprocessing, os, signal, subprocess, sys, time
-context = multiprocessing.get_context("fork")
-def work(connection):
-    while True:
-        command = connection.recv()
-        if command == "burn":
-            end = time.process_time() + 0.3
-            while time.process_time() < end: pass
-        elif command == "write":
-            with open("written", "wb") as file:
-                file.write(bytes(1 << 20)); file.flush(); os.fsync(file.fileno())
-        elif command == "exit": os._exit(3)
-        connection.send("done")
-workers, connections = {}, {}
-for line in sys.stdin:
-    command, name = (*line.split(), "")[:2]
-    if command == "fork":
-        connections[name], worker_end = context.Pipe()
-        workers[name] = context.Process(target=work, args=(worker_end,), daemon=True)
-        workers[name].start()
-    elif command in ("burn", "write"):
-        connections[name].send(command); connections[name].recv()
-    elif command == "exit":
-        connections[name].send("exit")
-    elif command == "reap":
-        workers[name].join()
-    elif command == "stop":
-        os.kill(workers[name].pid, signal.SIGSTOP)
-    elif command == "program":
-        subprocess.Popen(["sleep", "60"])
-    print("done", flush=True)
-for worker in workers.values(): worker.kill()
-"""
-"""Trainer that executes a command per line of standard input, and confirms each with a line of standard output."""
-
 
 class TrainerProcess:
-    """Running trainer, in a session of its own, so that `close` also ends its children."""
+    """Running `obey_commands`, in a session of its own, so that `close` also ends its children."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER_SOURCE],
+            [sys.executable, "-c", code_of(obey_commands)],
             cwd=directory,
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -155,8 +123,11 @@ def test_bytes_that_a_worker_wrote_are_not_counted_again_after_the_trainer_waite
     collected = collector.collect()
 
     written = f"{PREFIX}_io_written_bytes_total"
-    assert required_value(collected, written, *LOADER) >= 1 << 20  # 0 on a filesystem in memory
-    assert required_value(collected, written, *TRAINER) - required_value(initial, written, *TRAINER) < 1 << 19
+    assert required_value(collected, written, *LOADER) >= WRITTEN_BYTES  # 0 on a filesystem in memory
+    assert (
+        required_value(collected, written, *TRAINER) - required_value(initial, written, *TRAINER)
+        < WRITTEN_BYTES / 2
+    )
 
 
 def test_values_match_ps_and_procfs(trainer: TrainerProcess) -> None:

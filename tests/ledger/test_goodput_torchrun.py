@@ -20,67 +20,12 @@ from typing import Any
 
 import pytest
 from goodput_support import check_seconds_add_up, counts_by_reason, training_value
+from places import PROJECT, TESTS
 from serve_support import environment, sidecar
 from test_goodput_scenarios import read_page, wait_for
 from waiting import PATIENCE
 
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
-
-TRAINING_PROGRAM = """
-import json, os, signal, sys, time
-import torch
-import torch.distributed as dist
-import exporter
-from exporter import training
-
-directory = sys.argv[1]
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-log_file = open(f"{directory}/log-{rank}", "a", buffering=1)
-
-def log_event(**fields):
-    log_file.write(json.dumps({"attempt": attempt, "at": time.time(), **fields}) + "\\n")
-
-ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-log_event(event="start", start=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks)
-with training.application():
-    with training.distributed_init():
-        # A separate store per attempt: in torchrun's store, gloo finds addresses of the previous attempt.
-        store = f"file://{directory}/store-{attempt}"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-    with training.checkpoint_load():
-        path = f"{directory}/saved"
-        start = int(open(path).read()) if os.path.exists(path) else 0
-        dist.barrier()  # no rank saves before all have read
-    with training.training_loop(train_iterations_start=start):
-        log_event(event="loop")
-        for step in range(start, 50):
-            started_at = time.monotonic()
-            try:
-                with training.training_iteration():
-                    time.sleep(0.02 + 0.01 * rank)
-                    with training.phase("grad_sync"):
-                        dist.all_reduce(torch.ones(1))
-            except BaseException:
-                log_event(event="failed", seconds=time.monotonic() - started_at)
-                raise
-            log_event(event="step", step=step, seconds=time.monotonic() - started_at)
-            if (step + 1) % 10 == 0:
-                with training.checkpoint_save(global_step=step + 1):
-                    if rank == 0:
-                        with open(f"{path}-new", "w") as file:
-                            file.write(str(step + 1))
-                        os.rename(f"{path}-new", path)
-                    dist.barrier()
-            exporter.flush()
-            if (attempt, rank, step + 1) in {(0, 1, 25), (1, 0, 37)}:
-                time.sleep(0.2)  # the other rank has started its next step
-                log_event(event="killed")
-                os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-    dist.destroy_process_group()
-log_event(event="end")
-"""
-"""Trains as the docstring of this file describes and logs steps, deaths and ends to `log-<rank>`."""
 
 
 @pytest.mark.timeout(180)
@@ -88,18 +33,21 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     pytest.importorskip("torch", reason="torch is not installed")
 
     script = tmp_path / "train.py"
-    script.write_text(TRAINING_PROGRAM)
+    script.write_text(
+        f"from programs.goodput import train_and_kill_ranks\ntrain_and_kill_ranks({str(tmp_path)!r})\n"
+    )
     (tmp_path / "exporter.yaml").write_text("feed:\n  interval: 200ms\n")
     command = [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"),
         "--monitor-interval=2",  # gives a rank whose peer died time to log its failed step
-        *(str(script), str(tmp_path)),
+        str(script),
     ]
     env = environment(
         EXPORTER_FEED_DIR=str(tmp_path / "feed"),
         EXPORTER_FLUSH_SECONDS="0.2",
         OMP_NUM_THREADS="1",
+        PYTHONPATH=f"{PROJECT}:{TESTS}",
     )
     with sidecar(tmp_path, f"--config.file={tmp_path / 'exporter.yaml'}") as running:
         result = subprocess.run(

@@ -1,0 +1,58 @@
+"""Programs of the ranks of torchrun. They do not use the exporter, as jobs that are recorded without a change."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic import events, metrics
+
+
+def train_with_a_failure(directory: str, final_status: int) -> None:
+    """Train three steps on two ranks. Rank 1 fails once, while rank 0 waits for SIGTERM. Exit with a status.
+
+    If the final status is an error, rank 1 exits with the status while rank 0 waits for SIGTERM again.
+    """
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    # A store for each attempt: in torch 2.13, a second attempt may find addresses of the first attempt in torchrun's store.
+    store = f"file://{directory}/store-{os.getppid()}-{attempt}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))
+        metrics.put_metric("train.step_ms", 12)
+    events.record(events.Event("worker.evt", events.EventSource.WORKER, metadata={"rank": rank}))
+    sys.stdout.write(f"rank {rank} attempt {attempt}\n")
+    sys.stdout.flush()
+    dist.barrier()
+    time.sleep(1)  # output that a rank has not written yet is lost when torchrun sends SIGTERM
+    if not attempt:
+        if rank == 1:
+            sys.exit(7)
+        time.sleep(60)
+    if rank == 0 and final_status:
+        time.sleep(60)
+    sys.exit(final_status)
+
+
+def train_until_the_pages_are_read(directory: str, steps: int) -> None:
+    """Train with DDP, write the steps and the last loss of the rank to a file, and exit once the file `pages-read` exists."""
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    finished_steps, loss = 0, torch.zeros(())
+    for _ in range(steps):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        finished_steps += 1
+    report = {"steps": finished_steps, "loss": loss.item()}
+    (Path(directory) / f"rank{dist.get_rank()}").write_text(json.dumps(report))
+    while not (Path(directory) / "pages-read").exists():
+        time.sleep(0.05)
+    dist.barrier()
