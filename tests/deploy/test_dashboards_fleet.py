@@ -291,17 +291,48 @@ def test_failing_saves_have_no_rank_although_a_rank_is_slow(tmp_path: Path, node
     assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, rows)
 
 
-def test_an_alert_about_a_gpu_names_the_rank_that_uses_the_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("alert", "problem", "fault"),
+    [
+        pytest.param(
+            'alertname="GpuXidCritical",xid="48"',
+            "Xid 48",
+            {'gpu_xid_last_timestamp_seconds{instance="n2",gpu="3",uuid="G3",xid="48"}': "_x20 300x40"},
+            id="Xid",
+        ),
+        pytest.param(
+            'alertname="GpuThermalThrottle"',
+            "GpuThermalThrottle",
+            {
+                'gpu_clocks_event_seconds_total{instance="n2",gpu="3",uuid="G3",reason="hw_thermal"}': "0x20 1+9x40"
+            },
+            id="throttling",
+        ),
+        pytest.param(
+            'alertname="GpuEccUncorrected"',
+            "GpuEccUncorrected",
+            {'gpu_ecc_errors_total{instance="n2",gpu="3",uuid="G3",kind="uncorrected"}': "0x20 2x40"},
+            id="memory error",
+        ),
+        pytest.param(
+            'alertname="GpuRecoveryActionNeeded"',
+            "GpuRecoveryActionNeeded",
+            {'gpu_recovery_action{instance="n2",gpu="3",uuid="G3"}': "0x20 1x40"},
+            id="recovery",
+        ),
+    ],
+)
+def test_an_alert_about_a_gpu_names_the_rank_that_uses_the_gpu(
+    tmp_path: Path, alert: str, problem: str, fault: dict[str, str]
+) -> None:
     series = (
         _hung_lost_and_healthy_runs()
-        | _alerts('alertname="GpuXidCritical",run="a",instance="n2",gpu="3",xid="48"')
-        | {
-            'training_rank_info{run="a",instance="n2",rank="1",gpu="3",uuid="G3"}': "1x60",
-            'gpu_xid_last_timestamp_seconds{instance="n2",gpu="3",uuid="G3",xid="48"}': "_x20 300x40",
-        }
+        | _alerts(f'{alert},run="a",instance="n2",gpu="3"')
+        | {'training_rank_info{run="a",instance="n2",rank="1",gpu="3",uuid="G3"}': "1x60"}
+        | fault
     )
     rows = {
-        '{run="a",user="u",state="running",alertname="Xid 48",instance="n2",rank="1",gpu="3"}': 1.0,
+        f'{{run="a",user="u",state="running",alertname="{problem}",instance="n2",rank="1",gpu="3"}}': 1.0,
         '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
         '{run="c",user="u",state="lost"}': 1.0,
     }

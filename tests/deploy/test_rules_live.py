@@ -68,6 +68,7 @@ EMPTY_RECORDS = {
     "run:training_mttf:seconds": "before the first interruption",
     "gpu:gpu_recovery_action:info": "no GPU requests an action",
     "instance:gpu_not_read:sum": "the driver is read at every scrape",
+    "gpu:gpu_throttled_onset:timestamp_seconds": "no GPU is throttled",
     "gpu:gpu_throttled_start:timestamp_seconds": "no GPU is throttled",
     "run:training_odd_phase:info": "the ranks are in one phase",
     "run:training_standstill:info": "no run stands still",
