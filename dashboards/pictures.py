@@ -86,7 +86,23 @@ def main(arguments: Sequence[str]) -> int:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def draw_picture(command: Sequence[str], picture_path: Path) -> bool:
+    """Remove the picture of an earlier run, run a command that draws a new one, and return True if the command has written it.
+
+    Prints the path of the picture, or the output of a command that wrote none. The exit status does not count: it is also 1 if a
+    query of the dashboard returns no series.
+    """
+    picture_path.unlink(missing_ok=True)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not picture_path.exists():
+        sys.stderr.write(f"{picture_path}: {completed.stdout}{completed.stderr}\n")
+        return False
+    sys.stdout.write(f"{picture_path}\n")
+    return True
+
+
 def _draw_all(options: argparse.Namespace, url: str, start_time: float) -> int:
+    """Draw the dashboards with the data of a Prometheus server, and return the exit status."""
     status = 0
     for board in BOARDS:
         settings = PICTURE_SETTINGS.get(board.uid, PictureSettings(board.uid))
@@ -109,12 +125,8 @@ def _draw_all(options: argparse.Namespace, url: str, start_time: float) -> int:
                 f"--out={picture_path}",
                 *(f"--var={name}={value}" for name, value in settings.values.items()),
             ]
-            completed = subprocess.run(command, capture_output=True, text=True, check=False)
-            if not picture_path.exists():
-                sys.stderr.write(f"{board.uid}: {completed.stdout}{completed.stderr}\n")
+            if not draw_picture(command, picture_path):
                 status = 1
-            else:
-                sys.stdout.write(f"{picture_path}\n")
         board_path.unlink()
     return status
 

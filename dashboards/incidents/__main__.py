@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 
 from dashboards.incidents import PLACEMENTS, TIMES, IncidentRun, RunPlacement, world_size
+from dashboards.scenario import SITE_ENERGY
+from dashboards.scenario.machine import GPUS_PER_NODE, MACHINE_DIRECTORY
 from dashboards.scenario.prometheus import ROOT, Intervals, PrometheusServer, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
@@ -27,23 +29,9 @@ STARTUP_SECONDS = 60.0
 FIRST_STEP_SECONDS = 15.0
 """Seconds from the start of an attempt to its first step."""
 SCRAPE_JOB = "training"
-MACHINE_DIRECTORY = ROOT / "exporter" / "replay" / "described"
-GPUS_PER_NODE = 8
 GPU_MEMORY_BYTES, IDLE_GPU_MEMORY_BYTES = 71_000_000_000, 552_599_552
 GPU_ENERGY_COUNTER = {"idle": 71_000, "busy": 692_000, "counter_from": 1}
 """Energy counter of a GPU in the notation of the replay; the growth per second is in millijoules."""
-ENERGY = {
-    "cpu_tdp_watts": 350,
-    "cpu_idle_watts": 90,
-    "pue": 1.12,
-    "carbon_intensity": 344,
-    "carbon_zone": "DE",
-    "carbon_factor": "lifecycle",
-    "carbon_kind": "average",
-    "currency": "EUR",
-    "electricity_price": 0.21,
-    "gpu_hour_price": 2.4,
-}
 HOT_GPU, FAULTY_GPU, LOST_GPU = 2, 5, 1
 """Indexes of the GPUs of rank 2 of `straggler`, rank 1 of `xid-ecc`, and rank 1 of `lost-gpu`."""
 
@@ -160,7 +148,7 @@ class SessionProcesses:
             configuration = {
                 "feed": {"dir": str(directory / "feed")},
                 "gpu": {"replay": machine_path.stem},
-                "energy": ENERGY | {"lock_dir": str(directory / "lock")},
+                "energy": SITE_ENERGY | {"lock_dir": str(directory / "lock")},
             }
             (directory / "exporter.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
         with (directory / "exporter.log").open("ab") as log:
@@ -215,6 +203,7 @@ class SessionProcesses:
         return [process.pid for process in processes]
 
     def _timeline(self) -> list[tuple[float, Callable[[], None]]]:
+        """Return the actions of the session, each with its time in seconds since the start, in ascending order."""
         node = PLACEMENTS[-1].node
         return [
             (TIMES.incident_start_seconds, self._kill_run),
@@ -237,6 +226,7 @@ class SessionProcesses:
         self._ranks[run, 0].terminate()
 
     def _restart_run(self) -> None:
+        """Let the replacements of the killed ranks train, after a checkpoint of step 350."""
         for rank, process in self._replacement_ranks.items():
             self._ranks[IncidentRun.KILLED.value, rank].wait()
             self._ranks[IncidentRun.KILLED.value, rank] = process
@@ -261,6 +251,7 @@ class SessionProcesses:
 
 
 def _environment() -> dict[str, str]:
+    """Return the environment of this command, without the variables of the exporter."""
     return {name: value for name, value in os.environ.items() if not name.startswith("EXPORTER_")}
 
 

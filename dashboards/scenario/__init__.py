@@ -1,11 +1,11 @@
 """Scenario of six nodes and two runs for the dashboards, with real exporters, processes and Prometheus, and replayed GPUs.
 
-- `node-1` and `node-2` have eight H100 each and execute a run of four ranks. The run pauses, saves checkpoints, validates,
-  records NaN gradients, has a straggler, crashes and restarts. On `node-2`, a GPU overheats, a second GPU has memory errors,
-  and a third GPU is lost for an interval.
+- `node-1` and `node-2` have eight H100 each. A run has two ranks on each of the two nodes; the run pauses, saves checkpoints,
+  validates, records NaN gradients, has a straggler, crashes and restarts. On `node-2`, a GPU overheats, a second GPU has memory
+  errors, and a third GPU is lost for an interval.
 - `node-3` has no GPUs. The exporter of `node-3` is down for an interval.
 - `node-4` has A100 in MIG mode.
-- `node-5` and `node-6` have eight H100 each and execute a run without faults, the baseline.
+- `node-5` and `node-6` have eight H100 each. The second run, the baseline without faults, has two ranks on each of the two nodes.
 
 `cluster.Cluster` stops all processes on exit. If the parent is killed, the ranks exit because standard input closes; the
 exporters and Prometheus continue to run.
@@ -16,6 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_SECONDS = 240.0
+SITE_ENERGY = {
+    "cpu_tdp_watts": 350,
+    "cpu_idle_watts": 90,
+    "pue": 1.12,
+    "carbon_intensity": 344,
+    "carbon_zone": "DE",
+    "carbon_factor": "lifecycle",
+    "carbon_kind": "average",
+    "currency": "EUR",
+    "electricity_price": 0.21,
+    "gpu_hour_price": 2.4,
+}
+"""Energy settings of a fictional site, in the configuration of its exporters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 from typing_extensions import Self
 
-from dashboards.scenario import Timeline, machine
+from dashboards.scenario import SITE_ENERGY, Timeline, machine
 from dashboards.scenario.prometheus import ROOT, Intervals, PrometheusServer, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
@@ -34,22 +34,6 @@ FAULTY_RUN, BASELINE_RUN = "llama-7b-b", "llama-7b-a"
 CRASHING_RANK, STRAGGLER_RANK = 2, 3
 """Ranks of `FAULTY_RUN`. The straggler is on the GPU of node-2 that overheats."""
 SCRAPE_JOB = "training"
-
-ENERGY = {
-    "interval": "2s",
-    "whole_machine": True,
-    "cpu_tdp_watts": 350,
-    "cpu_idle_watts": 90,
-    "pue": 1.12,
-    "carbon_intensity": 344,
-    "carbon_zone": "DE",
-    "carbon_factor": "lifecycle",
-    "carbon_kind": "average",
-    "currency": "EUR",
-    "electricity_price": 0.21,
-    "gpu_hour_price": 2.4,
-}
-"""Energy settings of a fictional site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +95,17 @@ def scenario_nodes(timeline: Timeline) -> tuple[Node, ...]:
 
 
 class Cluster:
-    """Context manager that starts the processes of the scenario in an empty directory and stops the processes on exit."""
+    """Context manager that starts the processes of the scenario, and stops the processes on exit.
+
+    Args:
+        directory: Empty directory for the configurations, logs and data.
+        timeline: Duration of the scenario and times of its events.
+        environ: Environment of the processes. Variables of the exporter and RANK are removed.
+
+    Attributes:
+        start_time: Unix time of the start of the scenario; 0 before the start.
+        url: Base URL of the Prometheus server; empty before the start.
+    """
 
     def __init__(self, directory: Path, timeline: Timeline, environ: Mapping[str, str] = os.environ) -> None:
         self.timeline = timeline
@@ -191,7 +185,8 @@ class Cluster:
                     "filesystem": {"interval": "5s", "deadline": "4s", "mount_points_include": ["/"]},
                 },
                 "gpu": {"replay": replay, "interval": "1s", "retry": "2s"},
-                "energy": ENERGY | {"lock_dir": str(directory / "lock")},
+                "energy": SITE_ENERGY
+                | {"interval": "2s", "whole_machine": True, "lock_dir": str(directory / "lock")},
             }
             (directory / "exporter.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
             self._ports[node.name] = free_port()

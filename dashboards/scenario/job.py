@@ -21,7 +21,7 @@ from dashboards.scenario import Timeline
 from exporter import log, one_logger, training
 
 COMPUTE_SECONDS, SYNC_SECONDS, DATA_SECONDS = 0.21, 0.025, 0.012
-"""Durations of the parts of a step."""
+"""Durations of the parts of a step that is not paused."""
 FORWARD_SHARE, BACKWARD_SHARE, OPTIMIZER_SHARE = 0.31, 0.6, 0.09  # of the compute time
 VARIATION_FACTOR = 1.04  # upper limit of the random variation of the compute time, except for rare steps
 STRAGGLER_FACTOR = 1.42
@@ -72,17 +72,17 @@ class Rank:
         self._configure()
         with training.application():
             with training.distributed_init():
-                self._wait(0.3)
+                self._sleep_or_end(0.3)
             with training.model_init():
-                self._wait(0.8)
+                self._sleep_or_end(0.8)
             with training.dataloader_init():
-                self._wait(0.3)
+                self._sleep_or_end(0.3)
             with training.optimizer_init():
-                self._wait(0.2)
+                self._sleep_or_end(0.2)
             step = 0
             if self._attempt and self._checkpoint.exists():
                 with training.checkpoint_load():
-                    self._wait(0.7)
+                    self._sleep_or_end(0.7)
                     step = int(self._checkpoint.read_text(encoding="ascii"))
             self._train(step)
 
@@ -117,7 +117,7 @@ class Rank:
             self._timeline.crash_start + self._timeline.restart_duration if self._attempt else 0.0
         )
         step_start = attempt_start + STARTUP_SECONDS
-        self._wait(step_start - time.time())
+        self._sleep_or_end(step_start - time.time())
         first_step_offset = step_start - self._scenario_start
         validation_offset = self._timeline.to_seconds(self._timeline.validation_start)
         failing_save_offset = self._timeline.to_seconds(self._timeline.failing_save)
@@ -161,15 +161,15 @@ class Rank:
         self._nan_steps_left -= has_nan_gradient
         with training.training_iteration():
             with training.data_loading():
-                self._wait(step_start + data_seconds - time.time())
+                self._sleep_or_end(step_start + data_seconds - time.time())
             with training.model_forward():
-                self._wait(compute_seconds * FORWARD_SHARE)
+                self._sleep_or_end(compute_seconds * FORWARD_SHARE)
             with training.model_backward():
-                self._wait(compute_seconds * BACKWARD_SHARE)
+                self._sleep_or_end(compute_seconds * BACKWARD_SHARE)
             with training.phase("grad_sync"):
-                self._wait(step_end - compute_seconds * OPTIMIZER_SHARE - time.time())
+                self._sleep_or_end(step_end - compute_seconds * OPTIMIZER_SHARE - time.time())
             with training.optimizer_update():
-                self._wait(step_end - time.time())
+                self._sleep_or_end(step_end - time.time())
             training.record(
                 loss=self._loss(step),
                 grad_norm=math.nan if has_nan_gradient else self._gradient_norm(step),
@@ -194,7 +194,7 @@ class Rank:
         """Save a checkpoint, which fails if *fails* is true, and return the planned duration in seconds."""
         try:
             with training.checkpoint_save(step):
-                self._wait(SAVE_SECONDS)
+                self._sleep_or_end(SAVE_SECONDS)
                 # Writing to the path of a directory fails with OSError, like writing to a full disk.
                 path = self._checkpoint.parent if fails and not self._is_baseline else self._checkpoint
                 path.write_text(str(step), encoding="ascii")
@@ -214,12 +214,12 @@ class Rank:
         with training.validation_loop():
             for _ in range(VALIDATION_STEPS):
                 with training.validation_iteration():
-                    self._wait(COMPUTE_SECONDS)
+                    self._sleep_or_end(COMPUTE_SECONDS)
                     training.record(loss=3.4 + self._random.gauss(0.0, 0.02), mode="validation")
         return VALIDATION_STEPS * COMPUTE_SECONDS
 
     @staticmethod
-    def _wait(seconds: float) -> None:
+    def _sleep_or_end(seconds: float) -> None:
         """Sleep for a duration.
 
         Raises:

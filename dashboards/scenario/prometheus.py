@@ -1,4 +1,4 @@
-"""Prometheus server for the demo scenario and the data set of incidents, with the rules of `deploy/prometheus/rules`."""
+"""Prometheus server of the scenario and of the session of incidents, with the rules of `deploy/prometheus/rules`."""
 
 from __future__ import annotations
 

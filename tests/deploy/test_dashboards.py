@@ -17,6 +17,7 @@ from rules_support import ROOT, aggregation_labels, labels_by_name, promtool, se
 
 from dashboards.__main__ import MAX_DIFF_LINES, main
 from dashboards.board import COLUMNS, all_panels, read_texts
+from dashboards.pictures import draw_picture
 
 every_board = pytest.mark.parametrize("uid", sorted(MODELS))
 
@@ -51,6 +52,16 @@ def test_a_diff_that_is_cut_says_so(
     *diff_lines, last_line = capsys.readouterr().out.splitlines()
     assert len(diff_lines) == MAX_DIFF_LINES
     assert "7 more lines" in last_line
+
+
+def test_a_picture_of_an_earlier_run_does_not_hide_that_drawing_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture_path = tmp_path / "training-run-dark.png"
+    picture_path.write_bytes(b"earlier picture")
+
+    assert not draw_picture([sys.executable, "-c", "print('no browser')"], picture_path)
+    assert "no browser" in capsys.readouterr().err
 
 
 @every_board
