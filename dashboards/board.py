@@ -17,7 +17,9 @@ from dashboards.panels import Json, Panel
 from dashboards.queries import DATASOURCE, expand
 
 SCHEMA_VERSION = 39
+"""Version of the dashboard schema in Grafana 10.4."""
 TAG = "training-exporter"
+"""Tag of all dashboards. Each dashboard links to the other dashboards with the tag."""
 COLUMNS = 24
 """Width of a dashboard in grid columns."""
 NUMERICAL_SORT = 3
@@ -117,9 +119,7 @@ class Annotation:
     title: str  # title of an event; `{{label}}` expands to the value of the label
     color: str  # color of the line
     enabled: bool = True  # drawn by default
-    use_value_for_time: bool = (
-        True  # True: values are Unix times in ms; False: an event lasts as long as its series
-    )
+    use_value_for_time: bool = True  # values are Unix times in ms; False for the times of the samples
 
     def model(self) -> Json:
         """Return the JSON model of the annotation query."""
@@ -259,18 +259,21 @@ _DASHBOARD_LINKS: Json = {
 }
 
 
-def _compare_single_values_literally(value: Any, single_value_names: Sequence[str]) -> Any:
-    """Replace `=~` by `=` for single-value variables: Grafana does not escape their values for regular expressions."""
-    if isinstance(value, dict):
+def _compare_single_values_literally(model: Any, single_value_names: Sequence[str]) -> Any:
+    """Return a part of a JSON model with `=` instead of `=~` before single-value variables.
+
+    Grafana does not escape the value of such a variable for regular expressions.
+    """
+    if isinstance(model, dict):
         return {
-            key: _compare_single_values_literally(child, single_value_names) for key, child in value.items()
+            key: _compare_single_values_literally(child, single_value_names) for key, child in model.items()
         }
-    if isinstance(value, list):
-        return [_compare_single_values_literally(child, single_value_names) for child in value]
-    if isinstance(value, str):
+    if isinstance(model, list):
+        return [_compare_single_values_literally(child, single_value_names) for child in model]
+    if isinstance(model, str):
         for name in single_value_names:
-            value = value.replace(f'=~"${name}"', f'="${name}"')
-    return value
+            model = model.replace(f'=~"${name}"', f'="${name}"')
+    return model
 
 
 def _lay_out(rows: Sequence[Row]) -> list[Json]:

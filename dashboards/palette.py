@@ -1,8 +1,8 @@
 """Color palette that is safe for color-blind readers on Grafana's dark and light themes.
 
-The palette is based on that of Okabe and Ito, with further colors. Yellow and black, each invisible on one theme, are
-replaced; so is the blue, by a lighter blue. In panels of a status, blue is good, the text color is neutral, gray is absent,
-orange is a warning, and vermilion is bad. Color is never the only signal: a text or a number says the same.
+The palette is based on that of Okabe and Ito, with further colors. Yellow and black are omitted, because each is invisible on
+one theme, and the blue is lighter. In panels of a status, blue is good, the text color is neutral, gray is absent, orange is a
+warning, and vermilion is bad. A text or a number beside the color says the same.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ HASHED_COLOR = {"mode": "palette-classic-by-name"}
 """Color mode that derives the color from a hash of the series name, for names that are not known in advance."""
 
 GOOD, NEUTRAL, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
+"""Colors of a status. `text` is Grafana's color of text, dark or light according to the theme."""
 
 PHASE_COLORS = {
     "iteration": "#2F5F99",
@@ -85,8 +86,10 @@ THROTTLE_REASON_COLORS = {
     "reliability": SKY_BLUE,
     "low_utilization": SILVER,
 }
+"""Colors of the reasons for which a GPU runs below its full clock."""
 
 Override = dict[str, Any]
+"""JSON model of an override: a matcher of series, and the properties of the matching series."""
 
 
 def fixed_color(color: str) -> dict[str, str]:
@@ -108,7 +111,7 @@ def fixed_colors_by_name(colors: Mapping[str, str]) -> list[Override]:
 
 
 def colors_by_prefix(colors: Mapping[str, str]) -> list[Override]:
-    """Return overrides from {prefix of the series name: color}."""
+    """Return overrides from {regular expression at the start of the series name: color}."""
     return [
         series_override({"id": "byRegexp", "options": f"/^{prefix}/"}, fixed_color(color))
         for prefix, color in colors.items()

@@ -29,6 +29,7 @@ from dashboards.queries import DATASOURCE, Query
 Json = dict[str, Any]
 
 NO_VALUE = "\N{EN DASH}"
+"""Text of a cell without a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str
 
 
 YES_NO = value_mappings({1: ("yes", GOOD), 0: ("no", BAD)})
+"""Value mappings of a condition that should be true."""
 DEFAULT_SOFT_MAX_BY_UNIT = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
 """Soft maximum of the axis by unit, so that noise does not fill the panel. Larger values extend the axis."""
 
@@ -97,7 +99,10 @@ def link(title: str, url: str) -> Json:
 def dashboard_link(uid: str, title: str, **variables: str) -> Json:
     """Return a data link to another dashboard with the same time range and data source.
 
-    The values of `variables` are URL-encoded.
+    Args:
+        uid: Identifier of the other dashboard.
+        title: Text of the link.
+        variables: Values of the other dashboard's variables, as templates such as `${__value.raw}`. Grafana URL-encodes the results.
     """
     variable_parameters = "".join(
         f"&var-{name}={value.replace('}', ':percentencode}')}" for name, value in variables.items()
@@ -239,11 +244,21 @@ def stat(
     value_size: int | None = None,
     overrides: Sequence[Override] = (),
 ) -> Panel:
-    """Return a stat panel of values at the end of the time range; `text_mode` is `value`, `name` or `value_and_name`.
+    """Return a stat panel of values at the end of the time range.
 
-    The color of a query applies to values from 1 on, so that zero failures have the default color. `color_mode` is `value` or
-    `background`: the color of the number or of the tile. `value_size` is the font size of the numbers; the automatic size leaves no room
-    for names with two lines.
+    Args:
+        title: Title of the panel, unique on the dashboard.
+        queries: Queries with legends. The color of a query applies to values from 1 on, so that zero failures have the default color.
+        unit: Grafana's identifier of the unit.
+        w: Width in grid columns.
+        h: Height in grid rows.
+        thresholds: Thresholds that color the values of queries without a color.
+        decimals: Number of decimals; None for automatic.
+        text_mode: `value`, `name` or `value_and_name`.
+        color: Color mode of the values; None for the colors of the thresholds.
+        color_mode: `value` to color the numbers, or `background` to color the tile.
+        value_size: Font size of the numbers. None for automatic, which leaves no room for names with two lines.
+        overrides: Overrides of series; these apply after the colors of the queries.
     """
     defaults = field_defaults(unit, thresholds or NO_THRESHOLDS, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}

@@ -29,16 +29,18 @@ SELECTORS = {
     "node_run_any_job": 'cluster=~"$cluster", instance=~"$node", run=~"$run"',
     "node_run": 'cluster=~"$cluster", job=~"$job", instance=~"$node", run=~"$run"',
 }
-"""Matchers by selector name."""
+"""Matchers by selector name. Selectors with equal matchers differ in their conditions, see `_CONDITIONS`."""
 
-_SELECTOR = re.compile(r"@(\w+)")
+_SELECTOR = re.compile(r"@(?P<name>\w+)")
 _MACHINE_SERIES = re.compile(
     r"\b\w+\((?:host|cgroup)_\w+\{[^}]*\}\[[^]]*\]\)|\b(?:host|cgroup)_\w+\{[^}]*\}(?!\[)"
 )
+"""A series of the host or of a container, with the function around it if the series has a range."""
 _RANGE_FUNCTION_OR_SERIES = (
     r"\b\w+\([\w:]+\{{[^}}]*@{0}\b[^}}]*\}}\[[^]]*\](?: offset [$\w]+| @ end\(\))?\)"
     r"|\b[\w:]+\{{[^}}]*@{0}\b[^}}]*\}}(?!\[)(?: offset [$\w]+| @ end\(\))?"
 )
+"""Template of the regular expression of a series with a selector, with the function around it if the series has a range."""
 
 
 def gpus_of_runs(selector: str) -> str:
@@ -62,7 +64,7 @@ NODES_OF_ENERGY = (
     "last_over_time(training_energy_joules_total{@run}[$__range] @ end())"
     " or on () exporter_energy_counting{@cluster}"
 )
-"""PromQL for the nodes of the selected runs; for all nodes if no run has used energy."""
+"""PromQL for the nodes on which the selected runs have used energy; without such a node, for all nodes that count energy."""
 SAME_WORK_RUNS_TEMPLATE = (
     '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{extra_matchers}}}[$__range])'
     ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{extra_matchers}}}[$__range]))'
@@ -88,7 +90,9 @@ TARGET_LABELS = "job, namespace, pod, container, endpoint"
 
 
 def expand(expression: str) -> str:
-    """Return an expression with expanded selectors. Series of one node from two exporters count once.
+    """Return an expression with expanded selectors.
+
+    A series of the host or of a container counts once, even if two exporters of the node publish it.
 
     Raises:
         KeyError: The expression contains an unknown selector.
@@ -98,11 +102,11 @@ def expand(expression: str) -> str:
     )
     for name, condition in _CONDITIONS.items():
         if f"@{name}" not in deduplicated_expression:
-            continue  # the pattern would be tried at each word
+            continue  # saves a slow search: the pattern would be tried at each word
         deduplicated_expression = _CONDITIONAL_SERIES[name].sub(
             rf"(\g<0> and {condition})", deduplicated_expression
         )
-    return _SELECTOR.sub(lambda match: SELECTORS[match[1]], deduplicated_expression)
+    return _SELECTOR.sub(lambda match: SELECTORS[match["name"]], deduplicated_expression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +137,13 @@ class Query:
 
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+"""Reference to the data source that the variable `datasource` of the dashboard selects."""
 
 
 LOCAL_RANK_AS_GPU = (
     'label_replace(training_rank_info{@run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")'
 )
+"""PromQL for the ranks of the run, with the local rank as the label `gpu`."""
 
 
 def _gpu_label_by_rank(labels: str, inferred_source: str) -> str:
@@ -191,11 +197,13 @@ LAST_STEP_TIME_BY_RUN = (
     "max by (cluster, run) (timestamp(run:training_last_progress:age_seconds{@cluster})"
     " - run:training_last_progress:age_seconds{@cluster})"
 )
-"""PromQL for the time of the last step of each run. The recorded age is as old as the last evaluation of the rules."""
+"""PromQL for the time of the last step or validation batch of each run: the time of the recorded sample minus the recorded age."""
 WALL_SECONDS = "max(training_wall_seconds_total{@run})"
+"""PromQL for the wall time of the run since its start."""
 STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
+"""PromQL for the time since the last step or validation batch of the run."""
 STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
-"""PromQL with a value while no step has finished for five times the longest step, and for 30 seconds."""
+"""PromQL for the time since the last step, while it exceeds both five times the longest step and 30 seconds."""
 STANDSTILL_BY_STEP_AGE = (
     f'({STEP_OVERDUE} or on () max(training_run_state{{@run, state=~"stalled|hung"}}) == 1)'
 )
@@ -226,30 +234,33 @@ COST_SO_FAR_BY_CURRENCY = "sum by (currency) (last_over_time(training_cost_total
 """PromQL for the cost of the selected runs since their start, also shortly after their end."""
 JOULES_SO_FAR = "sum(last_over_time(training_energy_joules_total{@run}[15m]))"
 """PromQL for the energy of the selected runs since their start, also shortly after their end."""
-LAST_COMPUTE = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
+LAST_COMPUTE_SECONDS = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
 """PromQL for the compute time of a step of each rank, from the last sample within `$__rate_interval`."""
 
 WORK_PHASES = "|".join(sorted(phases.WORK_PHASES))
+"""Regular expression of the phases that are work."""
 SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput == "checkpoint_save")
-"""Phases that are work, and phases of a save, as regular expressions."""
+"""Regular expression of the phases of a save."""
 OBSERVED_RATIO = (
     f"(clamp_max(max(rate(training_wall_seconds_total{{@run}}[5m])), 1) > 0 and on () {LIVE_STATE})"
 )
 """PromQL for the share of the last five minutes with samples: below 1 for a younger run, without a value after the end of a run."""
 
 
-COMPUTE_SECONDS_BY_NODE = f"max by (instance, rank) ({LAST_COMPUTE} > 0)"
+COMPUTE_SECONDS_BY_NODE = f"max by (instance, rank) ({LAST_COMPUTE_SECONDS} > 0)"
+"""PromQL for the compute time of a step, by node and rank."""
 MEAN_STEP_SECONDS = (
     '(sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval])))'
 )
+"""PromQL for the mean duration of the training steps of all ranks."""
 STAGE_OF_RANK = (
     "on (instance, run, rank, worker) group_left (label_stage)"
     " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
 )
 """Operand of a multiplication that adds the pipeline stage to series of ranks."""
 _COMPUTE_BY_NODE_AND_STAGE = (
-    f"max by (instance, rank, label_stage) (({LAST_COMPUTE} > 0) * {STAGE_OF_RANK} or {LAST_COMPUTE} > 0"
+    f"max by (instance, rank, label_stage) (({LAST_COMPUTE_SECONDS} > 0) * {STAGE_OF_RANK} or {LAST_COMPUTE_SECONDS} > 0"
     " unless on (instance, run, rank, worker) training_rank_info{@run})"
 )
 SPEED_RATIO_BY_NODE = (
@@ -267,18 +278,10 @@ SLOWEST_RANK = (
 )
 """PromQL for the relative speed of the slowest rank, with its GPU unless the rank uses several."""
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{gpu_suffix}}"
-LOST_RATIO = (
-    '((max(training_run_state{@run, state="hung"}) == 1)'
-    " or on () 0 * (max(run:training_step_overdue:seconds{@run}) > 0) + 1"
-    " or on () max(run:training_straggler_wait:ratio{@run}))"
-)
-"""PromQL for the share of the GPU time in which ranks wait for the slowest rank of their stage, by their compute times; 1 while a step is overdue."""
-LOST_GPU_HOURS_PER_HOUR = f"{LOST_RATIO} * on () max(run:training_gpus:count{{@run}})"
 COST_PER_HOUR_BY_CURRENCY = (
     "3600 * sum by (currency) (max by (run, currency) (run:training_cost:rate5m{@run}))"
 )
 """PromQL for the cost per hour of all selected runs together, by currency."""
-LOST_COST_PER_HOUR_BY_CURRENCY = f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () {LOST_RATIO}"
 
 _REPORTING_RANKS = (
     "count by ({by}) (group by ({labels}) (training_process_up{{@run}}"
@@ -287,9 +290,13 @@ _REPORTING_RANKS = (
 
 
 def blank_if_incomplete(expression: str, by: str = "") -> str:
-    """Return PromQL for a sum over the ranks of a run, without a value while ranks are missing; `by` is `run` or empty.
+    """Return PromQL for a sum over the ranks of a run that has no value while ranks are missing.
 
     A rank is missing during an outage of its exporter, and until its counters have two samples.
+
+    Args:
+        expression: PromQL for the sum.
+        by: `run` if the sum is by run; empty for a sum over the single run of the dashboard.
     """
     reporting = _REPORTING_RANKS.format(by=by, labels="run, rank")
     return f"({expression}) unless on ({by}) ({reporting} < max by ({by}) (training_world_size{{@run}}))"

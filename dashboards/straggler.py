@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from dashboards.panels import Panel, stat, warn_from
-from dashboards.queries import (
-    LOST_COST_PER_HOUR_BY_CURRENCY,
-    LOST_GPU_HOURS_PER_HOUR,
-    LOST_RATIO,
-    instant_query,
+from dashboards.queries import COST_PER_HOUR_BY_CURRENCY, instant_query
+
+_LOST_RATIO = (
+    '((max(training_run_state{@run, state="hung"}) == 1)'
+    " or on () 0 * (max(run:training_step_overdue:seconds{@run}) > 0) + 1"
+    " or on () max(run:training_straggler_wait:ratio{@run}))"
 )
+"""PromQL for the share of the GPU time that the run loses: 1 while it is hung or a step is overdue.
+
+Otherwise, the share in which ranks wait for the slowest rank of their pipeline stage, by their compute times.
+"""
+_LOST_GPU_HOURS_PER_HOUR = f"{_LOST_RATIO} * on () max(run:training_gpus:count{{@run}})"
+_LOST_COST_PER_HOUR = f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_RATIO}"
 
 
 def straggler_cost() -> Panel:
-    """Return the panel of what is lost to the slowest rank or a hang: share of time, GPU hours and cost per hour."""
+    """Return the panel with the lost share of the time, the GPU hours lost per hour, and the cost lost per hour."""
     share_legend = "of time"
     return stat(
         "Lost to the slowest rank or a hang",
-        instant_query(LOST_RATIO, share_legend),
-        instant_query(LOST_GPU_HOURS_PER_HOUR, "GPU hours per hour"),
-        instant_query(LOST_COST_PER_HOUR_BY_CURRENCY, "{{currency}}/h"),
+        instant_query(_LOST_RATIO, share_legend),
+        instant_query(_LOST_GPU_HOURS_PER_HOUR, "GPU hours per hour"),
+        instant_query(_LOST_COST_PER_HOUR, "{{currency}}/h"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",

@@ -23,7 +23,7 @@ FILTER_ICON_PIXELS = 22
 SORT_ARROW_PIXELS = 20
 LETTER_PIXELS = 7.5
 """Mean width of a letter of a column heading."""
-MIN_COLUMN_WIDTH = 100
+MIN_COLUMN_WIDTH_PIXELS = 100
 """Minimum width in pixels of a column without a fixed width."""
 
 
@@ -265,7 +265,7 @@ def _build_table(
         "cellOptions": {"type": "auto"},
         "filterable": False,
         "inspect": False,
-        "minWidth": MIN_COLUMN_WIDTH,
+        "minWidth": MIN_COLUMN_WIDTH_PIXELS,
     }
     options: Json = {
         "cellHeight": "sm",
@@ -293,7 +293,7 @@ def _column_properties(column: Column, is_sorted: bool) -> list[Json]:
     if column.width:
         properties.append({"id": "custom.width", "value": max(column.width, heading_pixels)})
     else:
-        properties.append({"id": "custom.minWidth", "value": max(MIN_COLUMN_WIDTH, heading_pixels)})
+        properties.append({"id": "custom.minWidth", "value": max(MIN_COLUMN_WIDTH_PIXELS, heading_pixels)})
     if column.decimals is not None:
         properties.append({"id": "decimals", "value": column.decimals})
     if column.thresholds or column.mappings:
