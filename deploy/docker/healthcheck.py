@@ -13,13 +13,12 @@ import os
 import ssl
 import sys
 
-TIMEOUT_SECONDS = (
-    2.5  # below the timeout of HEALTHCHECK, which kills the script before the script prints the reason
-)
+TIMEOUT_SECONDS = 2.5
+"""Limit of both requests together. HEALTHCHECK has a longer timeout, so that the script can print the reason before it is killed."""
 
 
 def failure_of(connection: http.client.HTTPConnection) -> str | None:
-    """Send one request. Return None if the exporter is healthy, otherwise the reason."""
+    """Send one request. Return None if the exporter is healthy, otherwise the reason why it is not."""
     try:
         connection.request("GET", "/-/healthy")
         status = connection.getresponse().status
