@@ -24,7 +24,7 @@ from exporter.training.clock import PhaseClock, StackEntry
 from exporter.training.kinds import BlockKind
 from exporter.training.numbers import Numbers
 from exporter.training.recorder import TRAINING
-from exporter.training.records import IterationEnded, LoopBegan, Record
+from exporter.training.records import LoopBegan, Record
 from exporter.training.state import TrainingState
 
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
@@ -71,9 +71,7 @@ class SimulatedTraining:
             self.clock.iteration = None
             work_seconds = self.clock.work_seconds() - block.work_seconds
             wait_seconds = self.clock.wait_seconds() - block.wait_seconds
-            self.apply(
-                IterationEnded(block.start_seconds, at_seconds, work_seconds, wait_seconds, is_failed, None)
-            )
+            self.apply((block.start_seconds, at_seconds, work_seconds, wait_seconds, is_failed, None))
 
     def run_block(self, kind: BlockKind, start_seconds: float, end_seconds: float) -> None:
         """Enter and leave a block."""

@@ -16,7 +16,6 @@ from exporter.training.records import IterationEnded
 from exporter.training.spans import NonRecordingSpan, Span
 
 _CLOCK, _RECORDS = TRAINING.clock, TRAINING.records
-_new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
 MAX_THREADS = 64
 """Limit of threads, besides the main thread, whose open iterations are tracked."""
 
@@ -53,8 +52,13 @@ class IterationBlock(HotBlock):
         clock.accepts_iteration = False
         self.thread = clock.thread
         self.began = now
-        self._read_totals()
-        clock.iteration_work = self.work
+        work = waits = 0.0
+        for phase in clock.work:
+            work += phase.seconds
+        for phase in clock.waits:
+            waits += phase.seconds
+        self.work = clock.iteration_work = work
+        self.waits = waits
         clock.iteration = self
         return self
 
@@ -80,27 +84,43 @@ class IterationBlock(HotBlock):
             clock.since = now
         clock.iteration = None
         clock.accepts_iteration = True
-        start_work, start_waits = self.work, self.waits
-        self._read_totals()
-        work, waits = self.work - start_work, self.waits - start_waits
-        record = (self.began, now, work, waits, error is not None, TRAINING.expected)
+        work = waits = 0.0
+        for phase in clock.work:
+            work += phase.seconds
+        for phase in clock.waits:
+            waits += phase.seconds
+        record: IterationEnded = (
+            self.began,
+            now,
+            work - self.work,
+            waits - self.waits,
+            error is not None,
+            TRAINING.expected,
+        )
         if len(_RECORDS) < MANY_RECORDS:
-            _RECORDS.append(_new_record(IterationEnded, record))
+            _RECORDS.append(record)
         else:
-            TRAINING.append(IterationEnded(*record))
+            TRAINING.append(record)
         return None
 
     def begin_next(self, now: float) -> None:
         """End the iteration on the main thread, and begin the next iteration at the same time."""
         start_work, start_waits = self.work, self.waits
         self._read_totals()
-        record = (self.began, now, self.work - start_work, self.waits - start_waits, False, TRAINING.expected)
+        record: IterationEnded = (
+            self.began,
+            now,
+            self.work - start_work,
+            self.waits - start_waits,
+            False,
+            TRAINING.expected,
+        )
         self.began = now
         _CLOCK.iteration_work = self.work
         if len(_RECORDS) < MANY_RECORDS:
-            _RECORDS.append(_new_record(IterationEnded, record))
+            _RECORDS.append(record)
         else:
-            TRAINING.append(IterationEnded(*record))
+            TRAINING.append(record)
 
     def _read_totals(self) -> None:
         """Read the totals of work and waiting up to the latest edge of the clock."""
@@ -166,7 +186,7 @@ class IterationBlock(HotBlock):
                 lambda observer: observer.iteration_ended(kind, began, now, is_failed),
                 propagates=not is_failed,
             )
-            TRAINING.append(IterationEnded(began, now, work, waits, is_failed, TRAINING.expected))
+            TRAINING.append((began, now, work, waits, is_failed, TRAINING.expected))
 
 
 class InferredIterationBlock(IterationBlock):

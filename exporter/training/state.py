@@ -148,7 +148,7 @@ class TrainingState:
         """
         for record_type, group in groupby(records, type):
             try:
-                if record_type is IterationEnded:
+                if record_type is tuple:
                     self._iterations_ended(group)  # type: ignore[arg-type]  # groupby yields this type only
                     continue
                 handle = self._handlers[record_type]

@@ -21,7 +21,6 @@ from exporter.training.records import IterationEnded
 from exporter.training.totals import PhaseTotals
 
 _CLOCK, _STEP, _RECORDS = TRAINING.clock, TRAINING.clock.step_edges, TRAINING.records
-_new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
 
 
 class Phases:
@@ -202,11 +201,11 @@ class Phases:
         iteration.waits += fetch_seconds
         iteration.work += work_seconds
         clock.iteration_work = iteration.work
-        record = (last, now, work_seconds, fetch_seconds, False, TRAINING.expected)
+        record: IterationEnded = (last, now, work_seconds, fetch_seconds, False, TRAINING.expected)
         if len(_RECORDS) < MANY_RECORDS:
-            _RECORDS.append(_new_record(IterationEnded, record))
+            _RECORDS.append(record)
         else:
-            TRAINING.append(IterationEnded(*record))
+            TRAINING.append(record)
         return True
 
     def _end_step_in_new_bin(self, now: float) -> bool:

@@ -503,14 +503,13 @@ def test_threads_that_train_at_the_same_time_raise_nothing_and_lose_no_iteration
 
 
 iterations = st.lists(
-    st.builds(
-        IterationEnded,
-        start_time=st.just(0.0),
-        end_time=st.floats(0.001, 10.0),
-        work_seconds=st.floats(0.0, 10.0),
-        wait_seconds=st.none() | st.floats(0.0, 10.0),
-        is_failed=st.booleans(),
-        expected=st.none() | st.just(Expectation(samples=4.0, tokens=None)),
+    st.tuples(
+        st.just(0.0),  # start time
+        st.floats(0.001, 10.0),  # end time
+        st.floats(0.0, 10.0),  # seconds of work
+        st.none() | st.floats(0.0, 10.0),  # seconds of waiting
+        st.booleans(),  # True if the iteration has failed
+        st.none() | st.just(Expectation(samples=4.0, tokens=None)),
     ),
     max_size=30,
 )

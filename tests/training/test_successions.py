@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +25,6 @@ from exporter.training.history import BIN_SECONDS
 from exporter.training.iterations import IterationBlock
 from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
-from exporter.training.records import IterationEnded
 from exporter.training.successions import Phases
 
 PHASES_OF_A_STEP = ("data_loading", "forward", "backward", None, "optimizer")
@@ -48,6 +48,27 @@ def train_in_succession(steps: int) -> Phases:
             phases.next_iteration()
         iteration.__exit__(None, None, None)
     return phases
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """A recorded iteration."""
+
+    start_time: float
+    end_time: float
+    work_seconds: float
+    wait_seconds: float
+
+
+def recorded_iterations() -> list[Iteration]:
+    """Return the recorded iterations of the main thread that the recording thread has not applied."""
+    iterations = []
+    for record in TRAINING.records:
+        if isinstance(record, tuple):
+            start_time, end_time, work_seconds, wait_seconds, _, _ = record
+            assert wait_seconds is not None
+            iterations.append(Iteration(start_time, end_time, work_seconds, wait_seconds))
+    return iterations
 
 
 def entries() -> Counter[str]:
@@ -76,7 +97,7 @@ def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
 def test_an_iteration_in_succession_ends_at_the_start_of_the_next() -> None:
     TRAINING.records.clear()
     train_in_succession(20)
-    iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
+    iterations = recorded_iterations()
 
     assert len(iterations) == 20 + 1
     assert all(current.end_time == following.start_time for current, following in pairwise(iterations))
@@ -237,12 +258,12 @@ def test_seconds_of_usual_steps_sum_to_the_wall_time_and_to_the_records() -> Non
     # During `run_step`, the recording thread applies no records.
     RECORDER.thread.run_step(lambda: loop.run(2000, batches=2))
     end = TRAINING.clock.read()
-    iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
+    iterations = recorded_iterations()
     increase = {name: seconds - start.seconds.get(name, 0.0) for name, seconds in end.seconds.items()}
 
     assert len(iterations) == 2001
     assert sum(increase.values()) == pytest.approx(end.time - start.time, abs=1e-6)
-    assert sum(record.wait_seconds or 0.0 for record in iterations) == pytest.approx(increase["data_loading"])
+    assert sum(record.wait_seconds for record in iterations) == pytest.approx(increase["data_loading"])
     assert sum(record.work_seconds for record in iterations) == pytest.approx(
         sum(increase[name] for name in ("iteration", *PHASES[1:]))
     )
@@ -265,14 +286,11 @@ def test_a_step_that_a_gradient_scaler_skips_counts_its_batch_once() -> None:
             loop.phases.iteration.__exit__(None, None, None)
 
     RECORDER.thread.run_step(run)
-    iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
+    iterations = recorded_iterations()
 
     assert {name: entries()[name] for name in PHASES} == dict.fromkeys(PHASES, 500)
-    assert all(
-        record.wait_seconds is not None and record.wait_seconds >= 0 and record.work_seconds > 0
-        for record in iterations
-    )
-    assert sum(record.wait_seconds or 0.0 for record in iterations) == pytest.approx(
+    assert all(record.wait_seconds >= 0 and record.work_seconds > 0 for record in iterations)
+    assert sum(record.wait_seconds for record in iterations) == pytest.approx(
         TRAINING.clock.phases["data_loading"].seconds
     )
 
