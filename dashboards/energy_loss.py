@@ -82,15 +82,17 @@ def _run_energy(before: str) -> str:
 
 def _wasted_energy(before: str) -> str:
     """Return PromQL for the wasted joules of each run by cause, over all nodes of the run."""
-    accounted = increase_in_range(
+    accounted_energy = increase_in_range(
         "training_energy_joules_total{@run}", "run", condition=_ON_NODE_OF_LEDGER, before=before
     )
-    booked = increase_in_range(
+    booked_energy = increase_in_range(
         "training_wasted_energy_joules_total{@run}", "run, cause", condition=_ON_NODE_OF_LEDGER, before=before
     )
-    scaled = f"({booked} * on (run) group_left () ({_run_energy(before)} / ({accounted} > 0)))"
-    overdue = as_cause(f"({_OVERDUE_SECONDS} * on (run) {RUN_POWER})", "hang")
-    return f"({scaled} + on (run, cause) {overdue} or {scaled} or {overdue})"
+    scaled_energy = (
+        f"({booked_energy} * on (run) group_left () ({_run_energy(before)} / ({accounted_energy} > 0)))"
+    )
+    overdue_energy = as_cause(f"({_OVERDUE_SECONDS} * on (run) {RUN_POWER})", "hang")
+    return f"({scaled_energy} + on (run, cause) {overdue_energy} or {scaled_energy} or {overdue_energy})"
 
 
 def _work_energy(before: str) -> str:

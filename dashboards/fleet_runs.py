@@ -139,7 +139,7 @@ _DATA_WAIT_RANK = (
 )
 """PromQL for one rank of each run. After a restart of Prometheus, the series of the rank before remains for five minutes."""
 _RANK_OF_FAULTY_GPU = "max by (run, instance, gpu, rank) (run_gpu:training_fault_rank:info{@cluster})"
-_RESTARTED = 'max by (run) (run:training_lost:ratio{@cluster, cause="restarts"}) > 0.01'
+_RESTARTED_RUNS = 'max by (run) (run:training_lost:ratio{@cluster, cause="restarts"}) > 0.01'
 """PromQL with a value for each live run that lost more than 1 % of the last hour to a restart."""
 _HANGING_RANK = "max by (run, instance, rank, gpu) (run:training_standstill_rank:info{@cluster})"
 _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
@@ -180,7 +180,7 @@ def _urgency_query() -> str:
             f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {LARGE_LOSS_RATIO})",
             f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS_RATIO})",
             warning,
-            f"{URGENCY_RESTARTED} + 0 * ({_RESTARTED})",
+            f"{URGENCY_RESTARTED} + 0 * ({_RESTARTED_RUNS})",
             f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
             f"0 * max by (run) ({RUN_INFO})",
         ]
@@ -290,7 +290,7 @@ def _rows() -> str:
         f"({with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
         f" or on (run) {_standstill_texts()} or on (run) {_slow_rank_texts()} or on (run) {_main_loss()}"
         f" or on (run) {_unknown_rank_texts()}"
-        f""" or on (run) label_replace({_RESTARTED}, "alertname", "restarted in the last hour", "", ""))"""
+        f""" or on (run) label_replace({_RESTARTED_RUNS}, "alertname", "restarted in the last hour", "", ""))"""
     )
     with_problem = (
         f"{RUN_INFO} * on (run) group_left (state) ({_LATEST_STATE} or on (run) {_RUNS})"

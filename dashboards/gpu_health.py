@@ -8,7 +8,7 @@ from dashboards.gpu_problems import (
     GPUS_OF_TABLE,
     GPUS_WITH_RANK,
     RECOVERY_ACTION_TEXTS,
-    THROTTLED,
+    THROTTLED_RATIO_FAMILY,
     WORST_PROBLEM_TEXTS,
     XID_TEXTS,
 )
@@ -86,7 +86,7 @@ def _health_columns() -> tuple[Column, ...]:
             thresholds=warn_from(1),
         ),
         percent_column(
-            f"max by (instance, gpu) ({THROTTLED}{{@gpu}}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
+            f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
             "Throttled, 2 min",
             130,
             warn_from(0.01, 0.1),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dashboards.gpu_problems import THROTTLED
+from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
 from dashboards.palette import (
     BLUE,
     GREY,
@@ -187,7 +187,9 @@ def power_panels() -> tuple[Panel, ...]:
         _gpu_plot(
             "Throttling of each GPU",
             GpuQuantity(
-                f"max by (instance, gpu, uuid) ({THROTTLED}{{@gpu}})", is_low_bad=False, distance="0.05"
+                f"max by (instance, gpu, uuid) ({THROTTLED_RATIO_FAMILY}{{@gpu}})",
+                is_low_bad=False,
+                distance="0.05",
             ),
             unit="percentunit",
             w=12,

@@ -12,11 +12,11 @@ from dashboards.queries import NODES_OF_RUN
 from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
 from exporter.status.xids import XID_MEANINGS
 
-THROTTLED = "gpu:gpu_throttled:ratio2m"
+THROTTLED_RATIO_FAMILY = "gpu:gpu_throttled:ratio2m"
 """Family of the share of the last two minutes with throttling by heat or the power brake, by GPU."""
-THROTTLED_START = "gpu:gpu_throttled_start:timestamp_seconds"
+THROTTLED_START_FAMILY = "gpu:gpu_throttled_start:timestamp_seconds"
 """Family of the start of the throttling, by GPU. All dashboards show the same start, whatever their time range."""
-THROTTLED_RATIO = 0.05
+MAX_THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
 XID_SECONDS = 3600
 """Time for which an Xid is a problem."""
@@ -232,8 +232,8 @@ GPU_PROBLEMS = (
     ),
     NodeProblem(
         "throttled by heat or the power brake",
-        f"max by (instance, gpu) ({THROTTLED}{{@gpu_any_run}}) > {THROTTLED_RATIO}",
-        f"min by (instance, gpu) ({THROTTLED_START}{{@gpu_any_run}})",
+        f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO}",
+        f"min by (instance, gpu) ({THROTTLED_START_FAMILY}{{@gpu_any_run}})",
         "check the cooling and the power supply",
         Impact.SLOWS_RUN,
     ),

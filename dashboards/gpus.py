@@ -27,7 +27,7 @@ from dashboards.gpu_problems import (
     LAST_RANK_BY_GPU,
     RUNS_ON_NODES,
     SELECTED_NODES,
-    THROTTLED,
+    THROTTLED_RATIO_FAMILY,
     UNKNOWN_NODES,
     worst_gpu_problems,
 )
@@ -102,7 +102,7 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
-    throttled = f"max by (instance, gpu) ({THROTTLED}{{@gpu}})"
+    throttled = f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}})"
     expected = _last_of("gpu_devices_expected")
     known_gpus = "count(last_over_time(gpu_up{@gpu}[$__range])) or sum(gpu_devices{@gpu_node})"
     return (

@@ -7,7 +7,7 @@ shown as `standstill`, with a share of 100 %, and the losses of restarts are ave
 from __future__ import annotations
 
 from dashboards.energy_loss import as_cause
-from dashboards.gpu_problems import LAST_XID_BY_GPU, THROTTLED, THROTTLED_RATIO
+from dashboards.gpu_problems import LAST_XID_BY_GPU, MAX_THROTTLED_RATIO, THROTTLED_RATIO_FAMILY
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import HANG_LABELS, LAST_PROGRESS_TIME_BY_RUN, ODD_GROUP_SIZE, blank_if_incomplete
@@ -83,7 +83,9 @@ _LOST_GPUS = (
     " and on (run, instance, rank) training_process_up{@run} == 1"
 )
 _LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (run, instance, rank) ({_LOST_GPUS})"
-_THROTTLED_GPUS = f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED}) > {THROTTLED_RATIO}"
+_THROTTLED_GPUS = (
+    f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
+)
 """PromQL for the GPUs that are throttled for more than 5 % of the time."""
 _ODD_RANKS = (
     "max by (run, instance, rank, function, location) (training_hang_info{@run}"

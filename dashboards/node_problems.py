@@ -57,7 +57,9 @@ _LAST_EXIT = (
 _RUNS_ENDING_OR_ENDED_NORMALLY = (
     'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
 )
-_END = f'({_LAST_EXIT} or on (run, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
+_LAST_EXIT_OR_UPDATE = (
+    f'({_LAST_EXIT} or on (run, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
+)
 _EXITS_OF_RUN = (
     "(max by (run, rank) (training_rank_last_exit_timestamp_seconds{@run})"
     " and on (run, rank) max by (run, rank) (training_process_up{@run}) == 0)"
@@ -92,15 +94,15 @@ _RANK_PROBLEMS = (
     NodeProblem(
         "process ended first: $1",
         f"{_LAST_EXIT} == on (run) group_left () {_FIRST_EXIT} {_ENDED_RANKS}",
-        _END,
+        _LAST_EXIT_OR_UPDATE,
         "read the log of this rank first",
         Impact.STOPS_RUN,
         "reason",
     ),
     NodeProblem(
         "process ended: $1",
-        f"{_END} {_ENDED_RANKS}",
-        _END,
+        f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS}",
+        _LAST_EXIT_OR_UPDATE,
         "read the log of the rank; Run has the exits of all ranks",
         Impact.STOPS_RUN,
         "reason",
@@ -285,14 +287,17 @@ def _starts(problems: Sequence[NodeProblem], by: str) -> str:
     )
 
 
-def _union(of: Callable[..., str]) -> str:
-    """Return PromQL for the values of all problems, with `gpu`, `run` and `rank` where known."""
+def _union(build_rows: Callable[..., str]) -> str:
+    """Return PromQL for the union of the rows of all problems, with `gpu`, `run` and `rank` where known.
+
+    *build_rows* returns the PromQL for a list of problems, by labels.
+    """
     return " or ".join(
         (
-            _with_ranks(of(_GPU_PROBLEMS_ON_NODE, "instance, gpu")),
-            _with_gpus(of(_RANK_PROBLEMS, "run, rank")),
-            of(_RUN_PROBLEMS, "run"),
-            of(_NODE_PROBLEMS, "instance"),
+            _with_ranks(build_rows(_GPU_PROBLEMS_ON_NODE, "instance, gpu")),
+            _with_gpus(build_rows(_RANK_PROBLEMS, "run, rank")),
+            build_rows(_RUN_PROBLEMS, "run"),
+            build_rows(_NODE_PROBLEMS, "instance"),
         )
     )
 
@@ -306,18 +311,18 @@ def _row_of(problems: Sequence[NodeProblem], by: str) -> str:
     return f"({gpus}) and on ({by}) {LAST_RANK_BY_GPU} or ({without_run}) % {PRIORITIES_PER_IMPACT}"
 
 
-_ALL = f"max by (gpu, run, rank, problem, remedy) ({_union(_row_of)})"
-_ANY = f"count by (gpu, run, rank) ({_ALL})"
+_PROBLEM_ROWS = f"max by (gpu, run, rank, problem, remedy) ({_union(_row_of)})"
+_PROBLEM_COUNT = f"count by (gpu, run, rank) ({_PROBLEM_ROWS})"
 _NO_PROBLEM_ROW = (
     f'label_replace(0 * max(up{{@target}}) + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
-    f" unless on () ({_ANY})"
+    f" unless on () ({_PROBLEM_COUNT})"
 )
 """PromQL for the row *nothing is wrong*; without a value if Prometheus has no target of this name: the table is then empty."""
 
 
 def problems_of_node() -> Panel:
     """Return the table of the problems on a single node: the worst problem of each rank, each GPU and the node."""
-    worst = f"topk by (gpu, run, rank) (1, {_ALL})"
+    worst = f"topk by (gpu, run, rank) (1, {_PROBLEM_ROWS})"
     since = f"min by (gpu, run, rank) ({_union(_starts)})"
     columns = (
         Column(
@@ -341,7 +346,7 @@ def problems_of_node() -> Panel:
             ),
         ),
         Column(
-            f"{SPEED_RATIO_BY_RANK} and on (run, rank) {_ANY} or {_NO_PROBLEM_ROW}",
+            f"{SPEED_RATIO_BY_RANK} and on (run, rank) {_PROBLEM_COUNT} or {_NO_PROBLEM_ROW}",
             "Speed",
             "percentunit",
             75,
@@ -350,13 +355,19 @@ def problems_of_node() -> Panel:
             decimals=0,
         ),
         Column(
-            f"sum by (run) ({NODE_LOST_PER_HOUR}) and on (run) {_ANY} or {_NO_PROBLEM_ROW}",
+            f"sum by (run) ({NODE_LOST_PER_HOUR}) and on (run) {_PROBLEM_COUNT} or {_NO_PROBLEM_ROW}",
             "Lost/h here",
             decimals=2,
             width=110,
             mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
-        Column(f"{_ANY} - 1 or {_NO_PROBLEM_ROW}", "Other problems", decimals=0, width=125, mappings=_DASHES),
+        Column(
+            f"{_PROBLEM_COUNT} - 1 or {_NO_PROBLEM_ROW}",
+            "Other problems",
+            decimals=0,
+            width=125,
+            mappings=_DASHES,
+        ),
         Column("remedy", "Remedy", width=380),
     )
     return table(

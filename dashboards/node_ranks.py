@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import NO_EXPORTER_UP
 from dashboards.fleet_runs import RUN_STATES
-from dashboards.gpu_problems import THROTTLED
+from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
 from dashboards.node_problems import (
     LAST_STEP_TIME_BY_RANK,
@@ -207,7 +207,7 @@ def ranks_table() -> Panel:
             decimals=0,
             width=85,
         ),
-        percent_column(of_gpu(f"{THROTTLED}{{@node}}"), "Throttled", 96, warn_from(0.01, 0.1)),
+        percent_column(of_gpu(f"{THROTTLED_RATIO_FAMILY}{{@node}}"), "Throttled", 96, warn_from(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[5m]))'
             f" or on (run, rank) {no_data_worker}",

@@ -11,7 +11,7 @@ from dashboards.board import (
     Row,
     Variable,
 )
-from dashboards.gpu_problems import THROTTLED
+from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -158,7 +158,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
                 160,
             ),
             percent_column(
-                gpu_values_by_rank(THROTTLED),
+                gpu_values_by_rank(THROTTLED_RATIO_FAMILY),
                 "Throttled, 2 min",
                 130,
                 warn_from(0.01, 0.1),

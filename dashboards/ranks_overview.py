@@ -154,9 +154,9 @@ def _hang_query() -> str:
     odd_phase = (
         f'label_replace({with_text(ODD_PHASE, "rank $1:", "rank")}, "function", "phase $1", "phase", "(.+)")'
     )
-    unnamed = with_text(f"0 * ({STANDSTILL_SINCE}) + 1", UNNAMED_HANG)
+    unnamed_hang = with_text(f"0 * ({STANDSTILL_SINCE}) + 1", UNNAMED_HANG)
     no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
-    return f"{hang} or on () {odd_phase} or on () {unnamed} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
+    return f"{hang} or on () {odd_phase} or on () {unnamed_hang} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 
 
 def _node_table() -> Panel:

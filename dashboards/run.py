@@ -30,7 +30,7 @@ from dashboards.queries import (
 )
 from dashboards.run_overview import GOODPUT_IF_SAVED, RANKS_OF_RUN_LINK, overview_panels
 from dashboards.tables import Column, hanging_ranks, table
-from dashboards.unsaved_work import UNSAVED
+from dashboards.unsaved_work import UNSAVED_SECONDS
 
 UID = "training-run"
 FLOPS_UTILIZATION_TEMPLATE = (
@@ -203,7 +203,7 @@ def _checkpoint_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "Unsaved work",
-            Query(UNSAVED, "since the last checkpoint", BLUE),
+            Query(UNSAVED_SECONDS, "since the last checkpoint", BLUE),
             Query("max(training_checkpoint_interval_seconds{@run})", "usual interval", reference=True),
             unit="s",
             fill=10,

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
-from dashboards.gpu_problems import LAST_XID_BY_GPU, THROTTLED, THROTTLED_RATIO, THROTTLED_START, XID_SECONDS
+from dashboards.gpu_problems import (
+    LAST_XID_BY_GPU,
+    MAX_THROTTLED_RATIO,
+    THROTTLED_RATIO_FAMILY,
+    THROTTLED_START_FAMILY,
+    XID_SECONDS,
+)
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
@@ -187,9 +193,7 @@ def _xid_text(xids: str) -> str:
 _XIDS = _xids()
 CRITICAL_XIDS_OF_GPUS = _xids(f'xid=~"{"|".join(str(xid) for xid in sorted(CRITICAL_XIDS))}"')
 """PromQL for the time of the recent Xids that point to the hardware."""
-_THROTTLED_SINCE = (
-    f"min by (uuid) ({THROTTLED_START}) and on (uuid) max by (uuid) ({THROTTLED}) > {THROTTLED_RATIO}"
-)
+_THROTTLED_SINCE = f"min by (uuid) ({THROTTLED_START_FAMILY}) and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
 _CELSIUS = (
     'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'
     ' "celsius", "$1 °C", "celsius", "(.+)")'
@@ -222,8 +226,8 @@ _FIRST_RANKS = _with_text(
     f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", EXIT_REASON_PATTERN
 )
 _ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_LATER})", "ended: $1", "reason", EXIT_REASON_PATTERN)
-_RESTARTED = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {UP_BY_RANK} == 1"
-_FIRST_EXIT = f"bottomk(1, ({_RESTARTED}) >= scalar(max({_RESTARTED})) - 60)"
+_EXITS_BEFORE_RESTART = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {UP_BY_RANK} == 1"
+_FIRST_EXIT = f"bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - 60)"
 """PromQL for the first exit before the last restart of the ranks. The exits of the other ranks follow within a minute."""
 _UNKNOWN_RANK_COUNT_BY_NODE = (
     "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"

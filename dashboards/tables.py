@@ -149,8 +149,10 @@ def hanging_ranks(w: int = 24) -> Panel:
         unknown_if="absent(training_run_state{@run})",
         unknown_text=NO_SAMPLE_OF_RUN,
     )
-    unnamed = f"0 * {STANDSTILL_BY_RULE} unless on () training_hang_info{{@run}}"
-    no_hang = f'(label_replace({unnamed}, "function", "{UNNAMED_HANG}", "", "") or on () {no_hang_found})'
+    unnamed_hang = f"0 * {STANDSTILL_BY_RULE} unless on () training_hang_info{{@run}}"
+    no_hang = (
+        f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}", "", "") or on () {no_hang_found})'
+    )
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),

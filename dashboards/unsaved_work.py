@@ -9,16 +9,16 @@ from dashboards.queries import instant_query
 
 OVERDUE_INTERVALS = 3
 """Multiple of the usual time between checkpoints from which a save is overdue, as in the alert TrainingCheckpointOverdue."""
-_UNCOMMITTED = "max(training_uncommitted_seconds{@run})"
-_WAITING_SECONDS = "max(timestamp(training_last_progress_timestamp_seconds{@run}) - training_last_progress_timestamp_seconds{@run})"
-UNSAVED = (
-    f"(clamp_min({_UNCOMMITTED} - ({_WAITING_SECONDS} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"
-    f" or on () {_UNCOMMITTED})"
+_UNCOMMITTED_SECONDS = "max(training_uncommitted_seconds{@run})"
+_SECONDS_WITHOUT_STEP = "max(timestamp(training_last_progress_timestamp_seconds{@run}) - training_last_progress_timestamp_seconds{@run})"
+UNSAVED_SECONDS = (
+    f"(clamp_min({_UNCOMMITTED_SECONDS} - ({_SECONDS_WITHOUT_STEP} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"
+    f" or on () {_UNCOMMITTED_SECONDS})"
 )
 """PromQL for the seconds of unsaved work. Until the exporter decides that a run hangs, it counts the time without a step as work."""
-_DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
-_OVERDUE = f"{UNSAVED} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
-_NOTES = {"lost": _DIED, "unsaved, save overdue": _OVERDUE, "unsaved": UNSAVED}
+_RUN_DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
+_OVERDUE = f"{UNSAVED_SECONDS} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
+_NOTES = {"lost": _RUN_DIED, "unsaved, save overdue": _OVERDUE, "unsaved": UNSAVED_SECONDS}
 """PromQL conditions by note. The panel has the note of the first condition with a value."""
 _USUAL_COST_PER_HOUR = (
     "3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{@run}[1h]))"
@@ -29,7 +29,7 @@ _USUAL_COST_PER_HOUR = (
 def work_at_risk_or_lost() -> Panel:
     """Return the panel with the work that a crash loses, or that the crash has lost, and its cost."""
     notes = " or on () ".join(
-        f'label_replace({UNSAVED} and on () {condition}, "note", "{note}", "", "")'
+        f'label_replace({UNSAVED_SECONDS} and on () {condition}, "note", "{note}", "", "")'
         for note, condition in _NOTES.items()
     )
     cost_per_hour = (
@@ -38,7 +38,7 @@ def work_at_risk_or_lost() -> Panel:
     return stat(
         "Work at risk or lost",
         instant_query(notes, "{{note}}"),
-        instant_query(f"{UNSAVED} * on () group_right () {cost_per_hour} / 3600", "{{currency}}"),
+        instant_query(f"{UNSAVED_SECONDS} * on () group_right () {cost_per_hour} / 3600", "{{currency}}"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",

@@ -42,7 +42,7 @@ def minutes(seconds: float) -> str:
         (
             "training-gpus",
             "Health of each GPU",
-            f"the power brake (more than {percent(gpu_problems.THROTTLED_RATIO)} of the time)",
+            f"the power brake (more than {percent(gpu_problems.MAX_THROTTLED_RATIO)} of the time)",
         ),
         (
             "training-gpus",
