@@ -19,7 +19,14 @@ from pathlib import Path
 import pytest
 from fake_nvml_support import FakeNvml, needs_fake_nvml
 from feed_support import new_identity, new_recording
-from run_support import child_environment, free_port, is_ready, run_to_completion, running_process
+from run_support import (
+    child_environment,
+    free_port,
+    is_ready,
+    run_to_completion,
+    running_process,
+    short_interval_flags,
+)
 from waiting import LIMIT_SECONDS, wait_until
 from web_support import CertificateAuthority
 
@@ -206,7 +213,8 @@ def test_an_invalid_configuration_is_reported_with_its_place_and_other_checks_ru
 def test_a_running_exporter_is_recognized_by_port_and_owner_lock(tmp_path: Path) -> None:
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    with running_process([sys.executable, "-m", "exporter", *flags], tmp_path) as exporter:
+    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags)]
+    with running_process(command, tmp_path) as exporter:
         wait_until(lambda: is_ready(port))
         status, findings = check(tmp_path, port=port)
 
@@ -344,7 +352,8 @@ def test_a_running_exporter_whose_nvml_refuses_the_driver_fails_once(
 
 def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "exporter", f"--feed.dir={tmp_path}", "--log.level=error"]
+    flags = [f"--feed.dir={tmp_path}", "--log.level=error"]
+    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags)]
     with running_process([*command, "--web.listen-address=127.0.0.1:0"], tmp_path) as owner:
         wait_until(lambda: runs.owner(tmp_path) == owner.pid)
         with running_process([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path):
@@ -360,7 +369,8 @@ def test_an_exporter_that_requires_client_certificates_is_not_a_failure(tmp_path
     client_settings = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     web_flag = f"--web.config.file={authority.write_web_config(client_settings)}"
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", web_flag]
-    with running_process([sys.executable, "-m", "exporter", *flags], tmp_path) as sidecar:
+    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags)]
+    with running_process(command, tmp_path) as sidecar:
         wait_until(lambda: runs.owner(tmp_path) == sidecar.pid)
         finding = finding_of(check(tmp_path, web_flag, port=port)[1], "address")
 

@@ -28,6 +28,7 @@ from run_support import (
     running_process,
     sample_value,
     scrape,
+    short_interval_flags,
     sidecars,
     supervise_command,
 )
@@ -224,7 +225,7 @@ def test_a_run_beside_a_running_exporter_starts_no_sidecar_and_does_not_stop_the
     launch: Launch,
 ) -> None:
     flags = [f"--feed.dir={launch.feed}", f"--web.listen-address=127.0.0.1:{launch.port}"]
-    command = [sys.executable, "-m", "exporter", *flags, "--log.level=error"]
+    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags), "--log.level=error"]
     with running_process(command, launch.feed) as exporter:
         wait_until(lambda: is_ready(launch.port))
         with launch.started_run() as run:

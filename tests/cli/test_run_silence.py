@@ -251,8 +251,7 @@ def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path
     assert jobs.jobs == ()
 
 
-@pytest.mark.parametrize("name", ["exporter.py", "exporter/__init__.py"])
-@pytest.mark.parametrize("path", ["", "."])
+@pytest.mark.parametrize(("name", "path"), [("exporter.py", "."), ("exporter/__init__.py", "")])
 def test_a_module_named_exporter_of_the_job_shadows_nothing(tmp_path: Path, name: str, path: str) -> None:
     module_file = tmp_path / name
     module_file.parent.mkdir(exist_ok=True)

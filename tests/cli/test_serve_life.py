@@ -12,12 +12,26 @@ import sys
 import time
 from pathlib import Path
 
+import programs.commands
 import pytest
-from run_support import REPOSITORY, free_port, is_ready, run_to_completion, running_process
+from places import PROJECT, TESTS
+from programs import code_of
+from run_support import (
+    child_environment,
+    free_port,
+    is_ready,
+    run_to_completion,
+    running_process,
+    short_interval_flags,
+)
 from serve_support import exporter, sidecar
 from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.cli.main import main
+
+LAUNCHER = [sys.executable, str(PROJECT / "training_exporter.py")]
+PROGRAM_ENVIRONMENT = child_environment(PYTHONPATH=f"{PROJECT}:{TESTS}")
+"""Environment of a function of `programs` in a new interpreter."""
 
 
 def test_the_listening_address_is_logged_and_the_machine_is_on_the_page(tmp_path: Path) -> None:
@@ -79,29 +93,29 @@ def test_a_chosen_feed_and_state_directory_are_created(tmp_path: Path) -> None:
     assert modes == {"feed": 0o700, "state": 0o700}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ["--feed.dir=/nowhere/feed"],
-            "cannot create the feed directory (No such file or directory): /nowhere/feed; choose",
-        ),
-        (
-            ["--state.dir=/nowhere/state"],
-            "/nowhere/state: the state directory cannot be created (No such file",
-        ),
-        (["--web.config.file=/nowhere/web.yml"], "/nowhere/web.yml: cannot be read: No such file"),
-        (["--web.listen-address=here"], "--web.listen-address: expected an address such as :20909"),
-        (["--web.listen-address=192.0.2.1:0"], "cannot listen on 192.0.2.1:0: no interface of this machine"),
-    ],
-)
-def test_an_impossible_start_is_reported_with_status_2(
-    tmp_path: Path, flags: list[str], message: str
-) -> None:
-    result = exporter(f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0", *flags)
+IMPOSSIBLE_STARTS = {
+    "--feed.dir=/nowhere/feed": (
+        "cannot create the feed directory (No such file or directory): /nowhere/feed; choose"
+    ),
+    "--state.dir=/nowhere/state": "/nowhere/state: the state directory cannot be created (No such file",
+    "--web.config.file=/nowhere/web.yml": "/nowhere/web.yml: cannot be read: No such file",
+    "--web.listen-address=here": "--web.listen-address: expected an address such as :20909",
+    "--web.listen-address=192.0.2.1:0": "cannot listen on 192.0.2.1:0: no interface of this machine",
+}
+"""Start of the message, by the flag that makes a start impossible."""
 
-    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
-    assert result.stderr.startswith(f"exporter: {message}")
+
+def test_an_impossible_start_is_reported_in_one_line_with_status_2(tmp_path: Path) -> None:
+    valid_flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
+    command_lines = [[*valid_flags, flag] for flag in IMPOSSIBLE_STARTS]
+    program = code_of(programs.commands.start_with_each, command_lines)
+    result = run_to_completion(
+        [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=LIMIT_SECONDS
+    )
+
+    assert result.stdout.splitlines() == ["2"] * len(IMPOSSIBLE_STARTS)
+    for line, message in zip(result.stderr.splitlines(), IMPOSSIBLE_STARTS.values(), strict=True):
+        assert line.startswith(f"exporter: {message}")
 
 
 def test_recording_rules_are_written_at_the_start_and_after_a_reload(tmp_path: Path) -> None:
@@ -120,8 +134,10 @@ def test_recording_rules_are_written_at_the_start_and_after_a_reload(tmp_path: P
 
 def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
     port = free_port()
-    command = f"exec {sys.executable} -m exporter --web.listen-address=127.0.0.1:{port} --feed.dir={tmp_path}"
-    with running_process(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], tmp_path) as process:
+    flags = [f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}", *short_interval_flags([])]
+    command = [sys.executable, "-m", "exporter", *flags]
+    without_streams = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh"]
+    with running_process([*without_streams, *command], tmp_path) as process:
         wait_until(lambda: is_ready(port, "/-/healthy"))
         descriptors = [
             str(Path(f"/proc/{process.pid}/fd/{descriptor}").readlink()) for descriptor in range(3)
@@ -132,40 +148,16 @@ def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
     assert descriptors == ["/dev/null"] * 3
 
 
-SIGNAL_PROGRAM = """
-import os, signal, threading, time
-from exporter.cli.signals import Signals
-
-signals = Signals()
-
-def kill():
-    time.sleep(0.3)
-    os.kill(os.getpid(), signal.{name})
-
-threading.Thread(target=kill, daemon=True).start()
-{before}
-signal_number = None
-while signal_number is None:
-    signal_number = signals.wait({timeout})
-print(signal_number)
-"""
-BLOCK_IN_MAIN_THREAD = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])"
-
-
-@pytest.mark.parametrize("timeout", ["None", "0.05"])
-@pytest.mark.parametrize(
-    "prefix", ["", BLOCK_IN_MAIN_THREAD], ids=["to the waiting thread", "to another thread"]
-)
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_signal_is_received_on_any_thread(name: str, prefix: str, timeout: str) -> None:
+@pytest.mark.parametrize("is_blocked_in_main_thread", [False, True])
+def test_signals_are_received_on_any_thread(is_blocked_in_main_thread: bool) -> None:
     # A signal on another thread, or just before the wait, does not interrupt the wait of the main thread.
-    program = SIGNAL_PROGRAM.format(name=name, before=prefix.format(name=name), timeout=timeout)
-    result = run_to_completion([sys.executable, "-c", program], timeout=LIMIT_SECONDS)
+    names = ["SIGTERM", "SIGINT", "SIGHUP"]
+    program = code_of(programs.commands.receive_each_signal, names, is_blocked_in_main_thread)
+    result = run_to_completion(
+        [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=LIMIT_SECONDS
+    )
 
-    assert (result.stdout.strip(), result.stderr) == (str(int(getattr(signal, name))), "")
-
-
-LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
+    assert (result.stdout.splitlines(), result.stderr) == ([*names, *names], "")
 
 
 def test_a_full_disk_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -192,18 +184,20 @@ def test_a_defect_of_a_command_propagates_so_that_python_prints_its_traceback(
 
 def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = [*LAUNCHER, "--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
+    flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}", *short_interval_flags([])]
+    command = [*LAUNCHER, *flags]
     with log.open("w") as stderr, running_process(command, tmp_path, stderr=stderr) as process:
         wait_until(lambda: blocks_sighup(process.pid))
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "configuration reloaded" in log.read_text(), 30)
+        wait_until(lambda: "configuration reloaded" in log.read_text())
 
         assert process.poll() is None
 
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.3, 0.6])
 def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay_seconds: float) -> None:
-    command = [*LAUNCHER, "--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
+    flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}", *short_interval_flags([])]
+    command = [*LAUNCHER, *flags]
     with running_process(command, tmp_path, stderr=subprocess.PIPE) as process:
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay_seconds)

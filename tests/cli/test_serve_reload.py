@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,6 @@ def reload_by_http(running: Sidecar) -> None:
     running.request("/-/reload", "POST")
 
 
-RELOAD_METHODS = pytest.mark.parametrize("reload", [Sidecar.reload, reload_by_http])
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
@@ -28,17 +24,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@RELOAD_METHODS
-def test_a_reload_adds_removes_and_reschedules_collectors(
-    tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
-) -> None:
+def test_a_reload_adds_removes_and_reschedules_collectors(tmp_path: Path, file: Path) -> None:
     interval_series = 'exporter_collector_interval_seconds{collector="%s"}'
-    with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
+    with sidecar(tmp_path, f"--config.file={file}") as running:
         initial_collectors = running.collectors()
         file.write_text(
             "collectors: {memory: {enabled: false}, cpu: {interval: 2s, per_core: true}}\nfeed: {interval: 2s}"
         )
-        reload(running)
+        running.reload()
         reloaded_collectors = running.collectors()
         intervals = [running.sample(interval_series % name) for name in ("cpu", "feed")]
         wait_until(lambda: 'host_cpu_seconds_total{cpu="0",' in running.page)
@@ -49,18 +42,15 @@ def test_a_reload_adds_removes_and_reschedules_collectors(
     assert (intervals, memory_bytes) == ([2, 2], None)
 
 
-@RELOAD_METHODS
-def test_an_invalid_file_changes_nothing_and_every_problem_is_logged(
-    tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
-) -> None:
+def test_an_invalid_file_changes_nothing_and_every_problem_is_logged(tmp_path: Path, file: Path) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         initial_config, initial_time = running.request("/config"), running.sample(SUCCESS_TIME)
         file.write_text("collectors: {memory: {interval: 0s}, clod: {}}\nlog: {level: loud}\n")
-        reload(running)
+        reload_by_http(running)
         success_after_error, time_after_error = running.sample(RELOAD_SUCCESS), running.sample(SUCCESS_TIME)
         is_unchanged = running.request("/config") == initial_config
         file.write_text("")
-        reload(running)
+        reload_by_http(running)
         success_after_fix = running.sample(RELOAD_SUCCESS)
 
     assert (success_after_error, success_after_fix) == (0, 1)

@@ -354,8 +354,8 @@ def test_short_lived_processes_lose_nothing_while_the_owner_removes_files(
     finished_ids: set[str] = set()
     last_counts: set[int] = set()
     with training_process(tmp_path) as child:
-        child.send("simulate_processes 1500")
-        while len(finished_ids) < 1500:
+        child.send("simulate_processes 500")
+        while len(finished_ids) < 500:
             for entry in owner.scan().entries:
                 if not entry.is_alive:
                     finished_ids.add(entry.snapshot.process.id)
