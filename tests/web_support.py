@@ -102,8 +102,8 @@ class ServerProcess:
 
 
 @dataclass
-class Reply:
-    """HTTP response with its duration."""
+class Response:
+    """HTTP response with the duration of the request."""
 
     status: int
     headers: dict[str, str]
@@ -117,58 +117,61 @@ def send_request(
     *,
     method: str = "GET",
     headers: dict[str, str] | None = None,
-    context: ssl.SSLContext | None = None,
+    tls_context: ssl.SSLContext | None = None,
     timeout: float = LIMIT_SECONDS,
-) -> Reply:
-    """Send a request to 127.0.0.1 on a new connection and return the response. With *context*, the connection uses TLS."""
+) -> Response:
+    """Send a request to 127.0.0.1 on a new connection and return the response. With *tls_context*, the connection uses TLS."""
     start = time.monotonic()
     client: http.client.HTTPConnection
-    if context is None:
+    if tls_context is None:
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     else:
-        client = http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context)
+        client = http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=tls_context)
     with contextlib.closing(client):
         client.request(method, path, headers=headers or {})
-        response = client.getresponse()
-        body = response.read()
-        response_headers = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, response_headers, body, time.monotonic() - start)
+        client_response = client.getresponse()
+        body = client_response.read()
+        response_headers = {name.lower(): value for name, value in client_response.getheaders()}
+        return Response(client_response.status, response_headers, body, time.monotonic() - start)
 
 
-def scrape_repeatedly(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
-    """Scrape *count* times and return the replies. Each scrape must succeed within 5 s, a margin for a busy machine."""
-    replies = [send_request(port, context=context) for _ in range(count)]
-    assert [reply.status for reply in replies] == [200] * count
-    assert max(reply.seconds for reply in replies) < 5
-    return replies
+def scrape_repeatedly(port: int, count: int = 3, tls_context: ssl.SSLContext | None = None) -> list[Response]:
+    """Scrape *count* times and return the responses. Each scrape must succeed within 5 s, a margin for a busy machine."""
+    responses = [send_request(port, tls_context=tls_context) for _ in range(count)]
+    assert [response.status for response in responses] == [200] * count
+    assert max(response.seconds for response in responses) < 5
+    return responses
 
 
 def exchange(port: int, payload: bytes, *, timeout: float = LIMIT_SECONDS) -> bytes:
     """Send bytes on a new connection and return all bytes that the server sends until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as peer:
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
         with contextlib.suppress(OSError):
-            peer.sendall(payload)
-        return read_to_end(peer)
+            connection.sendall(payload)
+        return read_to_end(connection)
 
 
-def read_to_end(peer: socket.socket) -> bytes:
+def read_to_end(connection: socket.socket) -> bytes:
     """Return all bytes that a connection receives until the peer closes or resets it."""
     received_bytes = b""
     with contextlib.suppress(ConnectionResetError):
-        while chunk := peer.recv(65536):
+        while chunk := connection.recv(65536):
             received_bytes += chunk
     return received_bytes
 
 
-def read_response(peer: socket.socket) -> tuple[int, bytes]:
+def read_response(connection: socket.socket) -> tuple[int, bytes]:
     """Return status and body of the next response on a connection."""
-    response = http.client.HTTPResponse(peer)
+    response = http.client.HTTPResponse(connection)
     response.begin()
     return response.status, response.read()
 
 
 class ClientCrowd:
-    """Context manager that opens many connections to 127.0.0.1, sends the same bytes on each, and closes them on exit."""
+    """Many connections to 127.0.0.1, on each of which the constructor sends the same bytes.
+
+    As a context manager, the crowd closes its connections on exit.
+    """
 
     def __init__(
         self,
@@ -177,9 +180,10 @@ class ClientCrowd:
         request: bytes = b"",
         *,
         receive_buffer_bytes: int = 0,
-        context: ssl.SSLContext | None = None,
+        tls_context: ssl.SSLContext | None = None,
     ) -> None:
-        # A crowd has up to 1,000 connections; the usual soft limit is 1,024 descriptors.
+        # A crowd has up to 1,000 connections, and the usual soft limit is 1,024 descriptors. The limit is raised for the whole
+        # test process, and stays raised. A hard limit below 4,096 stays as it is.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard == resource.RLIM_INFINITY or hard >= 4096:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
@@ -192,8 +196,8 @@ class ClientCrowd:
             # While a test attacks the server, the server may close any connection.
             with contextlib.suppress(OSError):
                 member.connect(("127.0.0.1", port))
-                if context is not None:
-                    member = context.wrap_socket(member, server_hostname="127.0.0.1")
+                if tls_context is not None:
+                    member = tls_context.wrap_socket(member, server_hostname="127.0.0.1")
                 member.sendall(request)
             self.members.append(member)
 

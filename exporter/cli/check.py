@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -26,7 +25,7 @@ import psutil
 from exporter import diagnoses
 from exporter.cli.check_server import check_addresses, configuration_problems
 from exporter.cli.configuration import Configuration, resolve
-from exporter.cli.findings import Check, CheckFinding, fail, ok, warn
+from exporter.cli.findings import Check, CheckFinding, failure, ok, warning
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
 from exporter.cli.silence import install_command, probe_interpreter
 from exporter.config.options import format_duration
@@ -70,11 +69,11 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
         version = interpreter.version
         yield ok(subject, f"Python {interpreter.python} imports exporter {version} from {interpreter.path}")
     elif interpreter.path and not interpreter.is_own_package:
-        yield fail(subject, diagnoses.SHADOWED.describe(python=path, path=interpreter.path))
+        yield failure(subject, diagnoses.SHADOWED.describe(python=path, path=interpreter.path))
     else:
         error = f": {interpreter.error}" if interpreter.error else ""
         install = install_command(path, interpreter.site)
-        yield fail(subject, diagnoses.NOT_INSTALLED.describe(python=path, error=error, install=install))
+        yield failure(subject, diagnoses.NOT_INSTALLED.describe(python=path, error=error, install=install))
 
 
 def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
@@ -98,15 +97,17 @@ def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     mode = f"{stat.S_IMODE(status.st_mode):04o}"
     yield ok(subject, f"{path}, mode {mode}, file system {filesystem}, {free_bytes / 2**20:,.0f} MiB free")
     if not os.access(path, os.W_OK | os.X_OK):
-        yield warn(subject, diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=path))
+        yield warning(subject, diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=path))
     elif free_bytes < MIN_FREE_BYTES:
-        make_finding = warn if free_bytes else fail
+        make_finding = warning if free_bytes else failure
         yield make_finding(subject, diagnoses.FEED_DIRECTORY_FULL.describe(directory=path))
     elif filesystem.startswith(NETWORK_FILESYSTEMS):
-        yield warn(subject, diagnoses.FEED_DIRECTORY_REMOTE.describe(directory=path, filesystem=filesystem))
+        yield warning(
+            subject, diagnoses.FEED_DIRECTORY_REMOTE.describe(directory=path, filesystem=filesystem)
+        )
     is_world_writable = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
     if is_world_writable and status.st_uid not in {0, own_uid()}:
-        yield warn(
+        yield warning(
             subject, diagnoses.FEED_DIRECTORY_OPEN.describe(directory=path, uid=status.st_uid, mode=mode)
         )
 
@@ -127,7 +128,7 @@ def sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that a sidecar serves the feed directory."""
     owner = runs.owner(_feed_directory_of(configuration))
     if owner is None:
-        yield warn("sidecar", diagnoses.NO_SIDECAR.describe())
+        yield warning("sidecar", diagnoses.NO_SIDECAR.describe())
         return
     server = f"process {owner}" if owner else "an exporter in another container"
     with contextlib.suppress(psutil.Error):
@@ -152,7 +153,7 @@ def writers(configuration: Configuration) -> Iterator[CheckFinding]:
         yield ok("writer", f"{len(ended_entries) - MAX_ENDED_PROCESSES} more processes ended before these")
     yield from _rivals(entry.snapshot.process for entry in live_entries)
     for name, reason in scan.refused_files:
-        yield warn("writer", diagnoses.REFUSED_FILES[reason].describe(name=name))
+        yield warning("writer", diagnoses.REFUSED_FILES[reason].describe(name=name))
     if not scan.entries:
         remedy = (
             "check that training-exporter is installed for the job's Python (--check.python=PATH), that the job has the same "
@@ -225,7 +226,7 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
         diagnosis = diagnoses.RAPL_UNREADABLE.describe(
             unreadable=len(unreadable), counters=len(counters), path=unreadable[0]
         )
-        yield warn("rapl", diagnosis)
+        yield warning("rapl", diagnosis)
     elif counters:
         yield ok("rapl", f"{len(counters)} energy counters are readable")
     else:
@@ -243,7 +244,9 @@ def energy(configuration: Configuration) -> Iterator[CheckFinding]:
     except OSError:
         return
     if pid is not None and pid != owner:
-        yield warn("energy", diagnoses.ENERGY_COUNTED_ELSEWHERE.describe(pid=pid or "of another container"))
+        yield warning(
+            "energy", diagnoses.ENERGY_COUNTED_ELSEWHERE.describe(pid=pid or "of another container")
+        )
 
 
 def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
@@ -258,14 +261,14 @@ def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[Che
         )
     elif not driver_version_path.exists():
         if library_version:
-            yield warn("nvidia", diagnoses.DRIVER_NOT_LOADED.describe(library=library_version))
+            yield warning("nvidia", diagnoses.DRIVER_NOT_LOADED.describe(library=library_version))
         else:
             yield ok("nvidia", "no NVIDIA driver on this machine; GPU families are absent")
     else:
         description = driver_version_path.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
         driver = re.search(r"\d+\.\d+(\.\d+)?", description)
         if library_version and driver is not None and driver[0] != library_version:
-            yield fail(
+            yield failure(
                 "nvidia", diagnoses.DRIVER_MISMATCH.describe(driver=driver[0], library=library_version)
             )
         else:
@@ -296,13 +299,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     findings = _consistent(_all_findings(flags, environ))
     has_failed = any(finding.status == "FAIL" for finding in findings)
     if value_of(flags, "--check.format") == "json":
-        findings_as_json = [dataclasses.asdict(finding) for finding in findings]
+        findings_as_json = [finding.to_json() for finding in findings]
         print(
             json.dumps({"version": __version__, "ok": not has_failed, "findings": findings_as_json}, indent=2)
         )
         return 1 if has_failed else 0
     for finding in findings:
-        print(f"{finding.status:<{len(INDENT)}}{finding.subject}: {finding.found}")
+        print(f"{finding.status:<{len(INDENT)}}{finding.subject}: {finding.message}")
         if finding.remedy:
             remedy = f"-> {finding.remedy}"
             print(textwrap.fill(remedy, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " " * 3))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from exporter import diagnoses
 from exporter.cli.configuration import Configuration
-from exporter.cli.findings import CheckFinding, fail, ok, warn
+from exporter.cli.findings import CheckFinding, failure, ok, warning
 from exporter.errors import ConfigurationError, ListenError
 from exporter.feed import runs
 from exporter.web.listen import bind, parse_address
@@ -99,7 +99,7 @@ def _unanswered_finding(
         return ok(subject, diagnoses.CERTIFICATE_REQUIRED.describe(base=base).sentence)
     problem, _, remedy = refusal.partition("; ")
     port = urlsplit(base).port
-    return fail(subject, diagnoses.PORT_TAKEN.describe(refusal=problem, port=port, choose=remedy))
+    return failure(subject, diagnoses.PORT_TAKEN.describe(refusal=problem, port=port, choose=remedy))
 
 
 def _exporter_findings(subject: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
@@ -107,7 +107,7 @@ def _exporter_findings(subject: str, base: str, feed_directory: Path) -> Iterato
     if ready.status == 200:
         yield ok(subject, f"an exporter responds at {base}")
     else:
-        yield warn(subject, diagnoses.NOT_READY.describe(reason=ready.text))
+        yield warning(subject, diagnoses.NOT_READY.describe(reason=ready.text))
     page = _get(base, f"/metrics?{_OWN_METRICS_QUERY}", size=1 << 20)
     if page.status == 200:
         yield from check_own_metrics(page.text, base, feed_directory)
@@ -121,10 +121,10 @@ def check_own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[Ch
         if name == "exporter_collector_success" and float(value) == 0:
             collector = labels.get("collector", "?")
             diagnosis = diagnoses.COLLECTOR_FAILS.describe(collector=collector, reason=f"see {base}/")
-            yield warn(f"collector {collector}", diagnosis)
+            yield warning(f"collector {collector}", diagnosis)
         elif name == "exporter_feed_owner" and float(value) == 0:
             owner = runs.owner(feed_directory)
-            yield warn(
+            yield warning(
                 "sidecar", diagnoses.SECOND_SIDECAR.describe(base=base, owner=owner or "of another container")
             )
         elif name == "gpu_nvml_up":
@@ -133,7 +133,7 @@ def check_own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[Ch
             nvml_reason = labels.get("reason", "")
     if is_nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
         diagnosis_template = diagnoses.NVML_FAILURES.get(nvml_reason, diagnoses.NVML_DOWN)
-        yield fail("nvidia", diagnosis_template.describe(reason=nvml_reason))
+        yield failure("nvidia", diagnosis_template.describe(reason=nvml_reason))
 
 
 def _get(base: str, path: str, size: int = 200) -> HttpResult:

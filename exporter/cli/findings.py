@@ -20,24 +20,33 @@ class CheckFinding:
 
     status: Status
     subject: str
-    found: str
+    message: str
     remedy: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Return the object that `check --check.format=json` prints for the finding."""
+        return {
+            "status": self.status,
+            "subject": self.subject,
+            "found": self.message,
+            "remedy": self.remedy,
+        }
 
 
 Check = Callable[[], Iterable[CheckFinding]]
 """Function that yields the findings of one subject."""
 
 
-def ok(subject: str, found: str) -> CheckFinding:
+def ok(subject: str, message: str) -> CheckFinding:
     """Return a finding without a problem."""
-    return CheckFinding("ok", subject, found)
+    return CheckFinding("ok", subject, message)
 
 
-def warn(subject: str, statement: Statement) -> CheckFinding:
+def warning(subject: str, statement: Statement) -> CheckFinding:
     """Return a finding that is worth a look, and may be intended."""
     return CheckFinding("warn", subject, statement.sentence, statement.remedy)
 
 
-def fail(subject: str, statement: Statement) -> CheckFinding:
+def failure(subject: str, statement: Statement) -> CheckFinding:
     """Return a finding with which `check` exits with status 1."""
     return CheckFinding("FAIL", subject, statement.sentence, statement.remedy)

@@ -19,9 +19,9 @@ from exporter.recording.stat import Stat, metric
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import Aggregation
 
-MAX_NAME_CHARACTERS = 150
+MAX_METRIC_NAME_CHARACTERS = 150
 """Maximum length of the name of a Stat, to which families append suffixes."""
-MAX_NAMES = 1000
+MAX_METRICS = 1000
 """Maximum number of pairs. Further pairs, such as names with step numbers, are refused, and their values are counted."""
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
@@ -57,7 +57,7 @@ class MetricName(NamedTuple):
 
 def metric_name(group: object, name: object) -> MetricName | None:
     """Return the name of a pair's Stat, or None if no valid name remains or the name is too long."""
-    if any(isinstance(text, str) and len(text) > MAX_NAME_CHARACTERS for text in (group, name)):
+    if any(isinstance(text, str) and len(text) > MAX_METRIC_NAME_CHARACTERS for text in (group, name)):
         return None
     parts = [*_name_parts(group), *_name_parts(name)]
     unit, factor = None, 1.0
@@ -69,7 +69,7 @@ def metric_name(group: object, name: object) -> MetricName | None:
     stat = ".".join(parts)
     if unit is None and stat.replace(".", "_").endswith(("_total", "_bucket")):  # suffixes of Prometheus
         stat = f"{stat}_value"
-    if not any(character in _NAME_CHARACTERS for character in stat) or len(stat) > MAX_NAME_CHARACTERS:
+    if not any(character in _NAME_CHARACTERS for character in stat) or len(stat) > MAX_METRIC_NAME_CHARACTERS:
         return None
     return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, factor)
 
@@ -117,7 +117,7 @@ class MetricStats:
         """Return the function that records or refuses the values of a new pair. Concurrent calls have the same result."""
         record = AGENT_METRICS.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
-            if len(self._records) >= MAX_NAMES:
+            if len(self._records) >= MAX_METRICS:
                 return refuse("too_many")
             stat_name = metric_name(*pair)
             if stat_name is None:

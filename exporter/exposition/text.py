@@ -33,7 +33,7 @@ Reason = Literal["cap", "duplicate", "labels", "name", "value"]
 
 # Larger than the exporter needs, and below usual values of Prometheus' `label_limit` and `label_value_length_limit`, beyond
 # which the whole scrape fails.
-MAX_LABELS = 32
+MAX_SERIES_LABELS = 32
 MAX_LABEL_VALUE_BYTES = 512
 
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,255}")
@@ -274,7 +274,7 @@ def _series_key(sample: Sample) -> _SeriesKey | None:
 
 @lru_cache(maxsize=2048)
 def _sorted_keys(keys: tuple[str, ...]) -> list[str]:
-    if len(keys) > MAX_LABELS or not all(map(_LABEL_NAME.fullmatch, keys)):
+    if len(keys) > MAX_SERIES_LABELS or not all(map(_LABEL_NAME.fullmatch, keys)):
         raise RefusedError("labels")
     return sorted(keys)
 

@@ -36,8 +36,8 @@ from exporter.recording.limits import (
     MAX_HELP_CHARACTERS,
     MAX_IDENTITY_CHARACTERS,
     MAX_LABEL_VALUE_CHARACTERS,
-    MAX_LABELS,
-    MAX_NAME_CHARACTERS,
+    MAX_STAT_LABELS,
+    MAX_STAT_NAME_CHARACTERS,
 )
 from exporter.recording.values import (
     KINDS,
@@ -248,7 +248,7 @@ def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:
 def _cost(body: dict[str, Any]) -> int:
     """Check the limits of a definition, and return its memory with a series for each aggregation and bucket."""
     labels, buckets, aggregations = body.get("labels", []), body.get("buckets", []), body["aggregations"]
-    check_size(len(to_list(labels)), MAX_LABELS, "labels")
+    check_size(len(to_list(labels)), MAX_STAT_LABELS, "labels")
     check_size(len(to_list(buckets)), MAX_BUCKETS, "buckets")
     check_size(len(to_list(aggregations)), MAX_AGGREGATIONS, "aggregations")
     text_length = len(body["name"]) + sum([len(name) + len(value) for name, value in labels])
@@ -256,9 +256,9 @@ def _cost(body: dict[str, Any]) -> int:
 
 
 def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
-    check_size(len(labels), MAX_LABELS, "labels")
+    check_size(len(labels), MAX_STAT_LABELS, "labels")
     for name, value in labels:
-        check_text(name, MAX_NAME_CHARACTERS, "a label's name")
+        check_text(name, MAX_STAT_NAME_CHARACTERS, "a label's name")
         check_text(value, MAX_LABEL_VALUE_CHARACTERS, "a label's value")
 
 
@@ -268,9 +268,9 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
     for name in ("aggregations", "buckets"):
         values[name] = shared_values.setdefault(values.get(name, ()), values.get(name, ()))
     definition = StatDefinition(**values)
-    check_text(definition.name, MAX_NAME_CHARACTERS, "a name")
+    check_text(definition.name, MAX_STAT_NAME_CHARACTERS, "a name")
     check_text(definition.help, MAX_HELP_CHARACTERS, "a help text")
-    check_text(definition.unit or "", MAX_NAME_CHARACTERS, "a unit")
+    check_text(definition.unit or "", MAX_STAT_NAME_CHARACTERS, "a unit")
     _check_labels(definition.labels)
     labels = [name for name, _ in definition.labels]
     has_histogram = Aggregation.HISTOGRAM in definition.aggregations
@@ -315,7 +315,7 @@ def _rejected(counts: Any) -> dict[str, int]:
     check_size(len(counts), MAX_REASONS, "reasons")
     counts_by_reason: dict[str, int] = _counts(counts)
     for reason in counts_by_reason:
-        check_text(reason, MAX_NAME_CHARACTERS, "a reason")
+        check_text(reason, MAX_STAT_NAME_CHARACTERS, "a reason")
     return counts_by_reason
 
 

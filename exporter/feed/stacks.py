@@ -20,7 +20,7 @@ from exporter.feed.entries import FileStamp, newest_entry, own_entry
 from exporter.feed.files import FEED, OWN_MODE, SHARED_MODE, STACKS, is_process_id, open_regular, replace_file
 from exporter.recording.stacks import (
     MAX_FRAMES,
-    MAX_NAME_LENGTH,
+    MAX_STACK_NAME_CHARACTERS,
     MAX_THREAD_FRAMES,
     MAX_THREADS,
     Frame,
@@ -139,7 +139,9 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
         phase=_optional_text(fields, "phase"),
         phase_seconds=_optional_number(fields, "phase_seconds"),
         step=_optional_int(fields, "step"),
-        sequences={str(name)[:MAX_NAME_LENGTH]: int(_number(sequences, name)) for name in sequences},
+        sequences={
+            str(name)[:MAX_STACK_NAME_CHARACTERS]: int(_number(sequences, name)) for name in sequences
+        },
         last_collective=_optional_text(fields, "last_collective"),
     )
 
@@ -205,8 +207,8 @@ def _process_id(fields: Mapping[str, Any], name: str) -> str:
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
-    if not isinstance(value, str) or len(value) > MAX_NAME_LENGTH or not value.isprintable():
-        raise _invalid(name, f"printable text of at most {MAX_NAME_LENGTH} characters")
+    if not isinstance(value, str) or len(value) > MAX_STACK_NAME_CHARACTERS or not value.isprintable():
+        raise _invalid(name, f"printable text of at most {MAX_STACK_NAME_CHARACTERS} characters")
     return value
 
 

@@ -22,7 +22,7 @@ from exporter.errors import DefinitionError
 from exporter.monitor.events import STAT_EVENT, Event, check_name, log_event
 from exporter.recording.definition import MIN_WINDOW_SECONDS
 from exporter.recording.events import EVENTS
-from exporter.recording.limits import MAX_NAME_CHARACTERS
+from exporter.recording.limits import MAX_STAT_NAME_CHARACTERS
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
@@ -32,7 +32,7 @@ from exporter.recording.values import Aggregation as RecordedAggregation
 CHUNK_SAMPLES = 4096
 """Maximum number of samples between two aggregations."""
 _MAX_WINDOW_SAMPLES = 2**63 - 1
-_MAX_STAT_NAME_CHARACTERS = MAX_NAME_CHARACTERS - 40
+_MAX_BASE_NAME_CHARACTERS = MAX_STAT_NAME_CHARACTERS - 40
 """Maximum length of the recorded Stat's name, which leaves room for the suffixes of families."""
 
 
@@ -330,6 +330,6 @@ def _recording_function(
 
 def stat_name(name: str) -> str:
     """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots. A valid name is returned unchanged."""
-    parts = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_MAX_STAT_NAME_CHARACTERS]).split(".")
+    parts = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_MAX_BASE_NAME_CHARACTERS]).split(".")
     valid_name = ".".join(part for part in parts if part) or "unnamed"
     return valid_name if valid_name[0].isalpha() else f"stat_{valid_name}"

@@ -19,8 +19,8 @@ from exporter.recording.limits import (
     MAX_BUCKETS,
     MAX_HELP_CHARACTERS,
     MAX_LABEL_VALUE_CHARACTERS,
-    MAX_LABELS,
-    MAX_NAME_CHARACTERS,
+    MAX_STAT_LABELS,
+    MAX_STAT_NAME_CHARACTERS,
 )
 from exporter.recording.values import Aggregation, StatDefinition
 
@@ -76,9 +76,11 @@ def unreadable_values() -> Iterator[None]:
 def _check_definition(
     name: str, aggregations: Iterable[Aggregation | str] | None, **fields: Any
 ) -> StatDefinition:
-    is_valid: object = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name)
+    is_valid: object = (
+        isinstance(name, str) and len(name) <= MAX_STAT_NAME_CHARACTERS and _NAME.fullmatch(name)
+    )
     allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
-    require(is_valid, "name", name, f"{allowed} (at most {MAX_NAME_CHARACTERS} characters)")
+    require(is_valid, "name", name, f"{allowed} (at most {MAX_STAT_NAME_CHARACTERS} characters)")
     members = _check_aggregations(DEFAULT_AGGREGATIONS if aggregations is None else aggregations)
     buckets, min_samples = fields.pop("buckets", None), fields.pop("min_samples", 1)
     checked_fields = {field: _CHECKS[field](value) for field, value in fields.items()}
@@ -120,10 +122,10 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
 
 def check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return constant labels, sorted by name. Raises DefinitionError for invalid labels."""
-    is_valid: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MAX_LABELS)
-    require(is_valid, "labels", labels, f"a mapping of at most {MAX_LABELS} names to values")
+    is_valid: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MAX_STAT_LABELS)
+    require(is_valid, "labels", labels, f"a mapping of at most {MAX_STAT_LABELS} names to values")
     for name, value in (labels or {}).items():
-        is_valid = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _LABEL.fullmatch(name)
+        is_valid = isinstance(name, str) and len(name) <= MAX_STAT_NAME_CHARACTERS and _LABEL.fullmatch(name)
         require(is_valid, "labels", name, "a letter, then letters, digits or '_'", "a label's name")
         require(name not in _RESERVED_LABELS, "labels", name, f"none of {_RESERVED_LABELS}", "a label's name")
         is_valid = (

@@ -17,8 +17,8 @@ from typing import Any
 
 from exporter.recording.conversion import to_message
 from exporter.recording.event_values import (
-    LEVELS,
-    MAX_TYPE_CHARACTERS,
+    LEVEL_BY_SEVERITY,
+    MAX_EVENT_NAME_CHARACTERS,
     check_severity,
     check_type,
     find_severity,
@@ -35,6 +35,7 @@ MAX_TYPES = 100
 MAX_KINDS = 1000
 """Maximum number of kinds in memory. Further kinds are created for each event and counted as `other`."""
 MAX_LABEL_CHARACTERS = 200
+"""Maximum length of the labels `type` and `handler`. Longer texts are cut."""
 OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
 """Default limit of delivered events of a kind per second."""
@@ -101,7 +102,11 @@ class Kind:
         for candidate in rules:
             if fnmatchcase(self.type, candidate.match):
                 rule = candidate
-        self.enabled = is_recording and rule.enabled and LEVELS[self.severity] >= LEVELS[rule.severity]
+        self.enabled = (
+            is_recording
+            and rule.enabled
+            and LEVEL_BY_SEVERITY[self.severity] >= LEVEL_BY_SEVERITY[rule.severity]
+        )
         self._sample, self._per_second = rule.sample, rule.per_second
         self.is_limited = rule.sample < 1.0 or rule.per_second != DEFAULT_PER_SECOND
         self._permits_end = 0.0  # monotonic time at which new permits are issued
@@ -187,7 +192,9 @@ class KindTable:
         except Exception:  # noqa: BLE001, S110  # a new kind, or an unhashable type
             pass
         try:
-            return self.kind(to_message(type, MAX_TYPE_CHARACTERS), find_severity(severity) or "info").enabled
+            return self.kind(
+                to_message(type, MAX_EVENT_NAME_CHARACTERS), find_severity(severity) or "info"
+            ).enabled
         except Exception:  # noqa: BLE001  # conversion runs code of the job
             return self.is_recording
 
@@ -246,6 +253,6 @@ class KindTable:
         """Count an event that is recorded without an invalid part, and log the first such event of each type."""
         self.kind(type or OTHER, "info").suppressed_counts["payload"].bump()
         log_once(
-            f"event {type[:MAX_TYPE_CHARACTERS]}",
+            f"event {type[:MAX_EVENT_NAME_CHARACTERS]}",
             f"an event {type[:100]!r} is recorded without an invalid part: {part}",
         )

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from exporter.recording.conversion import safe_repr, to_message
 from exporter.recording.event_kinds import MAX_LABEL_CHARACTERS, Kind, KindTable, Pair
 from exporter.recording.event_values import (
-    MAX_TYPE_CHARACTERS,
+    MAX_EVENT_NAME_CHARACTERS,
     Event,
     RawEvent,
     check_parents,
@@ -117,7 +117,7 @@ class EventLog(KindTable):
                 kind = self._kinds[type, severity]
             except (KeyError, TypeError):
                 if not isinstance(type, str) or not type:
-                    type = to_message(type, MAX_TYPE_CHARACTERS) or UNNAMED_TYPE  # noqa: A001  # replaces the parameter
+                    type = to_message(type, MAX_EVENT_NAME_CHARACTERS) or UNNAMED_TYPE  # noqa: A001  # replaces the parameter
                 known_severity = find_severity(severity)
                 if known_severity is None:
                     self._refuse(type, f"the severity {safe_repr(severity)}")
@@ -138,7 +138,7 @@ class EventLog(KindTable):
                 event_time,
                 now,
                 monotonic_ns(),
-                self.span_id() if span_id is None else to_message(span_id, MAX_TYPE_CHARACTERS),
+                self.span_id() if span_id is None else to_message(span_id, MAX_EVENT_NAME_CHARACTERS),
                 parents,
             )
             self.record(kind, raw, event_time, payload=payload)
@@ -388,7 +388,7 @@ class EventLog(KindTable):
         identity = self._identity
         if identity is None:
             identity = self._identity = self._identify()
-        return raw.event(os.urandom(8).hex(), identity)
+        return raw.to_event(os.urandom(8).hex(), identity)
 
     def _add_counts(
         self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1

@@ -23,9 +23,9 @@ from exporter.recording.conversion import (
 from exporter.recording.value_class import Value
 from exporter.recording.values import ProcessIdentity
 
-MAX_TYPE_CHARACTERS = 512
-"""Maximum length of an event's type, of the name of a value and of a span id. Longer texts are cut."""
-_ANY_LENGTH = 1 << 62
+MAX_EVENT_NAME_CHARACTERS = 512
+"""Maximum length of the type of an event, of the names of its data and of its span id. Longer texts are cut."""
+_UNLIMITED_CHARACTERS = 1 << 62
 _INT64_LIMIT = 1 << 63
 
 
@@ -39,7 +39,7 @@ class Severity(str, enum.Enum):
     CRITICAL = "critical"
 
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+LEVEL_BY_SEVERITY = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 """Level of `logging` for each severity."""
 _SEVERITY_BY_ALIAS = {
     alias: severity
@@ -92,7 +92,7 @@ class Event(Value, _PayloadCarrier):
 
 @dataclass(slots=True)
 class RawEvent:
-    """Logged event, which is converted to an `Event` for handlers and `recent`. Not frozen, which saves 1 µs per event."""
+    """Logged event, which is converted to an `Event` for handlers and `recent`. The class is not frozen, which saves 1 µs per event."""
 
     type: str
     message: str | None
@@ -104,7 +104,7 @@ class RawEvent:
     span_id: str | None = None
     parent_ids: tuple[str, ...] = ()
 
-    def event(self, id: str, identity: ProcessIdentity) -> Event:
+    def to_event(self, id: str, identity: ProcessIdentity) -> Event:
         """Return the event with an id, and with the rank and the run of a process."""
         return Event(
             type=self.type,
@@ -134,7 +134,7 @@ def find_severity(severity: object) -> str | None:
     if isinstance(value, str):
         return _SEVERITY_BY_ALIAS.get(value.lower())
     if isinstance(value, int | float):
-        return next((name for name, level in reversed(LEVELS.items()) if value >= level), "debug")
+        return next((name for name, level in reversed(LEVEL_BY_SEVERITY.items()) if value >= level), "debug")
     return None
 
 
@@ -143,7 +143,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
     None is omitted. Values that cannot be converted are omitted too, and *refuse* is called with the name of each of them.
     """
-    if _is_plain(data, MAX_TYPE_CHARACTERS, MAX_TEXT_CHARACTERS):
+    if _is_plain(data, MAX_EVENT_NAME_CHARACTERS, MAX_TEXT_CHARACTERS):
         return data  # type: ignore[return-value]  # checked by `_is_plain`
     plain_data: dict[str, Datum] = {}
     for name, value in data.items():
@@ -151,9 +151,9 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
             continue
         datum = to_datum(value)
         if datum is None:
-            refuse(to_message(name, MAX_TYPE_CHARACTERS))
+            refuse(to_message(name, MAX_EVENT_NAME_CHARACTERS))
         else:
-            plain_data[to_message(name, MAX_TYPE_CHARACTERS)] = datum
+            plain_data[to_message(name, MAX_EVENT_NAME_CHARACTERS)] = datum
     return plain_data
 
 
@@ -163,22 +163,23 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 def check_severity(severity: object) -> str:
     """Return the value of a `Severity` or of its lower-case name. Raises ValueError for other values."""
     value = getattr(severity, "value", severity)
-    if not isinstance(value, str) or value not in LEVELS:
-        raise ValueError(f"severity must be one of {', '.join(LEVELS)}, not {severity!r}")
+    if not isinstance(value, str) or value not in LEVEL_BY_SEVERITY:
+        raise ValueError(f"severity must be one of {', '.join(LEVEL_BY_SEVERITY)}, not {severity!r}")
     return value
 
 
 def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> Mapping[str, Datum]:
-    """Return the data as plain values, with texts cut to `MAX_TEXT_CHARACTERS` and names to `MAX_TYPE_CHARACTERS` unless *keep_full_texts*.
+    """Return the data as plain values.
 
-    Returns the same object if nothing changes.
+    Without *keep_full_texts*, texts are cut to `MAX_TEXT_CHARACTERS` and names to `MAX_EVENT_NAME_CHARACTERS`. Returns the same
+    object if nothing changes.
 
     Raises:
         TypeError: A value is not a str, float, int or bool, or a name is not a str.
         ValueError: An int has more than 64 bits.
     """
-    max_name_characters = _ANY_LENGTH if keep_full_texts else MAX_TYPE_CHARACTERS
-    max_text_characters = _ANY_LENGTH if keep_full_texts else MAX_TEXT_CHARACTERS
+    max_name_characters = _UNLIMITED_CHARACTERS if keep_full_texts else MAX_EVENT_NAME_CHARACTERS
+    max_text_characters = _UNLIMITED_CHARACTERS if keep_full_texts else MAX_TEXT_CHARACTERS
     if _is_plain(data, max_name_characters, max_text_characters):
         return data
     plain_data: dict[str, Any] = {}
@@ -210,12 +211,12 @@ def _is_plain(data: Mapping[Any, Any], max_name_characters: int, max_text_charac
 
 
 def check_type(type_: str) -> str:
-    """Return the type of an event, cut to the maximum length. Raises TypeError or ValueError unless it is a non-empty str."""
+    """Return the type of an event, cut to `MAX_EVENT_NAME_CHARACTERS`. Raises TypeError or ValueError unless it is a non-empty str."""
     if not isinstance(type_, str):
         raise TypeError(f"the type of an event must be str, not {type(type_).__name__}")
     if not type_:
         raise ValueError("the type of an event must not be empty; name the event, such as 'checkpoint.saved'")
-    return str.__str__(type_)[:MAX_TYPE_CHARACTERS]
+    return str.__str__(type_)[:MAX_EVENT_NAME_CHARACTERS]
 
 
 def check_timestamp(timestamp: Any) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from exporter.recording.values import GpuUse
 
 MAX_GPUS = 64
-MAX_NAME_CHARACTERS = 64
+MAX_GPU_NAME_CHARACTERS = 64
 """Maximum length of a name. The longest names are `MIG-GPU-<uuid>/<gi>/<ci>`."""
 READ_INTERVAL = 10
 """Number of recordings between two reads of the allocator once a GPU is in use, and between two reads of missing driver files."""
@@ -70,7 +70,7 @@ class ProcessGpus:
                 name = visible[number]
             if name.isdecimal() and int(name) < len(self._uuids):
                 name = self._uuids[int(name)]
-            if name and len(name) <= MAX_NAME_CHARACTERS and name.isprintable():
+            if name and len(name) <= MAX_GPU_NAME_CHARACTERS and name.isprintable():
                 names.append(name)
         return tuple(names)
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from queue import SimpleQueue
 from typing import Any
 
-from exporter.recording.event_values import LEVELS, Event
+from exporter.recording.event_values import LEVEL_BY_SEVERITY, Event
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
 from exporter.recording.value_class import Value, value_class
@@ -68,7 +68,7 @@ class Handle(Worker):
         self.is_direct = is_container_method(handler)
         self._end = end
         self._call: Callable[[Any], object] = getattr(handler, "handle", None) or handler
-        self._types, self._level = types, LEVELS[severity]
+        self._types, self._level = types, LEVEL_BY_SEVERITY[severity]
         self._convert = None if adapter is None else adapter.convert
         super().__init__(self._deliver, name=f"events-{name}", bound=queue)
 
@@ -109,7 +109,7 @@ class Handle(Worker):
     def accepts(self, type: str, severity: str) -> bool:
         """Return True if the handler receives events of this type and severity."""
         is_matching = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
-        return is_matching and LEVELS[severity] >= self._level
+        return is_matching and LEVEL_BY_SEVERITY[severity] >= self._level
 
     def names(self, prefix: str) -> bool:
         """Return True if a pattern of the handler starts with the prefix."""

@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows, where the rotation of a file fails and is counted as an error
     fcntl = None  # type: ignore[assignment]
 
-from exporter.recording.event_values import LEVELS, Event
+from exporter.recording.event_values import LEVEL_BY_SEVERITY, Event
 
 # Console -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +170,9 @@ class LogRecords:
 
     def handle(self, event: Event) -> None:
         """Log one record."""
-        self._logger.log(LEVELS[event.severity], "%s", _summary(event), extra={"exporter_event": event})
+        self._logger.log(
+            LEVEL_BY_SEVERITY[event.severity], "%s", _summary(event), extra={"exporter_event": event}
+        )
 
 
 # TensorBoard -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ MAX_THREAD_FRAMES = 3
 """Maximum number of frames of another thread; the innermost frames are kept."""
 MAX_THREADS = 20
 """Maximum number of threads besides the main thread."""
-MAX_NAME_LENGTH = 256
+MAX_STACK_NAME_CHARACTERS = 256
 """Maximum length of the name of a file, function or thread; the end of a longer name is kept."""
 
 _OWN_PACKAGE_DIRECTORY = __file__.rpartition("/recording/")[0] + "/"
@@ -129,7 +129,7 @@ def _is_idle(frame: FrameType) -> bool:
 
 
 def _printable(name: str) -> str:
-    """Return the last `MAX_NAME_LENGTH` characters of a name, with `?` for characters that are not printable."""
+    """Return the last `MAX_STACK_NAME_CHARACTERS` characters of a name, with `?` for characters that are not printable."""
     if not name.isprintable():
         name = "".join(character if character.isprintable() else "?" for character in name)
-    return name[-MAX_NAME_LENGTH:]
+    return name[-MAX_STACK_NAME_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""Recording thread of a process: start, sleep, wake, exclusive steps, and release of the interpreter lock."""
+"""Recording thread of a process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from exporter.recording.conversion import safe_repr
 from exporter.recording.notices import log_once
 
 SLICE_SECONDS = 0.0004
-"""Work of the recording thread after which it releases the interpreter lock."""
+"""Time for which the recording thread works before it releases the interpreter lock."""
 
 
 class RecordingThread:
-    """Thread that runs the recording of a process, and the step lock, under which other threads may run a step.
+    """Thread that runs the recording of a process.
+
+    Other threads may run a step of the recording, too: a lock ensures that one thread at a time runs a step.
 
     Args:
         run: Function that the thread calls. It returns after `sleep_until` has returned False.
@@ -32,7 +34,7 @@ class RecordingThread:
 
     def after_fork(self) -> None:
         """Set the initial state, with new locks and without a thread. Called by the constructor and in a forked child."""
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
         self._step_lock = threading.Lock()
         self._alarm = threading.Lock()  # held unless a wake is pending; a release wakes the thread
         self._alarm.acquire()
@@ -43,7 +45,7 @@ class RecordingThread:
     def start(self) -> None:
         """Start the thread if it is not running. Never raises."""
         # The holder of the lock starts the thread. A signal handler that interrupts the holder must not wait for the lock.
-        if self._thread is not None or self.is_stopping or not self._starting.acquire(blocking=False):
+        if self._thread is not None or self.is_stopping or not self._start_lock.acquire(blocking=False):
             return
         try:
             if self._thread is None and self._prepare():
@@ -53,7 +55,7 @@ class RecordingThread:
         except Exception as error:  # noqa: BLE001  # a failed start must not stop the job
             log_once("thread", f"nothing is recorded: the recording thread cannot start: {safe_repr(error)}")
         finally:
-            self._starting.release()
+            self._start_lock.release()
 
     def wake(self) -> None:
         """End the current sleep of the thread, or the next one if the thread is awake."""

@@ -24,11 +24,11 @@ from exporter.status.numbers import age, duration, energy, grams, number, rank_n
 from exporter.status.view import Run, View
 
 _MAX_BADPUT_CAUSES = 3
-_STATES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed", "hung", "lost"), "bad")}
+_STATE_STYLES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed", "hung", "lost"), "bad")}
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class Progress:
     """Progress of a run towards its last step."""
 
     text: str
@@ -42,7 +42,7 @@ class RunSection:
     name: str
     badges: RichText
     facts: tuple[tuple[str, str], ...]  # pairs of name and text
-    position: Position | None
+    progress: Progress | None
     remark: str
     figures: list[Figure]
     phases_title: str
@@ -57,7 +57,7 @@ def run_section(view: View, run: Run) -> RunSection:
         name=run.name,
         badges=tuple(_badges(view, run)),
         facts=tuple((key, fact) for key, fact in info.items() if key != "run" and fact),
-        position=_position(view, run),
+        progress=_progress(view, run),
         remark=_remark(run),
         figures=_run_figures(view, run),
         phases_title=f"last minute{_coverage_note(run) or ' of all ranks'}",
@@ -67,17 +67,17 @@ def run_section(view: View, run: Run) -> RunSection:
 
 
 def _badges(view: View, run: Run) -> list[StyledText]:
-    """Return state, late step, attempt and reporting ranks of a run."""
+    """Return the badges for the state, a late step, the attempt and the reporting ranks of a run."""
     now, attempt = view.exporter.now, view.samples.value("training_attempt", run=run.name)
-    state_style = "warn" if run.late_since is not None else _STATES.get(run.state, "good")
+    state_style = "warn" if run.last_step_before_delay is not None else _STATE_STYLES.get(run.state, "good")
     badges = [StyledText(run.state, state_style)] if run.state else []
     if run.state and run.state_since is not None:
         seconds = max(0.0, now - run.state_since)
         badges.append(
             StyledText(age(run.state_since, now) if run.is_ended else f"for {duration(seconds)}", "dim")
         )
-    if run.late_since is not None:
-        badges.append(StyledText(f"no step for {duration(now - run.late_since)}", "warn"))
+    if run.last_step_before_delay is not None:
+        badges.append(StyledText(f"no step for {duration(now - run.last_step_before_delay)}", "warn"))
     if attempt is not None and attempt > 1:
         badges.append(StyledText(f"attempt {attempt:.0f}", "warn"))
     reporting_count = run.reporting_count
@@ -89,7 +89,7 @@ def _badges(view: View, run: Run) -> list[StyledText]:
 
 
 def _remark(run: Run) -> str:
-    """Return a sentence about the part of a multi-node run that this page shows."""
+    """Return sentences about the part of a multi-node run that this page shows, or an empty text for a run on one node."""
     if not run.is_partial:
         return ""
     total = f" of {run.world_size}" if run.world_size else ""
@@ -146,7 +146,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
             value_or_dash(history.last_rate("timed steps", name) if run.is_stepping else None, number),
         ),
         *figure("loss", value_or_dash(_loss(view, run), number)),
-        *figure("not finite", styled(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
+        *figure("NaN or infinite", styled(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
         *figure(
             f"tokens per second{_coverage_note(run)}", value_or_dash(_tokens_per_second(view, run), number)
         ),
@@ -253,17 +253,17 @@ def _goodput(view: View, run: Run) -> list[Figure]:
     return figures
 
 
-def _position(view: View, run: Run) -> Position | None:
+def _progress(view: View, run: Run) -> Progress | None:
     step, target = (
         view.samples.value(family, run=run.name) for family in ("training_step", "training_step_target")
     )
     if step is None:
         return None
     if not target:
-        return Position(f"step {step:,.0f}", None)
+        return Progress(f"step {step:,.0f}", None)
     ratio = min(max(step / target, 0.0), 1.0)
     step_seconds = _step_seconds(view, run)
     remaining = ""
     if step_seconds and step < target:
         remaining = f" · about {duration((target - step) * step_seconds)} left at this pace"
-    return Position(f"step {step:,.0f} of {target:,.0f} · {share(ratio)}{remaining}", ratio)
+    return Progress(f"step {step:,.0f} of {target:,.0f} · {share(ratio)}{remaining}", ratio)

@@ -97,8 +97,8 @@ class Run:
     ranks: tuple[int, ...]  # ranks of this node
     reporting_count: int  # number of these ranks that report; sums and rates do not cover the other ranks
     world_size: int | None
-    # Unix time of the last step if the next step is late; None if no step is late
-    late_since: float | None = None
+    # Unix time of the last completed step if the next step is late; otherwise None
+    last_step_before_delay: float | None = None
 
     @property
     def is_stepping(self) -> bool:
@@ -234,11 +234,15 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
         reporting_count=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
         world_size=_rounded(samples.value("training_world_size", run=name)),
-        late_since=_late_since(name, samples, own_ranks, now) if state == "running" else None,
+        last_step_before_delay=_last_step_before_delay(name, samples, own_ranks, now)
+        if state == "running"
+        else None,
     )
 
 
-def _late_since(name: str, samples: SampleIndex, ranks: Sequence[Rank], now: float) -> float | None:
+def _last_step_before_delay(
+    name: str, samples: SampleIndex, ranks: Sequence[Rank], now: float
+) -> float | None:
     """Return the time of the last step if the next step is late, which is usually long before the run counts as hung."""
     last_progress_at = max((rank.progress_at for rank in ranks if rank.progress_at is not None), default=None)
     longest_seconds = samples.value("training_step_longest_seconds", run=name)

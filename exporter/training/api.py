@@ -1,8 +1,8 @@
 """Public training API: blocks.
 
 A *hot* block is entered in each step, a *rare* block seldom. The blocks are used on the job's threads. The body of a block always
-runs, and exceptions of the body propagate unchanged. A call raises only if the job configures one-logger with
-PROPAGATE_EXCEPTIONS.
+runs, and exceptions of the body propagate unchanged. An invalid value of an argument is counted as misuse and raises nothing,
+unless the job configures one-logger with PROPAGATE_EXCEPTIONS.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ class StackEntry:
         entry_seconds: Seconds of the phase when the block was entered, or when it continued in the phase.
         task: The asyncio task that entered the block, or None.
         is_lexical: True for a block entered by a context manager, False for the block of a callback.
+        is_open: True from the entry until the block is left, also if another thread leaves the block.
     """
 
     __slots__ = ("totals", "has_phase", "is_nested", "entry_seconds", "task", "is_lexical", "is_open")
@@ -180,7 +181,7 @@ class PhaseClock:
         entry.entry_seconds = 0.0
         self.switch_to(totals, now)
         if not totals.is_entered:
-            self._add(totals)
+            self._include_phase(totals)
         if not entry.is_nested:
             totals.entries += 1
             entry.entry_seconds = totals.seconds
@@ -189,7 +190,7 @@ class PhaseClock:
         if len(self.stack) > MAX_OPEN_BLOCKS:
             self._abandon([self.stack[1]], now)
 
-    def _add(self, totals: PhaseTotals) -> None:
+    def _include_phase(self, totals: PhaseTotals) -> None:
         """Include a phase in the history and in the sums of work and waiting from its first entry."""
         totals.is_entered = True
         if totals not in self.entered_phases:
@@ -249,7 +250,7 @@ class PhaseClock:
         if entry not in self.stack:
             return  # ended with its task
         if not totals.is_entered:
-            self._add(totals)
+            self._include_phase(totals)
         self._count_duration(entry)
         entry.totals = totals
         entry.entry_seconds = totals.seconds

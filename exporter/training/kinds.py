@@ -11,9 +11,9 @@ from exporter.recording.value_class import value_class
 from exporter.training.misuse import report
 from exporter.training.phases import PHASES
 
-MAX_NAMES = 1000
+MAX_USER_KINDS = 1000
 """Limit of user-defined names. Further names become `other`."""
-MAX_NAME_CHARACTERS = 256
+MAX_BLOCK_NAME_CHARACTERS = 256
 OTHER = "other"
 
 
@@ -114,7 +114,7 @@ def named_kind(name: object, *, is_phase: bool) -> BlockKind:
     kind, the span can be nested in a span of the same name. For a phase of an unknown name, report misuse and return a kind
     without a phase.
     """
-    text = to_name(name)[:MAX_NAME_CHARACTERS] or OTHER
+    text = to_name(name)[:MAX_BLOCK_NAME_CHARACTERS] or OTHER
     if not text.isprintable():
         text = "".join(character if character.isprintable() else "?" for character in text)
     known_kind = _USER_KINDS.get((text, is_phase))
@@ -128,7 +128,7 @@ def named_kind(name: object, *, is_phase: bool) -> BlockKind:
         phase = phase_only_kind.phase
     if is_phase and phase is None:
         report("phase", "unknown_phase", f"one of {', '.join(PHASES)}, not {text!r}; use span(name)")
-    if len(_USER_KINDS) >= MAX_NAMES and text != OTHER:
+    if len(_USER_KINDS) >= MAX_USER_KINDS and text != OTHER:
         return named_kind(OTHER, is_phase=False)
     call = f"{'phase' if is_phase else 'span'}({text!r})"
     kind = BlockKind(call, phase, text, is_exclusive=False)

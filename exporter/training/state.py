@@ -50,7 +50,7 @@ from exporter.training.records import (
 )
 from exporter.training.totals import PhaseTotals
 
-MAX_NAME_CHARACTERS = 100
+MAX_SPAN_LABEL_CHARACTERS = 100
 """Maximum length of the labels `span` and `task`."""
 MAX_PARAMETERS = 32
 """Limit of the parameters of the run. Further names are ignored."""
@@ -317,11 +317,11 @@ class TrainingState:
                 self._parameters[name] = value
 
     def _background_ended(self, record: BackgroundEnded) -> None:
-        task = clean_text(record.task)[:MAX_NAME_CHARACTERS] if type(record.task) is str else ""
+        task = clean_text(record.task)[:MAX_SPAN_LABEL_CHARACTERS] if type(record.task) is str else ""
         self.families.counter("training.background", "seconds", task=task or OTHER).add(record.seconds)
 
     def _span_ended(self, record: SpanEnded) -> None:
-        name = clean_text(record.name)[:MAX_NAME_CHARACTERS]
+        name = clean_text(record.name)[:MAX_SPAN_LABEL_CHARACTERS]
         self.families.summary("training.span_duration", span=name or OTHER).observe(record.seconds)
 
     def _span_logged(self, record: SpanLogged) -> None:

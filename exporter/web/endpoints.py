@@ -19,9 +19,9 @@ from exporter.web.workers import Workers
 METRICS = "/metrics"
 RETRY_SOON = {"Retry-After": "1"}
 """Header fields that request a retry after a second."""
-_MAX_NAMES = 100
+_MAX_NAME_PARAMETERS = 100
 """Maximum number of `name[]` parameters of a request."""
-_MAX_NAME_LENGTH = 200
+_MAX_FAMILY_NAME_CHARACTERS = 200
 
 Readiness = Callable[[], str | None]
 """Function that returns the reason why the exporter is not ready, or None. Called on the event loop."""
@@ -209,14 +209,14 @@ def _names(query: str) -> frozenset[str]:
     """Return the values of `name[]`, the parameter of the client libraries. Raises ValueError for other parameters."""
     names = []
     parameters = [parameter for parameter in query.split("&") if parameter]  # as in `name[]=x&`
-    for parameter in parameters[: _MAX_NAMES + 1]:
+    for parameter in parameters[: _MAX_NAME_PARAMETERS + 1]:
         key, _, value = parameter.partition("=")
         if unquote_plus(key) != "name[]":
-            parameter_name = unquote_plus(key)[:_MAX_NAME_LENGTH]
+            parameter_name = unquote_plus(key)[:_MAX_FAMILY_NAME_CHARACTERS]
             raise ValueError(f"unknown parameter {parameter_name!r}; name[]=FAMILY selects a family")
         names.append(unquote_plus(value))
-    if len(names) > _MAX_NAMES or any(len(name) > _MAX_NAME_LENGTH for name in names):
+    if len(names) > _MAX_NAME_PARAMETERS or any(len(name) > _MAX_FAMILY_NAME_CHARACTERS for name in names):
         raise ValueError(
-            f"at most {_MAX_NAMES} name[] parameters of at most {_MAX_NAME_LENGTH} characters are allowed"
+            f"at most {_MAX_NAME_PARAMETERS} name[] parameters of at most {_MAX_FAMILY_NAME_CHARACTERS} characters are allowed"
         )
     return frozenset(name for name in names if name)

@@ -288,7 +288,7 @@ def test_the_nvidia_driver_is_named_without_loading_nvml(tmp_path: Path) -> None
 
     (finding,) = nvidia(Configuration(), tmp_path)
 
-    assert "570.86.10" in finding.found
+    assert "570.86.10" in finding.message
 
 
 @pytest.mark.parametrize(("library", "status"), [("570.86.10", "ok"), ("575.57.08", "FAIL")])

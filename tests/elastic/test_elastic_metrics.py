@@ -269,7 +269,7 @@ def test_reserved_names_are_refused_and_counted() -> None:
 
 def test_names_beyond_the_limit_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = families.MetricStats()
-    monkeypatch.setattr(families, "MAX_NAMES", 10)
+    monkeypatch.setattr(families, "MAX_METRICS", 10)
     initial_total = total("training.elastic.refused", reason="too_many")
     group = new_name("runaway")
     for index in range(100):

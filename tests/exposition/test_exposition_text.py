@@ -21,7 +21,7 @@ from prometheus_client.core import Metric, StateSetMetricFamily
 from prometheus_client.samples import Exemplar, Sample
 
 from exporter.exposition.negotiation import Format, accepts_gzip, negotiate
-from exporter.exposition.text import MAX_LABEL_VALUE_BYTES, MAX_LABELS
+from exporter.exposition.text import MAX_LABEL_VALUE_BYTES, MAX_SERIES_LABELS
 from exporter.families import Distribution, Family, with_values
 
 OM = "application/openmetrics-text"
@@ -251,7 +251,11 @@ def test_a_lone_surrogate_in_a_help_text_is_written_as_a_question_mark() -> None
         ("gauge", ({"a-b": "1"}, 6.0), "labels"),
         ("gauge", ({"a\n": "1"}, 6.0), "labels"),
         ("gauge", ({"__name__": "1"}, 6.0), "labels"),
-        ("gauge", (dict.fromkeys([f"l{index}" for index in range(MAX_LABELS + 1)], "1"), 6.0), "labels"),
+        (
+            "gauge",
+            (dict.fromkeys([f"l{index}" for index in range(MAX_SERIES_LABELS + 1)], "1"), 6.0),
+            "labels",
+        ),
         ("gauge", (None, 6.0), "labels"),
         ("counter", ({"rank": "1"}, -1.0), "value"),
         ("info", ({"rank": "1"}, 2), "value"),

@@ -16,7 +16,7 @@ import pytest
 from exporter.errors import FeedFormatError
 from exporter.feed.decoder import decode
 from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, VERSION
-from exporter.recording.limits import MAX_BUCKETS, MAX_LABELS
+from exporter.recording.limits import MAX_BUCKETS, MAX_STAT_LABELS
 
 MEMORY_PROGRAM = """
 import sys
@@ -82,7 +82,7 @@ TOTAL = {"count": 1, "sum": 1.0}
 @pytest.mark.parametrize(
     "changes",
     [
-        {"labels": [[f"l{index:05}", "x"] for index in range(MAX_LABELS + 1)]},
+        {"labels": [[f"l{index:05}", "x"] for index in range(MAX_STAT_LABELS + 1)]},
         {"labels": [["label", "x" * 257]]},
         {"labels": [["l" * 201, "x"]]},
         {"buckets": list(range(MAX_BUCKETS + 1)), "aggregations": ["histogram"], "kind": "histogram"},

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import exporter
 from exporter.recording.event_log import EventLog
-from exporter.recording.event_values import MAX_TYPE_CHARACTERS, Event, check_data, check_timestamp
+from exporter.recording.event_values import MAX_EVENT_NAME_CHARACTERS, Event, check_data, check_timestamp
 from exporter.recording.handlers import (
     ConsoleHandler,
     JsonLinesHandler,
@@ -96,7 +96,7 @@ def test_the_name_of_a_value_is_cut(events: EventLog, values: dict[str, Any]) ->
     events.log("step", **values)
     (event,) = events.recent()
 
-    assert dict(event.data) == {"a" * MAX_TYPE_CHARACTERS: 1.0}
+    assert dict(event.data) == {"a" * MAX_EVENT_NAME_CHARACTERS: 1.0}
     assert dict(check_data({"a" * 2000: 1.0})) == dict(event.data)
 
 

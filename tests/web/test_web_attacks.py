@@ -64,11 +64,11 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
     web_config = str(authority.write_web_config()) if uses_tls else None
     process = ServerProcess(web_config=web_config, max_files=256)
     with process, ClientCrowd(process.port, 400, hello if uses_tls else INCOMPLETE_REQUEST):
-        scrape_repeatedly(process.port, context=context)
+        scrape_repeatedly(process.port, tls_context=context)
         initial_cpu_seconds = process.statistics()["cpu_seconds"]
         time.sleep(1.5)
         cpu_seconds = process.statistics()["cpu_seconds"] - initial_cpu_seconds
-        scrape_repeatedly(process.port, 1, context=context)
+        scrape_repeatedly(process.port, 1, tls_context=context)
 
     assert cpu_seconds < 0.75  # a server that spins on accept uses 1.5 s
 

@@ -95,15 +95,15 @@ def test_rounds_of_clients_that_do_not_read_do_not_grow_memory(tmp_path: Path, u
     limits = {"write_seconds": 60, "render_seconds": 30}
     # A body of 60,000 series has 1.5 MB.
     with ServerProcess(series=60_000, limits=limits, **options, **MEMORY_LIMIT_OPTIONS) as process:
-        send_request(process.port, context=context)
+        send_request(process.port, tls_context=context)
         initial_bytes = process.statistics()["resident_bytes"]
         resident_bytes_with_crowd: list[float] = []
         resident_bytes_by_round: list[float] = []
         for _ in range(3):
             with ClientCrowd(
-                process.port, 40 if uses_tls else 120, REQUEST, receive_buffer_bytes=4096, context=context
+                process.port, 40 if uses_tls else 120, REQUEST, receive_buffer_bytes=4096, tls_context=context
             ):
-                scrape_repeatedly(process.port, 1, context=context)
+                scrape_repeatedly(process.port, 1, tls_context=context)
                 resident_bytes_with_crowd.append(process.statistics()["resident_bytes"])
             wait_until(lambda: process.statistics()["exporter_http_connections{writing}"] == 0)
             resident_bytes_by_round.append(process.statistics()["resident_bytes"])
@@ -125,7 +125,7 @@ def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path
         resident_bytes_by_round = []
         for _ in range(4):
             with ClientCrowd(process.port, 1000):
-                scrape_repeatedly(process.port, 1, context=authority.client_context())
+                scrape_repeatedly(process.port, 1, tls_context=authority.client_context())
             wait_until(lambda: process.statistics()["exporter_http_connections{incomplete}"] == 0)
             resident_bytes_by_round.append(process.statistics()["resident_bytes"])
 

@@ -145,7 +145,7 @@ def test_a_large_page_arrives_completely_over_tls(authority: CertificateAuthorit
     page = MetricsEndpoint(lambda _form, _names: body)
 
     with serving(page, web_config=authority.write_web_config()) as server:
-        assert send_request(port_of(server), context=authority.client_context()).body == body
+        assert send_request(port_of(server), tls_context=authority.client_context()).body == body
 
 
 def test_plain_http_on_the_tls_port_gets_an_error(authority: CertificateAuthority) -> None:
@@ -164,9 +164,9 @@ def test_a_session_below_the_minimum_version_is_refused(authority: CertificateAu
     old_client = authority.client_context()
     old_client.maximum_version = ssl.TLSVersion.TLSv1_2
     with serving(web_config=authority.write_web_config("  min_version: TLS13\n")) as server:
-        new_reply = send_request(port_of(server), context=authority.client_context())
+        new_reply = send_request(port_of(server), tls_context=authority.client_context())
         with pytest.raises(ssl.SSLError):
-            send_request(port_of(server), context=old_client)
+            send_request(port_of(server), tls_context=old_client)
 
     assert new_reply.status == 200
 
@@ -199,14 +199,14 @@ def test_client_certificates_are_verified(
     config = authority.write_web_config(f"  client_auth_type: {client_auth_type}\n  client_ca_file: ca.pem\n")
     with serving(web_config=config) as server:
         port = port_of(server)
-        reply = send_request(port, context=authority.client_context("client"))
+        reply = send_request(port, tls_context=authority.client_context("client"))
         with pytest.raises(OSError):
-            send_request(port, context=foreign_client)
+            send_request(port, tls_context=foreign_client)
         if client_auth_type in REQUIRING_TYPES:
             with pytest.raises(OSError):
-                send_request(port, context=authority.client_context())
+                send_request(port, tls_context=authority.client_context())
         else:
-            assert send_request(port, context=authority.client_context()).status == 200
+            assert send_request(port, tls_context=authority.client_context()).status == 200
 
     assert reply.status == 200
 
@@ -219,11 +219,11 @@ def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Certi
     with serving(web_config=authority.write_web_config(client_options)) as server:
         port = port_of(server)
         allowed_statuses = [
-            send_request(port, context=authority.client_context(*names)).status
+            send_request(port, tls_context=authority.client_context(*names)).status
             for names in (["prometheus.example"], ["x.example", "10.0.0.9"], ["0:0:0:0:0:0:0:1"])
         ]
         with pytest.raises(OSError):
-            send_request(port, context=authority.client_context("sub.prometheus.example"))
+            send_request(port, tls_context=authority.client_context("sub.prometheus.example"))
         refused_count = sample_values(server)["exporter_http_connection_errors_total{certificate}"]
 
     assert allowed_statuses == [200, 200, 200]
@@ -264,13 +264,13 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
         config.write_text("tls_server_config: {cert_fil: cert.pem}\n")
         statuses = []
         for _ in range(5):
-            statuses.append(send_request(port, context=authority.client_context()).status)
+            statuses.append(send_request(port, tls_context=authority.client_context()).status)
             time.sleep(0.1)
         reload_success = reload_success_of(server)
         authority.write_web_config()  # writes the valid configuration again
         wait_until(
             lambda: (
-                send_request(port, context=authority.client_context()).status == 200
+                send_request(port, tls_context=authority.client_context()).status == 200
                 and reload_success_of(server)
             )
         )
@@ -293,10 +293,10 @@ def test_a_changed_file_cannot_disable_protection(authority: CertificateAuthorit
         else:
             config.write_text(text)
         time.sleep(0.1)
-        accepted_status = send_request(port, context=authority.client_context("c")).status
+        accepted_status = send_request(port, tls_context=authority.client_context("c")).status
         wait_until(lambda: not reload_success_of(server))
         with pytest.raises(OSError):
-            send_request(port, context=authority.client_context())
+            send_request(port, tls_context=authority.client_context())
         plaintext_reply = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 
     assert accepted_status == 200
@@ -308,11 +308,11 @@ def test_a_hanging_configuration_file_delays_scrapes_by_less_than_three_seconds_
 ) -> None:
     config = authority.write_web_config()
     with serving(web_config=config, limits=FREQUENT_CHECKS) as server:
-        send_request(port_of(server), context=authority.client_context())
+        send_request(port_of(server), tls_context=authority.client_context())
         config.unlink()
         os.mkfifo(config)  # opening the file waits for a writer, as on a network share that hangs
         time.sleep(0.1)
-        replies = [send_request(port_of(server), context=authority.client_context()) for _ in range(4)]
+        replies = [send_request(port_of(server), tls_context=authority.client_context()) for _ in range(4)]
         with config.open("w"):
             pass  # releases the thread that opens the file
 

@@ -64,13 +64,13 @@ def _lost_gpu(view: View, run: str) -> Gpu | None:
 
 def _late_steps(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
-        if run.late_since is not None:
+        if run.last_step_before_delay is not None:
             facts = {
                 "run": name,
-                "seconds": duration(view.exporter.now - run.late_since),
+                "seconds": duration(view.exporter.now - run.last_step_before_delay),
                 "where": _phases(view, run),
             }
-            yield Match((name,), facts, since=run.late_since)
+            yield Match((name,), facts, since=run.last_step_before_delay)
 
 
 def _phases(view: View, run: Run) -> str:
