@@ -55,10 +55,10 @@ def compute_quotas(
     """
     quotas: dict[tuple[str, str], int] = {}
     capacity = max_series
-    for runs in _demands(watched_families, published_families).values():
-        demands = {run: families.total() for run, families in runs.items()}
+    for demands_by_run in _demands(watched_families, published_families).values():
+        demands = {run: families.total() for run, families in demands_by_run.items()}
         shares = _allocate(demands, capacity)
-        for run, families in runs.items():
+        for run, families in demands_by_run.items():
             for name, quota in _allocate(families, shares.get(run, demands[run])).items():
                 previous_quota = previous_quotas.get((run, name), 0)
                 is_steady = previous_quota <= quota <= previous_quota * _GROWTH_RATIO
@@ -139,7 +139,7 @@ def _labels_of(sample: Sample) -> Mapping[str, str]:
 def _allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
     """Divide a capacity fairly among demands, the smallest demand first.
 
-    Returns the share of each demand that is larger than its share. The other demands are met completely.
+    Returns the shares of the demands that are not met completely.
     """
     shares: dict[str, int] = {}
     remaining_count = len(demands)

@@ -31,6 +31,7 @@ UNITS = (
 """Base units, and units of counts of a training job."""
 
 MIN_WINDOW_SECONDS = 0.1
+"""Shortest window that a definition may request."""
 _MAX_WINDOW_SAMPLES = 1_000_000_000
 
 DEFAULT_AGGREGATIONS = ("mean", "max", "p50", "p90", "p95", "p99")

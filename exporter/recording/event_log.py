@@ -37,6 +37,7 @@ from exporter.recording.worker import end_all
 RECENT_EVENTS = 256
 """Maximum number of events that `recent` returns."""
 MAX_QUEUED_EVENTS = 1_000_000
+"""Maximum number of events that wait for a handler, as an argument of `register`."""
 END_SECONDS = 2.0
 """Maximum time for which `unregister` and `close` wait for queued events."""
 UNNAMED_TYPE = "unnamed"
@@ -122,6 +123,7 @@ class EventLog(KindTable):
                 if known_severity is None:
                     self._refuse(type, f"the severity {safe_repr(severity)}")
                 kind = self.kind(type, known_severity or "info")
+                type = kind.type  # noqa: A001  # replaces the parameter; cut to the maximum length
             if not kind.enabled:
                 return
             plain_data = convert_data(data, lambda name: self._refuse(type, f"the value {name!r}"))
@@ -148,11 +150,14 @@ class EventLog(KindTable):
     def _checked(
         self, type: str, check: Callable[[Any], Checked], value: object, default: Checked
     ) -> Checked:
+        """Return the checked value, or the default for a value that *check* refuses or that raises when it is read."""
         try:
             return check(value)
         except (TypeError, ValueError) as error:
             self._refuse(type, str(error))
-            return default
+        except Exception as error:  # noqa: BLE001  # an iterator or a property of the job
+            self._refuse(type, safe_repr(error))
+        return default
 
     def recent(self) -> list[Event]:
         """Return the latest events, at most `RECENT_EVENTS`, oldest first."""

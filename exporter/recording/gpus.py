@@ -15,8 +15,9 @@ from typing import Any
 from exporter.recording.values import GpuUse
 
 MAX_GPUS = 64
+"""Maximum number of GPUs of a process, and of entries of CUDA_VISIBLE_DEVICES. Further GPUs are ignored."""
 MAX_GPU_NAME_CHARACTERS = 64
-"""Maximum length of a name. The longest names are `MIG-GPU-<uuid>/<gi>/<ci>`."""
+"""Maximum length of the name of a GPU. Longer names are ignored. The longest names are `MIG-GPU-<uuid>/<gi>/<ci>`."""
 READ_INTERVAL = 10
 """Number of recordings between two reads of the allocator once a GPU is in use, and between two reads of missing driver files."""
 
@@ -48,7 +49,7 @@ class ProcessGpus:
             self._skips_left = READ_INTERVAL
             self._latest = GpuUse(self._names(numbers, visible), used=True, named=True)
         else:
-            # The launcher has assigned a single visible GPU to the rank.
+            # A launcher that makes a single GPU visible has assigned the GPU to this rank.
             is_single = visible is not None and len(visible) == 1
             number = 0 if is_single or local_rank is None else local_rank
             is_named = is_single or (visible is not None and local_rank is not None)

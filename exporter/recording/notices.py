@@ -37,7 +37,10 @@ class Notices:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the writer thread (it does not exist in a forked child), the queue, the listeners and the counts. Keys stay logged."""
+        """Discard the queue, the listeners and the counts, and expect no writer thread, as in a forked child.
+
+        The keys stay logged.
+        """
         self._queue: deque[str] = deque()
         self._start_lock = threading.Lock()
         self._is_writing = self.is_quiet = False

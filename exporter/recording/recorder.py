@@ -319,7 +319,7 @@ class Recorder:
             (*self._cycle.readings(), *(() if training is None else training.series())),
             final,
             self.events.reading(),
-            None if training is None else self._tagged(training.reading()),
+            None if training is None else self._with_session_tag(training.reading()),
             _ending(wall) if is_last else None,
             self.stats.refused_stats,
             self._gpus.read(os.environ, local_rank(), final=final),
@@ -327,9 +327,9 @@ class Recorder:
         self._claim(states)
         if self._sink is None or self._is_closed:
             return False
-        return self._sink.publish(recording, self._written_as, is_child=self._is_child)
+        return self._sink.publish(recording, self._feed_identity, is_child=self._is_child)
 
-    def _tagged(self, reading: TrainingReading | None) -> TrainingReading | None:
+    def _with_session_tag(self, reading: TrainingReading | None) -> TrainingReading | None:
         """Add the session tag of `configure` to the facts, unless the job has reported a session tag."""
         session = self.process.session
         if reading is None or not session or any(name == "session_tag" for name, _ in reading.facts):
@@ -345,9 +345,9 @@ class Recorder:
             self.process.claim_rank(trains=level > 1)
             self.events.renew()
             if self._sink is not None:
-                self._sink.update_identity(self._written_as())
+                self._sink.update_identity(self._feed_identity())
 
-    def _written_as(self) -> ProcessIdentity:
+    def _feed_identity(self) -> ProcessIdentity:
         return self.process.identity().replace(pid=os.getpid(), started=self.started_at)
 
     def _read_rules(self) -> None:

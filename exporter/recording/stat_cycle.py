@@ -31,7 +31,7 @@ class StatCycle:
     def after_fork(self) -> None:
         """Discard the window clocks of the parent."""
         self._clocks: dict[float, WindowClock] = {}
-        self._timed_count = 0  # number of Stats at the latest `close_windows`
+        self._scheduled_stats = 0  # number of Stats at the latest `close_windows`
         self._next_position = 0  # position of the first Stat of the next drain
 
     def due(self) -> list[float]:
@@ -41,31 +41,31 @@ class StatCycle:
     def has_due_window(self) -> bool:
         """Return True if a window has ended, or if a Stat was constructed since the latest `close_windows`."""
         wall, now = time(), monotonic()
-        return len(self._stats) != self._timed_count or any(
+        return len(self._stats) != self._scheduled_stats or any(
             clock.overdue_seconds(wall=wall, monotonic=now) is not None for clock in self._clocks.values()
         )
 
     def close_windows(self) -> None:
         """Close the windows that have ended, after draining their Stats."""
         wall, now = time(), monotonic()
-        states_by_length: dict[float, list[StatState]] = {}  # by seconds of the window
+        states_by_window: dict[float, list[StatState]] = {}  # by seconds of the window
         states = self._stats.states()
-        self._timed_count = len(states)
+        self._scheduled_stats = len(states)
         for state in states:
             if (seconds := state.effective.window_seconds) is not None:
-                states_by_length.setdefault(seconds, []).append(state)
+                states_by_window.setdefault(seconds, []).append(state)
         self._clocks = {
             seconds: self._clocks.get(seconds) or WindowClock(seconds, wall=wall, monotonic=now)
-            for seconds in states_by_length
+            for seconds in states_by_window
         }
         for seconds, clock in self._clocks.items():
             overdue_seconds = clock.overdue_seconds(wall=wall, monotonic=now)
             if overdue_seconds is None:
                 continue
-            for state in states_by_length[seconds]:
+            for state in states_by_window[seconds]:
                 self._drain_state(state)
             start, end = clock.advance(wall=wall, monotonic=now)
-            for state in states_by_length[seconds]:
+            for state in states_by_window[seconds]:
                 self._yield_gil()
                 state.close_window(start, end, late_windows=overdue_seconds >= seconds, wall=wall)
 

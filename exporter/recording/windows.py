@@ -46,7 +46,10 @@ class WindowClock:
         self._align(wall, monotonic)
 
     def overdue_seconds(self, *, wall: float, monotonic: float) -> float | None:
-        """Return the seconds since the end of the window, or None before the end. Returns 0 after a jump of the wall clock."""
+        """Return the seconds since the end of the window, or None before the end.
+
+        Before the end, return 0 if the wall clock has jumped: the window is then closed early.
+        """
         if monotonic >= self.due_monotonic:
             return monotonic - self.due_monotonic
         return 0.0 if self._has_jumped(wall, monotonic) else None

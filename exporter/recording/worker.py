@@ -75,7 +75,7 @@ class Worker:
         """Start with an empty queue and no thread, at construction and in a forked child."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
         self._full_count = Counter()  # items that were not queued, because the queue was full
         self._losses: dict[str, int] = {}  # other lost items by reason
         self._has_ended = False  # True after the thread has stopped at a marker
@@ -111,7 +111,7 @@ class Worker:
     def start(self) -> None:
         """Start the thread. If the interpreter refuses, as at exit since CPython 3.12, the queued items are counted as lost."""
         # The holder of the lock starts the thread. A signal handler that interrupts the holder must not wait for the lock.
-        if not self._starting.acquire(blocking=False):
+        if not self._start_lock.acquire(blocking=False):
             return
         try:
             if self._thread is not None or self._has_ended:
@@ -128,7 +128,7 @@ class Worker:
                 self._queue.get_nowait()
                 self._count_loss("no_thread", 1)
         finally:
-            self._starting.release()
+            self._start_lock.release()
 
     def drain(self, timeout_seconds: float) -> bool:
         """Wait until all queued items are processed. Return False after the timeout, and on the worker's own thread."""

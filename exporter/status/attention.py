@@ -19,9 +19,8 @@ class Onsets:
     def __init__(self) -> None:
         self._start_times: dict[tuple[str, ...], float] = {}
         self._event_times: dict[tuple[str, ...], float] = {}
-        self._initial_keys: Collection[tuple[str, ...]] | None = (
-            None  # findings of the first pass that still hold
-        )
+        # Findings of the first pass that still hold; None before the first pass.
+        self._initial_keys: Collection[tuple[str, ...]] | None = None
 
     def record(self, now: float, findings: Sequence[Finding]) -> None:
         """Record the start of new findings, and discard findings that no longer hold."""

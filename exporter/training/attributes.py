@@ -90,7 +90,7 @@ class TracingTimestamp:
 
 
 def to_timestamp(value: object) -> TracingTimestamp:
-    """Return a timestamp unchanged, or the current time for any other object. An object other than None is misuse."""
+    """Return a timestamp unchanged, or the current time for None. Any other object is misuse, and also becomes the current time."""
     if type(value) is TracingTimestamp:
         return value
     if value is not None:

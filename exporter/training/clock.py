@@ -21,7 +21,7 @@ from exporter.training.step_edges import StepEdges
 from exporter.training.totals import PhaseTotals
 
 INIT, ITERATION, OTHER = "init", "iteration", "other"
-MAX_OPEN_BLOCKS = 1024
+MAX_STACK_ENTRIES = 1024
 """Maximum size of the main thread's stack, including the base entry. Beyond the limit, the oldest block is ended."""
 
 
@@ -74,16 +74,19 @@ class ClockReading(Value):
 class PhaseClock:
     """Clock of the main thread: all time counts for the phase of the innermost block.
 
-    Where no block is open, the phase is `init` until the training loop or the first iteration begins, and `other` afterwards.
+    Where no block is open, the phase is `init` until the first training loop, iteration or reported step, and `other` afterwards.
 
     Attributes:
-        work: The entered phases that are work; `waits` are the phases in which a rank waits.
+        phases: Totals of all phases by name.
+        work: The entered phases that are work; `waits` are the entered phases in which a rank waits.
         thread: The main thread, which is the first thread that enters a block; None before.
         entered_phases: `init`, `other` and the phases that were entered. The other phases have no time.
         limit: Time from which an edge takes the slow path: the end of the history bin; -inf while the clock is watched or defers.
         deferring: The innermost block, if the clock defers the block's edges; otherwise None.
         iteration: The open training iteration; `iteration_work` is the work in seconds at the start of the iteration.
         accepts_iteration: True if the next iteration may begin on the fast path.
+        stack: The open blocks, innermost last, above the entry `base`, which stands for the time outside blocks.
+        active: Totals of the current phase, which started at `since`.
         last: The time of the latest edge; also the version that the reader compares.
     """
 
@@ -141,9 +144,9 @@ class PhaseClock:
         self._restore_limit()
 
     def watch(self, *, on: bool) -> None:
-        """Send every edge through the slow path, as observers and the GPU timer need, or no longer after this history bin.
+        """Turn the slow path for all edges on, as observers and the GPU timer need, or off.
 
-        May be called on any thread.
+        Turning it off takes effect at the end of the current history bin. May be called on any thread.
         """
         self.is_watched = on
         if on:
@@ -187,7 +190,7 @@ class PhaseClock:
             entry.entry_seconds = totals.seconds
         entry.is_open = True
         self.stack.append(entry)
-        if len(self.stack) > MAX_OPEN_BLOCKS:
+        if len(self.stack) > MAX_STACK_ENTRIES:
             self._abandon([self.stack[1]], now)
 
     def _include_phase(self, totals: PhaseTotals) -> None:
@@ -230,7 +233,7 @@ class PhaseClock:
             self.stack.remove(entry)
             entry.is_open = False
             self._count_duration(entry)
-        outer = self.base.totals
+        outer = self.base.totals  # blocks without a phase continue in the phase of the next outer block
         for entry in self.stack[1:]:
             if not entry.has_phase:
                 entry.totals = outer

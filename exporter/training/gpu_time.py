@@ -23,9 +23,9 @@ from exporter.training.metrics import Families
 from exporter.training.phases import PHASES
 
 MIN_STEP_SECONDS = 0.005
-"""Steps below this duration are not timed."""
+"""Duration of an ordinary step up to which no step of the job is timed."""
 STEPS_PER_SECOND = 10
-"""Maximum number of timed steps per second."""
+"""Maximum number of timed steps per second, on average. After a pause, up to as many steps again may be timed at once."""
 MAX_COST_RATIO = 0.005
 """Maximum share of the thread's time that recording events may take. `EXPORTER_GPU_TIME` replaces this default."""
 MAX_EVENTS = 1024

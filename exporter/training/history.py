@@ -69,9 +69,9 @@ class PhaseHistory:
         for name, seconds in closed_intervals:
             self._append(name, seconds)
         self._bin_number = max(floor(now * BINS_PER_SECOND), self._bin_number + 1)
-        began = self._bin_number / BINS_PER_SECOND
-        self._append(active.name, active_seconds + began - last)
-        active.bin_seconds = active.seconds + began - last
+        bin_start = self._bin_number / BINS_PER_SECOND
+        self._append(active.name, active_seconds + bin_start - last)
+        active.bin_seconds = active.seconds + bin_start - last
         self._first_phase = active.name
         self.bin_end = (self._bin_number + 1) / BINS_PER_SECOND
         if self._bin_number >= self._group_end:

@@ -14,6 +14,7 @@ from exporter.training.phases import PHASES
 MAX_USER_KINDS = 1000
 """Limit of user-defined names. Further names become `other`."""
 MAX_BLOCK_NAME_CHARACTERS = 256
+"""Maximum length of a user-defined name. Longer names are cut."""
 OTHER = "other"
 
 

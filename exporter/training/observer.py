@@ -28,7 +28,11 @@ class ObservedBlock:
 
 
 class TrainingObserver(Protocol):
-    """Consumer of blocks. An exception of its methods is logged and ignored, except OneLoggerError, which reaches the job."""
+    """Consumer of blocks.
+
+    An exception of a method is logged and ignored. Only an OneLoggerError reaches the job, and only from calls for which the
+    caller of `Observers.notify` allows that: an exception of the job's own code is never replaced.
+    """
 
     def observes(self, kind: BlockKind) -> bool:
         """Return True to observe the blocks of a hot kind, which are entered in each step. All other blocks are observed anyway."""

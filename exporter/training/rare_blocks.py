@@ -25,7 +25,7 @@ from exporter.training.kinds import BlockKind, restored_kind
 from exporter.training.misuse import report
 from exporter.training.observer import ObservedBlock
 from exporter.training.progress import is_count
-from exporter.training.recorder import MAX_OPEN_BLOCKS, TRAINING
+from exporter.training.recorder import MAX_OPEN_RARE_BLOCKS, TRAINING
 from exporter.training.records import (
     ApplicationBegan,
     ApplicationEnded,
@@ -245,7 +245,7 @@ def _push(block: StartedBlock, phase: str | None) -> None:
         if TRAINING.gpu.is_on and phase is not None:
             TRAINING.gpu.begin(block.kind, phase)
     TRAINING.is_training = TRAINING.is_training or phase is not None
-    if len(TRAINING.open_rare_blocks) > MAX_OPEN_BLOCKS:
+    if len(TRAINING.open_rare_blocks) > MAX_OPEN_RARE_BLOCKS:
         oldest = next(iter(TRAINING.open_rare_blocks.values()), None)
         if oldest is not None:
             oldest.evict()

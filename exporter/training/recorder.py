@@ -36,7 +36,7 @@ MAX_RECORDS = 1 << 16
 """Capacity of the queue. Further records are dropped and counted."""
 BATCH_RECORDS = 128
 """Number of records that are applied between two releases of the interpreter lock."""
-MAX_OPEN_BLOCKS = 1024
+MAX_OPEN_RARE_BLOCKS = 1024
 """Limit of open rare blocks. Above the limit, the oldest block is ended."""
 MAX_CALLBACK_BLOCKS = 64
 """Limit of the hot blocks of callbacks that are tracked. Above the limit, the oldest block is no longer tracked."""

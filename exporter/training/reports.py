@@ -17,8 +17,8 @@ from exporter.training.rare_blocks import timestamp_now
 from exporter.training.recorder import TRAINING
 from exporter.training.records import Interrupted, SaveReported, StepSkipped
 
-MAX_PARAMETERS = 32
-"""Maximum number of unknown names that a call of `describe` records."""
+MAX_CALL_PARAMETERS = 32
+"""Maximum number of unknown names that a call of `describe` records. Further names are ignored."""
 
 
 # Numbers -------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def describe(
         TRAINING.describe(facts)
     if unknown:
         parameters = {
-            name[:100]: to_attribute(value) for name, value in list(unknown.items())[:MAX_PARAMETERS]
+            name[:100]: to_attribute(value) for name, value in list(unknown.items())[:MAX_CALL_PARAMETERS]
         }
         TRAINING.describe({}, parameters)
 

@@ -51,7 +51,7 @@ from exporter.training.records import (
 from exporter.training.totals import PhaseTotals
 
 MAX_SPAN_LABEL_CHARACTERS = 100
-"""Maximum length of the labels `span` and `task`."""
+"""Maximum length of the labels `span` and `task`. Longer names are cut."""
 MAX_PARAMETERS = 32
 """Limit of the parameters of the run. Further names are ignored."""
 

@@ -35,9 +35,7 @@ class ServerState:
     router: Router
     counts: Counts = field(default_factory=Counts)
     is_closing: bool = False  # True while the server stops; every response then closes the connection
-    has_logged_error: bool = (
-        False  # True after the first internal error; later internal errors are not logged
-    )
+    has_logged_error: bool = False  # True after the first internal error; later ones are not logged
 
 
 class Connection:

@@ -22,6 +22,7 @@ RETRY_SOON = {"Retry-After": "1"}
 _MAX_NAME_PARAMETERS = 100
 """Maximum number of `name[]` parameters of a request."""
 _MAX_FAMILY_NAME_CHARACTERS = 200
+"""Maximum length of the value of `name[]`."""
 
 Readiness = Callable[[], str | None]
 """Function that returns the reason why the exporter is not ready, or None. Called on the event loop."""

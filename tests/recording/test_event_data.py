@@ -100,6 +100,24 @@ def test_the_name_of_a_value_is_cut(events: EventLog, values: dict[str, Any]) ->
     assert dict(check_data({"a" * 2000: 1.0})) == dict(event.data)
 
 
+def test_the_type_of_an_event_is_cut(events: EventLog) -> None:
+    events.log("a" * 2000)
+    events.log("a" * 2000)
+
+    assert [event.type for event in events.recent()] == ["a" * MAX_EVENT_NAME_CHARACTERS] * 2
+
+
+def test_an_event_is_recorded_without_parents_that_cannot_be_read(events: EventLog) -> None:
+    def parents() -> Iterator[str]:
+        yield "a"
+        raise RuntimeError("the iterator of the job fails")
+
+    events.log("step", parent_ids=parents())
+
+    assert [event.parent_ids for event in events.recent()] == [()]
+    assert events.reading().suppressed == {("step", "payload"): 1}
+
+
 def test_an_invalid_timestamp_is_named() -> None:
     with pytest.raises(ValueError, match="not nan"):
         check_timestamp(math.nan)

@@ -30,7 +30,7 @@ from exporter import training
 from exporter.recording.exponential import bucket_of
 from exporter.training import kinds
 from exporter.training.blocks import HotBlock
-from exporter.training.clock import MAX_OPEN_BLOCKS, PhaseClock, StackEntry
+from exporter.training.clock import MAX_STACK_ENTRIES, PhaseClock, StackEntry
 from exporter.training.durations import CELLS, classic_buckets, native_buckets
 from exporter.training.metrics import PHASE_BUCKETS
 from exporter.training.phases import PHASES
@@ -420,8 +420,8 @@ def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
         gc.collect()
         spans_in_memory = sum(type(candidate) is Span for candidate in gc.get_objects())
 
-        assert spans_in_memory < 2 * MAX_OPEN_BLOCKS + 200
-        assert len(TRAINING.clock.stack) <= MAX_OPEN_BLOCKS + 1  # the base is on the stack too
+        assert spans_in_memory < 2 * MAX_STACK_ENTRIES + 200
+        assert len(TRAINING.clock.stack) <= MAX_STACK_ENTRIES + 1  # the base is on the stack too
         train()
         assert published_value("training.steps", mode="train") == 1
 
