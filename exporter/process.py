@@ -38,8 +38,8 @@ def configure(
 
     After a change of run, rank or labels, the counts restart at zero. Samples that were recorded before the change keep the earlier
     identity, unless nothing has been written to the feed yet, as in the first second. The labels are published on
-    `training_rank_info` as `label_<name>`. *session* groups the runs of one training. It becomes `session_tag` of the run and of one-logger's records, and
-    takes precedence over `EXPORTER_SESSION`.
+    `training_rank_info` as `label_<name>`. *session* groups the runs of one training. It becomes the `session_tag` of the run and
+    of one-logger's records, and takes precedence over `EXPORTER_SESSION`.
 
     Raises:
         DefinitionError: An argument is invalid. Nothing was changed.

@@ -118,9 +118,8 @@ class StackResponder:
         self._answered_id = request.id
         try:
             write_answer(location.directory, answer)
-        except (
-            OSError
-        ):  # the directory is full or not writable; the sidecar reports that the answer is missing
+        except OSError:
+            # The directory is full or not writable. The sidecar reports that the answer is missing.
             return
         # A restarted sidecar requests the stacks of the same hang again.
         hang = _LoggedHang(location.run, position.step)

@@ -29,6 +29,7 @@ from exporter.feed.snapshot import Snapshot
 from exporter.feed.stacks import REQUEST
 
 MAX_FILES = 4096
+"""Maximum number of feed files that are read. Further files are refused."""
 FIRST_PASS_BYTES, PASS_BYTES = 16 << 20, 4 << 20
 """Bytes of changed files that the first pass and each later pass read. The other files wait for a later pass. All snapshots that
 fit into memory together have about 3 MiB of content."""

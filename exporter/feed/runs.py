@@ -33,6 +33,7 @@ ATTACHED_FLAG = "--run.attached"
 JOB_SUFFIX = ".job"
 END_SUFFIX = ".ended"
 MAX_BYTES = 4096
+"""Maximum number of bytes that are read of a file. A longer file is invalid JSON, and is ignored."""
 MAX_FILES = 4096
 """Maximum number of directories, and of files in the directory of another user, that are read."""
 END_RETENTION_SECONDS = 86400.0

@@ -13,8 +13,8 @@ from time import monotonic_ns, time
 from typing import Any
 
 from exporter.recording.conversion import Datum, to_scalar
+from exporter.recording.event_values import MAX_EVENT_NAME_CHARACTERS, RawEvent, check_data
 from exporter.recording.event_values import Event as RecordedEvent
-from exporter.recording.event_values import RawEvent, check_data
 from exporter.recording.events import EVENTS, unregister
 from exporter.recording.handle import Adapter, Handle
 
@@ -106,7 +106,7 @@ class Event:
             event_time = self._timestamp.timestamp()
         except (OverflowError, ValueError, OSError):
             event_time = now  # the timestamp is outside the range of Unix time
-        name = self._name or UNNAMED_TYPE
+        name = self._name[:MAX_EVENT_NAME_CHARACTERS] or UNNAMED_TYPE
         return RawEvent(name, None, "info", check_data(self._data), event_time, now, monotonic_ns())
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ CHUNK_SAMPLES = 4096
 """Maximum number of samples between two aggregations."""
 _MAX_WINDOW_SAMPLES = 2**63 - 1
 _MAX_BASE_NAME_CHARACTERS = MAX_STAT_NAME_CHARACTERS - 40
-"""Maximum length of the recorded Stat's name, which leaves room for the suffixes of families."""
+"""Maximum length of the recorded part of a name, which leaves room for the prefix `stat_` and for the suffixes of families."""
 
 
 class Aggregation(enum.Enum):
@@ -329,7 +329,10 @@ def _recording_function(
 
 
 def stat_name(name: str) -> str:
-    """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots. A valid name is returned unchanged."""
+    """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots.
+
+    A valid name of at most `_MAX_BASE_NAME_CHARACTERS` is returned unchanged. Longer names are cut.
+    """
     parts = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_MAX_BASE_NAME_CHARACTERS]).split(".")
     valid_name = ".".join(part for part in parts if part) or "unnamed"
     return valid_name if valid_name[0].isalpha() else f"stat_{valid_name}"

@@ -28,8 +28,8 @@ _STATE_STYLES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed",
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of a run towards its last step."""
+class RunProgress:
+    """RunProgress of a run towards its last step."""
 
     text: str
     ratio: float | None  # share of the steps that are complete; None if the target is unknown
@@ -42,7 +42,7 @@ class RunSection:
     name: str
     badges: RichText
     facts: tuple[tuple[str, str], ...]  # pairs of name and text
-    progress: Progress | None
+    progress: RunProgress | None
     remark: str
     figures: list[Figure]
     phases_title: str
@@ -253,17 +253,17 @@ def _goodput(view: View, run: Run) -> list[Figure]:
     return figures
 
 
-def _progress(view: View, run: Run) -> Progress | None:
+def _progress(view: View, run: Run) -> RunProgress | None:
     step, target = (
         view.samples.value(family, run=run.name) for family in ("training_step", "training_step_target")
     )
     if step is None:
         return None
     if not target:
-        return Progress(f"step {step:,.0f}", None)
+        return RunProgress(f"step {step:,.0f}", None)
     ratio = min(max(step / target, 0.0), 1.0)
     step_seconds = _step_seconds(view, run)
     remaining = ""
     if step_seconds and step < target:
         remaining = f" · about {duration((target - step) * step_seconds)} left at this pace"
-    return Progress(f"step {step:,.0f} of {target:,.0f} · {share(ratio)}{remaining}", ratio)
+    return RunProgress(f"step {step:,.0f} of {target:,.0f} · {share(ratio)}{remaining}", ratio)

@@ -21,6 +21,7 @@ from waiting import LIMIT_SECONDS, wait_until
 import exporter
 from exporter import monitor
 from exporter.monitor import Aggregation, Event, Stat, log_event
+from exporter.recording.event_values import MAX_EVENT_NAME_CHARACTERS
 from exporter.recording.events import EVENTS
 
 HOUR = dt.timedelta(hours=1)
@@ -277,6 +278,15 @@ def test_events_of_this_module_and_of_the_exporter_share_handlers(received_event
     ]
     assert (event.name, event.timestamp.timestamp()) == ("ckpt.saved", 5.0)
     assert event.data == {"message": "step 7", "step": 7}
+
+
+def test_the_recorded_type_of_an_event_is_cut_and_a_handler_of_torch_receives_the_full_name(
+    received_events: list[Event],
+) -> None:
+    log_event(Event("n" * 2000, dt.datetime.now(), {}))
+
+    assert exporter.events.recent()[-1].type == "n" * MAX_EVENT_NAME_CHARACTERS
+    assert received_events[-1].name == "n" * 2000
 
 
 def test_an_event_with_a_time_outside_the_range_of_datetime_is_delivered(
