@@ -86,14 +86,7 @@ _LATEST_STATE = (
     "topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{@cluster}))) * 0 + 1"
 )
 """PromQL for a series of value 1 with the latest state of each run as a label."""
-LAST_NEWS_TEMPLATE = (
-    "max by (run) (max_over_time(timestamp(run:training_run_state:info{{@cluster, state{matcher}"
-    '"stopped|finished|failed|lost"}})[1h:30s]))'
-)
-UNSEEN_RUNS = (
-    f"({LAST_NEWS_TEMPLATE.format(matcher='!~')} unless on (run) run:training_run_state:info{{@cluster}}"
-    f" unless on (run) {LAST_NEWS_TEMPLATE.format(matcher='=~')} > on (run) {LAST_NEWS_TEMPLATE.format(matcher='!~')})"
-)
+UNSEEN_RUNS = "max by (run) (run:training_unseen:timestamp_seconds{@cluster})"
 """PromQL for the time of the last sample of each run that has not ended and that no exporter reports."""
 _LAST_NODES = "group by (run, instance) (last_over_time(instance:training_ranks:count{@cluster}[1h]))"
 _UNSEEN_NODE = (

@@ -27,10 +27,11 @@ WARNING_LEVEL, BAD_LEVEL = 1, 10
 STATE_LEGEND = "{{state}}{{overdue}}{{culprit}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
 
 _SAMPLE_AGE_SECONDS = (
-    f"round(time() - max(max_over_time(timestamp(training_run_state{{@run}})[{LOOKBACK}:15s])))"
+    f"round(time() - max(last_over_time(run:training_last_sample:timestamp_seconds{{@run}}[{LOOKBACK}])))"
 )
-_CURRENT_STATES = 'training_run_state{{@run, state=~"{states}"}}'
-_LAST_STATES = f"last_over_time({_CURRENT_STATES}[{LOOKBACK}])"
+_CURRENT_STATES = 'run:training_run_state:info{{@run, state=~"{states}"}}'
+"""PromQL for the current state, as on *Fleet*: a run without a sample for a minute has none."""
+_LAST_STATES = f'last_over_time(training_run_state{{{{@run, state=~"{{states}}"}}}}[{LOOKBACK}])'
 
 
 def state_query() -> str:

@@ -168,6 +168,8 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_cost:rate5m",
     "run:training_gpus:count",
     "run:training_carbon:grams_rate5m",
+    "run:training_run_state:info",
+    "run:training_last_sample:timestamp_seconds",
     "gpu:gpu_throttled:ratio2m",
     "gpu:gpu_throttled_start:timestamp_seconds",
 }

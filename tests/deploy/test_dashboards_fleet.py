@@ -506,6 +506,35 @@ def test_a_live_run_with_ranks_without_samples_is_partly_unknown_and_has_their_n
     )
 
 
+@pytest.mark.parametrize(
+    ("state", "ranks", "has_news"),
+    [
+        pytest.param("1x56 stale 1x10", "1x70", True, id="exporter of rank 0 missed two scrapes"),
+        pytest.param("1x50 stale", "1x70", True, id="other ranks report"),
+        pytest.param("1x50 stale", "1x50 stale", False, id="no rank reports"),
+    ],
+)
+def test_fleet_and_run_agree_on_whether_a_run_has_news(
+    tmp_path: Path, state: str, ranks: str, *, has_news: bool
+) -> None:
+    labels = 'run="a",instance="n1"'
+    series = {
+        f'training_run_info{{{labels},user="u"}}': state,
+        f'training_run_state{{{labels},state="running"}}': state,
+        f"training_run_state_since_timestamp_seconds{{{labels}}}": state,
+        'training_process_up{run="a",instance="n1",rank="0"}': state,
+        'training_process_up{run="a",instance="n2",rank="1"}': ranks,
+    }
+    verdict = {'{run="a"}': 0.0} if has_news else {'{run="a"}': 7.0}
+    age = "" if has_news else 'age=", no news for 2 min from ",instance="n1",'
+    run_state = {f'{{{age}state="running"}}': 0.0 if has_news else 1.0}
+
+    assert_panel(
+        tmp_path, "training-fleet", "All runs, rates over 5 min", series, verdict, query_id="B", factor=2
+    )
+    assert_panel(tmp_path, "training-run", "State", series, run_state)
+
+
 def test_one_cause_has_one_name_on_the_board() -> None:
     model = json.loads((ROOT / "dashboards/json/training-fleet.json").read_text(encoding="utf-8"))
     badput = next(panel for panel in model["panels"] if panel["title"].startswith("Badput of the cluster"))

@@ -447,11 +447,11 @@ def test_the_alert_about_the_gpu_is_above_the_hang_that_it_causes(tmp_path: Path
 
 
 def test_the_last_known_state_has_the_firing_alerts(tmp_path: Path) -> None:
-    series = run_series("run_state", "1x58 stale", labels=',state="running"') | {
+    series = run_series("run_state", "1x53 stale", labels=',state="running"') | {
         'ALERTS{alertname="GpuXidCritical",alertstate="firing",severity="critical",run="a"}': "1x60"
     }
     expected = {
-        '{state="running",alerts=", 1 critical",age=", no news for 30 s from ",instance="n1"}': 11,
+        '{state="running",alerts=", 1 critical",age=", no news for 105 s from ",instance="n1"}': 11,
     }
 
     assert_panel(tmp_path, "training-run", "State", series, expected)

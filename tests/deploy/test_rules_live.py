@@ -52,6 +52,7 @@ ABSENT = {
     "training_checkpoint_last_success_timestamp_seconds": "before the first save",
     "training_gpu_alloc_retries_total": "without torch",
     "training_hang_info": "no run hangs",
+    "training_rank_last_exit_timestamp_seconds": "no rank has failed",
     "training_run_outcome_info": "the run of the demo has not ended",
     "training_hardware_flops_total": "the demo does not record hardware FLOPs",
     "training_nonfinite_total": "before the first value that is not finite",
@@ -73,6 +74,7 @@ EMPTY_RECORDS = {
     "run:training_odd_phase:info": "the ranks are in one phase",
     "run:training_standstill:info": "no run stands still",
     "run:training_unknown:info": "no run and no rank is without samples",
+    "run:training_unseen:timestamp_seconds": "no run is without samples",
 }
 """Recording rules without a result although their families exist, with the reason."""
 
