@@ -36,7 +36,7 @@ URGENCIES = value_mappings(
         0: (NO_VALUE, NEUTRAL),
     }
 )
-RUNBOOK = link("Runbook", "${runbook}#${__value.raw}")
+RUNBOOK_LINK = link("Runbook", "${runbook}#${__value.raw}")
 """Data link of an alert's name. The variable `runbook` contains the address from the rules."""
 
 
@@ -153,7 +153,7 @@ def firing_alerts(
     panel = table(
         "Firing alerts",
         Column(with_title(rows), "Urgency", decimals=0, width=100, mappings=URGENCIES),
-        Column("alertname", "Alert", width=200 if w == COLUMNS else 195, links=(RUNBOOK,)),
+        Column("alertname", "Alert", width=200 if w == COLUMNS else 195, links=(RUNBOOK_LINK,)),
         Column("title", "What happened", mappings=title_mappings()),
         *columns,
         Column(

@@ -134,7 +134,7 @@ class Annotation:
         }
 
 
-RESTARTS = Annotation(
+ATTEMPTS = Annotation(
     "Attempts",
     "max by (run) (training_attempt_start_timestamp_seconds{@run}) * 1000",
     "{{run}}: attempt started",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.board import NODE, RESTARTS, RUN, Board, Row, Variable
+from dashboards.board import ATTEMPTS, NODE, RUN, Board, Row, Variable
 from dashboards.energy_devices import ENERGY_UNIT, device_panels
 from dashboards.energy_loss import WASTED_ENERGY_SINCE_START
 from dashboards.energy_overview import (
@@ -67,7 +67,7 @@ def board() -> Board:
             Row("Carbon and cost", _carbon_panels()),
             Row("Sources", _source_panels()),
         ),
-        annotations=(RESTARTS,),
+        annotations=(ATTEMPTS,),
     )
 
 

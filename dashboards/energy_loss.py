@@ -55,24 +55,22 @@ RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_inter
 """PromQL for the power of each run; too low while an exporter of the run is down."""
 WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
 _BOOKED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
-_OVERDUE = as_cause(_OVERDUE_SECONDS, "hang")
-_BADPUT = f"({_BOOKED_BADPUT} + on (run, cause) {_OVERDUE} or {_BOOKED_BADPUT} or {_OVERDUE})"
+_OVERDUE_AS_HANG = as_cause(_OVERDUE_SECONDS, "hang")
+_BADPUT = f"({_BOOKED_BADPUT} + on (run, cause) {_OVERDUE_AS_HANG} or {_BOOKED_BADPUT} or {_OVERDUE_AS_HANG})"
 """PromQL for the badput of each run by cause."""
 _WORK = f"clamp_min(({WALL_SECONDS_IN_RANGE}) - sum by (run) ({_BADPUT}), 0)"
 _COMPUTE_BY_STAGE = f"training_rank_compute_seconds{{@run}} * {STAGE_OF_RANK}"
 _WAIT_PER_STEP = f"avg by (run) (max by (run, label_stage) ({_COMPUTE_BY_STAGE}) - avg by (run, label_stage) ({_COMPUTE_BY_STAGE}))"
 """PromQL for the mean time for which the ranks of a pipeline stage wait for the slowest rank of the stage in a step."""
-_STEPS = increase_in_range('training_steps_total{@run, mode="train"}', "run", "max")
-_WAIT = (
-    f"(avg_over_time(({_WAIT_PER_STEP})[$__range:$__interval]) * on (run) {_STEPS} < {_WORK} or 0 * {_WORK})"
-)
+_STEPS_IN_RANGE = increase_in_range('training_steps_total{@run, mode="train"}', "run", "max")
+_WAIT = f"(avg_over_time(({_WAIT_PER_STEP})[$__range:$__interval]) * on (run) {_STEPS_IN_RANGE} < {_WORK} or 0 * {_WORK})"
 TIME_BY_CAUSE = (
     f"({_BADPUT} or {as_cause(_WAIT, 'slowest_rank')} or {as_cause(f'({_WORK} - {_WAIT})', 'progress')})"
 )
 """PromQL for the seconds of each run by cause."""
-GPU_COUNT_BY_RUN = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {WALL_SECONDS_IN_RANGE} + 1)"
+GPU_COUNT_IN_RANGE = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {WALL_SECONDS_IN_RANGE} + 1)"
 """PromQL for the GPUs of each run in the time range; a run without a GPU counts as one GPU."""
-GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPU_COUNT_BY_RUN})"
+GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPU_COUNT_IN_RANGE})"
 """PromQL for the GPU seconds of each run by cause, so that a minute of a large run counts more than a minute of a small run."""
 
 

@@ -14,7 +14,7 @@ from dashboards.energy_devices import (
 from dashboards.energy_loss import (
     COST_BY_CAUSE,
     ENERGY_BY_CAUSE,
-    GPU_COUNT_BY_RUN,
+    GPU_COUNT_IN_RANGE,
     GPU_SECONDS_BY_CAUSE,
     LOST_COST_BY_RUN,
     LOST_SHARE_AFTER_START,
@@ -214,8 +214,8 @@ def _useful_share() -> Panel:
     return stat(
         "Useful in this time range",
         instant_query(
-            f"1 - sum({LOST_SHARE_BY_RUN} * on (run) {WALL_SECONDS_IN_RANGE} * on (run) {GPU_COUNT_BY_RUN})"
-            f" / sum({WALL_SECONDS_IN_RANGE} * on (run) {GPU_COUNT_BY_RUN})",
+            f"1 - sum({LOST_SHARE_BY_RUN} * on (run) {WALL_SECONDS_IN_RANGE} * on (run) {GPU_COUNT_IN_RANGE})"
+            f" / sum({WALL_SECONDS_IN_RANGE} * on (run) {GPU_COUNT_IN_RANGE})",
             "of the GPU time",
         ),
         instant_query(

@@ -69,9 +69,9 @@ GPU_VARIABLE = Variable(
 ALERTS_OF_NODES = dataclasses.replace(
     ALERTS_OF_NODE, expression='ALERTS{alertstate="firing", @node_any_job} and ' + SELECTED_NODES
 )
-GPUS_IN_USE = "GPUs in use"
+GPUS_IN_USE_LEGEND = "GPUs in use"
 """Legend of the mean SM activity of the GPUs that live ranks hold."""
-ALL_GPUS = "all GPUs"
+ALL_GPUS_LEGEND = "all GPUs"
 """Legend of the tile of the most throttled GPU if no GPU is throttled."""
 NEGLIGIBLE_THROTTLING = 0.01
 """Share of the time up to which the tile shows no throttled GPU."""
@@ -157,7 +157,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             overrides=[
                 {
-                    "matcher": {"id": "byName", "options": GPUS_IN_USE},
+                    "matcher": {"id": "byName", "options": GPUS_IN_USE_LEGEND},
                     "properties": [{"id": "thresholds", "value": warn_below(0.5, 0.2)}],
                 }
             ],
@@ -167,7 +167,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             "Most throttled GPU",
             instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", LEGEND),
             instant_query(
-                f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}", ALL_GPUS
+                f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}", ALL_GPUS_LEGEND
             ),
             unit="percentunit",
             decimals=0,
@@ -175,7 +175,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             thresholds=warn_from(0.01, 0.1),
             overrides=[
                 {
-                    "matcher": {"id": "byName", "options": ALL_GPUS},
+                    "matcher": {"id": "byName", "options": ALL_GPUS_LEGEND},
                     "properties": [{"id": "mappings", "value": value_mappings({0: ("none", NEUTRAL)})}],
                 }
             ],
@@ -202,7 +202,7 @@ def _mean_sm_activity() -> str:
     activity = "gpu_sm_activity_ratio{@gpu}"
     in_use = f"avg({activity} and on (uuid) ({GPUS_OF_LIVE_RANKS}))"
     return (
-        f'label_replace({in_use}, "gpus", "{GPUS_IN_USE}", "", "")'
+        f'label_replace({in_use}, "gpus", "{GPUS_IN_USE_LEGEND}", "", "")'
         f' or on () label_replace(avg({activity}), "gpus", "no GPU in use", "", "")'
     )
 

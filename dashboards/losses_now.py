@@ -39,7 +39,7 @@ _RECENT_BADPUT = (
 )
 """PromQL for the share of the observed time that each run lost, by cause, except the causes that the ledger adds in one step."""
 _STRAGGLER_WAIT = as_cause("max by (run) (run:training_straggler_wait:ratio{@run})", "slowest_rank")
-_RESTARTS = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
+_RESTART_SHARE = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
 """PromQL for the share of the last hour that each run lost to restarts."""
 _NONFINITE_STEPS = (
     'sum by (run) (max by (run, value) (increase(training_nonfinite_total{@run, kind="loss"}[5m])))'
@@ -51,7 +51,7 @@ _LIVE_RUNS = 'max by (run) (training_run_state{@run, state=~"starting|running|st
 LOST_SHARE_NOW = (
     f"(({as_cause(f'(0 * {STANDSTILL_BY_RUN} + 1)', 'standstill')}"
     f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS})"
-    f" unless on (run) {STANDSTILL_BY_RUN} or {as_cause(_RESTARTS, 'restarts')} unless on (run) {STANDSTILL_BY_RUN}) and on (run) {_LIVE_RUNS})"
+    f" unless on (run) {STANDSTILL_BY_RUN} or {as_cause(_RESTART_SHARE, 'restarts')} unless on (run) {STANDSTILL_BY_RUN}) and on (run) {_LIVE_RUNS})"
 )
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause."""
 _LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_LIVE_RUNS}))"

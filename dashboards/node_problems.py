@@ -73,16 +73,16 @@ _ODD_RANK = (
     f"max by (run, rank, place) (label_join(training_hang_info{{@node_run}} and on (cluster, run, {HANG_LABELS})"
     f' {ODD_GROUP_SIZE} == 1, "place", " ", "function", "location"))'
 )
-_SLOW = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
+_SLOW_RANKS = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
 _DATA_WAIT_RATIO_BY_RANK = (
     'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
     " / on (run) group_left () max by (run) (run:training_observed:ratio5m{@run})"
 )
 WAITS_FOR_DATA = f"max({_DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
-_ALL_WAIT = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
+_ALL_RANKS_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the smallest share of each run whose ranks all wait for data: no rank is then the cause."""
-_WAITING = f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO}) unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_WAIT})"
+_RANKS_WAITING_FOR_DATA = f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO}) unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_RANKS_WAIT_RATIO})"
 
 
 def _with_percent(ratio: str) -> str:
@@ -133,7 +133,7 @@ _RANK_PROBLEMS = (
     ),
     NodeProblem(
         "computes at $1 % of the fastest rank",
-        _with_percent(_SLOW),
+        _with_percent(_SLOW_RANKS),
         last_time(f"{SPEED_RATIO_BY_RANK} >= bool {SLOW_RATIO}"),
         "check clocks and heat; if it lasts, replace the node",
         Impact.SLOWS_RUN,
@@ -141,7 +141,7 @@ _RANK_PROBLEMS = (
     ),
     NodeProblem(
         "waits for data $1 % of the time",
-        _with_percent(_WAITING),
+        _with_percent(_RANKS_WAITING_FOR_DATA),
         last_time(f"{_DATA_WAIT_RATIO_BY_RANK} <= bool {MAX_DATA_WAIT_RATIO}"),
         "more data workers; check the storage",
         Impact.SLOWS_RUN,
@@ -186,7 +186,7 @@ _RUN_PROBLEMS = (
     ),
     NodeProblem(
         "all ranks wait for data: at least $1 % of the time",
-        f'count_values by (run) ("percent", round(100 * ({_ALL_WAIT}))) and on (run) {RUNS_LIVE_ON_NODE}',
+        f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
         last_time(
             f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) <= bool {MAX_DATA_WAIT_RATIO}"
         ),
@@ -222,7 +222,7 @@ _COLLECTOR_PROBLEMS = (
 )
 _NO_DRIVER, *_OTHER_NODE_PROBLEMS = NODE_PROBLEMS
 _NODE_OF_STOPPED_RUN = f"on () ({_STOPPED_RUNS} and on (run) {RUNS_LIVE_ON_NODE})"
-_NODE_PROBLEMS = (
+_ADAPTED_NODE_PROBLEMS = (
     dataclasses.replace(_NO_DRIVER, condition=f"{_NO_DRIVER.condition} and {_NODE_OF_STOPPED_RUN}"),
     dataclasses.replace(
         _NO_DRIVER,
@@ -235,7 +235,7 @@ _NODE_PROBLEMS = (
 """Problems of the node. A driver that does not respond stops a run only if the run makes no step."""
 _NO_RESPONSE_PROBLEM, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
 _OF_STOPPED_RUNS = f"on (instance, gpu) ({LAST_RANK_BY_GPU} and on (run) {_STOPPED_RUNS})"
-_GPU_PROBLEMS_ON_NODE = (
+_ADAPTED_GPU_PROBLEMS = (
     dataclasses.replace(
         _NO_RESPONSE_PROBLEM, condition=f"{_NO_RESPONSE_PROBLEM.condition} and {_OF_STOPPED_RUNS}"
     ),
@@ -294,17 +294,17 @@ def _union(build_rows: Callable[..., str]) -> str:
     """
     return " or ".join(
         (
-            _with_ranks(build_rows(_GPU_PROBLEMS_ON_NODE, "instance, gpu")),
+            _with_ranks(build_rows(_ADAPTED_GPU_PROBLEMS, "instance, gpu")),
             _with_gpus(build_rows(_RANK_PROBLEMS, "run, rank")),
             build_rows(_RUN_PROBLEMS, "run"),
-            build_rows(_NODE_PROBLEMS, "instance"),
+            build_rows(_ADAPTED_NODE_PROBLEMS, "instance"),
         )
     )
 
 
 def _row_of(problems: Sequence[NodeProblem], by: str) -> str:
     """Return PromQL for the rows of problems. Without a run, a problem of a GPU has the impact NO_RUN, which is 0."""
-    if problems is not _GPU_PROBLEMS_ON_NODE:
+    if problems is not _ADAPTED_GPU_PROBLEMS:
         return _rows(problems)
     gpus = _rows(problems, _PRIORITY_OF_GPUS)
     without_run = f"({gpus}) unless on (instance, gpu) {LAST_RANK_BY_GPU}"

@@ -25,7 +25,7 @@ _ALIVE, _ENDED, _UNKNOWN, _SILENT = 1, 0, -1, 2
 _UNKNOWN_TEXTS = value_mappings({_UNKNOWN: ("unknown", WARNING)})
 _HERE_UNKNOWN = ", here unknown"
 """Suffix of the state of a run that another node reports while the exporter of this node is down."""
-_STATE_MAPPINGS = value_mappings(
+_STATE_AND_UNKNOWN_MAPPINGS = value_mappings(
     RUN_STATES | {f"{state}{_HERE_UNKNOWN}": (f"{state}{_HERE_UNKNOWN}", WARNING) for state in RUN_STATES}
 )
 _RANKS_IN_RANGE = "group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range]))"
@@ -67,7 +67,7 @@ def runs_table() -> Panel:
     return table(
         "Runs on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=160, mappings=_STATE_MAPPINGS),
+        Column("state", "State", width=160, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
             f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
             "In state since",

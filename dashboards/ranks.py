@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dashboards.board import (
     ALERTS_OF_RUN,
+    ATTEMPTS,
     CHECKPOINTS,
-    RESTARTS,
     SINGLE_RUN,
     Board,
     Row,
@@ -103,7 +103,7 @@ def board() -> Board:
             Row("All ranks", _aggregate_panels()),
             Row("Selected ranks", _selected_rank_panels()),
         ),
-        annotations=(RESTARTS, CHECKPOINTS, ALERTS_OF_RUN),
+        annotations=(ATTEMPTS, CHECKPOINTS, ALERTS_OF_RUN),
     )
 
 

@@ -44,8 +44,6 @@ from dashboards.run_problems import (
 from dashboards.straggler import straggler_cost
 from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
 
-_ENDED_NORMALLY = f"({ENDED_NORMALLY})"
-"""PromQL with a value after the normal end of the run: its ranks are not missing."""
 EQUAL_RATIO = 0.98
 """Speed of the slowest rank from which no rank is named: the rest is noise of the measurement."""
 
@@ -60,7 +58,7 @@ def overview_panels() -> tuple[Panel, ...]:
             instant_query(_ended_ranks(), "{{end}}"),
             instant_query(
                 f"clamp_min(max(training_world_size{{@run}}) - (count({UP_BY_RANK}) or vector(0)), 0)"
-                f" unless on () {_ENDED_NORMALLY}",
+                f" unless on () ({ENDED_NORMALLY})",
                 "not seen",
                 BAD,
             ),
@@ -129,7 +127,7 @@ def overview_panels() -> tuple[Panel, ...]:
 def _ended_ranks() -> str:
     """Return PromQL for the number of ranks without a process, with the label `end`: `finished` after the normal end of the run."""
     ended = f"(count({UP_BY_RANK} == 0) or 0 * max(training_process_up{{@run}}))"
-    finished = f'label_replace({ended} and on () {_ENDED_NORMALLY}, "end", "finished", "", "")'
+    finished = f'label_replace({ended} and on () ({ENDED_NORMALLY}), "end", "finished", "", "")'
     return f'{finished} or on () label_replace({ended}, "end", "ended", "", "")'
 
 
@@ -176,7 +174,7 @@ def _node_table() -> Panel:
         Column(expected, "Ranks", decimals=0, width=70),
         Column(f"{reporting} and on (instance) {exporters}", "Alive", decimals=0, width=66),
         Column(
-            f"({expected} - on (instance) {reporting}) unless on () {_ENDED_NORMALLY} or on (instance) 0 * {expected}",
+            f"({expected} - on (instance) {reporting}) unless on () ({ENDED_NORMALLY}) or on (instance) 0 * {expected}",
             "Missing",
             decimals=0,
             width=100,

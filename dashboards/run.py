@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, RANK, RESTARTS, RUNBOOK, SINGLE_RUN, Board, Row
+from dashboards.board import ALERTS_OF_RUN, ATTEMPTS, CHECKPOINTS, RANK, RUNBOOK, SINGLE_RUN, Board, Row
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
@@ -61,7 +61,7 @@ def board() -> Board:
                 collapsed=True,
             ),
         ),
-        annotations=(RESTARTS, CHECKPOINTS, ALERTS_OF_RUN),
+        annotations=(ATTEMPTS, CHECKPOINTS, ALERTS_OF_RUN),
     )
 
 

@@ -105,7 +105,7 @@ RUN_IMPACT_TEXTS = value_mappings(
         -1: (NO_VALUE, NEUTRAL),
     }
 )
-PROBLEM_TEXTS: list[Json] = [
+RUN_PROBLEM_TEXTS: list[Json] = [
     *value_mappings({"no problem found": ("no problem found", GOOD)}),
     *(
         {
@@ -198,14 +198,14 @@ _CELSIUS = (
     'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'
     ' "celsius", "$1 °C", "celsius", "(.+)")'
 )
-_THROTTLED_GPU_ROWS = _with_text(
+_THROTTLED_ROWS_WITHOUT_TEMPERATURE = _with_text(
     f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_THROTTLED_SINCE})",
     "GPU $1 throttled",
     "gpu",
 )
 THROTTLED_GPU_ROWS = (
-    f'(label_join({_THROTTLED_GPU_ROWS} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
-    f" or on (instance, rank, gpu) {_THROTTLED_GPU_ROWS})"
+    f'(label_join({_THROTTLED_ROWS_WITHOUT_TEMPERATURE} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
+    f" or on (instance, rank, gpu) {_THROTTLED_ROWS_WITHOUT_TEMPERATURE})"
 )
 """PromQL for the throttled GPUs of the ranks, with the temperature in the label `problem`."""
 
@@ -238,7 +238,7 @@ LAST_SAMPLE_TIME_BY_NODE = (
     "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
 )
 """PromQL for the time of the last sample of each node of the run."""
-_SILENT = (
+_SILENT_RANKS = (
     f"bottomk({MAX_ROWS}, {_LAST_UPDATE} and on (instance, rank) ({FEED_AGE_SECONDS} > {SILENT_SECONDS})"
     f" and on (instance, rank) {_UP_BY_RANK_AND_NODE} == 1)"
 )
@@ -275,11 +275,11 @@ STANDSTILL_SINCE = f"({_LAST_STEP_TIME} and on () {STANDSTILL_BY_RULE})"
 
 _CURRENT_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
 _STEP_TARGET = f"max(last_over_time(training_step_target{{@run}}[{LOOKBACK}]))"
-_STEPS = (
+_STEP_AND_TARGET = (
     f'count_values("step", {_CURRENT_STEP}) * on () group_left (target)'
     f' count_values("target", {_STEP_TARGET} > {_CURRENT_STEP})'
 )
-STEPS_OF_EARLY_END = f'label_join({_STEPS}, "steps", " of ", "step", "target")'
+STEPS_OF_EARLY_END = f'label_join({_STEP_AND_TARGET}, "steps", " of ", "step", "target")'
 """PromQL for a series with the last step and the step target as the label `steps`, such as `850 of 6000`, before the target."""
 _EARLY_END = _with_text(
     f'({STEPS_OF_EARLY_END} and on () max(last_over_time(training_run_state{{@run, state="finished"}}[{LOOKBACK}])) == 1)'
@@ -291,7 +291,7 @@ _EARLY_END = _with_text(
 # Speed, numbers and saves ------------------------------------------------------------------------------------
 
 _SLOW_SINCE = last_time(f"{SPEED_RATIO_BY_NODE} >= bool {SLOW_RATIO}")
-_SLOW = _with_number(
+_SLOW_ROWS = _with_number(
     f"round(100 * bottomk({MAX_ROWS}, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO}))",
     f"max by (instance, rank) ({_SLOW_SINCE})",
     "computes at $1 % of the fastest rank",
@@ -304,8 +304,8 @@ _SM_CLOCK_TEXTS = (
     ' "clock", ", SM clock at $1 %", "clock", "(.+)")'
 )
 _SLOW_WITH_CLOCK = (
-    f'(label_join({_SLOW} + on (instance, rank) group_left (clock) 0 * {_SM_CLOCK_TEXTS}, "problem", "", "problem", "clock")'
-    f" or on (instance, rank) {_SLOW})"
+    f'(label_join({_SLOW_ROWS} + on (instance, rank) group_left (clock) 0 * {_SM_CLOCK_TEXTS}, "problem", "", "problem", "clock")'
+    f" or on (instance, rank) {_SLOW_ROWS})"
 )
 _SLOW_RANKS = (
     f"({_SLOW_WITH_CLOCK} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS_BY_RANK})"
@@ -357,8 +357,8 @@ _LAST_FINITE_STEP = (
     f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
 _NONFINITE_ROW = _with_number(_NONFINITE_COUNT, _LAST_FINITE_TIME, "loss was NaN or infinite in $1 steps")
-_NONFINITE_LOSS = _with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
-_NONFINITE_PAUSED = f'(label_replace({_NONFINITE_LOSS}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
+_NONFINITE_ROW_WITH_STEP = _with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
+_NONFINITE_PAUSED = f'(label_replace({_NONFINITE_ROW_WITH_STEP}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
 NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
 """PromQL with a value while the alert fires: the weights may be invalid, although the loss is finite again."""
 _FAILED_COUNTER = 'training_checkpoints_total{@run, result="failed"}'
@@ -406,7 +406,9 @@ PROBLEMS = (
         RunImpact.ENDANGERS_WORK,
         _CHECK_DISK,
     ),
-    RunProblem(f"{_NONFINITE_LOSS} and on () {NONFINITE_NOW}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE),
+    RunProblem(
+        f"{_NONFINITE_ROW_WITH_STEP} and on () {NONFINITE_NOW}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE
+    ),
     RunProblem(f"{_NONFINITE_PAUSED} and on () {NONFINITE_ALERT}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE),
     RunProblem(_xid_text(CRITICAL_XIDS_OF_GPUS), RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
     RunProblem(
@@ -425,7 +427,9 @@ PROBLEMS = (
         "check the node and the log of the exporter",
     ),
     RunProblem(
-        _with_text(_SILENT, "alive, but does not report"), RunImpact.UNKNOWN, "check the process of the rank"
+        _with_text(_SILENT_RANKS, "alive, but does not report"),
+        RunImpact.UNKNOWN,
+        "check the process of the rank",
     ),
     RunProblem(_SLOW_RANKS, RunImpact.SLOWS_RUN, "open GPUs, and compare clock and heat of its GPU"),
     RunProblem(THROTTLED_GPU_ROWS, RunImpact.SLOWS_RUN, "check the cooling and the power supply of the node"),
@@ -438,7 +442,7 @@ PROBLEMS = (
     ),
     RunProblem(f"{_NONFINITE_PAUSED} unless on () {NONFINITE_ALERT}", RunImpact.PAST),
 )
-_COLUMNS = "problem, instance, rank, gpu, remedy"
+_ROW_LABELS = "problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
 _NO_PROBLEM_ROW = (
     f"{_with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
@@ -448,7 +452,7 @@ _NO_PROBLEM_ROW = (
 
 def _union(expressions: Sequence[str]) -> str:
     """Return PromQL for the rows of all problems, or for a row of value -1 if there are none."""
-    return f"max by ({_COLUMNS}) ({' or '.join(expressions)}) or on () ({_NO_PROBLEM_ROW})"
+    return f"max by ({_ROW_LABELS}) ({' or '.join(expressions)}) or on () ({_NO_PROBLEM_ROW})"
 
 
 def problem_since() -> str:
@@ -465,7 +469,7 @@ def problem_since() -> str:
         f"max({CRITICAL_XIDS_OF_GPUS})",
         f"max({_NONFINITE_ROW} and on () ({NONFINITE_NOW} or on () {NONFINITE_ALERT}))",
         f"max({_SAVES_FAIL} and on () {LAST_SAVE_FAILED})",
-        f"max({_SLOW} and on (instance, rank) {slowest} unless on () {STANDSTILL_BY_STEP_AGE})",
+        f"max({_SLOW_ROWS} and on (instance, rank) {slowest} unless on () {STANDSTILL_BY_STEP_AGE})",
         f"max({_WAITING_RANK})",
         f"max({THROTTLED_GPU_ROWS})",
         f"max({_ALL_RANKS_WAIT})",
@@ -484,7 +488,7 @@ def what_is_wrong(w: int, h: int) -> Panel:
     panel = table(
         "What is wrong",
         Column(impact, "Effect", decimals=0, width=130, mappings=RUN_IMPACT_TEXTS),
-        Column("problem", "Problem", mappings=PROBLEM_TEXTS),
+        Column("problem", "Problem", mappings=RUN_PROBLEM_TEXTS),
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=100, links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
         Column("gpu", "GPU", width=65),

@@ -17,8 +17,10 @@ UNSAVED_SECONDS = (
 )
 """PromQL for the seconds of unsaved work. Until the exporter decides that a run hangs, it counts the time without a step as work."""
 _RUN_DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
-_OVERDUE = f"{UNSAVED_SECONDS} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
-_NOTES = {"lost": _RUN_DIED, "unsaved, save overdue": _OVERDUE, "unsaved": UNSAVED_SECONDS}
+_SAVE_IS_OVERDUE = (
+    f"{UNSAVED_SECONDS} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
+)
+_NOTES = {"lost": _RUN_DIED, "unsaved, save overdue": _SAVE_IS_OVERDUE, "unsaved": UNSAVED_SECONDS}
 """PromQL conditions by note. The panel has the note of the first condition with a value."""
 _USUAL_COST_PER_HOUR = (
     "3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{@run}[1h]))"
