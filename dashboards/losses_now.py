@@ -1,6 +1,6 @@
 """PromQL for what runs lose now: share of the time, cost and power by cause, with the rank, the GPU and the reason of each loss.
 
-The ledger adds the whole time of a hang or a crash in one step, so a rate over five minutes would exceed 100 %. A hang is therefore
+The ledger adds the whole time of a hang or a crash at once, so a rate over five minutes would exceed 100 %. A hang is therefore
 shown as `standstill`, with a share of 100 %, and the losses of restarts are averaged over an hour.
 """
 
@@ -16,6 +16,7 @@ from dashboards.run_problems import EXIT_REASON_PATTERN
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120
+"""Time without a step or validation batch from which a run in state `running` stands still."""
 FOLLOWING_EXITS_SECONDS = 60
 """Exits at most this long before the last exit belong to the same failure."""
 STANDSTILL_BY_RUN = (
@@ -26,18 +27,17 @@ STANDSTILL_BY_RUN = (
 )
 """PromQL with a value for each run that stands still.
 
-A step is overdue, the run is stalled or hung, or the run is `running` and has reported no progress for `RUNNING_WITHOUT_PROGRESS_SECONDS`.
-Batches of a validation are progress, too.
+A step is overdue, the run is stalled or hung, or the run is `running` without progress for `RUNNING_WITHOUT_PROGRESS_SECONDS`.
 """
 COST_PER_HOUR_BY_RUN = cost_per_hour("@run")
 """PromQL for the cost per hour of each selected run, by run and currency."""
-_OBSERVED = "clamp_max(max by (run) (rate(training_wall_seconds_total{@run}[5m])) > 0, 1)"
+_OBSERVED_RATIO = "clamp_max(max by (run) (rate(training_wall_seconds_total{@run}[5m])) > 0, 1)"
 """PromQL for the share of the last five minutes with samples of the run; below 1 for a younger run."""
 _RECENT_BADPUT = (
     'max by (run, cause) (rate(training_badput_seconds_total{@run, cause!~"hang|lost_progress|downtime"}[5m]))'
-    f" / on (run) group_left () {_OBSERVED}"
+    f" / on (run) group_left () {_OBSERVED_RATIO}"
 )
-"""PromQL for the share of the observed time that each run lost, by cause, except the causes that the ledger adds in one step."""
+"""PromQL for the share of the observed time that each run lost, by cause, except the causes that the ledger adds at once."""
 _STRAGGLER_WAIT = as_cause("max by (run) (run:training_straggler_wait:ratio{@run})", "slowest_rank")
 _RESTART_SHARE = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
 """PromQL for the share of the last hour that each run lost to restarts."""
@@ -48,18 +48,21 @@ _NONFINITE_STEPS = (
 """PromQL for the ratio of NaN and infinite losses to steps in the last five minutes."""
 _NONFINITE_LOSS = as_cause(f"clamp_max({_NONFINITE_STEPS}, 1)", "nonfinite_loss")
 _LIVE_RUNS = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+_STANDSTILL = as_cause(f"(0 * {STANDSTILL_BY_RUN} + 1)", "standstill")
+_RESTARTS = as_cause(_RESTART_SHARE, "restarts")
 LOST_SHARE_NOW = (
-    f"(({as_cause(f'(0 * {STANDSTILL_BY_RUN} + 1)', 'standstill')}"
-    f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS})"
-    f" unless on (run) {STANDSTILL_BY_RUN} or {as_cause(_RESTART_SHARE, 'restarts')} unless on (run) {STANDSTILL_BY_RUN}) and on (run) {_LIVE_RUNS})"
+    f"(({_STANDSTILL}"
+    f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS}) unless on (run) {STANDSTILL_BY_RUN}"
+    f" or {_RESTARTS} unless on (run) {STANDSTILL_BY_RUN}) and on (run) {_LIVE_RUNS})"
 )
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause."""
 _LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_LIVE_RUNS}))"
 _GPU_COUNT_BY_RUN = (
     f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
 )
+"""PromQL for the number of GPUs of each live run. A run without a GPU counts as one GPU."""
 LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
-"""PromQL for the share of the GPU time that all live runs lose now. A run without a GPU counts as one GPU."""
+"""PromQL for the share of the GPU time that all live runs together lose now."""
 MIN_DISPLAYED_SHARE = 0.005
 """Share of the time above which a loss is displayed."""
 
@@ -74,7 +77,7 @@ _GPUS_OF_RANKS = (
     f" or on (run, instance, rank) max by (run, instance, rank, gpu) ({_LOCAL_RANKS})"
     " * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, max by (instance, gpu, uuid) (gpu_up * 0 + 1)))"
 )
-"""PromQL for the GPUs of each rank: those that the rank last reported, otherwise the GPU with the index of its local rank.
+"""PromQL for the GPUs of each rank: the GPUs that the rank last reported, otherwise the GPU with the index of its local rank.
 
 The driver lists no processes of a lost GPU, so the current samples of its rank have no GPU.
 """
@@ -86,18 +89,20 @@ _LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_B
 _THROTTLED_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
 )
-"""PromQL for the GPUs that are throttled for more than 5 % of the time."""
+"""PromQL for the GPUs of ranks that are throttled for more than `MAX_THROTTLED_RATIO` of the time."""
 _ODD_RANKS = (
     "max by (run, instance, rank, function, location) (training_hang_info{@run}"
     f" and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 )
 """PromQL for the rank that holds up a hang, if it is a single rank."""
 _SLOWEST_RANKS = "topk by (run) (1, max by (run, instance, rank) (training_rank_compute_seconds{@run}))"
+"""PromQL for the rank of each run with the longest compute time."""
 _DATA_LOADING_RANKS = 'topk by (run) (1, max by (run, instance, rank) (deriv(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
 """PromQL for the rank of each run that spends the most time in data loading."""
 _EXITS = (
     "(max by (run, instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run}) > time() - 3600)"
 )
+"""PromQL for the last failed exits of ranks within an hour, with the reason."""
 _FIRST_EXITS = f"bottomk by (run) (1, {_EXITS} >= on (run) group_left () (max by (run) ({_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
 """PromQL for the first exit of the last group of exits of each run."""
 
@@ -157,9 +162,11 @@ RANKS_OF_LOSSES = (
 
 LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
 """PromQL for the cost per hour of what each run loses now, by cause: its cost per hour times the lost share."""
-POWER = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
+RUN_POWER_NOW = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
 """PromQL for the power of each run over five minutes. A slope, unlike a rate, is right for a run younger than five minutes."""
-LOST_POWER_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(POWER, 'run')}) > 0)"
+LOST_POWER_BY_CAUSE = (
+    f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(RUN_POWER_NOW, 'run')}) > 0)"
+)
 """PromQL for the part of each run's power that is lost now, by cause: its power times the lost share."""
 _ONSET_SHARE = 0.05
 """Share of the time above which a loss has begun."""
@@ -213,9 +220,9 @@ _SILENT_NODES = (
     " unless on (run, instance) training_process_up{@run})"
     f" and on (run) {INCOMPLETE_RUNS})"
 )
-"""PromQL, for each incomplete run, for the node without current samples that stopped last.
+"""PromQL for one node of each incomplete run: among its nodes without current samples, the node whose samples ended last.
 
-The value is the time of its last sample.
+The value is the time of the last sample.
 """
 UNKNOWN_LOSSES = (
     f"({as_cause(f'({_SILENT_NODES} and on (run) {UNKNOWN_RUNS})', 'no_news')}"
@@ -232,10 +239,12 @@ RUNS_WITH_STALE_COST = (
 _COST_PER_HOUR_WHILE_KNOWN = (
     "3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{@run}[1h]))"
 )
+"""PromQL for the highest cost per hour of each run in the last hour, when the cost was known."""
 _REST_OF_COST = (
     f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_PER_HOUR_BY_CAUSE})"
     f" or {_COST_PER_HOUR_WHILE_KNOWN})"
 )
+"""PromQL for the cost per hour of each run that is not among its known losses."""
 _UNSEEN_SHARE = (
     "(1 - count by (run) (group by (run, rank) (training_process_up{@run}))"
     " / on (run) max by (run) (training_world_size{@run}))"
@@ -264,6 +273,7 @@ LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 0 if the loss began before the time range.
 """
 _USUAL_VERDICT, _LOSS_VERDICT, _UNKNOWN_VERDICT, _LARGE_LOSS_VERDICT = 0, 1, 2, 3
+"""Numbers of the verdicts, in ascending order of urgency."""
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
 VERDICTS = (
     f"({_KNOWN_LOSSES} >= bool {LOSS_RATIO}) + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {LARGE_LOSS_RATIO})"
