@@ -85,6 +85,7 @@ _LOST_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) (gpu_up) == 0"
     " and on (run, instance, rank) training_process_up{@run} == 1"
 )
+"""PromQL for the GPUs of live ranks that do not respond."""
 _LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (run, instance, rank) ({_LOST_GPUS})"
 _THROTTLED_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"

@@ -55,7 +55,7 @@ def lost_per_hour(selector: str) -> str:
 
 
 def recorded_standstill(selector: str) -> str:
-    """Return PromQL with a value for each run that stands still."""
+    """Return PromQL with a value for each run that stands still, by the rule that all dashboards share."""
     return f"max by (run) (run:training_standstill:info{{{selector}}})"
 
 
@@ -67,4 +67,4 @@ def main_cause(selector: str) -> str:
 CLUSTER_COST_PER_HOUR = cost_per_hour("@cluster")
 CLUSTER_LOST_SHARE = lost_share("@cluster")
 CLUSTER_LOST_PER_HOUR = lost_per_hour("@cluster")
-"""PromQL for each run of the selected clusters, whatever other variables select."""
+"""The cost per hour, the lost share of the time and its cost per hour, for each run of the selected clusters."""
