@@ -232,36 +232,11 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
     assert sum_by_labels(page, "train_batch_samples_total") == 2
 
 
-FLOOD = """
-import datetime, sys, threading, time
-import torch, torch.monitor as monitor
-import exporter
-import exporter_auto
-from exporter import bridges
-bridges.install("monitor")
-exporter.events.register(lambda event: None, types="built", name="delivered")
-prebuilt = monitor.Event("prebuilt", datetime.datetime.now(), {"a": 1})
-stat = monitor.Stat("flood", [monitor.Aggregation.COUNT], 0.01)
-stop, counts = time.monotonic() + 2, []
-def log(built):
-    number = 0
-    while time.monotonic() < stop:
-        for _ in range(500):
-            monitor.log_event(monitor.Event("built", datetime.datetime.now(), {}) if built else prebuilt)
-        stat.add(1.0)
-        number += 500
-    counts.append((number, built))
-threads = [threading.Thread(target=log, args=(built,)) for built in (False, True, False)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(sum(number for number, built in counts if not built), sum(number for number, built in counts if built))
-"""
-
-
 @needs_torch
 @pytest.mark.timeout(90)
 def test_every_event_of_threads_that_flood_torch_monitor_is_counted(tmp_path: Path) -> None:
-    prebuilt, built = map(int, run_program(tmp_path / "feed", FLOOD, timeout=85).stdout.split())
+    program = "from programs.torch_monitor import log_from_three_threads; log_from_three_threads()"
+    prebuilt, built = map(int, run_program(tmp_path / "feed", program).stdout.split())
     page = page_of(tmp_path / "feed")
 
     assert prebuilt > 1000

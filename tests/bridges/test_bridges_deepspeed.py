@@ -18,47 +18,7 @@ ENVIRONMENT = {
     "WORLD_SIZE": "1",
 }
 
-ENGINE_CODE = """
-import os, socket
-with socket.socket() as listener:
-    listener.bind(("127.0.0.1", 0))
-    os.environ["MASTER_PORT"] = str(listener.getsockname()[1])  # a free port
-import torch
-import deepspeed
-from torch.utils.data import DataLoader, TensorDataset
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def forward(self, batch):
-        return self.layer(batch).pow(2).mean()
-
-# The compilation of this operation lasts a minute, and a single process needs no all-reduce.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-# DeepSpeed refuses fp16 on CPUs, although torch supports it.
-deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
-
-def engine_of(**options):
-    model = Model()
-    config = {
-        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0,
-        "steps_per_print": 10**9, "zero_allow_untested_optimizer": True, **options,
-    }
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=True)[0]
-
-def train(engine, dtype=torch.float32):
-    losses = []
-    for (batch,) in DataLoader(TensorDataset(torch.randn(48, 4)), batch_size=4):
-        loss = engine(batch.to(dtype))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    print("own loss", sum(losses[-4:]) / 4)
-    print("own norm", float(engine.get_global_grad_norm() or 0))
-    print("own scale", engine.optimizer.cur_scale if engine.fp16_enabled() else 0)
-"""
+IMPORTS = "import torch\nfrom programs.deepspeed_parts import engine_of, train\n"
 
 
 def own_value(ended_job: Job, name: str) -> float:
@@ -78,7 +38,7 @@ print("gauges", json.dumps(gauges()))
 
 
 def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, f"{ENGINE_CODE}engine = engine_of(){RUN}", ENVIRONMENT)
+    ended_job = run_job(tmp_path, f"{IMPORTS}engine = engine_of(){RUN}", ENVIRONMENT)
 
     expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVES: 1, "run_info framework=deepspeed": 1}
     gauges = ended_job.gauges("gauges")
@@ -89,7 +49,7 @@ def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Pa
 
 
 def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> None:
-    program = f"{ENGINE_CODE}engine = engine_of(zero_optimization={{'stage': 2}}){RUN}"
+    program = f"{IMPORTS}engine = engine_of(zero_optimization={{'stage': 2}}){RUN}"
     ended_job = run_job(tmp_path, program, ENVIRONMENT)
 
     gauges = ended_job.gauges("gauges")
@@ -100,7 +60,7 @@ def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> Non
 
 def test_steps_without_finite_gradients_are_skipped_steps(tmp_path: Path) -> None:
     fp16_options = "fp16={'enabled': True, 'initial_scale_power': 40, 'hysteresis': 1}"
-    program = f"""{ENGINE_CODE}
+    program = f"""{IMPORTS}
 engine = engine_of({fp16_options}, zero_optimization={{'stage': 2}})
 train(engine, torch.float16)
 print("own skipped", engine.skipped_steps)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from bridges_support import STEPS, run_job
+from programs import code_of
+from programs.loop_tracker import call_hooks_in_any_order
 
 from exporter.bridges.batches import samples_and_tokens
 from exporter.bridges.sources import ActiveSource, Source, Strength
@@ -134,51 +136,9 @@ def test_a_stronger_source_replaces_a_weaker_source_and_is_released_to_the_fallb
 
 # The tracker ---------------------------------------------------------------------------------------------------
 
-ANY_ORDER = """
-import random
-from exporter.bridges.loop import Level, LoopTracker
-from exporter import training
-
-class CountingTracker(LoopTracker):
-    completed_steps = 0
-    def _close(self, error):
-        level = super()._close(error)
-        self.completed_steps += level is Level.ITERATION and error is None
-        return level
-    def discard_iteration(self):
-        previous_steps = self.completed_steps
-        super().discard_iteration()
-        self.completed_steps = previous_steps
-
-chance, tracker = random.Random(5), CountingTracker()
-open_levels = set()
-def error():
-    return ValueError("amid") if chance.random() < 0.2 else None
-actions = [
-    lambda: tracker.begin_loop(chance.randrange(9)),
-    tracker.begin_iteration,
-    tracker.begin_iteration,
-    lambda: tracker.end(Level.ITERATION, error()),
-    lambda: tracker.phase(chance.choice(["forward", "backward", "compile", None])),
-    lambda: tracker.phase(chance.choice(["forward", "backward", "compile", None])),
-    lambda: tracker.phase(None),
-    tracker.discard_iteration,
-    lambda: tracker.is_open(Level.EVALUATION) or tracker.begin(Level.EVALUATION, training.validation_loop()),
-    lambda: tracker.is_open(Level.BATCH) or tracker.begin(Level.BATCH, training.validation_iteration()),
-    lambda: tracker.is_open(Level.SAVE) or tracker.begin_save(3),
-    lambda: tracker.end(chance.choice([Level.BATCH, Level.SAVE, Level.LOAD]), error()),
-]
-for _ in range(300):
-    for _ in range(chance.randrange(30)):
-        chance.choice(actions)()
-    tracker.end_all(KeyError("end"))
-    open_levels |= set(filter(tracker.is_open, Level))
-print(tracker.completed_steps, len(open_levels))
-"""
-
 
 def test_in_any_order_of_hooks_no_block_stays_open_and_every_step_is_counted(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, ANY_ORDER)
+    ended_job = run_job(tmp_path, code_of(call_hooks_in_any_order))
     steps, open_level_count = map(int, ended_job.process.stdout.split())
 
     assert open_level_count == 0
