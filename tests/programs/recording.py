@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -73,6 +75,41 @@ def change_rules_while_recording() -> None:
     assert not other_stat.enabled
     write_overrides(directory, [])
     add_until(lambda: set(loss.get()) == {Aggregation.MEAN} and other_stat.enabled)
+
+
+class _Freed:
+    """Object in a reference cycle that adds to a Stat when the garbage collector frees it."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        Stat("batch.freed", ["mean"]).add(1.0)
+
+
+def create_stats_in_signal_handlers_and_finalizers() -> None:
+    """Create Stats while signal handlers and finalizers create Stats too."""
+    step = 0
+
+    def handle(*_: object) -> None:
+        Stat("sig.usr1", ["mean"]).add(1.0)
+        Stat(f"sig.fresh{step}", ["mean"]).add(1.0)
+
+    def send_signals() -> None:
+        for _ in range(300):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.003)
+
+    signal.signal(signal.SIGUSR1, handle)
+    gc.set_threshold(50)
+    sender = threading.Thread(target=send_signals)
+    sender.start()
+    while sender.is_alive():
+        step += 1
+        _Freed()
+        Stat("train.step", ["mean"], unit="seconds").add(1.0)
+        if step < 2000:
+            Stat(f"train.s{step}", ["mean"]).add(1.0)
 
 
 class _Unhashable(type):

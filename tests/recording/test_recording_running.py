@@ -107,32 +107,7 @@ def test_the_finalizer_of_an_invalid_object_does_not_run_on_the_recording_thread
 
 
 def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_another(feed: Path) -> None:
-    program = """
-        def handler(*_):
-            Stat("sig.usr1", ["mean"]).add(1.0)
-            Stat(f"sig.fresh{step}", ["mean"]).add(1.0)
-        signal.signal(signal.SIGUSR1, handler)
-        class Freed:
-            def __init__(self):
-                self.me = self
-            def __del__(self):
-                Stat("batch.freed", ["mean"]).add(1.0)
-        gc.set_threshold(50)
-        def send_signals():
-            for _ in range(300):
-                os.kill(os.getpid(), signal.SIGUSR1)
-                time.sleep(0.003)
-        step = 0
-        sender = threading.Thread(target=send_signals)
-        sender.start()
-        while sender.is_alive():
-            step += 1
-            Freed()
-            Stat("train.step", ["mean"], unit="seconds").add(1.0)
-            if step < 2000:
-                Stat(f"train.s{step}", ["mean"]).add(1.0)
-    """
-    run(feed, program)
+    run_function(feed, programs.recording.create_stats_in_signal_handlers_and_finalizers)
 
     assert single_reading(feed, "sig.usr1").count > 50
     assert single_reading(feed, "batch.freed").count > 50

@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import programs.training
 import pytest
+from programs import code_of
 from training_support import run_python
 
 from exporter.feed.decoder import decode
@@ -36,28 +38,7 @@ def total(snapshot: Snapshot, name: str, **labels: str) -> Any:
 
 
 def test_a_forked_child_never_counts_values_of_its_parent(tmp_path: Path) -> None:
-    run(
-        """
-        import os, sys
-        import exporter
-        from exporter import one_logger, training
-        settings = one_logger.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
-        one_logger.TrainingTelemetryProvider.instance().with_base_config(settings).configure_provider()
-        for _ in range(5):
-            with training.training_iteration():
-                pass
-        with training.training_iteration():
-            child = os.fork()
-            if not child:
-                for _ in range(3):
-                    with training.phase("compile"):
-                        pass
-                exporter.shutdown()
-                os._exit(0)
-            os.waitpid(child, 0)
-        """,
-        tmp_path,
-    )
+    run(code_of(programs.training.fork_in_an_iteration), tmp_path)
 
     by_pid = sorted(snapshots(tmp_path / "feed"), key=lambda snapshot: snapshot.process.pid)
     steps = [total(snapshot, "training.steps", mode="train") for snapshot in by_pid]
@@ -70,37 +51,7 @@ def test_a_forked_child_never_counts_values_of_its_parent(tmp_path: Path) -> Non
 def test_many_iterations_are_counted_exactly_in_constant_memory(
     tmp_path: Path,
 ) -> None:
-    growth_bytes = run(
-        """
-        import os
-        import exporter
-        from exporter import training
-
-        def resident():
-            return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-        def train(times):
-            for _ in range(times):
-                with training.training_iteration():
-                    with training.data_loading():
-                        pass
-                    with training.model_forward():
-                        pass
-                    training.record(loss=0.5, tokens=7, grad_norm=1.0)
-
-        with training.application(), training.training_loop(train_iterations_start=5):
-            # Flushed explicitly: on a busy machine, the recording thread runs late and its queue grows.
-            train(10_000)
-            exporter.flush()
-            before = resident()
-            for _ in range(4):
-                train(10_000)
-                exporter.flush()
-            print(resident() - before)
-            train(10)
-        """,
-        tmp_path,
-    )
+    growth_bytes = run(code_of(programs.training.train_many_iterations), tmp_path)
 
     (snapshot,) = snapshots(tmp_path / "feed")
     assert snapshot.recording.final
@@ -163,25 +114,7 @@ def test_records_that_find_the_queue_full_are_counted_and_logged_with_their_numb
 
 def test_a_save_is_published_before_the_next_flush(tmp_path: Path) -> None:
     run(
-        """
-        import os, signal, time
-        from pathlib import Path
-        from exporter import training
-        from exporter.feed.decoder import decode
-
-        with training.application(), training.training_loop(train_iterations_start=0):
-            for _ in range(7):
-                with training.training_iteration():
-                    pass
-            with training.checkpoint_save(7):
-                pass
-            for _ in range(1200):  # a minute
-                feeds = list(Path(os.environ["EXPORTER_FEED_DIR"]).glob("*.feed"))
-                if feeds and decode(feeds[0].read_bytes()).recording.training.committed_step == 7:
-                    break
-                time.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGKILL)
-        """,
+        code_of(programs.training.save_and_be_killed),
         tmp_path,
         status=-signal.SIGKILL,
         EXPORTER_FLUSH_SECONDS="60",
