@@ -1,8 +1,13 @@
 """Files of a feed directory: opened only if regular, replaced as a whole, locked by running processes.
 
-Used in training processes and in the sidecar, on Linux. A process `<id>` has `<id>.feed` with the last complete snapshot,
-`<id>.lock`, which is locked until the process closes the feed or exits, `<id>.stacks` after a stack request, and temporarily
-`<id>.tmp`. The sidecar has `owner.lock` and `overrides.json`.
+Used in training processes and in the sidecar, on Linux. A process has these files:
+
+- `<id>.feed`: the last complete snapshot
+- `<id>.lock`: locked until the process closes the feed or exits
+- `<id>.stacks`: the answer to a stack request
+- `<id>.tmp`: the next snapshot, before it replaces the last snapshot
+
+The sidecar has `owner.lock` and `overrides.json`.
 """
 # ruff: noqa: PTH105, PTH108, PTH118 - this package uses string paths in the job and in the sidecar
 

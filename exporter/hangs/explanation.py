@@ -165,8 +165,14 @@ def location_of(frame: Frame | None) -> str:
 def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None) -> Explanation:
     """Return the groups of ranks that wait in the same line, function and phase, the most suspected group first.
 
-    A group is more suspected, in this order, if its ranks are in no process group while other ranks are, if it has enqueued fewer
-    collectives, if it is outside a collective, and if it is smaller. Ranks that are not in the compared process group come last.
+    Groups are compared by these criteria, in this order:
+
+    1. Groups in no process group come first, if other ranks are in a process group.
+    2. Groups that have enqueued fewer collectives in the compared process group come first. Groups outside of this process group
+       come last.
+    3. Groups with a rank outside a collective precede groups whose ranks all wait in a collective.
+    4. Smaller groups precede larger groups.
+
     *silent* is the kernel state of ranks that did not answer.
     """
     stacks_by_position: dict[_Position, list[RankStack]] = defaultdict(list)

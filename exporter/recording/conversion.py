@@ -77,11 +77,11 @@ def to_scalar(value: object) -> Datum | Unconvertible | None:
     Converts instances of subclasses, members of enumerations, and single-element objects with `item()`, `__index__` or
     `__float__`. An asynchronous array is read only if its value has been computed.
     """
-    kind = type(value)
-    if value is None or kind is float or kind is int or kind is str or kind is bool:
+    value_type = type(value)
+    if value is None or value_type is float or value_type is int or value_type is str or value_type is bool:
         return value  # type: ignore[return-value]  # checked above
     try:
-        scalar = _scalar(value, kind)
+        scalar = _scalar(value, value_type)
     except Exception:  # noqa: BLE001  # code of the object's class
         scalar = None
     return Unconvertible(safe_repr(value)) if scalar is None else scalar
@@ -89,8 +89,8 @@ def to_scalar(value: object) -> Datum | Unconvertible | None:
 
 def to_number(value: object) -> int | float | None:
     """Return the value as a plain int or float, or None if the value is a bool or is not a number."""
-    kind = type(value)
-    if kind is float or kind is int:
+    value_type = type(value)
+    if value_type is float or value_type is int:
         return value  # type: ignore[return-value]  # checked above
     scalar = to_scalar(value)
     return scalar if type(scalar) is float or type(scalar) is int else None
@@ -102,13 +102,16 @@ def to_sample(value: Any) -> float | Rejection:
     Accepts Python's numbers, their subclasses, and numpy's numbers. The recording thread calls this function, and the `__float__` of
     a foreign class could block that thread.
     """
-    kind = type(value)
+    value_type = type(value)
     try:
-        if issubclass(kind, float):
+        if issubclass(value_type, float):
             number = float.__add__(value, 0.0)  # `float(value)` would call a subclass's own `__float__`
-        elif issubclass(kind, int):
+        elif issubclass(value_type, int):
             number = float(int.__add__(value, 0))
-        elif module_of_class(kind) == "numpy" and name_of_class(kind).rstrip("_0123456789") in _NUMPY_NUMBERS:
+        elif (
+            module_of_class(value_type) == "numpy"
+            and name_of_class(value_type).rstrip("_0123456789") in _NUMPY_NUMBERS
+        ):
             number = float(value)
         else:
             return Rejection.NOT_A_NUMBER
@@ -126,45 +129,45 @@ def is_asynchronous(value: object) -> bool:
 
     True for torch's tensors outside the host's memory, for JAX's arrays, and for an object whose device cannot be read.
     """
-    kind = type(value)
-    if kind is float or kind is int or kind is str or kind is bool or value is None:
+    value_type = type(value)
+    if value_type is float or value_type is int or value_type is str or value_type is bool or value is None:
         return False
     try:
-        return class_attribute(kind, "is_ready") is not None or not _in_host_memory(value)
+        return class_attribute(value_type, "is_ready") is not None or not _in_host_memory(value)
     except Exception:  # noqa: BLE001  # code of the object's class
         return True
 
 
-def _scalar(value: Any, kind: type) -> Datum | None:
-    if issubclass(kind, str):
+def _scalar(value: Any, value_type: type) -> Datum | None:
+    if issubclass(value_type, str):
         return str.__str__(value)
-    if issubclass(kind, int):
+    if issubclass(value_type, int):
         return int.__int__(value)
-    if issubclass(kind, float):
+    if issubclass(value_type, float):
         return float.__float__(value)
-    if issubclass(kind, enum.Enum):
+    if issubclass(value_type, enum.Enum):
         member_value = value.value
         return member_value if _is_scalar(member_value) else None
-    if issubclass(kind, (bytes, bytearray)) or not _is_readable(value, kind):
+    if issubclass(value_type, (bytes, bytearray)) or not _is_readable(value, value_type):
         return None
     if callable(item := getattr(value, "item", None)):
         element = item()
         return element if _is_scalar(element) else _scalar(element, type(element))
-    if class_attribute(kind, "__index__") is not None:
+    if class_attribute(value_type, "__index__") is not None:
         return int.__int__(value.__index__())
-    if class_attribute(kind, "__float__") is not None:
+    if class_attribute(value_type, "__float__") is not None:
         return float.__float__(float(value))
     return None
 
 
 def _is_scalar(value: object) -> bool:
-    kind = type(value)
-    return kind is float or kind is int or kind is str or kind is bool
+    value_type = type(value)
+    return value_type is float or value_type is int or value_type is str or value_type is bool
 
 
-def _is_readable(value: Any, kind: type) -> bool:
+def _is_readable(value: Any, value_type: type) -> bool:
     """Return True if reading the value waits neither for a device nor for other ranks."""
-    if class_attribute(kind, "is_ready") is not None:
+    if class_attribute(value_type, "is_ready") is not None:
         return bool(value.is_ready())
     # `item()` of a DTensor that is not replicated would communicate with other ranks.
     placements = getattr(value, "placements", None)
@@ -197,8 +200,8 @@ def to_attribute(value: object) -> AttributeValue | None:
     A list of mixed values becomes a list of texts, and a mapping a list of `key:value`. Lists are cut after `MAX_ITEMS` items, and
     texts after `MAX_TEXT_CHARACTERS` characters.
     """
-    kind = type(value)
-    if value is None or kind is float or kind is int or kind is bool:
+    value_type = type(value)
+    if value is None or value_type is float or value_type is int or value_type is bool:
         return value  # type: ignore[return-value]  # checked above
     try:
         return _attribute_of(value, 0, iter(range(MAX_ITEMS)))  # type: ignore[no-any-return]  # recursive
@@ -208,15 +211,15 @@ def to_attribute(value: object) -> AttributeValue | None:
 
 def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
     """Convert a value; *budget* yields once for each item of all nested containers, up to the maximum number of items."""
-    kind = type(value)
+    value_type = type(value)
     if value is None:
         return None
-    if issubclass(kind, enum.Enum) and depth <= MAX_DEPTH:
+    if issubclass(value_type, enum.Enum) and depth <= MAX_DEPTH:
         return _attribute_of(value.value, depth + 1, budget)
-    if issubclass(kind, enum.Enum):
+    if issubclass(value_type, enum.Enum):
         return f"<{class_name(value)}>"
-    items = items_of(value, kind)
-    pairs = None if items is not None else pairs_of(value, kind)
+    items = items_of(value, value_type)
+    pairs = None if items is not None else pairs_of(value, value_type)
     if (items is not None or pairs is not None) and depth > MAX_DEPTH:
         return f"<{class_name(value)}>"
     if items is not None:
@@ -232,9 +235,9 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
         return scalar[:MAX_TEXT_CHARACTERS]
     if not isinstance(scalar, Unconvertible):
         return scalar
-    if class_attribute(kind, "device") is not None or is_asynchronous(value):
+    if class_attribute(value_type, "device") is not None or is_asynchronous(value):
         return f"<{class_name(value)}>"
-    if size_of(value, kind) > MAX_SIZED_ITEMS:
+    if size_of(value, value_type) > MAX_SIZED_ITEMS:
         return f"<{class_name(value)}>"
     return str(value)[:MAX_TEXT_CHARACTERS]
 
@@ -263,12 +266,12 @@ def to_datum(value: object) -> Datum | None:
             return _integer_text(scalar)
         if not isinstance(scalar, Unconvertible):
             return scalar
-        kind = type(value)
-        if issubclass(kind, os.PathLike):
+        value_type = type(value)
+        if issubclass(value_type, os.PathLike):
             return os.fsdecode(value)[:MAX_TEXT_CHARACTERS]  # type: ignore[arg-type]  # checked above
-        if issubclass(kind, (bytes, bytearray)):
+        if issubclass(value_type, (bytes, bytearray)):
             return first_bytes(value, MAX_REPR_CHARACTERS).decode("utf-8", "backslashreplace")
-        if module_of_class(kind) in _SHOWN_AS_STR:
+        if module_of_class(value_type) in _SHOWN_AS_STR:
             return str(value)[:MAX_REPR_CHARACTERS]
         return _render(value, 0, iter(range(MAX_ITEMS)))[:MAX_REPR_CHARACTERS]
     except Exception:  # noqa: BLE001  # code of the object's class
@@ -277,21 +280,21 @@ def to_datum(value: object) -> Datum | None:
 
 def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
     """Return the `str` of the value, with containers cut after `MAX_REPR_ITEMS` items, and the text after *limit* characters."""
-    kind = type(value)
-    if kind is str:
+    value_type = type(value)
+    if value_type is str:
         return value[:limit]  # type: ignore[index,no-any-return]  # checked above
     try:
-        if issubclass(kind, str):
+        if issubclass(value_type, str):
             return str.__str__(value)[:limit]  # runs no code of the subclass
-        if issubclass(kind, BaseException):
+        if issubclass(value_type, BaseException):
             return str(value)[:limit]
         scalar = to_scalar(value)
         if not isinstance(scalar, Unconvertible):
             return (_integer_text(scalar) if type(scalar) is int else str(scalar))[:limit]
         if (
-            items_of(value, kind) is None
-            and pairs_of(value, kind) is None
-            and size_of(value, kind) <= MAX_SIZED_ITEMS
+            items_of(value, value_type) is None
+            and pairs_of(value, value_type) is None
+            and size_of(value, value_type) <= MAX_SIZED_ITEMS
         ):
             return str(value)[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__str__`
@@ -309,11 +312,11 @@ def to_text(value: object, limit: int = MAX_REPR_CHARACTERS) -> str:
 
 def to_name(value: object) -> str:
     """Return the text of a name: a str, the value of an enumeration member, or `<Class>` for other objects."""
-    kind = type(value)
-    if kind is str:
+    value_type = type(value)
+    if value_type is str:
         return value  # type: ignore[return-value]  # checked above
     try:
-        name: Any = value.value if issubclass(kind, enum.Enum) else value  # type: ignore[attr-defined]  # an Enum
+        name: Any = value.value if issubclass(value_type, enum.Enum) else value  # type: ignore[attr-defined]  # an Enum
     except Exception:  # noqa: BLE001  # an enumeration with a `value` of its own
         name = value
     return str.__str__(name) if issubclass(type(name), str) else f"<{class_name(name)}>"
@@ -324,15 +327,15 @@ def safe_repr(value: object, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
 
     Objects other than plain values, members of enumerations, exceptions and built-in containers of these become `<Class>`.
     """
-    kind = type(value)
+    value_type = type(value)
     try:
-        if kind is Unconvertible:
+        if value_type is Unconvertible:
             return value.text[:limit]  # type: ignore[attr-defined,no-any-return]  # checked above
-        if issubclass(kind, BaseException):
+        if issubclass(value_type, BaseException):
             return f"{class_name(value)}: {value}"[:limit]
         return _plain_repr(value, 0, iter(range(MAX_ITEMS)))[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__str__` or `__class__`
-        return class_name(value) if issubclass(kind, BaseException) else f"<{class_name(value)}>"
+        return class_name(value) if issubclass(value_type, BaseException) else f"<{class_name(value)}>"
 
 
 def class_name(value: object) -> str:
@@ -341,59 +344,63 @@ def class_name(value: object) -> str:
 
 
 def _plain_repr(value: Any, depth: int, budget: Iterator[int]) -> str:
-    kind = type(value)
-    if kind is str or kind is bytes:
+    value_type = type(value)
+    if value_type is str or value_type is bytes:
         return repr(value[:MAX_MESSAGE_CHARACTERS])
-    if kind is int:
+    if value_type is int:
         return _integer_text(value)
-    if value is None or kind is float or kind is bool:
+    if value is None or value_type is float or value_type is bool:
         return repr(value)
-    if issubclass(kind, enum.Enum):
+    if issubclass(value_type, enum.Enum):
         return f"<{class_name(value)}.{value._name_}: {_plain_repr(value._value_, depth + 1, budget)}>"
     if depth < MAX_DEPTH and (
-        kind is list or kind is tuple or kind is set or kind is frozenset or kind is dict
+        value_type is list
+        or value_type is tuple
+        or value_type is set
+        or value_type is frozenset
+        or value_type is dict
     ):
-        return _container(value, kind, budget, lambda item: _plain_repr(item, depth + 1, budget))
+        return _container(value, value_type, budget, lambda item: _plain_repr(item, depth + 1, budget))
     return f"<{class_name(value)}>"
 
 
 def _render(value: Any, depth: int, budget: Iterator[int]) -> str:
-    kind = type(value)
-    if issubclass(kind, str):
+    value_type = type(value)
+    if issubclass(value_type, str):
         return repr(str.__getitem__(value, slice(200)))
-    if issubclass(kind, (bytes, bytearray)):
+    if issubclass(value_type, (bytes, bytearray)):
         return repr(first_bytes(value, 200))
-    if issubclass(kind, int) and not issubclass(kind, (bool, enum.Enum)):
+    if issubclass(value_type, int) and not issubclass(value_type, (bool, enum.Enum)):
         return _integer_text(int.__int__(value))
-    if _is_array(value, kind):
+    if _is_array(value, value_type):
         device = getattr(value, "device", "")
         return f"{class_name(value)} of shape {tuple(value.shape)} on {str(device) or 'a device'}"
-    if items_of(value, kind) is not None or pairs_of(value, kind) is not None:
+    if items_of(value, value_type) is not None or pairs_of(value, value_type) is not None:
         if depth > MAX_DEPTH:
             return "..."
-        return _container(value, kind, budget, lambda item: _render(item, depth + 1, budget))
-    size = size_of(value, kind)
+        return _container(value, value_type, budget, lambda item: _render(item, depth + 1, budget))
+    size = size_of(value, value_type)
     return f"<{class_name(value)} of {size} items>" if size > MAX_SIZED_ITEMS else repr(value)[:200]
 
 
-def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[Any], str]) -> str:
+def _container(value: Any, value_type: type, budget: Iterator[int], render: Callable[[Any], str]) -> str:
     """Render the first items of a list, tuple, set or mapping in the notation of the built-in base class."""
-    items, pairs = items_of(value, kind), pairs_of(value, kind)
+    items, pairs = items_of(value, value_type), pairs_of(value, value_type)
     if pairs is not None:
         parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
     else:
         parts = [render(item) for item, _ in zip((items or [])[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
-    omission = ["..."] if size_of(value, kind) > MAX_REPR_ITEMS else []
+    omission = ["..."] if size_of(value, value_type) > MAX_REPR_ITEMS else []
     body = ", ".join(parts + omission)
     if pairs is not None:
         return f"{{{body}}}"
-    if issubclass(kind, tuple):
+    if issubclass(value_type, tuple):
         return f"({body},)" if len(parts) == 1 else f"({body})"
-    if issubclass(kind, frozenset):
+    if issubclass(value_type, frozenset):
         return f"frozenset({{{body}}})" if parts else "frozenset()"
-    if issubclass(kind, set):
+    if issubclass(value_type, set):
         return f"{{{body}}}" if parts else "set()"
-    return f"deque([{body}])" if issubclass(kind, deque) else f"[{body}]"
+    return f"deque([{body}])" if issubclass(value_type, deque) else f"[{body}]"
 
 
 def _integer_text(value: int) -> str:
@@ -401,8 +408,8 @@ def _integer_text(value: int) -> str:
     return str(value) if bits < _MAX_SHOWN_BITS else f"an integer of {bits} bits"
 
 
-def _is_array(value: Any, kind: type) -> bool:
+def _is_array(value: Any, value_type: type) -> bool:
     """Return True for an object with a shape that has a device or may not have been computed yet."""
-    return class_attribute(kind, "shape") is not None and (
-        class_attribute(kind, "device") is not None or is_asynchronous(value)
+    return class_attribute(value_type, "shape") is not None and (
+        class_attribute(value_type, "device") is not None or is_asynchronous(value)
     )

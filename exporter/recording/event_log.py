@@ -43,7 +43,7 @@ END_SECONDS = 2.0
 UNNAMED_TYPE = "unnamed"
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 """Classes of payloads that are called. A callable object of another class, such as a model, is passed to the handlers."""
-Checked = TypeVar("Checked")
+CheckedT = TypeVar("CheckedT")
 _class_of = type
 """The built-in `type`, which a parameter `type` hides."""
 
@@ -148,8 +148,8 @@ class EventLog(KindTable):
             self._refuse(type if _class_of(type) is str else UNNAMED_TYPE, safe_repr(error))
 
     def _checked(
-        self, type: str, check: Callable[[Any], Checked], value: object, default: Checked
-    ) -> Checked:
+        self, type: str, check: Callable[[Any], CheckedT], value: object, default: CheckedT
+    ) -> CheckedT:
         """Return the checked value, or the default for a value that *check* refuses or that raises when it is read."""
         try:
             return check(value)

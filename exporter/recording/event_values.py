@@ -199,12 +199,12 @@ def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> M
 
 def _is_plain(data: Mapping[Any, Any], max_name_characters: int, max_text_characters: int) -> bool:
     for name, value in data.items():
-        kind = type(value)
+        value_type = type(value)
         if (type(name) is not str or len(name) > max_name_characters) or not (
-            kind is float
-            or kind is bool
-            or (kind is int and -_INT64_LIMIT <= value < _INT64_LIMIT)
-            or (kind is str and len(value) <= max_text_characters)
+            value_type is float
+            or value_type is bool
+            or (value_type is int and -_INT64_LIMIT <= value < _INT64_LIMIT)
+            or (value_type is str and len(value) <= max_text_characters)
         ):
             return False
     return True

@@ -15,30 +15,30 @@ MAX_ITEMS = 1000
 """Maximum number of items that are read from a container."""
 
 
-def items_of(value: Any, kind: type) -> list[Any] | None:
+def items_of(value: Any, value_type: type) -> list[Any] | None:
     """Return the first items of a list, tuple, set or deque, or None for another class."""
     base: Any
     for base in (list, tuple, set, frozenset, deque):
-        if issubclass(kind, base):
+        if issubclass(value_type, base):
             # A single call into C, which other threads do not interrupt.
             return list(islice(base.__iter__(value), MAX_ITEMS))
     return None
 
 
-def pairs_of(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
+def pairs_of(value: Any, value_type: type) -> list[tuple[Any, Any]] | None:
     """Return the first pairs of a dict or another mapping, or None for another class."""
-    if issubclass(kind, dict):
+    if issubclass(value_type, dict):
         return list(islice(dict.items(value), MAX_ITEMS))
-    return list(islice(value.items(), MAX_ITEMS)) if issubclass(kind, Mapping) else None
+    return list(islice(value.items(), MAX_ITEMS)) if issubclass(value_type, Mapping) else None
 
 
-def size_of(value: Any, kind: type) -> int:
+def size_of(value: Any, value_type: type) -> int:
     """Return the number of items of a container, or 0 for an object without `__len__`."""
     base: Any
     for base in (list, tuple, set, frozenset, deque, dict):
-        if issubclass(kind, base):
+        if issubclass(value_type, base):
             return int(base.__len__(value))
-    return len(value) if class_attribute(kind, "__len__") is not None else 0
+    return len(value) if class_attribute(value_type, "__len__") is not None else 0
 
 
 def first_bytes(value: Any, count: int) -> bytes:
@@ -47,20 +47,20 @@ def first_bytes(value: Any, count: int) -> bytes:
     return bytes(base.__getitem__(value, slice(count)))
 
 
-def class_attribute(kind: type, name: str) -> Any:
+def class_attribute(value_type: type, name: str) -> Any:
     """Return an attribute of a class without running code of a metaclass, or None without the attribute."""
     try:
-        return type.__getattribute__(kind, name)
+        return type.__getattribute__(value_type, name)
     except AttributeError:
         return None
 
 
-def name_of_class(kind: type) -> str:
+def name_of_class(value_type: type) -> str:
     """Return the name of a class without running code of a metaclass."""
-    return str(type.__dict__["__name__"].__get__(kind))
+    return str(type.__dict__["__name__"].__get__(value_type))
 
 
-def module_of_class(kind: type) -> str:
+def module_of_class(value_type: type) -> str:
     """Return the name of the module of a class, or an empty text if it is not a str."""
-    name = class_attribute(kind, "__module__")
+    name = class_attribute(value_type, "__module__")
     return name if type(name) is str else ""

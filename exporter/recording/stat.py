@@ -195,8 +195,12 @@ class Stat:
         """Record the value of a torch tensor or JAX array of one element. Never waits for a device and never raises.
 
         A CPU tensor is read at once. The value of a CUDA tensor is recorded by a later call, or by `exporter.flush()`, on the same
-        thread. Refused and counted are tensors with more than one element or on other devices, DTensors that are not replicated,
-        calls during CUDA graph capture, and values above the limit of copies in flight.
+        thread. These tensors are refused and counted:
+
+        - tensors that do not have exactly one element, or that are on another device
+        - DTensors that are not replicated
+        - tensors that are added during the capture of a CUDA graph
+        - tensors above the limit of copies in flight
         """
         if self._state.tensors is None:
             self._state.tensors = TensorReader(self.add, self._state.refusals.append)

@@ -43,10 +43,9 @@ class Onsets:
         return self._start_times.get(finding.key) if since is None else since
 
     def headline_start(self, finding: Finding) -> float | None:
-        """Return the start of a finding for the headline.
+        """Return the start of a finding for the headline, or None for a past event and for an unknown start.
 
-        Returns None for a past event, for an unknown start, and for a finding of the first pass without a start time of its own,
-        because the finding may be older than the exporter.
+        A finding of the first pass may be older than the exporter. Its start is unknown, unless the finding has a start time.
         """
         may_be_older = finding.match.since is None and finding.key in (self._initial_keys or ())
         return None if finding.match.is_past or may_be_older else self.start(finding)

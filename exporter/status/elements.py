@@ -31,7 +31,7 @@ class StyledText:
     """Text with a style."""
 
     text: str
-    kind: str = ""  # style: good, warn, bad, dim, missing, code, remark, or "" for none
+    style: str = ""  # good, warn, bad, dim, missing, code, remark, or "" for none
     color: int | None = None  # index of a plot color, drawn as a square before the text
 
 
@@ -104,9 +104,9 @@ class BarSegment:
     width: float
 
 
-def styled(text: str, kind: str = "") -> RichText:
+def styled(text: str, style: str = "") -> RichText:
     """Return rich text of one span, or of no span for an empty text."""
-    return (StyledText(text, kind),) if text else ()
+    return (StyledText(text, style),) if text else ()
 
 
 def value_or_dash(value: float | None, format_value: Callable[[float], str]) -> RichText:

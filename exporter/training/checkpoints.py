@@ -102,8 +102,8 @@ class Work:
 
     def _keep(self, segments: list[Segment], step: int | None) -> None:
         self._segments = segments
-        uncommitted = sum([segment.seconds for segment in segments])
-        self.committed_seconds = max(self.committed_seconds, self.seconds - uncommitted)
+        uncommitted_seconds = sum([segment.seconds for segment in segments])
+        self.committed_seconds = max(self.committed_seconds, self.seconds - uncommitted_seconds)
         self.committed_step = step
 
     def segments(self) -> tuple[tuple[int, int, int, float], ...]:

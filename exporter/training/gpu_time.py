@@ -187,20 +187,20 @@ class GpuTimer:
             if not pending_events or sys.modules["torch"].cuda.is_current_stream_capturing():
                 return
             while pending_events and pending_events[0].event.query():
-                recorded = pending_events.popleft()
+                recorded_event = pending_events.popleft()
                 if self._last_event is not None:
                     if self._current_step is not None:
                         self._current_step.add(
-                            recorded.phase, self._last_event.elapsed_time(recorded.event) / 1000
+                            recorded_event.phase, self._last_event.elapsed_time(recorded_event.event) / 1000
                         )
                     self._free_events.append(self._last_event)
-                self._last_event = recorded.event
-                if recorded.reason is EventReason.END and self._current_step is not None:
+                self._last_event = recorded_event.event
+                if recorded_event.reason is EventReason.END and self._current_step is not None:
                     self._current_step.step_seconds = self._current_step.total_seconds
-                elif recorded.reason is EventReason.BEGIN or recorded.reason is EventReason.CLOSE:
+                elif recorded_event.reason is EventReason.BEGIN or recorded_event.reason is EventReason.CLOSE:
                     if self._current_step is not None:
                         self.completed_steps.append(self._current_step)
-                    self._current_step = TimedStep() if recorded.reason is EventReason.BEGIN else None
+                    self._current_step = TimedStep() if recorded_event.reason is EventReason.BEGIN else None
         except Exception as error:  # noqa: BLE001  # the job's own CUDA calls raise the same error
             self._fail(error)
 

@@ -104,7 +104,7 @@ def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
 class RareBlock:
     """Context manager and decorator of a rare block. Entering returns the span. The object may be entered repeatedly."""
 
-    __slots__ = ("kind", "_values", "_arguments", "_entered")
+    __slots__ = ("kind", "_values", "_arguments", "_open")
 
     def __init__(
         self, kind: BlockKind, values: Callable[[], Mapping[str, object]] | None = None, **arguments: Any
@@ -112,20 +112,20 @@ class RareBlock:
         self.kind = kind
         self._values = values
         self._arguments = arguments
-        self._entered: list[tuple[Span, StartedBlock | None]] = []
+        self._open: list[tuple[Span, StartedBlock | None]] = []
 
     def __enter__(self) -> Span:
         values = None if self._values is None else self._values()
         span, block = begin_block(
             self.kind, self.kind.call, is_lexical=True, values=values, **self._arguments
         )
-        self._entered.append((span, block))
+        self._open.append((span, block))
         return span
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not self._entered:
+        if not self._open:
             return
-        span, block = self._entered.pop()
+        span, block = self._open.pop()
         if block is None:
             span.stop()
         elif block.is_ended:

@@ -26,8 +26,8 @@ _CLOCK, _STEP, _RECORDS = TRAINING.clock, TRAINING.clock.step_edges, TRAINING.re
 class Phases:
     """Phases of a training, of which at most one is open.
 
-    Usually the block of the iteration continues in the phase. A phase has a separate block if blocks are observed or timed on a
-    GPU, inside a block of the job, outside of an iteration, and on threads other than the main thread.
+    Usually the block of the iteration continues in the phase. A phase has a separate block in four cases: blocks are observed or
+    timed on a GPU; a block of the job is open inside the iteration; no iteration is open; or the thread is not the main thread.
 
     Attributes:
         iteration: Block that is entered again for each iteration.
@@ -78,8 +78,8 @@ class Phases:
     def _advance(self, totals: PhaseTotals) -> bool:
         """Continue the iteration in a phase.
 
-        Returns False, without a change, at the end of a bin of the history, while the clock is watched, inside another block,
-        and at the first entry of a phase.
+        Returns False, without a change, if a bin of the history has ended, if the clock is watched, if another block is open
+        inside the iteration, or if the phase was never entered before.
         """
         now = monotonic()
         if now >= _CLOCK.limit or _CLOCK.stack[-1] is not self.iteration or not totals.is_entered:

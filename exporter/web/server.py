@@ -1,8 +1,8 @@
 """Web server on a thread with an asyncio event loop.
 
-Before the server stops, it finishes running responses within `drain_seconds`. The server does not use
-`asyncio.start_server`, which accepts the whole backlog at once, pauses for a second whenever descriptors run out, and
-exempts connections from every limit during the TLS handshake.
+Before the server stops, it finishes running responses within `drain_seconds`. The server does not use `asyncio.start_server`.
+That function accepts the whole backlog at once, and pauses for a second whenever descriptors run out. During the TLS handshake,
+its connections would be exempt from every limit.
 """
 
 from __future__ import annotations

@@ -11,11 +11,16 @@ from exporter.status.thresholds import CHECKPOINT_HANG_RATIO, CHECKPOINT_OVERDUE
 from exporter.status.view import View
 
 MIN_HANG_SECONDS = 60.0
+"""Duration below which no save counts as hanging."""
 FAILED_SECONDS = 3600.0
 """Time range of the alert on failed saves."""
 SAVE_PHASES = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
-NEARLY_FULL_RATIO, PREDICTED_FROM_SECONDS, PREDICTED_SECONDS = 0.2, 3600.0, 14400.0
+NEARLY_FULL_RATIO = 0.2
+"""Free share of a file system below which its trend is predicted."""
+PREDICTED_FROM_SECONDS, PREDICTED_SECONDS = 3600.0, 14400.0
+"""Time range of the trend, and time after which the prediction is compared with zero."""
 MIN_FREE_CHECKPOINTS = 2.0
+"""Number of checkpoints for which a file system must have room."""
 
 
 def _hanging_saves(view: View) -> Iterator[Match]:

@@ -9,8 +9,11 @@ from exporter.status.numbers import duration
 from exporter.status.view import View
 
 MIN_RATIO, MAX_RATIO = 0.8, 1.25
+"""Range of the ratio between an energy counter and the integral of the power, outside of which the counter is suspect."""
 GAP_SECONDS, MAX_GAP_SECONDS = 3600.0, 60.0
+"""Time range, and time without a reading in it above which the energy has a gap."""
 OLD_SECONDS = 7200.0
+"""Age above which a carbon intensity is stale."""
 
 
 def _suspect_counters(view: View) -> Iterator[Match]:

@@ -9,8 +9,10 @@ from exporter.status.numbers import number
 from exporter.status.view import View
 
 RATE_SECONDS = 300.0
+"""Time range of the rates of NVLink errors and PCIe replays."""
 MAX_REPLAYS_PER_MINUTE = 1.0
 BUSY_RATIO = 0.5
+"""Utilization above which a GPU must use all PCIe lanes. An idle GPU may use fewer lanes to save power."""
 
 
 def _nvlink(view: View) -> Iterator[Match]:

@@ -21,9 +21,13 @@ KEPT_SECONDS = 3600.0
 RATE_SECONDS = 300.0
 """Time range of rates and means."""
 MAX_HEAT_RATIOS = {"hw_thermal": 0.05, "sw_thermal": 0.1, THERMAL_REASON: 0.1}
+"""Share of the time above which throttling for a thermal reason needs attention."""
 MAX_BRAKE_RATIO = 0.01
+"""Share of the time above which throttling by the external power brake needs attention."""
 MIN_MARGIN_CELSIUS = 5.0
+"""Distance from the slowdown temperature below which a GPU is nearly too hot."""
 IDLE_SECONDS = 900.0
+"""Time range of the utilization of an idle GPU."""
 LOOKBACK_SECONDS = 300.0
 """Age up to which Prometheus uses a sample (`query.lookback-delta`)."""
 RECOVERY_ACTIONS = {

@@ -11,13 +11,21 @@ from exporter.status.thresholds import CGROUP_MEMORY_RATIO
 from exporter.status.view import View
 
 RATE_SECONDS = 300.0
+"""Time range of rates."""
 EVENT_SECONDS = 600.0
+"""Time range of OOM kills and of link failures."""
 WAITING_RATIO, ACTIVE_RATIO = 0.3, 0.3
+"""Share of the time that waits for I/O, above which, and activity of the GPUs, below which the storage is too slow."""
 AT_LIMIT_RATIO, HALF_RATIO = 0.95, 0.5
+"""Used share of the memory limit above which an OOM kill is near, and above which the trend of the memory is predicted."""
 PREDICTED_SECONDS = 3600.0
+"""Time after which the predicted memory is compared with the limit."""
 THROTTLED_RATIO = 0.25
+"""Share of the CPU periods above which throttling needs attention."""
 SHM_RATIO = 0.9
+"""Used share of /dev/shm above which it is almost full."""
 ACTIVE_PORT = 4.0
+"""Value of `host_rdma_port_state` for an active port."""
 
 
 def _waits_for_storage(view: View) -> Iterator[Match]:

@@ -11,8 +11,11 @@ from exporter.status.view import PAUSING_CAUSES, STOPPED_SECONDS, Rank, View
 from exporter.training.phases import PHASES
 
 STUCK_SECONDS = 3600.0
+"""Time in a long phase, or in a validation without a batch, above which the phase counts as stuck."""
 LOST_SECONDS = 120.0
+"""Age of the snapshot of a living process above which its feed counts as lost."""
 RETRY_SECONDS = 600.0
+"""Time range of the retries of PyTorch's allocator."""
 LONG_PHASES = frozenset(
     {
         *("init", "rendezvous", "model_init", "optimizer_init", "dataloader_init", "compile"),

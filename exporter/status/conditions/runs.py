@@ -13,7 +13,9 @@ from exporter.status.view import Gpu, Run, View
 NONFINITE_SECONDS = 900.0
 """Time for which a nonfinite loss counts as current."""
 GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
+"""Time range, and share of its steps above which nonfinite gradients need attention: a loss scaler causes a few."""
 RESTART_SECONDS, MAX_RESTARTS = 3600.0, 3
+"""Time range, and number of restarts in it above which the run is in a restart loop."""
 ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
 LOST_GPU_REMEDY = "drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}"
 NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"

@@ -10,9 +10,13 @@ from exporter.status.numbers import share
 from exporter.status.view import View
 
 STALE_INTERVALS, STALE_SECONDS = 3.0, 60.0
+"""A collector is stale if its last success is older than both: this number of its intervals, and these seconds."""
 RATE_SECONDS = 300.0
+"""Time range of rates."""
 CORE_RATIO, CORE_RATIO_PER_RANK = 0.02, 0.002
+"""Share of a CPU core that the exporter may use, and the addition for each living rank."""
 MAX_NAMED_FAMILIES = 3
+"""Maximum number of families in the sentence about omitted series."""
 CAP_REMEDY = (
     "find the label with many values, often on a Stat of the job; otherwise raise exposition.max_series"
 )
