@@ -55,7 +55,7 @@ def lost_per_hour(selector: str) -> str:
 
 
 def recorded_standstill(selector: str) -> str:
-    """Return PromQL with a value for each run that stands still, by the rule that all dashboards share."""
+    """Return PromQL with a value for each run that stands still, by the recording rule."""
     return f"max by (run) (run:training_standstill:info{{{selector}}})"
 
 

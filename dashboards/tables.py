@@ -54,7 +54,7 @@ def percent_column(
     thresholds: Json | None = None,
     bar: tuple[float, float] | None = None,
 ) -> Column:
-    """Return a column of whole percentages."""
+    """Return a column of a ratio, in whole percent. The arguments are those of `Column`."""
     return Column(source, title, "percentunit", width, thresholds, bar=bar, decimals=0)
 
 
@@ -73,12 +73,13 @@ def table(
     Args:
         title: Title of the panel, unique on the dashboard.
         columns: Columns from left to right.
-        row_query: PromQL whose series are the rows; its values are hidden. For rows, or labels of rows, that no value column has.
+        row_query: PromQL whose series are the rows; its values are hidden. Empty if the value columns have all rows and labels.
         w: Width in grid columns.
         h: Height in grid rows.
         sort: Title of the column to sort by; None keeps the order of Prometheus.
         descending: Sort from the largest value.
-        max_data_points: `$__interval` of subqueries is the time range divided by this number; None for the panel's width in pixels.
+        max_data_points: Number by which Grafana divides the time range to obtain `$__interval`, the resolution of subqueries; None
+            for the width of the panel in pixels.
     """
     value_queries = [column.source for column in columns if column.is_value]
     queries = [table_query(query) for query in ([row_query] if row_query else []) + value_queries]
@@ -117,7 +118,7 @@ def table(
 
 
 def _query_fields(query_count: int) -> list[str]:
-    """Return the names that Grafana gives to the values of the queries of a panel."""
+    """Return the names of the fields in which Grafana stores the values of a panel's queries."""
     if query_count == 1:
         return ["Value"]
     return [f"Value #{chr(ord('A') + index)}" for index in range(query_count)]
@@ -126,7 +127,9 @@ def _query_fields(query_count: int) -> list[str]:
 ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 """Value mappings that show 0 as a dash, for columns whose value is 0 in the placeholder row."""
 NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
+"""Text of the row of a table about a run without samples."""
 UNNAMED_HANG = "no step; no rank is named yet"
+"""Text of a standstill before the stacks name a rank."""
 
 
 def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, unknown_text: str) -> str:
@@ -140,7 +143,10 @@ def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, un
 
 
 def hanging_ranks(w: int = 24) -> Panel:
-    """Return a table with the stack position of each hanging rank, or with one row that says why there is none. Positions with the fewest ranks are first."""
+    """Return a table with the position in the code of each hanging rank, or with a row that says why there is none.
+
+    The positions with the fewest ranks are first: these ranks are likely to hold up the others.
+    """
     ranks_at_line = "count by (function, location) (training_hang_info{@run})"
     no_hang_found = placeholder_row(
         "training_hang_info{@run}",
