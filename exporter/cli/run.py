@@ -34,7 +34,7 @@ from exporter.cli.flags import (
     print_notice,
     value_of,
 )
-from exporter.cli.sidecar_process import SidecarProcess, sidecar_command
+from exporter.cli.sidecar_process import KILL_SECONDS, SidecarExit, SidecarProcess, sidecar_command
 from exporter.cli.signal_probe import SETTLE_SECONDS, SignalProbe
 from exporter.errors import FeedError
 from exporter.feed import runs
@@ -56,15 +56,10 @@ REGISTRATION_CHECK_SECONDS = 2.0
 """Interval at which the registration is checked, and written again if it was deleted."""
 TERMINATION_LINGER_SECONDS = 1.5
 """Maximum wait for the final scrape after SIGTERM or Ctrl-C, because the sender may send SIGKILL next."""
-KILL_SECONDS = 1.5
-"""Time between SIGTERM and SIGKILL of a sidecar that still runs after the wait for the final scrape."""
-REAP_SECONDS = 0.5
-"""Maximum wait for the exit of the sidecar after SIGKILL."""
 IDLE_SECONDS = 3600.0
 """Timeout of a wait for signals if nothing else is due."""
-POLL_SECONDS = 0.1
-LOG_DELAY_SECONDS = 2.0
-"""Time after which `run` logs that it waits for a final scrape."""
+CONNECT_SECONDS = 1.0
+"""Timeout of the connection that shows whether another server uses the address of the status page."""
 AUTOLOAD = Path(__file__).resolve().parent.parent / "autoload"
 """First directory of the job's PYTHONPATH. Its `sitecustomize` installs the bridges of libraries without entry points."""
 
@@ -210,7 +205,6 @@ class Supervision:
     def run(self) -> int:
         """Start the job, wait for the job and the sidecar, and return the job's wait status."""
         plan, registration, started_at = self._plan, self._registration, time.time()
-        is_foreign = registration is not None and _is_foreign_address(plan)
         try:
             pid = child.start_job(plan.command, environment=plan.environment, mask=self._mask)
         except child.NotStartedError as error:
@@ -224,11 +218,7 @@ class Supervision:
             registration.write_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
             self._diagnosis_due = time.monotonic() + runs.SILENT_SECONDS
-            print_notice(
-                f"run {plan.run}" + (f", see {plan.status_url}" if plan.status_url and not is_foreign else "")
-            )
-            if plan.is_shared and plan.run == plan.environment[LAUNCH]:
-                print_notice(NODES_SHARE_THE_NAME if plan.has_shared_name else NODES_NEED_A_NAME)
+            _print_start(plan)
         wait_status = self._wait_for_job()
         if registration is not None and self._sidecar is not None:
             registration.write_end(self._job, wait_status)
@@ -262,39 +252,19 @@ class Supervision:
         time.sleep(SETTLE_SECONDS)
         while (info := signal.sigtimedwait(HANDLED_SIGNALS - {signal.SIGCHLD}, 0)) is not None:
             self._is_terminating = self._is_terminating or info.si_signo in TERMINATION_SIGNALS
-        start = time.monotonic()
-        # Without a linger period, the sidecar still needs time to notice the end of the job and to exit.
-        max_wait = max(self._plan.linger_seconds, KILL_SECONDS)
-        if self._is_terminating:
-            max_wait = min(self._plan.linger_seconds, TERMINATION_LINGER_SECONDS)
-        kill_time = start + max_wait + KILL_SECONDS
-        is_terminated = is_logged = is_killed = False
         # Process id of a sidecar that another `run` has started and that this run has joined.
         joined_pid = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
+        # Without a linger period, the sidecar still needs time to notice the end of the job and to exit.
+        linger_seconds = max(self._plan.linger_seconds, KILL_SECONDS)
+        if self._is_terminating:
+            linger_seconds = min(self._plan.linger_seconds, TERMINATION_LINGER_SECONDS)
+        sidecar_exit = SidecarExit(sidecar, linger_seconds=linger_seconds)
         while self._is_alive(sidecar, joined_pid) and not runs.any_active(self._plan.feed_directory):
-            now = time.monotonic()
-            if now >= kill_time - KILL_SECONDS and joined_pid is not None:
+            if not sidecar_exit.advance():
                 return
-            if is_killed and now >= kill_time + REAP_SECONDS:
-                # The sidecar is blocked in the kernel, for example by a file system. The job's exit status must not wait.
-                print_notice(
-                    f"the sidecar (process {sidecar.pid}) does not exit after SIGKILL; `run` exits without it"
-                )
-                return
-            if now >= kill_time and not is_killed:
-                sidecar.send(signal.SIGKILL)
-                is_terminated, is_killed, kill_time = True, True, now
-            elif now >= kill_time - KILL_SECONDS and not is_terminated:
-                sidecar.send(signal.SIGTERM)
-                is_terminated = True
-            elif now >= start + LOG_DELAY_SECONDS and not is_logged and not is_terminated:
-                print_notice(
-                    f"the job has ended; waiting up to {max_wait:.0f} s for a final scrape (Ctrl-C to stop)"
-                )
-                is_logged = True
-            info = signal.sigtimedwait(HANDLED_SIGNALS, POLL_SECONDS)
+            info = signal.sigtimedwait(HANDLED_SIGNALS, sidecar_exit.wait_seconds())
             if info is not None and info.si_signo in TERMINATION_SIGNALS:
-                kill_time = min(kill_time, now + KILL_SECONDS)
+                sidecar_exit.end_linger_period()
             elif info is not None and info.si_signo in STOP_SIGNALS:
                 _stop_self(info.si_signo)
 
@@ -375,17 +345,33 @@ def _stop_self(signal_number: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal_number})
 
 
+def _print_start(plan: Plan) -> None:
+    """Print the run and the address of its page, and a remedy if nodes of the launch may record under different names."""
+    page = f", see {plan.status_url}" if plan.status_url and not _is_foreign_address(plan) else ""
+    print_notice(f"run {plan.run}{page}")
+    if plan.is_shared and plan.run == plan.environment[LAUNCH]:
+        print_notice(NODES_SHARE_THE_NAME if plan.has_shared_name else NODES_NEED_A_NAME)
+
+
 def _is_foreign_address(plan: Plan) -> bool:
-    """Return True if a server other than a sidecar of this feed directory accepts connections at the status page's address."""
+    """Return True if a server other than a sidecar of this feed directory accepts connections at the status page's address.
+
+    Returns False for a host name other than `localhost`, because the resolution of a name may take minutes.
+    """
     address = urlsplit(plan.status_url)
     if runs.owner(plan.feed_directory) is not None or address.hostname is None:
         return False
-    with (
-        contextlib.suppress(
-            OSError, UnicodeError
-        ),  # UnicodeError: not a host name, which the sidecar reports
-        socket.create_connection((address.hostname, address.port or 80), timeout=1),
-    ):
+    hosts = ("127.0.0.1", "::1") if address.hostname == "localhost" else (address.hostname,)
+    return any(_accepts_connections(host, address.port or 80) for host in hosts)
+
+
+def _accepts_connections(host: str, port: int) -> bool:
+    """Return True if a server listens on the port of a numeric address. Returns False for a host name."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family) as client:
+        socket.inet_pton(family, host)  # raises OSError for a host name, which `connect` would resolve
+        client.settimeout(CONNECT_SECONDS)
+        client.connect((host, port))
         return True
     return False
 

@@ -1,4 +1,4 @@
-"""Sidecar process of `run`: start, join, and restart after a crash."""
+"""Sidecar process of `run`: start, join, restart after a crash, and exit after the job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from enum import Enum, auto
 from pathlib import Path
 
 from exporter.cli.child import own_command, start_own
@@ -24,6 +25,13 @@ STABLE_SECONDS = 60.0
 """Uptime after which a crash counts as the first failure again."""
 MAX_RESTARTS = 5
 """Number of failures in a row after which the sidecar is not started again."""
+KILL_SECONDS = 1.5
+"""Time between SIGTERM and SIGKILL of a sidecar that still runs after the wait for the final scrape."""
+REAP_SECONDS = 0.5
+"""Maximum wait for the exit of the sidecar after SIGKILL."""
+EXIT_POLL_SECONDS = 0.1
+LOG_DELAY_SECONDS = 2.0
+"""Time after which `run` logs that it waits for a final scrape."""
 
 
 def sidecar_command(flags: argparse.Namespace, linger_seconds: float) -> tuple[str, ...]:
@@ -114,6 +122,70 @@ class SidecarProcess:
         delay = 2.0 ** (self._failures - 1)
         self._next_check_at = now + delay
         print_notice(f"the sidecar {event}; it restarts in {delay:.0f} s; the job is not affected")
+
+
+class ExitStage(Enum):
+    """Stage of the sidecar's exit after the end of the job."""
+
+    LINGERING = auto()  # the sidecar waits for a final scrape and then exits by itself
+    TERMINATED = auto()  # SIGTERM is sent
+    KILLED = auto()  # SIGKILL is sent
+
+
+class SidecarExit:
+    """Exit of the sidecar after the end of the job: the linger period, then SIGTERM, then SIGKILL.
+
+    A sidecar that another `run` has started receives no signal.
+    """
+
+    def __init__(
+        self,
+        sidecar: SidecarProcess,
+        *,
+        linger_seconds: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sidecar = sidecar
+        self._linger_seconds = linger_seconds
+        self._monotonic = monotonic
+        self._stage = ExitStage.LINGERING
+        self._stage_ends_at = monotonic() + linger_seconds
+        self._log_at = monotonic() + LOG_DELAY_SECONDS
+
+    def wait_seconds(self) -> float:
+        """Return the time until the next call of `advance`."""
+        return min(EXIT_POLL_SECONDS, max(0.0, self._stage_ends_at - self._monotonic()))
+
+    def end_linger_period(self) -> None:
+        """Let the next call of `advance` end the linger period."""
+        if self._stage is ExitStage.LINGERING:
+            self._stage_ends_at = self._monotonic()
+
+    def advance(self) -> bool:
+        """Start the next stage if the current one is over. Return False if `run` must exit while the sidecar still runs."""
+        now = self._monotonic()
+        if now < self._stage_ends_at:
+            if self._stage is ExitStage.LINGERING and now >= self._log_at:
+                self._log_at = math.inf
+                print_notice(
+                    f"the job has ended; waiting up to {self._linger_seconds:.0f} s for a final scrape (Ctrl-C to stop)"
+                )
+            return True
+        if self._sidecar.pid is None:
+            return False
+        if self._stage is ExitStage.LINGERING:
+            self._sidecar.send(signal.SIGTERM)
+            self._stage, self._stage_ends_at = ExitStage.TERMINATED, now + KILL_SECONDS
+        elif self._stage is ExitStage.TERMINATED:
+            self._sidecar.send(signal.SIGKILL)
+            self._stage, self._stage_ends_at = ExitStage.KILLED, now + REAP_SECONDS
+        else:
+            # The sidecar is blocked in the kernel, for example by a file system. The job's exit status must not wait.
+            print_notice(
+                f"the sidecar (process {self._sidecar.pid}) does not exit after SIGKILL; `run` exits without it"
+            )
+            return False
+        return True
 
 
 def _signal_name(signal_number: int) -> str:

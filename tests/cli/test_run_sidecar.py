@@ -19,6 +19,8 @@ from types import SimpleNamespace
 import pytest
 from run_support import (
     FIRST_LINE,
+    REPOSITORY,
+    child_environment,
     free_port,
     is_ready,
     processes_naming,
@@ -192,6 +194,24 @@ def test_a_port_in_use_is_reported_in_one_line_and_the_job_runs(feed: Path, tmp_
     assert first_line.startswith("exporter: run ")
     assert str(port) not in first_line  # the printed address is never a foreign page
     assert f"cannot listen on 127.0.0.1:{port}" in error_line
+
+
+RESOLVER_WITHOUT_RESPONSE = """
+import socket, time
+socket.getaddrinfo = lambda *arguments, **options: time.sleep(600)
+"""
+"""Module `sitecustomize` of a machine whose DNS server does not respond."""
+
+
+def test_the_job_does_not_wait_for_the_resolution_of_the_listen_address(feed: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(RESOLVER_WITHOUT_RESPONSE)
+    command = run_command(feed, ["touch", str(tmp_path / "started")], "--web.listen-address=trainer:20909")
+    command.remove("--web.listen-address=127.0.0.1:0")
+    search_path = f"{tmp_path}:{REPOSITORY}"
+    with running_process(command, feed, env=child_environment(PYTHONPATH=search_path)) as run:
+        wait_until((tmp_path / "started").exists)
+
+        assert run.wait(timeout=LIMIT_SECONDS) == 0
 
 
 def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp_path: Path) -> None:
