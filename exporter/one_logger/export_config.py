@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.one_logger.exporters import Exporter
+from exporter.recording.conversion import class_name as class_name_of
 from exporter.recording.conversion import safe_repr, to_name
 from exporter.training.misuse import report
 
@@ -43,7 +44,7 @@ class ExporterConfig:
     """Configuration of an exporter: the qualified name of the class and the arguments of its constructor."""
 
     class_name: str
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict, repr=False)  # an argument may be a secret
     enabled: bool = True
 
 
@@ -148,8 +149,8 @@ def _parsed_configs(configs: Iterable[object], source: str) -> list[ExporterConf
             config = dict(config) if isinstance(config, Mapping) else {}
             exporter_configs.append(ExporterConfig(name, config, is_enabled is None or bool(is_enabled)))
         else:
-            # Only the keys are shown, because an argument may be a secret.
-            shown_entry = safe_repr(entry)
+            # Without the values, because an argument may be a secret.
+            shown_entry = f"an object of the class {class_name_of(entry)}"
             if isinstance(entry, Mapping):
                 shown_entry = f"with the keys {', '.join(map(to_name, entry))}"
             _report("entry", f"an entry with a class_name in {source}, not {shown_entry}")

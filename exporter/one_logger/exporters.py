@@ -108,7 +108,7 @@ class BaseJsonExporter(BaseExporter):
         self._rank = RECORDER.process.identity().rank
 
     def initialize(self) -> None:
-        """Prepare for records, with the current rank of the process."""
+        """Prepare for records. A rank above 0 replaces the rank that the process had when the exporter was created."""
         super().initialize()
         # Without a launcher, the rank is None until the training starts, and then 0. An exporter that was created before the start
         # omits the rank in all records.

@@ -277,15 +277,20 @@ def test_a_path_that_the_system_refuses_is_reported_and_ignored() -> None:
     assert [(record.call, record.rule) for record in reports] == [("with_export_config", "file")]
 
 
-def test_the_report_of_an_entry_without_a_class_shows_no_argument() -> None:
+@pytest.mark.parametrize(
+    ("entry", "shown_entry"),
+    [
+        ({"class": "W", "config": {"api_key": "hush"}}, "with the keys class, config"),
+        (ExporterConfig("", {"api_key": "hush"}), "an object of the class ExporterConfig"),
+    ],
+)
+def test_the_report_of_an_entry_without_a_class_shows_no_argument(entry: Any, shown_entry: str) -> None:
     manager = ExporterConfigManager(packages=[])
     with collect_misuse() as reports:
-        assert manager.generate_export_config([{"class": "W", "config": {"api_key": "hush"}}]) == []
+        assert manager.generate_export_config([entry]) == []
 
     (record,) = reports
-    assert (
-        record.expected == "an entry with a class_name in exporters_config, not with the keys class, config"
-    )
+    assert record.expected == f"an entry with a class_name in exporters_config, not {shown_entry}"
 
 
 def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_path: Path) -> None:
