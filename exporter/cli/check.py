@@ -296,7 +296,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     group.add_argument("--check.format", choices=("text", "json"), default="text", help=format_help)
     group.add_argument("--check.python", metavar="PATH", help=python_help)
     flags = parser.parse_flags(arguments)
-    findings = _consistent(_all_findings(flags, environ))
+    findings = _without_contradicted(_all_findings(flags, environ))
     has_failed = any(finding.status == "FAIL" for finding in findings)
     if value_of(flags, "--check.format") == "json":
         findings_as_json = [finding.to_json() for finding in findings]
@@ -312,7 +312,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     return 1 if has_failed else 0
 
 
-def _consistent(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
+def _without_contradicted(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
     """Drop the "ok" about the files of the NVIDIA driver if the running sidecar reports that it cannot use NVML."""
     findings = list(findings)
     has_nvidia_failure = any(finding.subject == "nvidia" and finding.status == "FAIL" for finding in findings)

@@ -47,7 +47,7 @@ class StatusSources:
     page: Page
     history: History
     onsets: Onsets
-    silent: SilentJobs
+    silent_jobs: SilentJobs
     hangs: Callable[[], Sequence[HangReport]]
     collectors: Callable[[], Sequence[CollectorStatus]]
     configuration: Callable[[], Configuration]
@@ -78,7 +78,7 @@ class StatusSources:
             now=time.time(),
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),
-            silent_jobs=self.silent.jobs,
+            silent_jobs=self.silent_jobs.jobs,
             hangs={report.run.run: hang_of(report) for report in self.hangs()},
         )
         return build_view(exporter, SampleIndex(families), self.history, self.collectors())

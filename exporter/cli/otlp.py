@@ -40,7 +40,9 @@ def unit_of(name: str) -> str:
 
 
 @dataclass(slots=True)
-class _Cumulative:
+class _CumulativeSeries:
+    """Start time and latest value of a cumulative series."""
+
     start_ns: int
     value: float  # at the latest push
 
@@ -52,7 +54,7 @@ class StartTimes:
     """
 
     def __init__(self) -> None:
-        self._series: dict[SeriesKey, _Cumulative] = {}
+        self._series: dict[SeriesKey, _CumulativeSeries] = {}
         self._previous_push_ns: int | None = None
 
     def begin_push(self, exporter_start_ns: int) -> None:
@@ -69,7 +71,7 @@ class StartTimes:
         key = (name, frozenset(labels.items()))
         series = self._series.get(key)
         if series is None or value < series.value:
-            series = self._series[key] = _Cumulative(self._previous_push_ns or 0, value)
+            series = self._series[key] = _CumulativeSeries(self._previous_push_ns or 0, value)
         series.value = value
         return series.start_ns
 

@@ -1,7 +1,7 @@
 """`training-exporter run [flags] COMMAND ARG...`: runs a training job with the exporter as a sidecar, and exits like the job.
 
-The job starts before the sidecar and does not wait for it. `run` has a single thread, which blocks all signals and handles them
-one after the other.
+The job starts before the sidecar and does not wait for it. `run` has a single thread, which blocks the signals of
+`HANDLED_SIGNALS` and handles them one after the other.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class SidecarService:
             page=self._page,
             history=History(),
             onsets=Onsets(),
-            silent=self._silent_jobs,
+            silent_jobs=self._silent_jobs,
             hangs=self._wiring.hangs,
             collectors=self._scheduler.statuses,
             configuration=lambda: self._reloader.current,

@@ -31,10 +31,11 @@ class Signals:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in (*ENDING, signal.SIGHUP, signal.SIGUSR1):
+        handled_signals = (*ENDING, signal.SIGHUP, signal.SIGUSR1)
+        for number in handled_signals:
             signal.signal(number, self._handle)
-        # The parent process may have blocked these signals.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT})
+        # The program has blocked SIGHUP and SIGINT during its start, and the parent process may have blocked any signal.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals)
 
     def wait(self, timeout_seconds: float | None) -> int | None:
         """Return the next signal. Return None after the timeout, or earlier after a spurious wake-up."""

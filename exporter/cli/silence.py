@@ -60,10 +60,10 @@ os._exit(0)  # without exit handlers, which may print further lines
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """Result of `import exporter` in an interpreter."""
+    """Result of a search for the package `exporter` in an interpreter."""
 
     python: str = ""  # version of Python; "" if the interpreter does not start
-    path: str | None = None  # file or folder that would be imported
+    path: str | None = None  # file or folder that `import exporter` would load; None if not found
     is_own_package: bool = False  # True if `path` belongs to this package
     version: str = ""  # version of this package
     site: str = ""  # site-packages directory of the interpreter
@@ -104,7 +104,7 @@ class LaunchedProcess:
 def probe_interpreter(
     python: str, *, search_path: str, environment: Mapping[str, str], directory: str = "/"
 ) -> Interpreter:
-    """Return the result of `import exporter` in an interpreter whose module search path starts with *search_path*."""
+    """Search for the package `exporter` in an interpreter whose module search path starts with *search_path*."""
     command = [python, "-c", _PROBE_PROGRAM, search_path]
     try:
         result = subprocess.run(
@@ -121,7 +121,7 @@ def probe_interpreter(
 
 
 def install_command(python: str, site: str) -> str:
-    """Return a command that installs this package for an interpreter: from the repository with pip, else by a copy."""
+    """Return a command that installs this package for an interpreter: with pip in a repository, otherwise by a copy."""
     root = PACKAGE.parent
     metadata = [*root.glob("training_exporter*.egg-info"), *root.glob("training_exporter-*.dist-info")]
     if (root / "pyproject.toml").exists():

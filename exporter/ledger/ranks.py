@@ -146,7 +146,7 @@ def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> No
     elif process.is_alive:
         # On a first read, the exit time is unknown; use the time of the file's last change.
         process.record_exit(now.wall - (entry.age_seconds if is_first_read else 0.0), now)
-    process.note_progress(now)
+    process.update_step_times(now)
 
 
 class Ranks:

@@ -185,7 +185,7 @@ def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
 
 
 def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Family:
-    """Return the specification of a main family, of a window gauge (with an aggregation), or of a companion gauge."""
+    """Return the specification of a main family, of a window gauge (with an aggregation), or of the gauges for the sample count and the last sample."""
     if name in TRAINING_FAMILIES:
         return TRAINING_FAMILIES[name]
     first, unit = owner.first_definition, owner.first_definition.unit or ""

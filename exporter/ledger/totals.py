@@ -193,7 +193,7 @@ class ProcessTotals(StatTotals):
         """True if the process claimed to train, or has trained."""
         return self.identity.trains or _has_trained(self.training)
 
-    def note_progress(self, now: Moment) -> None:
+    def update_step_times(self, now: Moment) -> None:
         """Update the times of the latest step from the snapshot."""
         last_step_at = None if self.training is None else self.training.last_progress
         is_first = self.last_step_at is None

@@ -31,11 +31,12 @@ from exporter.replay.calls import (
 )
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
 
+# First addresses of the handles of GPUs, of MIG instances, and of event sets and GPM samples.
 _GPU_BASE = 0x1000
 _INSTANCE_BASE = 0x100000
+_EVENT_SET_AND_SAMPLE_BASE = 0x10000000
 _INSTANCES_PER_GPU = 0x100
 _MAX_INSTANCES = 7
-_OTHER_BASE = 0x10000000
 _POLL_SECONDS = 0.05
 
 _OTHER_CALLS = "*"
@@ -124,7 +125,7 @@ class ReplayLibrary:
         self._initialized_at: float | None = None
         self._samples: dict[int, GpmSample | None] = {}  # by address; None before the first sample
         self._events = ReplayedEvents(self._machine)
-        self._next_address = _OTHER_BASE
+        self._next_address = _EVENT_SET_AND_SAMPLE_BASE
 
     def __getattr__(self, symbol: str) -> Callable[..., Any]:
         if symbol not in SYMBOLS or symbol in self._description["missing"]:
@@ -360,7 +361,7 @@ class ReplayLibrary:
 
 
 def _instance_uuid(gpu: ReplayedGpu, instance: dict[str, Any]) -> str:
-    """Return the UUID of a MIG instance, which is unique on the machine and over the timeline."""
+    """Return the UUID of a MIG instance, which no other GPU and no other instance of the timeline has."""
     suffix = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
     # An instance of the timeline may have the ids of an earlier instance.
     later_count = gpu.all_instances.index(instance) - len(gpu.description["mig"]) + 1

@@ -160,6 +160,21 @@ def test_signals_are_received_on_any_thread(is_blocked_in_main_thread: bool) -> 
     assert (result.stdout.splitlines(), result.stderr) == ([*names, *names], "")
 
 
+def test_signals_that_the_parent_process_has_blocked_are_received() -> None:
+    names = ["SIGTERM", "SIGINT", "SIGHUP"]
+    program = code_of(programs.commands.receive_each_signal, names, False)  # by position only
+    # The program inherits the mask.
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in names})
+    try:
+        result = run_to_completion(
+            [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=LIMIT_SECONDS
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+
+    assert (result.stdout.splitlines(), result.stderr) == ([*names, *names], "")
+
+
 def test_a_full_disk_is_reported_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full_device:
         flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]

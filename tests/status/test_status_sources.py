@@ -37,7 +37,7 @@ def status_text(tmp_path: Path, page: Page) -> str:
         page=page,
         history=History(interval_seconds=0.0001, retention_seconds=0.01),
         onsets=Onsets(),
-        silent=SilentJobs(tmp_path, list),
+        silent_jobs=SilentJobs(tmp_path, list),
         hangs=tuple,
         collectors=tuple,
         configuration=Configuration,
