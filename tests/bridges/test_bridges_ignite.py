@@ -11,7 +11,7 @@ pytestmark = [needs("torch", "ignite"), pytest.mark.timeout(120)]
 
 IGNITE = """
 import torch
-from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 def pairs(samples):

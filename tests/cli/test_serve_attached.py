@@ -89,7 +89,7 @@ def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrap
 
 
 JOB = """
-import sys, time
+import sys
 import exporter
 from exporter import Stat
 sidecar = exporter.start_sidecar(f"--web.listen-address=127.0.0.1:{sys.argv[1]}", "--log.level=warn")

@@ -161,7 +161,7 @@ def test_the_io_of_an_unreadable_process_stays_absent_after_the_process_has_ende
     trainer.close()
     collected = collector.collect()
 
-    assert required_value(collected, CPU, *TRAINER, "user") >= 0
+    assert value_of(collected, CPU, *TRAINER, "user") is not None
     assert not any("_io_" in sample.name for metric in collected for sample in metric.samples)
 
 

@@ -222,8 +222,9 @@ def test_a_problem_with_a_secret_does_not_show_the_secret(secret: str) -> None:
 
 
 def test_hostile_text_stays_on_one_line_of_the_message() -> None:
-    for message in problems_of('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n'):
-        assert message.isprintable()
+    messages = problems_of('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n')
+
+    assert [message.isprintable() for message in messages] == [True, True, True]
 
 
 def test_an_unreadable_file_is_reported_with_the_reason(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_samples_continue_over_a_new_child() -> None:
         registry.add_sample(message, 2)
     new_samples = registry.power_samples({uuid: samples[-1][0] for uuid, samples in first_samples.items()})
 
+    assert new_samples.keys() == first_samples.keys() != set()
     for uuid, samples in new_samples.items():
         times, first_times = (
             [time for time, _ in timed_watts] for timed_watts in (samples, first_samples[uuid])
@@ -107,6 +108,8 @@ def test_samples_restart_when_the_clock_is_set_back() -> None:
     for message in replay(small_machine(), 10).samples:
         registry.add_sample(message, 2)
 
-    for uuid, samples in registry.power_samples(last_times).items():
+    new_samples = registry.power_samples(last_times)
+    assert new_samples.keys() == last_times.keys() != set()
+    for uuid, samples in new_samples.items():
         assert samples[-1][0] < last_times[uuid]
         assert len(samples) > 400

@@ -15,6 +15,10 @@ import pytest
 from energy_support import without_privileges
 from feed_support import TrainingProcess, new_identity, new_recording, read_only_view, training_process
 from ledger_support import Page
+from places import PROJECT, TESTS
+from programs import code_of
+from programs.sidecar import print_counts_until_killed
+from run_support import child_environment
 from waiting import wait_until
 
 from exporter.errors import CollectError
@@ -65,29 +69,13 @@ def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Pa
     assert collect_page(sidecar).count("train_stat0", **RANK_0) == 1
 
 
-SIDECAR_PROGRAM = """
-import sys, time
-from pathlib import Path
-from exporter.feed import reader as feed_reader
-from exporter.feed.reader import FeedReader
-from exporter.feed.writer import FeedWriter
-from exporter.ledger.collector import JobCollector
-from exporter.ledger.state.store import StateStore
-collector = JobCollector(FeedReader(Path(sys.argv[1])), StateStore(Path(sys.argv[-1])))
-print("ready", flush=True)
-while True:
-    families = {family.name: family for family in collector.collect()}
-    if families["exporter_feed_owner"].samples[0].value and "train_stat0" in families:
-        counts = [sample.value for sample in families["train_stat0"].samples if sample.name.endswith("_count")]
-        print(*map(int, counts), flush=True)
-"""
-
-
 @contextmanager
-def sidecar_process(feed: Path, *state: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a sidecar in a child process, which is killed at the end."""
-    command = [sys.executable, "-c", SIDECAR_PROGRAM, str(feed), *map(str, state)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def sidecar_process(feed: Path, state: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Run a sidecar in a child process, which is killed at the end. Without a state directory, the state is in the feed directory."""
+    program = code_of(print_counts_until_killed, str(feed), str(state or feed))
+    env = child_environment(PYTHONPATH=f"{PROJECT}:{TESTS}")
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert read_line(process) == "ready\n"
             yield process

@@ -12,13 +12,13 @@ from run_support import free_port, page, run_command, running_process
 from waiting import wait_until
 
 JOB = """
-import os, signal, sys, time
+import sys, time
 from exporter import training
 
 status, work_file = int(sys.argv[1]), sys.argv[2]
 work_seconds = 0.0
 with training.training_loop(train_iterations_start=0):
-    for step in range(20):
+    for _ in range(20):
         start_time = time.monotonic()
         with training.training_iteration():
             time.sleep(0.05)
