@@ -14,7 +14,7 @@ from typing import Any
 
 from dashboards.palette import BLUE, PURPLE, VERMILION
 from dashboards.panels import Json, Panel
-from dashboards.queries import DATASOURCE, expand
+from dashboards.queries import DATASOURCE, bridge_missed_scrape, expand
 
 SCHEMA_VERSION = 39
 """Version of the dashboard schema in Grafana 10.4."""
@@ -179,6 +179,7 @@ class Board:
     annotations: Sequence[Annotation] = ()
     time_from: str = "now-1h"  # start of the default time range
     refresh: str = "30s"  # refresh interval
+    bridges_missed_scrapes: bool = False  # instant queries use samples of the run for up to 35 s
 
     def model(self) -> Json:
         """Return the JSON model of the dashboard, with the panel texts from `text/`.
@@ -191,6 +192,9 @@ class Board:
         texts = read_texts(self.uid)
         for panel in all_panels(model):
             panel["description"], panel["fieldConfig"]["defaults"]["noValue"] = texts[panel["title"]]
+            for target in panel["targets"]:
+                if self.bridges_missed_scrapes and target["instant"]:
+                    target["expr"] = bridge_missed_scrape(target["expr"])
         return model
 
     def _model(self) -> Json:

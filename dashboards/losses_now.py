@@ -63,7 +63,7 @@ _GPU_COUNT_BY_RUN = (
 """PromQL for the number of GPUs of each live run. A run without a GPU counts as one GPU."""
 LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
 """PromQL for the share of the GPU time that all live runs together lose now."""
-MIN_DISPLAYED_SHARE = 0.005
+MIN_DISPLAYED_SHARE = 0.01
 """Share of the time above which a loss is displayed."""
 
 # Rank, GPU and reason of a loss ------------------------------------------------------------------------------
@@ -96,8 +96,10 @@ _ODD_RANKS = (
     f" and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 )
 """PromQL for the rank that holds up a hang, if it is a single rank."""
-_SLOWEST_RANKS = "topk by (run) (1, max by (run, instance, rank) (training_rank_compute_seconds{@run}))"
-"""PromQL for the rank of each run with the longest compute time."""
+_SLOWEST_RANKS = (
+    "bottomk by (run) (1, max by (run, instance, rank) (rank:training_straggler_score:ratio{@run}))"
+)
+"""PromQL for the slowest rank of each run, relative to the fastest rank of its pipeline stage."""
 _DATA_LOADING_RANKS = 'topk by (run) (1, max by (run, instance, rank) (deriv(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
 """PromQL for the rank of each run that spends the most time in data loading."""
 _EXITS = (
@@ -154,7 +156,7 @@ RANKS_OF_LOSSES = (
 """PromQL for the rank to inspect for each loss, with its GPU and the reason.
 
     standstill    the rank with a lost GPU, otherwise the rank that holds up a hang, otherwise the rank for which all others wait
-    slowest_rank  the rank with the longest compute time
+    slowest_rank  the slowest rank relative to the fastest rank of its pipeline stage
     data_stall    the rank with the most time in data loading
     restarts      the rank that exited first
 """

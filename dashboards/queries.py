@@ -89,6 +89,19 @@ TARGET_LABELS = "job, namespace, pod, container, endpoint"
 """Labels that differ between the exporter of a node and the sidecar of a pod on the same node."""
 
 
+_CURRENT_SERIES_OF_RUN = re.compile(
+    r'(?<!timestamp\()(?<![\w:])training_\w+\{[^{}]*\brun="\$run"[^{}]*\}(?!\[| offset | @ )'
+)
+
+
+def bridge_missed_scrape(expression: str) -> str:
+    """Return an expanded expression that uses the last sample of each family of the run for up to 35 s.
+
+    At the scrape interval of 15 s, a single missed scrape then changes no value, as in the recording rules.
+    """
+    return _CURRENT_SERIES_OF_RUN.sub(r"(\g<0> or last_over_time(\g<0>[35s]))", expression)
+
+
 def expand(expression: str) -> str:
     """Return an expression with expanded selectors.
 
@@ -200,8 +213,11 @@ LAST_STEP_TIME_BY_RUN = (
 """PromQL for the time of the last step or validation batch of each run: the time of the recorded sample minus the recorded age."""
 WALL_SECONDS = "max(training_wall_seconds_total{@run})"
 """PromQL for the wall time of the run since its start."""
-STEP_AGE_SECONDS = "(time() - max(training_last_progress_timestamp_seconds{@run}))"
-"""PromQL for the time since the last step or validation batch of the run."""
+STEP_AGE_SECONDS = (
+    "min(last_over_time((timestamp(training_last_progress_timestamp_seconds{@run})"
+    " - training_last_progress_timestamp_seconds{@run})[35s:5s]))"
+)
+"""PromQL for the age of the last step at the last scrape. `time()` would add the time since the scrape."""
 STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
 """PromQL for the time since the last step, while it exceeds both five times the longest step and 30 seconds."""
 STANDSTILL_BY_STEP_AGE = (
@@ -234,8 +250,6 @@ COST_SO_FAR_BY_CURRENCY = "sum by (currency) (last_over_time(training_cost_total
 """PromQL for the cost of the selected runs since their start, also shortly after their end."""
 JOULES_SO_FAR = "sum(last_over_time(training_energy_joules_total{@run}[15m]))"
 """PromQL for the energy of the selected runs since their start, also shortly after their end."""
-LAST_COMPUTE_SECONDS = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
-"""PromQL for the compute time of a step of each rank, from the last sample within `$__rate_interval`."""
 
 WORK_PHASES = "|".join(sorted(phases.WORK_PHASES))
 """Regular expression of the phases that are work."""
@@ -247,8 +261,8 @@ OBSERVED_RATIO = (
 """PromQL for the share of the last five minutes with samples: below 1 for a younger run, without a value after the end of a run."""
 
 
-COMPUTE_SECONDS_BY_NODE = f"max by (instance, rank) ({LAST_COMPUTE_SECONDS} > 0)"
-"""PromQL for the compute time of a step, by node and rank."""
+COMPUTE_SECONDS_BY_NODE = "max by (instance, rank) (rank:training_compute:seconds{@run})"
+"""PromQL for the compute time of a step of each rank, by node and rank."""
 MEAN_STEP_SECONDS = (
     '(sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval])))'
@@ -259,15 +273,11 @@ STAGE_OF_RANK = (
     " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
 )
 """Operand of a multiplication that adds the pipeline stage to series of ranks."""
-_COMPUTE_BY_NODE_AND_STAGE = (
-    f"max by (instance, rank, label_stage) (({LAST_COMPUTE_SECONDS} > 0) * {STAGE_OF_RANK} or {LAST_COMPUTE_SECONDS} > 0"
-    " unless on (instance, run, rank, worker) training_rank_info{@run})"
-)
-SPEED_RATIO_BY_NODE = (
-    f"max by (instance, rank) (min by (label_stage) ({_COMPUTE_BY_NODE_AND_STAGE})"
-    f" / on (label_stage) group_right () {_COMPUTE_BY_NODE_AND_STAGE})"
-)
-"""PromQL for the speed of each rank relative to the fastest rank of its pipeline stage, by node and rank."""
+SPEED_RATIO_BY_NODE = "max by (instance, rank) (rank:training_straggler_score:ratio{@run})"
+"""PromQL for the speed of each rank relative to the fastest rank of its pipeline stage, by node and rank.
+
+The recorded series of the alert TrainingStraggler and of *Fleet*, so that all dashboards show one value at a time.
+"""
 _ONLY_GPU_BY_RANK = (
     f"({GPU_INDEX_BY_RANK} and on (instance, rank) count by (instance, rank) ({GPU_INDEX_BY_RANK}) == 1)"
 )

@@ -58,12 +58,12 @@ from dashboards.tables import Column, hanging_ranks, percent_column, table
 UID = "training-ranks"
 SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
 RANK_WITH_LOST_GPU, RANK_THAT_STOPS = 2e6, 1e6
-"""Values above the compute time of each rank in seconds, for the ranks that stop the run."""
+"""Values above the slowness of each rank, for the ranks that stop the run."""
 _RANKS_TO_LOOK_AT = (
     f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPU_ROWS}) + {RANK_WITH_LOST_GPU})"
     f" or max by (rank) (0 * ({ODD_RANK}) + {RANK_THAT_STOPS}) or max by (rank) (0 * {ODD_PHASE} + {RANK_THAT_STOPS})"
     f" or max by (rank) (0 * {ENDED_FIRST} + {RANK_THAT_STOPS})"
-    f" or {SAMPLED_COMPUTE_SECONDS} or 0 * max by (rank) (training_rank_info{{@run}})))"
+    f" or 1 / min by (rank) ({SPEED_RATIO_BY_NODE}) or 0 * max by (rank) (training_rank_info{{@run}})))"
 ).replace("$__interval", "1m")
 """Query of the ranks; Grafana has no `$__interval` for a variable."""
 RANK_VARIABLE = Variable(
@@ -104,6 +104,7 @@ def board() -> Board:
             Row("Selected ranks", _selected_rank_panels()),
         ),
         annotations=(ATTEMPTS, CHECKPOINTS, ALERTS_OF_RUN),
+        bridges_missed_scrapes=True,
     )
 
 
@@ -111,7 +112,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
     return (
         heatmap(
             "Slowness of each rank",
-            Query(f"{SAMPLED_COMPUTE_SECONDS} / scalar(min({SAMPLED_COMPUTE_SECONDS})) - 1", "{{rank}}"),
+            Query(f"1 / min by (rank) ({SPEED_RATIO_BY_NODE}) - 1", "{{rank}}"),
             unit="percentunit",
             color_range=(0, 0.5),
             w=10,
@@ -119,11 +120,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
         ),
         heatmap(
             "Slowness of each node's slowest rank",
-            Query(
-                f"max by (instance) (max by (instance, rank) (training_rank_compute_seconds{{@run}} > 0))"
-                f" / scalar(min({SAMPLED_COMPUTE_SECONDS})) - 1",
-                "{{instance}}",
-            ),
+            Query(f"1 / min by (instance) ({SPEED_RATIO_BY_NODE}) - 1", "{{instance}}"),
             unit="percentunit",
             color_range=(0, 0.5),
             w=7,

@@ -62,6 +62,7 @@ def board() -> Board:
             ),
         ),
         annotations=(ATTEMPTS, CHECKPOINTS, ALERTS_OF_RUN),
+        bridges_missed_scrapes=True,
     )
 
 

@@ -58,6 +58,7 @@ from dashboards.run_problems import (
     ALL_WAIT_FOR_DATA,
     DATA_WAIT_RATIO_BY_RANK,
     LIVE_RANK_COUNT,
+    LOOKBACK,
     MISSING_RANK_COUNT,
     SLOW_RATIO,
     STATE_SINCE,
@@ -85,7 +86,14 @@ GOODPUT_IF_SAVED = (
 """PromQL for the share of the wall time without badput, if the work since the last checkpoint is saved."""
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
+_STRAGGLER_WAIT_LEGEND = "counted as work: wait for the slowest rank, last 2 min"
 _FINAL_STATE = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
+_LAST_KNOWN_STEP_AGE = (
+    f"(time() - max(last_over_time(training_last_progress_timestamp_seconds{{@run}}[{LOOKBACK}])))"
+)
+_ENDED_NORMALLY_IN_LOOKBACK = (
+    f'max(last_over_time(training_run_state{{@run, state=~"finished|stopped"}}[{LOOKBACK}])) == 1'
+)
 GPU_POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
 
 
@@ -141,9 +149,14 @@ def _state_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Last step",
-            instant_query(f"{STEP_AGE_SECONDS} unless on () {ENDED_NORMALLY}"),
+            instant_query(f"{STEP_AGE_SECONDS} unless on () {ENDED_NORMALLY}", "at the last scrape"),
+            instant_query(
+                f"{_LAST_KNOWN_STEP_AGE} unless on () {STEP_AGE_SECONDS} unless on () {_ENDED_NORMALLY_IN_LOOKBACK}",
+                "exporter silent",
+            ),
             unit="s",
             decimals=0,
+            text_mode="value_and_name",
             thresholds=warn_from(60, 300),
             w=3,
             h=3,
@@ -283,6 +296,10 @@ def _number_panels() -> tuple[Panel, ...]:
                 _with_note(GOODPUT_IF_SAVED, young_condition, "in the first hour", "since the start"),
                 "{{note}}",
             ),
+            instant_query(
+                f"max(run:training_straggler_wait:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}",
+                _STRAGGLER_WAIT_LEGEND,
+            ),
             unit="percentunit",
             decimals=1,
             text_mode="value_and_name",
@@ -291,7 +308,11 @@ def _number_panels() -> tuple[Panel, ...]:
                 {
                     "matcher": {"id": "byName", "options": "in the first hour"},
                     "properties": [{"id": "thresholds", "value": NO_THRESHOLDS}],
-                }
+                },
+                {
+                    "matcher": {"id": "byName", "options": _STRAGGLER_WAIT_LEGEND},
+                    "properties": [{"id": "thresholds", "value": LOST_THRESHOLDS}],
+                },
             ],
             w=4,
         ),

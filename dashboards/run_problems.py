@@ -62,13 +62,10 @@ _ENDED_IN_RANGE = (
 )
 
 
-RANKS_WITH_SAMPLE = (
-    "group by (rank) (training_process_up{@run} or last_over_time(training_process_up{@run}[35s]))"
-)
-"""PromQL for the ranks whose exporter responds. A single missed scrape at the scrape interval of 15 s is no outage."""
+RANKS_WITH_SAMPLE = "group by (rank) (training_process_up{@run})"
+"""PromQL for the ranks whose exporter responds."""
 LIVE_RANK_COUNT = (
-    "(count(max by (rank) (training_process_up{@run} or last_over_time(training_process_up{@run}[35s])) == 1)"
-    " or on () 0 * max(training_world_size{@run}))"
+    "(count(max by (rank) (training_process_up{@run}) == 1) or on () 0 * max(training_world_size{@run}))"
 )
 UNKNOWN_RANK_COUNT = (
     f"clamp_min(max(training_world_size{{@run}}) - (count({RANKS_WITH_SAMPLE}) or vector(0)), 0)"

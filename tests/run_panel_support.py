@@ -9,6 +9,8 @@ RANKS = (
     | run_series("wall_seconds_total", "0+15x60")
     | run_series("process_up", "1x60", labels=',rank="0"')
     | run_series("process_up", "1x60", labels=',rank="1"')
+    | run_series("rank_info", "1x60", labels=',rank="0"')
+    | run_series("rank_info", "1x60", labels=',rank="1"')
 )
 """A live run of two ranks on n1."""
 RANK_1 = 'instance="n1",rank="1"'
@@ -35,9 +37,13 @@ DIED = (
 """A run at 36 EUR per hour whose rank 1 is killed after 10 min; rank 0 fails five seconds later."""
 NONFINITE_BEFORE = run_series("nonfinite_total", "_x21 1+15x9 136x30", labels=',kind="loss",value="nan"')
 """Steps with a NaN loss, the last of them seven minutes before the end of the time range."""
-SLOW_RANK = run_series("rank_compute_seconds", "1x60", labels=',rank="0"') | run_series(
-    "rank_compute_seconds", "1x20 1.5x40", labels=',rank="1"'
+SLOW_RANK = (
+    run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
+    | run_series("rank_compute_seconds", "1x20 1.5x40", labels=',rank="1"')
+    | run_series("rank_info", "1x60", labels=',rank="0"')
+    | run_series("rank_info", "1x60", labels=',rank="1"')
 )
+"""A run whose rank 1 computes at two thirds of the speed of rank 0 from 5 min on."""
 HOT_GPU = RANK_1_ON_GPU_1 | {
     f'gpu_clocks_event_seconds_total{{instance="n1",{GPU_1},reason="thermal"}}': "0x20 9+9x40"
 }

@@ -158,6 +158,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_last_progress:age_seconds",
     "run:training_step_overdue:seconds",
     "run:training_straggler_wait:ratio",
+    "rank:training_compute:seconds",
     "rank:training_straggler_score:ratio",
     "run:training_standstill:info",
     "run:training_odd_phase:info",

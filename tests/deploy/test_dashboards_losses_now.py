@@ -191,6 +191,18 @@ STRAGGLER = (
     | run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"')
     | run_series("step_duration_seconds_count", "0+15x60", labels=',mode="train"')
 )
+PIPELINE_STRAGGLER = {
+    name: values
+    for rank, stage, seconds in ((0, 0, 0.52), (1, 0, 1), (2, 1, 3), (3, 1, 3))
+    for series in (
+        run_series("rank_compute_seconds", f"{seconds}x60", labels=f',rank="{rank}"'),
+        run_series("rank_info", "1x60", labels=f',rank="{rank}",label_stage="{stage}"'),
+        run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"'),
+        run_series("step_duration_seconds_count", "0+15x60", labels=',mode="train"'),
+    )
+    for name, values in series.items()
+}
+"""Two pipeline stages: rank 1 of the first stage is slow, the ranks of the second stage need longer by design."""
 RANK_1 = 'run="a",instance="n1",rank="1"'
 
 
@@ -227,6 +239,12 @@ RANK_1 = 'run="a",instance="n1",rank="1"'
             f'{RANK_1},cause="slowest_rank",gpu="3",reason="GPU throttled"',
             25,
             id="hot GPU of the slowest rank",
+        ),
+        pytest.param(
+            PIPELINE_STRAGGLER,
+            f'{RANK_1},cause="slowest_rank"',
+            12,
+            id="the slowest rank of its pipeline stage, not the rank with the longest compute time",
         ),
         pytest.param(
             run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')

@@ -176,7 +176,7 @@ def test_a_run_without_a_loss_says_why(tmp_path: Path, series: dict[str, str], c
         (300, "B", 6, '{currency="EUR"}'),
     ],
 )
-def test_unsaved_work_has_a_cost_and_is_bad_after_three_intervals(
+def test_unsaved_work_has_a_cost_and_is_bad_after_seven_intervals(
     tmp_path: Path, interval_seconds: int, query_id: str, value: float, labels: str
 ) -> None:
     series = (
@@ -458,6 +458,82 @@ def test_the_last_known_state_has_the_firing_alerts(tmp_path: Path) -> None:
 
 
 def test_without_a_sample_of_the_run_no_rank_is_the_slowest(tmp_path: Path) -> None:
-    series = SLOW_RANK | run_series("run_state", "1x58 stale", labels=',state="running"')
+    series = SLOW_RANK | run_series("run_state", "1x56 stale", labels=',state="running"')
 
     assert_panel(tmp_path, "training-run", "Slowest rank", series, {})
+
+
+MISSED_SCRAPES = (
+    run_series("run_state", "1x{last} stale", labels=',state="running"')
+    | run_series("process_up", "1x{last} stale", labels=',rank="0"')
+    | run_series("world_size", "1x{last} stale")
+    | run_series("step", "0+1x{last} stale")
+    | run_series("last_progress_timestamp_seconds", "-3+15x{last} stale", labels=',rank="0"')
+)
+"""A healthy run whose last samples are stale; the last step is 3 s older than each sample."""
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "after_one", "after_seven"),
+    [
+        pytest.param(
+            "State",
+            "A",
+            {'{state="running"}': 0},
+            {'{state="running",age=", no news for 105 s from ",instance="n1"}': 1},
+            id="state",
+        ),
+        pytest.param(
+            "What is wrong",
+            "A",
+            {'{problem="no problem found"}': -1},
+            {
+                '{problem="exporter down, ranks unknown: 1",instance="n1",remedy="check the node and the log of the exporter"}': 3
+            },
+            id="problems",
+        ),
+        pytest.param("Ranks", "A", {"{}": 1}, {}, id="ranks"),
+        pytest.param("Step", "A", {"{}": 59}, {}, id="step"),
+        pytest.param("Last step", "A", {"{}": 3}, {}, id="age of the step at the last scrape"),
+        pytest.param("Last step", "B", {}, {"{}": 108}, id="age of the last known step of a silent exporter"),
+    ],
+)
+def test_one_missed_scrape_changes_no_tile_and_seven_make_the_run_silent(
+    tmp_path: Path, panel: str, query_id: str, after_one: dict[str, float], after_seven: dict[str, float]
+) -> None:
+    for last, expected in ((59, after_one), (53, after_seven)):
+        series = {name: values.format(last=last) for name, values in MISSED_SCRAPES.items()}
+
+        assert_panel(tmp_path, "training-run", panel, series, expected, query_id=query_id)
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [("1.01", {}), ("1.5", {"{}": 17})])
+def test_goodput_has_the_wait_for_the_slowest_rank_beside_it(
+    tmp_path: Path, seconds: str, shown: dict[str, float]
+) -> None:
+    series = (
+        RANKS
+        | run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
+        | run_series("rank_compute_seconds", f"{seconds}x60", labels=',rank="1"')
+        | run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"')
+        | run_series("step_duration_seconds_count", "0+10x60", labels=',mode="train"')
+    )
+
+    assert_panel(
+        tmp_path, "training-run", "Goodput if work is saved", series, shown, query_id="B", factor=100
+    )
+
+
+@pytest.mark.parametrize(("seconds", "cause"), [("0.1", "nothing"), ("0.3", "data_stall")])
+def test_a_loss_below_one_percent_is_no_loss(tmp_path: Path, seconds: str, cause: str) -> None:
+    stall = run_series("badput_seconds_total", f"0+{seconds}x60", labels=',cause="data_stall"')
+    share = round(100 * float(seconds) / 15) if cause != "nothing" else 0
+
+    assert_panel(
+        tmp_path,
+        "training-run",
+        "Losses now, by cause",
+        RANKS | stall,
+        {f'{{cause="{cause}"}}': share},
+        factor=100,
+    )

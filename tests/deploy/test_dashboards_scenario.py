@@ -72,7 +72,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "Allocation retries and failures": "AB",
         "GPU time of a step": "AB",
     },
-    ("training-run", NO_OUTAGE): {"Ranks": "D"},
+    ("training-run", NO_OUTAGE): {"Ranks": "D", "Last step": "B"},
     ("training-run", TOO_SHORT): {"Step time": "B"},
 }
 """Queries that may return no data: (dashboard, reason) → panel → reference ids."""

@@ -209,16 +209,14 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
     series = {
         RANK.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
         RANK.format(name="rank_compute_seconds", node=2, rank=1, labels=""): "2x20",
+        RANK.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
+        RANK.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
         **{memory.format(gpu): "1x20" for gpu in gpus},
     }
-    labels = f'{{instance="n2",rank="1"{label}}}'
+    expected = {f'{{instance="n2",rank="1"{label}}}': 50}
 
-    messages = failures(
-        tmp_path, "Slowest rank", series, {"4m": 50}, dashboard=dashboard, labels=labels, factor=100
-    )
-
-    assert not messages, messages
+    assert_panel(tmp_path, dashboard, "Slowest rank", series, expected, factor=100, minutes=4)
 
 
 STAGES = {
@@ -264,10 +262,39 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
     series = {
         RANK.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
         RANK.format(name="rank_compute_seconds", node=2, rank=1, labels=""): f"{seconds}x20",
+        RANK.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
+        RANK.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
     }
 
     assert_panel(
         tmp_path, "training-ranks", "Slowest rank", series, expected, query_id=query_id, factor=100, minutes=4
+    )
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("dashboard", "panel", "query_id", "label"),
+    [
+        ("training-run", "Slowest rank", "A", 'instance="n1",rank="3"'),
+        ("training-ranks", "Slowest rank", "A", 'instance="n1",rank="3"'),
+        ("training-ranks", "Nodes of the run", "F", 'instance="n1"'),
+        ("training-fleet", "Speed and progress of the runs, rates over 5 min", "I", 'run="a"'),
+    ],
+)
+def test_all_dashboards_show_the_same_slowest_rank(
+    tmp_path: Path, dashboard: str, panel: str, query_id: str, label: str
+) -> None:
+    state = {STATE.format("running"): "1x60"}
+
+    assert_panel(
+        tmp_path,
+        dashboard,
+        panel,
+        STAGES | state,
+        {f"{{{label}}}": 67},
+        query_id=query_id,
+        factor=100,
+        minutes=4,
     )
 
 
