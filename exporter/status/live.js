@@ -6,15 +6,15 @@
   const REFRESH_MS = 3000, TIMEOUT_MS = 10000, STALE_MS = 15000, HEIGHT = 170, COLORS = 8;
   const statusLine = document.getElementById("live");
   const plots = new Map();
-  let lastAnswer = Date.now(), isFetching = false;
+  let lastPageTime = Date.now(), isFetching = false;
 
   const clock = (seconds, withSeconds) => new Date(seconds * 1000).toISOString().slice(11, withSeconds ? 19 : 16);
 
   const updateStatusLine = () => {
-    const isStale = Date.now() - lastAnswer > STALE_MS;
+    const isStale = Date.now() - lastPageTime > STALE_MS;
     document.body.classList.toggle("stale", isStale);
-    const time = `${clock(lastAnswer / 1000, true)} UTC`;
-    const text = isStale ? `No answer from the exporter since ${time}; the page is as of that time.` : `live · ${time}`;
+    const time = `${clock(lastPageTime / 1000, true)} UTC`;
+    const text = isStale ? `No page from the exporter since ${time}; the page is as of that time.` : `live · ${time}`;
     if (text === statusLine.textContent) return;
     // Screen readers announce an outage, but not each refresh.
     if (isStale) statusLine.setAttribute("role", "alert"); else statusLine.removeAttribute("role");
@@ -109,7 +109,7 @@
         document.title = page.title;
         draw();
       }
-      lastAnswer = Date.now();
+      lastPageTime = Date.now();
     } catch {
       // updateStatusLine reports an outage after STALE_MS.
     } finally {

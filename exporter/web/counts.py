@@ -22,7 +22,7 @@ Reason = Literal[
 SCRAPES = FamilySpec(
     name="exporter_scrapes_total",
     type="counter",
-    help="Complete responses to GET requests of /metrics, except responses without any family.",
+    help="Complete responses with status 200 to GET requests of /metrics, except responses without any family.",
     source="web server",
 )
 SCRAPE_DURATION = FamilySpec(
@@ -36,7 +36,10 @@ REQUESTS = FamilySpec(
     name="exporter_http_requests_total",
     type="counter",
     labels=("route", "code"),
-    help='Responses by route and status code; route "other" is an unknown path, "malformed" an unreadable request.',
+    help=(
+        'Responses by route and status code. The route "other" is an unknown path; "malformed" is a request that is not valid'
+        " HTTP(S), has a body, or exceeds a limit."
+    ),
     source="web server",
 )
 CONNECTIONS = FamilySpec(

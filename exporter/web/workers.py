@@ -26,10 +26,12 @@ class BusyError(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Job:
+    """Queued or running call of `work`, and the requests that wait for its result."""
+
     key: Hashable
     work: Callable[[], Any]
     loop: asyncio.AbstractEventLoop
-    waiters: set[asyncio.Future[Any]] = field(default_factory=set)  # one for each request
+    waiters: set[asyncio.Future[Any]] = field(default_factory=set)  # one for each waiting request
 
 
 class Workers:
