@@ -64,7 +64,7 @@ class StatusSources:
         """Record a point of the history, and the conditions that hold now, if the next point is due."""
         now = time.monotonic()
         if self.history.is_due(now):
-            families = self.page.offered()
+            families = self.page.unrendered_families()
             self.history.record(now, SampleIndex(families))
             view = self._view(families)
             self.history.record_holders({gpu.uuid: gpu.last_holders for gpu in view.gpus})

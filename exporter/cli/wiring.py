@@ -114,7 +114,7 @@ class Wiring:
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
         jobs.endings.evidence = ExitEvidence(
             oom_kills=read_oom_kills,
-            ends=lambda: runs.ends(feed_directory),
+            ends=lambda: runs.process_ends(feed_directory),
             launches=lambda: runs.launches(feed_directory),
             machine=MachineIdentity(socket.gethostname(), boot_id),
         )

@@ -226,7 +226,7 @@ class Page:
         """Return the families that a scrape would contain now."""
         return [family.metric for block in self._render_blocks() for family in block.families]
 
-    def offered(self) -> list[Metric]:
+    def unrendered_families(self) -> list[Metric]:
         """Return the families of all blocks without rendering them. The families of watched blocks are collected now.
 
         Does not wait for a scrape.

@@ -66,8 +66,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """Exit status of the job of a launch, or of a worker of torchrun."""
+class ProcessEnd:
+    """End of the job of a launch, or of a worker of torchrun, with the exit status."""
 
     path: Path  # file of the exit status
     pid: int  # process id of the job or worker, in the namespace of `run` or of the agent
@@ -168,12 +168,12 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
     return False
 
 
-def ends(feed_directory: Path) -> list[End]:
-    """Return the exit statuses of ended jobs and workers. Unreadable and invalid files are ignored."""
-    exit_statuses = []
+def process_ends(feed_directory: Path) -> list[ProcessEnd]:
+    """Return the ends of jobs and workers, with their exit statuses. Unreadable and invalid files are ignored."""
+    ends = []
     for path, body in _documents(feed_directory, END_SUFFIX):
         with contextlib.suppress(*_INVALID_CONTENT):
-            end = End(
+            end = ProcessEnd(
                 path,
                 pid=int(body["pid"]),
                 status=int(body["status"]),
@@ -184,8 +184,8 @@ def ends(feed_directory: Path) -> list[End]:
                 is_worker=body.get("worker") is True,
             )
             if isfinite(end.noticed_at) and isfinite(end.started_at):
-                exit_statuses.append(end)
-    return exit_statuses
+                ends.append(end)
+    return ends
 
 
 def jobs(feed_directory: Path) -> list[Job]:

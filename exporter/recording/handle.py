@@ -111,7 +111,7 @@ class Handle(Worker):
         is_matching = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
         return is_matching and LEVEL_BY_SEVERITY[severity] >= self._level
 
-    def names(self, prefix: str) -> bool:
+    def has_pattern(self, prefix: str) -> bool:
         """Return True if a pattern of the handler starts with the prefix."""
         return any(pattern.startswith(prefix) for pattern in self._types or ())
 

@@ -33,7 +33,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Process:
-    """Identity of this process. May be read on any thread.
+    """This process, whose identity comes from the launcher and from `configure`. May be read on any thread.
 
     Attributes:
         is_agent: True for torchrun's agent, which is recognized by calls of its libraries or by its command line.

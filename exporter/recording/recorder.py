@@ -8,6 +8,7 @@ uncaught exception.
 from __future__ import annotations
 
 import atexit
+import enum
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -54,6 +55,14 @@ DRAIN_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
+class RankClaim(enum.IntEnum):
+    """Reason for which a process has claimed its rank. A greater reason replaces a lesser one."""
+
+    NONE = 0  # no claim
+    SAMPLES = 1  # the process has recorded samples of the job
+    TRAINING = 2  # the process trains
+
+
 class Recorder:
     """Recorder of a process.
 
@@ -98,8 +107,7 @@ class Recorder:
         self._is_flush_requested = self._is_renewal_requested = self._is_closed = False
         self.started_at = time()
         self._gpus = ProcessGpus()
-        # 1 after the process has claimed the rank, 2 after it has done so as a process that trains
-        self._claim_level = 0
+        self._rank_claim = RankClaim.NONE
 
     # Composition -----------------------------------------------------------------------------------------
 
@@ -284,7 +292,9 @@ class Recorder:
 
     def _sleep_until(self, next_flush: float) -> bool:
         """Sleep until the next flush, tick, window end or request. Return False if the thread must end."""
-        return self.thread.sleep_until(min([next_flush, monotonic() + TICK_SECONDS, *self._cycle.due()]))
+        return self.thread.sleep_until(
+            min([next_flush, monotonic() + TICK_SECONDS, *self._cycle.window_ends()])
+        )
 
     def _flush_cycle(self) -> None:
         self._renew()
@@ -339,10 +349,12 @@ class Recorder:
     def _claim(self, states: Iterable[StatState]) -> None:
         """Claim the rank once the process records samples of the job or trains."""
         trains = self._training is not None and self._training.trains()
-        level = 2 if trains else int(any(state.count and not state.is_exporter_family for state in states))
-        if level > self._claim_level:
-            self._claim_level = level
-            self.process.claim_rank(trains=level > 1)
+        claim = RankClaim.TRAINING if trains else RankClaim.NONE
+        if not trains and any(state.count and not state.is_exporter_family for state in states):
+            claim = RankClaim.SAMPLES
+        if claim > self._rank_claim:
+            self._rank_claim = claim
+            self.process.claim_rank(trains=trains)
             self.events.renew()
             if self._sink is not None:
                 self._sink.update_identity(self._feed_identity())

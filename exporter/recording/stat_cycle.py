@@ -34,7 +34,7 @@ class StatCycle:
         self._scheduled_stats = 0  # number of Stats at the latest `close_windows`
         self._next_position = 0  # position of the first Stat of the next drain
 
-    def due(self) -> list[float]:
+    def window_ends(self) -> list[float]:
         """Return the monotonic times at which windows end."""
         return [clock.due_monotonic for clock in self._clocks.values()]
 

@@ -125,7 +125,10 @@ def figure(name: str, value: RichText, *notes: str) -> list[Figure]:
 
 
 def table(
-    title: str, items: Sequence[Item], row: Callable[[Item], Mapping[str, RichText]], numeric: Collection[str]
+    title: str,
+    items: Sequence[Item],
+    row: Callable[[Item], Mapping[str, RichText]],
+    numeric_columns: Collection[str],
 ) -> Table:
     """Return a table with a row for each item. Columns without a known value are omitted.
 
@@ -133,14 +136,14 @@ def table(
         title: Accessible name of the table.
         items: Items of the rows; at most `MAX_ROWS` are shown.
         row: Returns the cells of an item by column name.
-        numeric: Names of the columns with numbers.
+        numeric_columns: Names of the columns with numbers.
     """
     rows = [row(item) for item in items[:MAX_ROWS]]
     first = rows[0] if rows else {}
     names = [name for name in first if any(cells[name] not in {(), MISSING} for cells in rows)]
     return Table(
         title=title,
-        columns=tuple(Column(name, name in numeric) for name in names),
+        columns=tuple(Column(name, name in numeric_columns) for name in names),
         rows=tuple(tuple(cells[name] for name in names) for cells in rows),
         hidden_count=len(items) - len(rows),
     )

@@ -35,7 +35,8 @@ class StackEntry:
         entry_seconds: Seconds of the phase when the block was entered, or when it continued in the phase.
         task: The asyncio task that entered the block, or None.
         is_lexical: True for a block entered by a context manager, False for the block of a callback.
-        is_open: True from the entry until the block is left, also if another thread leaves the block.
+        is_open: False before the entry, and after the block was left. If another thread leaves the block, the entry stays on the
+            stack until the main thread removes it.
     """
 
     __slots__ = ("totals", "has_phase", "is_nested", "entry_seconds", "task", "is_lexical", "is_open")

@@ -52,7 +52,7 @@ def run_job(feed: Path, *job: str, **options: object) -> subprocess.CompletedPro
 def test_run_exits_with_the_status_of_the_job(tmp_path: Path, program: str, status: int) -> None:
     start_time = time.time()
     result = run_job(tmp_path, "sh", "-c", program)
-    (end,) = runs.ends(tmp_path)
+    (end,) = runs.process_ends(tmp_path)
 
     assert (result.returncode, end.status, end.run) == (status, status, "r")
     assert start_time < end.started_at < end.noticed_at < time.time()

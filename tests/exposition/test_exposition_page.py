@@ -233,7 +233,7 @@ def test_the_snapshot_has_the_content_of_a_scrape() -> None:
     page.watch("self", lambda: [gauge("own", {"0": 1.0})])
 
     assert page.snapshot() == [gauge("a", {"0": 1.0}), gauge("own", {"0": 1.0})]
-    assert [metric.name for metric in page.offered()] == ["a", "a-b", "own"]
+    assert [metric.name for metric in page.unrendered_families()] == ["a", "a-b", "own"]
 
 
 def test_dropped_series_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -305,7 +305,7 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
         publisher.start()
     own_count = len(page.families())
     # Scrapes of an empty page may be over before the first block is published.
-    wait_until(lambda: len(page.offered()) > own_count)
+    wait_until(lambda: len(page.unrendered_families()) > own_count)
     for scraper in scrapers:
         scraper.start()
     wait_until(lambda: not any(scraper.is_alive() for scraper in scrapers))
@@ -372,7 +372,7 @@ def test_no_window_gauge_is_shown_while_a_total_is_left_out(
     page = page_of(
         *gauges, *counts, *[stat_summary(f"total_{index}", size) for index, size in enumerate(totals)]
     )
-    page = page_of(*page.offered(), wide_gauge("host_memory_bytes", host_series), max_series=cap)
+    page = page_of(*page.unrendered_families(), wide_gauge("host_memory_bytes", host_series), max_series=cap)
     body = parse(page.render(Format.TEXT), Format.TEXT)
     shown = [
         sum(name.startswith(prefix) for name, _ in body) for prefix in ("host", "total", "samples", "window")

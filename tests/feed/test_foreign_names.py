@@ -212,7 +212,7 @@ def test_a_launch_is_registered_despite_foreign_directories_with_its_name(
     registration.write_end(Job(os.getpid(), "mine", 1.0, launch="x"), 0)
 
     assert [job.run for job in runs.jobs(shared_directory)] == runs_read_by_others == ["mine"]
-    assert [end.run for end in runs.ends(shared_directory)] == ["mine"]
+    assert [end.run for end in runs.process_ends(shared_directory)] == ["mine"]
     assert runs.any_active(shared_directory)
     registration.release()
     assert not runs.any_active(shared_directory)
@@ -256,7 +256,7 @@ def test_a_report_of_another_user_with_a_number_out_of_range_is_ignored(
             (foreign_directory / f"{field}.ended").write_text(report_json)
 
     assert [job.run for job in runs.jobs(shared_directory)] == ["mine"]
-    assert "mine" in [end.run for end in runs.ends(shared_directory)]
+    assert "mine" in [end.run for end in runs.process_ends(shared_directory)]
     registration.release()
 
 

@@ -10,7 +10,7 @@ import pytest
 from goodput_support import MonitoredJob, SimulatedJob, counts_by_reason, job_in_loop, training_value
 from ledger_support import Page, Sidecar, make_definition, make_process, make_reading
 
-from exporter.feed.runs import End
+from exporter.feed.runs import ProcessEnd
 from exporter.ledger.goodput.endings import ExitEvidence
 from exporter.ledger.goodput.run_state import STATES
 
@@ -36,12 +36,12 @@ def state_of(page: Page) -> str:
     return next(state for state in STATES if page.get("training_run_state", run="r", state=state) == 1)
 
 
-def set_evidence(sidecar: Sidecar, *ends: End, launches: Sequence[str] = ()) -> None:
+def set_evidence(sidecar: Sidecar, *ends: ProcessEnd, launches: Sequence[str] = ()) -> None:
     sidecar.collector.endings.evidence = ExitEvidence(ends=lambda: list(ends), launches=lambda: set(launches))
 
 
-def launch_end(sidecar: Sidecar, status: int) -> End:
-    return End(sidecar.directory, 99, status, sidecar.clock.wall, "another name", launch=LAUNCH)
+def launch_end(sidecar: Sidecar, status: int) -> ProcessEnd:
+    return ProcessEnd(sidecar.directory, 99, status, sidecar.clock.wall, "another name", launch=LAUNCH)
 
 
 def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar
 
-from exporter.feed.runs import End
+from exporter.feed.runs import ProcessEnd
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 from exporter.ledger.goodput.endings import ExitEvidence
 from exporter.ledger.goodput.run_state import FINAL_STATES, STATES
@@ -41,7 +41,7 @@ class SimulatedRun:
 
     def __init__(self, directory: Path) -> None:
         self.sidecar = Sidecar(directory)
-        self.ends: list[End] = []
+        self.ends: list[ProcessEnd] = []
         self.launches = {LAUNCH}
         self.process: MonitoredJob | None = None
         self.last_counters: Mapping[int, float] = {}
@@ -64,7 +64,7 @@ class SimulatedRun:
         elif action == "launch ends" and process is None and self.launches:
             self.launches = set()
             self.ends.append(
-                End(self.sidecar.directory, 99, amount % 2, self.sidecar.clock.wall, launch=LAUNCH)
+                ProcessEnd(self.sidecar.directory, 99, amount % 2, self.sidecar.clock.wall, launch=LAUNCH)
             )
         elif action == "restart the sidecar":
             self.sidecar.restart()

@@ -10,7 +10,7 @@ import pytest
 from goodput_support import MonitoredJob, SimulatedJob, counts_by_reason, job_in_loop, training_value
 from ledger_support import Clock, Page, Sidecar, make_definition, make_process, make_reading
 
-from exporter.feed.runs import End
+from exporter.feed.runs import ProcessEnd
 from exporter.ledger.goodput.attempt import MachineIdentity
 from exporter.ledger.goodput.endings import ExitEvidence
 from exporter.ledger.goodput.options import GoodputOptions
@@ -92,7 +92,7 @@ def published_gauges(page: Page) -> set[str]:
     return {name for name in GAUGES if name in page.families}
 
 
-def report_ends(sidecar: Sidecar, *ends: End) -> None:
+def report_ends(sidecar: Sidecar, *ends: ProcessEnd) -> None:
     sidecar.collector.endings.evidence = ExitEvidence(ends=lambda: list(ends))
 
 
@@ -200,7 +200,7 @@ def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
 ) -> None:
     job = MonitoredJob(sidecar, trained_job())
     write_and_collect(job, final=status >= 0)
-    end = End(sidecar.directory, pid, status, sidecar.clock.wall, run="r")
+    end = ProcessEnd(sidecar.directory, pid, status, sidecar.clock.wall, run="r")
     report_ends(sidecar, end)
     exit_page = job.die(1.0)
     sidecar.collect_after(5.0)
@@ -262,7 +262,7 @@ def test_an_exit_reported_by_run_has_its_time_and_is_decided_immediately(
     sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:
     wall_seconds = sidecar.clock.wall
-    report_ends(sidecar, End(sidecar.directory, 7, -9, wall_seconds))
+    report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, wall_seconds))
     sidecar.clock.advance(20.0)
     running_job.kill()
     page = sidecar.collect()
@@ -276,7 +276,7 @@ def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
     sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:
     killed_at = sidecar.clock.wall
-    report_ends(sidecar, End(sidecar.directory, 7, -9, killed_at))
+    report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, killed_at))
     page_before_kill = sidecar.collect()
     running_job.kill()
     sidecar.collect_after(1.0)
@@ -291,7 +291,7 @@ def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
 def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running_job: MonitoredJob) -> None:
     wall_seconds = sidecar.clock.wall
     lost_page = running_job.die(1.0)
-    report_ends(sidecar, End(sidecar.directory, 7, -9, wall_seconds))
+    report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, wall_seconds))
 
     assert [state(lost_page), state(sidecar.collect_after(1.0))] == ["ending", "failed"]
 
@@ -387,7 +387,7 @@ def test_work_without_a_save_is_uncommitted_and_becomes_productive_at_a_successf
     job.job.hold(3.0)  # the last accumulation is incomplete
     running_page = write_and_collect(job)
     if status is not None:
-        report_ends(sidecar, End(sidecar.directory, 7, status, sidecar.clock.wall))
+        report_ends(sidecar, ProcessEnd(sidecar.directory, 7, status, sidecar.clock.wall))
     page = job.finish()
 
     assert running_page.get("training_productive_seconds_total", **RUN) == 0
@@ -415,7 +415,7 @@ def reasons_after_kill(
     """Return the exit reason of an attempt killed during a step, given this evidence."""
     directory.mkdir(exist_ok=True)
     sidecar, counts = Sidecar(directory), iter(oom_kills)
-    ends = [] if status is None else [End(directory, pid, status, Clock().wall + 6.0)]
+    ends = [] if status is None else [ProcessEnd(directory, pid, status, Clock().wall + 6.0)]
     sidecar.collector.endings.evidence = ExitEvidence(lambda: next(counts, None), lambda: ends)
     first = MonitoredJob(sidecar, job_in_loop())
     first.job.hold(0.5)

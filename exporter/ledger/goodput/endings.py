@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from exporter.feed.runs import End
+from exporter.feed.runs import ProcessEnd
 from exporter.ledger.goodput.attempt import Attempt, MachineIdentity
 from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
 from exporter.ledger.totals import Moment, ProcessTotals
@@ -92,7 +92,9 @@ class ExitEvidence:
     """Sources of evidence about exited processes. The ledger's thread calls the functions."""
 
     oom_kills: Callable[[], float | None] = lambda: None  # number of OOM kills since boot
-    ends: Callable[[], Sequence[End]] = lambda: ()  # exit statuses of jobs of `run` and of torchrun's workers
+    ends: Callable[[], Sequence[ProcessEnd]] = (
+        lambda: ()
+    )  # exit statuses of jobs of `run` and of torchrun's workers
     launches: Callable[[], Collection[str]] = lambda: ()  # ids of running launches of `run`
     start_of: Callable[[int | None, float], float] = started_at
     machine: MachineIdentity = field(default_factory=MachineIdentity)
@@ -314,21 +316,21 @@ class Endings:
         )
 
 
-def _without_shell(end: End) -> End:
+def _without_shell(end: ProcessEnd) -> ProcessEnd:
     """Return the end with a negative signal number if the status is a shell's, 128 + the signal of its child."""
     return replace(end, status=128 - end.status) if 128 < end.status < 128 + 65 else end
 
 
-def _is_near(end: End, process: ExitedProcess) -> bool:
+def _is_near(end: ProcessEnd, process: ExitedProcess) -> bool:
     return end.noticed_at >= process.recorded_at and abs(end.noticed_at - process.exited_at) <= LAUNCH_SECONDS
 
 
-def _is_end_of_process(end: End, process: ExitedProcess) -> bool:
+def _is_end_of_process(end: ProcessEnd, process: ExitedProcess) -> bool:
     has_launches = bool(end.launch and process.launch)
     return end.pid == process.pid and (end.launch == process.launch or not has_launches)
 
 
-def _is_end_of_launch(end: End, process: ExitedProcess) -> bool:
+def _is_end_of_launch(end: ProcessEnd, process: ExitedProcess) -> bool:
     """Return True if an end belongs to the launch of a process. Ends of older releases contain the run and no launch."""
     if end.is_worker:
         return False
