@@ -1,6 +1,7 @@
 """Limits of recorded texts and collections.
 
-The recording cuts the texts of an identity and refuses all other excess. The reader of a feed file refuses every excess.
+The recording refuses what exceeds a limit. Texts from the environment and from other libraries are cut instead. The reader refuses a
+feed file with a text or collection that exceeds its limit.
 """
 
 from __future__ import annotations

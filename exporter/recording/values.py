@@ -246,7 +246,9 @@ class TrainingReading(Value):
     # work without a save, in order, with merged neighbors: (loop, first step, last step, seconds); a step has the number of
     # the steps completed before it
     segments: tuple[tuple[int, int, int, float], ...] = ()
-    finished: bool = False  # True after the job reported the end of the application, which commits all work
+    finished: bool = (
+        False  # True after an orderly end of the application without a failure, which commits all work
+    )
     failure: str = ""  # reported reason of the end, a member of `END_REASONS`; "" without a failure
     # longest of the last 100 steps, except the first step of the process; None before
     longest_step_seconds: float | None = None

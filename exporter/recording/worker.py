@@ -35,7 +35,7 @@ class Counter:
 
     def read(self) -> int:
         """Return the count."""
-        # `repr` is the only access to a `count` without an increment.
+        # `repr` reads a `count` without incrementing it.
         return int(repr(self._count)[6:-1]) + self._bulk_count
 
 

@@ -1,6 +1,6 @@
 """Status page as an HTML document, readable without JavaScript and on small screens.
 
-jinja2 escapes every text. Style and scripts are files of this package; the Content-Security-Policy names their hashes.
+jinja2 escapes all texts except style and scripts, which are files of this package; the Content-Security-Policy names their hashes.
 uPlot draws the plots if scripts run.
 """
 

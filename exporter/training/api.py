@@ -1,8 +1,10 @@
 """Public training API: blocks.
 
-A *hot* block is entered in each step, a *rare* block seldom. The blocks are used on the job's threads. The body of a block always
-runs, and exceptions of the body propagate unchanged. An invalid value of an argument is counted as misuse and raises nothing,
-unless the job configures one-logger with PROPAGATE_EXCEPTIONS.
+A *hot* block is entered in each step, a *rare* block seldom. The blocks are used on the job's threads. The body of a block
+runs, and exceptions of the body propagate unchanged. An invalid value of an argument is counted as misuse and raises nothing.
+
+In a job that configures one-logger with PROPAGATE_EXCEPTIONS, misuse may raise OneLoggerError. A block whose entry raises does not
+run its body.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Phase clock: exclusive seconds, entries and durations of the phases of the main thread.
 
 Blocks update the clock when they are entered and left. Such a change of the phase is an *edge*. The updates of an edge contain no
-call, so neither a signal handler nor an exception can interrupt an update: the seconds of all phases always sum to the wall time.
+call, so neither a signal handler nor an exception can interrupt an update: the seconds of all phases sum to the wall time up to the
+latest edge.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class GpuTimer:
         now, was_timing = self._clock(), self._is_timing
         self._is_timing = now >= self._next_step_at
         if self._is_timing:
-            # The next time depends on the previous one, at most a second ago, so that every step of 0.1 s is timed.
+            # The next time depends on the previous one, at most a second ago, so that all steps of 0.1 s can be timed.
             self._next_step_at = max(self._next_step_at, now - 1.0) + max(
                 1 / STEPS_PER_SECOND, self._cost_seconds / self._cost_ratio
             )
@@ -212,7 +212,7 @@ class GpuTimer:
         self._is_timing = False
 
     def _fail(self, error: Exception) -> None:
-        """Stop the timing permanently, because after a CUDA error every CUDA call raises."""
+        """Stop the timing permanently, because after a CUDA error, further CUDA calls usually raise too."""
         self._forget()
         self.is_on, self._cost_ratio = False, 0.0
         log_once("gpu time", f"phases are no longer timed on the GPU: {error!r}")

@@ -71,7 +71,7 @@ def bind(address: Address, backlog: int) -> socket.socket:
 def url(listener: socket.socket, *, tls: bool, reachable: bool = True) -> str:
     """Return the URL of a listening socket, without a path.
 
-    With `reachable`, 127.0.0.1 replaces the wildcard address, which a client cannot connect to.
+    With `reachable`, 127.0.0.1 replaces the wildcard address, which is not a destination of connections.
     """
     host, port = listener.getsockname()[:2]
     if reachable and ipaddress.ip_address(host.partition("%")[0]).is_unspecified:

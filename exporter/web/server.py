@@ -2,7 +2,7 @@
 
 Before the server stops, it finishes running responses within `drain_seconds`. The server does not use `asyncio.start_server`.
 That function accepts the whole backlog at once, and pauses for a second whenever descriptors run out. During the TLS handshake,
-its connections would be exempt from every limit.
+its connections would not count against the limits of this server.
 """
 
 from __future__ import annotations
