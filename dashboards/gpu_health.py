@@ -13,7 +13,6 @@ from dashboards.gpu_problems import (
     XID_TEXTS,
 )
 from dashboards.palette import (
-    ABSENT,
     BAD,
     GOOD,
     GREY,
@@ -75,7 +74,7 @@ def _health_columns() -> tuple[Column, ...]:
             " or on (instance, gpu) min by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0 - 1)",
             "State",
             width=90,
-            mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD), -1: ("unknown", ABSENT)}),
+            mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD), -1: ("unknown", WARNING)}),
         ),
         Column(
             "count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{@gpu} < 3600)"

@@ -10,6 +10,7 @@ from dashboards.gpu_problems import (
     GPU_PROBLEMS,
     IMPACT_NAMES,
     IMPACT_TEXTS,
+    KNOWN_NODES,
     LAST_RANK_BY_GPU,
     NO_PROBLEM,
     NO_PROBLEM_VALUE,
@@ -17,35 +18,24 @@ from dashboards.gpu_problems import (
     NODE_PROBLEMS,
     PRIORITIES_PER_IMPACT,
     PROBLEMS_TITLE,
-    RECOVERY_ACTION_TEXTS,
     RUNS_ON_NODES,
     SELECTED_GPUS,
     SELECTED_NODES,
     Impact,
     NodeProblem,
-    xid_color,
 )
-from dashboards.palette import BAD, GOOD, NEUTRAL
+from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
 from dashboards.recorded_losses import CLUSTER_LOST_PER_HOUR, recorded_standstill
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
-PROBLEM_TEXTS = [
-    *value_mappings(
-        {NO_PROBLEM: (NO_PROBLEM, GOOD)}
-        | {f"{NO_RESPONSE_PREFIX}{error}": (text, BAD) for error, text in ERROR_TEXTS.items()}
-        | {f"Xid {xid}": (f"Xid {xid}: {meaning}", xid_color(xid)) for xid, meaning in XID_MEANINGS.items()}
-    ),
-    {
-        "type": "regex",
-        "options": {
-            "pattern": ".+",
-            "result": {"color": BAD, "index": len(XID_MEANINGS) + len(ERROR_TEXTS) + 1},
-        },
-    },
-]
-"""Texts and colors of the column *NodeProblem*: no problem, NVML errors and Xids by name; every other problem in red."""
+PROBLEM_TEXTS = value_mappings(
+    {NO_PROBLEM: (NO_PROBLEM, GOOD)}
+    | {f"{NO_RESPONSE_PREFIX}{error}": (text, NEUTRAL) for error, text in ERROR_TEXTS.items()}
+    | {f"Xid {xid}": (f"Xid {xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
+)
+"""Texts of the column *Problem*: no problem, NVML errors and Xids by name. The column *Impact* has the color."""
 _STOPPED_RUNS = (
     f"({recorded_standstill('@cluster')}"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
@@ -79,8 +69,11 @@ def current_problems_table() -> Panel:
 
 
 def _current_gpu_problems() -> str:
-    """Return PromQL for the impact and priority of all current problems of the selected GPUs, as one number."""
-    return f"(({_impact_and_priority(GPU_PROBLEMS)}) and {SELECTED_GPUS})"
+    """Return PromQL for the impact and priority of all current problems of the selected GPUs.
+
+    While no exporter of a node is up, the row of the node replaces the rows of its GPUs: recorded series would keep a problem for minutes.
+    """
+    return f"(({_impact_and_priority(GPU_PROBLEMS)}) and {SELECTED_GPUS} and on (instance) {KNOWN_NODES})"
 
 
 def _current_node_problems() -> str:
@@ -88,11 +81,8 @@ def _current_node_problems() -> str:
     return f"(({_impact_and_priority(NODE_PROBLEMS)}) and {SELECTED_NODES})"
 
 
-def _worst_problems() -> str:
-    """Return PromQL for the impact and priority of the worst problem of each node and GPU, as one number.
-
-    A GPU has the labels `run` and `rank` of its last rank; a node has the label `run` of one of its runs.
-    """
+def worst_problems() -> str:
+    """Return PromQL for the impact and priority of the worst problem of each node and GPU, with a run and the last rank on the GPU."""
     gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
     text_labels = ", ".join(
         sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
@@ -125,7 +115,7 @@ def problem_counts_by_impact() -> str:
 
     If there is no problem, the result is a series of value 0 with the impact *nothing is wrong*.
     """
-    impacts = f"floor({_worst_problems()} / {PRIORITIES_PER_IMPACT})"
+    impacts = f"floor({worst_problems()} / {PRIORITIES_PER_IMPACT})"
     counts = f'count_values("impact", {impacts})'
     for impact, text in IMPACT_NAMES.items():
         counts = f'label_replace({counts}, "impact", "{text}", "impact", "{impact.value}")'
@@ -142,7 +132,7 @@ def _problem_columns() -> tuple[Column, ...]:
     )
     return (
         Column(
-            f"floor(({_worst_problems()}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
+            f"floor(({worst_problems()}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
             "Impact",
             decimals=0,
             width=145,
@@ -163,24 +153,18 @@ def _problem_columns() -> tuple[Column, ...]:
             ),
         ),
         Column(
-            f"sum by (run) ({CLUSTER_LOST_PER_HOUR}) and on (run) ({_worst_problems()}) or {no_problem}",
+            f"sum by (run) ({CLUSTER_LOST_PER_HOUR}) and on (run) ({worst_problems()}) or {no_problem}",
             "Lost/h",
             decimals=2,
             width=75,
             mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
-        Column("remedy", "Remedy", width=340),
+        Column("remedy", "Remedy"),
         Column(
             f"count by (instance, gpu) ({gpu_problems} or {node_problems}) - 1 or {no_problem}",
-            "Other problems",
+            "Others",
             decimals=0,
-            width=140,
+            width=75,
             mappings=value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
-        ),
-        Column(
-            f"max by (instance, gpu) (gpu_recovery_action{{@gpu_any_run}}) and on (instance, gpu) ({gpu_problems}) or {no_problem}",
-            "Driver requests",
-            width=140,
-            mappings=RECOVERY_ACTION_TEXTS,
         ),
     )

@@ -162,10 +162,10 @@ DRIVER_NOT_READ = (
 """PromQL with a value for each node whose driver was read within two scrapes, but not at the last scrape: its GPUs are unknown."""
 _EXPORTER_PROBLEMS = (
     NodeProblem(
-        "exporter down, node unknown",
+        "exporter down: node and GPUs unknown",
         "min by (instance) (up{@target}) == 0",
         EXPORTER_DOWN_SINCE,
-        "check the machine, then the log of the exporter",
+        "check the machine and the exporter's log",
         Impact.UNKNOWN,
     ),
     NodeProblem(
@@ -183,7 +183,7 @@ NODE_PROBLEMS = (
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
         " unless on (instance) last_over_time(gpu_devices{@node}[35s])",
         f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
-        "run nvidia-smi; reload the driver or reboot",
+        "nvidia-smi; reload the driver or reboot",
         Impact.STOPS_RUN,
         "reason",
     ),
@@ -203,19 +203,17 @@ GPU_PROBLEMS = (
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
         f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",
-        "drain the node, then reset the GPU",
+        "drain, then reset the GPU",
         Impact.STOPS_RUN,
         "reason",
         "GPU does not respond",
     ),
-    _xid(
-        'xid=~"{}"', "drain the node; reset the GPU or reboot", Impact.ENDANGERS_WORK, "Xid of the hardware"
-    ),
+    _xid('xid=~"{}"', "drain; reset the GPU or reboot", Impact.ENDANGERS_WORK, "Xid of the hardware"),
     NodeProblem(
         "uncorrected memory errors",
         f"{_UNCORRECTED} > 0",
         last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
-        "resume from an earlier checkpoint; reset the GPU",
+        "resume from an older save; reset the GPU",
         Impact.ENDANGERS_WORK,
     ),
     _gpu_flag(
@@ -227,14 +225,14 @@ GPU_PROBLEMS = (
     _gpu_flag(
         "gpu_recovery_action{@gpu_any_run}",
         "the driver requests a recovery",
-        "drain the node, then do what the driver requests",
+        "drain, then do what the driver requests",
         Impact.ENDANGERS_WORK,
     ),
     NodeProblem(
         "throttled by heat or the power brake",
         f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO}",
         f"min by (instance, gpu) ({THROTTLED_START_FAMILY}{{@gpu_any_run}})",
-        "check the cooling and the power supply",
+        "check cooling and power supply",
         Impact.SLOWS_RUN,
     ),
     _gpu_flag(
@@ -243,7 +241,7 @@ GPU_PROBLEMS = (
         "reset the GPU; check the links",
         Impact.SLOWS_RUN,
     ),
-    _xid('xid!~"{}"', "read the log of the job; if repeated, reset the GPU", Impact.POSSIBLE, "other Xid"),
+    _xid('xid!~"{}"', "read the job's log; reset if repeated", Impact.POSSIBLE, "other Xid"),
     _gpu_flag(
         "gpu_remapped_rows_pending{@gpu_any_run}",
         "a memory row waits for a reset",
@@ -253,21 +251,29 @@ GPU_PROBLEMS = (
 )
 
 UNKNOWN_NODES = f"({' or '.join(problem.condition for problem in _EXPORTER_PROBLEMS)})"
-"""PromQL for the nodes without a sample, whose GPUs and runs are unknown."""
+"""PromQL for the nodes with an exporter that is down or not scraped any more: some of their runs or GPUs are unknown."""
+KNOWN_NODES = "up{@target} == 1"
+"""PromQL for the exporters that are up. The state of a GPU is unknown if no exporter of its node is up."""
 
 
+UNKNOWN_GPU = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
+"""Value of the table of all GPUs for a GPU of a node without an exporter that is up."""
 MAX_GPUS = 200
 """Maximum number of GPUs of which the table of all GPUs also shows those without a problem."""
 _ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
 
 
 def worst_gpu_problems() -> str:
-    """Return PromQL for the impact and priority of the worst problem of each GPU as one number, without a value for other GPUs."""
+    """Return PromQL for the impact and priority of the worst problem of each GPU as one number, without a value for other GPUs.
+
+    The value is `UNKNOWN_GPU` while no exporter of the node is up, whatever the GPU's last problem.
+    """
     conditions = (
         f"max by (instance, gpu) (0 * ({problem.condition}) + {value})"
         for value, problem in _gpu_problem_values().items()
     )
-    return f"(({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS})"
+    unknown = f"{_ALL_GPUS} + {UNKNOWN_GPU} unless on (instance) {KNOWN_NODES}"
+    return f"({unknown} or on (instance, gpu) ({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS})"
 
 
 def _gpu_problem_values() -> dict[int, NodeProblem]:
@@ -301,6 +307,6 @@ WORST_PROBLEM_TEXTS = value_mappings(
         value: (problem.name, BAD if problem.impact >= Impact.ENDANGERS_WORK else WARNING)
         for value, problem in _gpu_problem_values().items()
     }
-    | {0: (NO_VALUE, NEUTRAL)}
+    | {0: (NO_VALUE, NEUTRAL), UNKNOWN_GPU: ("unknown: exporter down", WARNING)}
 )
 """Value mappings from the number of `worst_gpu_problems` to the name of the problem."""

@@ -19,6 +19,7 @@ from dashboards.gpu_load import (
 from dashboards.gpu_problem_table import (
     current_problems_table,
     problem_counts_by_impact,
+    worst_problems,
 )
 from dashboards.gpu_problems import (
     DRIVER_NOT_READ,
@@ -29,7 +30,6 @@ from dashboards.gpu_problems import (
     SELECTED_NODES,
     THROTTLED_RATIO_FAMILY,
     UNKNOWN_NODES,
-    worst_gpu_problems,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import (
@@ -131,7 +131,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
-            w=4,
+            w=5,
         ),
         stat(
             "Nodes and GPUs with a problem",
@@ -148,9 +148,9 @@ def _overview_panels() -> tuple[Panel, ...]:
             ],
             w=5,
         ),
-        _loss_of_affected_runs(),
+        _loss_of_runs_with_a_problem(),
         stat(
-            "Mean SM activity",
+            "SM active",
             instant_query(_mean_sm_activity(), "{{gpus}}"),
             unit="percentunit",
             decimals=0,
@@ -164,7 +164,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Most throttled GPU",
+            "Throttling",
             instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", LEGEND),
             instant_query(
                 f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}", ALL_GPUS_LEGEND
@@ -179,7 +179,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                     "properties": [{"id": "mappings", "value": value_mappings({0: ("none", NEUTRAL)})}],
                 }
             ],
-            w=4,
+            w=3,
         ),
         current_problems_table(),
         state_timeline(
@@ -207,28 +207,29 @@ def _mean_sm_activity() -> str:
     )
 
 
-def _loss_of_affected_runs() -> Panel:
-    """Return the panel with the loss and the cost of the runs that hold a GPU with a problem, and the number of unknown runs."""
-    gpus_in_trouble = worst_gpu_problems()
-    runs_in_trouble = f"group by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) {gpus_in_trouble})"
+def _loss_of_runs_with_a_problem() -> Panel:
+    """Return the panel with the loss and the cost of the runs in the table of problems, and the number of unknown runs."""
+    problems = worst_problems()
+    live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
+    live_runs_with_a_problem = f"({live_runs} and on (run) {problems})"
     no_cost = (
         f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
-        f" unless on () ({runs_in_trouble} or on () {UNKNOWN_NODES})"
+        f" unless on () ({live_runs_with_a_problem} or on () {UNKNOWN_NODES})"
     )
     gpus_of_unknown_runs = (
-        f"({gpus_in_trouble} unless on (instance, gpu) {LAST_RANK_BY_GPU}"
+        f"({problems} and on (gpu) gpu_up{{@gpu_any_run}} unless on (instance, gpu) {LAST_RANK_BY_GPU}"
         ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})'
     )
 
     def of_known_runs(expression: str) -> str:
-        return f"sum by (currency) ({expression} and on (run) {runs_in_trouble}) or ({no_cost}) unless on () {gpus_of_unknown_runs}"
+        return f"sum by (currency) ({expression} and on (run) {problems}) or ({no_cost}) unless on () {gpus_of_unknown_runs}"
 
     unknown_runs = (
         f"group by (run) ({RUNS_ON_NODES} and on (instance) {UNKNOWN_NODES})"
         ' unless on (run) last_over_time(training_run_state{@cluster, state=~"stopped|finished|failed|lost"}[$__range]) == 1'
     )
     return stat(
-        "Loss of runs with a GPU problem, 5 min",
+        "Loss of these runs, 5 min",
         instant_query(of_known_runs(CLUSTER_LOST_PER_HOUR), "{{currency}}/h lost"),
         instant_query(of_known_runs(CLUSTER_COST_PER_HOUR), "{{currency}}/h cost"),
         instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", "runs unknown"),
@@ -250,7 +251,7 @@ def _loss_of_affected_runs() -> Panel:
 
 
 def _failures() -> str:
-    """Return PromQL for the state of all selected nodes, and of each exporter, driver and GPU that failed in the time range."""
+    """Return PromQL for the state of each exporter, driver and GPU that failed in the time range, or of all if none failed."""
 
     def failed(series: str, labels: str) -> str:
         downtime = f"1 - avg by ({labels}) (avg_over_time({series}[$__range] @ end())) > 0"
@@ -258,11 +259,13 @@ def _failures() -> str:
 
     has_gpus = "max by (instance) (gpu_devices_expected{@gpu_node}) > 0"
     drivers = f"{failed('gpu_nvml_up{@gpu_node}', 'instance')} and on (instance) {has_gpus}"
-    return " or ".join(
+    failures = " or ".join(
         (
-            'label_replace(min(up{@gpu_target}) * min(gpu_up{@gpu}), "subject", "any exporter or GPU", "", "")',
             f'label_replace({failed("up{@gpu_target}", "instance")}, "subject", "$1 exporter", "instance", "(.+)")',
             f'label_replace({drivers}, "subject", "$1 driver", "instance", "(.+)")',
             f'label_join({failed("gpu_up{@gpu}", "instance, gpu")}, "subject", " GPU ", "instance", "gpu")',
         )
     )
+    downtime = "avg_over_time(up{@gpu_target}[$__range] @ end()) < 1 or avg_over_time(gpu_up{@gpu}[$__range] @ end()) < 1"
+    no_failure = f'label_replace(min(up{{@gpu_target}}), "subject", "all exporters and GPUs", "", "") unless on () ({downtime})'
+    return f"{failures} or {no_failure}"

@@ -50,7 +50,7 @@ HOT_GPU = {
     'gpu_clocks_event_seconds_total{job="training",instance="n1",gpu="0",uuid="G0",reason="thermal"}': "0x20 0+9x40"
 }
 SLOW_ROW = '{gpu="0",run="a",rank="0",problem="computes at 67 % of the fastest rank",remedy="check clocks and heat; if it lasts, replace the node"}'
-HOT_ROW = '{gpu="0",run="a",rank="0",problem="throttled by heat or the power brake",remedy="check the cooling and the power supply"}'
+HOT_ROW = '{gpu="0",run="a",rank="0",problem="throttled by heat or the power brake",remedy="check cooling and power supply"}'
 NAN_ALERT = {
     'ALERTS{alertname="TrainingLossNonFinite",alertstate="firing",run="a",severity="critical"}': "1x60",
     'ALERTS_FOR_STATE{alertname="TrainingLossNonFinite",run="a",severity="critical"}': "240x60",
@@ -100,7 +100,7 @@ LOST_GPU = {
     'gpu_error_info{job="training",instance="n1",gpu="0",uuid="G0",reason="gpu_is_lost"}': "_x21 1x40",
 }
 LOST = '{gpu="0",run="a",rank="0"}'
-LOST_ROW = '{gpu="0",run="a",rank="0",problem="GPU does not respond: gpu_is_lost",remedy="drain the node, then reset the GPU"}'
+LOST_ROW = '{gpu="0",run="a",rank="0",problem="GPU does not respond: gpu_is_lost",remedy="drain, then reset the GPU"}'
 
 
 def _hang_info(rank: int, function: str) -> dict[str, str]:
@@ -257,7 +257,9 @@ NO_DRIVER = {
     'gpu_nvml_up{job="training",instance="n1"}': "1x40 0x20",
     'gpu_devices_expected{job="training",instance="n1"}': "1x60",
 }
-NO_DRIVER_ROW = '{problem="driver does not respond: driver_not_loaded",remedy="run nvidia-smi; reload the driver or reboot"}'
+NO_DRIVER_ROW = (
+    '{problem="driver does not respond: driver_not_loaded",remedy="nvidia-smi; reload the driver or reboot"}'
+)
 
 
 def test_a_driver_that_does_not_respond_stops_only_a_run_without_a_step(tmp_path: Path) -> None:

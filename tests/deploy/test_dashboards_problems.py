@@ -10,7 +10,7 @@ from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
 
 from dashboards.gpu_problem_table import PROBLEM_TEXTS
-from dashboards.gpu_problems import MAX_GPUS, WORST_PROBLEM_TEXTS, XID_TEXTS, Impact
+from dashboards.gpu_problems import MAX_GPUS, UNKNOWN_GPU, WORST_PROBLEM_TEXTS, XID_TEXTS, Impact
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from exporter.collectors.gpu.nvml.library import DEVICE_DOWN_ERRORS
 
@@ -25,13 +25,13 @@ N1_EXPORTER_DOWN = {
 
 
 def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: Path) -> None:
-    remedy = "check the machine, then the log of the exporter"
+    remedy = "check the machine and the exporter's log"
     series = N1_EXPORTER_DOWN | {
         GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale",
         'training_process_up{run="a",rank="0",instance="n1"}': "1x20 stale",
     }
 
-    labels = f'{{instance="n1",run="a",problem="exporter down, node unknown",remedy="{remedy}"}}'
+    labels = f'{{instance="n1",run="a",problem="exporter down: node and GPUs unknown",remedy="{remedy}"}}'
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.UNKNOWN})
     assert_panel(
         tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="B"
@@ -55,7 +55,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
 
     labels = (
         '{instance="n1",gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-        'remedy="drain the node, then reset the GPU"}'
+        'remedy="drain, then reset the GPU"}'
     )
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
     assert_panel(
@@ -73,14 +73,13 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
     [
         (
             "A",
-            '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain the node; reset the GPU or reboot"}',
+            '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain; reset the GPU or reboot"}',
             Impact.ENDANGERS_WORK,
         ),
         ("B", '{instance="n1",gpu="0"}', 285_000),
         ("D", '{instance="n1",gpu="0"}', 4),
-        ("E", '{instance="n1",gpu="0"}', 1),
     ],
-    ids=["worst problem", "first start", "other problems", "requested action"],
+    ids=["worst problem", "first start", "other problems"],
 )
 def test_a_gpu_with_several_problems_has_one_row(
     tmp_path: Path, query_id: str, labels: str, value: float
@@ -153,8 +152,8 @@ def test_one_missed_reading_of_the_driver_recommends_no_reboot(
 def test_a_driver_that_misses_three_scrapes_does_not_respond(tmp_path: Path) -> None:
     series = _driver_without_reading(57)
     hung = {
-        '{instance="n1",problem="driver does not respond: hung",remedy="run nvidia-smi; reload the driver or reboot"}': 4,
-        '{instance="n1",gpu="3",problem="GPU does not respond: hung",remedy="drain the node, then reset the GPU"}': 0,
+        '{instance="n1",problem="driver does not respond: hung",remedy="nvidia-smi; reload the driver or reboot"}': 4,
+        '{instance="n1",gpu="3",problem="GPU does not respond: hung",remedy="drain, then reset the GPU"}': 0,
     }
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, hung)
@@ -229,7 +228,7 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
     )
 
 
-LOSS_PANEL = "Loss of runs with a GPU problem, 5 min"
+LOSS_PANEL = "Loss of these runs, 5 min"
 HOT_GPU = {
     'up{job="training",instance="n1"}': "1x60",
     GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
@@ -248,7 +247,7 @@ def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_th
     series = HOT_GPU | {throttled: "0x57 0.5 9 18"}
     labels = (
         '{instance="n1",gpu="0",problem="throttled by heat or the power brake",'
-        'remedy="check the cooling and the power supply"}'
+        'remedy="check cooling and power supply"}'
     )
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.NO_RUN})
@@ -280,7 +279,7 @@ def test_the_tile_names_the_most_throttled_gpu_or_none(
         assert_panel(
             tmp_path,
             "training-gpus",
-            "Most throttled GPU",
+            "Throttling",
             series,
             values_of_query,
             query_id=ref_id,
@@ -315,6 +314,38 @@ def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: P
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, query_id="C")
 
 
+def test_the_loss_of_the_runs_with_a_problem_is_the_sum_over_the_runs_of_the_table(tmp_path: Path) -> None:
+    series = HOT_GPU | {
+        'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
+        'run:training_lost:ratio{run="a",cause="slowest_rank"}': "0.25x60",
+        'up{job="training",instance="n2"}': "1x60",
+        'gpu_nvml_error_info{job="training",instance="n2",reason="driver_not_loaded"}': "_x41 1x20",
+        'gpu_devices_expected{job="training",instance="n2"}': "8x60",
+        'training_process_up{run="b",rank="0",instance="n2"}': "1x60",
+        'training_cost_total{run="b",instance="n2",currency="EUR"}': "0+0.15x60",
+        'training_run_state{run="b",instance="n2",state="running"}': "1x60",
+        'run:training_lost:ratio{run="b",cause="standstill"}': "1x60",
+    }
+
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {'{currency="EUR"}': 45})
+    assert_panel(
+        tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9, '{run="b"}': 36}, query_id="C"
+    )
+
+
+def test_no_gpu_has_a_state_while_the_exporter_of_its_node_is_down(tmp_path: Path) -> None:
+    series = {name: values.replace("x60", "x58 stale") for name, values in HOT_GPU.items()} | {
+        'up{job="training",instance="n1"}': "1x58 0x2"
+    }
+    node = '{instance="n1",problem="exporter down: node and GPUs unknown",remedy="check the machine and the exporter\'s log"}'
+    unknown = {'{impact="unknown"}': 1}
+    gpu = {'{instance="n1",gpu="0"}': UNKNOWN_GPU}
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {node: Impact.UNKNOWN})
+    assert_panel(tmp_path, "training-gpus", "Nodes and GPUs with a problem", series, unknown)
+    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, gpu, query_id="B")
+
+
 @pytest.mark.parametrize(("state", "runs"), [("running", 1), ("finished", 0)])
 def test_the_loss_of_a_run_without_an_exporter_is_unknown_and_not_0(
     tmp_path: Path, state: str, runs: int
@@ -347,7 +378,7 @@ def test_a_problem_of_a_gpu_without_a_run_has_no_impact_on_a_run(
     series = HOT_GPU | {f'training_rank_info{{run="a",rank="3",uuid="{uuid}",instance="n1"}}': "1x60"}
     labels = (
         f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
-        'remedy="check the cooling and the power supply"}'
+        'remedy="check cooling and power supply"}'
     )
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
@@ -376,7 +407,7 @@ def test_a_problem_of_a_replacement_gpu_names_its_own_rank_and_not_that_of_the_g
     series = new_gpu | ranks | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
     labels = (
         f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
-        'remedy="check the cooling and the power supply"}'
+        'remedy="check cooling and power supply"}'
     )
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
@@ -449,7 +480,7 @@ def test_the_mean_sm_activity_covers_gpus_that_live_ranks_hold(tmp_path: Path) -
         'training_process_up{run="b",rank="0",instance="n1"}': "0x60",
     }
 
-    panel = "Mean SM activity"
+    panel = "SM active"
     assert_panel(tmp_path, "training-gpus", panel, activity | held, {'{gpus="GPUs in use"}': 90}, factor=100)
     assert_panel(tmp_path, "training-gpus", panel, activity, {'{gpus="no GPU in use"}': 50}, factor=100)
 
@@ -481,7 +512,7 @@ NODE_WITH_LOST_GPU = {
             "A",
             {
                 '{gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-                'remedy="drain the node, then reset the GPU"}': Impact.ENDANGERS_WORK,
+                'remedy="drain, then reset the GPU"}': Impact.ENDANGERS_WORK,
                 '{problem="collector rapl fails",remedy="read the log of the exporter"}': Impact.UNKNOWN,
             },
         ),
@@ -596,10 +627,25 @@ def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path)
     }
 
     expected = {
-        '{subject="any exporter or GPU"}': 0.0,
         '{instance="n1",subject="n1 exporter"}': 0.0,
         '{instance="n1",gpu="1",subject="n1 GPU 1"}': 0.0,
     }
+    assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
+
+
+@pytest.mark.parametrize(
+    ("exporter", "expected"),
+    [
+        ("1x60", {'{subject="all exporters and GPUs"}': 1.0}),
+        ("1x20 0x4 1x36", {'{instance="n1",subject="n1 exporter"}': 1.0}),
+    ],
+    ids=["no failure", "one failure, now over"],
+)
+def test_the_timeline_is_red_only_during_a_failure(
+    tmp_path: Path, exporter: str, expected: dict[str, float]
+) -> None:
+    series = {'up{job="training",instance="n1"}': exporter} | gpu_series("up", "1x60")
+
     assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
 
 

@@ -54,7 +54,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", USUAL_LOSSES): {"Losses now, last 5 min": "EF"},
     ("training-energy", TOO_SHORT): {"Source of each number": "B"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
-    ("training-gpus", THROTTLED): {"Most throttled GPU": "B"},
+    ("training-gpus", THROTTLED): {"Throttling": "B"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NO_LIMIT): {
@@ -98,7 +98,7 @@ MOMENTARY_PANELS = {
     "Time by phase",  # the rest of the phases is close to zero
     "Lost to the slowest rank or a hang",
     "Exporters, drivers and GPUs with a failure",  # a start of seconds may lie between two scrapes
-    "Mean SM activity",
+    "SM active",
     "SM activity of used GPUs, 5 min",
     "Ranks by phase",
     "Slowest rank",
