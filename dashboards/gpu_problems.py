@@ -252,6 +252,27 @@ GPU_PROBLEMS = (
 
 UNKNOWN_NODES = f"({' or '.join(problem.condition for problem in _EXPORTER_PROBLEMS)})"
 """PromQL for the nodes with an exporter that is down or not scraped any more: some of their runs or GPUs are unknown."""
+
+
+def _last_of(family: str, selector: str) -> str:
+    """Return PromQL for the last values of a family within two scrapes."""
+    return f"({family}{{@{selector}}} or last_over_time({family}{{@{selector}}}[35s]))"
+
+
+def lost_gpus(selector: str) -> str:
+    """Return PromQL for the number of lost GPUs; a GPU that was read within two scrapes is not lost, as in the rule `instance:gpu_missing:sum`."""
+    expected = _last_of("gpu_devices_expected", selector)
+    return f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices', selector)} or 0 * ({expected})), 0)"
+
+
+def unknown_gpus(selector: str, target_selector: str) -> str:
+    """Return PromQL for the number of GPUs of nodes whose exporter is down, or whose driver was not read at the last scrape."""
+    return (
+        f"count(group by (instance, gpu) (last_over_time(gpu_up{{@{selector}}}[$__range])) unless on (instance)"
+        f" (group by (instance) (up{{@{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}))"
+    )
+
+
 KNOWN_NODES = "up{@target} == 1"
 """PromQL for the exporters that are up. The state of a GPU is unknown if no exporter of its node is up."""
 

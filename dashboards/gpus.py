@@ -22,7 +22,6 @@ from dashboards.gpu_problem_table import (
     worst_problems,
 )
 from dashboards.gpu_problems import (
-    DRIVER_NOT_READ,
     IMPACT_COLORS,
     IMPACT_NAMES,
     LAST_RANK_BY_GPU,
@@ -30,6 +29,8 @@ from dashboards.gpu_problems import (
     SELECTED_NODES,
     THROTTLED_RATIO_FAMILY,
     UNKNOWN_NODES,
+    lost_gpus,
+    unknown_gpus,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import (
@@ -103,7 +104,6 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
     throttled = f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}})"
-    expected = _last_of("gpu_devices_expected")
     known_gpus = "count(last_over_time(gpu_up{@gpu}[$__range])) or sum(gpu_devices{@gpu_node})"
     return (
         stat(
@@ -117,15 +117,9 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             instant_query(f"sum(gpu_devices{{@gpu_node}}) or 0 * ({known_gpus})", "up"),
+            instant_query(lost_gpus("gpu_node"), "lost", BAD),
             instant_query(
-                # As in the rule instance:gpu_missing:sum: a GPU that was read within two scrapes is not lost.
-                f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices')} or 0 * ({expected})), 0)",
-                "lost",
-                BAD,
-            ),
-            instant_query(
-                "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]))"
-                f" unless on (instance) (group by (instance) (up{{@gpu_target}} == 1) unless on (instance) {DRIVER_NOT_READ})) or 0 * ({known_gpus})",
+                f"{unknown_gpus('gpu', 'gpu_target')} or 0 * ({known_gpus})",
                 "unknown",
                 WARNING,
             ),
@@ -190,11 +184,6 @@ def _overview_panels() -> tuple[Panel, ...]:
             h=6,
         ),
     )
-
-
-def _last_of(family: str) -> str:
-    """Return PromQL for the last values of a family within two scrapes."""
-    return f"({family}{{@gpu_node}} or last_over_time({family}{{@gpu_node}}[35s]))"
 
 
 def _mean_sm_activity() -> str:

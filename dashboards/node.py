@@ -11,6 +11,7 @@ from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
 from dashboards.exporter_health import exporter_panels
+from dashboards.gpu_problems import lost_gpus, unknown_gpus
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
 from dashboards.node_problems import WAITS_FOR_DATA, problems_of_node
@@ -63,6 +64,8 @@ _OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run)
 """Condition of alerts: alerts without a node, such as a NaN loss, belong to a run with a live process on the node."""
 _CPU_WAIT = "waiting, data is late"
 """Legend of the share of the time in which a thread waits for a CPU while a rank waits for data. Only then, it has a color."""
+UNKNOWN_GPUS = unknown_gpus("node", "target")
+"""PromQL for the number of GPUs of the node, if their state is unknown; then no GPU is up or lost."""
 _PRESSURE_THRESHOLDS = warn_from(0.5)
 """Thresholds of the share of the time in which a thread waits for a CPU, for memory or for a disk."""
 
@@ -104,11 +107,8 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             instant_query("sum(gpu_devices{@node})", "up"),
-            instant_query(
-                "clamp_min(sum(gpu_devices_expected{@node}) - sum(gpu_devices{@node} or 0 * gpu_devices_expected{@node}), 0)",
-                "lost",
-                BAD,
-            ),
+            instant_query(f"{lost_gpus('node')} unless on () {UNKNOWN_GPUS}", "lost", BAD),
+            instant_query(UNKNOWN_GPUS, "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",
             w=3,
@@ -134,7 +134,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=4,
         ),
         stat(
-            "Available memory",
+            "Memory left",
             instant_query(
                 "min((cgroup_memory_limit_bytes{@node} - cgroup_memory_working_set_bytes{@node})"
                 " or on (instance) host_memory_available_bytes{@node})"
@@ -164,7 +164,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                 Column("gpu", "GPU", width=65),
             ),
             w=24,
-            h=4,
+            h=7,
             condition=_OF_NODE_OR_ITS_RUNS,
             unknown_if=NO_EXPORTER_UP,
             unknown_text="node unknown",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, titles
-from dashboards.availability import last_time
+from dashboards.availability import NO_EXPORTER_UP, last_time
 from dashboards.gpu_problems import (
     ERROR_TEXTS,
     GPU_PROBLEMS,
@@ -103,7 +103,7 @@ _RANK_PROBLEMS = (
         "process ended: $1",
         f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS}",
         _LAST_EXIT_OR_UPDATE,
-        "read the log of the rank; Run has the exits of all ranks",
+        "read its log; Run has all exits",
         Impact.STOPS_RUN,
         "reason",
     ),
@@ -135,7 +135,7 @@ _RANK_PROBLEMS = (
         "computes at $1 % of the fastest rank",
         _with_percent(_SLOW_RANKS),
         last_time(f"{SPEED_RATIO_BY_RANK} >= bool {SLOW_RATIO}"),
-        "check clocks and heat; if it lasts, replace the node",
+        "check clocks and heat; else replace the node",
         Impact.SLOWS_RUN,
         "percent",
     ),
@@ -196,12 +196,12 @@ _RUN_PROBLEMS = (
     ),
     _alert_of_run(
         "TrainingLossNonFinite|TrainingGradNonFinite",
-        "What is wrong on Run has the step and the rank",
+        "Run has the step and the rank",
         Impact.ENDANGERS_WORK,
     ),
     _alert_of_run(
         "CheckpointHangs|TrainingCheckpoint(Failing|Overdue)",
-        "Run has the saves, the error and the work at risk",
+        "Run has the error and the work at risk",
         Impact.ENDANGERS_WORK,
     ),
     _alert_of_run(
@@ -291,11 +291,13 @@ def _union(build_rows: Callable[..., str]) -> str:
     """Return PromQL for the union of the rows of all problems, with `gpu`, `run` and `rank` where known.
 
     *build_rows* returns the PromQL for a list of problems, by labels.
+
+    While no exporter is up, the row of the node replaces the rows of its GPUs and ranks: recorded series would keep a problem for minutes.
     """
     return " or ".join(
         (
-            _with_ranks(build_rows(_ADAPTED_GPU_PROBLEMS, "instance, gpu")),
-            _with_gpus(build_rows(_RANK_PROBLEMS, "run, rank")),
+            f"({_with_ranks(build_rows(_ADAPTED_GPU_PROBLEMS, 'instance, gpu'))} unless on () {NO_EXPORTER_UP})",
+            f"({_with_gpus(build_rows(_RANK_PROBLEMS, 'run, rank'))} unless on () {NO_EXPORTER_UP})",
             build_rows(_RUN_PROBLEMS, "run"),
             build_rows(_ADAPTED_NODE_PROBLEMS, "instance"),
         )
@@ -329,7 +331,7 @@ def problems_of_node() -> Panel:
             f"floor({worst} / {PRIORITIES_PER_IMPACT}) or {_NO_PROBLEM_ROW}",
             "Impact",
             decimals=0,
-            width=160,
+            width=145,
             mappings=IMPACT_TEXTS,
         ),
         Column("problem", "Problem", mappings=_PROBLEM_TEXTS),
@@ -362,13 +364,9 @@ def problems_of_node() -> Panel:
             mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
         Column(
-            f"{_PROBLEM_COUNT} - 1 or {_NO_PROBLEM_ROW}",
-            "Other problems",
-            decimals=0,
-            width=125,
-            mappings=_DASHES,
+            f"{_PROBLEM_COUNT} - 1 or {_NO_PROBLEM_ROW}", "Others", decimals=0, width=75, mappings=_DASHES
         ),
-        Column("remedy", "Remedy", width=380),
+        Column("remedy", "Remedy"),
     )
     return table(
         PROBLEMS_TITLE,

@@ -67,7 +67,7 @@ def runs_table() -> Panel:
     return table(
         "Runs on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=160, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
+        Column("state", "State", width=155, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
             f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
             "In state since",
@@ -75,15 +75,14 @@ def runs_table() -> Panel:
             width=CLOCK_TIME_WIDTH,
         ),
         Column("user", "Owner", width=75),
-        Column(f"max by (run) (training_step{{@run}}) and on (run) {runs}", "Step", decimals=0, width=70),
         Column(
             or_unknown(
                 f"count by (run) ({UP_BY_RANK_ON_NODE} == 1)"
                 " or on (run) 0 * count by (run) (training_process_up{@node_run})"
             ),
-            "Ranks alive",
+            "Alive",
             decimals=0,
-            width=95,
+            width=60,
             mappings=_UNKNOWN_TEXTS,
         ),
         Column(
@@ -105,9 +104,7 @@ def runs_table() -> Panel:
             mappings=_UNKNOWN_TEXTS,
         ),
         percent_column(f"min by (run) ({SPEED_RATIO_BY_RANK})", "Slowest here", 105, warn_below(0.9, 0.75)),
-        percent_column(
-            f"{slowest_elsewhere} and on (run) {runs}", "Slowest elsewhere", 135, warn_below(0.9, 0.75)
-        ),
+        percent_column(f"{slowest_elsewhere} and on (run) {runs}", "elsewhere", 96, warn_below(0.9, 0.75)),
         Column(
             or_unknown(f"sum by (run) ({NODE_COST_PER_HOUR})"),
             "Cost/h here",
@@ -174,9 +171,9 @@ def ranks_table() -> Panel:
         Column("phase", "Phase", width=110),
         Column(
             'max by (run, rank) (training_steps_total{@node_run, mode="train"})',
-            "Executed steps",
+            "Steps",
             decimals=0,
-            width=125,
+            width=70,
         ),
         Column(
             f"time() - {LAST_STEP_TIME_BY_RANK} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",

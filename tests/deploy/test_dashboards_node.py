@@ -49,13 +49,13 @@ SLOW_ELSEWHERE = _run() | _compute(0, "1x60") | _compute(1, "1x20 1.5x40")
 HOT_GPU = {
     'gpu_clocks_event_seconds_total{job="training",instance="n1",gpu="0",uuid="G0",reason="thermal"}': "0x20 0+9x40"
 }
-SLOW_ROW = '{gpu="0",run="a",rank="0",problem="computes at 67 % of the fastest rank",remedy="check clocks and heat; if it lasts, replace the node"}'
+SLOW_ROW = '{gpu="0",run="a",rank="0",problem="computes at 67 % of the fastest rank",remedy="check clocks and heat; else replace the node"}'
 HOT_ROW = '{gpu="0",run="a",rank="0",problem="throttled by heat or the power brake",remedy="check cooling and power supply"}'
 NAN_ALERT = {
     'ALERTS{alertname="TrainingLossNonFinite",alertstate="firing",run="a",severity="critical"}': "1x60",
     'ALERTS_FOR_STATE{alertname="TrainingLossNonFinite",run="a",severity="critical"}': "240x60",
 }
-NAN_ROW = '{run="a",problem="TrainingLossNonFinite",remedy="What is wrong on Run has the step and the rank"}'
+NAN_ROW = '{run="a",problem="TrainingLossNonFinite",remedy="Run has the step and the rank"}'
 NOTHING_WRONG = '{problem="nothing is wrong"}'
 
 
@@ -147,7 +147,7 @@ def _exit(rank: int, seconds: int) -> dict[str, str]:
 
 
 ENDED_FIRST = '{gpu="0",run="a",rank="0",problem="process ended first: killed or crashed",remedy="read the log of this rank first"}'
-ENDED = '{gpu="0",run="a",rank="0",problem="process ended: killed or crashed",remedy="read the log of the rank; Run has the exits of all ranks"}'
+ENDED = '{gpu="0",run="a",rank="0",problem="process ended: killed or crashed",remedy="read its log; Run has all exits"}'
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
     ("query_id", "factor", "expected"),
     [
         ("A", 1, {'{run="a",state="running",user="u",cause="slowest_rank"}': 1}),
-        ("G", 100, {'{run="a"}': 67}),
-        ("H", 100, {'{run="a"}': 100}),
-        ("I", 1, {'{run="a"}': 36}),
-        ("J", 1, {'{run="a"}': 6}),
-        ("K", 100, {'{run="a"}': 17}),
+        ("F", 100, {'{run="a"}': 67}),
+        ("G", 100, {'{run="a"}': 100}),
+        ("H", 1, {'{run="a"}': 36}),
+        ("I", 1, {'{run="a"}': 6}),
+        ("J", 100, {'{run="a"}': 17}),
     ],
     ids=["row", "slowest here", "slowest elsewhere", "cost here", "lost here", "lost time"],
 )
@@ -227,15 +227,40 @@ EXPORTER_DOWN = {
     [
         ("Cost per hour, 5 min", "A", {'{currency="unknown"}': 0}),
         ("Runs on this node, rates over 5 min", "A", {'{run="a",state="running, here unknown",user="u"}': 1}),
-        ("Runs on this node, rates over 5 min", "D", {'{run="a"}': -1}),
-        ("Runs on this node, rates over 5 min", "I", {'{run="a"}': -1}),
+        ("Runs on this node, rates over 5 min", "C", {'{run="a"}': -1}),
+        ("Runs on this node, rates over 5 min", "H", {'{run="a"}': -1}),
+        ("GPUs", "A", {}),
+        ("GPUs", "B", {}),
+        ("GPUs", "C", {"{}": 1}),
     ],
-    ids=["cost", "state", "ranks alive", "cost of the run"],
+    ids=["cost", "state", "ranks alive", "cost of the run", "GPUs up", "GPUs lost", "GPUs unknown"],
 )
 def test_without_its_exporter_the_runs_and_costs_of_a_node_are_unknown(
     tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
 ) -> None:
     assert_panel(tmp_path, "training-node", panel, EXPORTER_DOWN, expected, query_id=query_id)
+
+
+def test_the_cost_of_a_node_is_that_of_five_minutes_also_while_a_gpu_is_lost(tmp_path: Path) -> None:
+    cost = 'training_cost_total{job="training",run="a",instance="n1",currency="EUR"}'
+    restart_booked_at_once = {cost: "0+0.15x20 9+0.15x40"}
+    series = _run() | LOST_GPU | restart_booked_at_once
+
+    assert_panel(tmp_path, "training-node", "Cost per hour, 5 min", series, {'{currency="EUR"}': 36})
+
+
+def test_a_hot_gpu_is_unknown_while_the_exporter_is_down(tmp_path: Path) -> None:
+    series = {
+        name: values.replace("x60", "x58 stale").replace("x40", "x38 stale")
+        if 'instance="n1"' in name
+        else values
+        for name, values in (SLOW_HERE | HOT_GPU).items()
+    } | {'up{job="training",instance="n1"}': "1x58 0x2"}
+    row = (
+        '{problem="exporter down: node and GPUs unknown",remedy="check the machine and the exporter\'s log"}'
+    )
+
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {row: Impact.UNKNOWN})
 
 
 def test_a_thread_that_waits_for_a_cpu_for_most_of_the_time_is_a_warning(tmp_path: Path) -> None:
@@ -291,7 +316,7 @@ def test_failing_saves_endanger_the_work_of_a_node(tmp_path: Path) -> None:
         name.replace("TrainingLossNonFinite", "TrainingCheckpointFailing"): values
         for name, values in NAN_ALERT.items()
     }
-    row = '{run="a",problem="TrainingCheckpointFailing",remedy="Run has the saves, the error and the work at risk"}'
+    row = '{run="a",problem="TrainingCheckpointFailing",remedy="Run has the error and the work at risk"}'
 
     assert_panel(tmp_path, "training-node", "What is wrong", series, {row: Impact.ENDANGERS_WORK})
 
