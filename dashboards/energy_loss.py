@@ -89,7 +89,9 @@ def _wasted_energy(before: str) -> str:
     scaled_energy = (
         f"({booked_energy} * on (run) group_left () ({_run_energy(before)} / ({accounted_energy} > 0)))"
     )
-    overdue_energy = as_cause(f"({_OVERDUE_SECONDS} * on (run) {RUN_POWER})", "hang")
+    # A slope over five minutes: the exporter adds the energy of half a minute at once when the phase of a rank is known late.
+    power = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
+    overdue_energy = as_cause(f"({_OVERDUE_SECONDS} * on (run) {power})", "hang")
     return f"({scaled_energy} + on (run, cause) {overdue_energy} or {scaled_energy} or {overdue_energy})"
 
 
@@ -123,10 +125,13 @@ WASTED_ENERGY_SINCE_START = (
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
 LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0), 1)"
 """PromQL for the share of each run's time that was without progress."""
-_START_SECONDS = f"(sum by (run) ({_BOOKED_BADPUT} and on (cause) ({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})) or 0 * {WALL_SECONDS_IN_RANGE})"
-LOST_SHARE_AFTER_START = (
-    f"clamp(({_LOST_SECONDS} - {_START_SECONDS}) / ({WALL_SECONDS_IN_RANGE} - {_START_SECONDS} > 0), 0, 1)"
+START_CAUSES = f"({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})"
+_START_SECONDS = (
+    f"(sum by (run) ({_BOOKED_BADPUT} and on (cause) {START_CAUSES}) or 0 * {WALL_SECONDS_IN_RANGE})"
 )
+SECONDS_AFTER_START = f"({WALL_SECONDS_IN_RANGE} - {_START_SECONDS} > 0)"
+"""PromQL for the seconds of each run without start and compilation."""
+LOST_SHARE_AFTER_START = f"clamp(({_LOST_SECONDS} - {_START_SECONDS}) / {SECONDS_AFTER_START}, 0, 1)"
 """PromQL for the share of each run's time that was without progress, without start and compilation, which every run has."""
 RUN_COST = increase_in_range("training_cost_total{@run}", "run, currency")
 """PromQL for the cost of each run."""

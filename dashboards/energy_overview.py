@@ -23,14 +23,16 @@ from dashboards.energy_loss import (
     RUN_COST,
     RUN_ENERGY,
     RUN_POWER,
-    WALL_SECONDS_IN_RANGE,
-    increase_in_range,
+    SECONDS_AFTER_START,
+    START_CAUSES,
 )
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
+    ACTIVE_RUNS,
     CAUSE_TEXTS,
     COST_OF_LOSSES,
     COST_PER_HOUR_BY_RUN,
+    ENDED_RUNS,
     INCOMPLETE_RUNS,
     LOSS_SINCE,
     LOST_GPU_SHARE_NOW,
@@ -60,8 +62,6 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import (
-    COST_SO_FAR_BY_CURRENCY,
-    JOULES_SO_FAR,
     STATE_BY_RUN,
     Query,
     blank_if_incomplete,
@@ -212,14 +212,15 @@ def _lost_now() -> Panel:
 
 def _useful_share() -> Panel:
     return stat(
-        "Useful in this time range",
+        "Useful in this range, after the start",
         instant_query(
-            f"1 - sum({LOST_SHARE_BY_RUN} * on (run) {WALL_SECONDS_IN_RANGE} * on (run) {GPU_COUNT_IN_RANGE})"
-            f" / sum({WALL_SECONDS_IN_RANGE} * on (run) {GPU_COUNT_IN_RANGE})",
+            f"1 - sum({LOST_SHARE_AFTER_START} * on (run) {SECONDS_AFTER_START} * on (run) {GPU_COUNT_IN_RANGE})"
+            f" / sum({SECONDS_AFTER_START} * on (run) {GPU_COUNT_IN_RANGE})",
             "of the GPU time",
         ),
         instant_query(
-            f"sum(({ENERGY_BY_CAUSE}) and on (cause) {PROGRESS_CAUSE}) / (sum({ENERGY_BY_CAUSE}) > 0)",
+            f"sum(({ENERGY_BY_CAUSE}) and on (cause) {PROGRESS_CAUSE})"
+            f" / (sum(({ENERGY_BY_CAUSE}) unless on (cause) {START_CAUSES}) > 0)",
             "of the energy",
         ),
         unit="percentunit",
@@ -230,13 +231,22 @@ def _useful_share() -> Panel:
     )
 
 
+def _total(family: str, by: str = "") -> str:
+    """Return PromQL for the last total of the runs. The label `note` says that all of them have ended."""
+    recent = f"sum by ({by}) (last_over_time({family}{{@run}}[15m]))"
+    of_ended_runs = f"sum by ({by}) (last_over_time({family}{{@run}}[$__range]) and on (run) {ENDED_RUNS})"
+    total = f"({recent} or on () {of_ended_runs})"
+    all_ended = f"on () {ENDED_RUNS} unless on () {ACTIVE_RUNS}"
+    return f'(label_replace({total}, "note", ", ended", "", "") and {all_ended} or on () {total})'
+
+
 def _totals() -> Panel:
-    carbon = "CO2"
+    carbon, energy = "CO2", "energy"
     return stat(
         "Since the start of the runs",
-        instant_query(COST_SO_FAR_BY_CURRENCY, "{{currency}}"),
-        instant_query(f"{JOULES_SO_FAR} / 3600", "energy"),
-        instant_query("sum(last_over_time(training_carbon_grams_total{@run}[15m]))", carbon),
+        instant_query(_total("training_cost_total", "currency"), "{{currency}}{{note}}"),
+        instant_query(f"{_total('training_energy_joules_total')} / 3600", energy),
+        instant_query(_total("training_carbon_grams_total"), carbon),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -322,7 +332,7 @@ def _losses_now() -> Panel:
         percent_column(
             f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 115, LOST_THRESHOLDS, bar=(0, 1)
         ),
-        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost per hour", decimals=2, width=115),
+        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost/h", decimals=2, width=75),
         Column(
             f"1000 * ({LOSS_SINCE})",
             "Since",
@@ -330,7 +340,7 @@ def _losses_now() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        Column(f"max by (run, cause) ({LOST_SINCE_START})", "Lost since then", decimals=2, width=130),
+        Column(f"max by (run, cause) ({LOST_SINCE_START})", "Lost since", decimals=2, width=103),
         Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=80),
         row_query=row_query,
         sort="Verdict",
@@ -338,7 +348,7 @@ def _losses_now() -> Panel:
         h=9,
         max_data_points=120,
     )
-    panel.body["options"]["sortBy"].append({"displayName": "Cost per hour", "desc": True})
+    panel.body["options"]["sortBy"].append({"displayName": "Cost/h", "desc": True})
     return panel
 
 
@@ -362,14 +372,18 @@ def _loss_by_cause() -> Panel:
         ),
         Column(f"sum by (cause) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
         Column(known_watt_hours, "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
-        percent_column(
-            f"{known_watt_hours} / on () group_left () sum({ENERGY_BY_CAUSE}) > 0", "of energy", 80
-        ),
         sort="GPU hours",
         w=11,
         h=11,
         max_data_points=120,
     )
+
+
+_LAST_STATE_BY_RUN = (
+    f"({STATE_BY_RUN} or on (run)"
+    f" max by (run, state) (last_over_time(training_run_state{{@run}}[$__range]) == 1) and on (run) {ENDED_RUNS})"
+)
+"""PromQL for the state of each run as a label; for a run that has ended, the last state in the range."""
 
 
 def _loss_by_run() -> Panel:
@@ -383,22 +397,15 @@ def _loss_by_run() -> Panel:
             width=80,
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
-        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Per hour, 5 min", decimals=2, width=75),
+        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Per hour", decimals=2, width=75),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
-        percent_column(f"{LOST_SHARE_BY_RUN}", "Lost time", 75),
+        percent_column(f"{LOST_SHARE_BY_RUN}", "Lost", 60),
         percent_column(LOST_SHARE_AFTER_START, "after start", 80, LOST_THRESHOLDS),
         Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
         Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),
-        Column(
-            increase_in_range("training_carbon_grams_total{@run}", "run"),
-            "CO2",
-            unit="massg",
-            decimals=1,
-            width=70,
-        ),
         row_query=(
-            f'label_replace({STATE_BY_RUN} and on (run) {STANDSTILL_BY_RUN}, "state", "no step", "state", "running")'
-            f" or on (run) {STATE_BY_RUN}"
+            f'label_replace({_LAST_STATE_BY_RUN} and on (run) {STANDSTILL_BY_RUN}, "state", "no step", "state", "running")'
+            f" or on (run) {_LAST_STATE_BY_RUN}"
             f' or on (run) label_replace({UNKNOWN_RUNS}, "state", "unknown", "", "")'
         ),
         sort="Lost cost",

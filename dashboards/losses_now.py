@@ -204,10 +204,17 @@ Without a value for other causes, because their share of the time varies, and fo
 
 # Runs without a sample ---------------------------------------------------------------------------------------
 
-UNKNOWN_RUNS = (
-    '(max by (run) (last_over_time(training_run_state{@run, state=~"starting|running|stalled|hung|ending"}[1h]) == 1)'
-    " unless on (run) training_run_state{@run})"
+_ACTIVE_STATES = "starting|running|stalled|hung|ending"
+ACTIVE_RUNS = (
+    f'(max by (run) (last_over_time(training_run_state{{@run, state=~"{_ACTIVE_STATES}"}}[1h]) == 1))'
 )
+"""PromQL for the runs that have not ended, by the last state within an hour."""
+ENDED_RUNS = (
+    '(max by (run) (last_over_time(training_run_state{@run, state=~"stopped|finished|failed|lost"}[$__range]) == 1)'
+    f" unless on (run) {ACTIVE_RUNS})"
+)
+"""PromQL for the runs whose last known state in the range is the end, also after the exporter has dropped their series."""
+UNKNOWN_RUNS = f"({ACTIVE_RUNS} unless on (run) training_run_state{{@run}})"
 """PromQL for the runs that were active and that no exporter reports now."""
 _PARTLY_UNKNOWN_RUNS = (
     "(max by (run) (training_world_size{@run})"
@@ -232,7 +239,10 @@ UNKNOWN_LOSSES = (
     f" or {as_cause(f'({_SILENT_NODES} unless on (run) {UNKNOWN_RUNS})', 'partly_unknown')})"
 )
 """PromQL for the losses of incomplete runs, as the causes `no_news` and `partly_unknown`. The value is the time of the last sample."""
-NO_COST = f"0 * sum by (currency) (training_cost_total{{@run}}) unless on () {INCOMPLETE_RUNS}"
+NO_COST = (
+    "0 * sum by (currency) (training_cost_total{@run}"
+    f" or last_over_time(training_cost_total{{@run}}[$__range]) and on (run) {ENDED_RUNS}) unless on () {INCOMPLETE_RUNS}"
+)
 """PromQL for a cost per hour of 0 by currency, as the fallback of a sum without active runs; without a value if the cost of a run is unknown."""
 RUNS_WITH_STALE_COST = (
     "(max by (run) (last_over_time(run:training_cost:rate5m{@run}[5m])) unless on (run) run:training_cost:rate5m{@run}"
@@ -265,10 +275,14 @@ UNKNOWN_COST = (
 """
 COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
-NO_LOSS = f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause('0 * max(training_run_state{@run})', 'ended')})"
-"""PromQL for the row of a table without other rows: active runs lose nothing, or all runs have ended; without a value for unknown runs.
+_ENDING_RUNS = 'max by (run) (training_run_state{@run, state="ending"}) == 1'
+NO_LOSS = (
+    f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause(f'0 * max({_ENDING_RUNS})', 'ending')}"
+    f" or on () {as_cause(f'0 * max({ENDED_RUNS})', 'ended')})"
+)
+"""PromQL for the row of a table without other rows: active runs lose nothing, the last run is ending, or all runs have ended.
 
-A run in state `ending` counts as ended.
+Without a value for unknown runs.
 """
 LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
 """PromQL for the start of each known loss, and the time of the last sample for unknown losses, in Unix seconds.
@@ -309,10 +323,11 @@ _CAUSES = {
     "compile": ("compilation", NEUTRAL),
     "other": ("other, or not attributed", NEUTRAL),
     "nothing": ("nothing is lost now", GOOD),
+    "ending": ("the run is ending", NEUTRAL),
     "ended": ("the run has ended", NEUTRAL),
     "unknown": (NO_SAMPLE_OF_RUN, WARNING),
     "no_news": ("unknown: no sample", WARNING),
-    "partly_unknown": ("unknown: ranks without sample", WARNING),
+    "partly_unknown": ("unknown: some of the ranks", WARNING),
 }
 """Texts and colors of causes. Waits are neutral, because their share decides whether they are bad."""
 CAUSE_NAMES = {cause: name for cause, (name, _) in _CAUSES.items()}

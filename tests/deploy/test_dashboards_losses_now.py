@@ -130,6 +130,54 @@ def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {}, query_id="D")
 
 
+def test_a_run_whose_outcome_is_not_known_yet_is_ending_and_has_not_ended(tmp_path: Path) -> None:
+    ending = {name.replace("running", "ending"): values for name, values in COSTLY_RUN.items()}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ending, {'{cause="ending"}': 0})
+
+
+@pytest.mark.parametrize("end", ["x120", "x20 stale"], ids=["reported", "not reported any more"])
+def test_the_totals_of_an_ended_run_are_its_last_values_marked_as_ended(tmp_path: Path, end: str) -> None:
+    series = (
+        run_series("run_state", f"1x4 0{end}", labels=',state="running"')
+        | run_series("run_state", f"0x4 1{end}", labels=',state="finished"')
+        | run_series("cost_total", f"0x4 5{end}", labels=',kind="device_time",currency="EUR"')
+        | run_series("energy_joules_total", f"0x4 7200{end}")
+    )
+    panel = "Since the start of the runs"
+
+    assert_panel(
+        tmp_path, "training-energy", panel, series, {'{currency="EUR",note=", ended"}': 5}, minutes=30
+    )
+    assert_panel(
+        tmp_path, "training-energy", panel, series, {'{note=", ended"}': 2}, query_id="B", minutes=30
+    )
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Cost and loss of each run, in this time range",
+        series,
+        {'{run="a",state="finished"}': 1},
+        minutes=30,
+    )
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Cost and CO2 per hour, last 5 min",
+        series,
+        {'{currency="EUR"}': 0},
+        minutes=30,
+    )
+
+
+def test_a_share_below_one_percent_is_no_loss(tmp_path: Path) -> None:
+    wait = run_series("badput_seconds_total", "0+0.12x60", labels=',cause="data_stall"')
+
+    assert_panel(
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | wait, {'{cause="nothing"}': 0}
+    )
+
+
 def test_ended_runs_cost_and_lose_nothing_per_hour(tmp_path: Path) -> None:
     ended = {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name} | run_series(
         "run_state", "1x60", labels=',state="finished"'
