@@ -164,7 +164,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                 Column("gpu", "GPU", width=65),
             ),
             w=24,
-            h=7,
+            h=6,
             condition=_OF_NODE_OR_ITS_RUNS,
             unknown_if=NO_EXPORTER_UP,
             unknown_text="node unknown",

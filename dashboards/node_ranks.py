@@ -67,7 +67,7 @@ def runs_table() -> Panel:
     return table(
         "Runs on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=155, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
+        Column("state", "State", width=165, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
             f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
             "In state since",
@@ -82,7 +82,7 @@ def runs_table() -> Panel:
             ),
             "Alive",
             decimals=0,
-            width=60,
+            width=72,
             mappings=_UNKNOWN_TEXTS,
         ),
         Column(
@@ -120,7 +120,7 @@ def runs_table() -> Panel:
             mappings=_UNKNOWN_TEXTS,
         ),
         percent_column(f"{RUN_LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
-        Column("cause", "Lost to", width=130, mappings=MAIN_CAUSE_TEXTS),
+        Column("cause", "Lost to", width=115, mappings=MAIN_CAUSE_TEXTS),
         row_query=rows,
         sort="Lost",
         w=24,

@@ -44,6 +44,7 @@ REPLAYED = "a replayed GPU has replayed processes, which are not the ranks of th
 NO_LIMIT = "the tests do not run in a container with this limit"
 NO_MIG = "the GPUs of node-2 are not in MIG mode; a separate test covers node-4"
 NOT_OVERDUE = "a failed save is followed by a save before three intervals"
+NODE_IS_KNOWN = "the exporter of the node is up"
 NO_OUTAGE = "every run has samples at the end of the scenario"
 TOO_SHORT = "the query needs data from a longer time than the scenario"
 
@@ -57,6 +58,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-gpus", THROTTLED): {"Throttling": "B"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
+    ("training-node", NODE_IS_KNOWN): {"GPUs": "C"},
     ("training-node", NO_LIMIT): {
         "CPU of the container, and its limit": "B",
         "Memory of the container, and its limit": "CD",
