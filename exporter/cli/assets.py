@@ -59,7 +59,8 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
     except OSError as error:
-        print_notice(f"{error.filename}: {error.strerror}")
+        # SameFileError, for an output in the package itself, has no attributes.
+        print_notice(f"{error.filename or output}: {error.strerror or error}")
         return EXIT_FAILED
     print(f"{len(files)} files in {output}")
     return 0

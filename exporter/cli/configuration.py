@@ -174,7 +174,10 @@ def _changes(
             continue
         section, _, name = flag.removeprefix("--").partition(".")
         key, value = name.replace("-", "_").replace(".", "_"), value_of(flags, flag)
-        hints = {known.name: known.hint for known in options_of(type(getattr(configuration, section)))}
+        hints = {
+            section_option.name: section_option.hint
+            for section_option in options_of(type(getattr(configuration, section)))
+        }
         if isinstance(value, list):
             item_hint = get_args(hints[key])[0]
             changes[section][key] = tuple(parse_value(flag, item, item_hint) for item in value)

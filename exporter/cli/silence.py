@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -125,10 +126,13 @@ def install_command(python: str, site: str) -> str:
     root = PACKAGE.parent
     metadata = [*root.glob("training_exporter*.egg-info"), *root.glob("training_exporter-*.dist-info")]
     if (root / "pyproject.toml").exists():
-        install = f"{python} -m pip install {root}"
-        return f"{install}, or start the job with PYTHONPATH={root}" if metadata else install
+        install = shlex.join([python, "-m", "pip", "install", str(root)])
+        return (
+            f"{install}, or start the job with PYTHONPATH={shlex.quote(str(root))}" if metadata else install
+        )
     parts = (PACKAGE, root / "exporter_auto.py", root / "training_exporter.py", *metadata)
-    return f"cp -r {' '.join(str(part) for part in parts)} {site or f'the site-packages of {python}'}"
+    copy = shlex.join(["cp", "-r", *map(str, parts)])
+    return f"{copy} {shlex.quote(site) if site else f'the site-packages of {python}'}"
 
 
 def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:

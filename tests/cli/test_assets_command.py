@@ -77,3 +77,10 @@ def test_changed_files_are_replaced_only_with_force_and_a_refusal_is_one_line(tm
     assert after_refusal == ("groups: []\n", False)
     assert f"{changed_file} has been changed" in refused_result.stderr
     assert (changed_file.read_text(), removed_file.exists()) == (original_rules, True)
+
+
+def test_the_package_itself_as_output_is_refused_with_the_reason() -> None:
+    result = run_assets(REPOSITORY / "exporter" / "assets")
+
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert "are the same file" in result.stderr

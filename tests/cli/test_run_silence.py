@@ -202,6 +202,10 @@ def test_a_job_without_python_is_not_reported_as_silent(tmp_path: Path) -> None:
     assert silence is None
 
 
+def test_a_path_with_a_space_is_quoted_in_the_remedy() -> None:
+    assert "'/opt/my python/bin/python'" in install_command("/opt/my python/bin/python", "")
+
+
 def test_the_remedy_needs_no_package_index(tmp_path: Path, bare_python: str) -> None:
     if "PYTHONPATH=" not in install_command(bare_python, ""):
         pytest.skip("the package is not installed from here")
