@@ -17,7 +17,7 @@ from exporter.patching import when_imported
 from exporter.recording.notices import log_once
 from exporter_auto import BRIDGES
 
-_requested: set[str] = set()
+_requested_names: set[str] = set()
 
 
 def install(*names: str) -> tuple[str, ...]:
@@ -37,19 +37,19 @@ def install(*names: str) -> tuple[str, ...]:
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return ()
     for name in names or BRIDGES:
-        if name not in _requested:
-            _requested.add(name)
+        if name not in _requested_names:
+            _requested_names.add(name)
             if BRIDGES[name] == "torch" and "torch" in sys.modules:
                 # torch calls the entry point at the end of `import torch`, which is still marked as in progress.
                 _install(name, sys.modules["torch"])
             else:
                 when_imported(BRIDGES[name], partial(_install, name))
-    return tuple([name for name in BRIDGES if name in _requested])
+    return tuple([name for name in BRIDGES if name in _requested_names])
 
 
 def _install(name: str, _library: ModuleType) -> None:
     try:
         import_module(f"exporter.bridges.{name}").install()
     except Exception as error:  # noqa: BLE001  # the job must not fail because of a bridge
-        _requested.discard(name)
+        _requested_names.discard(name)
         log_once(f"bridge {name}", f"the bridge {name} could not be installed: {error!r}")

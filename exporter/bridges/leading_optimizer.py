@@ -32,8 +32,10 @@ class LeadingOptimizer:
     def __init__(self) -> None:
         self._leader: Callable[[], Any] = _no_leader
         self._leader_id = self.single_id = 0
-        self._others: set[int] = set()  # ids of the optimizers that have stepped since the leader's last step
-        self._known: WeakSet[Any] = WeakSet()  # optimizers that have stepped
+        self._other_ids: set[int] = (
+            set()
+        )  # ids of the optimizers that have stepped since the leader's last step
+        self._known_optimizers: WeakSet[Any] = WeakSet()  # optimizers that have stepped
         self._waiting_since: float | None = None  # monotonic time of the first backward pass
 
     def is_overdue(self) -> bool:
@@ -51,15 +53,15 @@ class LeadingOptimizer:
         # The id of a leader that was deleted may be that of its successor.
         if id(optimizer) != self._leader_id:
             leader = self._leader()
-            is_new = optimizer not in self._known
-            self._known.add(optimizer)
-            if leader is not None and id(optimizer) not in self._others and not (is_new and has_new_data):
-                self._others.add(id(optimizer))
+            is_new = optimizer not in self._known_optimizers
+            self._known_optimizers.add(optimizer)
+            if leader is not None and id(optimizer) not in self._other_ids and not (is_new and has_new_data):
+                self._other_ids.add(id(optimizer))
                 self.single_id = 0
                 return False
             self._leader = ref(optimizer)
             self._leader_id = id(optimizer)
-        self._others.clear()
+        self._other_ids.clear()
         self.single_id = self._leader_id
         return True
 
@@ -68,10 +70,12 @@ class LeadingOptimizer:
 
         Also return True for the engine of a library that steps as an optimizer, and for the module of the engine.
         """
-        module_parameters = {id(parameter) for parameter in module.parameters()} if self._known else None
+        module_parameters = (
+            {id(parameter) for parameter in module.parameters()} if self._known_optimizers else None
+        )
         if not module_parameters:
             return False
-        for optimizer in tuple(self._known):
+        for optimizer in tuple(self._known_optimizers):
             if module is optimizer or module is getattr(optimizer, "module", None):  # the engine of a library
                 return True
             trained_parameters = [

@@ -1,6 +1,7 @@
 """Periodic polling on a separate thread, with a last poll at the end of the process.
 
-Used by bridges in the training process. A poll that hangs delays the later polls of the same object, and nothing else.
+Used by bridges in the training process. A poll that hangs delays the later polls of the same object, and at the end of the process
+the exit until its time limit.
 """
 
 from __future__ import annotations

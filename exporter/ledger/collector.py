@@ -391,8 +391,8 @@ def _without_early_exits(slots: Sequence[VisibleSlot], max_exited_runs: int) -> 
     exit_by_run: dict[str, float] = {}
     for slot in slots:
         if slot.key.run not in running_runs:
-            exited = slot.process.exited_monotonic
-            exit_by_run[slot.key.run] = max(exited, exit_by_run.get(slot.key.run, exited))
+            exited_at = slot.process.exited_monotonic
+            exit_by_run[slot.key.run] = max(exited_at, exit_by_run.get(slot.key.run, exited_at))
     latest_runs = sorted(exit_by_run, key=lambda run: exit_by_run[run])[-max_exited_runs:]
     shown_runs = running_runs.union(latest_runs)
     return [slot for slot in slots if slot.key.run in shown_runs]

@@ -274,10 +274,10 @@ class ExportQueue:
         def wait(timeout_seconds: float) -> None:
             wait_for_worker(timeout_seconds, "exit")
             self._is_abandoned = True
-            unprocessed = self._accepted_records.read() - self._processed_records
-            if unprocessed > 0:
-                self._processed_records += unprocessed
-                self._count_dropped["exit"](unprocessed)
+            unprocessed_count = self._accepted_records.read() - self._processed_records
+            if unprocessed_count > 0:
+                self._processed_records += unprocessed_count
+                self._count_dropped["exit"](unprocessed_count)
 
         return wait
 

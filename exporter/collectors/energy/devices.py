@@ -1,13 +1,13 @@
 """Energy sources of CPUs and memory: RAPL registers, ACPI power meters, a model of the load.
 
     intel-rapl:0        name package-0     the CPU, its cores and caches                counted
-    intel-rapl:0:0      name core          a part of the package                        left out
+    intel-rapl:0:0      name core          a part of the package                        excluded
     intel-rapl:0:1      name dram          the memory behind the CPU, not part of it    counted
-    intel-rapl:1        name psys          the whole platform                           left out
-    intel-rapl-mmio:0   name package-0     the same package by another interface        left out
+    intel-rapl:1        name psys          the whole platform                           excluded
+    intel-rapl-mmio:0   name package-0     the same package by another interface        excluded
     CPU Power Socket 0                     the cores of NVIDIA's Grace                  counted
     SysIO Power Socket 0                   the rest of the chip                         counted: soc
-    Module, Grace Power Socket 0           the whole module; sums of the others         left out
+    Module, Grace Power Socket 0           the whole module; sums of the others         excluded
 
 Source: Documentation/power/powercap/powercap.rst; NVIDIA Grace Performance Tuning Guide, "Power and Thermals";
 Documentation/hwmon/acpi_power_meter.rst.

@@ -145,10 +145,12 @@ class ProcessCollector:
         parent would otherwise count this I/O a second time.
         """
         processes = {member.process.pid: member.process for member in (*self._previous_members, *members)}
-        running = {member.process for member in members}
-        ended = [member for member in self._previous_members if member.process not in running]
+        running_processes = {member.process for member in members}
+        ended_members = [
+            member for member in self._previous_members if member.process not in running_processes
+        ]
         # The youngest first: the I/O of a grandchild is part of the child's.
-        for member in sorted(ended, key=lambda member: member.process.create_time(), reverse=True):
+        for member in sorted(ended_members, key=lambda member: member.process.create_time(), reverse=True):
             parent = processes.get(member.parent_pid)
             if parent in self._usages and member.process in self._usages:
                 self._usages[parent].add_io(self._usages[member.process])
@@ -163,7 +165,7 @@ class ProcessCollector:
                 run_processes.last_alive_time = now
             elif now - run_processes.last_alive_time > self._linger_seconds:
                 del self._runs[run]
-        ended_runs = [run for run, processes in self._runs.items() if processes.last_alive_time < now]
+        ended_runs = [run for run, run_processes in self._runs.items() if run_processes.last_alive_time < now]
         ended_runs.sort(key=lambda run: self._runs[run].last_alive_time)
         for run in ended_runs[:-MAX_EXITED_RUNS]:
             del self._runs[run]

@@ -324,13 +324,13 @@ class EnergyCollector:
         pids = {process.pid for listing in listings for process in listing.processes}
         lives = self._sources.lives(pids | running_pids(job))
         snapshot = GpuSnapshot(job, use, work, listings, lives, self._sources.uuids())
-        for used in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
+        for slice_with_phases in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
             is_added = False
             with collected.part():
-                self._add_slice(used, collected, now=now)
+                self._add_slice(slice_with_phases, collected, now=now)
                 is_added = True
             if not is_added:
-                used.device.add_gap(STATE, used.gpu_slice.joules)
+                slice_with_phases.device.add_gap(STATE, slice_with_phases.gpu_slice.joules)
         for device in self._devices:
             reading = device.reading
             if reading.device in self._gpus.uuids:
@@ -340,9 +340,9 @@ class EnergyCollector:
                 if is_lost or not self._gpus.has_undivided_energy(reading.device):
                     self._shares.discard_gpu(reading.device)
 
-    def _add_slice(self, used: GpuSliceWithPhases, collected: Collected, *, now: float) -> None:
+    def _add_slice(self, slice_with_phases: GpuSliceWithPhases, collected: Collected, *, now: float) -> None:
         """Add the energy of a slice to its run."""
-        device, gpu_slice = used.device, used.gpu_slice
+        device, gpu_slice = slice_with_phases.device, slice_with_phases.gpu_slice
         reading, run = device.reading, self._load_run(gpu_slice.run, collected)
         run.counters.mark_alive(now)
         if self._gpus.reports_training(gpu_slice.run):
@@ -350,7 +350,7 @@ class EnergyCollector:
         split = None
         if gpu_slice.ratio == 1.0:
             split = self._splitter.split_interval(
-                reading.device, used.intervals, gpu_slice.start, gpu_slice.end
+                reading.device, slice_with_phases.intervals, gpu_slice.start, gpu_slice.end
             )
         joules, seconds = gpu_slice.joules, gpu_slice.end - gpu_slice.start
         if run.spans_restart:
