@@ -59,6 +59,7 @@ RESERVED_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
 MAX_CONTAINERS = 200_000
 """Maximum number of lists and objects in a section. 10,000 Stats with 16 labels each have 180,000."""
 MAX_AGGREGATIONS = 64
+"""Maximum number of aggregations of a Stat, including aggregations of later versions."""
 MAX_REASONS = 32
 """Maximum number of reasons for rejected samples of a Stat."""
 STAT_BYTES, PART_BYTES = 4_000, 700

@@ -63,6 +63,7 @@ from exporter.recording.values import ProcessIdentity, StatReading, TrainingRead
 MAGIC = b"\x89EXPF\r\n\x1a"
 """Magic number. The first byte is not valid UTF-8. As in PNG, a transfer that converts line ends or stops at Ctrl-Z damages it."""
 VERSION = 2
+"""Version of the file format."""
 
 HEADER = struct.Struct("<8sHHI16sQIII")
 """Magic, version, flags (0), checksum, process id, sequence, lengths of the three sections."""
@@ -73,6 +74,7 @@ MAX_BYTES = 4 << 20
 """Maximum size of a snapshot in bytes, about 10,000 Stats with the default aggregations. Further Stats are omitted, counted and named
 in a log line."""
 MAX_COUNT = (1 << 63) - 1
+"""Largest count and sequence number that a reader accepts."""
 _BATCH = 32
 """Number of values that are rendered before the job's threads may take the interpreter lock, about 0.1 ms."""
 

@@ -19,8 +19,10 @@ from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE, read_file, rep
 
 Rule = Mapping[str, object]
 VERSION = 1
+"""Version of the file format."""
 MAX_BYTES = 1 << 20
 MAX_RULES = 1000
+"""Maximum number of rules that are read. Further rules are ignored."""
 
 
 def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) -> None:

@@ -28,8 +28,10 @@ from exporter.feed.entries import is_shared, own_entry, trusted_entries
 from exporter.feed.files import LOCK, OWNER_LOCK, RecordLock, holder, process_of, read_file, replace_file
 
 RUNS = "runs"
+"""Directory of the launches in a feed directory."""
 _RUNS_OF_USER = re.compile(rf"{RUNS}-\d+(-\d+)?(-[0-9a-f]{{16}})?")
 ATTACHED_FLAG = "--run.attached"
+"""Flag of a sidecar that runs while a launch is registered."""
 JOB_SUFFIX = ".job"
 END_SUFFIX = ".ended"
 MAX_BYTES = 4096

@@ -30,6 +30,7 @@ from exporter.recording.stacks import (
 from exporter.recording.value_class import Value, value_class
 
 REQUEST = "stacks.request"
+"""Name of the request file."""
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 32 * 1024
 MAX_GROUPS = 16

@@ -45,6 +45,7 @@ HANG_INFO = FamilySpec(
 SPECS = (HANG_INFO,)
 
 REQUEST_INTERVAL_SECONDS = 60.0
+"""Minimum time between two requests for the stacks of a run."""
 MAX_REQUESTS = 10
 """Maximum number of requests for a hang of a run."""
 ANSWER_SECONDS = 3.0

@@ -33,6 +33,7 @@ _WRAPPERS = frozenset(
 )
 """Decorators and call wrappers of libraries, which are skipped in favor of the function that they call."""
 _AUTOGRAD_FUNCTION = "_engine_run_backward"
+"""Function of torch in which the thread that started a backward pass waits for the autograd engine."""
 AUTOGRAD = "backward (autograd engine)"
 """Function name for a rank that waits in the autograd engine, whose C++ threads run the all-reduces of DDP."""
 DEFAULT_GROUP = "default"

@@ -15,6 +15,7 @@ _STATES = {
     "I": "idle",
 }
 _MAX_LOCATION_CHARACTERS = 120
+"""Maximum length of the name of a kernel function."""
 
 
 def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:

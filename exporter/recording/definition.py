@@ -33,6 +33,7 @@ UNITS = (
 MIN_WINDOW_SECONDS = 0.1
 """Shortest window that a definition may request."""
 _MAX_WINDOW_SAMPLES = 1_000_000_000
+"""Largest number of samples of a count window."""
 
 DEFAULT_AGGREGATIONS = ("mean", "max", "p50", "p90", "p95", "p99")
 DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {

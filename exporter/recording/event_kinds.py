@@ -37,6 +37,7 @@ MAX_KINDS = 1000
 MAX_LABEL_CHARACTERS = 200
 """Maximum length of the labels `type` and `handler`. Longer texts are cut."""
 OTHER = "other"
+"""Label `type` of the types above the limit."""
 DEFAULT_PER_SECOND = 10_000.0
 """Default limit of delivered events of a kind per second."""
 

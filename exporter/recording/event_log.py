@@ -41,6 +41,7 @@ MAX_QUEUED_EVENTS = 1_000_000
 END_SECONDS = 2.0
 """Maximum time for which `unregister` and `close` wait for queued events."""
 UNNAMED_TYPE = "unnamed"
+"""Type of an event whose type is empty."""
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 """Classes of payloads that are called. A callable object of another class, such as a model, is passed to the handlers."""
 CheckedT = TypeVar("CheckedT")

@@ -15,6 +15,7 @@ from exporter.recording.recorder import RECORDER
 __all__ = ["Namespace", "enabled", "limit", "log", "namespace", "recent", "register", "unregister"]
 
 MAX_NAMESPACE_CHARACTERS = 100
+"""Maximum length of the name of a namespace."""
 
 EVENTS = RECORDER.events
 """Event log of this process."""

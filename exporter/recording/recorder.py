@@ -32,6 +32,7 @@ from exporter.recording.values import Ending, ProcessIdentity, Recording, Traini
 from exporter.recording.worker import end_all
 
 DEFAULT_FLUSH_SECONDS = 1.0
+"""Default interval between two writes to the feed."""
 TICK_SECONDS = 0.5
 """Interval of the drains between flushes. A million samples a second fill a buffer in 1.05 s. A shorter interval costs more CPU time:
 a wake-up takes 0.2 ms, because the caches of the processor no longer contain the code and the data of the exporter."""

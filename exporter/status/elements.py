@@ -22,6 +22,7 @@ WIDTH, HEIGHT = 600.0, 120.0
 MARGIN = 3.0
 """Distance of the highest and the lowest point from the edges of a plot, so that a line is not cut."""
 MIN_PLOT_SECONDS = 300.0
+"""Shortest time range of a plot."""
 
 Item = TypeVar("Item")
 

@@ -19,7 +19,9 @@ from statistics import median
 from exporter.status.samples import SampleIndex
 
 POINT_SECONDS = 10.0
+"""Interval of the points."""
 PLOT_SECONDS = 3600.0
+"""Time range of the plots, and of the usual rate with which `RunSlower` compares."""
 RECENT_SECONDS = 60.0
 """Time range of the rates in the numbers and plots of the page."""
 PACE_SECONDS = 300.0

@@ -13,6 +13,7 @@ from exporter.recording.value_class import Value, value_class
 from exporter.training.phases import PHASES
 
 BINS_PER_SECOND = 50
+"""Number of bins per second: a bin lasts 20 ms."""
 BIN_SECONDS = 1 / BINS_PER_SECOND
 HISTORY_SECONDS = 7.0
 """Length of the history. The sidecar reads the feed every 5 s by default."""

@@ -41,6 +41,7 @@ from exporter.training.spans import Event, Span
 
 _KEYS = count()
 _SINGLE_IN_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
+"""Kinds of which a process has at most one open block, on any thread."""
 
 
 class StartedBlock(StackEntry):

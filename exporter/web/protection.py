@@ -21,6 +21,7 @@ from exporter.web.webconfig import ServerTls, WebConfig, load_web_config, make_t
 from exporter.web.workers import LateError, Workers
 
 _RELOAD_TIMEOUT_SECONDS = 0.5
+"""Maximum time for which a connection or request waits for the check of the files."""
 
 _log = logging.getLogger(__name__)
 

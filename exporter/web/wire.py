@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 CHUNK_BYTES = 64 * 1024
+"""Size of the chunks in which a large response is sent and input is discarded."""
 
 T = TypeVar("T")
 
