@@ -56,6 +56,7 @@ class Document(HTMLParser):
         open: Open elements, outermost first.
         links: Values of the attributes `href`, `src` and `action`.
         text: Texts outside of styles and scripts.
+        html: The whole document.
     """
 
     def __init__(self, page: bytes) -> None:
@@ -65,7 +66,8 @@ class Document(HTMLParser):
         self.links: list[str] = []
         self.attribute_names: list[str] = []
         self.text: list[str] = []
-        self.feed(page.decode())
+        self.html = page.decode()
+        self.feed(self.html)
         self.close()
         assert self.open == []
 

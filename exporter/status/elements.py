@@ -74,11 +74,18 @@ class PlotData:
     unit: str
     floor: float | None  # lower edge of the plot; None for the minimum of the lines
     names: tuple[str, ...]
+    colors: tuple[int, ...]  # index of the plot color of each line
     data: tuple[Sequence[float | None], ...]  # Unix times, then the numbers of each line
 
     def fields(self) -> dict[str, object]:
         """Return the fields by name, for JSON."""
-        return {"unit": self.unit, "floor": self.floor, "names": self.names, "data": self.data}
+        return {
+            "unit": self.unit,
+            "floor": self.floor,
+            "names": self.names,
+            "colors": self.colors,
+            "data": self.data,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,8 @@ def plot(
 
     Args:
         title: Title and accessible name of the plot.
-        lines: Lines by name, with points at the same times.
+        lines: Lines by name, with points at the same times. The color of a line is its position, also if an earlier line is not
+            drawn, because it has fewer than two points with a number.
         unit: Base unit of the numbers.
         now: Unix time of the right edge.
         owner: Name of the plot's run, which makes the key unique.
@@ -190,6 +198,7 @@ def plot(
         [None if value is None else float(f"{value:.4g}") for _, value in line]
         for line in drawn_lines.values()
     ]
+    colors = tuple(index for index, name in enumerate(lines) if name in drawn_lines)
     times = [round(timestamp) for timestamp, _ in next(iter(drawn_lines.values()))]
     caption = f"{title}, last {duration(seconds)}"
     return [
@@ -201,7 +210,7 @@ def plot(
             levels=(format_value(high), format_value((high + low) / 2), format_value(low)),
             seconds=seconds,
             paths=tuple(_path(line, now, seconds, low, high) for line in drawn_lines.values()),
-            data=PlotData(unit, floor, tuple(drawn_lines), (times, *rounded_lines)),
+            data=PlotData(unit, floor, tuple(drawn_lines), colors, (times, *rounded_lines)),
         )
     ]
 

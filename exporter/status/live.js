@@ -57,7 +57,7 @@
       series: [
         {label: "UTC", value: (_, time) => time == null ? "–" : clock(time, true)},
         ...content.names.map((name, index) => (
-          {label: name, stroke: color(`--c${index % COLORS}`), width: 1.5, points: {show: false}, value: latestOrValue}
+          {label: name, stroke: color(`--c${content.colors[index] % COLORS}`), width: 1.5, points: {show: false}, value: latestOrValue}
         )),
       ],
     }, content.data, area);
@@ -72,7 +72,7 @@
     plots.clear();
     for (const figure of document.querySelectorAll("figure[data-plot]")) {
       const area = figure.querySelector(".area"), content = JSON.parse(figure.dataset.plot);
-      const names = content.names.join("\n"), previous = previousPlots.get(figure.id);
+      const names = [...content.names, ...content.colors].join("\n"), previous = previousPlots.get(figure.id);
       const plot = previous && previous.names === names ? previous.plot : createPlot(area, content);
       area.classList.toggle("single", content.names.length === 1);
       area.replaceChildren(plot.root);

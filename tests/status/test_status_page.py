@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -334,6 +335,17 @@ def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
     assert 'id="step time-&lt;night&gt;"' in html
     assert "[1.0,2.0,null,2.0,1.5]" in html
     assert plot("x", {"x": [(NOW - 5, None), (NOW, 3.0)]}, "", NOW) == []
+
+
+def test_a_gpu_has_the_color_of_its_line_if_an_earlier_gpu_has_no_line() -> None:
+    history = history_of(4, lambda _: {"gpu_power_watts": [({"uuid": "GPU-1"}, 350.0)]})
+    html = status_page(ON_A_GPU, history=history).html
+    plot_data = json.loads(html.split('id="GPU power-" data-plot=\'')[1].split("'", maxsplit=1)[0])
+    svg = html.split('id="GPU power-"')[1].split("</svg>", maxsplit=1)[0]
+
+    assert '<i class="c1"></i>1' in html.replace("\n", "")
+    assert re.findall(r'path class="(c\d)"', svg) == ["c1"]
+    assert (plot_data["names"], plot_data["colors"]) == (["GPU 1"], [1])
 
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
