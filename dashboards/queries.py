@@ -32,6 +32,7 @@ SELECTORS = {
 """Matchers by selector name. Selectors with equal matchers differ in their conditions, see `_CONDITIONS`."""
 
 _SELECTOR = re.compile(r"@(?P<name>\w+)")
+"""A named selector."""
 _MACHINE_SERIES = re.compile(
     r"\b\w+\((?:host|cgroup)_\w+\{[^}]*\}\[[^]]*\]\)|\b(?:host|cgroup)_\w+\{[^}]*\}(?!\[)"
 )
@@ -159,13 +160,14 @@ LOCAL_RANK_AS_GPU = (
 """PromQL for the ranks of the run, with the local rank as the label `gpu`."""
 
 
-def _gpu_label_by_rank(labels: str, inferred_source: str) -> str:
+def _gpu_label_by_rank(label: str, inferred_source: str) -> str:
+    """Return PromQL for the label of each rank's GPU, `gpu` or `uuid`; *inferred_source* is the PromQL of the last resort."""
     sources = (
         'training_rank_info{@run, uuid!=""}',
         "training_process_gpu_memory_bytes{@run}",
         inferred_source,
     )
-    alternatives = (f"group by (instance, rank, {labels}) ({source})" for source in sources)
+    alternatives = (f"group by (instance, rank, {label}) ({source})" for source in sources)
     return f"({' or on (instance, rank) '.join(alternatives)})"
 
 
@@ -281,6 +283,7 @@ The recorded series of the alert TrainingStraggler and of *Fleet*, so that all d
 _ONLY_GPU_BY_RANK = (
     f"({GPU_INDEX_BY_RANK} and on (instance, rank) count by (instance, rank) ({GPU_INDEX_BY_RANK}) == 1)"
 )
+"""PromQL for the GPU index of each rank that uses a single GPU."""
 SLOWEST_RANK = (
     f"bottomk(1, {SPEED_RATIO_BY_NODE}) * on (instance, rank) group_left (gpu_suffix)"
     f' (label_replace({_ONLY_GPU_BY_RANK}, "gpu_suffix", ", GPU $1", "gpu", "(.+)")'
@@ -293,8 +296,8 @@ COST_PER_HOUR_BY_CURRENCY = (
 )
 """PromQL for the cost per hour of all selected runs together, by currency."""
 
-_REPORTING_RANKS = (
-    "count by ({by}) (group by ({labels}) (training_process_up{{@run}}"
+_REPORTING_RANKS_TEMPLATE = (
+    "count by ({by}) (group by (run, rank) (training_process_up{{@run}}"
     " and count_over_time(training_process_up{{@run}}[$__rate_interval]) > 1))"
 )
 
@@ -308,8 +311,8 @@ def blank_if_incomplete(expression: str, by: str = "") -> str:
         expression: PromQL for the sum.
         by: `run` if the sum is by run; empty for a sum over the single run of the dashboard.
     """
-    reporting = _REPORTING_RANKS.format(by=by, labels="run, rank")
-    return f"({expression}) unless on ({by}) ({reporting} < max by ({by}) (training_world_size{{@run}}))"
+    rank_count = _REPORTING_RANKS_TEMPLATE.format(by=by)
+    return f"({expression}) unless on ({by}) ({rank_count} < max by ({by}) (training_world_size{{@run}}))"
 
 
 def instant_query(expression: str, legend: str = "__auto", color: str | None = None) -> Query:
