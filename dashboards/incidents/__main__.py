@@ -238,11 +238,12 @@ class SessionProcesses:
         self._replacement_ranks = {}
 
     def _stop_processes(self) -> None:
-        for process in (*self._ranks.values(), *self._replacement_ranks.values()):
+        ranks = [*self._ranks.values(), *self._replacement_ranks.values()]
+        for process in ranks:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-        processes = [*self._ranks.values(), *self._exporters.values()]
+        processes = [*ranks, *self._exporters.values()]
         processes += [self._prometheus.process] if self._prometheus else []
         for process in processes:
             process.terminate()

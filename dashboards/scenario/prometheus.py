@@ -79,22 +79,29 @@ def start_prometheus(
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
-    with (directory / "prometheus.log").open("ab") as log:
+    log_path = directory / "prometheus.log"
+    with log_path.open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    server = PrometheusServer(process, url)
+    try:
+        _wait_until_ready(server, log_path)
+    except BaseException:  # KeyboardInterrupt, too: the caller has no server to stop
+        process.kill()
+        process.wait()
+        raise
+    return server
+
+
+def _wait_until_ready(server: PrometheusServer, log_path: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    while not _is_ready(url):
-        if process.poll() is not None:
-            message = (
-                f"Prometheus has exited with status {process.returncode}; see {directory / 'prometheus.log'}"
-            )
+    while not _is_ready(server.url):
+        if server.process.poll() is not None:
+            message = f"Prometheus has exited with status {server.process.returncode}; see {log_path}"
             raise RuntimeError(message)
         if time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            message = f"Prometheus is not ready after {START_TIMEOUT_SECONDS:g} s; see {directory / 'prometheus.log'}"
+            message = f"Prometheus is not ready after {START_TIMEOUT_SECONDS:g} s; see {log_path}"
             raise TimeoutError(message)
         time.sleep(0.1)
-    return PrometheusServer(process, url)
 
 
 def _configuration(
