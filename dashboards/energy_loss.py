@@ -52,7 +52,13 @@ _OVERDUE_SECONDS = (
 """PromQL for the time since the last step of a run that is overdue; the conditions end with the standstill, up to 30 s before the rule."""
 
 RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
-"""PromQL for the power of each run; too low while an exporter of the run is down."""
+"""PromQL for the power of each run over a rate interval; too low while an exporter of the run is down."""
+RUN_POWER_5M = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
+"""PromQL for the power of each run over five minutes.
+
+A slope, unlike a rate, is right for a run younger than five minutes. Five minutes are long enough for the energy of half a minute that
+the exporter adds at once when the phase of a rank is known late.
+"""
 WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
 _BOOKED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
 _OVERDUE_AS_HANG = as_cause(_OVERDUE_SECONDS, "hang")
@@ -89,9 +95,7 @@ def _wasted_energy(before: str) -> str:
     scaled_energy = (
         f"({booked_energy} * on (run) group_left () ({_run_energy(before)} / ({accounted_energy} > 0)))"
     )
-    # A slope over five minutes: the exporter adds the energy of half a minute at once when the phase of a rank is known late.
-    power = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
-    overdue_energy = as_cause(f"({_OVERDUE_SECONDS} * on (run) {power})", "hang")
+    overdue_energy = as_cause(f"({_OVERDUE_SECONDS} * on (run) {RUN_POWER_5M})", "hang")
     return f"({scaled_energy} + on (run, cause) {overdue_energy} or {scaled_energy} or {overdue_energy})"
 
 

@@ -23,6 +23,7 @@ from dashboards.energy_loss import (
     RUN_COST,
     RUN_ENERGY,
     RUN_POWER,
+    RUN_POWER_5M,
     SECONDS_AFTER_START,
     START_CAUSES,
 )
@@ -44,7 +45,6 @@ from dashboards.losses_now import (
     NO_COST,
     NO_LOSS,
     RANKS_OF_LOSSES,
-    RUN_POWER_NOW,
     STANDSTILL_BY_RUN,
     UNKNOWN_COST,
     UNKNOWN_LOSSES,
@@ -125,7 +125,7 @@ def _power_now() -> Panel:
     of_limits = "of the GPU limits"
     return stat(
         "Power, last 5 min",
-        instant_query(f"sum({RUN_POWER_NOW}) unless on () {INCOMPLETE_RUNS}", "all devices"),
+        instant_query(f"sum({RUN_POWER_5M}) unless on () {INCOMPLETE_RUNS}", "all devices"),
         instant_query(f"{used_gpu_power} / ({limits} > 0)", of_limits),
         unit="watt",
         text_mode="value_and_name",
@@ -180,7 +180,7 @@ def _lost_now() -> Panel:
             "{{currency}}",
         ),
         instant_query(
-            f"(sum({LOST_POWER_BY_CAUSE}) or 0 * sum({RUN_POWER_NOW})) unless on () {INCOMPLETE_RUNS}", power
+            f"(sum({LOST_POWER_BY_CAUSE}) or 0 * sum({RUN_POWER_5M})) unless on () {INCOMPLETE_RUNS}", power
         ),
         instant_query(LOST_GPU_SHARE_NOW, share),
         _unknown_cost(),

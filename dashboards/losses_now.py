@@ -6,11 +6,17 @@ shown as `standstill`, with a share of 100 %, and the losses of restarts are ave
 
 from __future__ import annotations
 
-from dashboards.energy_loss import as_cause
+from dashboards.energy_loss import RUN_POWER_5M, as_cause
 from dashboards.gpu_problems import LAST_XID_BY_GPU, MAX_THROTTLED_RATIO, THROTTLED_RATIO_FAMILY
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
-from dashboards.queries import HANG_LABELS, LAST_PROGRESS_TIME_BY_RUN, ODD_GROUP_SIZE, blank_if_incomplete
+from dashboards.queries import (
+    ENDING_RUNS,
+    HANG_LABELS,
+    LAST_PROGRESS_TIME_BY_RUN,
+    ODD_GROUP_SIZE,
+    blank_if_incomplete,
+)
 from dashboards.recorded_losses import LARGE_LOSS_RATIO, LOSS_RATIO, cost_per_hour
 from dashboards.run_problems import EXIT_REASON_PATTERN
 from dashboards.tables import NO_SAMPLE_OF_RUN
@@ -165,10 +171,8 @@ RANKS_OF_LOSSES = (
 
 LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
 """PromQL for the cost per hour of what each run loses now, by cause: its cost per hour times the lost share."""
-RUN_POWER_NOW = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
-"""PromQL for the power of each run over five minutes. A slope, unlike a rate, is right for a run younger than five minutes."""
 LOST_POWER_BY_CAUSE = (
-    f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(RUN_POWER_NOW, 'run')}) > 0)"
+    f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(RUN_POWER_5M, 'run')}) > 0)"
 )
 """PromQL for the part of each run's power that is lost now, by cause: its power times the lost share."""
 _ONSET_SHARE = 0.05
@@ -275,9 +279,8 @@ UNKNOWN_COST = (
 """
 COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
-_ENDING_RUNS = 'max by (run) (training_run_state{@run, state="ending"}) == 1'
 NO_LOSS = (
-    f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause(f'0 * max({_ENDING_RUNS})', 'ending')}"
+    f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause(f'0 * max({ENDING_RUNS})', 'ending')}"
     f" or on () {as_cause(f'0 * max({ENDED_RUNS})', 'ended')})"
 )
 """PromQL for the row of a table without other rows: active runs lose nothing, the last run is ending, or all runs have ended.

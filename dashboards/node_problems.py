@@ -25,7 +25,13 @@ from dashboards.gpu_problems import (
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, RUN_LINK, Panel, value_mappings, warn_below
-from dashboards.queries import HANG_LABELS, LAST_PROGRESS_TIME_BY_RUN, ODD_GROUP_SIZE, feed_age_seconds
+from dashboards.queries import (
+    ENDING_RUNS,
+    HANG_LABELS,
+    LAST_PROGRESS_TIME_BY_RUN,
+    ODD_GROUP_SIZE,
+    feed_age_seconds,
+)
 from dashboards.recorded_losses import recorded_standstill
 from dashboards.run_problems import (
     EXIT_REASON_PATTERN,
@@ -109,7 +115,7 @@ _RANK_PROBLEMS = (
     ),
     NodeProblem(
         "process ended, outcome not known yet",
-        f'{UP_BY_RANK_ON_NODE} == 0 and on (run) max by (run) (training_run_state{{@run, state="ending"}}) == 1',
+        f"{UP_BY_RANK_ON_NODE} == 0 and on (run) {ENDING_RUNS}",
         _LAST_UPDATE,
         "wait a minute; then Run has the outcome",
         Impact.UNKNOWN,

@@ -246,6 +246,8 @@ ODD_GROUP_SIZE = "run_group:training_hang_odd:count{@run}"
 """PromQL for the number of ranks in the group that holds up a hang, by the position of the group. No value if several groups may be the cause."""
 STATE_BY_RUN = "max by (run, state) (training_run_state{@run} == 1)"
 """PromQL for the current state of each run, as a label."""
+ENDING_RUNS = 'max by (run) (training_run_state{@run, state="ending"}) == 1'
+"""PromQL for the runs whose processes have ended and whose outcome is not decided."""
 LAST_PROGRESS_TIME_BY_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
 """PromQL for the time of the last step or validation batch of each run."""
 COST_SO_FAR_BY_CURRENCY = "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))"
