@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -95,11 +96,42 @@ def most_urgent(selector: str, labels: str, group_labels: str) -> str:
     return f"({urgencies}) and on ({labels}) topk by ({group_labels}) (1, {with_xid_first})"
 
 
-def _start(selector: str) -> str:
-    """Return PromQL for the start of each alert that matches a selector. A hang starts with the last step, minutes before its alert."""
-    alerts = f"ALERTS_FOR_STATE{{{selector}}}"
-    hangs = f'0 * ALERTS_FOR_STATE{{alertname="TrainingHang", {selector}}}'
-    return f"({hangs} + on (cluster, run) group_left () {LAST_STEP_TIME_BY_RUN} or {alerts})"
+@dataclass(frozen=True, slots=True)
+class _ProblemStart:
+    """Start of the problem that alerts are about. An alert becomes pending later, and again after each restart of Prometheus."""
+
+    alerts: str  # regular expression of the names
+    labels: str  # labels that join the alerts with the start
+    start: str  # PromQL
+
+
+STATE_SINCE_BY_RUN = "max by (cluster, run) (timestamp(run:training_run_state:age_seconds) - run:training_run_state:age_seconds)"
+"""PromQL for the start of the current state of each run."""
+_PROBLEM_STARTS = (
+    _ProblemStart("TrainingHang", "cluster, run", LAST_STEP_TIME_BY_RUN),
+    _ProblemStart(
+        "RunDied",
+        "cluster, run",
+        f"run:training_first_exit:timestamp_seconds or on (cluster, run) {STATE_SINCE_BY_RUN}",
+    ),
+    _ProblemStart("GpuXidCritical|GpuXidWarning", "cluster, uuid, xid", "gpu:gpu_xid:timestamp_seconds"),
+    _ProblemStart("GpuLost", "cluster, uuid", "gpu:gpu_lost_start:timestamp_seconds"),
+    _ProblemStart(
+        "GpuThermalThrottle|GpuPowerBrake", "cluster, uuid", "gpu:gpu_throttled_start:timestamp_seconds"
+    ),
+    _ProblemStart("TrainingStraggler", "cluster, run, rank", "rank:training_slow_start:timestamp_seconds"),
+    _ProblemStart("TrainingDataStall", "cluster, run", "run:training_data_wait_start:timestamp_seconds"),
+)
+
+
+def alert_starts(selector: str) -> str:
+    """Return PromQL for the start of the problem of each alert that matches a selector, otherwise of the alert."""
+    starts = [
+        f'0 * ALERTS_FOR_STATE{{alertname=~"{problem.alerts}", {selector}}}'
+        f" + on ({problem.labels}) group_left () max by ({problem.labels}) ({problem.start})"
+        for problem in _PROBLEM_STARTS
+    ]
+    return " or ".join([*starts, f"ALERTS_FOR_STATE{{{selector}}}"])
 
 
 def firing_alerts(
@@ -157,7 +189,7 @@ def firing_alerts(
         Column("title", "What happened", mappings=title_mappings()),
         *columns,
         Column(
-            with_title(f"1000 * max by ({labels}) ({_start(selector)}) and on ({labels}) ({rows})"),
+            with_title(f"1000 * max by ({labels}) ({alert_starts(selector)}) and on ({labels}) ({rows})"),
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,

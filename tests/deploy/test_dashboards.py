@@ -171,6 +171,12 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_carbon:grams_rate5m",
     "run:training_run_state:info",
     "run:training_last_sample:timestamp_seconds",
+    "run:training_first_exit:timestamp_seconds",
+    "run:training_run_state:age_seconds",
+    "run:training_data_wait_start:timestamp_seconds",
+    "rank:training_slow_start:timestamp_seconds",
+    "gpu:gpu_xid:timestamp_seconds",
+    "gpu:gpu_lost_start:timestamp_seconds",
     "gpu:gpu_throttled:ratio2m",
     "gpu:gpu_throttled_start:timestamp_seconds",
 }

@@ -86,7 +86,7 @@ def test_a_hang_starts_with_the_last_step_and_an_end_with_the_state(tmp_path: Pa
     runs = {'{run="a"}': 0.0, '{run="b"}': 300_000.0, '{run="c"}': 330_000.0}
     alerts = {
         '{alertname="TrainingHang",title="TrainingHang",run="b"}': 300_000.0,
-        '{alertname="RunDied",title="RunDied",run="c"}': 690_000.0,
+        '{alertname="RunDied",title="RunDied",run="c"}': 330_000.0,
     }
 
     assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, runs, query_id="C")
@@ -222,7 +222,7 @@ def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_pat
         "training-fleet",
         "All runs, rates over 5 min",
         series,
-        {'{run="a"}': 300_000.0, '{run="b"}': 300_000.0, '{run="c"}': 330_000.0},
+        {'{run="a"}': 315_000.0, '{run="b"}': 300_000.0, '{run="c"}': 330_000.0},
         query_id="C",
     )
     assert_panel(
@@ -533,6 +533,112 @@ def test_fleet_and_run_agree_on_whether_a_run_has_news(
         tmp_path, "training-fleet", "All runs, rates over 5 min", series, verdict, query_id="B", factor=2
     )
     assert_panel(tmp_path, "training-run", "State", series, run_state)
+
+
+def _ending_run(run: str, exits: dict[str, str]) -> dict[str, str]:
+    """Return the series of a run whose ranks end after 14 min, with the exits of ranks by their labels."""
+    labels = f'run="{run}",instance="n1"'
+    return {
+        f'training_run_info{{{labels},user="u"}}': "1x60",
+        f'training_process_up{{{labels},rank="0"}}': "1x56 0x4",
+        f'training_run_state{{{labels},state="running"}}': "1x56 0x4",
+        f'training_run_state{{{labels},state="ending"}}': "0x56 1x4",
+        f"training_run_state_since_timestamp_seconds{{{labels}}}": "0x56 850x4",
+        f"training_attempt_start_timestamp_seconds{{{labels}}}": "10x60",
+    } | {
+        f'training_rank_last_exit_timestamp_seconds{{run="{run}",{exit_labels}}}': values
+        for exit_labels, values in exits.items()
+    }
+
+
+def test_a_run_whose_ranks_were_killed_makes_no_progress_and_a_run_that_ends_normally_has_no_alert(
+    tmp_path: Path,
+) -> None:
+    killed = {
+        'instance="n1",rank="0",reason="exit status 1"': "_x56 848x4",
+        'instance="n2",rank="5",reason="signal SIGKILL"': "_x56 845x4",
+    }
+    stopped = {'instance="n1",rank="0",reason="signal SIGTERM"': "_x56 850x4"}
+    series = _ending_run("killed", killed) | _ending_run("normal", {}) | _ending_run("stopped", stopped)
+    rows = {
+        '{run="killed",user="u",state="ending",alertname="ended first: signal SIGKILL",instance="n2",rank="5"}': 1.0,
+        '{run="normal",user="u",state="ending"}': 1.0,
+        '{run="stopped",user="u",state="ending"}': 1.0,
+    }
+    verdicts = {'{run="killed"}': 4.0, '{run="normal"}': 0.0, '{run="stopped"}': 0.0}
+    starts = {'{run="killed"}': 845_000.0, '{run="normal"}': 850_000.0, '{run="stopped"}': 850_000.0}
+
+    table = "All runs, rates over 5 min"
+    assert_panel(tmp_path, "training-fleet", table, series, rows)
+    assert_panel(tmp_path, "training-fleet", table, series, verdicts, query_id="B")
+    assert_panel(tmp_path, "training-fleet", table, series, starts, query_id="C")
+
+
+def test_a_run_that_remains_ending_for_two_minutes_makes_no_progress(tmp_path: Path) -> None:
+    series = _ending_run("a", {}) | {
+        'training_run_state{run="a",instance="n1",state="running"}': "1x50 0x10",
+        'training_run_state{run="a",instance="n1",state="ending"}': "0x50 1x10",
+        'training_run_state_since_timestamp_seconds{run="a",instance="n1"}': "0x50 765x10",
+        'training_process_up{run="a",instance="n1",rank="0"}': "1x50 0x10",
+    }
+    row = '{run="a",user="u",state="ending",alertname="all ranks ended, cause unknown after 2 min"}'
+
+    table = "All runs, rates over 5 min"
+    assert_panel(tmp_path, "training-fleet", table, series, {row: 1.0})
+    assert_panel(tmp_path, "training-fleet", table, series, {'{run="a"}': 4.0}, query_id="B")
+    assert_panel(tmp_path, "training-fleet", table, series, {'{run="a"}': 765_000.0}, query_id="C")
+
+
+@pytest.mark.parametrize(
+    ("alert", "fault", "start"),
+    [
+        pytest.param(
+            'alertname="GpuXidCritical",xid="48"',
+            {'gpu_xid_last_timestamp_seconds{instance="n2",gpu="3",uuid="G3",xid="48"}': "_x20 297x40"},
+            297_000.0,
+            id="Xid",
+        ),
+        pytest.param(
+            'alertname="GpuLost"',
+            {'gpu_up{instance="n2",gpu="3",uuid="G3"}': "1x20 0x40"},
+            315_000.0,
+            id="lost GPU",
+        ),
+        pytest.param(
+            'alertname="GpuThermalThrottle"',
+            {
+                'gpu_clocks_event_seconds_total{instance="n2",gpu="3",uuid="G3",reason="hw_thermal"}': "0x20 5+9x40"
+            },
+            315_000.0,
+            id="throttling",
+        ),
+        pytest.param('alertname="GpuPowerCapped"', {}, 690_000.0, id="alert without a recorded start"),
+    ],
+)
+def test_an_alert_has_the_start_of_its_problem_in_both_tables(
+    tmp_path: Path, alert: str, fault: dict[str, str], start: float
+) -> None:
+    gpu = 'run="a",instance="n2",gpu="3"'
+    series = _hung_lost_and_healthy_runs() | _alerts(f'{alert},{gpu},uuid="G3"') | fault
+    name = re.findall(r'alertname="(\w+)"', alert)[0]
+    title = "Xid 48" if "Xid" in name else name
+
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "All runs, rates over 5 min",
+        series,
+        {'{run="a"}': start, '{run="b"}': 300_000.0, '{run="c"}': 330_000.0},
+        query_id="C",
+    )
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "Firing alerts",
+        series,
+        {f'{{alertname="{name}",title="{title}",{gpu}}}': start},
+        query_id="B",
+    )
 
 
 def test_one_cause_has_one_name_on_the_board() -> None:

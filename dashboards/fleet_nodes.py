@@ -1,0 +1,125 @@
+"""Table of the nodes on the dashboard *Fleet*, with the conditions of unhealthy nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dashboards.palette import BAD, GOOD, WARNING
+from dashboards.panels import NODE_LINK, RUN_LINK, Panel, bad_from, dashboard_link, value_mappings, warn_from
+from dashboards.tables import Column, percent_column, table
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """Unhealthy condition of a node."""
+
+    text: str
+    expression: str  # PromQL: 1 for each node with the condition, 0 for the others
+    color: str
+
+
+_NODE_CONDITIONS = (
+    NodeCondition("GPU missing", "instance:gpu_missing:sum{@cluster} > bool 0", BAD),
+    NodeCondition("Xid in the last hour", "instance:gpu_xid:count1h{@cluster} > bool 0", BAD),
+    NodeCondition("exporter down", "instance:exporter:up{@cluster} == bool 0", BAD),
+    NodeCondition("heat slows a GPU", "instance:gpu_thermal_throttle:ratio5m{@cluster} > bool 0.01", WARNING),
+    NodeCondition("collector fails", "instance:exporter_collectors_failed:count{@cluster} > bool 0", WARNING),
+)
+"""Conditions of a node, the worst first."""
+_RANKED_CONDITIONS = tuple(enumerate(reversed(_NODE_CONDITIONS), 1))
+"""Conditions with ranks: the worst condition has the largest rank."""
+
+
+def _conditions_of_nodes(aggregation: str) -> str:
+    """Return PromQL for an aggregation over the conditions of each node: their number, `sum`, or the largest rank, `max`."""
+    factor = "" if aggregation == "sum" else "{rank} * "
+    # Without a label of the condition, `or` would drop all series of a node but the first.
+    terms = (
+        f'label_replace({factor.format(rank=rank)}({condition.expression}), "condition", "{rank}", "", "")'
+        for rank, condition in _RANKED_CONDITIONS
+    )
+    return f"{aggregation} by (instance) ({' or '.join(terms)})"
+
+
+EXPORTER_UP = "instance:exporter:up{@cluster} == 1"
+CONDITION_COUNT_BY_NODE = _conditions_of_nodes("sum")
+WORST_CONDITION = _conditions_of_nodes("max")
+CONDITION_TEXTS = value_mappings(
+    {0: ("no problem", GOOD)}
+    | {rank: (condition.text, condition.color) for rank, condition in _RANKED_CONDITIONS}
+)
+
+
+def node_panels() -> tuple[Panel, ...]:
+    """Return the table of all nodes, the worst first."""
+    ranks_by_run = "sum by (instance, run) (instance:training_ranks:count{@cluster})"
+    return (
+        table(
+            "All nodes, rates over 5 min",
+            Column(
+                "instance",
+                "Node",
+                links=(
+                    dashboard_link("training-gpus", "GPUs", node="${__value.raw}"),
+                    NODE_LINK,
+                ),
+            ),
+            Column(WORST_CONDITION, "Worst problem", decimals=0, width=150, mappings=CONDITION_TEXTS),
+            Column(CONDITION_COUNT_BY_NODE, "Problems", width=85),
+            Column("run", "Largest run", width=130, links=(RUN_LINK,)),
+            Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=70),
+            Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=66),
+            Column(
+                "sum by (instance) (instance:gpu_missing:sum{@cluster})",
+                "Missing GPUs",
+                width=115,
+                thresholds=bad_from(1),
+            ),
+            Column(
+                "sum by (instance) (instance:gpu_xid:count1h{@cluster})",
+                "Xids, 1 h",
+                width=85,
+                thresholds=bad_from(1),
+            ),
+            percent_column(
+                f"max by (instance) (instance:gpu_thermal_throttle:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
+                "Throttled",
+                96,
+                warn_from(0.01, 0.1),
+            ),
+            percent_column(
+                f"avg by (instance) (instance:gpu_busy:ratio5m{{@cluster}} and on (cluster, instance) {EXPORTER_UP})",
+                "GPU busy",
+                90,
+            ),
+            percent_column(
+                "avg by (instance) (avg_over_time(instance:gpu_sm_activity:avg{@cluster}[5m])"
+                f" and on (cluster, instance) {EXPORTER_UP})",
+                "SM activity",
+                120,
+                bar=(0, 1),
+            ),
+            Column("sum by (instance) (instance:gpu_power:watts{@cluster})", "Power", unit="watt", width=80),
+            Column(
+                "max by (instance) (instance:gpu_temperature:max{@cluster})",
+                "Hottest GPU",
+                unit="celsius",
+                width=105,
+            ),
+            # Without a color: training uses all CPUs.
+            percent_column("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 65),
+            percent_column(
+                "max by (instance) (instance:host_memory:ratio{@cluster})",
+                "Memory",
+                85,
+                warn_from(0.9, 0.95),
+            ),
+            row_query=(
+                f"max by (instance) (instance:exporter:up{{@cluster}} * 0 + 1) * on (instance) group_left (run) topk by (instance) (1, {ranks_by_run})"
+                " or on (instance) max by (instance) (instance:exporter:up{@cluster} * 0 + 1)"
+            ),
+            sort="Worst problem",
+            h=9,
+            w=24,
+        ),
+    )

@@ -1,0 +1,264 @@
+"""Verdict and main problem of each run on the dashboard *Fleet*, in PromQL.
+
+A problem is a series with the labels `run`, `alertname` (the name of an alert, a cause of lost time or a text), `instance`, `rank` and `gpu`,
+as far as these are known. The value is the start of the problem in Unix seconds, or 0 if the start is not recorded.
+"""
+
+from __future__ import annotations
+
+from dashboards.alerts import (
+    HARDWARE_ALERTS,
+    NO_PROGRESS_ALERTS,
+    STATE_SINCE_BY_RUN,
+    URGENCY_CRITICAL,
+    URGENCY_NO_PROGRESS,
+    URGENCY_WARNING,
+    alert_starts,
+    urgency,
+    with_xid,
+)
+from dashboards.palette import BAD, NEUTRAL, WARNING
+from dashboards.panels import value_mappings
+from dashboards.queries import LAST_STEP_TIME_BY_RUN
+from dashboards.recorded_losses import (
+    LARGE_LOSS_RATIO,
+    LOSS_RATIO,
+    lost_share,
+    main_cause,
+    recorded_standstill,
+)
+from dashboards.run_problems import MAX_DATA_WAIT_RATIO, SLOW_RATIO
+
+URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
+"""Urgency of a run without a sample: no alert about the run can fire, and the run may have stopped."""
+URGENCY_LOSES_MUCH, URGENCY_LOSES = URGENCY_WARNING + 0.3, URGENCY_WARNING + 0.2
+"""Urgencies of a run that loses more than `LARGE_LOSS_RATIO` or `LOSS_RATIO` of its time, above the warnings: many warnings cost less."""
+URGENCY_PARTLY_UNKNOWN = URGENCY_CRITICAL - 0.5
+"""Urgency of a live run of which some ranks have no sample, above known losses."""
+URGENCY_RESTARTED = 1
+"""Urgency of a run without an alert that has lost time to a restart within the last hour."""
+URGENCY_SLOW = 0.5
+"""Urgency of a run without an alert that a slow rank or waiting for data slows a little."""
+_STARTUP_CAUSES = "init|compile|checkpoint_load"
+"""Causes of lost time at the start of each run."""
+RUN_URGENCY_MAPPINGS = value_mappings(
+    {
+        str(URGENCY_NO_PROGRESS): ("no progress", BAD),
+        str(URGENCY_CRITICAL): ("critical", BAD),
+        str(URGENCY_NO_NEWS): ("no news", BAD),
+        str(URGENCY_LOSES_MUCH): ("loses time", BAD),
+        str(URGENCY_LOSES): ("loses time", WARNING),
+        str(URGENCY_WARNING): ("warning", WARNING),
+        str(URGENCY_PARTLY_UNKNOWN): ("partly unknown", WARNING),
+        str(URGENCY_RESTARTED): ("restarted", WARNING),
+        str(URGENCY_SLOW): ("slow", WARNING),
+        "0": ("no alert", NEUTRAL),
+    }
+)
+UNSEEN_RUNS = "max by (run) (run:training_unseen:timestamp_seconds{@cluster})"
+"""PromQL for the time of the last sample of each run that has not ended and that no exporter reports."""
+LAST_STEP_TIME = f"max by (run) ({LAST_STEP_TIME_BY_RUN})"
+STATE_SINCE = f"max by (run) ({STATE_SINCE_BY_RUN})"
+RUNS = "group by (run) (run:training_run:info{@cluster})"
+RUNS_WITH_LIVE_RANKS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
+NO_PROGRESS_SECONDS = 300
+"""Time without a step after which a live run counts as making no progress."""
+ENDING_SECONDS = 120
+"""Time after which a run that is still `ending` counts as making no progress. The exporter decides within about a minute."""
+
+
+def _firing_alerts(label: str, names: str) -> str:
+    return f'max by (run) (ALERTS{{@cluster, alertstate="firing", run!="", {label}=~"{names}"}})'
+
+
+_STATE_TEMPLATE = 'run:training_run_state:info{{@cluster, state=~"{states}"}}'
+_STILL_ENDING = (
+    f"max by (run) (run:training_run_state:age_seconds{{@cluster}} >= {ENDING_SECONDS}"
+    f" and on (cluster, run) {_STATE_TEMPLATE.format(states='ending')})"
+)
+_FIRST_EXIT = "max by (run, instance, rank, reason) (run:training_first_exit:timestamp_seconds{@cluster})"
+"""PromQL for the time of the first exit of a rank of each run that makes no progress."""
+NO_PROGRESS_RUNS = (
+    f"max by (run) ({_STATE_TEMPLATE.format(states='hung|failed|lost')}"
+    f" or run:training_last_progress:age_seconds{{@cluster}} >= {NO_PROGRESS_SECONDS}"
+    " and on (cluster, run) run:training_ranks_up:sum{@cluster} > 0"
+    " or run:training_standstill:info{@cluster})"
+    f" or on (run) max by (run) ({_FIRST_EXIT}) or on (run) {_STILL_ENDING}"
+    f" or on (run) {_firing_alerts('alertname', NO_PROGRESS_ALERTS)}"
+)
+"""PromQL with a value for each run that failed, hangs, is lost or completes no steps, also before its alert fires."""
+_UNKNOWN_RANK_COUNT_BY_RUN = (
+    f"(max by (run) (run:training_ranks_missing:sum{{@cluster}}) > 0 and on (run) {RUNS_WITH_LIVE_RANKS})"
+)
+"""PromQL for the number of ranks without a sample of each live run that has such ranks."""
+_LAST_SAMPLE_BY_NODE = (
+    "max by (run, instance) (last_over_time(instance:training_last_sample:timestamp_seconds{@cluster}[1h]))"
+)
+UNSEEN_NODE = f"topk by (run) (1, {_LAST_SAMPLE_BY_NODE} unless on (run, instance) instance:training_ranks:count{{@cluster}})"
+"""PromQL for the time of the last sample of a node without samples of each run that has such a node."""
+_SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank, gpu) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
+_ALL_WAIT_FOR_DATA = (
+    f"(max by (run) (run:training_waiting_for_data:min5m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
+)
+"""PromQL for the smallest share of time in which a rank waits for data, if all ranks wait: no rank is then the cause."""
+_DATA_WAIT_RANK = (
+    f"(topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
+    f" unless on (run) {_ALL_WAIT_FOR_DATA})"
+)
+"""PromQL for one rank of each run. After a restart of Prometheus, the series of the rank before remains for five minutes."""
+_RANK_OF_FAULTY_GPU = "max by (run, instance, gpu, rank) (run_gpu:training_fault_rank:info{@cluster})"
+_RESTARTED_RUNS = 'max by (run) (run:training_lost:ratio{@cluster, cause="restarts"}) > 0.01'
+"""PromQL with a value for each live run that lost more than 1 % of the last hour to a restart."""
+_HANGING_RANK = "max by (run, instance, rank, gpu) (run:training_standstill_rank:info{@cluster})"
+_SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
+_RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
+"""PromQL for the rank that causes a standstill, else the slow rank, else the rank that waits longest for data."""
+_AVOIDABLE_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
+"""PromQL for the share of the time that each run loses, without its start."""
+_ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
+_ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
+_STANDSTILL_WITHOUT_ALERT = (
+    f"{recorded_standstill('@cluster')} unless on (run) {_firing_alerts('severity', 'critical')}"
+)
+"""PromQL with a value for each run without a step whose alert does not fire yet: a minute after the exporter decides, which takes minutes."""
+_EXITED_WITHOUT_CAUSE = (
+    f"(max by (run) ({_FIRST_EXIT}) or on (run) {_STILL_ENDING})"
+    f" unless on (run) {_firing_alerts('alertname', HARDWARE_ALERTS)}"
+)
+"""PromQL with a value for each run whose ranks exited and whose hardware has no alert: the first exit is then the problem."""
+
+
+def urgency_query() -> str:
+    """Return PromQL for the urgency of each run.
+
+    The urgency is `URGENCY_NO_PROGRESS` for a run of `NO_PROGRESS_RUNS`, otherwise the urgency of the most urgent firing alert.
+    """
+    return " or on (run) ".join(
+        [
+            f"{URGENCY_NO_PROGRESS} + 0 * ({NO_PROGRESS_RUNS})",
+            f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
+            f"{URGENCY_CRITICAL} * {_firing_alerts('severity', 'critical')}",
+            f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANK_COUNT_BY_RUN}",
+            f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {LARGE_LOSS_RATIO})",
+            f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS_RATIO})",
+            f"{URGENCY_WARNING} * {_firing_alerts('severity', 'warning')}",
+            f"{URGENCY_RESTARTED} + 0 * ({_RESTARTED_RUNS})",
+            f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
+            f"0 * {RUNS}",
+        ]
+    )
+
+
+def _main_alert() -> str:
+    """Return PromQL for the start of the alert of each run that has the cause: an alert about its hardware, else the most urgent alert.
+
+    A lost GPU explains a hang. Among the alerts about the hardware, an Xid is more exact than a GPU that does not answer.
+    """
+    alerts = urgency(_ALERTS_OF_RUNS, _ALERT_LABELS)
+    hardware = urgency(
+        f'{_ALERTS_OF_RUNS}, alertname=~"GpuLost|GpuMissing|NvmlDown|GpuEccUncorrected"', _ALERT_LABELS
+    )
+    xids = urgency(f'{_ALERTS_OF_RUNS}, alertname="GpuXidCritical"', _ALERT_LABELS)
+    starts = alert_starts('@cluster, run!=""')
+    main = f"topk by (run) (1, 3 + ({xids}) or 2 + ({hardware}) or {alerts})"
+    return f"(max by ({_ALERT_LABELS}) ({starts}) and on ({_ALERT_LABELS}) {main})"
+
+
+def _main_alert_with_rank() -> str:
+    """Return PromQL for the start of the main alert of each run, with node, rank and GPU.
+
+    Alerts about GPUs have no rank, and some alerts about runs have neither rank nor node. The rank that uses the GPU completes an
+    alert about a GPU. The rank that holds up a hang or waits for data completes only the alert about the hang or the wait.
+    """
+    alert = _main_alert()
+
+    def with_matchers(matchers: str) -> str:
+        return (
+            f'({alert} and on (run, alertname) ALERTS{{@cluster, alertstate="firing", rank="", {matchers}}})'
+        )
+
+    about_gpu = with_matchers('gpu!=""')
+    on_gpu = "on (run, instance, gpu) group_left (rank) 0 *"
+    hang = with_matchers('instance="", alertname="TrainingHang"')
+    data_wait = with_matchers('instance="", alertname="TrainingDataStall"')
+    return (
+        f"({about_gpu} + {on_gpu} {_RANK_OF_FAULTY_GPU} or on (run) {about_gpu} + {on_gpu} {_RANK_OF_PROBLEM}"
+        f" or on (run) {hang} + on (run) group_left (instance, rank, gpu) 0 * {_HANGING_RANK}"
+        f" or on (run) {data_wait} + on (run) group_left (instance, rank) 0 * {_DATA_WAIT_RANK} or on (run) {alert})"
+    )
+
+
+def _slow_ranks() -> str:
+    """Return PromQL for the slow rank of each run, else the rank that waits for data, else the wait of all ranks."""
+
+    def row(ratio: str, text: str, start: str, labels: str) -> str:
+        counted = f'count_values by (run, instance, rank, gpu) ("percent", round(100 * {ratio}))'
+        with_text = f'max by (run, instance, rank, gpu, alertname) (label_replace({counted}, "alertname", "{text}", "percent", "(.+)"))'
+        return f"0 * {with_text} + on ({labels}) group_left () max by ({labels}) ({start})"
+
+    slow_start = "rank:training_slow_start:timestamp_seconds{@cluster}"
+    wait_start = "run:training_data_wait_start:timestamp_seconds{@cluster}"
+    return " or on (run) ".join(
+        (
+            row(_SLOW_RANK, "computes at $1 % of the fastest rank", slow_start, "run, rank"),
+            row(_DATA_WAIT_RANK, "waits for data $1 % of the time", wait_start, "run"),
+            row(_ALL_WAIT_FOR_DATA, "all ranks wait for data: $1 %", wait_start, "run"),
+        )
+    )
+
+
+def _exits() -> str:
+    """Return PromQL for the first exit of each run whose ranks exited, and for each run that remains `ending` without such an exit."""
+    first = f'label_replace({_FIRST_EXIT}, "alertname", "ended first: $1", "reason", "(.+)")'
+    text = f"all ranks ended, cause unknown after {ENDING_SECONDS // 60} min"
+    ending = f'label_replace(0 * {_STILL_ENDING} + on (run) {STATE_SINCE}, "alertname", "{text}", "", "")'
+    return f"max by (run, instance, rank, alertname) ({first}) or on (run) {ending}"
+
+
+def _standstills() -> str:
+    """Return PromQL for each run without a step, with its rank, node and GPU if they are known. A lost GPU starts with its loss."""
+    text = "no rank finishes a step"
+    labels = "run, instance, rank, gpu, alertname"
+    rank = "run:training_standstill_rank:info{@cluster}"
+    lost_since = "max by (cluster, instance, gpu) (gpu:gpu_lost_start:timestamp_seconds)"
+    with_start = (
+        f"0 * {rank} + on (cluster, instance, gpu) group_left () ({lost_since} and on (cluster, instance, gpu) {rank})"
+        f" or 0 * {rank} + on (cluster, run) group_left () {LAST_STEP_TIME_BY_RUN}"
+    )
+    with_rank = f'label_replace({with_start}, "alertname", "$1: {text}", "cause", "(.+)")'
+    without_rank = f'label_replace({LAST_STEP_TIME} and on (run) {recorded_standstill("@cluster")}, "alertname", "{text}", "", "")'
+    return f"max by ({labels}) ({with_rank}) or on (run) {without_rank}"
+
+
+def _main_loss() -> str:
+    """Return PromQL for the main cause of each run that loses much of its time."""
+    loss = f"0 * ({main_cause('@cluster')} and on (run) {_AVOIDABLE_LOSS} >= {LOSS_RATIO})"
+    return f'max by (run, alertname) (label_replace({loss}, "alertname", "$1", "cause", "(.+)"))'
+
+
+def _unknown_ranks() -> str:
+    """Return PromQL for each live run with ranks without a sample, with a node without samples."""
+    text = f'label_replace(count_values by (run) ("ranks", {_UNKNOWN_RANK_COUNT_BY_RUN}), "alertname", "ranks without news: $1", "ranks", "(.+)")'
+    with_node = f"0 * {text} + on (run) group_left (instance) ({UNSEEN_NODE} or on (run) 0 * {RUNS})"
+    return f"max by (run, instance, alertname) ({with_node})"
+
+
+def main_problem() -> str:
+    """Return PromQL for the main problem of each run that has a problem."""
+    alerts = f"{with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
+    restarted = f'label_replace({STATE_SINCE} and on (run) {_RESTARTED_RUNS}, "alertname", "restarted in the last hour", "", "")'
+    problems = (
+        f"{alerts} unless on (run) ({_EXITED_WITHOUT_CAUSE})",
+        _exits(),
+        _standstills(),
+        _slow_ranks(),
+        _main_loss(),
+        _unknown_ranks(),
+        restarted,
+    )
+    return f"({' or on (run) '.join(problems)})"
+
+
+def since_query() -> str:
+    """Return PromQL for the start of the main problem of each run, otherwise of its state; the last sample of a run without news."""
+    return f"{UNSEEN_RUNS} or on (run) max by (run) {main_problem()} or on (run) {STATE_SINCE}"
