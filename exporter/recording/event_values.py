@@ -1,7 +1,8 @@
 """Events and their values: severities, conversion and validation.
 
 `exporter.log` converts its arguments with `find_severity` and `convert_data`, which accept invalid values. The functions `check_…`
-raise for invalid values, like the originals of the compatibility modules that call them.
+raise for invalid values, like the originals of the compatibility modules that call them. `exporter.log` catches the exceptions of the
+checks that it calls.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Event(Value, _PayloadCarrier):
 
     @property
     def payload(self) -> object:
-        """Object passed to `log(..., payload=object)`; None without such an object, and in copies of the event."""
+        """Object passed to `log(..., payload=object)`; None without such an object, and in copies that `with_payload` has not made."""
         return getattr(self, "_payload", None)
 
     def with_payload(self, payload: object) -> Event:
@@ -161,7 +162,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
 
 def check_severity(severity: object) -> str:
-    """Return the value of a `Severity` or of its lower-case name. Raises ValueError for other values."""
+    """Return the lower-case name of a severity, given as a `Severity` or as this name. Raises ValueError for other values."""
     value = getattr(severity, "value", severity)
     if not isinstance(value, str) or value not in LEVEL_BY_SEVERITY:
         raise ValueError(f"severity must be one of {', '.join(LEVEL_BY_SEVERITY)}, not {severity!r}")

@@ -197,7 +197,7 @@ class Stat:
         A CPU tensor is read at once. The value of a CUDA tensor is recorded by a later call, or by `exporter.flush()`, on the same
         thread. These tensors are refused and counted:
 
-        - tensors that do not have exactly one element, or that are on another device
+        - tensors that do not have exactly one element, or that are on a device other than CPU and CUDA
         - DTensors that are not replicated
         - tensors that are added during the capture of a CUDA graph
         - tensors above the limit of copies in flight

@@ -30,7 +30,7 @@ class ObservedBlock:
 class TrainingObserver(Protocol):
     """Consumer of blocks.
 
-    An exception of a method is logged and ignored. Only an OneLoggerError reaches the job, and only from calls for which the
+    An exception of a method is logged and ignored. Only a OneLoggerError reaches the job, and only from calls for which the
     caller of `Observers.notify` allows that: an exception of the job's own code is never replaced.
     """
 

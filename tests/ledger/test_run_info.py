@@ -32,9 +32,7 @@ from exporter.recording.values import TrainingReading
         ("", "bf16", None),
     ],
 )
-def test_a_peak_needs_a_known_device_and_its_data_type(
-    name: str, dtype: str, teraflops: float | None
-) -> None:
+def test_a_peak_needs_an_exact_device_and_data_type(name: str, dtype: str, teraflops: float | None) -> None:
     assert peak_flops(name, dtype) == (None if teraflops is None else teraflops * 1e12)
 
 
