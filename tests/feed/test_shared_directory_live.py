@@ -30,14 +30,15 @@ while True:
         stat.add(1.0)
         time.sleep(0.05)
 """
-SKIP_REASON = reason_to_skip()
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)]
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
 def squatted_directory() -> Iterator[Path]:
     """Yield a directory of mode 1777 with foreign entries for every fixed name and for the names with the job's user id."""
+    if reason := reason_to_skip():  # not at import, because each worker of pytest-xdist imports this file
+        pytest.skip(reason)
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         directory.chmod(0o1777)

@@ -78,21 +78,22 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
 def test_many_short_runs_displace_no_running_run_and_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MAX_FILES", 120)
+    monkeypatch.setattr(store, "MAX_FILES", 40)
     sidecar = Sidecar(tmp_path)
     running_job = MonitoredJob(sidecar, run="running")
     object_counts = []
-    for index in range(100):
+    run_count = 3 * MAX_EXITED_RUNS
+    for index in range(run_count):
         running_job.write()
         play_short_run(sidecar, f"short-{index}", "reward", pause_seconds=5.0)
         object_counts.append(count_objects_in_memory(sidecar))
     page = sidecar.collect()
-    short_runs = {f"short-{index}" for index in range(100 - MAX_EXITED_RUNS, 100)}
+    short_runs = {f"short-{index}" for index in range(run_count - MAX_EXITED_RUNS, run_count)}
 
     for family in ("reward_count", "training_run_state", "training_wall_seconds_total"):
         assert {dict(labels)["run"] for labels in page.all(family)} - {"running"} == short_runs
-    assert max(object_counts[50:]) <= max(object_counts[20:50])
-    assert len(list((tmp_path / "ledger").glob("*.ledger"))) < 2 * 120
+    assert max(object_counts[-MAX_EXITED_RUNS:]) <= max(object_counts[MAX_EXITED_RUNS:-MAX_EXITED_RUNS])
+    assert len(list((tmp_path / "ledger").glob("*.ledger"))) < 2 * 40
 
 
 def count_after_restart_of_rank(sidecar: Sidecar, started_at: float = START + 50) -> object:

@@ -68,7 +68,7 @@ def fork_in_a_training_loop() -> None:
 
 
 def fork_while_threads_create_span_names() -> None:
-    """Fork 30 times while three threads open spans of new names. Each child opens a span of a new name."""
+    """Fork ten times while three threads open spans of new names. Each child opens a span of a new name."""
     configure()
     numbers, stop = itertools.count(), threading.Event()
 
@@ -82,7 +82,7 @@ def fork_while_threads_create_span_names() -> None:
         for thread in threads:
             thread.start()
         try:
-            for attempt in range(30):
+            for attempt in range(10):
                 child = os.fork()
                 if child == 0:
                     signal.alarm(60)
