@@ -271,8 +271,9 @@ def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     program = f"import sys; sys.path.append({str(PROJECT)!r})\n{IMPORT_EFFECTS}"
 
+    # Python itself writes the bytecode of changed files (`-B` prevents the write).
     completed = subprocess.run(
-        [str(bare / "bin/python"), "-c", program], capture_output=True, text=True, check=True
+        [str(bare / "bin/python"), "-B", "-c", program], capture_output=True, text=True, check=True
     )
 
     assert json.loads(completed.stdout) == {"third_party_modules": [], "threads": 1, "effects": []}
