@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from collectors_support import BlockPublisher, text_of
 from prometheus_client.core import CounterMetricFamily, Metric
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.collectors.scheduler import Scheduler
 from exporter.collectors.status import CollectorStatus
@@ -167,7 +167,7 @@ def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() ->
         hanging.release.set()
         wait_until(lambda: not any(thread.name == "exporter-stuck" for thread in threading.enumerate()))
 
-        assert stop_seconds < 5
+        assert stop_seconds < LIMIT_SECONDS / 2  # the hang has no end
         assert publisher.events == []
 
 

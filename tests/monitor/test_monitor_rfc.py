@@ -134,7 +134,7 @@ def test_a_collector_receives_every_raw_sample_off_the_adding_thread() -> None:
     unregister(handle)
     stat.add(1000.0)
 
-    assert adding_seconds < 5
+    assert adding_seconds < LIMIT_SECONDS / 2
     other_samples = [("g.others", 4.0), ("others.plain", 2.0), ("others.torch", 3.0)]
     assert sorted(collector.samples) == [*other_samples, *(("rfc.raw", float(value)) for value in range(100))]
 

@@ -322,7 +322,7 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
     logging_seconds = time.monotonic() - start_time
     events.active[1].drain(5.0)
 
-    assert logging_seconds < 5
+    assert logging_seconds < LIMIT_SECONDS / 2
     assert len(recorder.events) == 1001
     assert events.reading().dropped == {("hanging", "queue_full"): 995}
     events.close(timeout_seconds=0.2)
