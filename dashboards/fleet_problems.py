@@ -209,7 +209,7 @@ def _slow_ranks() -> str:
 
 def _exits() -> str:
     """Return PromQL for the first exit of each run whose ranks exited, and for each run that remains `ending` without such an exit."""
-    first = f'label_replace({_FIRST_EXIT}, "alertname", "ended first: $1", "reason", "(.+)")'
+    first = f'label_replace({_FIRST_EXIT}, "alertname", "ended first: $1", "reason", "(?:inferred: )?(.+)")'
     text = f"all ranks ended, cause unknown after {ENDING_SECONDS // 60} min"
     ending = f'label_replace(0 * {_STILL_ENDING} + on (run) {STATE_SINCE}, "alertname", "{text}", "", "")'
     return f"max by (run, instance, rank, alertname) ({first}) or on (run) {ending}"
