@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from dashboards_support import SELECTED_VALUES, all_queries, fill_variables
+from dashboards_support import BUILTIN_VALUES, SELECTED_VALUES, all_queries, fill_variables
 from rules_support import promtool, rules_read_by
 
 BOARD_VALUES = {
@@ -49,8 +50,12 @@ def assert_panel(
     query = next(
         query for query in all_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
     )
+    # Just long enough to begin before the series: promtool evaluates a subquery at each step of the range.
+    range_minutes = min(math.ceil(minutes) + 1, 60)
     expression = fill_variables(
-        query.expression, SELECTED_VALUES | BOARD_VALUES.get(dashboard, {}) | (selected or {})
+        query.expression,
+        SELECTED_VALUES | BOARD_VALUES.get(dashboard, {}) | (selected or {}),
+        BUILTIN_VALUES | {"__range": f"{range_minutes}m", "__range_s": str(60 * range_minutes)},
     )
     build_infos = {
         name.replace("up{", "exporter_build_info{", 1): "1 stale" for name in series if name.startswith("up{")
