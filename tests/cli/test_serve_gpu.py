@@ -92,6 +92,7 @@ def test_an_unknown_machine_is_reported_and_nothing_starts(tmp_path: Path, flags
 
     assert result.returncode == 2
     assert '--gpu.replay: no machine "h1000" to replay; choose one of a100-mig' in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_required_gpus_make_the_exporter_not_ready_and_keep_the_page(tmp_path: Path) -> None:

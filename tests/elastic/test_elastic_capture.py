@@ -7,35 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from elastic_support import page_of, run_program, series, sum_by_labels
+from elastic_support import page_of, run_function, series, sum_by_labels
 from places import DATA
+from programs.elastic import replay_capture
 
 CAPTURE = DATA / "torchelastic-capture.json"
-
-REPLAY = """
-import json, sys
-from exporter.elastic import events, metrics
-from exporter.elastic.events import handlers
-processes = json.load(open(sys.argv[1]))["processes"]
-process = next(process for process in processes if process["id"] == sys.argv[2])
-handlers._log_handlers["dynamic_rendezvous"] = handlers.PrometheusEventHandler()
-pending_events = list(process["events"])
-def record_until(metric_count):
-    while pending_events and pending_events[0]["after_metrics"] <= metric_count:
-        entry = pending_events.pop(0)
-        fields = entry["event"]
-        if entry["destination"] == "dynamic_rendezvous":
-            fields["message"] = "x" * fields.pop("message_chars")
-            events.record_rdzv_event(events.RdzvEvent.deserialize(json.dumps(fields)))
-        else:
-            events.record(events.Event.deserialize(json.dumps(fields)))
-for metric_count, (_, group, name, value) in enumerate(process["metrics"]):
-    record_until(metric_count)
-    metrics.put_metric(name, value, group)
-record_until(len(process["metrics"]))
-print(len(pending_events))
-"""
-"""Program that replays the metrics and events of a process in order, through the compatibility modules."""
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +23,9 @@ def job() -> Any:
 def page(job: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     feed = tmp_path_factory.mktemp("capture") / "feed"
     for process in job["processes"]:
-        program = f"import sys; sys.argv[1:] = [{str(CAPTURE)!r}, {process['id']!r}]\n{REPLAY}"
-        if process["kind"] == "worker":
-            replay = run_program(feed, program, RANK=str(process["rank"]), TORCHELASTIC_RUN_ID="run0")
-        else:
-            replay = run_program(feed, program)
+        is_worker = process["kind"] == "worker"
+        variables = {"RANK": str(process["rank"]), "TORCHELASTIC_RUN_ID": "run0"} if is_worker else {}
+        replay = run_function(feed, replay_capture, str(CAPTURE), process["id"], **variables)
         assert replay.stdout == "0\n", "events were not replayed"
     return page_of(feed)
 
