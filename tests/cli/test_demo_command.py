@@ -109,10 +109,8 @@ def is_past_the_crash(pages: list[str]) -> bool:
 @pytest.mark.timeout(90)
 def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
     pages: list[str] = []
-    flags = [
-        "--demo.speed=6",
-        f"--config.file={DATA / 'quick-gpus.yml'}",
-    ]  # at this speed, the gap lasts two seconds
+    # At this speed, the gap lasts two seconds.
+    flags = ["--demo.speed=6", f"--config.file={DATA / 'quick-gpus.yml'}"]
     with demo(tmp_path, *flags) as (process, port):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not is_past_the_crash(pages):

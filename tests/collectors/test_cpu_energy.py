@@ -169,9 +169,8 @@ def test_idle_power_has_a_label_for_its_method(tmp_path: Path) -> None:
         machine.draw(5.0, watts)
         collected = collector.collect()
 
-    assert (
-        value_of(collected_before_work, IDLE, "0", "min_seen") is None
-    )  # 50 W is not idle after at most 90 W
+    # 50 W is not idle after at most 90 W.
+    assert value_of(collected_before_work, IDLE, "0", "min_seen") is None
     assert value_of(collected, IDLE, "0", "config") == 55.0
     assert value_of(collected, IDLE, "0", "before_start") == pytest.approx(60.0)
     assert value_of(collected, IDLE, "0", "min_seen") == pytest.approx(40.0)
@@ -286,9 +285,8 @@ def test_a_meter_with_implausible_values_affects_only_itself(tmp_path: Path, gar
 
     assert [reason for reason, _ in collected_with_garbage.problems] == ["malformed"]
     assert joules_by_component == {"cpu": None, "soc": pytest.approx(250.0)}
-    assert value_of(collected_after_repair, CPU, "0", "hwmon") == pytest.approx(
-        1500.0
-    )  # 10 s at 150 W, bridged
+    # 10 s at 150 W, bridged.
+    assert value_of(collected_after_repair, CPU, "0", "hwmon") == pytest.approx(1500.0)
     assert {reading.component: reading.gap_seconds["error"] for reading in collector.readings} == {
         "cpu": 5.0,
         "soc": 0.0,

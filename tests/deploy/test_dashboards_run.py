@@ -74,12 +74,12 @@ def test_a_rank_that_hangs_in_a_phase_of_work_is_not_shown_as_work(
 def test_the_phases_of_all_ranks_add_up_to_the_number_of_ranks(
     tmp_path: Path, query_id: str, ranks: int
 ) -> None:
-    phases = {"forward": "0+15x60", "data_loading": "0+5x60"}
+    phases = {"forward": "0+15x60", "data_loading": "0+5x60"}  # 20 s in 15 s, because the scrapes are late
     series = {
         f'training_phase_seconds_total{{run="a",instance="n1",rank="{rank}",phase="{phase}"}}': values
         for rank in range(4)
         for phase, values in phases.items()
-    }  # 20 s in 15 s, because the scrapes are late
+    }
 
     assert_panel(tmp_path, "training-ranks", "Ranks by phase", series, {"{}": ranks}, query_id=query_id)
 

@@ -21,10 +21,8 @@ JOIN = re.compile(
 
 def joins() -> list[tuple[Rule, str]]:
     """Return each rule with each right-hand side of its joins."""
-    return [
-        (rule, match["one_side"]) for rule in rules() for match in JOIN.finditer(rule.expr)
-        if match["one_side"].count("(") == match["one_side"].count(")")
-    ]  # fmt: skip
+    matches = [(rule, match["one_side"]) for rule in rules() for match in JOIN.finditer(rule.expr)]
+    return [(rule, one_side) for rule, one_side in matches if one_side.count("(") == one_side.count(")")]
 
 
 def series(name: str, values: str, **labels: str) -> dict[str, str]:

@@ -134,7 +134,6 @@ def test_an_integral_never_decreases_and_never_exceeds_the_elapsed_time(
         seconds = 1000 + 2 * index
         ring.add(batch, wall_microseconds=seconds * 1_000_000, instantaneous=0.5)
 
-        assert (
-            previous_integral <= ring.integral <= 2 * index + 5.001
-        )  # a sample may be up to 5 s ahead of the clock
+        # A sample may be up to 5 s ahead of the clock.
+        assert previous_integral <= ring.integral <= 2 * index + 5.001
         previous_integral = ring.integral

@@ -243,9 +243,8 @@ def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
     for second in range(1, 13):
         process = reported_process(3.0, 11.5 if second > 11 else None, pid=-1, is_listable=False)
         reported_processes = [process] if second > 6 else []
-        listings = [
-            listing(second, *([4242] if 3 < second < 12 else []))
-        ]  # the driver lists the pid of the host
+        pids_of_host = [4242] if 3 < second < 12 else []  # the driver lists the pid of the host
+        listings = [listing(second, *pids_of_host)]
         slices += divide_until(
             gpu, second, listings, runs={-1: "a"}, reported_processes=reported_processes
         ).slices
@@ -283,15 +282,20 @@ def test_energy_since_the_last_division_is_complete_after_a_long_pause() -> None
 
 
 def test_a_process_that_the_driver_lists_on_one_gpu_leaves_no_gap_on_another() -> None:
-    gpus = [
-        DeviceEnergy(
-            EnergyReading(
-                "gpu", uuid, "nvml_counter", is_measured=True, joules=2500.0, watts=WATTS, time=5.0,
-                history=tuple(history(5)),
-            )
+    readings = [
+        EnergyReading(
+            "gpu",
+            uuid,
+            "nvml_counter",
+            is_measured=True,
+            joules=2500.0,
+            watts=WATTS,
+            time=5.0,
+            history=tuple(history(5)),
         )
         for uuid in ("GPU-b", "GPU-a")
-    ]  # fmt: skip
+    ]
+    gpus = [DeviceEnergy(reading) for reading in readings]
     identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
     job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended_at=4.9)]
     lists = [*(listing(read_at, 7) for read_at in (2.0, 3.0, 4.0)), listing(5.0)]
@@ -313,9 +317,16 @@ def test_a_process_that_the_driver_lists_on_one_gpu_leaves_no_gap_on_another() -
 @pytest.mark.parametrize(("is_mig", "name"), [(False, "NVIDIA A100"), (True, "")])
 def test_a_process_on_a_mig_instance_does_not_have_the_peak_of_the_gpu(is_mig: bool, name: str) -> None:
     reading = EnergyReading(
-        component="gpu", device="GPU-a", source="nvml_counter", is_measured=True, joules=1.0, watts=1.0, time=1.0,
-        name="NVIDIA A100", is_mig=is_mig,
-    )  # fmt: skip
+        component="gpu",
+        device="GPU-a",
+        source="nvml_counter",
+        is_measured=True,
+        joules=1.0,
+        watts=1.0,
+        time=1.0,
+        name="NVIDIA A100",
+        is_mig=is_mig,
+    )
     gpus = Gpus(use=lambda: listing(1.0, 7).processes, readings=lambda: (reading,))
 
     assert RankDevices(gpus).name(7) == name

@@ -60,9 +60,8 @@ def test_an_attempt_of_two_seconds_is_attributed_its_energy_and_cause(
         load_joules = joules(running, "training_wasted_energy_joules_total", "a", 'cause="checkpoint_load"')
 
     assert run_joules == pytest.approx(WATTS * lifetime_seconds, rel=0.05)
-    assert (
-        WATTS * 1.5 * 0.9 <= load_joules <= WATTS * crash_seconds * 1.05
-    )  # a busy machine ends the load late
+    # A busy machine ends the load late.
+    assert WATTS * 1.5 * 0.9 <= load_joules <= WATTS * crash_seconds * 1.05
 
 
 def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(

@@ -277,9 +277,7 @@ def test_an_interpreter_without_a_lock_runs_the_job_and_records_nothing(feed: Pa
     completed = run_program(feed, program)
 
     assert completed.stdout == "True\n"
-    assert (
-        completed.stderr.count("exporter: nothing is recorded: this Python runs without the interpreter lock")
-        == 1
-    )
+    notice = "exporter: nothing is recorded: this Python runs without the interpreter lock"
+    assert completed.stderr.count(notice) == 1
     assert "PYTHON_GIL=1" in completed.stderr
     assert not list(feed.iterdir())

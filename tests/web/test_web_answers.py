@@ -193,9 +193,8 @@ def test_a_hanging_render_affects_only_its_scrapes() -> None:
     assert [reply.status for reply in replies] == [503] * 3
     assert replies[0].headers["retry-after"] == "1"
     assert statuses == [200, 200]
-    assert (
-        statistics["renders"] == 1
-    )  # later scrapes wait for the hanging render instead of occupying the second worker
+    # Later scrapes wait for the hanging render instead of occupying the second worker.
+    assert statistics["renders"] == 1
     assert statistics["exporter_http_requests_total{/metrics,503}"] == 3
     assert exit_status == 0
 
