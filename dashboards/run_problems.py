@@ -1,13 +1,13 @@
 """Problems of a run: PromQL for each problem, and the table *What is wrong* of *Run* and *Ranks*.
 
 A row has the labels `problem`, `rank`, `instance` and `gpu`, as far as these are known. The value is the start of the problem
-in Unix seconds, or 0 if the problem started before the time range.
+in Unix seconds, or 0 if the problem started before the time range. Problems that many ranks can have at once (ended, silent and
+slow ranks) have at most `MAX_ROWS` rows, and waiting for data has one row. Lost GPUs, Xids and throttled GPUs have a row for each GPU.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
@@ -23,15 +23,12 @@ from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
     HANG_LABELS,
-    LOCAL_RANK_AS_GPU,
-    OBSERVED_RATIO,
     ODD_GROUP_SIZE,
     SPEED_RATIO_BY_NODE,
     STANDSTILL_BY_RULE,
     STANDSTILL_BY_STEP_AGE,
     WALL_SECONDS,
     feed_age_seconds,
-    gpu_values_by_rank,
 )
 from dashboards.tables import NO_SAMPLE_OF_RUN, Column, table
 from exporter.status.conditions.gpus import CRITICAL_XIDS
@@ -83,12 +80,12 @@ class RunImpact(enum.Enum):
     Members that `dashboards.gpu_problems.Impact` has too have the same number there.
     """
 
-    CAUSES_STOP = 6
-    STOPS_RUN = 5
-    ENDANGERS_WORK = 4
-    UNKNOWN = 3
-    SLOWS_RUN = 2
-    PAST = 1
+    CAUSES_STOP = 6  # the rank or GPU for which the other ranks wait
+    STOPS_RUN = 5  # no step finishes, or ranks have ended
+    ENDANGERS_WORK = 4  # work or the model may be lost, although steps finish
+    UNKNOWN = 3  # samples of ranks are missing
+    SLOWS_RUN = 2  # steps take longer than necessary
+    PAST = 1  # over, and no alert about the problem fires
 
 
 RUN_IMPACT_TEXTS = value_mappings(
@@ -99,7 +96,6 @@ RUN_IMPACT_TEXTS = value_mappings(
         RunImpact.UNKNOWN.value: ("unknown", WARNING),
         RunImpact.SLOWS_RUN.value: ("slows the run", WARNING),
         RunImpact.PAST.value: ("past", NEUTRAL),
-        -1: (NO_VALUE, NEUTRAL),
     }
 )
 RUN_PROBLEM_TEXTS: list[Json] = [
@@ -126,9 +122,12 @@ class RunProblem:
     remedy: str = ""
 
     @property
-    def rows_with_remedy(self) -> str:
-        """PromQL for the start, with the texts of the problem and of the remedy as labels."""
-        return f'label_replace({self.rows}, "remedy", "{self.remedy}", "", "")'
+    def labelled_rows(self) -> str:
+        """PromQL for the start, with the text of the problem, the impact and the remedy as labels."""
+        with_impact = f'label_replace({self.rows}, "impact", "{self.impact.value}", "", "")'
+        return (
+            f'label_replace({with_impact}, "remedy", "{self.remedy}", "", "")' if self.remedy else with_impact
+        )
 
 
 def _with_text(expression: str, text: str, label: str = "", pattern: str = "(.+)") -> str:
@@ -154,12 +153,7 @@ def _with_suffix(rows: str, number: str, suffix: str) -> str:
 
 # GPUs of the ranks -------------------------------------------------------------------------------------------
 
-_REPORTED_GPUS = 'max by (instance, rank, gpu, uuid) (last_over_time(training_rank_info{@run, uuid!=""}[$__range])) and on (instance, rank) training_process_up{@run}'
-_INFERRED_GPUS = (
-    f"max by (instance, rank, gpu, uuid) ({LOCAL_RANK_AS_GPU} * on (instance, gpu) group_left (uuid)"
-    " topk by (instance, gpu) (1, max by (instance, gpu, uuid) (gpu_up * 0 + 1)))"
-)
-LAST_GPUS_BY_RANK = f"({_REPORTED_GPUS} or on (instance, rank) {_INFERRED_GPUS})"
+LAST_GPUS_BY_RANK = "max by (instance, rank, gpu, uuid) (rank:training_gpu:info{@run})"
 """PromQL for the GPUs of each rank, with index and UUID. The driver lists no processes of a lost GPU, so that the last known GPU counts."""
 _GPU_LOST = "max by (uuid) (gpu_up) == 0"
 _LOST_SINCE = f"{last_time('max by (uuid) (gpu_up) == bool 1')} and on (uuid) {_GPU_LOST}"
@@ -294,7 +288,7 @@ _SLOW_ROWS = _with_number(
     "computes at $1 % of the fastest rank",
     "instance, rank",
 )
-_SM_CLOCK = gpu_values_by_rank('gpu_clock_hertz{clock="sm"}')
+_SM_CLOCK = f'max by (instance, rank) ({LAST_GPUS_BY_RANK} * on (uuid) group_left () max by (uuid) (gpu_clock_hertz{{clock="sm"}}))'
 _SM_CLOCK_TEXTS = (
     'label_replace(count_values by (instance, rank) ("clock",'
     f" round(100 * {_SM_CLOCK} / on () group_left () (max({_SM_CLOCK}) > 0) < {100 * SLOW_RATIO})),"
@@ -309,10 +303,7 @@ _SLOW_RANKS = (
     f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDSTILL_BY_STEP_AGE}"
 )
 _BRIEF_DATA_WAIT = 'max(rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
-DATA_WAIT_RATIO_BY_RANK = (
-    '(max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m]))'
-    f" / on () group_left () {OBSERVED_RATIO})"
-)
+DATA_WAIT_RATIO_BY_RANK = "max by (instance, rank) (rank:training_data_wait:ratio5m{@run})"
 """PromQL for the share of the last five minutes in which each rank waited for data, also of a younger run."""
 _DATA_WAIT_SINCE = last_time(f"{_BRIEF_DATA_WAIT} <= bool {MAX_DATA_WAIT_RATIO}")
 ALL_WAIT_FOR_DATA = (
@@ -439,17 +430,12 @@ PROBLEMS = (
     ),
     RunProblem(f"{_NONFINITE_PAUSED} unless on () {NONFINITE_ALERT}", RunImpact.PAST),
 )
-_ROW_LABELS = "problem, instance, rank, gpu, remedy"
+_ROW_LABELS = "impact, problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
 _NO_PROBLEM_ROW = (
     f"{_with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
     f" or on () {_with_text('vector(-1)', NO_SAMPLE_OF_RUN)}"
 )
-
-
-def _union(expressions: Sequence[str]) -> str:
-    """Return PromQL for the rows of all problems, or for a row of value -1 if there are none."""
-    return f"max by ({_ROW_LABELS}) ({' or '.join(expressions)}) or on () ({_NO_PROBLEM_ROW})"
 
 
 def problem_since() -> str:
@@ -480,11 +466,11 @@ def problem_since() -> str:
 
 def what_is_wrong(w: int, h: int) -> Panel:
     """Return the table of the current problems of a run, problems that stop the run first."""
-    since = _union([f"1000 * ({problem.rows_with_remedy})" for problem in PROBLEMS])
-    impact = _union([f"0 * ({problem.rows_with_remedy}) + {problem.impact.value}" for problem in PROBLEMS])
+    rows = " or ".join(f"1000 * ({problem.labelled_rows})" for problem in PROBLEMS)
+    since = f"max by ({_ROW_LABELS}) ({rows}) or on () ({_NO_PROBLEM_ROW})"
     panel = table(
         "What is wrong",
-        Column(impact, "Effect", decimals=0, width=130, mappings=RUN_IMPACT_TEXTS),
+        Column("impact", "Effect", width=130, mappings=RUN_IMPACT_TEXTS),
         Column("problem", "Problem", mappings=RUN_PROBLEM_TEXTS),
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=100, links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),

@@ -159,6 +159,8 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_step_overdue:seconds",
     "run:training_straggler_wait:ratio",
     "rank:training_compute:seconds",
+    "rank:training_data_wait:ratio5m",
+    "rank:training_gpu:info",
     "rank:training_straggler_score:ratio",
     "run:training_standstill:info",
     "run:training_odd_phase:info",

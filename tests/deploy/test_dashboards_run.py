@@ -409,7 +409,7 @@ def test_an_early_end_is_a_past_problem_as_in_the_state(tmp_path: Path) -> None:
         | run_series("step_target", "6000x60")
     )
     remedy = "read the log of the job, unless the early end is intended"
-    row = f'{{problem="finished early, at step 850 of 6000",remedy="{remedy}"}}'
+    row = f'{{impact="1",problem="finished early, at step 850 of 6000",remedy="{remedy}"}}'
 
     assert_panel(
         tmp_path,
@@ -418,8 +418,7 @@ def test_an_early_end_is_a_past_problem_as_in_the_state(tmp_path: Path) -> None:
         series,
         {'{state="finished",note=" early, at step 850 of 6000"}': 1},
     )
-    assert_panel(tmp_path, "training-run", "What is wrong", series, {row: 1})
-    assert_panel(tmp_path, "training-run", "What is wrong", series, {row: 600_000}, query_id="B")
+    assert_panel(tmp_path, "training-run", "What is wrong", series, {row: 600_000})
 
 
 def test_the_alert_about_the_gpu_is_above_the_hang_that_it_causes(tmp_path: Path) -> None:
@@ -488,7 +487,7 @@ MISSED_SCRAPES = (
             "A",
             {'{problem="no problem found"}': -1},
             {
-                '{problem="exporter down, ranks unknown: 1",instance="n1",remedy="check the node and the log of the exporter"}': 3
+                '{impact="3",problem="exporter down, ranks unknown: 1",instance="n1",remedy="check the node and the log of the exporter"}': 795_000
             },
             id="problems",
         ),

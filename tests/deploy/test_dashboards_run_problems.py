@@ -45,10 +45,37 @@ REMEDIES = {
 """Remedy by a part of the problem."""
 
 
-def problem_row(labels: str, *, is_past: bool = False) -> str:
-    """Return the labels of a row of *What is wrong*, with the remedy unless the problem is past."""
+IMPACTS = {
+    "GPU 1 lost (Xid 79): no rank": 6,
+    "no rank finishes a step": 5,
+    "lost": 4,
+    "wait for this rank": 6,
+    "holds up": 6,
+    "ended first": 6,
+    "ended:": 5,
+    "none recently": 1,
+    "a later save": 1,
+    "saves failed": 4,
+    "NaN": 4,
+    "exporter down": 3,
+    "does not report": 3,
+    "Xid": 4,
+    "restarted": 1,
+    "early": 1,
+    "computes at": 2,
+    "throttled": 2,
+    "waits longest": 2,
+    "all ranks wait": 2,
+}
+"""Impact by a part of the problem; the first part decides."""
+
+
+def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None) -> str:
+    """Return the labels of a row of *What is wrong*, with its impact, and with the remedy unless the problem is past."""
     remedy = next((text for part, text in REMEDIES.items() if part in labels and not is_past), "")
-    return f'{{{labels},remedy="{remedy}"}}' if remedy else f"{{{labels}}}"
+    number = impact or next((number for part, number in IMPACTS.items() if part in labels), "")
+    texts = (f'{name}="{text}"' for name, text in (("impact", number), ("remedy", remedy)) if text)
+    return f"{{{','.join((labels, *texts))}}}"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +232,7 @@ def test_a_problem_is_named_with_rank_gpu_and_start(
     is_past = series == RANKS | NONFINITE_BEFORE
     rows = {problem_row(labels, is_past=is_past): value for labels, value in expected.items()}
 
-    assert_panel(tmp_path, "training-run", "What is wrong", series, rows, query_id="B")
+    assert_panel(tmp_path, "training-run", "What is wrong", series, rows)
 
 
 def test_a_problem_between_two_points_of_a_long_time_range_has_a_row(
@@ -215,7 +242,7 @@ def test_a_problem_between_two_points_of_a_long_time_range_has_a_row(
     nonfinite = run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
     row = problem_row('problem="loss was NaN or infinite in 586 steps"')
 
-    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite, {row: 0}, query_id="B")
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite, {row: 0})
 
 
 def test_both_dashboards_name_the_same_problems() -> None:
@@ -230,21 +257,21 @@ def test_both_dashboards_name_the_same_problems() -> None:
 def test_problems_that_stop_the_run_are_first(tmp_path: Path) -> None:
     waiting = run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
     effects = {
-        problem_row(f'problem="holds up the others: read data.py:40",{RANK_1}'): 6.0,
-        problem_row('problem="no rank finishes a step"'): 5.0,
-        problem_row(f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}'): 2.0,
+        problem_row(f'problem="holds up the others: read data.py:40",{RANK_1}'): 0,
+        problem_row('problem="no rank finishes a step"'): 0,
+        problem_row(f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}'): 0,
     }
 
-    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects)
+    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects, factor=0)
 
 
 def test_the_rank_that_ended_first_is_above_the_ranks_that_follow(tmp_path: Path) -> None:
     effects = {
-        problem_row(f'problem="ended first: signal SIGKILL",{RANK_1}'): 6.0,
-        problem_row('problem="ended: exit status 1",instance="n1",rank="0"'): 5.0,
+        problem_row(f'problem="ended first: signal SIGKILL",{RANK_1}'): 0,
+        problem_row('problem="ended: exit status 1",instance="n1",rank="0"'): 0,
     }
 
-    assert_panel(tmp_path, "training-run", "What is wrong", DIED, effects)
+    assert_panel(tmp_path, "training-run", "What is wrong", DIED, effects, factor=0)
 
 
 FAILED_SAVES_BEFORE = run_series(
@@ -270,9 +297,9 @@ def test_a_problem_endangers_work_until_its_alert_ends(
     tmp_path: Path, alert_name: str, series: dict[str, str], problem: str, alert: str, effect: int
 ) -> None:
     alerts = {f'ALERTS{{alertname="{alert_name}",alertstate="firing",severity="critical",run="a"}}': alert}
-    expected = {problem_row(f'problem="{problem}"', is_past=effect == 1): effect}
+    expected = {problem_row(f'problem="{problem}"', is_past=effect == 1, impact=effect): 0}
 
-    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | series | alerts, expected)
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | series | alerts, expected, factor=0)
 
 
 @pytest.mark.parametrize("before", ["_x21", "0x20"], ids=["no sample before", "0 before"])
@@ -281,10 +308,10 @@ def test_a_nan_loss_names_the_last_finite_step(tmp_path: Path, before: str) -> N
     steps = run_series("step", "0+10x60", labels=',rank="0"')
     row = problem_row('problem="loss was NaN or infinite in 586 steps, the first after step 200"')
 
-    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite | steps, {row: 4})
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite | steps, {row: 0}, factor=0)
 
 
 def test_a_hang_by_a_lost_gpu_is_one_problem_with_the_drain_as_its_remedy(tmp_path: Path) -> None:
     row = problem_row(f'problem="GPU 1 lost (Xid 79): no rank finishes a step",{RANK_1},gpu="1"')
 
-    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | LOST_GPU, {row: 6})
+    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | LOST_GPU, {row: 0}, factor=0)
