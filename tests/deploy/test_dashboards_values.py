@@ -8,7 +8,7 @@ import pytest
 import yaml
 from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
 from panel_support import assert_panel
-from rules_support import needs_promtool, promtool
+from rules_support import needs_promtool, promtool, rules_read_by
 
 RANK = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{labels}}}'
 """Series of a rank; `labels` are further labels, each after a comma."""
@@ -58,8 +58,11 @@ def failures(
             for eval_time, value in expected.items()
         ],
     }
+    group = {"name": "rules", "rules": [rule.body for rule in rules_read_by(expression)]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [group]}), encoding="utf-8")
+    test = {"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [case]}
     path = tmp_path / "case.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}), encoding="utf-8")
+    path.write_text(yaml.safe_dump(test), encoding="utf-8")
     completed = promtool("test", "rules", path)
     return "" if completed.returncode == 0 else completed.stdout + completed.stderr
 
