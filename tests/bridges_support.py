@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from elastic_support import REPOSITORY, page_of, run_program, series
-from places import TESTS
+from elastic_support import page_of, run_program, series
+from places import PROJECT, TESTS
 
 STEPS, VALIDATION_STEPS, SAMPLES = (
     "steps_total mode=train",
@@ -72,7 +72,7 @@ def installed_distribution(directory: Path) -> Path:
     dist_info = directory / "training_exporter-0.0.0.dist-info"
     dist_info.mkdir(parents=True)
     (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: training-exporter\nVersion: 0.0.0\n")
-    project = (REPOSITORY / "pyproject.toml").read_text()
+    project = (PROJECT / "pyproject.toml").read_text()
     groups = [f"[{group}]\n{lines.replace(chr(34), '')}" for group, lines in ENTRY_POINTS.findall(project)]
     (dist_info / "entry_points.txt").write_text("\n".join(groups))
     return directory
@@ -144,7 +144,7 @@ def run_job(
         PROLOGUE + program,
         check=check,
         timeout=150,
-        **{"PYTHONPATH": f"{site}:{REPOSITORY}:{TESTS}", **QUIET, **environment},
+        **{"PYTHONPATH": f"{site}:{PROJECT}:{TESTS}", **QUIET, **environment},
     )
     return Job(completed, page_of(feed))
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from places import PROJECT
 from prometheus_support import query_api
-from rules_support import ROOT, selectors
+from rules_support import selectors
 
-sys.path.insert(0, str(ROOT))  # the dashboards are not installed with the exporter
+sys.path.insert(0, str(PROJECT))  # the dashboards are not installed with the exporter
 
 from dashboards.board import all_panels
 from dashboards.catalogue import BOARDS

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from places import PROJECT, TESTS
 from programs import code_of
 from waiting import PATIENCE
 
@@ -25,8 +26,6 @@ from exporter.recording.stat import REGISTRY
 from exporter.recording.state import StatState
 from exporter.recording.values import StatReading
 
-TESTS = Path(__file__).resolve().parent
-REPOSITORY = TESTS.parent
 IMPORTS = """
 import atexit, gc, os, signal, subprocess, sys, threading, time
 import exporter
@@ -70,7 +69,7 @@ def run_program(
             **inherited_variables,
             "EXPORTER_FEED_DIR": str(feed),
             "EXPORTER_FLUSH_SECONDS": "0.2",
-            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}",
+            "PYTHONPATH": f"{PROJECT}{os.pathsep}{TESTS}",
             "OMP_NUM_THREADS": "1",
             **environment,
         },

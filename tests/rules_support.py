@@ -18,8 +18,7 @@ import yaml
 from places import PROJECT
 from run_support import child_environment, run_to_completion
 
-ROOT = PROJECT
-PROMETHEUS = ROOT / "deploy/prometheus"
+PROMETHEUS = PROJECT / "deploy/prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 CASES = sorted((PROMETHEUS / "tests").glob("*.yaml"))
 needs_promtool = pytest.mark.skipif(
@@ -128,7 +127,7 @@ def load_script(path: Path) -> ModuleType:
 @functools.cache
 def runbook_sections() -> dict[str, str]:
     """Return the text of each section of the runbook by its anchor."""
-    text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    text = (PROJECT / "docs/runbook.md").read_text(encoding="utf-8")
     parts = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
     return {name.lower(): body for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
@@ -144,7 +143,7 @@ def labels_by_name() -> dict[str, frozenset[str]]:
     names = {"up": frozenset[str]()}
     specs = [
         (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
-        for specs_of_module in load_script(ROOT / "docs/generate_metrics.py").load_specs().values()
+        for specs_of_module in load_script(PROJECT / "docs/generate_metrics.py").load_specs().values()
         for spec in specs_of_module
     ]
     for name, is_distribution, labels in specs:

@@ -18,8 +18,6 @@ import psutil
 from places import DATA, PROJECT
 from waiting import LIMIT_SECONDS
 
-REPOSITORY = PROJECT
-
 SIGNAL_LOGGING_JOB = """
 import os, signal, sys, time
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -43,7 +41,7 @@ def child_environment(**variables: str) -> dict[str, str]:
     inherited_variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
     }
-    return {**inherited_variables, "PYTHONPATH": str(REPOSITORY), **variables}
+    return {**inherited_variables, "PYTHONPATH": str(PROJECT), **variables}
 
 
 def run_to_completion(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from bridges_support import run_job
-from elastic_support import REPOSITORY, run_program
+from elastic_support import run_program
+from places import PROJECT
 
 pytestmark = pytest.mark.timeout(180)
 
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
 PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -31,7 +32,7 @@ def test_every_program_of_the_readme_is_run_by_a_test() -> None:
 
 
 def test_the_plain_loop_is_the_tested_example() -> None:
-    assert program_with("optimizer.step()") == (REPOSITORY / "docs/examples/plain.py").read_text(
+    assert program_with("optimizer.step()") == (PROJECT / "docs/examples/plain.py").read_text(
         encoding="utf-8"
     )
 
@@ -82,11 +83,11 @@ def anchors(path: Path) -> set[str]:
     "path",
     [
         *("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md"),
-        *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")),
+        *sorted(f"docs/{path.name}" for path in (PROJECT / "docs").glob("*.md")),
     ],
 )
 def test_links_of_a_document_resolve(path: str) -> None:
-    document = REPOSITORY / path
+    document = PROJECT / path
     links = re.findall(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]*))?\)", document.read_text(encoding="utf-8"))
     targets = [(document.parent / name if name else document, anchor) for name, anchor in links]
 
@@ -95,19 +96,19 @@ def test_links_of_a_document_resolve(path: str) -> None:
 
 
 def test_make_targets_and_benchmarks_of_the_readme_exist() -> None:
-    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
     targets = " ".join(re.findall(r"^make (\w+(?: \w+)*)", README, re.MULTILINE)).split()
     benchmarks = re.findall(r"benchmarks/\w+\.py", README)
 
     assert targets
     assert benchmarks
     assert [target for target in targets if f"\n{target}:" not in makefile] == []
-    assert [benchmark for benchmark in benchmarks if not (REPOSITORY / benchmark).exists()] == []
+    assert [benchmark for benchmark in benchmarks if not (PROJECT / benchmark).exists()] == []
 
 
 def test_the_figures_of_the_readme_come_from_the_results_file() -> None:
     completed = subprocess.run(
-        [sys.executable, REPOSITORY / "benchmarks/page.py", "--check"],
+        [sys.executable, PROJECT / "benchmarks/page.py", "--check"],
         capture_output=True,
         text=True,
         check=False,

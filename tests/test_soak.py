@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from places import PROJECT
 from prometheus_support import needs_prometheus
-from rules_support import ROOT
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ from rules_support import ROOT
 @pytest.mark.timeout(360)
 def test_short_lived_ranks_are_counted_as_in_their_own_logs() -> None:
     completed = subprocess.run(
-        [sys.executable, ROOT / "benchmarks/soak.py"],
+        [sys.executable, PROJECT / "benchmarks/soak.py"],
         env={**os.environ, "SOAK": "2m" if os.environ.get("CI") else "20s", "SEED": "11"},
         capture_output=True,
         text=True,

@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 from bridges_support import PRINT_PAGE, STEPS, installed_distribution, needs, run_job
-from elastic_support import REPOSITORY, page_of, run_program, series, sum_by_labels, total
+from elastic_support import page_of, run_program, series, sum_by_labels, total
+from places import PROJECT
 
 import exporter
 import exporter_auto
@@ -91,13 +92,13 @@ exporter_auto.start()
 print(sorted(set(sys.modules) - before))
 """
     for environment in ({}, {"EXPORTER_AUTO": "0"}, {"EXPORTER_AUTO": ""}):
-        assert run_bare(program, REPOSITORY, **environment).stdout == "[]\n"
+        assert run_bare(program, PROJECT, **environment).stdout == "[]\n"
 
 
 def test_the_entry_point_never_raises(tmp_path: Path) -> None:
     (tmp_path / "exporter").mkdir()
     (tmp_path / "exporter/__init__.py").write_text("raise RuntimeError('a broken installation')")
-    (tmp_path / "exporter_auto.py").write_text((REPOSITORY / "exporter_auto.py").read_text())
+    (tmp_path / "exporter_auto.py").write_text((PROJECT / "exporter_auto.py").read_text())
 
     completed_run = run_bare("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
 
@@ -120,7 +121,7 @@ print("torch" in sys.modules, install() == tuple(exporter_auto.BRIDGES))
 @pytest.mark.parametrize("name", exporter_auto.BRIDGES)
 def test_every_registered_bridge_has_a_file_and_a_row_in_the_documentation(name: str) -> None:
     assert callable(importlib.import_module(f"exporter.bridges.{name}").install)
-    assert f"`{name}`" in (REPOSITORY / "docs/bridges.md").read_text()
+    assert f"`{name}`" in (PROJECT / "docs/bridges.md").read_text()
 
 
 def test_a_bridge_that_cannot_be_installed_is_logged_and_left_out(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ bridges.install("keras")
 import keras
 print(bridges.install("accelerate"))
 """
-    completed_run = run_program(tmp_path / "feed", program, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    completed_run = run_program(tmp_path / "feed", program, PYTHONPATH=f"{tmp_path}:{PROJECT}")
 
     assert completed_run.stdout == "('accelerate',)\n"
     assert "the bridge keras could not be installed: ZeroDivisionError" in completed_run.stderr
@@ -208,7 +209,7 @@ print("exporter" in sys.modules, [thread.name for thread in threading.enumerate(
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
-    paths = f"{installed_distribution(tmp_path / 'site')}:{REPOSITORY}"
+    paths = f"{installed_distribution(tmp_path / 'site')}:{PROJECT}"
     unrecorded_run = run_program(tmp_path / "nothing", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel)
     recorded_run = run_program(
         tmp_path / "feed", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import AUTO, SAMPLES, SAVES, STEPS, needs, run_job
-from elastic_support import REPOSITORY
+from places import PROJECT
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -23,6 +23,6 @@ pytestmark = pytest.mark.timeout(180)
     ],
 )
 def test_the_example_records_its_steps(name: str, expected: dict[str, float], tmp_path: Path) -> None:
-    program = (REPOSITORY / "docs/examples" / name).read_text()
+    program = (PROJECT / "docs/examples" / name).read_text()
 
     assert run_job(tmp_path, program, AUTO if name == "unchanged.py" else {}).differences(expected) == {}

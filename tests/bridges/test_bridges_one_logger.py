@@ -17,8 +17,7 @@ from bridges_support import (
     needs,
     run_job,
 )
-from places import PROJECT as REPOSITORY
-from places import TESTS
+from places import PROJECT, TESTS
 
 from exporter.cli.run import AUTOLOAD
 
@@ -83,7 +82,7 @@ IMPORT_EXPORTER = "from exporter.bridges.one_logger import OneLoggerExporter\n"
 INSTALLATIONS: dict[str, tuple[str, dict[str, str]]] = {
     "by the import, in a job of `run` with custom exporters": (
         "configure().with_exporter(FileExporter(pathlib.Path('recorded.json')))",
-        {"EXPORTER_AUTO": "1", "PYTHONPATH": f"{AUTOLOAD}:{REPOSITORY}:{TESTS}"},
+        {"EXPORTER_AUTO": "1", "PYTHONPATH": f"{AUTOLOAD}:{PROJECT}:{TESTS}"},
     ),
     "by the entry point": (
         "configure().with_export_config()",

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from bridges_support import QUIET, installed_distribution, needs
 from elastic_support import sum_by_labels
-from places import TESTS
+from places import PROJECT, TESTS
 from run_support import (
-    REPOSITORY,
     child_environment,
     free_port,
     is_ready,
@@ -100,7 +99,7 @@ def truth_of(name: str, directory: Path) -> Truth:
     job = [sys.executable, "-c", TWO_ATTEMPTS, str(JOB_DIRECTORY / f"job_{name}.py"), str(directory)]
     command = run_command(feed, job, "--run.name=truth", "--run.linger=30s", port=port)
     stderr_file = directory / "stderr"
-    paths = f"{site}:{REPOSITORY}"
+    paths = f"{site}:{PROJECT}"
     settings = {"env": child_environment(**QUIET, PYTHONPATH=paths, OMP_NUM_THREADS="1"), "cwd": directory}
     with (
         stderr_file.open("w") as stderr,

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, run_to_completion
+from places import PROJECT
+from run_support import run_to_completion
 
 REPOSITORY_DIRECTORIES = {
     "grafana/dashboards": "dashboards/json",
@@ -26,14 +27,14 @@ def run_assets(output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(180)
 def test_an_installed_wheel_writes_the_files_of_the_repository(tmp_path: Path) -> None:
     source, venv, output = tmp_path / "source", tmp_path / "venv", tmp_path / "out"
-    tracked_files = run_to_completion(["git", "ls-files", "-z"], cwd=REPOSITORY).stdout
+    tracked_files = run_to_completion(["git", "ls-files", "-z"], cwd=PROJECT).stdout
     tracked_names = tracked_files.rstrip("\0").split("\0")
     if tracked_names == [""]:
         pytest.skip("this is no checkout of git")
     for name in tracked_names:
-        if (REPOSITORY / name).exists():
+        if (PROJECT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).symlink_to(REPOSITORY / name)  # building must not write into the repository
+            (source / name).symlink_to(PROJECT / name)  # building must not write into the repository
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={tmp_path}", str(source)]
     subprocess.run(build, check=True)
@@ -47,12 +48,12 @@ def test_an_installed_wheel_writes_the_files_of_the_repository(tmp_path: Path) -
 
     assert (result.returncode, result.stderr) == (0, "")
     expected = {
-        "prometheus/alertmanager.yaml": REPOSITORY / "deploy/prometheus/alertmanager.yaml",
-        "runbook.md": REPOSITORY / "docs/runbook.md",
+        "prometheus/alertmanager.yaml": PROJECT / "deploy/prometheus/alertmanager.yaml",
+        "runbook.md": PROJECT / "docs/runbook.md",
     }
     for target, source_directory in REPOSITORY_DIRECTORIES.items():
-        paths = [path for path in (REPOSITORY / source_directory).rglob("*") if path.is_file()]
-        expected |= {f"{target}/{path.relative_to(REPOSITORY / source_directory)}": path for path in paths}
+        paths = [path for path in (PROJECT / source_directory).rglob("*") if path.is_file()]
+        expected |= {f"{target}/{path.relative_to(PROJECT / source_directory)}": path for path in paths}
     files = {str(path.relative_to(output)): path for path in output.rglob("*") if path.is_file()}
     assert set(files) == set(expected)
     assert [name for name, path in files.items() if path.read_bytes() != expected[name].read_bytes()] == []
@@ -80,7 +81,7 @@ def test_changed_files_are_replaced_only_with_force_and_a_refusal_is_one_line(tm
 
 
 def test_the_package_itself_as_output_is_refused_with_the_reason() -> None:
-    result = run_assets(REPOSITORY / "exporter" / "assets")
+    result = run_assets(PROJECT / "exporter" / "assets")
 
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
     assert "are the same file" in result.stderr

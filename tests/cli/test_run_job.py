@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from places import PROJECT
 from run_support import (
     FIRST_LINE,
-    REPOSITORY,
     child_environment,
     run_command,
     run_to_completion,
@@ -265,7 +265,7 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
         "import sitecustomize as own, sys; hooks = [hook for hook in sys.meta_path if 'sitecustomize' in str(hook)];"
         "print(own.__file__, bool(hooks), [path for path in sys.path if 'autoload' in path])"
     )
-    path = f"{REPOSITORY}:{tmp_path}"
+    path = f"{PROJECT}:{tmp_path}"
     command = run_command(owned_feed, [sys.executable, "-c", program])
     result = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
 
@@ -274,7 +274,7 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
 
 def test_a_failed_import_in_the_sitecustomize_of_the_user_is_reported_by_python(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import missing_library")
-    path = f"{REPOSITORY}/exporter/autoload:{REPOSITORY}:{tmp_path}"
+    path = f"{PROJECT}/exporter/autoload:{PROJECT}:{tmp_path}"
     command = [sys.executable, "-c", "print('job')"]
     result = run_to_completion(command, env=child_environment(PYTHONPATH=path, EXPORTER_AUTO="1"))
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from places import PROJECT
 from run_support import (
     FIRST_LINE,
-    REPOSITORY,
     child_environment,
     free_port,
     is_ready,
@@ -207,7 +207,7 @@ def test_the_job_does_not_wait_for_the_resolution_of_the_listen_address(feed: Pa
     (tmp_path / "sitecustomize.py").write_text(RESOLVER_WITHOUT_RESPONSE)
     command = run_command(feed, ["touch", str(tmp_path / "started")], "--web.listen-address=trainer:20909")
     command.remove("--web.listen-address=127.0.0.1:0")
-    search_path = f"{tmp_path}:{REPOSITORY}"
+    search_path = f"{tmp_path}:{PROJECT}"
     with running_process(command, feed, env=child_environment(PYTHONPATH=search_path)) as run:
         wait_until((tmp_path / "started").exists)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from ledger_support import make_process
+from places import PROJECT
 from run_support import (
-    REPOSITORY,
     child_environment,
     free_port,
     page,
@@ -37,7 +37,7 @@ from exporter.cli.silent_jobs import SilentJobs
 from exporter.feed.runs import Job, Silence
 from exporter.recording.values import ProcessIdentity
 
-LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
+LAUNCHER = [sys.executable, str(PROJECT / "training_exporter.py")]
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def test_an_interpreter_without_the_package_is_named_with_a_remedy(tmp_path: Pat
 
     assert silence.reason == "not_installed"
     assert silence.found == f"training-exporter is not installed for {bare_python}"
-    assert f"PYTHONPATH={REPOSITORY}" in silence.remedy or f"pip install {REPOSITORY}" in silence.remedy
+    assert f"PYTHONPATH={PROJECT}" in silence.remedy or f"pip install {PROJECT}" in silence.remedy
 
 
 @pytest.mark.parametrize("last_line", ["5", '{"step": 5}', "null"])

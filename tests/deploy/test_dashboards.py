@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 from dashboards_support import EXPORTER_LABELS, MODELS, all_queries, fill_variables, panel_queries
+from places import PROJECT
 from prometheus_support import needs_prometheus
-from rules_support import ROOT, aggregation_labels, labels_by_name, promtool, selectors
+from rules_support import aggregation_labels, labels_by_name, promtool, selectors
 
 from dashboards.__main__ import MAX_DIFF_LINES, main
 from dashboards.board import COLUMNS, all_panels, read_texts
@@ -37,7 +38,7 @@ PROMETHEUS_SERIES = {
 
 def test_the_committed_json_is_generated_from_the_code() -> None:
     command = [sys.executable, "-m", "dashboards", "--check"]
-    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
     assert completed.returncode == 0, f"run `python -m dashboards`\n{completed.stdout}{completed.stderr}"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import dashboards_support  # noqa: F401  # the import makes the dashboards importable
 import pytest
-from rules_support import ROOT  # noqa: F401  # the import makes the dashboards importable
 
 from dashboards.palette import ABSENT, BAD, BADPUT_CAUSE_COLORS, GOOD, THROTTLE_REASON_COLORS, WARNING
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from panel_support import assert_panel, run_series
-from rules_support import ROOT, needs_promtool
+from places import PROJECT
+from rules_support import needs_promtool
 
 pytestmark = needs_promtool
 
@@ -112,8 +113,8 @@ def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(t
 
 @pytest.mark.parametrize("uid", ["training-fleet", "training-run", "training-node"])
 def test_each_critical_xid_has_its_meaning_in_the_table_of_alerts(uid: str) -> None:
-    model = json.loads((ROOT / f"dashboards/json/{uid}.json").read_text(encoding="utf-8"))
-    rules = (ROOT / "deploy/prometheus/rules/alerts-gpu.yml").read_text(encoding="utf-8")
+    model = json.loads((PROJECT / f"dashboards/json/{uid}.json").read_text(encoding="utf-8"))
+    rules = (PROJECT / "deploy/prometheus/rules/alerts-gpu.yml").read_text(encoding="utf-8")
     text = json.dumps([panel for panel in model["panels"] if panel["title"] == "Firing alerts"])
 
     critical = re.findall(r"condition: Xid ([\d|]+)", rules)[0].split("|")
@@ -642,7 +643,7 @@ def test_an_alert_has_the_start_of_its_problem_in_both_tables(
 
 
 def test_one_cause_has_one_name_on_the_board() -> None:
-    model = json.loads((ROOT / "dashboards/json/training-fleet.json").read_text(encoding="utf-8"))
+    model = json.loads((PROJECT / "dashboards/json/training-fleet.json").read_text(encoding="utf-8"))
     badput = next(panel for panel in model["panels"] if panel["title"].startswith("Badput of the cluster"))
     runs = next(panel for panel in model["panels"] if panel["title"].startswith("All runs"))
     names = {

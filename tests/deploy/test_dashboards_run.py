@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from panel_support import assert_panel, run_series
-from rules_support import ROOT, needs_promtool
+from places import PROJECT
+from rules_support import needs_promtool
 from run_panel_support import (
     DATA_STALL,
     DIED,
@@ -313,7 +314,7 @@ def test_only_a_run_that_has_not_finished_has_an_age_of_its_last_step(
 
 @pytest.mark.parametrize("uid", ["training-run", "training-ranks"])
 def test_the_table_of_problems_has_the_meaning_of_an_xid_and_is_sorted_by_effect_and_start(uid: str) -> None:
-    model = json.loads((ROOT / f"dashboards/json/{uid}.json").read_text(encoding="utf-8"))
+    model = json.loads((PROJECT / f"dashboards/json/{uid}.json").read_text(encoding="utf-8"))
     panel = next(panel for panel in model["panels"] if panel["title"] == "What is wrong")
     texts = json.dumps(panel["fieldConfig"]["overrides"])
 

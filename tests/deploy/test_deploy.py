@@ -16,16 +16,17 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # the package has no types
 import pytest
 import yaml
-from rules_support import ROOT, alerts, labels_by_name, load_yaml, promtool, rules
+from places import PROJECT
+from rules_support import alerts, labels_by_name, load_yaml, promtool, rules
 from run_support import child_environment, free_port, run_to_completion
 from serve_support import sidecar
 
 from exporter.cli.main import main
 
-DEPLOY = ROOT / "deploy"
+DEPLOY = PROJECT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 CHART = DEPLOY / "helm/training-exporter"
-SCHEMAS = load_yaml(ROOT / "tests/data/deploy/schemas.yaml")
+SCHEMAS = load_yaml(PROJECT / "tests/data/deploy/schemas.yaml")
 OVERLAYS = sorted(
     path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "dashboards"
 )
@@ -65,7 +66,7 @@ def validate(document: Any, schema_name: str) -> None:
 def test_yaml_files_pass_yamllint() -> None:
     yamllint, folders = (
         require_program("yamllint", "the extra `test`"),
-        (DEPLOY, ROOT / "dashboards/provisioning"),
+        (DEPLOY, PROJECT / "dashboards/provisioning"),
     )
     completed_run = run(yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", *folders)
 
@@ -97,7 +98,7 @@ def test_every_file_that_the_image_copies_exists_and_is_not_ignored() -> None:
     copied_paths: list[str] = re.findall(r"^COPY (?!--from)(\S+) ", DOCKERFILE, re.MULTILINE)
 
     assert copied_paths
-    assert [name for name in copied_paths if not (ROOT / name).exists()] == []
+    assert [name for name in copied_paths if not (PROJECT / name).exists()] == []
     assert [name for name in copied_paths if f"!{name.rstrip('/')}" not in ignore] == []
 
 
@@ -106,7 +107,7 @@ def test_the_image_has_every_dependency_by_hash() -> None:
     hashes_by_package = dict(
         re.findall(r"^([\w-]+)==\S+((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*$", lock, re.MULTILINE)
     )
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
     dependencies = re.search(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
     assert dependencies is not None
     names = set(re.findall(r'^ *"([\w-]+)', dependencies[1], re.MULTILINE))
@@ -146,20 +147,22 @@ def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> Non
 
 def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
     grafana = COMPOSE["services"]["grafana"]
-    data_source = load_yaml(ROOT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
-    provider = load_yaml(ROOT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][0]
+    data_source = load_yaml(PROJECT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
+    provider = load_yaml(PROJECT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][
+        0
+    ]
     scrape_interval = load_yaml(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
     source_by_target = {
         target: source for source, target, _ in (volume.split(":") for volume in grafana["volumes"][:-1])
     }
 
-    for path in (ROOT / "dashboards/provisioning").rglob("*.y*ml"):
+    for path in (PROJECT / "dashboards/provisioning").rglob("*.y*ml"):
         validate(load_yaml(path), f"grafana {path.parent.name}")
     assert data_source["url"].removeprefix("$") in grafana["environment"]
     # With another interval, panels are empty when zoomed in.
     assert data_source["jsonData"]["timeInterval"] == scrape_interval
     assert source_by_target[provider["options"]["path"]] == "../../dashboards/json"
-    assert (ROOT / "dashboards/json/training-run.json").is_file()
+    assert (PROJECT / "dashboards/json/training-run.json").is_file()
 
 
 # --- Prometheus and Alertmanager -----------------------------------------------------------------------------
@@ -191,7 +194,7 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
 
 def test_scrape_limits_exceed_the_limits_of_the_exporter() -> None:
     training_jobs = [job for _, job in scrape_configs() if job["job_name"].startswith("training")]
-    example = load_yaml(ROOT / "config.example.yaml")
+    example = load_yaml(PROJECT / "config.example.yaml")
 
     assert len(training_jobs) == 5
     assert all(job["sample_limit"] > example["exposition"]["max_series"] for job in training_jobs)
@@ -403,7 +406,7 @@ def test_the_chart_has_every_rule_dashboard_and_site_threshold() -> None:
     }
     assert rules_by_record["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
     assert rules_by_record["site:links:info"]["labels"] == {"grafana": "https://g"}
-    for path in (ROOT / "dashboards/json").glob("*.json"):
+    for path in (PROJECT / "dashboards/json").glob("*.json"):
         assert json.loads(dashboards[path.name]) == json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -444,7 +447,7 @@ def test_the_mixin_has_all_rules_and_dashboards_with_the_links_of_a_site() -> No
     site = (
         "{links: {grafana: 'https://g', runbook: 'https://r'}, thresholds: {'threshold:gpu_idle:ratio': 0.1}}"
     )
-    snippet = f"local m = (import '{ROOT}/mixin.libsonnet') + {{_config+:: {site}}};"
+    snippet = f"local m = (import '{PROJECT}/mixin.libsonnet') + {{_config+:: {site}}};"
     snippet += "{alerts: m.prometheusAlerts, rules: m.prometheusRules, boards: m.grafanaDashboards}"
 
     mixin = json.loads(jsonnet.evaluate_snippet("site.jsonnet", snippet))
@@ -457,7 +460,7 @@ def test_the_mixin_has_all_rules_and_dashboards_with_the_links_of_a_site() -> No
     rules_by_record = {rule.get("record"): rule for rule in resource_rules}
     names = sorted(rule.get("alert") or rule["record"] for rule in resource_rules)
     assert names == sorted(rule.name for rule in rules())
-    assert set(mixin["boards"]) == {path.name for path in (ROOT / "dashboards/json").glob("*.json")}
+    assert set(mixin["boards"]) == {path.name for path in (PROJECT / "dashboards/json").glob("*.json")}
     assert rules_by_record["site:links:info"]["labels"] == {"grafana": "https://g", "runbook": "https://r"}
     assert rules_by_record["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
 
@@ -521,7 +524,7 @@ def test_the_kubernetes_manifests_contain_every_dashboard() -> None:
     }
 
     assert {(folder / name).resolve() for name in mounted_names} == set(
-        (ROOT / "dashboards/json").glob("*.json")
+        (PROJECT / "dashboards/json").glob("*.json")
     )
     assert len(build_kustomization(folder)) == len(mounted_names)
 
@@ -561,7 +564,7 @@ def test_the_unit_starts_the_exporter_with_known_flags(tmp_path: Path) -> None:
 
 # --- documents -----------------------------------------------------------------------------------------------
 
-DOCUMENTS = [ROOT / "docs/operations.md", ROOT / "docs/runbook.md", DEPLOY / "README.md"]
+DOCUMENTS = [PROJECT / "docs/operations.md", PROJECT / "docs/runbook.md", DEPLOY / "README.md"]
 FAMILY_PREFIXES = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
 
 

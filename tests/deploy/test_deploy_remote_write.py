@@ -10,8 +10,8 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
+from places import PROJECT
 from prometheus_support import fetch, free_port, needs_prometheus
-from rules_support import ROOT
 from run_support import running_process
 from serve_support import sidecar
 from waiting import wait_until
@@ -30,7 +30,7 @@ SHORT_INTERVALS = {
 @pytest.mark.timeout(120)
 def test_a_gap_stays_a_gap_through_remote_write(tmp_path: Path) -> None:
     store_address, agent_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    configuration = (ROOT / "deploy/prometheus/scrape/agent.yaml").read_text(encoding="utf-8")
+    configuration = (PROJECT / "deploy/prometheus/scrape/agent.yaml").read_text(encoding="utf-8")
     replacements = {
         "127.0.0.1:8428": store_address,
         "/etc/prometheus/hosts": str(tmp_path),

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from places import PROJECT
 from prometheus_support import Prometheus, needs_prometheus
-from rules_support import ROOT
 from run_support import run_to_completion
 from serve_support import sidecar
 from waiting import wait_until
 
-SLURM = ROOT / "deploy/slurm"
+SLURM = PROJECT / "deploy/slurm"
 
 
 class Node:
@@ -159,7 +159,7 @@ def test_a_user_name_cannot_inject_json(node: Node) -> None:
 @pytest.mark.timeout(120)
 def test_series_of_a_job_exist_from_prolog_to_epilog(node: Node, tmp_path: Path) -> None:
     prometheus = Prometheus(tmp_path / "prometheus", {})
-    configuration = (ROOT / "deploy/prometheus/scrape/slurm.yaml").read_text(encoding="utf-8")
+    configuration = (PROJECT / "deploy/prometheus/scrape/slurm.yaml").read_text(encoding="utf-8")
     configuration = configuration.replace("/shared/prometheus/sd", str(node.targets))
     configuration = configuration.replace("15s", "500ms").replace(
         "scrape_timeout: 10s", "scrape_timeout: 500ms"

@@ -9,9 +9,9 @@ import re
 from typing import Any
 
 import pytest
+from places import PROJECT
 from rules_support import (
     CASES,
-    ROOT,
     RULES,
     Rule,
     aggregation_labels,
@@ -111,7 +111,7 @@ def test_an_alert_has_a_summary_and_a_runbook_link(alert: Rule) -> None:
     address = resolve_link("grafana", annotations["dashboard"])
     match = re.fullmatch(r"https://grafana/d/([\w-]+)(?:\?(.*))?", address)
     assert match is not None
-    board = json.loads((ROOT / f"dashboards/json/{match[1]}.json").read_text(encoding="utf-8"))
+    board = json.loads((PROJECT / f"dashboards/json/{match[1]}.json").read_text(encoding="utf-8"))
     variables = {variable["name"] for variable in board["templating"]["list"]}
     assert set(re.findall(r"var-(\w+)=", match[2] or "")) <= variables
 
@@ -157,7 +157,7 @@ TABLE = re.compile(r"(?<=<!-- alerts -->\n\n).*?(?=\n<!-- end of alerts -->)", r
 
 def test_the_table_of_the_runbook_matches_the_alerts() -> None:
     """With UPDATE_GOLDEN=1, write the table first."""
-    path = ROOT / "docs/runbook.md"
+    path = PROJECT / "docs/runbook.md"
     rows = ["| alert | severity | for | fires when |", "|---|---|---|---|"]
     for alert in alerts():
         condition = alert.body["annotations"]["condition"].replace("|", "\\|")  # otherwise a new cell

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from elastic_support import REPOSITORY, run, single_reading, snapshots
-from places import TESTS
+from elastic_support import run, single_reading, snapshots
+from places import PROJECT, TESTS
 
 from exporter import Stat, flush
 from exporter.recording.tensors import SLOTS, TensorReader
@@ -227,7 +227,7 @@ def test_a_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_p
         os.wait()
         exporter.shutdown()
     """
-    run(tmp_path / "feed", program, PYTHONPATH=f"{REPOSITORY}:{TESTS}:{TESTS}/recording")
+    run(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
 
     parent, child = snapshots(tmp_path / "feed")
     (rejected_by_parent,) = [
@@ -249,6 +249,6 @@ def test_values_in_flight_at_the_end_of_a_thread_or_process_are_refused(tmp_path
         stat.add_tensor(CudaTensor(1.0))
         exporter.shutdown()
     """
-    run(tmp_path / "feed", program, PYTHONPATH=f"{REPOSITORY}:{TESTS}:{TESTS}/recording")
+    run(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
 
     assert single_reading(tmp_path / "feed").rejected == {"thread_ended": 2}
