@@ -332,7 +332,7 @@ def _losses_now() -> Panel:
         percent_column(
             f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 115, LOST_THRESHOLDS, bar=(0, 1)
         ),
-        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost/h", decimals=2, width=75),
+        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost/h", decimals=2, width=92),
         Column(
             f"1000 * ({LOSS_SINCE})",
             "Since",
@@ -362,7 +362,7 @@ def _loss_by_cause() -> Panel:
     known_watt_hours = f"({watt_hours} > on (cause) {MIN_WATTS_PER_GPU} * {gpu_seconds} / 3600)"
     return table(
         "Where time, energy and money went, in this time range",
-        Column("cause", "Cause", width=200, mappings=CAUSE_TEXTS),
+        Column("cause", "Cause", mappings=CAUSE_TEXTS),
         Column(f"{gpu_seconds} / 3600 > 0", "GPU hours", decimals=2, width=90),
         percent_column(
             f"{gpu_seconds} / on () group_left () sum({GPU_SECONDS_BY_CAUSE}) > 0",

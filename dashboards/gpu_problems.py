@@ -162,7 +162,7 @@ DRIVER_NOT_READ = (
 """PromQL with a value for each node whose driver was read within two scrapes, but not at the last scrape: its GPUs are unknown."""
 _EXPORTER_PROBLEMS = (
     NodeProblem(
-        "exporter down: node and GPUs unknown",
+        "exporter down: node, GPUs unknown",
         "min by (instance) (up{@target}) == 0",
         EXPORTER_DOWN_SINCE,
         "check the machine and the exporter's log",

@@ -136,7 +136,10 @@ _RANKS_BY_CAUSE = " or on (run, cause) ".join(
         (
             "standstill",
             _with_reason(
-                "max by (run, instance, rank, phase) (run:training_odd_phase:info{@run})", "phase $1", "phase"
+                # Without stale markers, as after a remote write, the rank before has a sample for five minutes more.
+                "topk by (run) (1, max by (run, instance, rank, phase) (run:training_odd_phase:info{@run}))",
+                "phase $1",
+                "phase",
             ),
         ),
         (

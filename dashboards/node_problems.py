@@ -191,7 +191,7 @@ _RUN_PROBLEMS = (
         "run",
     ),
     NodeProblem(
-        "all ranks wait for data: at least $1 % of the time",
+        "all ranks wait for data for $1 % or more",
         f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
         last_time(
             f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) <= bool {MAX_DATA_WAIT_RATIO}"

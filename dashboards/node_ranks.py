@@ -120,7 +120,7 @@ def runs_table() -> Panel:
             mappings=_UNKNOWN_TEXTS,
         ),
         percent_column(f"{RUN_LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
-        Column("cause", "Lost to", width=115, mappings=MAIN_CAUSE_TEXTS),
+        Column("cause", "Lost to", mappings=MAIN_CAUSE_TEXTS),
         row_query=rows,
         sort="Lost",
         w=24,

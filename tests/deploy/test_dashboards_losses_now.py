@@ -331,6 +331,20 @@ def test_a_loss_names_rank_gpu_and_reason(
     )
 
 
+def test_a_standstill_names_one_rank_if_the_recorded_rank_has_changed(tmp_path: Path) -> None:
+    series = (
+        COSTLY_RUN
+        | run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+        | {
+            f'run:training_odd_phase:info{{run="a",instance="n1",rank="{rank}",phase="forward"}}': samples
+            for rank, samples in (("0", "1x59"), ("1", "_x59 2"))
+        }
+    )
+    row = {f'{{{RANK_1},cause="standstill",reason="phase forward"}}': 1}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
+
+
 def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> None:
     series = (
         COSTLY_RUN

@@ -256,9 +256,7 @@ def test_a_hot_gpu_is_unknown_while_the_exporter_is_down(tmp_path: Path) -> None
         else values
         for name, values in (SLOW_HERE | HOT_GPU).items()
     } | {'up{job="training",instance="n1"}': "1x58 0x2"}
-    row = (
-        '{problem="exporter down: node and GPUs unknown",remedy="check the machine and the exporter\'s log"}'
-    )
+    row = '{problem="exporter down: node, GPUs unknown",remedy="check the machine and the exporter\'s log"}'
 
     assert_panel(tmp_path, "training-node", "What is wrong", series, {row: Impact.UNKNOWN})
 

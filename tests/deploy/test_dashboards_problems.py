@@ -31,7 +31,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
         'training_process_up{run="a",rank="0",instance="n1"}': "1x20 stale",
     }
 
-    labels = f'{{instance="n1",run="a",problem="exporter down: node and GPUs unknown",remedy="{remedy}"}}'
+    labels = f'{{instance="n1",run="a",problem="exporter down: node, GPUs unknown",remedy="{remedy}"}}'
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.UNKNOWN})
     assert_panel(
         tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="B"
@@ -337,7 +337,7 @@ def test_no_gpu_has_a_state_while_the_exporter_of_its_node_is_down(tmp_path: Pat
     series = {name: values.replace("x60", "x58 stale") for name, values in HOT_GPU.items()} | {
         'up{job="training",instance="n1"}': "1x58 0x2"
     }
-    node = '{instance="n1",problem="exporter down: node and GPUs unknown",remedy="check the machine and the exporter\'s log"}'
+    node = '{instance="n1",problem="exporter down: node, GPUs unknown",remedy="check the machine and the exporter\'s log"}'
     unknown = {'{impact="unknown"}': 1}
     gpu = {'{instance="n1",gpu="0"}': UNKNOWN_GPU}
 
