@@ -147,10 +147,9 @@ def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> Non
 
 def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
     grafana = COMPOSE["services"]["grafana"]
-    data_source = load_yaml(PROJECT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
-    provider = load_yaml(PROJECT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][
-        0
-    ]
+    provisioning = PROJECT / "dashboards/provisioning"
+    data_source = load_yaml(provisioning / "datasources/prometheus.yaml")["datasources"][0]
+    provider = load_yaml(provisioning / "dashboards/training-exporter.yaml")["providers"][0]
     scrape_interval = load_yaml(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
     source_by_target = {
         target: source for source, target, _ in (volume.split(":") for volume in grafana["volumes"][:-1])

@@ -25,13 +25,6 @@ from exporter.recording.event_values import MAX_EVENT_NAME_CHARACTERS
 from exporter.recording.events import EVENTS
 
 HOUR = dt.timedelta(hours=1)
-PREAMBLE = """
-import datetime as dt, os, signal, time, threading
-import exporter
-from exporter import monitor
-A = monitor.Aggregation
-def event(name, **data): return monitor.Event(name, dt.datetime.now(), data)
-"""
 
 
 @pytest.fixture
@@ -121,23 +114,7 @@ def test_d16_a_handler_can_log_and_its_events_follow() -> None:
 
 
 def test_two_threads_that_log_into_each_others_handlers_do_not_deadlock(tmp_path: Path) -> None:
-    program = f"""{PREAMBLE}
-def make_handler(name):
-    def handler(handled_event):
-        if handled_event.data["depth"] < 3:
-            monitor.log_event(event(name, depth=handled_event.data["depth"] + 1))
-    return handler
-handles = [monitor.register_event_handler(make_handler(name)) for name in ("one", "two")]
-def work(name):
-    for _ in range(100):
-        monitor.log_event(event(name, depth=2))
-threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two")]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-for handle in handles: monitor.unregister_event_handler(handle)
-print(sum(handle.delivered for handle in handles))
-"""
-    completed = run_program(tmp_path / "feed", program)
+    completed = run_function(tmp_path / "feed", programs.monitor.log_into_each_others_handlers)
 
     assert (completed.stderr, completed.stdout) == ("", "1200\n")
 
@@ -166,22 +143,9 @@ def test_a_hanging_handler_delays_one_call_and_is_then_skipped_until_it_returns(
 
 
 def test_a_handler_is_called_from_a_signal_handler(tmp_path: Path) -> None:
-    program = f"""{PREAMBLE}
-received, checks = [], []
-handle = monitor.register_event_handler(lambda event: received.append(event.name))
-def log_from_signal(*_):
-    monitor.log_event(event("signal"))
-    checks.append(received.count("signal") == len(checks) + 1)
-    signal.setitimer(signal.ITIMER_REAL, 0.002)  # the next one, so that none interrupts this one
-signal.signal(signal.SIGALRM, log_from_signal)
-signal.setitimer(signal.ITIMER_REAL, 0.002)
-while len(checks) < 50:
-    monitor.log_event(event("loop"))
-signal.setitimer(signal.ITIMER_REAL, 0)
-monitor.unregister_event_handler(handle)
-print(all(checks))
-"""
-    assert run_program(tmp_path / "feed", program).stdout == "True\n"
+    completed = run_function(tmp_path / "feed", programs.monitor.log_from_a_signal_handler)
+
+    assert completed.stdout == "True\n"
 
 
 def test_d17_without_a_length_every_window_of_max_samples_is_logged_and_nothing_discarded(
@@ -222,9 +186,10 @@ def test_d19_the_open_window_stays_with_the_parent(tmp_path: Path) -> None:
 
 
 def test_d2_d20_the_last_window_of_a_global_stat_is_logged_at_exit(tmp_path: Path) -> None:
-    program = f"""{PREAMBLE}
+    program = """
+from exporter import monitor
 monitor.register_event_handler(lambda event: print(event.data, flush=True))
-STAT = monitor.Stat("d20", [A.SUM], 3600.0)
+STAT = monitor.Stat("d20", [monitor.Aggregation.SUM], 3600.0)
 STAT.add(1.5)
 """
     completed = run_program(tmp_path / "feed", program)
@@ -343,26 +308,7 @@ def test_the_windows_have_every_sample_that_four_threads_add() -> None:
 
 
 def test_a_signal_handler_can_add_to_the_interrupted_stat(tmp_path: Path) -> None:
-    program = f"""{PREAMBLE}
-stat = monitor.Stat("signals", [A.COUNT], None, 200)
-window_counts = []
-handle = monitor.register_event_handler(lambda event: window_counts.append(event.data["signals.count"]))
-handler_adds, loop_adds = 0, 0
-def add_from_signal(*_):
-    global handler_adds
-    stat.add(1.0)
-    handler_adds += 1
-signal.signal(signal.SIGALRM, add_from_signal)
-signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-end = time.monotonic() + 1.0
-while time.monotonic() < end:
-    stat.add(1.0)
-    loop_adds += 1
-signal.setitimer(signal.ITIMER_REAL, 0)
-monitor.unregister_event_handler(handle)
-print(handler_adds > 0, sum(window_counts) + stat.count == handler_adds + loop_adds)
-"""
-    assert run_program(tmp_path / "feed", program).stdout == "True True\n"
+    run_function(tmp_path / "feed", programs.monitor.add_from_a_signal_handler)
 
 
 def test_a_window_closed_by_max_samples_stays_readable_until_the_next_one_closes() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from exporter import monitor
@@ -86,3 +88,83 @@ def fork_while_a_collector_is_locked() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     release.set()
+
+
+def _event(name: str, **data: int) -> monitor.Event:
+    now = dt.datetime.now()  # noqa: DTZ005  # torch's events have naive datetimes
+    return monitor.Event(name, now, {**data})
+
+
+def log_into_each_others_handlers() -> None:
+    """Log from two threads whose handlers log too, and print the number of handled events."""
+
+    def make_handler(name: str) -> Callable[[monitor.Event], None]:
+        def handle(event: monitor.Event) -> None:
+            depth = event.data["depth"]
+            assert isinstance(depth, int)
+            if depth < 3:
+                monitor.log_event(_event(name, depth=depth + 1))
+
+        return handle
+
+    def work(name: str) -> None:
+        for _ in range(100):
+            monitor.log_event(_event(name, depth=2))
+
+    names = ("one", "two")
+    handles = [monitor.register_event_handler(make_handler(name)) for name in names]
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for handle in handles:
+        monitor.unregister_event_handler(handle)
+    print(sum(handle.delivered for handle in handles))
+
+
+def log_from_a_signal_handler() -> None:
+    """Log from a signal handler while the main thread logs, and print whether each event was handled before the call returned."""
+    received_names: list[str] = []
+    checks: list[bool] = []
+
+    def log_from_signal(*_: object) -> None:
+        monitor.log_event(_event("signal"))
+        checks.append(received_names.count("signal") == len(checks) + 1)
+        signal.setitimer(signal.ITIMER_REAL, 0.002)  # the next one, so that none interrupts this one
+
+    handle = monitor.register_event_handler(lambda event: received_names.append(event.name))
+    signal.signal(signal.SIGALRM, log_from_signal)
+    signal.setitimer(signal.ITIMER_REAL, 0.002)
+    while len(checks) < 50:
+        monitor.log_event(_event("loop"))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    monitor.unregister_event_handler(handle)
+    print(all(checks))
+
+
+def add_from_a_signal_handler() -> None:
+    """Add to a Stat in the main thread and in a signal handler. Check that the windows have all samples."""
+    stat = monitor.Stat("signals", [Aggregation.COUNT], None, 200)
+    window_counts: list[float] = []
+    handler_adds = loop_adds = 0
+
+    def add_count(event: monitor.Event) -> None:
+        window_counts.append(float(event.data["signals.count"]))
+
+    def add_from_signal(*_: object) -> None:
+        nonlocal handler_adds
+        stat.add(1.0)
+        handler_adds += 1
+
+    handle = monitor.register_event_handler(add_count)
+    signal.signal(signal.SIGALRM, add_from_signal)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        stat.add(1.0)
+        loop_adds += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    monitor.unregister_event_handler(handle)
+    assert handler_adds > 0
+    assert sum(window_counts) + stat.count == handler_adds + loop_adds
