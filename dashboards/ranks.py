@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 from dashboards.board import (
     ALERTS_OF_RUN,
     ATTEMPTS,
@@ -17,6 +19,7 @@ from dashboards.palette import (
     BLUE,
     GREEN,
     GREY,
+    NEUTRAL,
     ORANGE,
     PHASE_COLORS,
     PURPLE,
@@ -24,14 +27,17 @@ from dashboards.palette import (
     WARNING,
 )
 from dashboards.panels import (
+    NO_VALUE,
     Panel,
     heatmap,
     threshold_steps,
     time_series,
+    value_mappings,
     warn_from,
 )
 from dashboards.queries import (
     COMPUTE_SECONDS_BY_NODE,
+    ENDED_NORMALLY,
     GPU_INDEX_BY_RANK,
     SAVE_PHASES,
     SPEED_RATIO_BY_NODE,
@@ -42,15 +48,18 @@ from dashboards.queries import (
 )
 from dashboards.ranks_overview import overview_panels
 from dashboards.run_problems import (
+    ALL_WAIT_FOR_DATA,
     DATA_WAIT_RATIO_BY_RANK,
     ENDED_FIRST,
     FEED_AGE_SECONDS,
     GPUS_OF_ROW_LINK,
     LOST_GPU_ROWS,
+    MAX_DATA_WAIT_RATIO,
     NODE_OF_ROW_LINK,
     ODD_PHASE,
     ODD_RANK,
     SILENT_SECONDS,
+    SLOW_RATIO,
     THROTTLED_GPU_ROWS,
 )
 from dashboards.tables import Column, hanging_ranks, percent_column, table
@@ -81,9 +90,45 @@ GPU_PROBLEM_BY_RANK = (
 RANK_ROWS = (
     f"max by (instance, rank, gpu, problem) ({GPU_PROBLEM_BY_RANK})"
     f" or on (instance, rank) max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})"
+    " or on (instance, rank) max by (instance, rank) (training_process_up{@run})"
 )
 """PromQL for all ranks with their GPU, and with the problem of the GPU."""
 
+
+class Severity(enum.IntEnum):
+    """Order of the ranks in the table of all ranks, the largest first."""
+
+    GPU_LOST = 5
+    HOLDS_UP = 4  # all other ranks wait for this rank
+    ENDED = 3  # the process ended before the end of the run
+    SLOW = 2  # below `SLOW_RATIO` of the fastest rank of the pipeline stage
+    WAITS = 1  # waits for data, and not all ranks do
+    NONE = 0
+
+
+_SEVERITY_TEXTS = value_mappings(
+    {
+        Severity.GPU_LOST.value: ("GPU lost", BAD),
+        Severity.HOLDS_UP.value: ("holds up", BAD),
+        Severity.ENDED.value: ("ended", BAD),
+        Severity.SLOW.value: ("slow", WARNING),
+        Severity.WAITS.value: ("waits for data", WARNING),
+        Severity.NONE.value: (NO_VALUE, NEUTRAL),
+    }
+)
+_RANKS_BY_SEVERITY = {
+    Severity.GPU_LOST: LOST_GPU_ROWS,
+    Severity.HOLDS_UP: f"({ODD_RANK} or {ODD_PHASE})",
+    Severity.ENDED: f"(max by (instance, rank) (training_process_up{{@run}}) == 0 unless on () {ENDED_NORMALLY})",
+    Severity.SLOW: f"({SPEED_RATIO_BY_NODE} < {SLOW_RATIO})",
+    Severity.WAITS: f"({DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
+    Severity.NONE: "training_process_up{@run}",
+}
+_SEVERITY_BY_RANK = " or on (instance, rank) ".join(
+    f"max by (instance, rank) (0 * {ranks} + {severity.value})"
+    for severity, ranks in _RANKS_BY_SEVERITY.items()
+)
+"""PromQL for the most severe state of each rank, as a number of `Severity`."""
 
 BAD_TEXT = [{"type": "regex", "options": {"pattern": ".+", "result": {"color": BAD, "index": 0}}}]
 """Value mapping that colors each text as bad."""
@@ -136,72 +181,79 @@ def _straggler_panels() -> tuple[Panel, ...]:
             w=7,
             h=9,
         ),
-        table(
-            "All ranks, the slowest first",
-            Column("rank", "Rank", width=70),
-            Column("instance", "Node", links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
-            Column("gpu", "GPU", width=60),
-            Column("problem", "Problem of the GPU", width=190, mappings=BAD_TEXT),
-            percent_column(
-                SPEED_RATIO_BY_NODE,
-                "Speed",
-                160,
-                threshold_steps((None, BAD), (0.75, WARNING), (0.9, BLUE)),
-                bar=(0, 1),
-            ),
-            percent_column(
-                f"avg_over_time((({SPEED_RATIO_BY_NODE}) < bool 0.9)[$__range:$__interval])",
-                "Share of range slow",
-                160,
-            ),
-            percent_column(
-                gpu_values_by_rank(THROTTLED_RATIO_FAMILY),
-                "Throttled, 2 min",
-                130,
-                warn_from(0.01, 0.1),
-            ),
-            Column(gpu_values_by_rank('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
-            Column(
-                gpu_values_by_rank('gpu_temperature_celsius{sensor="gpu"}'),
-                "Temperature",
-                unit="celsius",
-                width=80,
-            ),
-            Column(
-                COMPUTE_SECONDS_BY_NODE,
-                "Compute time",
-                unit="s",
-                decimals=3,
-                width=100,
-            ),
-            percent_column(
-                DATA_WAIT_RATIO_BY_RANK,
-                "Data wait, 5 min",
-                150,
-                warn_from(0.2),
-            ),
-            percent_column(
-                "max by (instance, rank) (rate(training_gpu_idle_between_steps_seconds_total{@run}[$__rate_interval]))"
-                " / sum by (instance, rank) (rate(training_phase_gpu_seconds_total{@run}[$__rate_interval]))",
-                "GPU idle",
-                110,
-                warn_from(0.1),
-            ),
-            Column(
-                f"{FEED_AGE_SECONDS} and on (instance, rank) training_process_up{{@run}} == 1",
-                "Feed age",
-                unit="s",
-                decimals=0,
-                width=100,
-                thresholds=warn_from(SILENT_SECONDS),
-            ),
-            row_query=RANK_ROWS,
-            sort="Speed",
-            descending=False,
-            max_data_points=100,
-            h=9,
-        ),
+        _rank_table(),
     )
+
+
+def _rank_table() -> Panel:
+    """Return the table of all ranks: by severity, then by speed."""
+    panel = table(
+        "All ranks, the worst first",
+        Column("rank", "Rank", width=70),
+        Column("instance", "Node", links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
+        Column("gpu", "GPU", width=60),
+        Column(_SEVERITY_BY_RANK, "State", decimals=0, width=100, mappings=_SEVERITY_TEXTS),
+        Column("problem", "Problem of the GPU", width=190, mappings=BAD_TEXT),
+        percent_column(
+            SPEED_RATIO_BY_NODE,
+            "Speed",
+            160,
+            threshold_steps((None, BAD), (0.75, WARNING), (0.9, BLUE)),
+            bar=(0, 1),
+        ),
+        percent_column(
+            f"avg_over_time((({SPEED_RATIO_BY_NODE}) < bool 0.9)[$__range:$__interval])",
+            "Share of range slow",
+            160,
+        ),
+        percent_column(
+            gpu_values_by_rank(THROTTLED_RATIO_FAMILY),
+            "Throttled, 2 min",
+            130,
+            warn_from(0.01, 0.1),
+        ),
+        Column(gpu_values_by_rank('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
+        Column(
+            gpu_values_by_rank('gpu_temperature_celsius{sensor="gpu"}'),
+            "Temperature",
+            unit="celsius",
+            width=80,
+        ),
+        Column(
+            COMPUTE_SECONDS_BY_NODE,
+            "Compute time",
+            unit="s",
+            decimals=3,
+            width=100,
+        ),
+        percent_column(
+            DATA_WAIT_RATIO_BY_RANK,
+            "Data wait, 5 min",
+            150,
+            warn_from(0.2),
+        ),
+        percent_column(
+            "max by (instance, rank) (rate(training_gpu_idle_between_steps_seconds_total{@run}[$__rate_interval]))"
+            " / sum by (instance, rank) (rate(training_phase_gpu_seconds_total{@run}[$__rate_interval]))",
+            "GPU idle",
+            110,
+            warn_from(0.1),
+        ),
+        Column(
+            f"{FEED_AGE_SECONDS} and on (instance, rank) training_process_up{{@run}} == 1",
+            "Feed age",
+            unit="s",
+            decimals=0,
+            width=100,
+            thresholds=warn_from(SILENT_SECONDS),
+        ),
+        row_query=RANK_ROWS,
+        sort="State",
+        max_data_points=100,
+        h=9,
+    )
+    panel.body["options"]["sortBy"].append({"displayName": "Speed", "desc": False})
+    return panel
 
 
 def _aggregate_panels() -> tuple[Panel, ...]:

@@ -156,8 +156,9 @@ def _with_suffix(rows: str, number: str, suffix: str) -> str:
 LAST_GPUS_BY_RANK = "max by (instance, rank, gpu, uuid) (rank:training_gpu:info{@run})"
 """PromQL for the GPUs of each rank, with index and UUID. The driver lists no processes of a lost GPU, so that the last known GPU counts."""
 _GPU_LOST = "max by (uuid) (gpu_up) == 0"
-_LOST_SINCE = f"{last_time('max by (uuid) (gpu_up) == bool 1')} and on (uuid) {_GPU_LOST}"
-_LOST_GPU_STARTS = f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_LOST_SINCE})"
+_LOST_GPU_STARTS = (
+    f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () max by (uuid) (gpu:gpu_lost_start:timestamp_seconds)"
+)
 _LOST_GPUS_WITH_NOTE = (
     f"label_replace({_LOST_GPU_STARTS} * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (instance, rank, gpu) {_LOST_GPU_STARTS},"
     ' "note", " (Xid $1)", "xid", "(.+)")'
@@ -281,10 +282,9 @@ _EARLY_END = _with_text(
 
 # Speed, numbers and saves ------------------------------------------------------------------------------------
 
-_SLOW_SINCE = last_time(f"{SPEED_RATIO_BY_NODE} >= bool {SLOW_RATIO}")
 _SLOW_ROWS = _with_number(
     f"round(100 * bottomk({MAX_ROWS}, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO}))",
-    f"max by (instance, rank) ({_SLOW_SINCE})",
+    "max by (instance, rank) (rank:training_slow_start:timestamp_seconds{@run})",
     "computes at $1 % of the fastest rank",
     "instance, rank",
 )
@@ -302,10 +302,9 @@ _SLOW_RANKS = (
     f"({_SLOW_WITH_CLOCK} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS_BY_RANK})"
     f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDSTILL_BY_STEP_AGE}"
 )
-_BRIEF_DATA_WAIT = 'max(rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))'
 DATA_WAIT_RATIO_BY_RANK = "max by (instance, rank) (rank:training_data_wait:ratio5m{@run})"
 """PromQL for the share of the last five minutes in which each rank waited for data, also of a younger run."""
-_DATA_WAIT_SINCE = last_time(f"{_BRIEF_DATA_WAIT} <= bool {MAX_DATA_WAIT_RATIO}")
+_DATA_WAIT_SINCE = "max(run:training_data_wait_start:timestamp_seconds{@run})"
 ALL_WAIT_FOR_DATA = (
     f"(min({DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO} and on () count({DATA_WAIT_RATIO_BY_RANK}) > 1)"
 )

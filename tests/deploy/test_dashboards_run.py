@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from dashboards_support import MODELS
 from panel_support import assert_panel, run_series
 from places import PROJECT
 from rules_support import needs_promtool
@@ -22,6 +23,9 @@ from run_panel_support import (
     RANKS,
     SLOW_RANK,
 )
+
+from dashboards import ranks
+from dashboards.board import all_panels
 
 pytestmark = needs_promtool
 
@@ -49,11 +53,40 @@ def test_the_row_of_a_rank_names_the_lost_gpu(tmp_path: Path) -> None:
         f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
     }
     rows = {
-        f'{{{RANK_1},gpu="1",problem="GPU 1 lost"}}': 300.0,
+        f'{{{RANK_1},gpu="1",problem="GPU 1 lost"}}': 315.0,
         '{instance="n1",rank="0",gpu="0"}': 1.0,
     }
 
-    assert_panel(tmp_path, "training-ranks", "All ranks, the slowest first", series, rows)
+    assert_panel(tmp_path, "training-ranks", "All ranks, the worst first", series, rows)
+
+
+def test_the_worst_ranks_are_first_in_the_table_of_all_ranks(tmp_path: Path) -> None:
+    series = (
+        HUNG
+        | LOST_GPU
+        | SLOW_RANK
+        | run_series("process_up", "1x40 0x20", labels=',rank="2"')
+        | run_series("process_up", "1x60", labels=',rank="3"')
+        | run_series("rank_compute_seconds", "2x60", labels=',rank="3"')
+        | run_series("rank_info", "1x60", labels=',rank="3"')
+    )
+    severities = {
+        f"{{{RANK_1}}}": ranks.Severity.GPU_LOST,
+        '{instance="n1",rank="2"}': ranks.Severity.ENDED,
+        '{instance="n1",rank="3"}': ranks.Severity.SLOW,
+        '{instance="n1",rank="0"}': ranks.Severity.NONE,
+    }
+
+    assert_panel(tmp_path, "training-ranks", "All ranks, the worst first", series, severities, query_id="B")
+    panel = next(
+        panel
+        for panel in all_panels(MODELS["training-ranks"])
+        if panel["title"] == "All ranks, the worst first"
+    )
+    assert panel["options"]["sortBy"] == [
+        {"displayName": "State", "desc": True},
+        {"displayName": "Speed", "desc": False},
+    ]
 
 
 def test_the_rank_that_holds_up_a_hang_is_selected_first(tmp_path: Path) -> None:
@@ -100,7 +133,7 @@ FINISHED = (
     [
         ("Ranks alive", "C", {'{end="finished"}': 1}),
         ("Nodes of the run", "C", {'{instance="n1"}': 0}),
-        ("All ranks, the slowest first", "J", {}),
+        ("All ranks, the worst first", "K", {}),
     ],
     ids=["finished", "missing", "age of the feed"],
 )
@@ -358,14 +391,14 @@ def test_the_state_names_the_gpu_of_an_xid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("series", "state_since", "start", "seconds"),
     [
-        pytest.param(RANKS | SLOW_RANK, 605, "problem", 300, id="slow rank"),
+        pytest.param(RANKS | SLOW_RANK, 605, "problem", 315, id="slow rank"),
         pytest.param(
             RANKS
             | SLOW_RANK
             | run_series("phase_seconds_total", "0x12 7.5+7.5x47", labels=',rank="1",phase="data_loading"'),
             605,
             "problem",
-            300,
+            315,
             id="slow rank after an earlier wait for data",
         ),
         pytest.param(HUNG, 605, "problem", 300, id="last step before a hang"),

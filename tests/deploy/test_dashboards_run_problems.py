@@ -89,7 +89,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
                 f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
                 f'gpu_xid_last_timestamp_seconds{{instance="n1",{GPU_1},xid="79"}}': "_x21 305x39",
             },
-            {f'problem="GPU 1 lost (Xid 79)",{RANK_1},gpu="1"': 300_000},
+            {f'problem="GPU 1 lost (Xid 79)",{RANK_1},gpu="1"': 315_000},
             id="lost GPU",
         ),
         pytest.param(
@@ -102,7 +102,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
                 f'gpu_temperature_celsius{{instance="n1",{GPU_1},sensor="gpu"}}': "60x20 89x40",
             },
             {
-                f'problem="computes at 67 % of the fastest rank",{RANK_1},gpu="1"': 300_000,
+                f'problem="computes at 67 % of the fastest rank",{RANK_1},gpu="1"': 315_000,
                 f'problem="GPU 1 throttled, 89 °C",{RANK_1},gpu="1"': 315_000,
             },
             id="straggler on a hot GPU",
@@ -118,7 +118,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
                 f'gpu_clock_hertz{{instance="n1",{GPU_1},clock="sm"}}': "1.2e9x60",
             },
             {
-                f'problem="computes at 67 % of the fastest rank, SM clock at 67 %",{RANK_1},gpu="1"': 300_000,
+                f'problem="computes at 67 % of the fastest rank, SM clock at 67 %",{RANK_1},gpu="1"': 315_000,
             },
             id="straggler with a low clock",
         ),
@@ -190,14 +190,14 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
         pytest.param(
             RANKS
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}': 300_000},
+            {f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}': 375_000},
             id="loader stall",
         ),
         pytest.param(
             RANKS
             | run_series("phase_seconds_total", "0x20 9+9x39", labels=',rank="0",phase="data_loading"')
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {'problem="all ranks wait for data: at least 50 % of the last 5 min"': 300_000},
+            {'problem="all ranks wait for data: at least 50 % of the last 5 min"': 360_000},
             id="loader stall of all ranks",
         ),
         pytest.param(

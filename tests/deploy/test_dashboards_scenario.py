@@ -67,7 +67,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
     ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
-    ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "I"},
+    ("training-ranks", NO_TORCH): {"All ranks, the worst first": "J"},
     ("training-ranks", ONE_OF_TWO): {"Slowest rank": "AB"},
     ("training-run", NO_TORCH): {
         "GPU memory allocated by PyTorch": "A",
@@ -291,7 +291,7 @@ def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
             query.expression, values, {"__rate_interval": "15s", "__range": "30s", "__interval": "2s"}
         )
         for query in panel_queries("training-ranks")
-        if query.panel == "All ranks, the slowest first"
+        if query.panel == "All ranks, the worst first"
     }
 
     def by_rank(ref_id: str, offset_seconds: float = 0.0) -> dict[str, dict[str, Any]]:
@@ -299,9 +299,9 @@ def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
         return {series["metric"]["rank"]: series for series in result}
 
     gpu = by_rank("A")["3"]["metric"]
-    speed = {rank: float(series["value"][1]) for rank, series in by_rank("B").items()}
+    speed = {rank: float(series["value"][1]) for rank, series in by_rank("C").items()}
     # The faults of a replayed GPU are relative to the start of its exporter, which depends on the load of the test machine.
-    throttled = [by_rank("D", offset_seconds) for offset_seconds in range(-20, 40, 2)]
+    throttled = [by_rank("E", offset_seconds) for offset_seconds in range(-20, 40, 2)]
     assert min(speed, key=lambda rank: speed[rank]) == "3"
     assert speed["3"] < 0.8
     assert max(float(by_time["3"]["value"][1]) for by_time in throttled if "3" in by_time) > 0.05

@@ -81,7 +81,7 @@ def minutes(seconds: float) -> str:
         ("training-ranks", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} slowest"),
         (
             "training-ranks",
-            "All ranks, the slowest first",
+            "All ranks, the worst first",
             f"a speed below {percent(run_problems.SLOW_RATIO)}",
         ),
         (
