@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from exporter.collectors.job import EnergyPoint, GpuListing, ProcessLife
+from exporter.ledger.energy.free_intervals import FreeInterval, FreeIntervals
 
 EXCLUSIVE, SM_SHARE, MEMORY_SHARE = "exclusive", "sm_share", "memory_share"
 
@@ -84,14 +85,6 @@ class _Holder:
     stored_slices: list[GpuSlice] = field(default_factory=list)  # of a process without a run
 
 
-@dataclass(frozen=True, slots=True)
-class _FreeInterval:
-    """Interval without a holder."""
-
-    start: float
-    end: float
-
-
 FindRun = Callable[[int], str]
 """Function that returns the run of a pid, or an empty text if unknown."""
 
@@ -105,7 +98,7 @@ class GpuAttribution:
         self._list_times: deque[float] = deque()  # monotonic
         self._holders: dict[int, _Holder] = {}
         self._past_holders: list[_Holder] = []  # previous intervals of processes that hold the GPU again
-        self._free_intervals: deque[_FreeInterval] = deque()
+        self._free_intervals = FreeIntervals()
         # Latest possible start of each settled process, by pid: of a process that was listed, or whose energy was divided without
         # a list. A process that starts later has the same pid again.
         self._latest_starts: dict[int, float] = {}
@@ -227,7 +220,7 @@ class GpuAttribution:
         self._mark_settled(life.pid, life.started_at + LIFE_TOLERANCE_SECONDS)
         self._claim_stored_slices(life, find_run, division)
         if points:
-            for interval in self._take_free_intervals(life.started_at, self._divided_point.time):
+            for interval in self._free_intervals.take(life.started_at, self._divided_point.time):
                 division.slices.append(self._slice(life.pid, interval, points, find_run))
         self._holders[life.pid] = _Holder(life.pid, max(life.started_at, self._divided_point.time))
 
@@ -251,14 +244,14 @@ class GpuAttribution:
         is_certain = process.has_gpu_name and (process.has_used_cuda or not list_times)
         if process.has_gpu_name and not process.is_listable:
             self._claim_stored_slices(life, find_run, division)
-        for interval in self._take_free_intervals(max([life.started_at, *list_times]), life.ended_at):
+        for interval in self._free_intervals.take(max([life.started_at, *list_times]), life.ended_at):
             if is_certain:
                 division.slices.append(self._slice(life.pid, interval, points, find_run))
             else:
                 division.add_gap(NOT_LISTED, joules_between(points, interval.start, interval.end))
 
     def _slice(
-        self, pid: int, interval: _FreeInterval, points: Sequence[EnergyPoint], find_run: FindRun
+        self, pid: int, interval: FreeInterval, points: Sequence[EnergyPoint], find_run: FindRun
     ) -> GpuSlice:
         joules = joules_between(points, interval.start, interval.end)
         return GpuSlice(find_run(pid), (pid,), EXCLUSIVE, 1.0, interval.start, interval.end, joules)
@@ -280,27 +273,6 @@ class GpuAttribution:
                     for stored_slice in holder.stored_slices
                 ]
                 holder.stored_slices.clear()
-
-    def _take_free_intervals(self, start: float, end: float) -> list[_FreeInterval]:
-        """Remove and return the parts of the intervals without a holder between two times."""
-        removed_intervals: list[_FreeInterval] = []
-        remaining_intervals: deque[_FreeInterval] = deque()
-        for interval in self._free_intervals:
-            part_start, part_end = max(start, interval.start), min(end, interval.end)
-            if part_start >= part_end:
-                remaining_intervals.append(interval)
-                continue
-            removed_intervals.append(_FreeInterval(part_start, part_end))
-            remaining_intervals.extend(
-                remainder
-                for remainder in (
-                    _FreeInterval(interval.start, part_start),
-                    _FreeInterval(part_end, interval.end),
-                )
-                if remainder.start < remainder.end
-            )
-        self._free_intervals = remaining_intervals
-        return removed_intervals
 
     def _horizon(self) -> float:
         """Return the time up to which all holders are known."""
@@ -324,6 +296,8 @@ class GpuAttribution:
         self, start: float, end: float, joules: float, find_run: FindRun, division: Division
     ) -> None:
         """Divide the energy of an interval in which the holders did not change."""
+        if end <= start:
+            return
         holders = [
             holder
             for holder in self._all_holders
@@ -332,10 +306,8 @@ class GpuAttribution:
         if any(holder.pid < 0 for holder in holders):
             # Other pids in the list may be the same processes in a different pid namespace.
             holders = [holder for holder in holders if find_run(holder.pid)]
-        if end <= start:
-            return
         if not holders:
-            self._free_intervals.append(_FreeInterval(start, end))
+            self._free_intervals.add(start, end)
             return
         # The owner of a process without a known run is the pid, marked by a NUL, which no name of a run contains.
         holders_by_owner: dict[str, list[_Holder]] = {}
@@ -376,11 +348,7 @@ class GpuAttribution:
 
         self._holders = {pid: holder for pid, holder in self._holders.items() if not is_over(holder)}
         self._past_holders = [holder for holder in self._past_holders if not is_over(holder)]
-        while (
-            self._free_intervals
-            and self._free_intervals[0].end < self._divided_point.time - FREE_INTERVAL_SECONDS
-        ):
-            self._free_intervals.popleft()
+        self._free_intervals.discard_before(self._divided_point.time - FREE_INTERVAL_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

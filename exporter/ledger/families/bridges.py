@@ -64,7 +64,7 @@ SPAN_EXPORTER_ERRORS = TrainingFamily(
     type="counter",
     labels=(*IDENTITY_LABELS, "exporter"),
     help=(
-        "Calls of a span exporter of the job that raised. Each call is retried, so most errors lose no"
+        "Calls of a span exporter of the job that raised. A failed export is retried, so most errors lose no"
         " record."
     ),
     absent=TOTAL_ABSENT,
