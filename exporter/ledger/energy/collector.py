@@ -8,7 +8,7 @@ the time without a sidecar is attributed to the runs that were running before an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
@@ -59,6 +59,19 @@ class _Run:
     is_loaded: bool = False  # the saved counters are included
     is_saved: bool = False  # the counters may be published
     spans_restart: bool = False  # the run was running at the last pass of the previous sidecar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Division:
+    """Input of a division of the energy of all devices, except GPUs with known processes."""
+
+    previous_use: MachineUse | None  # at the previous division; None at the first
+    use: MachineUse
+    gpu_use: Sequence[GpuProcessUse]
+    work: WorkUse
+    only_run: str | None  # run that receives all energy of the machine
+    now: float  # monotonic time
+    seconds: float  # since the previous division
 
 
 class EnergyCollector:
@@ -281,40 +294,50 @@ class EnergyCollector:
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
         previous_use, self._last_use, self._divided_at = self._last_use, use, now
         self._shares.keep_gpus(attributed_uuids)
-        # The first division covers the time since the sidecar's first reading.
-        seconds = now - self._started_at if previous_use is None else use.time - previous_use.time
         for name, run in runs.items():
             run.counters.mark_alive(now)
             run.counters.start_division(
                 [process for process in work.processes if process.run == name and process.is_alive]
             )
+        division = _Division(
+            previous_use=previous_use,
+            use=use,
+            gpu_use=gpu_use,
+            work=work,
+            only_run=only_run,
+            now=now,
+            # The first division covers the time since the sidecar's first reading.
+            seconds=now - self._started_at if previous_use is None else use.time - previous_use.time,
+        )
         for device in self._devices:
-            if device.reading.device in attributed_uuids:
-                continue
-            shares = shares_of(device.reading, previous_use or use, use, gpu_use, only_run)
-            split = self._measured_split(device, shares, work, now)
-            waiting_joules = 0.0 if split is None else _waiting_joules(device, split)
-            for share in shares:
-                component, device_name = device.reading.component, device.reading.device
-                self._shares.add(DeviceShare(share.run, component, device_name, share.ratio))
-                run = runs[share.run]
-                # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
-                must_wait = previous_use is None and share.method == "cpu_share"
-                bridged_joules = device.bridged_joules if run.spans_restart else 0.0
-                available_joules = device.pending_joules - waiting_joules + bridged_joules
-                joules = 0.0 if must_wait else share.ratio * available_joules
-                run.counters.add_energy(
-                    device.reading, share.method, joules, seconds, self._options, self._intensity, split
-                )
-                if device.reading.component == "gpu":
-                    gpu = device.reading.device
-                    self._charge_gpu(run, GpuTime(share.run, gpu, share.ratio, now - seconds, now))
-            if (
-                previous_use is not None
-                or only_run is not None
-                or device.reading.component in {"gpu", "dram"}
-            ):
-                device.mark_divided(waiting_joules)
+            if device.reading.device not in attributed_uuids:
+                self._divide_device(device, runs, division)
+
+    def _divide_device(self, device: DeviceEnergy, runs: Mapping[str, _Run], division: _Division) -> None:
+        """Add each run's share of the energy of a device."""
+        reading, previous_use = device.reading, division.previous_use
+        shares = shares_of(
+            reading, previous_use or division.use, division.use, division.gpu_use, division.only_run
+        )
+        split = self._measured_split(device, shares, division.work, division.now)
+        waiting_joules = 0.0 if split is None else _waiting_joules(device, split)
+        for share in shares:
+            self._shares.add(DeviceShare(share.run, reading.component, reading.device, share.ratio))
+            run = runs[share.run]
+            # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
+            must_wait = previous_use is None and share.method == "cpu_share"
+            bridged_joules = device.bridged_joules if run.spans_restart else 0.0
+            available_joules = device.pending_joules - waiting_joules + bridged_joules
+            joules = 0.0 if must_wait else share.ratio * available_joules
+            run.counters.add_energy(
+                reading, share.method, joules, division.seconds, self._options, self._intensity, split
+            )
+            if reading.component == "gpu":
+                start = division.now - division.seconds
+                self._charge_gpu(run, GpuTime(share.run, reading.device, share.ratio, start, division.now))
+        is_cpu_waiting = previous_use is None and division.only_run is None
+        if not is_cpu_waiting or reading.component in {"gpu", "dram"}:
+            device.mark_divided(waiting_joules)
 
     def _attribute_gpus(
         self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float
