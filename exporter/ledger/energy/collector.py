@@ -12,14 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
-from exporter.collectors.job import (
-    MAX_EXITED_RUNS,
-    GpuProcessUse,
-    MachineUse,
-)
+from exporter.collectors.job import GpuProcessUse, MachineUse
 from exporter.families import Collected
 from exporter.ledger.energy import families
 from exporter.ledger.energy.carbon_file import CARBON_FILE, CarbonFile
+from exporter.ledger.energy.counted_runs import PASS_TOLERANCE_SECONDS, CountedRun, CountedRuns
 from exporter.ledger.energy.device_time import LOST_SECONDS, DeviceTime, GpuTime
 from exporter.ledger.energy.devices import DeviceEnergy, EnergyDevices
 from exporter.ledger.energy.gpu_division import GpuDivision, GpuSliceWithPhases, GpuSnapshot
@@ -28,8 +25,7 @@ from exporter.ledger.energy.latest_shares import DeviceShare, LatestShares
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 from exporter.ledger.energy.power_split import PhaseSplit, PowerSplitter
-from exporter.ledger.energy.records import DevicesRecord, RunRecord, decode_devices, decode_run
-from exporter.ledger.energy.run_energy import RunEnergy
+from exporter.ledger.energy.records import DevicesRecord, decode_devices
 from exporter.ledger.energy.shares import Share, shares_of
 from exporter.ledger.energy.sources import Sources
 from exporter.ledger.energy.work import WorkUse
@@ -37,9 +33,6 @@ from exporter.ledger.state.store import StateRecord, StateStore
 
 STATE = "state"
 """Reason of a collector failure and of the resulting energy gap: the state of a run is unreadable."""
-PASS_TOLERANCE_SECONDS = 60.0
-"""A run was running at the end of the previous sidecar if the last pass with the run was at most this long before the last pass of
-that sidecar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +41,6 @@ class _Settings:
 
     options: EnergyOptions
     carbon_file: CarbonFile | None
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """Counters of a run, with their state record."""
-
-    state: StateRecord[RunRecord]
-    counters: RunEnergy
-    is_loaded: bool = False  # the saved counters are included
-    is_saved: bool = False  # the counters may be published
-    spans_restart: bool = False  # the run was running at the last pass of the previous sidecar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +76,13 @@ class EnergyCollector:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sources = sources
-        self._store = store
         self._lock = lock
         self._boot = boot
         self._linger_seconds = linger_seconds
         self._clock = clock
         self._monotonic = monotonic
         self._state: StateRecord[DevicesRecord] = store.record("energy", decode_devices)
-        self._runs: dict[str, _Run] = {}
+        self._runs = CountedRuns(store, boot)
         self._reset()
         self.configure(options or EnergyOptions())
 
@@ -136,13 +117,10 @@ class EnergyCollector:
     def _reset(self) -> None:
         """Discard all data in memory, because another exporter counts the energy."""
         self._state.release()
-        for run in self._runs.values():
-            run.state.release()
-        self._runs = {}
+        self._runs.release_all()
         self._devices = EnergyDevices(self._boot)
         self._is_loaded = False
         # Monotonic times.
-        self._previous_sidecar_pass: float | None = None  # last pass of the previous sidecar, in this boot
         self._divided_at: float | None = None
         self._started_at = 0.0  # first pass of this sidecar
         self._last_use: MachineUse | None = None
@@ -170,32 +148,12 @@ class EnergyCollector:
                     self._devices.resume(record)
                     if record.boot == self._boot:
                         self._gpu_time.resume(record.gpu_times)
-                    self._previous_sidecar_pass, self._is_loaded = self._devices.passed_at, True
+                    self._runs.previous_sidecar_pass, self._is_loaded = self._devices.passed_at, True
                 else:
                     collected.unsupported.append(
                         "a different sidecar holds the energy totals of this machine; energy is absent here"
                     )
         return self._is_loaded
-
-    def _load_run(self, name: str, collected: Collected) -> _Run:
-        """Return a run, with the saved counters unless a different sidecar holds them. Raises CollectError if the state is unreadable."""
-        run = self._runs.get(name)
-        if run is None:
-            run = self._runs[name] = _Run(
-                self._store.record("energy", decode_run, run=name), RunEnergy(self._boot)
-            )
-        if not run.is_loaded:
-            if run.state.claim():
-                run.counters.resume(run.state.load() or RunRecord(boot=self._boot))
-                alive_at, last_pass = run.counters.alive_at, self._previous_sidecar_pass
-                if alive_at is not None and last_pass is not None:
-                    run.spans_restart = 0 <= last_pass - alive_at <= PASS_TOLERANCE_SECONDS
-                run.is_loaded = True
-            else:
-                collected.unsupported.append(
-                    f"a different sidecar counts the energy of run {name!r}; the energy of the run is absent here"
-                )
-        return run
 
     # Counting -------------------------------------------------------------------------------------------
 
@@ -234,8 +192,7 @@ class EnergyCollector:
             self._charge_lost_gpus(alive_runs, collected, now=now)
         self._apply_outcomes(work, is_divided=is_divided)
         self._save(collected)
-        for name in self._ended_runs(alive_runs, now=now):
-            self._runs.pop(name).state.release()
+        self._runs.release_ended(alive_runs, linger_seconds=self._linger_seconds, now=now)
 
     def _update_devices(
         self, gpu_use: Sequence[GpuProcessUse], alive_runs: Collection[str] | None, *, now: float
@@ -258,22 +215,9 @@ class EnergyCollector:
     def _apply_outcomes(self, work: WorkUse, *, is_divided: bool) -> None:
         """Apply the outcomes of the work. The outcomes of a running run wait until its energy is divided."""
         running_runs = {process.run for process in work.processes if process.is_alive}
-        for name, run in self._runs.items():
+        for name, run in self._runs:
             if is_divided or name not in running_runs:
                 run.counters.apply_outcomes(work.account(name, run.counters.session))
-
-    def _ended_runs(self, alive_runs: Collection[str] | None, *, now: float) -> list[str]:
-        """Return the runs that were last alive longer ago than the linger time, and exited runs beyond `MAX_EXITED_RUNS`."""
-        alive_at = {name: run.counters.alive_at or 0.0 for name, run in self._runs.items()}
-        exited_runs = (
-            [] if alive_runs is None else sorted(alive_at.keys() - alive_runs, key=alive_at.__getitem__)
-        )
-        earlier_runs = exited_runs[:-MAX_EXITED_RUNS]
-        return [
-            name
-            for name, time in alive_at.items()
-            if now - time > self._linger_seconds or name in earlier_runs
-        ]
 
     def _divide(
         self,
@@ -291,7 +235,7 @@ class EnergyCollector:
         Raises CollectError before any change if the state of a run is unreadable.
         """
         names = {run.run for run in use.runs} if only_run is None else {only_run}
-        runs = {name: self._load_run(name, collected) for name in sorted(names)}
+        runs = {name: self._runs.load(name, collected) for name in sorted(names)}
         previous_use, self._last_use, self._divided_at = self._last_use, use, now
         self._shares.keep_gpus(attributed_uuids)
         for name, run in runs.items():
@@ -313,7 +257,9 @@ class EnergyCollector:
             if device.reading.device not in attributed_uuids:
                 self._divide_device(device, runs, division)
 
-    def _divide_device(self, device: DeviceEnergy, runs: Mapping[str, _Run], division: _Division) -> None:
+    def _divide_device(
+        self, device: DeviceEnergy, runs: Mapping[str, CountedRun], division: _Division
+    ) -> None:
         """Add each run's share of the energy of a device."""
         reading, previous_use = device.reading, division.previous_use
         shares = shares_of(
@@ -366,7 +312,7 @@ class EnergyCollector:
     def _add_slice(self, slice_with_phases: GpuSliceWithPhases, collected: Collected, *, now: float) -> None:
         """Add the energy of a slice to its run."""
         device, gpu_slice = slice_with_phases.device, slice_with_phases.gpu_slice
-        reading, run = device.reading, self._load_run(gpu_slice.run, collected)
+        reading, run = device.reading, self._runs.load(gpu_slice.run, collected)
         run.counters.mark_alive(now)
         if self._gpus.reports_training(gpu_slice.run):
             run.counters.mark_reporting()
@@ -386,7 +332,7 @@ class EnergyCollector:
         )
         self._shares.add_slice(reading.device, gpu_slice)
 
-    def _charge_gpu(self, run: _Run, gpu_time: GpuTime) -> None:
+    def _charge_gpu(self, run: CountedRun, gpu_time: GpuTime) -> None:
         """Add the price of a time on a GPU to the cost of the run."""
         seconds = self._gpu_time.charge(gpu_time, spans_restart=run.spans_restart)
         run.counters.add_gpu_cost(gpu_time.ratio * seconds, self._options)
@@ -401,7 +347,7 @@ class EnergyCollector:
         }
         for gpu_time in self._gpu_time.lost_gpu_times(now, readable_uuids, alive_runs):
             with collected.part():
-                run = self._load_run(gpu_time.run, collected)
+                run = self._runs.load(gpu_time.run, collected)
                 seconds = gpu_time.end - gpu_time.start
                 run.counters.add_gpu_cost(gpu_time.ratio * seconds, self._options)
 
@@ -427,19 +373,14 @@ class EnergyCollector:
         with collected.part():
             self._state.save(replace(self._devices.record(), gpu_times=self._gpu_time.records()))
             is_saved = True
-        for run in self._runs.values():
-            run.is_saved = run.is_saved and is_saved and not run.counters.has_changes
-            if run.is_loaded and is_saved and not run.is_saved:
-                with collected.part():
-                    run.state.save(run.counters.record)
-                    run.is_saved, run.counters.has_changes = True, False
+        self._runs.save(collected, are_devices_saved=is_saved)
 
     # Publishing -----------------------------------------------------------------------------------------
 
     def _publish(self, collected: Collected) -> None:
         families.add_devices(collected, self._devices)
         families.add_tariffs(collected, self._options, self._intensity)
-        for name, run in self._runs.items():
+        for name, run in self._runs:
             for sample in run.counters.samples() if run.is_saved else ():
                 collected.add(sample.spec, sample.value, name, *sample.labels)
         for share in self._shares:
