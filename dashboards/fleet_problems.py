@@ -225,7 +225,7 @@ def _standstills() -> str:
         f"0 * {rank} + on (cluster, instance, gpu) group_left () ({lost_since} and on (cluster, instance, gpu) {rank})"
         f" or 0 * {rank} + on (cluster, run) group_left () {LAST_STEP_TIME_BY_RUN}"
     )
-    with_rank = f'label_replace({with_start}, "alertname", "$1: {text}", "cause", "(.+)")'
+    with_rank = f'label_replace({with_start}, "alertname", "{text}; this rank: $1", "cause", "(.+)")'
     without_rank = f'label_replace({LAST_STEP_TIME} and on (run) {recorded_standstill("@cluster")}, "alertname", "{text}", "", "")'
     return f"max by ({labels}) ({with_rank}) or on (run) {without_rank}"
 
