@@ -1,20 +1,31 @@
 "use strict";
 // Refreshes the page: fetches the page itself and replaces <main>. The exporter has escaped the fetched text, and
 // DOMParser runs no script. uPlot draws the plots from the data of each figure; a plot and its cursor survive a refresh.
+// While text of <main> is selected, <main> is not replaced, because the replacement would clear the selection.
 // All times are UTC with 24 hours, as in the text of the page.
 (() => {
   const REFRESH_MS = 3000, TIMEOUT_MS = 10000, STALE_MS = 15000, HEIGHT = 170, COLORS = 8;
   const statusLine = document.getElementById("live");
   const plots = new Map();
-  let lastPageTime = Date.now(), isFetching = false;
+  let lastFetchTime = Date.now(), contentTime = lastFetchTime, isFetching = false;
 
   const clock = (seconds, withSeconds) => new Date(seconds * 1000).toISOString().slice(11, withSeconds ? 19 : 16);
 
+  const isTextSelected = () => {
+    const selection = document.getSelection(), main = document.querySelector("main");
+    return selection !== null && !selection.isCollapsed && selection.getRangeAt(0).intersectsNode(main);
+  };
+
+  const statusText = (isStale) => {
+    const content = `${clock(contentTime / 1000, true)} UTC`;
+    if (isStale) return `No page from the exporter since ${clock(lastFetchTime / 1000, true)} UTC; the page is as of ${content}.`;
+    return isTextSelected() ? `paused while text is selected · ${content}` : `live · ${content}`;
+  };
+
   const updateStatusLine = () => {
-    const isStale = Date.now() - lastPageTime > STALE_MS;
+    const isStale = Date.now() - lastFetchTime > STALE_MS;
     document.body.classList.toggle("stale", isStale);
-    const time = `${clock(lastPageTime / 1000, true)} UTC`;
-    const text = isStale ? `No page from the exporter since ${time}; the page is as of that time.` : `live · ${time}`;
+    const text = statusText(isStale);
     if (text === statusLine.textContent) return;
     // Screen readers announce an outage, but not each refresh.
     if (isStale) statusLine.setAttribute("role", "alert"); else statusLine.removeAttribute("role");
@@ -102,14 +113,15 @@
         const newDetails = newMain.querySelector(`#${CSS.escape(details.id)}`);
         if (newDetails) newDetails.open = details.open;
       }
-      if (!oldMain.contains(document.getSelection()?.anchorNode) || document.getSelection().isCollapsed) {
+      lastFetchTime = Date.now();
+      if (!isTextSelected()) {
         const focused = document.activeElement ?? document.body, position = similarElements(oldMain, focused).indexOf(focused);
         oldMain.replaceWith(document.adoptNode(newMain));
         similarElements(newMain, focused)[position]?.focus({preventScroll: true});
         document.title = page.title;
         draw();
+        contentTime = lastFetchTime;
       }
-      lastPageTime = Date.now();
     } catch {
       // updateStatusLine reports an outage after STALE_MS.
     } finally {

@@ -156,6 +156,17 @@ def test_a_stopped_exporter_is_reported_and_the_old_content_is_grayed(tmp_path: 
         tab.wait_for("!document.body.classList.contains('stale')", seconds=30)
 
 
+def test_the_page_says_that_it_is_paused_while_text_is_selected(exporter: Sidecar, tab: Tab) -> None:
+    tab.open(f"http://{exporter.address}/")
+    tab.value("getSelection().selectAllChildren(document.querySelector('main h2'))")
+    tab.wait_for("document.getElementById('live').textContent.startsWith('paused while text is selected')")
+    tab.value("window.before = document.querySelector('main'); getSelection().removeAllRanges()")
+    tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
+    tab.wait_for("window.before !== document.querySelector('main')")
+
+    assert tab.complaints == []
+
+
 def test_the_policy_blocks_injected_scripts_images_and_styles(exporter: Sidecar, tab: Tab) -> None:
     tab.open(f"http://{exporter.address}/")
     tab.value(
