@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 from exporter.recording.values import GpuUse
@@ -52,16 +53,18 @@ class ProcessGpus:
             # A launcher that makes a single GPU visible has assigned the GPU to this rank.
             is_single = visible is not None and len(visible) == 1
             number = 0 if is_single or local_rank is None else local_rank
-            is_named = is_single or (visible is not None and local_rank is not None)
+            is_named = visible is not None and (len(visible) <= 1 or local_rank is not None)
             self._latest = GpuUse(self._names([number], visible), used=uses_cuda, named=is_named)
         return self._latest
 
     def _names(self, numbers: list[int], visible: list[str] | None) -> tuple[str, ...]:
-        """Return the names of GPUs by number. A number outside CUDA_VISIBLE_DEVICES has no name."""
+        """Return the names of the GPUs with these numbers. A number that CUDA does not make visible has no name."""
         if not self._uuids:
             if self._file_skips_left <= 0:
                 self._uuids, self._file_skips_left = _uuids(self._driver_files), READ_INTERVAL
             self._file_skips_left -= 1
+        if visible is not None and self._uuids:
+            visible = _before_missing_gpu(visible, len(self._uuids))
         names = []
         for number in numbers:
             name = ""
@@ -89,9 +92,20 @@ def _uuids(directory: str) -> list[str]:
 
 
 def _visible(environment: Mapping[str, str]) -> list[str] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES, or None if the variable is not set."""
+    """Return the entries of CUDA_VISIBLE_DEVICES before the first invalid entry, or None if the variable is not set.
+
+    CUDA hides the GPUs after an invalid entry. Jobs use the entry `-1` for that purpose.
+    """
     text = environment.get(_VISIBLE)
-    return None if text is None else [entry.strip() for entry in text.split(",")][:MAX_GPUS]
+    if text is None:
+        return None
+    entries = [entry.strip() for entry in text.split(",")][:MAX_GPUS]
+    return list(takewhile(lambda entry: entry.isdecimal() or entry.startswith(("GPU-", "MIG-")), entries))
+
+
+def _before_missing_gpu(visible: list[str], gpu_count: int) -> list[str]:
+    """Return the entries before the first index of a missing GPU, which is invalid as well."""
+    return list(takewhile(lambda entry: not entry.isdecimal() or int(entry) < gpu_count, visible))
 
 
 def _torch_uses_cuda() -> bool | None:

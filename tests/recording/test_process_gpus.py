@@ -49,6 +49,11 @@ def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, 1, GpuUse(("1",))),
         (None, None, GpuUse(("0",))),
         ("", None, GpuUse((), named=True)),
+        ("-1", None, GpuUse((), named=True)),
+        ("-1,0", 0, GpuUse((), named=True)),
+        ("3,4,-1,5", 1, GpuUse(("4",), named=True)),
+        ("3,4,-1,5", 2, GpuUse((), named=True)),
+        (f"{FIRST_UUID},4,none,{SECOND_UUID}", 2, GpuUse((), named=True)),
     ],
 )
 def test_the_environment_assigns_a_gpu_to_a_process(
@@ -97,3 +102,11 @@ def test_files_of_the_driver_give_the_uuids_of_numbers(uuid: str, expected: str,
         (tmp_path / address / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {gpu_uuid}\n")
 
     assert ProcessGpus(str(tmp_path)).read({"CUDA_VISIBLE_DEVICES": "1"}, None).names == (expected,)
+
+
+def test_cuda_hides_the_gpus_after_an_entry_for_a_missing_gpu(tmp_path: Path) -> None:
+    (tmp_path / "0000:18:00.0").mkdir()
+    (tmp_path / "0000:18:00.0" / "information").write_text(f"GPU UUID: \t {FIRST_UUID}\n")
+    environment = {"CUDA_VISIBLE_DEVICES": "1,0"}
+
+    assert ProcessGpus(str(tmp_path)).read(environment, 1).names == ()
