@@ -49,6 +49,9 @@ class TrainingSource(Protocol):
     def collect_tensors(self) -> None:
         """Record the tensors of the calling thread that have arrived."""
 
+    def count_lost_tensors(self, *, is_process_ending: bool) -> None:
+        """Count the tensors in flight of ended threads as lost. At the end of the process, count those of all threads."""
+
     def flush(self, timeout_seconds: float) -> bool:
         """Flush the span exporters within a timeout. Return False if an exporter did not finish."""
 

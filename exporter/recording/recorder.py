@@ -326,6 +326,8 @@ class Recorder:
             state.expire(wall=wall)
             if state.tensors is not None:
                 state.tensors.count_lost(is_process_ending=is_last)
+        if training is not None:
+            training.count_lost_tensors(is_process_ending=is_last)
         recording = Recording(
             (*self._cycle.readings(), *(() if training is None else training.series())),
             final,

@@ -204,6 +204,10 @@ class TrainingRecording:
         """Record the values of this thread's tensors that have arrived."""
         self.numbers.collect_tensors()
 
+    def count_lost_tensors(self, *, is_process_ending: bool) -> None:
+        """Report the tensors in flight of ended threads as misuse. At the end of the process, report those of all threads."""
+        self.numbers.count_lost_tensors(is_process_ending=is_process_ending)
+
     def publish_soon(self) -> None:
         """Request an immediate flush by the recording thread."""
         if self.is_on:

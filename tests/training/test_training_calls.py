@@ -309,6 +309,9 @@ def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatc
         def collect(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
+        def count_lost(self, *, is_process_ending: bool) -> None:
+            """Report no lost tensor."""
+
     monkeypatch.setattr(TRAINING.numbers, "_tensors", {("loss", "train"): Failed()})
     training.record(loss=1.0)
 

@@ -75,7 +75,7 @@ REJECTED = FamilySpec(
         "`placement`: a shard of a tensor.",
         "`capture`: a tensor during graph capture.",
         "`backlog`: too many copies of tensors.",
-        "`thread_ended`: the thread ended before the copy was read.",
+        "`thread_ended`: the thread or the process ended before the copy was read.",
         ("`overflow`: the buffer was full when it was read. The count is that of reads, not of samples."),
     ),
 )
