@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from places import PROJECT
@@ -37,7 +38,7 @@ from run_support import (
 from waiting import LIMIT_SECONDS, PATIENCE, wait_until
 
 from exporter.cli import sidecar_process
-from exporter.cli.sidecar_process import SidecarProcess
+from exporter.cli.sidecar_process import KILL_SECONDS, REAP_SECONDS, SidecarExit, SidecarProcess
 from exporter.feed import runs
 
 RECORDING_JOB = """
@@ -201,6 +202,20 @@ import socket, time
 socket.getaddrinfo = lambda *arguments, **options: time.sleep(600)
 """
 """Module `sitecustomize` of a machine whose DNS server does not respond."""
+
+
+def test_the_sidecar_is_terminated_before_it_is_killed_even_if_run_was_suspended() -> None:
+    signals: list[int] = []
+    now = [0.0]
+    sidecar: Any = SimpleNamespace(pid=1, send=signals.append)
+    sidecar_exit = SidecarExit(sidecar, linger_seconds=30.0, monotonic=lambda: now[0])
+    results = []
+    for seconds in (1000.0, KILL_SECONDS, REAP_SECONDS):  # suspended by Ctrl-Z for 1000 s
+        now[0] += seconds
+        results.append(sidecar_exit.advance())
+
+    assert signals == [signal.SIGTERM, signal.SIGKILL]
+    assert results == [True, True, False]
 
 
 def test_the_job_does_not_wait_for_the_resolution_of_the_listen_address(feed: Path, tmp_path: Path) -> None:
