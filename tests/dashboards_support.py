@@ -25,6 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARD
 
 BUILTIN_VALUES = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
 BUILTIN_VALUES |= {"__interval_ms": "15000", "__from": "0"}
+SHORT_RANGE = BUILTIN_VALUES | {"__range": "1m", "__range_s": "60"}
+"""Values for queries without data: a subquery is evaluated at each step of the range, also without data."""
 EXPORTER_LABELS = {"job", "namespace", "pod", "container", "endpoint"}
 """Labels that distinguish the exporters of one node."""
 SELECTED_VALUES = dict.fromkeys(("job", "node", "run", "rank", "gpu", "perf_tag"), ".+")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from dashboards_support import MODELS, SELECTED_VALUES, fill_variables, panel_queries
+from dashboards_support import MODELS, SELECTED_VALUES, SHORT_RANGE, fill_variables, panel_queries
 from panel_support import BOARD_VALUES, assert_panel
 from prometheus_support import Prometheus, needs_prometheus
 from rules_support import needs_promtool
@@ -29,7 +29,7 @@ def labels_without_data(prometheus: Prometheus, uid: str) -> dict[str, list[Mapp
     values = SELECTED_VALUES | BOARD_VALUES.get(uid, {})
     labels: dict[str, list[Mapping[str, str]]] = {}
     for query in panel_queries(uid):
-        for series in prometheus.query(fill_variables(query.expression, values)):
+        for series in prometheus.query(fill_variables(query.expression, values, SHORT_RANGE)):
             labels.setdefault(query.panel, []).append(series["metric"])
     return labels
 
