@@ -292,6 +292,8 @@ SLOWEST_RANK = (
     f" or on (instance, rank) 0 * {COMPUTE_SECONDS_BY_NODE} + 1)"
 )
 """PromQL for the relative speed of the slowest rank, with its GPU unless the rank uses several."""
+EQUAL_RATIO = 0.98
+"""Speed of the slowest rank from which no rank is named: the rest is noise of the measurement."""
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{gpu_suffix}}"
 COST_PER_HOUR_BY_CURRENCY = (
     "3600 * sum by (currency) (max by (run, currency) (run:training_cost:rate5m{@run}))"

@@ -20,6 +20,7 @@ from dashboards.panels import (
 from dashboards.queries import (
     COST_PER_HOUR_BY_CURRENCY,
     ENDED_NORMALLY,
+    EQUAL_RATIO,
     HANG_LABELS,
     HANGING_RANKS,
     ODD_GROUP_SIZE,
@@ -43,9 +44,6 @@ from dashboards.run_problems import (
 )
 from dashboards.straggler import straggler_cost
 from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
-
-EQUAL_RATIO = 0.98
-"""Speed of the slowest rank from which no rank is named: the rest is noise of the measurement."""
 
 
 def overview_panels() -> tuple[Panel, ...]:

@@ -36,6 +36,7 @@ from dashboards.panels import (
 from dashboards.queries import (
     COST_SO_FAR_BY_CURRENCY,
     ENDED_NORMALLY,
+    EQUAL_RATIO,
     GPU_UUID_BY_RANK,
     JOULES_SO_FAR,
     LIVE_STATE,
@@ -43,6 +44,7 @@ from dashboards.queries import (
     OBSERVED_RATIO,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
+    SPEED_RATIO_BY_NODE,
     STANDSTILL_BY_STEP_AGE,
     STEP_AGE_SECONDS,
     STEP_OVERDUE,
@@ -86,7 +88,7 @@ GOODPUT_IF_SAVED = (
 """PromQL for the share of the wall time without badput, if the work since the last checkpoint is saved."""
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
-_STRAGGLER_WAIT_LEGEND = "counted as work: wait for the slowest rank, last 2 min"
+_STRAGGLER_WAIT_LEGEND = "wait for slowest rank"
 _FINAL_STATE = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 _LAST_KNOWN_STEP_AGE = (
     f"(time() - max(last_over_time(training_last_progress_timestamp_seconds{{@run}}[{LOOKBACK}])))"
@@ -238,9 +240,14 @@ def _number_panels() -> tuple[Panel, ...]:
         stat(
             "Slowest rank",
             instant_query(
-                f"({blank_if_incomplete(SLOWEST_RANK)} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
+                f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
                 f" and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}",
                 SLOWEST_RANK_LEGEND,
+            ),
+            instant_query(
+                blank_if_incomplete(f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO}")
+                + f" and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}",
+                "all ranks alike",
             ),
             unit="percentunit",
             decimals=0,
@@ -297,7 +304,8 @@ def _number_panels() -> tuple[Panel, ...]:
                 "{{note}}",
             ),
             instant_query(
-                f"max(run:training_straggler_wait:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}",
+                f"max(run:training_straggler_wait:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE}"
+                f" and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}",
                 _STRAGGLER_WAIT_LEGEND,
             ),
             unit="percentunit",

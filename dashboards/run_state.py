@@ -57,10 +57,12 @@ def state_query() -> str:
 def _state_with_note(series: str, levels: dict[int, str]) -> str:
     """Return PromQL for the level by state, and a note: the reason of the end, or the last step of an early end."""
     all_levels = levels | {BAD_LEVEL: "hung|failed|lost"}
-    state = " or ".join(
+    states = " or ".join(
         f"{level} * max by (state) ({series.format(states=states)} == 1)"
         for level, states in all_levels.items()
     )
+    # Without staleness markers, as in rebuilt data, the former state remains for a minute beside the current state.
+    state = f"topk(1, {states})"
     reason = (
         "topk by (state) (1, max by (state, note) (label_replace(label_replace("
         f"last_over_time(training_run_outcome_info{{@run}}[{LOOKBACK}]),"

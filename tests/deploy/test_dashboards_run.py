@@ -479,6 +479,17 @@ def test_the_alert_about_the_gpu_is_above_the_hang_that_it_causes(tmp_path: Path
     )
 
 
+def test_a_former_state_without_a_staleness_marker_is_not_shown_beside_the_current_state(
+    tmp_path: Path,
+) -> None:
+    states = {
+        'run:training_run_state:info{run="a",state="running"}': "1x58",
+        'run:training_run_state:info{run="a",state="ending"}': "_x58 1x2",
+    }
+
+    assert_panel(tmp_path, "training-run", "State", states, {'{state="ending"}': 1})
+
+
 def test_the_last_known_state_has_the_firing_alerts(tmp_path: Path) -> None:
     series = run_series("run_state", "1x53 stale", labels=',state="running"') | {
         'ALERTS{alertname="GpuXidCritical",alertstate="firing",severity="critical",run="a"}': "1x60"

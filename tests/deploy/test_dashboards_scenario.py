@@ -69,6 +69,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the worst first": "J"},
     ("training-ranks", ONE_OF_TWO): {"Slowest rank": "AB"},
+    ("training-run", ONE_OF_TWO): {"Slowest rank": "AB"},
     ("training-run", NO_TORCH): {
         "GPU memory allocated by PyTorch": "A",
         "Allocation retries and failures": "AB",

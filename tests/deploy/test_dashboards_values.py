@@ -249,6 +249,7 @@ def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another
     )
 
 
+@pytest.mark.parametrize("dashboard", ["training-run", "training-ranks"])
 @pytest.mark.parametrize(
     ("seconds", "query_id", "expected"),
     [
@@ -260,17 +261,18 @@ def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another
     ids=["slow rank", "slow rank, in the other query", "no slow rank", "all ranks alike"],
 )
 def test_ranks_of_equal_speed_have_no_slowest_rank(
-    tmp_path: Path, seconds: str, query_id: str, expected: dict[str, float]
+    tmp_path: Path, dashboard: str, seconds: str, query_id: str, expected: dict[str, float]
 ) -> None:
     series = {
         RANK.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
         RANK.format(name="rank_compute_seconds", node=2, rank=1, labels=""): f"{seconds}x20",
         RANK.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
         RANK.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
+        'training_run_state{run="a",instance="n1",state="running"}': "1x20",
     }
 
     assert_panel(
-        tmp_path, "training-ranks", "Slowest rank", series, expected, query_id=query_id, factor=100, minutes=4
+        tmp_path, dashboard, "Slowest rank", series, expected, query_id=query_id, factor=100, minutes=4
     )
 
 
