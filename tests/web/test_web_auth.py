@@ -163,7 +163,7 @@ class SlowBcrypt:
         """Check logins (user, password, peer) concurrently. Return True, False or "busy" for each login."""
 
         async def check(user: str, password: str, peer: str) -> bool | str:
-            deadline = asyncio.get_running_loop().time() + 5
+            deadline = asyncio.get_running_loop().time() + LIMIT_SECONDS
             hash_by_user = {"alice": HASH_BY_COST[4], "bob": HASH_BY_COST[6]}
             try:
                 return await passwords.admits(
