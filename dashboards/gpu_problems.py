@@ -202,7 +202,7 @@ GPU_PROBLEMS = (
         f"{NO_RESPONSE_PREFIX}$1",
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
-        f"max by (instance, gpu) ({last_time('gpu_up{@gpu_any_run} == bool 1')})",
+        "min by (instance, gpu) (gpu:gpu_lost_start:timestamp_seconds{@gpu_any_run})",
         "drain, then reset the GPU",
         Impact.STOPS_RUN,
         "reason",

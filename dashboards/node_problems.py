@@ -13,12 +13,14 @@ from dashboards.gpu_problems import (
     GPU_PROBLEMS,
     IMPACT_TEXTS,
     LAST_RANK_BY_GPU,
+    MAX_THROTTLED_RATIO,
     NO_PROBLEM,
     NO_PROBLEM_VALUE,
     NO_RESPONSE_PREFIX,
     NODE_PROBLEMS,
     PRIORITIES_PER_IMPACT,
     PROBLEMS_TITLE,
+    THROTTLED_RATIO_FAMILY,
     Impact,
     NodeProblem,
 )
@@ -91,6 +93,14 @@ _ALL_RANKS_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min5m{{@ru
 _RANKS_WAITING_FOR_DATA = f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO}) unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_RANKS_WAIT_RATIO})"
 
 
+_DATA_WAIT_START = "max by (run) (run:training_data_wait_start:timestamp_seconds{@run})"
+_RANKS_OF_THROTTLED_GPUS = (
+    f"({LAST_RANK_BY_GPU} and on (instance, gpu) max by (instance, gpu)"
+    f" ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO})"
+)
+"""PromQL for the ranks whose row names the throttled GPU, and not the slowness that the throttling causes."""
+
+
 def _with_percent(ratio: str) -> str:
     """Return PromQL that adds the label `percent` with the value of a ratio."""
     return f'count_values by (run, rank) ("percent", round(100 * ({ratio})))'
@@ -140,7 +150,7 @@ _RANK_PROBLEMS = (
     NodeProblem(
         "computes at $1 % of the fastest rank",
         _with_percent(_SLOW_RANKS),
-        last_time(f"{SPEED_RATIO_BY_RANK} >= bool {SLOW_RATIO}"),
+        f"max by (run, rank) (rank:training_slow_start:timestamp_seconds{{@run}}) unless on (run, rank) {_RANKS_OF_THROTTLED_GPUS}",
         "check clocks and heat; else replace the node",
         Impact.SLOWS_RUN,
         "percent",
@@ -148,7 +158,8 @@ _RANK_PROBLEMS = (
     NodeProblem(
         "waits for data $1 % of the time",
         _with_percent(_RANKS_WAITING_FOR_DATA),
-        last_time(f"{_DATA_WAIT_RATIO_BY_RANK} <= bool {MAX_DATA_WAIT_RATIO}"),
+        f"0 * {_DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}"
+        f" unless on (run, rank) {_RANKS_OF_THROTTLED_GPUS}",
         "more data workers; check the storage",
         Impact.SLOWS_RUN,
         "percent",
@@ -193,9 +204,7 @@ _RUN_PROBLEMS = (
     NodeProblem(
         "all ranks wait for data for $1 % or more",
         f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
-        last_time(
-            f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) <= bool {MAX_DATA_WAIT_RATIO}"
-        ),
+        _DATA_WAIT_START,
         "check the storage; more data workers",
         Impact.SLOWS_RUN,
         "percent",

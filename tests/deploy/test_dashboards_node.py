@@ -71,7 +71,14 @@ NOTHING_WRONG = '{problem="nothing is wrong"}'
             "A", _run() | NAN_ALERT, 1, {NAN_ROW: Impact.ENDANGERS_WORK}, id="alert of a run without a node"
         ),
         pytest.param("B", _run() | NAN_ALERT, 1, {'{run="a"}': 240_000}, id="start of the alert"),
-        pytest.param("B", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 300_000}, id="start"),
+        pytest.param("B", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 315_000}, id="start"),
+        pytest.param(
+            "B",
+            SLOW_HERE | HOT_GPU,
+            1,
+            {'{gpu="0",run="a",rank="0"}': 330_000},
+            id="start of the throttling and not of the slow rank",
+        ),
         pytest.param("C", SLOW_HERE, 100, {'{run="a",rank="0"}': 67}, id="speed"),
         pytest.param("D", SLOW_HERE, 1, {'{run="a"}': 6}, id="loss on this node"),
         pytest.param("E", SLOW_HERE | HOT_GPU, 1, {'{gpu="0",run="a",rank="0"}': 1}, id="other problems"),

@@ -63,7 +63,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
         "training-gpus",
         "What is wrong",
         series,
-        {'{instance="n1",gpu="0"}': 300_000},
+        {'{instance="n1",gpu="0"}': 315_000},
         query_id="B",
     )
 
@@ -516,7 +516,7 @@ NODE_WITH_LOST_GPU = {
                 '{problem="collector rapl fails",remedy="read the log of the exporter"}': Impact.UNKNOWN,
             },
         ),
-        ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 300_000, "{}": 300_000}),
+        ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 315_000, "{}": 300_000}),
         ("Ranks on this node, rates over 5 min", "B", {'{run="a",rank="3"}': 0}),
         ("Working collectors", "B", {'{collector="rapl"}': 1}),
     ],
