@@ -160,6 +160,14 @@ DRIVER_NOT_READ = (
     " and on (instance) up{@target} == 1)"
 )
 """PromQL with a value for each node whose driver was read within two scrapes, but not at the last scrape: its GPUs are unknown."""
+
+
+_MISSING_GPUS = (
+    "max by (instance) (last_over_time(gpu_devices_expected{@node}[1m]) - last_over_time(gpu_devices{@node}[1m]))"
+    " - on (instance) (sum by (instance) (min by (instance, gpu) (last_over_time(gpu_up{@node}[1m])) == bool 0)"
+    " or on (instance) 0 * max by (instance) (gpu_devices{@node})) > 0"
+)
+"""PromQL for the number of expected GPUs of each node that the driver does not list; a lost GPU has a problem of its own."""
 _EXPORTER_PROBLEMS = (
     NodeProblem(
         "exporter down: node, GPUs unknown",
@@ -194,6 +202,14 @@ NODE_PROBLEMS = (
         "wait; check again",
         Impact.UNKNOWN,
         "seconds",
+    ),
+    NodeProblem(
+        "GPUs not listed by the driver: $1",
+        f'count_values by (instance) ("gpus", {_MISSING_GPUS})',
+        f"max by (instance) ({last_time('gpu_devices{@node} >= bool gpu_devices_expected{@node}')})",
+        "read the kernel log; reboot",
+        Impact.POSSIBLE,
+        "gpus",
     ),
     *_EXPORTER_PROBLEMS,
 )

@@ -309,10 +309,11 @@ def _union(build_rows: Callable[..., str]) -> str:
 
     While no exporter is up, the row of the node replaces the rows of its GPUs and ranks: recorded series would keep a problem for minutes.
     """
+    gpus = _with_ranks(build_rows(_ADAPTED_GPU_PROBLEMS, "instance, gpu"))
+    gpus_and_ranks = f"{gpus} or {_with_gpus(build_rows(_RANK_PROBLEMS, 'run, rank'))}"
     return " or ".join(
         (
-            f"({_with_ranks(build_rows(_ADAPTED_GPU_PROBLEMS, 'instance, gpu'))} unless on () {NO_EXPORTER_UP})",
-            f"({_with_gpus(build_rows(_RANK_PROBLEMS, 'run, rank'))} unless on () {NO_EXPORTER_UP})",
+            f"(({gpus_and_ranks}) unless on () {NO_EXPORTER_UP})",
             build_rows(_RUN_PROBLEMS, "run"),
             build_rows(_ADAPTED_NODE_PROBLEMS, "instance"),
         )

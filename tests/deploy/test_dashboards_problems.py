@@ -159,6 +159,28 @@ def test_a_driver_that_misses_three_scrapes_does_not_respond(tmp_path: Path) -> 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, hung)
 
 
+@pytest.mark.parametrize(("dashboard", "node"), [("training-gpus", 'instance="n1",'), ("training-node", "")])
+def test_a_gpu_that_the_driver_does_not_list_is_lost_in_the_tile_and_a_problem_in_the_table(
+    tmp_path: Path, dashboard: str, node: str
+) -> None:
+    labels = 'job="training",instance="n1"'
+    series = {
+        f"up{{{labels}}}": "1x60",
+        f"gpu_devices_expected{{{labels}}}": "8x60",
+        f"gpu_devices{{{labels}}}": "8x20 6x40",
+        **gpu_series("up", "1x20 0x40"),
+        **gpu_series("error_info", "_x21 1x40", labels=',reason="gpu_is_lost"'),
+    }
+    remedy = "read the kernel log; reboot"
+    missing = f'{{{node}problem="GPUs not listed by the driver: 1",remedy="{remedy}"}}'
+    lost = f'{{{node}gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain, then reset the GPU"}}'
+
+    assert_panel(tmp_path, dashboard, "GPUs", series, {"{}": 2}, query_id="B")
+    assert_panel(
+        tmp_path, dashboard, "What is wrong", series, {missing: Impact.POSSIBLE, lost: Impact.NO_RUN}
+    )
+
+
 @pytest.mark.parametrize(("last_success", "nodes"), [(59, 0), (57, 1)], ids=["one scrape", "three scrapes"])
 def test_a_collector_that_fails_at_one_scrape_is_no_problem_of_a_node(
     tmp_path: Path, last_success: int, nodes: int
