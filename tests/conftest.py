@@ -40,6 +40,8 @@ _SLOWEST_FILES = [
     *("test_conditions_and_alerts", "test_bridges_prometheus_client", "test_check_command", "test_deploy"),
     *("test_rules_live", "test_bridges", "test_alertmanager", "test_bridges_accelerate", "test_shares"),
     *("test_goodput_torchrun", "test_ledger_bounds", "test_feed_limits", "test_recording_running"),
+    *("test_web_prometheus", "test_identity", "test_web_auth", "test_web_memory", "test_web_attacks"),
+    *("test_recording_process", "test_web_answers"),
 ]
 
 RUNS_SLOW_TESTS = bool(os.environ.get("CI") or os.environ.get("SLOW"))
