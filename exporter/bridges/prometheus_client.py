@@ -137,6 +137,8 @@ class Registries(Periodic):
         gauges: set[Key] = set()
         try:
             for family in collector.collect():
+                if self._poll is not poll:  # the collector has hung, and its series are hidden
+                    return False
                 if not family.name.startswith(_SIDECAR_PREFIXES):
                     self._record(family, gauges)
         except Exception as error:  # noqa: BLE001  # the collector is code of the job

@@ -150,3 +150,31 @@ os.kill(os.getpid(), 9)
     assert "the collector Raising of prometheus_client raised" in ended_job.process.stderr
     assert "did not return" in ended_job.process.stderr
     assert sum_by_labels(ended_job.page, "app_steps_total") == 9
+
+
+def test_a_collector_that_hung_has_no_gauges_after_it_returns(tmp_path: Path) -> None:
+    program = """
+class Slow:
+    calls = 0
+    def collect(self):
+        self.calls += 1
+        if self.calls > 1:
+            time.sleep(2)
+        try:
+            yield prom.metrics_core.GaugeMetricFamily("app_slow", "Slow.", value=self.calls)
+        finally:
+            self.has_returned = True
+registry, slow = prom.CollectorRegistry(auto_describe=False), Slow()
+registry._collector_to_names[slow] = []
+bridge.export(registry)
+exporter.Stat("app.trains").add(1.0)
+while slow.calls < 2:
+    time.sleep(0.05)
+slow.has_returned = False
+while not slow.has_returned:
+    time.sleep(0.05)
+"""
+    page = run_job(tmp_path, PRELUDE + program + PRINT_PAGE).process.stdout
+
+    assert "app_trains" in page
+    assert series(page, "app_slow") == {}
