@@ -114,7 +114,7 @@ class MetricStats:
             refuse("name")(value)
 
     def _resolve(self, pair: Pair) -> Record:
-        """Return the function that records or refuses the values of a new pair. Concurrent calls have the same result."""
+        """Return the function that records or refuses the values of a new pair. Later calls for the pair record in the same Stat."""
         record = AGENT_METRICS.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
             if len(self._records) >= MAX_METRICS:
@@ -141,13 +141,14 @@ class MetricStats:
         if family is None:
             text = f"Metric {name} of torchelastic's group {group}."
             stat = Stat(stat_name.stat, aggregations, unit=stat_name.unit, help=text)
-            self._families[stat_name.family] = _Family(stat, {(group, name)})
+            self._families[stat_name.family] = _Family(stat, {(group, name): stat})
+        elif (group, name) in family.stats:  # a concurrent call has created the Stat
+            stat = family.stats[group, name]
         else:
-            definition, labels = family.stat.definition, {"metric_group": group or "none"}
-            if any(other_group == group for other_group, _ in family.pairs):
+            definition, labels = family.first_stat.definition, {"metric_group": group or "none"}
+            if any(other_group == group for other_group, _ in tuple(family.stats)):
                 labels["metric_name"] = name or "none"
-            family.pairs.add((group, name))
-            stat = Stat(
+            stat = family.stats[group, name] = Stat(
                 definition.name, aggregations, unit=stat_name.unit, help=definition.help, labels=labels
             )
         return _recorder_of(stat, stat_name.factor)
@@ -155,10 +156,10 @@ class MetricStats:
 
 @value_class
 class _Family(Value):
-    """Pairs that share a family, and the Stat of the first pair."""
+    """Family with the Stats of the pairs that share it. The Stat of the first pair has no labels."""
 
-    stat: Stat
-    pairs: set[tuple[str, str]]
+    first_stat: Stat
+    stats: dict[tuple[str, str], Stat]  # by group and name as text
 
 
 def _recorder_of(stat: Stat, factor: float) -> Record:

@@ -260,6 +260,14 @@ def test_metrics_that_map_to_one_family_are_distinguished_by_group() -> None:
     assert total("training.elastic.refused", reason="collision") == initial_total
 
 
+def test_two_threads_with_the_first_value_of_a_metric_record_in_one_series() -> None:
+    stats, group = families.MetricStats(), new_name("group")
+    for record in [stats._resolve((group, "x")), stats._resolve((group, "x"))]:
+        record(1.0)
+
+    assert stat_state(f"{group}.x").sum == 2
+
+
 def test_reserved_names_are_refused_and_counted() -> None:
     initial_total = total("training.elastic.refused", reason="collision")
     metrics.put_metric("utilization", 1, "gpu")
