@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.palette import BLUE, ORANGE, VERMILION
 from dashboards.panels import YES_NO, Panel, time_series, warn_from
 from dashboards.queries import Query, event_counts, feed_age_seconds
-from dashboards.run_problems import SILENT_SECONDS
+from dashboards.rank_problems import SILENT_SECONDS
 from dashboards.tables import Column, table
 
 

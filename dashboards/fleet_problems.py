@@ -20,6 +20,7 @@ from dashboards.alerts import (
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import LAST_STEP_TIME_BY_RUN
+from dashboards.rank_problems import MAX_DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.recorded_losses import (
     LARGE_LOSS_RATIO,
     LOSS_RATIO,
@@ -27,7 +28,6 @@ from dashboards.recorded_losses import (
     main_cause,
     recorded_standstill,
 )
-from dashboards.run_problems import MAX_DATA_WAIT_RATIO, SLOW_RATIO
 
 URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
 """Urgency of a run without a sample: no alert about the run can fire, and the run may have stopped."""

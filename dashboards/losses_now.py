@@ -17,8 +17,8 @@ from dashboards.queries import (
     ODD_GROUP_SIZE,
     blank_if_incomplete,
 )
+from dashboards.rank_problems import EXIT_REASON_PATTERN
 from dashboards.recorded_losses import LARGE_LOSS_RATIO, LOSS_RATIO, cost_per_hour
-from dashboards.run_problems import EXIT_REASON_PATTERN
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120

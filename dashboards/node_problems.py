@@ -34,14 +34,14 @@ from dashboards.queries import (
     ODD_GROUP_SIZE,
     feed_age_seconds,
 )
-from dashboards.recorded_losses import recorded_standstill
-from dashboards.run_problems import (
+from dashboards.rank_problems import (
     EXIT_REASON_PATTERN,
     MAX_DATA_WAIT_RATIO,
     MAX_EXIT_SPREAD_SECONDS,
     SILENT_SECONDS,
     SLOW_RATIO,
 )
+from dashboards.recorded_losses import recorded_standstill
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 

@@ -16,8 +16,8 @@ from dashboards.node_problems import (
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import RUN_LINK, Panel, value_mappings, warn_below, warn_from
 from dashboards.queries import STATE_BY_RUN
+from dashboards.rank_problems import SILENT_SECONDS
 from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_cause
-from dashboards.run_problems import SILENT_SECONDS
 from dashboards.tables import Column, percent_column, table
 
 _ALIVE, _ENDED, _UNKNOWN, _SILENT = 1, 0, -1, 2

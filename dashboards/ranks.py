@@ -46,21 +46,23 @@ from dashboards.queries import (
     Query,
     gpu_values_by_rank,
 )
-from dashboards.ranks_overview import overview_panels
-from dashboards.run_problems import (
-    ALL_WAIT_FOR_DATA,
-    DATA_WAIT_RATIO_BY_RANK,
+from dashboards.rank_problems import (
     ENDED_FIRST,
     FEED_AGE_SECONDS,
-    GPUS_OF_ROW_LINK,
     LOST_GPU_ROWS,
     MAX_DATA_WAIT_RATIO,
-    NODE_OF_ROW_LINK,
     ODD_PHASE,
     ODD_RANK,
     SILENT_SECONDS,
     SLOW_RATIO,
     THROTTLED_GPU_ROWS,
+)
+from dashboards.ranks_overview import overview_panels
+from dashboards.run_problems import (
+    ALL_WAIT_FOR_DATA,
+    DATA_WAIT_RATIO_BY_RANK,
+    GPUS_OF_ROW_LINK,
+    NODE_OF_ROW_LINK,
 )
 from dashboards.tables import Column, hanging_ranks, percent_column, table
 

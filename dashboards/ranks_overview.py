@@ -30,18 +30,15 @@ from dashboards.queries import (
     STANDSTILL_BY_STEP_AGE,
     instant_query,
 )
-from dashboards.run_problems import (
-    DATA_WAIT_RATIO_BY_RANK,
-    GPUS_OF_ROW_LINK,
+from dashboards.rank_problems import (
     LAST_SAMPLE_TIME_BY_NODE,
     LOST_GPU_ROWS,
-    NODE_OF_ROW_LINK,
     ODD_PHASE,
     ODD_RANK,
     STANDSTILL_SINCE,
     UP_BY_RANK,
-    what_is_wrong,
 )
+from dashboards.run_problems import DATA_WAIT_RATIO_BY_RANK, GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK, what_is_wrong
 from dashboards.straggler import straggler_cost
 from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
 

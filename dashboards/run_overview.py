@@ -55,16 +55,18 @@ from dashboards.queries import (
     event_counts,
     instant_query,
 )
-from dashboards.recorded_losses import LOST_THRESHOLDS
-from dashboards.run_problems import (
-    ALL_WAIT_FOR_DATA,
-    DATA_WAIT_RATIO_BY_RANK,
+from dashboards.rank_problems import (
     LIVE_RANK_COUNT,
     LOOKBACK,
     MISSING_RANK_COUNT,
     SLOW_RATIO,
     STATE_SINCE,
     UNKNOWN_RANK_COUNT,
+)
+from dashboards.recorded_losses import LOST_THRESHOLDS
+from dashboards.run_problems import (
+    ALL_WAIT_FOR_DATA,
+    DATA_WAIT_RATIO_BY_RANK,
     events_in_range,
     problem_since,
     what_is_wrong,

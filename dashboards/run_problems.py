@@ -12,66 +12,42 @@ from dataclasses import dataclass
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
-from dashboards.gpu_problems import (
-    LAST_XID_BY_GPU,
-    MAX_THROTTLED_RATIO,
-    THROTTLED_RATIO_FAMILY,
-    THROTTLED_START_FAMILY,
-    XID_SECONDS,
-)
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
-    HANG_LABELS,
-    ODD_GROUP_SIZE,
     SPEED_RATIO_BY_NODE,
-    STANDSTILL_BY_RULE,
     STANDSTILL_BY_STEP_AGE,
     WALL_SECONDS,
-    feed_age_seconds,
+)
+from dashboards.rank_problems import (
+    CRITICAL_XIDS_OF_GPUS,
+    EARLY_END_ROW,
+    EXIT_REASON_PATTERN,
+    FIRST_ENDED_ROWS,
+    FIRST_EXIT,
+    HANGING_PLACE_ROWS,
+    LAST_GPUS_BY_RANK,
+    LAST_SAMPLE_TIME_BY_NODE,
+    LATER_ENDED_ROWS,
+    LOST_GPU_ROWS,
+    LOST_GPU_STARTS,
+    MAX_DATA_WAIT_RATIO,
+    MAX_ROWS,
+    ODD_PHASE_ROW,
+    SILENT_RANKS,
+    SLOW_RATIO,
+    STANDSTILL_SINCE,
+    THROTTLED_GPU_ROWS,
+    UNKNOWN_RANK_COUNT_BY_NODE,
+    UP_BY_RANK_AND_NODE,
+    XIDS_OF_GPUS,
+    with_number,
+    with_suffix,
+    with_text,
+    xid_rows,
 )
 from dashboards.tables import NO_SAMPLE_OF_RUN, Column, table
-from exporter.status.conditions.gpus import CRITICAL_XIDS
 from exporter.status.xids import XID_MEANINGS
-
-SLOW_RATIO = 0.9
-"""Speed relative to the fastest rank below which a rank is slow."""
-MAX_DATA_WAIT_RATIO = 0.1
-"""Share of the time in `data_loading` above which waiting for data is a problem."""
-SILENT_SECONDS = 30
-"""Age of the feed from which a live rank is silent."""
-MAX_EXIT_SPREAD_SECONDS = 900
-"""Longest time between the first and the last exit of an attempt. NCCL aborts the waiting ranks after ten minutes by default."""
-MAX_ROWS = 8
-"""Maximum number of rows of a problem that many ranks can have."""
-
-FEED_AGE_SECONDS = feed_age_seconds("@run", "instance, rank")
-"""PromQL for the age of the feed of each rank of the run."""
-_LAST_UPDATE = "max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
-_UP_BY_RANK_AND_NODE = "max by (instance, rank) (training_process_up{@run})"
-UP_BY_RANK = "max by (rank) (training_process_up{@run})"
-"""PromQL for each rank: 1 if its process lives on any node, otherwise 0."""
-_ENDED_NORMALLY_IN_RANGE = (
-    'max(last_over_time(training_run_state{@run, state=~"finished|stopped"}[$__range])) == 1'
-)
-_ENDED_IN_RANGE = (
-    'max(last_over_time(training_run_state{@run, state=~"finished|stopped|failed|lost"}[$__range])) == 1'
-)
-
-
-RANKS_WITH_SAMPLE = "group by (rank) (training_process_up{@run})"
-"""PromQL for the ranks whose exporter responds."""
-LIVE_RANK_COUNT = (
-    "(count(max by (rank) (training_process_up{@run}) == 1) or on () 0 * max(training_world_size{@run}))"
-)
-UNKNOWN_RANK_COUNT = (
-    f"clamp_min(max(training_world_size{{@run}}) - (count({RANKS_WITH_SAMPLE}) or vector(0)), 0)"
-)
-"""PromQL for the number of ranks without a sample: their exporter is down, or they have not started."""
-MISSING_RANK_COUNT = (
-    f"clamp_min(max(training_world_size{{@run}}) - {LIVE_RANK_COUNT} - {UNKNOWN_RANK_COUNT}, 0)"
-)
-"""PromQL for the number of ranks whose process has ended."""
 
 
 class RunImpact(enum.Enum):
@@ -130,159 +106,7 @@ class RunProblem:
         )
 
 
-def _with_text(expression: str, text: str, label: str = "", pattern: str = "(.+)") -> str:
-    """Return PromQL that adds the label `problem`; `$1` in the text is the value of a label."""
-    return f'label_replace({expression}, "problem", "{text}", "{label}", "{pattern if label else ""}")'
-
-
-def _with_number(number: str, since: str, text: str, by: str = "") -> str:
-    """Return PromQL for the start of a problem with a number in its text; 0 if the start is unknown, so that the row stays."""
-    counted = f'count_values by ({by}) ("number", {number})'
-    rows = f"{_with_text(counted, text, 'number')} * 0"
-    return f"({rows} + on ({by}) group_left () ({since}) or on ({by}) {rows})"
-
-
-def _with_suffix(rows: str, number: str, suffix: str) -> str:
-    """Return PromQL that appends a text with a number to the label `problem`, if the number is known."""
-    suffixes = f'label_replace(count_values("suffix", {number}), "suffix", "{suffix}", "suffix", "(.+)")'
-    joined = (
-        f'label_join({rows} + on () group_left (suffix) 0 * {suffixes}, "problem", "", "problem", "suffix")'
-    )
-    return f"({joined} or on () {rows})"
-
-
-# GPUs of the ranks -------------------------------------------------------------------------------------------
-
-LAST_GPUS_BY_RANK = "max by (instance, rank, gpu, uuid) (rank:training_gpu:info{@run})"
-"""PromQL for the GPUs of each rank, with index and UUID. The driver lists no processes of a lost GPU, so that the last known GPU counts."""
-_GPU_LOST = "max by (uuid) (gpu_up) == 0"
-_LOST_GPU_STARTS = (
-    f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () max by (uuid) (gpu:gpu_lost_start:timestamp_seconds)"
-)
-_LOST_GPUS_WITH_NOTE = (
-    f"label_replace({_LOST_GPU_STARTS} * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (instance, rank, gpu) {_LOST_GPU_STARTS},"
-    ' "note", " (Xid $1)", "xid", "(.+)")'
-)
-LOST_GPU_ROWS = _with_text(
-    f'label_join({_LOST_GPUS_WITH_NOTE}, "problem", " lost", "gpu", "note")', "GPU $1", "problem"
-)
-"""PromQL for the lost GPUs of the ranks, with the Xid in the label `problem`, and as the label `note`."""
-
-
-def _xids(matcher: str = "") -> str:
-    """Return PromQL for the time of the recent Xids of the ranks' GPUs that respond."""
-    return (
-        f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds{{{matcher}}}) > time() - {XID_SECONDS}"
-        f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS_BY_RANK})"
-    )
-
-
-def _xid_text(xids: str) -> str:
-    """Return PromQL that adds the GPU and the Xid as the label `problem`."""
-    return _with_text(f'label_join({xids}, "place", ": Xid ", "gpu", "xid")', "GPU $1", "place")
-
-
-_XIDS = _xids()
-CRITICAL_XIDS_OF_GPUS = _xids(f'xid=~"{"|".join(str(xid) for xid in sorted(CRITICAL_XIDS))}"')
-"""PromQL for the time of the recent Xids that point to the hardware."""
-_THROTTLED_SINCE = f"min by (uuid) ({THROTTLED_START_FAMILY}) and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
-_CELSIUS = (
-    'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'
-    ' "celsius", "$1 °C", "celsius", "(.+)")'
-)
-_THROTTLED_ROWS_WITHOUT_TEMPERATURE = _with_text(
-    f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_THROTTLED_SINCE})",
-    "GPU $1 throttled",
-    "gpu",
-)
-THROTTLED_GPU_ROWS = (
-    f'(label_join({_THROTTLED_ROWS_WITHOUT_TEMPERATURE} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
-    f" or on (instance, rank, gpu) {_THROTTLED_ROWS_WITHOUT_TEMPERATURE})"
-)
-"""PromQL for the throttled GPUs of the ranks, with the temperature in the label `problem`."""
-
-# Processes of the ranks --------------------------------------------------------------------------------------
-
-_LAST_EXIT = "max by (instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run})"
-EXIT_REASON_PATTERN = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
-"""Regular expression of the label `reason` of an exit. The group has the reason without its introduction."""
-_LAST_EXIT_OR_UPDATE = (
-    f'({_LAST_EXIT} or on (instance, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
-)
-_OF_ENDED_RANKS = f"and on (instance, rank) {_UP_BY_RANK_AND_NODE} == 0 unless on (rank) {UP_BY_RANK} == 1 unless on () {_ENDED_NORMALLY_IN_RANGE}"
-_KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
-_LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPREAD_SECONDS})"
-ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
-_ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST})"
-_FIRST_RANKS = _with_text(
-    f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", EXIT_REASON_PATTERN
-)
-_ENDED_RANKS = _with_text(f"bottomk({MAX_ROWS}, {_ENDED_LATER})", "ended: $1", "reason", EXIT_REASON_PATTERN)
-_EXITS_BEFORE_RESTART = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {UP_BY_RANK} == 1"
-_FIRST_EXIT = f"bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - 60)"
-"""PromQL for the first exit before the last restart of the ranks. The exits of the other ranks follow within a minute."""
-_UNKNOWN_RANK_COUNT_BY_NODE = (
-    "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
-    f" unless on (rank) {RANKS_WITH_SAMPLE}) unless on (instance) exporter_build_info{{@cluster}}"
-    f" unless on () {_ENDED_IN_RANGE}"
-)
-LAST_SAMPLE_TIME_BY_NODE = (
-    "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
-)
-"""PromQL for the time of the last sample of each node of the run."""
-_SILENT_RANKS = (
-    f"bottomk({MAX_ROWS}, {_LAST_UPDATE} and on (instance, rank) ({FEED_AGE_SECONDS} > {SILENT_SECONDS})"
-    f" and on (instance, rank) {_UP_BY_RANK_AND_NODE} == 1)"
-)
-
-# Hangs -------------------------------------------------------------------------------------------------------
-
-ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
-"""PromQL for the rank that holds up a hang, by the rule of the alert TrainingHang."""
-LOOKBACK = "1h"
-"""Time after the last sample for which the last known state is shown."""
-STATE_SINCE = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
-"""PromQL for the start of the last known state."""
-_HANG = (
-    f'label_join({ODD_RANK} unless on (instance, rank) ({_LOST_GPU_STARTS}), "place", " ", "function", "location")'
-    f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1), "place", " ", "function", "location")'
-)
-ODD_PHASE = (
-    "(max by (instance, rank, phase) (run:training_odd_phase:info{@run} and on (cluster, run) run:training_standstill:info)"
-    " unless on () max(training_hang_info{@run}))"
-)
-"""PromQL for the only rank that is in another phase while all others wait for it, before the lines of the ranks are known."""
-_LAST_STEP_TIME = "max(training_last_progress_timestamp_seconds{@run})"
-_HANGING_PLACE = _with_text(
-    f"({_HANG}) * 0 + on () group_left () {_LAST_STEP_TIME}", "holds up the others: $1", "place"
-)
-_WAITED_FOR = _with_text(
-    f"{ODD_PHASE} unless on (instance, rank) ({_LOST_GPU_STARTS})",
-    "all other ranks wait for this rank: phase $1",
-    "phase",
-)
-_ODD_PHASE_ROW = f"({_WAITED_FOR}) * 0 + on () group_left () {_LAST_STEP_TIME}"
-STANDSTILL_SINCE = f"({_LAST_STEP_TIME} and on () {STANDSTILL_BY_RULE})"
-"""PromQL for the time of the last step of a run whose step is overdue, or that hangs or is stalled."""
-
-_CURRENT_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
-_STEP_TARGET = f"max(last_over_time(training_step_target{{@run}}[{LOOKBACK}]))"
-_STEP_AND_TARGET = (
-    f'count_values("step", {_CURRENT_STEP}) * on () group_left (target)'
-    f' count_values("target", {_STEP_TARGET} > {_CURRENT_STEP})'
-)
-STEPS_OF_EARLY_END = f'label_join({_STEP_AND_TARGET}, "steps", " of ", "step", "target")'
-"""PromQL for a series with the last step and the step target as the label `steps`, such as `850 of 6000`, before the target."""
-_EARLY_END = _with_text(
-    f'({STEPS_OF_EARLY_END} and on () max(last_over_time(training_run_state{{@run, state="finished"}}[{LOOKBACK}])) == 1)'
-    f" * 0 + on () group_left () {STATE_SINCE}",
-    "finished early, at step $1",
-    "steps",
-)
-
-# Speed, numbers and saves ------------------------------------------------------------------------------------
-
-_SLOW_ROWS = _with_number(
+_SLOW_ROWS = with_number(
     f"round(100 * bottomk({MAX_ROWS}, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO}))",
     "max by (instance, rank) (rank:training_slow_start:timestamp_seconds{@run})",
     "computes at $1 % of the fastest rank",
@@ -309,14 +133,14 @@ ALL_WAIT_FOR_DATA = (
     f"(min({DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO} and on () count({DATA_WAIT_RATIO_BY_RANK}) > 1)"
 )
 """PromQL for the share in which each rank waits for data at least, if all ranks wait: no rank is then the cause."""
-_ALL_RANKS_WAIT = _with_number(
+_ALL_RANKS_WAIT = with_number(
     f"round(100 * {ALL_WAIT_FOR_DATA})",
     _DATA_WAIT_SINCE,
     "all ranks wait for data: at least $1 % of the last 5 min",
 )
-_WAITING_RANK = _with_number(
+_WAITING_RANK = with_number(
     f"round(100 * topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
-    f"0 * {_UP_BY_RANK_AND_NODE} + on () group_left () {_DATA_WAIT_SINCE}",
+    f"0 * {UP_BY_RANK_AND_NODE} + on () group_left () {_DATA_WAIT_SINCE}",
     "waits longest for data: $1 % of the last 5 min",
     "instance, rank",
 )
@@ -343,8 +167,8 @@ _NONFINITE_COUNT = f"round({events_in_range(_NONFINITE, 'value')}) > 0"
 _LAST_FINITE_STEP = (
     f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
-_NONFINITE_ROW = _with_number(_NONFINITE_COUNT, _LAST_FINITE_TIME, "loss was NaN or infinite in $1 steps")
-_NONFINITE_ROW_WITH_STEP = _with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
+_NONFINITE_ROW = with_number(_NONFINITE_COUNT, _LAST_FINITE_TIME, "loss was NaN or infinite in $1 steps")
+_NONFINITE_ROW_WITH_STEP = with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
 _NONFINITE_PAUSED = f'(label_replace({_NONFINITE_ROW_WITH_STEP}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
 NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
 """PromQL with a value while the alert fires: the weights may be invalid, although the loss is finite again."""
@@ -365,8 +189,8 @@ _FIRST_FAILURE_AFTER_SAVE = (
     f" > {_LAST_SAVE_AT_END} - $__interval_ms / 1000)[$__range:$__interval]), {_LAST_SAVE_AT_END})"
 )
 """PromQL for the start of the first interval with a failed save after the last successful save, or the time of that save in the same interval."""
-_SAVES_FAIL = _with_number(_FAILED_COUNT, _FIRST_FAILURE_AFTER_SAVE, "no checkpoint: $1 saves failed")
-_SAVES_FAILED = _with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
+_SAVES_FAIL = with_number(_FAILED_COUNT, _FIRST_FAILURE_AFTER_SAVE, "no checkpoint: $1 saves failed")
+_SAVES_FAILED = with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
@@ -378,12 +202,12 @@ PROBLEMS = (
         _DRAIN_NODE,
     ),
     RunProblem(f"{LOST_GPU_ROWS} unless on () {STANDSTILL_SINCE}", RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
-    RunProblem(_HANGING_PLACE, RunImpact.CAUSES_STOP, "read this line of the job; restart the run"),
-    RunProblem(_ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
-    RunProblem(_FIRST_RANKS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
-    RunProblem(_ENDED_RANKS, RunImpact.STOPS_RUN),
+    RunProblem(HANGING_PLACE_ROWS, RunImpact.CAUSES_STOP, "read this line of the job; restart the run"),
+    RunProblem(ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
+    RunProblem(FIRST_ENDED_ROWS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
+    RunProblem(LATER_ENDED_ROWS, RunImpact.STOPS_RUN),
     RunProblem(
-        f"{_with_text(STANDSTILL_SINCE, 'no rank finishes a step')} unless on () ({_LOST_GPU_STARTS})",
+        f"{with_text(STANDSTILL_SINCE, 'no rank finishes a step')} unless on () ({LOST_GPU_STARTS})",
         RunImpact.STOPS_RUN,
         "run training-exporter stacks on each node",
     ),
@@ -397,15 +221,15 @@ PROBLEMS = (
         f"{_NONFINITE_ROW_WITH_STEP} and on () {NONFINITE_NOW}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE
     ),
     RunProblem(f"{_NONFINITE_PAUSED} and on () {NONFINITE_ALERT}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE),
-    RunProblem(_xid_text(CRITICAL_XIDS_OF_GPUS), RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
+    RunProblem(xid_rows(CRITICAL_XIDS_OF_GPUS), RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
     RunProblem(
-        f"{_xid_text(_XIDS)} unless on (instance, rank, gpu, xid) {CRITICAL_XIDS_OF_GPUS}",
+        f"{xid_rows(XIDS_OF_GPUS)} unless on (instance, rank, gpu, xid) {CRITICAL_XIDS_OF_GPUS}",
         RunImpact.ENDANGERS_WORK,
         "read the log of the rank; if the Xid repeats, reset the GPU",
     ),
     RunProblem(
-        _with_number(
-            _UNKNOWN_RANK_COUNT_BY_NODE,
+        with_number(
+            UNKNOWN_RANK_COUNT_BY_NODE,
             LAST_SAMPLE_TIME_BY_NODE,
             "exporter down, ranks unknown: $1",
             "instance",
@@ -414,7 +238,7 @@ PROBLEMS = (
         "check the node and the log of the exporter",
     ),
     RunProblem(
-        _with_text(_SILENT_RANKS, "alive, but does not report"),
+        with_text(SILENT_RANKS, "alive, but does not report"),
         RunImpact.UNKNOWN,
         "check the process of the rank",
     ),
@@ -422,8 +246,8 @@ PROBLEMS = (
     RunProblem(THROTTLED_GPU_ROWS, RunImpact.SLOWS_RUN, "check the cooling and the power supply of the node"),
     RunProblem(_WAITING_RANK, RunImpact.SLOWS_RUN, "use more or faster data workers"),
     RunProblem(_ALL_RANKS_WAIT, RunImpact.SLOWS_RUN, "check the storage; use more or faster data workers"),
-    RunProblem(_EARLY_END, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
-    RunProblem(_with_text(_FIRST_EXIT, "restarted after: $1", "reason", EXIT_REASON_PATTERN), RunImpact.PAST),
+    RunProblem(EARLY_END_ROW, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
+    RunProblem(with_text(FIRST_EXIT, "restarted after: $1", "reason", EXIT_REASON_PATTERN), RunImpact.PAST),
     RunProblem(
         f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", RunImpact.PAST
     ),
@@ -432,8 +256,8 @@ PROBLEMS = (
 _ROW_LABELS = "impact, problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
 _NO_PROBLEM_ROW = (
-    f"{_with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
-    f" or on () {_with_text('vector(-1)', NO_SAMPLE_OF_RUN)}"
+    f"{with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
+    f" or on () {with_text('vector(-1)', NO_SAMPLE_OF_RUN)}"
 )
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dashboards.queries import LIVE_STATE, SPEED_RATIO_BY_NODE, STANDSTILL_BY_STEP_AGE, STEP_AGE_SECONDS
-from dashboards.run_problems import (
-    ALL_WAIT_FOR_DATA,
+from dashboards.rank_problems import (
     CRITICAL_XIDS_OF_GPUS,
-    DATA_WAIT_RATIO_BY_RANK,
-    LAST_SAVE_FAILED,
     LOOKBACK,
     LOST_GPU_ROWS,
     MAX_DATA_WAIT_RATIO,
     MISSING_RANK_COUNT,
-    NONFINITE_ALERT,
-    NONFINITE_NOW,
     ODD_PHASE,
     ODD_RANK,
     SLOW_RATIO,
     STEPS_OF_EARLY_END,
     THROTTLED_GPU_ROWS,
     UNKNOWN_RANK_COUNT,
+)
+from dashboards.run_problems import (
+    ALL_WAIT_FOR_DATA,
+    DATA_WAIT_RATIO_BY_RANK,
+    LAST_SAVE_FAILED,
+    NONFINITE_ALERT,
+    NONFINITE_NOW,
 )
 
 WARNING_LEVEL, BAD_LEVEL = 1, 10

@@ -13,8 +13,8 @@ from dashboards import (
     gpu_problems,
     gpus,
     losses_now,
+    rank_problems,
     recorded_losses,
-    run_problems,
     unsaved_work,
 )
 from dashboards.board import all_panels
@@ -53,9 +53,9 @@ def minutes(seconds: float) -> str:
         (
             "training-node",
             "Ranks on this node, rates over 5 min",
-            f"not reported for {run_problems.SILENT_SECONDS} s",
+            f"not reported for {rank_problems.SILENT_SECONDS} s",
         ),
-        ("training-node", "Age of each rank's feed", f"the dashed line at {run_problems.SILENT_SECONDS} s"),
+        ("training-node", "Age of each rank's feed", f"the dashed line at {rank_problems.SILENT_SECONDS} s"),
         (
             "training-node",
             "Runs on this node, rates over 5 min",
@@ -77,12 +77,12 @@ def minutes(seconds: float) -> str:
             "Losses now, by cause",
             f"without a step for {minutes(losses_now.RUNNING_WITHOUT_PROGRESS_SECONDS)}",
         ),
-        ("training-run", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} slowest"),
-        ("training-ranks", "What is wrong", f"the {WORDS[run_problems.MAX_ROWS]} slowest"),
+        ("training-run", "What is wrong", f"the {WORDS[rank_problems.MAX_ROWS]} slowest"),
+        ("training-ranks", "What is wrong", f"the {WORDS[rank_problems.MAX_ROWS]} slowest"),
         (
             "training-ranks",
             "All ranks, the worst first",
-            f"a speed below {percent(run_problems.SLOW_RATIO)}",
+            f"a speed below {percent(rank_problems.SLOW_RATIO)}",
         ),
         (
             "training-run",
