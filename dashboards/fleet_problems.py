@@ -152,7 +152,8 @@ def urgency_query() -> str:
 def _main_alert() -> str:
     """Return PromQL for the start of the alert of each run that has the cause: an alert about its hardware, else the most urgent alert.
 
-    A lost GPU explains a hang. Among the alerts about the hardware, an Xid is more exact than a GPU that does not answer.
+    A lost GPU explains a hang. Among the alerts about the hardware, an Xid is more exact than a GPU that does not answer. Among
+    equally urgent alerts, the first one keeps the row.
     """
     alerts = urgency(_ALERTS_OF_RUNS, _ALERT_LABELS)
     hardware = urgency(
@@ -160,7 +161,9 @@ def _main_alert() -> str:
     )
     xids = urgency(f'{_ALERTS_OF_RUNS}, alertname="GpuXidCritical"', _ALERT_LABELS)
     starts = alert_starts('@cluster, run!=""')
-    main = f"topk by (run) (1, 3 + ({xids}) or 2 + ({hardware}) or {alerts})"
+    pending_since = f'max by ({_ALERT_LABELS}) (ALERTS_FOR_STATE{{@cluster, run!=""}})'
+    # The part of the urgency that the time takes away is below 0.1, and a second still makes a difference.
+    main = f"topk by (run) (1, (3 + ({xids}) or 2 + ({hardware}) or {alerts}) - on ({_ALERT_LABELS}) 1e-11 * {pending_since})"
     return f"(max by ({_ALERT_LABELS}) ({starts}) and on ({_ALERT_LABELS}) {main})"
 
 

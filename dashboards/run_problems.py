@@ -167,7 +167,10 @@ _NONFINITE_COUNT = f"round({events_in_range(_NONFINITE, 'value')}) > 0"
 _LAST_FINITE_STEP = (
     f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
-_NONFINITE_ROW = with_number(_NONFINITE_COUNT, _LAST_FINITE_TIME, "loss was NaN or infinite in $1 steps")
+_NONFINITE_START = (
+    f'(max(ALERTS_FOR_STATE{{@run, alertname="TrainingLossNonFinite"}}) or on () {_LAST_FINITE_TIME})'
+)
+_NONFINITE_ROW = with_number(_NONFINITE_COUNT, _NONFINITE_START, "loss was NaN or infinite in $1 steps")
 _NONFINITE_ROW_WITH_STEP = with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
 _NONFINITE_PAUSED = f'(label_replace({_NONFINITE_ROW_WITH_STEP}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
 NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
@@ -189,7 +192,11 @@ _FIRST_FAILURE_AFTER_SAVE = (
     f" > {_LAST_SAVE_AT_END} - $__interval_ms / 1000)[$__range:$__interval]), {_LAST_SAVE_AT_END})"
 )
 """PromQL for the start of the first interval with a failed save after the last successful save, or the time of that save in the same interval."""
-_SAVES_FAIL = with_number(_FAILED_COUNT, _FIRST_FAILURE_AFTER_SAVE, "no checkpoint: $1 saves failed")
+_SAVES_FAIL_START = (
+    f'(max(ALERTS_FOR_STATE{{@run, alertname="TrainingCheckpointFailing"}}) > on () {_LAST_SAVE}'
+    f" or on () {_FIRST_FAILURE_AFTER_SAVE})"
+)
+_SAVES_FAIL = with_number(_FAILED_COUNT, _SAVES_FAIL_START, "no checkpoint: $1 saves failed")
 _SAVES_FAILED = with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"

@@ -642,6 +642,28 @@ def test_an_alert_has_the_start_of_its_problem_in_both_tables(
     )
 
 
+def test_the_first_of_equally_urgent_alerts_keeps_the_row(tmp_path: Path) -> None:
+    names = {"TrainingCheckpointOverdue": 400, "RunSlower": 500, "TrainingStartupSlow": 600}
+    series = _hung_lost_and_healthy_runs() | {
+        f'{name}{{run="a",alertname="{alert}",{labels}}}': values
+        for alert, start in names.items()
+        for name, labels, values in (
+            ("ALERTS", 'severity="warning",alertstate="firing"', "_x48 1x12"),
+            ("ALERTS_FOR_STATE", 'severity="warning"', f"_x48 {start}x12"),
+        )
+    }
+    rows = {
+        '{run="a",user="u",state="running",alertname="TrainingCheckpointOverdue"}': 1.0,
+        '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
+        '{run="c",user="u",state="lost"}': 1.0,
+    }
+    starts = {'{run="a"}': 400_000.0, '{run="b"}': 300_000.0, '{run="c"}': 330_000.0}
+
+    table = "All runs, rates over 5 min"
+    assert_panel(tmp_path, "training-fleet", table, series, rows)
+    assert_panel(tmp_path, "training-fleet", table, series, starts, query_id="C")
+
+
 def test_one_cause_has_one_name_on_the_board() -> None:
     model = json.loads((PROJECT / "dashboards/json/training-fleet.json").read_text(encoding="utf-8"))
     badput = next(panel for panel in model["panels"] if panel["title"].startswith("Badput of the cluster"))
