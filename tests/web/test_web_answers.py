@@ -280,3 +280,42 @@ def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
         "malformed,400}": 1,
         "other,404}": 20,
     }
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("collect[]=cpu", "unknown parameter 'collect[]'; name[]="),
+        ("name=x", "unknown parameter 'name'"),
+        ("&".join(["name[]=x"] * 101), "at most 100"),
+        ("name[]=" + "x" * 201, "of at most 200 characters"),
+    ],
+)
+def test_an_unknown_or_oversized_query_is_refused_with_a_helpful_message(query: str, message: str) -> None:
+    with serving() as server:
+        reply = send_request(port_of(server), f"/metrics?{query}")
+
+    assert reply.status == 400
+    assert message in reply.body.decode()
+
+
+def test_empty_parameters_of_a_query_are_ignored() -> None:
+    endpoint = MetricsEndpoint(lambda _form, names: " ".join(sorted(names)).encode())
+
+    with serving(endpoint) as server:
+        reply = send_request(port_of(server), "/metrics?&name[]=x&&name[]=y&")
+
+    assert (reply.status, reply.body) == (200, b"x y")
+
+
+def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
+    endpoint = MetricsEndpoint(lambda _form, names: b"" if names else b"up 1\n")
+
+    with serving(endpoint) as server:
+        statuses = [
+            send_request(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")
+        ]
+        # The server counts a scrape after it has sent the reply.
+        wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 1)
+
+    assert statuses == [200, 200]

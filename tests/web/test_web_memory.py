@@ -1,4 +1,4 @@
-"""Hostile clients: the server's memory is bounded, invalid queries are refused, and renders do not queue up.
+"""Hostile clients: the server's memory is bounded, and most abandoned requests are not rendered.
 
 The memory tests cap the address space of the server at 256 MiB.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from waiting import wait_until
-from web_child import sample_values
 from web_support import (
     CertificateAuthority,
     ClientCrowd,
@@ -28,67 +27,34 @@ from exporter.web.endpoints import MetricsEndpoint
 
 MEMORY_LIMIT_OPTIONS = {"max_memory_bytes": 256 << 20}
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+MAX_CROWD_BYTES = 96 << 20
+"""Permitted growth while clients do not read. A copy of the body for each of 120 clients would have 180 MB."""
+MAX_RETAINED_BYTES = 64 << 20
+"""Permitted growth after the clients have left: free memory that the allocator keeps."""
+NOISE_BYTES = 8 << 20
+"""Difference of two measurements of a server whose memory does not grow."""
 
 
-def test_requests_for_many_long_names_do_not_grow_memory() -> None:
+def test_requests_for_unique_names_do_not_grow_memory() -> None:
     with ServerProcess(series=50, **MEMORY_LIMIT_OPTIONS) as process:
         send_request(process.port)
         initial_bytes = process.statistics()["resident_bytes"]
-        statuses = set()
+        long_name_statuses = set()
         for number in range(400):
             names = "&".join(f"name[]=*{number}x{index}{'[a-z]*' * 20}" for index in range(90))
-            statuses.add(send_request(process.port, f"/metrics?{names}").status)
+            long_name_statuses.add(send_request(process.port, f"/metrics?{names}").status)
         short_name_statuses = {
             send_request(process.port, f"/metrics?name[]=x{number}*").status for number in range(400)
         }
         final_bytes = process.statistics()["resident_bytes"]
 
-    assert statuses | short_name_statuses == {200}
-    assert final_bytes < initial_bytes + (8 << 20)
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("collect[]=cpu", "unknown parameter 'collect[]'; name[]="),
-        ("name=x", "unknown parameter 'name'"),
-        ("&".join(["name[]=x"] * 101), "at most 100"),
-        ("name[]=" + "x" * 201, "of at most 200 characters"),
-    ],
-)
-def test_an_unknown_or_oversized_query_is_refused_with_a_helpful_message(query: str, message: str) -> None:
-    with serving() as server:
-        reply = send_request(port_of(server), f"/metrics?{query}")
-
-    assert reply.status == 400
-    assert message in reply.body.decode()
-
-
-def test_empty_parameters_of_a_query_are_ignored() -> None:
-    endpoint = MetricsEndpoint(lambda _form, names: " ".join(sorted(names)).encode())
-
-    with serving(endpoint) as server:
-        reply = send_request(port_of(server), "/metrics?&name[]=x&&name[]=y&")
-
-    assert (reply.status, reply.body) == (200, b"x y")
-
-
-def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
-    endpoint = MetricsEndpoint(lambda _form, names: b"" if names else b"up 1\n")
-
-    with serving(endpoint) as server:
-        statuses = [
-            send_request(port_of(server), path).status for path in ("/metrics?name[]=none", "/metrics")
-        ]
-        # The server counts a scrape after it has sent the reply.
-        wait_until(lambda: sample_values(server)["exporter_scrapes_total"] == 1)
-
-    assert statuses == [200, 200]
+    assert long_name_statuses | short_name_statuses == {200}
+    assert final_bytes < initial_bytes + NOISE_BYTES
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("uses_tls", [False, True])
-def test_rounds_of_clients_that_do_not_read_do_not_grow_memory(tmp_path: Path, uses_tls: bool) -> None:
+def test_memory_is_bounded_with_rounds_of_clients_that_do_not_read(tmp_path: Path, uses_tls: bool) -> None:
     authority = CertificateAuthority(tmp_path)
     options: dict[str, Any] = {"web_config": str(authority.write_web_config())} if uses_tls else {}
     context = authority.client_context() if uses_tls else None
@@ -108,10 +74,9 @@ def test_rounds_of_clients_that_do_not_read_do_not_grow_memory(tmp_path: Path, u
             wait_until(lambda: process.statistics()["exporter_http_connections{writing}"] == 0)
             resident_bytes_by_round.append(process.statistics()["resident_bytes"])
 
-    assert max(resident_bytes_with_crowd) < initial_bytes + (96 << 20)
-    # The allocator keeps a varying amount of free memory between rounds.
-    assert resident_bytes_by_round[-1] < max(resident_bytes_with_crowd) + (8 << 20)
-    assert resident_bytes_by_round[-1] < initial_bytes + (64 << 20)
+    assert max(resident_bytes_with_crowd) < initial_bytes + MAX_CROWD_BYTES
+    assert resident_bytes_by_round[-1] < max(resident_bytes_with_crowd) + NOISE_BYTES
+    assert resident_bytes_by_round[-1] < initial_bytes + MAX_RETAINED_BYTES
 
 
 def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path) -> None:
@@ -130,10 +95,11 @@ def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path
             resident_bytes_by_round.append(process.statistics()["resident_bytes"])
 
     # On a busy machine, fewer connections overlap in a round, so the baseline is the maximum of the earlier rounds.
-    assert resident_bytes_by_round[-1] < max(resident_bytes_by_round[:-1]) + (8 << 20)
+    assert resident_bytes_by_round[-1] < max(resident_bytes_by_round[:-1]) + NOISE_BYTES
 
 
-def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
+def test_most_abandoned_requests_are_not_rendered() -> None:
+    request_count = 320
     rendered_names: list[frozenset[str]] = []
 
     def render_slowly(_form: Format, names: frozenset[str]) -> bytes:
@@ -147,7 +113,7 @@ def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
 
     with serving(MetricsEndpoint(render_slowly)) as server, ThreadPoolExecutor(16) as clients:
         port = port_of(server)
-        statuses = set(clients.map(request, range(320)))
+        statuses = set(clients.map(request, range(request_count)))
         render_count = len(rendered_names)
         later_reply = send_request(port, "/metrics?name[]=y")
         full_reply = send_request(port)
@@ -155,4 +121,4 @@ def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
     assert statuses <= {200, 503}
     assert (later_reply.status, full_reply.status) == (200, 200)
     assert later_reply.seconds < 2
-    assert render_count < 160  # most of the 320 requests were abandoned, and must not be rendered
+    assert render_count < request_count / 2
