@@ -10,6 +10,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partialmethod
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,8 +25,17 @@ from exporter.patching import Around, never_raises, patch, patch_existing, versi
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
-_queued_saves: deque[AsyncSave] = deque()
-"""Checkpoints queued for Lightning's writer thread, in order."""
+
+@dataclass(slots=True)
+class _QueuedSave:
+    """Checkpoint from which the job can resume, queued for Lightning's writer thread."""
+
+    path: str
+    save: AsyncSave
+
+
+_queued_saves: deque[_QueuedSave] = deque()
+"""Queued checkpoints that are not being written yet, the oldest first."""
 
 
 def callback(package: str | None = None) -> Any:
@@ -235,7 +245,7 @@ class LightningCallback(Source):
             self.tracker.begin_batch(mode)
 
     def on_validation_end(self) -> None:
-        """End a validation or a test."""
+        """Record the loss of a validation, and end the validation."""
         loss = self.trainer.callback_metrics.get("val_loss")
         if loss is not None and not self.trainer.sanity_checking:
             training.record(loss=loss, mode="validation")
@@ -248,38 +258,43 @@ class LightningCallback(Source):
     on_test_start = partialmethod(on_validation_start, "test")
     on_test_batch_start = partialmethod(on_validation_batch_start, mode="test")
     on_test_batch_end = on_validation_batch_end
-    on_test_end = on_validation_end
+
+    def on_test_end(self) -> None:
+        """End a test. A test may log its loss as `val_loss`, which is not the loss of a validation."""
+        self.tracker.end(Level.EVALUATION)
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
-    def checkpoint(self, *, is_resumable: bool) -> Around:
+    def checkpoint(self, path: str, *, is_resumable: bool) -> Around:
         """Record a checkpoint around the call that writes or queues it. *is_resumable* is True if the job can resume from it."""
         self._end_completed_iteration()
         checkpoint_io = self.trainer.strategy.checkpoint_io
         # An AsyncCheckpointIO calls its writer on a thread.
         writer = getattr(checkpoint_io, "checkpoint_io", None)
-        is_queued = is_resumable and writer is not None and hasattr(checkpoint_io, "_executor")
-        self.tracker.begin_save(self.step, is_resumable=is_resumable, is_sync=not is_queued)
-        save = AsyncSave(self.step)
-        if is_queued:
+        is_sync = writer is None or not hasattr(checkpoint_io, "_executor")
+        self.tracker.begin_save(self.step, is_resumable=is_resumable, is_sync=is_sync)
+        queued = _QueuedSave(path, AsyncSave(self.step))
+        if is_resumable and not is_sync:
             patch(writer, "save_checkpoint", _around_write)
-            _queued_saves.append(save)
+            _queued_saves.append(queued)
         _, error = yield
         self.tracker.end(Level.SAVE, error)
-        save.end_blocking()
-        if error is not None and save in _queued_saves:
-            # Lightning has not queued the save, for example because an earlier write failed.
-            _queued_saves.remove(save)
-            save.report(ok=False)
+        queued.save.end_blocking()
+        if error is not None and queued in _queued_saves:
+            # The checkpoint could not be queued, or was queued after an earlier write had failed, which Lightning raises here.
+            _queued_saves.remove(queued)
+            queued.save.report(ok=False)
 
 
-def _around_write(*_args: Any, **_kwargs: Any) -> Around:
-    """Report the write of a queued checkpoint, on Lightning's thread."""
-    if _queued_saves:
-        save = _queued_saves.popleft()
+def _around_write(_checkpoint: Any = None, path: Any = None, *_args: Any, **kwargs: Any) -> Around:
+    """Report the write of a queued checkpoint, on Lightning's thread. Other writes, such as of weights, are not reported."""
+    path = str(kwargs.get("path", path))
+    queued = next((queued for queued in tuple(_queued_saves) if queued.path == path), None)
+    if queued is not None:
+        _queued_saves.remove(queued)
         with training.background("checkpoint_finalize"):
             _, error = yield
-        save.report(ok=error is None)
+        queued.save.report(ok=error is None)
 
 
 def _while_active(method: Callable[..., None]) -> Callable[..., None]:
@@ -318,7 +333,7 @@ def _active_callback(trainer: Any) -> LightningCallback | None:
 
 
 def _around_save(
-    trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any
+    trainer: Any, filepath: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any
 ) -> Around:
     """Record a save. After the end of the Trainer's run, it is recorded only if no other source is active."""
     active = _active_callback(trainer)
@@ -327,7 +342,8 @@ def _around_save(
     )
     source = active or next((source for source in sources if ACTIVE.activate(source)), None)
     if source is not None:
-        yield from source.checkpoint(is_resumable=not kwargs.get("weights_only", weights_only))
+        path = str(kwargs.get("filepath", filepath))
+        yield from source.checkpoint(path, is_resumable=not kwargs.get("weights_only", weights_only))
         if active is None:
             ACTIVE.release(source)
 

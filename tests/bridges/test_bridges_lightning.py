@@ -59,7 +59,14 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "checkpoints_total kind=async result=failed": 1,
         "phase checkpoint_save_async": 3,
     },
+    # A queued save of weights does not report the next queued save.
+    "async_checkpoints_and_weights": {
+        "checkpoints_total kind=async result=ok": 1,
+        "checkpoints_total kind=async result=failed": 1,
+        "phase checkpoint_save_async": 3,
+    },
     "async_checkpoints_over_two_fits": {"checkpoints_total kind=async result=ok": 2},
+    "tested_with_the_step_of_the_validation": {"steps_total mode=test": 2},
     # The call of `fit` after an exception is counted correctly.
     "failing_module": {STEPS: 2 + 1},
     # A completed step counts although a callback fails afterwards.
@@ -94,6 +101,12 @@ def test_background_saves_losses_of_a_resumed_loop_and_nonfinite_gradients_are_r
     )
     assert ended_job.gauges("resumed")["loss,mode=train"] > 0
     assert (ended_job.value("training_nonfinite_total", "nonfinite_losses", kind="grad") or 0) >= 1
+
+
+def test_a_loss_that_a_test_logs_as_val_loss_is_not_the_loss_of_a_validation(ended_job: Job) -> None:
+    gauges = ended_job.gauges("tested_with_the_step_of_the_validation")
+
+    assert "loss,mode=validation" not in gauges
 
 
 def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(ended_job: Job) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ def accumulation() -> None:
     trainer.fit(ValidatedModule(), loader(20), loader(8))
 
 
+def tested_with_the_step_of_the_validation() -> None:
+    class ModuleWithLoss(ValidatedModule):
+        def test_step(self, batch: Any, index: int) -> None:
+            self.log("val_loss", 2.5)
+
+    recorded_trainer().test(ModuleWithLoss(), loader(8))
+
+
 def two_optimizers() -> None:
     trainer = recorded_trainer()
     trainer.fit(TwoOptimizers(), loader(12))
@@ -88,6 +97,27 @@ def async_checkpoints() -> None:
         recorded_trainer(
             [SaveGoodAndBadCheckpoints()], plugins=[AsyncCheckpointIO(DiskFullForBadPaths())]
         ).fit(Module(), loader(12))
+
+
+def async_checkpoints_and_weights() -> None:
+    class FirstWriteIsSlow(DiskFullForBadPaths):
+        has_queued_all = threading.Event()
+
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            self.has_queued_all.wait(60)
+            super().save_checkpoint(checkpoint, path, storage_options)
+
+    class SaveThreeCheckpoints(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            trainer.save_checkpoint("first.ckpt")
+            trainer.save_checkpoint("weights.ckpt", weights_only=True)
+            trainer.save_checkpoint("bad.ckpt")
+            FirstWriteIsSlow.has_queued_all.set()
+
+    with contextlib.suppress(OSError):
+        recorded_trainer([SaveThreeCheckpoints()], plugins=[AsyncCheckpointIO(FirstWriteIsSlow())]).fit(
+            Module(), loader(4)
+        )
 
 
 def async_checkpoints_over_two_fits() -> None:
