@@ -16,7 +16,7 @@ MAX_VALUES = 64
 
 
 def holds_optimizer(contents: Any, depth: int = 3) -> bool:
-    """Return True if a dictionary contains the state of an optimizer, or is one.
+    """Return True if a dictionary contains the state of an optimizer, or is such a state.
 
     Nested dictionaries, and dictionaries in lists, are searched up to *depth* levels deep.
     """

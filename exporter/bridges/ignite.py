@@ -6,6 +6,7 @@ of another engine is recorded as a validation.
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -34,7 +35,7 @@ def _patch_engine(module: ModuleType) -> None:
 def _run(source: LoopSource, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
     if engine not in _watched_engines:
         _watched_engines.add(engine)
-        events: Any = __import__("ignite.engine.events", fromlist=["Events"]).Events
+        events: Any = import_module("ignite.engine.events").Events
         engine.add_event_handler(events.ITERATION_STARTED, _iteration_begins)
         engine.add_event_handler(events.ITERATION_COMPLETED, _iteration_ends)
         engine.add_event_handler(events.EPOCH_COMPLETED, _epoch_ends)

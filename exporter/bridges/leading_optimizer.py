@@ -32,9 +32,8 @@ class LeadingOptimizer:
     def __init__(self) -> None:
         self._leader: Callable[[], Any] = _no_leader
         self._leader_id = self.single_id = 0
-        self._other_ids: set[int] = (
-            set()
-        )  # ids of the optimizers that have stepped since the leader's last step
+        # Ids of the other optimizers that have stepped since the leader's last step.
+        self._other_ids: set[int] = set()
         self._known_optimizers: WeakSet[Any] = WeakSet()  # optimizers that have stepped
         self._waiting_since: float | None = None  # monotonic time of the first backward pass
 

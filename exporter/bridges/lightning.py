@@ -193,8 +193,9 @@ class LightningCallback(Source):
     def _loss(self, outputs: Any) -> Any:
         """Return the loss of a batch. In automatic optimization, Lightning has divided it by the accumulated batches."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        batches = int(self.trainer.accumulate_grad_batches)
-        return loss if loss is None or self._is_manual or batches == 1 else loss * batches
+        accumulated_batches = int(self.trainer.accumulate_grad_batches)
+        is_divided = not self._is_manual and accumulated_batches != 1
+        return loss * accumulated_batches if is_divided and loss is not None else loss
 
     def _begin_iteration(self) -> None:
         if not self.tracker.is_open(Level.ITERATION):

@@ -26,7 +26,7 @@ from exporter.training.recorder import TRAINING
 _RECORDER = "nv_one_logger.recorder.default_recorder"
 _PROVIDER = "nv_one_logger.api.one_logger_provider"
 LATE_SECONDS = 0.5
-"""Age of a start or a stop above which its time is passed on. Otherwise, the current time is used."""
+"""Age above which the recorded time of a start or a stop is used. Otherwise, the current time is used."""
 _INITIALIZATIONS = frozenset(
     {kinds.DISTRIBUTED_INIT, kinds.DATALOADER_INIT, kinds.MODEL_INIT, kinds.OPTIMIZER_INIT}
 )

@@ -1,7 +1,7 @@
 """Periodic polling on a separate thread, with a last poll at the end of the process.
 
-Used by bridges in the training process. A poll that hangs delays the later polls of the same object, and at the end of the process
-the exit until its time limit.
+Used by bridges in the training process. A poll that hangs delays the later polls of the same object. At the end of the process, it
+delays the exit, at most until the time limit of the exit.
 """
 
 from __future__ import annotations

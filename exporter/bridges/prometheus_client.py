@@ -53,7 +53,8 @@ class _Series:
         self._state = state
         self._last_totals: tuple[float, ...] | None = None  # at the latest poll
         self._is_forked = is_forked
-        self._subtracted_totals: tuple[float, ...] = ()  # counted before the recording started
+        # Totals before the recording started. Negative after a reset by the job, whose earlier counts are then added.
+        self._subtracted_totals: tuple[float, ...] = ()
         self._is_summable = True  # False after a negative observation, because a counter never decreases
 
     def set(self, value: float | None) -> None:
@@ -90,8 +91,8 @@ class Registries(Periodic):
     def __init__(self) -> None:
         self._registries: list[Any] = []
         self._series: dict[Key, _Series | None] = {}
-        self._gauges: dict[int, set[Key]] = {}  # by id of the collector
-        self._hung: set[int] = set()  # ids of collectors
+        self._gauges: dict[int, set[Key]] = {}  # exported at the latest poll, by id of the collector
+        self._hung_ids: set[int] = set()  # of collectors
         self._poll: _Poll | None = None
         self._is_forked = False
         super().__init__(
@@ -125,7 +126,7 @@ class Registries(Periodic):
             collectors = list(getattr(registry, "_collector_to_names", None) or (registry,))
             for collector in collectors:
                 registered_ids.add(id(collector))
-                if id(collector) not in self._hung and not self._poll_collector(collector):
+                if id(collector) not in self._hung_ids and not self._poll_collector(collector):
                     return
         for collector_id in self._gauges.keys() - registered_ids:
             gauges = self._gauges.pop(collector_id)
@@ -153,7 +154,7 @@ class Registries(Periodic):
 
     def _abandon(self, collector_id: int) -> None:
         """Stop polling a collector that hangs, and continue on a new thread."""
-        self._hung.add(collector_id)
+        self._hung_ids.add(collector_id)
         self._poll = None
         message = f"did not return within {HANG_SECONDS:g} s and is no longer polled"
         log_once(f"prometheus_client hangs {collector_id}", f"a collector of prometheus_client {message}")

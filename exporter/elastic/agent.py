@@ -27,13 +27,16 @@ _MAX_METRIC_VALUE = 1e15
 GROUP = "torchelastic"
 """Group of torchelastic's own metrics, and default group of `put_metric`."""
 OUTCOMES = ("success_no_retries", "success_with_retries", "failed_no_retries", "failed_with_retries")
+"""Outcomes of a run of the workers, which torchelastic reports in the fields `run_<outcome>`."""
 _FUNCTIONS = {
     f"LocalElasticAgent.{name}" for name in ("_monitor_workers", "_start_workers", "_stop_workers")
 } | {
     f"SimpleElasticAgent.{name}"
     for name in ("_assign_worker_ranks", "_initialize_workers", "_rendezvous", "_restart_workers", "run")
 }
+"""Functions of the agent whose calls torchelastic measures."""
 _STATES = {"unknown", "init", "healthy", "unhealthy", "stopped", "succeeded", "failed"}
+"""States of the workers, of which torchelastic reports one at each check."""
 _RENDEZVOUS_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Bucket bounds in seconds. By default, a rendezvous waits up to ten minutes for other nodes."""
 
@@ -109,22 +112,24 @@ class AgentMetrics:
             and outcome not in OUTCOMES
         ):
             return None
-        label = self.declare_role(role)
+        worker_role = self.declare_role(role)
         if field == "remaining_restarts":
-            return _remaining_restarts(label)
+            return _remaining_restarts(worker_role)
         if field == "flakiness":
-            flakiness = _series("summary", "flakiness", worker_role=label)
+            flakiness = _series("summary", "flakiness", worker_role=worker_role)
             return _numbers_only(lambda percent: flakiness(percent / 100))
         if field == "run_total":
             return lambda _value: None  # not recorded: it is the sum of the outcomes
         if field in _STATES:
-            checks = _series("counter", "worker_state_checks", state=field, worker_role=label)
+            checks = _series("counter", "worker_state_checks", state=field, worker_role=worker_role)
             return lambda _value: checks(1)
-        runs = _series("counter", "runs", outcome=outcome, worker_role=label)
+        runs = _series("counter", "runs", outcome=outcome, worker_role=worker_role)
         return _numbers_only(lambda value: runs(1) if value == 1 else None)
 
 
 def _numbers_only(add: Callable[[float], None]) -> Record:
+    """Return the function that passes numbers below `_MAX_METRIC_VALUE` to *add*, and ignores other values."""
+
     def record(value: object) -> None:
         if isinstance(value, int | float) and -_MAX_METRIC_VALUE < value < _MAX_METRIC_VALUE:
             add(value)
@@ -132,9 +137,10 @@ def _numbers_only(add: Callable[[float], None]) -> Record:
     return record
 
 
-def _remaining_restarts(label: str) -> Record:
-    gauge = _series("gauge", "remaining_restarts", worker_role=label)
-    failure_restarts = _series("counter", "failure_restarts", worker_role=label)
+def _remaining_restarts(worker_role: str) -> Record:
+    """Return the function that records the remaining restarts, and counts each decrease as restarts after failures."""
+    gauge = _series("gauge", "remaining_restarts", worker_role=worker_role)
+    failure_restarts = _series("counter", "failure_restarts", worker_role=worker_role)
     previous: float | None = None
 
     def record(value: float) -> None:
@@ -170,7 +176,10 @@ _MAX_PID_DIGITS = 10
 def record_event(
     name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None
 ) -> None:
-    """Record the fields of an `Event`, whose values may be of any type. Never raises. A timestamp of 0, the default of torch, means now."""
+    """Record the fields of an `Event`, whose values may be of any type. Never raises.
+
+    A timestamp that is not a Unix time, such as 0, the default of torch, is replaced by the current time.
+    """
     try:
         name = to_message(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
