@@ -36,6 +36,7 @@ SCENARIO_SECONDS = 80.0
 NO_HARDWARE = "the tests run on virtual machines, which have no such hardware"
 NO_MOUNT = "the test machine mounts neither NFS nor Lustre"
 USUAL_LOSSES = "a loss below 15 % of the time has no start"
+NO_WAIT = "the wait for the slowest rank is below 1 % of the time, or no step finishes"
 ONE_OF_TWO = "one query has the slowest rank, the other says that the ranks are alike"
 THROTTLED = "heat throttles a GPU of the node"
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
@@ -76,6 +77,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "GPU time of a step": "AB",
     },
     ("training-run", NO_OUTAGE): {"Ranks": "D", "Last step": "B"},
+    ("training-run", NO_WAIT): {"Goodput if work is saved": "B"},
     ("training-run", TOO_SHORT): {"Step time": "B"},
 }
 """Queries that may return no data: (dashboard, reason) → panel → reference ids."""
