@@ -30,7 +30,7 @@ def install(observer: OneLoggerObserver | None) -> None:
     previous, _HOLDER.observer = _HOLDER.observer, observer
     if previous is not None:
         TRAINING.observers.remove(previous)
-    if observer is not None and observer.enabled:
+    if observer is not None and observer.is_enabled:
         TRAINING.observers.add(observer)
 
 
@@ -38,7 +38,7 @@ def disable() -> None:
     """Stop all exports."""
     observer = current()
     if observer is not None:
-        observer.enabled = False
+        observer.is_enabled = False
         TRAINING.observers.remove(observer)
 
 

@@ -33,7 +33,7 @@ EXIT_SECONDS = 2.0
 QUEUED_RECORDS = 10_000
 """Capacity of an exporter's queue. A job with default settings produces a few records per second."""
 ATTEMPTS = 5
-"""Maximum number of attempts to export a record. Closing the queue ends the attempts."""
+"""Maximum number of attempts to export a record. While the queue is closing, a failed attempt is not repeated."""
 WRITE_OUT_RECORDS = 256
 """Exported records after which `write_out` is called even if the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
@@ -43,6 +43,7 @@ REWRITE_SECONDS = 30.0
 """Time after a failed `write_out` until the next, if no record arrives before."""
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 DROP_REASONS = ("queue_full", "failed", "rejected", "exit")
+"""Values of the label `reason`: the queue was full, all attempts failed, the exporter discarded the record, the process ended."""
 
 
 class SpanFilter:

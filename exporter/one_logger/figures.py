@@ -23,6 +23,7 @@ from exporter.one_logger.timers import MetricSummarizer
 from exporter.recording.value_class import Value, value_class
 
 TERA = 10**12
+"""FLOPs in a TFLOP."""
 MAX_PENDING_SAVES = 1000
 """Limit of unconfirmed asynchronous saves. Above the limit, the oldest save is dropped."""
 
@@ -70,7 +71,7 @@ class SavedTraining(Value):
 
 
 class LoopFigures:
-    """Figures of a training loop.
+    """Figures of a training loop: iterations, samples, tokens, FLOPs and durations since its start.
 
     Args:
         facts: Facts of an iteration, which the caller updates before the end of each iteration.

@@ -76,7 +76,7 @@ class JobFacts:
         self._publish_step_facts()
 
     def update(self) -> None:
-        """Read the facts of an iteration again if the configuration has a callable for one of them."""
+        """Read the facts of an iteration again if the configuration has a callable for the world size or for one of the facts."""
         if self._has_callables and self._training is not None:
             self._update_world_size()
             self.steps.update(self._training)

@@ -47,7 +47,7 @@ class OneLoggerObserver:
     Attributes:
         settings: Configuration of the application.
         training: Configuration of the training; None until set.
-        enabled: False if this process exports no records.
+        is_enabled: False if this process exports no records.
     """
 
     def __init__(self, settings: OneLoggerConfig, recorder: Any, delivery: Delivery) -> None:
@@ -56,7 +56,7 @@ class OneLoggerObserver:
         self.delivery = delivery
         self.span_export = SpanExport(delivery)
         self.pid = os.getpid()
-        self.enabled = settings.enable_for_current_rank
+        self.is_enabled = settings.enable_for_current_rank
         self.training: TrainingTelemetryConfig | None = None
         self._lock = threading.RLock()  # unused in forked children, where TRAINING has no observers
         self._facts = JobFacts(settings)

@@ -91,7 +91,7 @@ class OneLoggerProvider(_Singleton):
     def one_logger_enabled(self) -> bool:
         """True if the process is configured and exports."""
         observer = current()
-        return observer is not None and observer.enabled
+        return observer is not None and observer.is_enabled
 
 
 class TrainingTelemetryProvider(_Singleton):

@@ -196,7 +196,7 @@ class DefaultRecorder:
             misuse(f"recorder.{call}", "closed", "to be called before the recorder is closed")
             return False
         observer = current()
-        return observer is None or observer.recorder is not self or observer.enabled
+        return observer is None or observer.recorder is not self or observer.is_enabled
 
     @staticmethod
     def _is_active(call: str, span: object) -> bool:
