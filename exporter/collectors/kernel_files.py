@@ -168,9 +168,9 @@ class Selection:
 
 
 class HighWater:
-    """Highest value of each kernel counter, because some counters decrease by a little.
+    """Highest value of each kernel counter, to publish a counter of the kernel that can decrease slightly.
 
-    Prometheus interprets a decrease as a restart, and adds the whole value to the increase.
+    Prometheus interprets a decrease as a restart of the counter, and adds the whole new value to the increase.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,12 @@
 """Scheduler of the collectors, with intervals, deadlines and daemon threads.
 
-A pass is one call of a collector; a block is the set of families that a pass returns. A lane is a thread that runs
-collectors in sequence; `catalogue` assigns the lanes. A watchdog reports passes that exceed the deadline, starts a new
-thread for the other collectors of the lane, and withdraws blocks older than `max(3 * interval, interval + deadline)`, so
-that the page has a gap instead of a stale value. A collector is not called before the previous call under its name has
-returned, even if the collector was removed and added again.
+A pass is one call of a collector. A block is the set of families that a pass returns. A lane is a thread that runs
+collectors in sequence; `catalogue` assigns the lanes.
+
+A watchdog records a pass that exceeds the deadline as a timeout, and starts a new thread for the other collectors of the
+lane. It withdraws blocks older than `max(3 * interval, interval + deadline)`, so that the page has a gap instead of a stale
+value. A collector is not called before the previous call under its name has returned, even if the collector was removed and
+added again.
 """
 
 from __future__ import annotations

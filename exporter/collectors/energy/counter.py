@@ -1,8 +1,14 @@
 """Energy counter of a device, from a register that can wrap, restart, step back or jump.
 
-Corrections are counted by reason: `wrap` (the register passed its range, and no energy is lost), `reset` (the register
-restarted at 0), `backwards` (the register fell to another value) and `jump` (the increase exceeds the possible power).
-Except after a wrap, the energy of the interval is estimated as the last known power times the length of the interval.
+Corrections are counted by reason:
+
+- `wrap`: the register passed its range. No energy is lost.
+- `reset`: the register fell to a value that it can have reached from 0 since the last reading.
+- `backwards`: the register fell to a higher value.
+- `jump`: the increase exceeds the possible energy of the interval.
+
+Except after a wrap, the energy of the interval is estimated as the last known power times the length of the interval, and as 0
+if no power is known.
 """
 
 from __future__ import annotations

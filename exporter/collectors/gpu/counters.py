@@ -47,9 +47,8 @@ class MonotonicCounter:
     resets: dict[str, int] = field(default_factory=dict)  # corrections by reason
     _last: RawReading | None = None
     _suspect: RawReading | None = None
-    _doubts: int = (
-        0  # consecutive impossible numbers: they continue neither the last accepted number nor the suspect
-    )
+    # Number of consecutive impossible numbers, which continue neither the last accepted number nor the suspect.
+    _doubts: int = 0
     _child: int | None = None
 
     def advance(self, raw: float, time: float, child: int) -> float:

@@ -19,6 +19,7 @@ from exporter.collectors.gpu.child_process import NvmlChild, SlowCall
 from exporter.collectors.gpu.nvml import ProtocolError
 
 STARTING, DETACHED = "starting", "detached"
+"""Reasons for which NVML is not up although no failure is known: no recent sample has arrived, or NVML was detached."""
 
 IMMEDIATE_RESTARTS = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
 """Exit reasons after which the next child starts immediately, unless an earlier child failed shortly before."""
@@ -29,6 +30,8 @@ MAX_IMMEDIATE_HANGS = 3
 _LONGEST_WAIT_SECONDS = 60.0
 
 CRASHED, HUNG = "crashed", "hung"
+"""Reasons for which NVML is not up: the child could not be started, ended without a reason or sent an invalid message; or the child
+does not answer."""
 
 RESTART_REASONS = (CRASHED, HUNG, *sorted({*IMMEDIATE_RESTARTS, "driver_not_loaded", "unknown"}))
 """Values of the label `reason` of restarts; all other reasons are counted as `unknown`."""
