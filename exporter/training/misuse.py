@@ -23,7 +23,7 @@ class Misuse(Value):
 
     call: str  # as the user writes it, at most MAX_CALL_CHARACTERS
     rule: str  # label value for the broken rule
-    expected: str  # completes the sentence "CALL expected …"
+    expected: str  # completes the sentence "CALL expected …"; empty for a call that is counted and not logged
 
 
 PENDING_REPORTS: deque[Misuse] = deque(maxlen=10_000)
@@ -31,17 +31,18 @@ PENDING_REPORTS: deque[Misuse] = deque(maxlen=10_000)
 
 
 def report(call: str, rule: str, expected: str) -> None:
-    """Report an invalid call. *expected* completes the sentence "CALL expected …"."""
+    """Report an invalid call. *expected* completes the sentence "CALL expected …". If empty, the call is counted and not logged."""
     PENDING_REPORTS.append(Misuse(call[:MAX_CALL_CHARACTERS], rule, expected[:MAX_EXPECTED_CHARACTERS]))
 
 
 def count_and_log_pending(families: Families) -> None:
-    """Count the pending reports, and log the first report of each call and rule."""
+    """Count the pending reports, and log the first report of each call and rule that has an expected value."""
     while PENDING_REPORTS:
         misuse = PENDING_REPORTS.popleft()
         families.counter("training.misuse", call=misuse.call, rule=misuse.rule).add()
-        log_once(
-            f"training {misuse.call} {misuse.rule}",
-            f"misuse of exporter.training: {misuse.call} expected {misuse.expected}"
-            f" (rule {misuse.rule}; logged once; training_misuse_total has the count)",
-        )
+        if misuse.expected:
+            log_once(
+                f"training {misuse.call} {misuse.rule}",
+                f"misuse of exporter.training: {misuse.call} expected {misuse.expected}"
+                f" (rule {misuse.rule}; logged once; training_misuse_total has the count)",
+            )

@@ -254,7 +254,7 @@ def test_values_in_flight_at_the_end_of_a_thread_or_process_are_refused(tmp_path
     assert single_reading(tmp_path / "feed").rejected == {"thread_ended": 2}
 
 
-def test_a_loss_in_flight_at_the_end_of_a_thread_or_process_is_counted_as_misuse(tmp_path: Path) -> None:
+def test_a_loss_in_flight_at_the_end_of_a_thread_or_process_is_counted_and_not_logged(tmp_path: Path) -> None:
     program = """
         from exporter import training
         from test_recording_tensors import JaxArray
@@ -267,8 +267,9 @@ def test_a_loss_in_flight_at_the_end_of_a_thread_or_process_is_counted_as_misuse
         record_loss()
         exporter.shutdown()
     """
-    run(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
+    ended_process = run(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
 
     misuse = single_reading(tmp_path / "feed", "training.misuse")
     assert dict(misuse.definition.labels) == {"call": "record", "rule": "tensor_thread_ended"}
     assert misuse.sum == 2
+    assert "misuse" not in ended_process.stderr
