@@ -136,10 +136,9 @@ def send_request(
 
 
 def scrape_repeatedly(port: int, count: int = 3, tls_context: ssl.SSLContext | None = None) -> list[Response]:
-    """Scrape *count* times and return the responses. Each scrape must succeed within 5 s, a margin for a busy machine."""
+    """Scrape *count* times and return the responses. Each scrape must succeed."""
     responses = [send_request(port, tls_context=tls_context) for _ in range(count)]
     assert [response.status for response in responses] == [200] * count
-    assert max(response.seconds for response in responses) < 5
     return responses
 
 
