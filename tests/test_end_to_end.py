@@ -25,7 +25,11 @@ WINDOW_SECONDS = 1.0
 STALE_SECONDS = 3.0
 LINGER_SECONDS = 6.0
 SCRAPE_SECONDS = 0.5
-SLACK_SECONDS = 1.5  # a pass of the sidecar, a scrape and a busy machine
+
+FEED_PASS = 'exporter_collector_last_success_timestamp_seconds{collector="feed"}'
+MEAN = "train_loss_window_mean_ratio"
+SAMPLES = "train_loss_window_samples"
+COUNT = "train_loss_ratio_count"
 
 RANK = """
 import sys, threading, time
@@ -143,40 +147,93 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def play(stage: Stage) -> None:
-    """Execute the events of the scenario."""
+    """Execute the events of the scenario. Each event waits until Prometheus has scraped the effect of the event before."""
     paused_rank, killed_rank, late_rank = stage.ranks
     times = stage.times
     times["start"] = paused_rank.start()
     killed_rank.start()
-    time.sleep(6)
+    wait_for_series(stage, MEAN, 0, 1)
+    times["windows"] = time.time()
+    time.sleep(4)
     times["pause"] = paused_rank.command("pause")
     times["kill"] = killed_rank.send(signal.SIGKILL)
-    time.sleep(4)
+    wait_for_passes(stage, times["kill"] + 2 * FLUSH_SECONDS)
+    wait_until(lambda: value_of_rank(stage, SAMPLES, 0) == 0.0)
+    times["empty windows"] = time.time()
+    time.sleep(2)
     times["restart"] = killed_rank.start()
     time.sleep(1)
     times["resume"] = paused_rank.command("work")
     times["join"] = late_rank.start()
-    time.sleep(4)
+    wait_for_series(stage, MEAN, 0, 1, 2)
+    times["all windows"] = time.time()
+    time.sleep(2)
     times["stop"] = late_rank.send(signal.SIGSTOP)
-    time.sleep(STALE_SECONDS + 4)
+    wait_for_passes(stage, times["stop"] + STALE_SECONDS)
+    time.sleep(2)
     times["continue"] = late_rank.send(signal.SIGCONT)
     times["sidecar killed"] = stage.sidecar.end(signal.SIGKILL)
     wait_until(lambda: stage.prometheus.query("up == 0"))
     stage.sidecar.start()
-    time.sleep(4)
+    wait_for_series(stage, MEAN, 2)
     times["leave"] = late_rank.send(signal.SIGKILL)
-    time.sleep(LINGER_SECONDS + 3)
+    wait_for_passes(stage, times["leave"] + LINGER_SECONDS)
+    wait_until(lambda: value_of_rank(stage, COUNT, 2) is None)
+    times["totals ended"] = time.time()
     paused_rank.command("pause")
     killed_rank.command("pause")
-    time.sleep(3)
+    time.sleep(1)
+    # The last flush of a rank contains all samples of its log.
+    wait_until(lambda: value_of_rank(stage, COUNT, 0) == len(paused_rank.recorded_times()))
+    wait_for_passes(stage, time.time() + FLUSH_SECONDS)
     times["end"] = time.time()
 
 
-def has_points(points: dict[float, float], start: float, end: float) -> bool:
-    """Return True if a series has points throughout a time range."""
-    points_in_range = [moment for moment in points if start <= moment <= end]
-    # On a busy machine, some scrapes are missed.
-    return len(points_in_range) >= 0.8 * (end - start) / 0.25 - 2
+def value_of_rank(stage: Stage, family: str, rank: int) -> float | None:
+    """Return the last value that Prometheus has scraped for a rank, or None without a series."""
+    return stage.prometheus.value(f'{family}{{rank="{rank}"}}')
+
+
+def wait_for_series(stage: Stage, family: str, *ranks: int) -> None:
+    """Wait until Prometheus has a family for each of the ranks."""
+    wait_until(lambda: all(value_of_rank(stage, family, rank) is not None for rank in ranks))
+
+
+def wait_for_passes(stage: Stage, moment: float) -> None:
+    """Wait until Prometheus has scraped the results of two passes over the feed that ended after a Unix time.
+
+    The first of them may have begun before that time.
+    """
+
+    def pass_after(earlier_pass: float) -> float | None:
+        last_pass = stage.prometheus.value(FEED_PASS)
+        return last_pass if last_pass is not None and last_pass > earlier_pass else None
+
+    first_pass = wait_until(lambda: pass_after(moment))
+    wait_until(lambda: pass_after(first_pass))
+
+
+def time_of_passes(stage: Stage, moment: float) -> float:
+    """Return the time from which Prometheus has the results of two passes over the feed that ended after a Unix time."""
+    last_passes = stage.prometheus.range(FEED_PASS, stage.times["start"], stage.times["end"])
+    _first_pass, second_pass = sorted({end for end in last_passes.values() if end > moment})[:2]
+    return min(scraped_at for scraped_at, end in last_passes.items() if end >= second_pass)
+
+
+def successful_scrapes(stage: Stage, start: float, end: float) -> list[float]:
+    """Return the points of a time range at which the last scrape was successful. On a busy machine, some scrapes fail."""
+    up_values = stage.prometheus.range('up{job="exporter"}', stage.times["start"], stage.times["end"])
+    return [moment for moment, value in up_values.items() if value == 1 and start <= moment <= end]
+
+
+def has_points(
+    stage: Stage, points: dict[float, float], start: float, end: float, *, min_ratio: float = 1.0
+) -> bool:
+    """Return True if a series has points at a share of the successful scrapes in a time range, by default at all of them."""
+    scrapes = successful_scrapes(stage, start, end)
+    return bool(scrapes) and len([moment for moment in scrapes if moment in points]) >= min_ratio * len(
+        scrapes
+    )
 
 
 def is_gap(points: dict[float, float], start: float, end: float) -> bool:
@@ -185,10 +242,6 @@ def is_gap(points: dict[float, float], start: float, end: float) -> bool:
 
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(180)]
-
-MEAN = "train_loss_window_mean_ratio"
-SAMPLES = "train_loss_window_samples"
-COUNT = "train_loss_ratio_count"
 
 
 def points_of(stage: Stage, family: str, rank: int) -> dict[float, float]:
@@ -203,52 +256,56 @@ def test_window_values_match_the_recorded_values(stage: Stage) -> None:
     ]
 
     assert set(points.values()) == {0.25}
-    assert has_points(
-        points, stage.times["start"] + 2 * WINDOW_SECONDS + 2 * SLACK_SECONDS, stage.times["pause"]
-    )
+    # A rank on a busy machine closes a window late.
+    assert has_points(stage, points, stage.times["windows"], stage.times["pause"], min_ratio=0.5)
     times = [moment for moment in stage.ranks[0].recorded_times() if moment < stage.times["pause"]]
     busiest = max(counts)
-    # A window has at most 50 samples a second, and a busy machine closes a window late.
-    max_samples = 50 * (WINDOW_SECONDS + SLACK_SECONDS)
+    # A window has at most 50 samples a second. The gauges of a rank that closes a window later than the limit end.
+    max_samples = 50 * (WINDOW_SECONDS + STALE_SECONDS)
     assert 0.5 * len(times) / (stage.times["pause"] - stage.times["start"]) < busiest <= max_samples
 
 
 def test_a_rank_that_stops_adding_has_a_gap_and_keeps_its_totals(stage: Stage) -> None:
-    gap_start = stage.times["pause"] + 2 * WINDOW_SECONDS + SLACK_SECONDS
-    gap_end = stage.times["resume"]
+    gap_start, gap_end = stage.times["empty windows"], stage.times["resume"]
     points, samples, totals = (points_of(stage, family, 0) for family in (MEAN, SAMPLES, COUNT))
 
     assert is_gap(points, gap_start, gap_end)
-    assert has_points(samples, gap_start, gap_end)
+    assert has_points(stage, samples, gap_start, gap_end, min_ratio=0.5)
     assert {value for moment, value in samples.items() if gap_start <= moment <= gap_end} == {0.0}
-    assert has_points(totals, gap_start, gap_end)
-    assert has_points(points, gap_end + 2 * WINDOW_SECONDS + SLACK_SECONDS, stage.times["stop"])
+    assert points.keys().isdisjoint(moment for moment, value in samples.items() if value == 0.0)
+    assert has_points(stage, totals, gap_start, gap_end)
+    assert has_points(stage, points, stage.times["all windows"], stage.times["stop"], min_ratio=0.5)
     assert stage.prometheus.value(f'absent({MEAN}{{rank="0"}})', time_seconds=gap_end - 0.1) == 1
 
 
 def test_window_gauges_of_a_killed_rank_end_within_two_flushes_and_totals_linger(
     stage: Stage,
 ) -> None:
-    gap_start = stage.times["kill"] + 2 * FLUSH_SECONDS + SCRAPE_SECONDS + 0.5
+    gap_start = time_of_passes(stage, stage.times["kill"] + 2 * FLUSH_SECONDS)
     points, samples, totals = (points_of(stage, family, 1) for family in (MEAN, SAMPLES, COUNT))
 
     assert is_gap(points, gap_start, stage.times["restart"])
     assert is_gap(samples, gap_start, stage.times["restart"])
-    assert has_points(totals, gap_start, stage.times["restart"])
+    assert has_points(stage, totals, gap_start, stage.times["restart"])
 
 
 def test_the_totals_of_a_killed_rank_end_after_the_linger_time(stage: Stage) -> None:
     totals = points_of(stage, COUNT, 2)
 
-    assert has_points(totals, stage.times["leave"], stage.times["leave"] + LINGER_SECONDS - SLACK_SECONDS)
-    assert is_gap(totals, stage.times["leave"] + LINGER_SECONDS + SLACK_SECONDS, stage.times["end"])
+    assert has_points(stage, totals, stage.times["leave"], stage.times["leave"] + LINGER_SECONDS / 2)
+    assert is_gap(totals, stage.times["totals ended"], stage.times["end"])
 
 
 def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stage: Stage) -> None:
     rank = stage.ranks[1]
     times_before, times_after = rank.recorded_times(0), rank.recorded_times(1)
     sample_count = len(times_before) + len(times_after)
-    last_flush = stage.times["kill"] - FLUSH_SECONDS - 0.3
+    update_time = stage.prometheus.value(
+        'training_feed_last_update_timestamp_seconds{rank="1"}', time_seconds=stage.times["restart"] - 0.1
+    )
+    assert update_time is not None
+    # A busy machine flushes late. Without the tolerance, a sample at the time of the flush counts as flushed.
+    last_flush = min(stage.times["kill"] - FLUSH_SECONDS, update_time) - 0.3
     max_lost_samples = len([moment for moment in times_before if moment > last_flush])
 
     total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', time_seconds=stage.times["end"])
@@ -277,15 +334,17 @@ def test_totals_of_a_rank_without_restarts_are_exact(stage: Stage) -> None:
 
 
 def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(stage: Stage) -> None:
-    stale_time = stage.times["stop"] + STALE_SECONDS + FLUSH_SECONDS + SLACK_SECONDS
+    stale_time = time_of_passes(stage, stage.times["stop"] + STALE_SECONDS)
     points, totals = points_of(stage, MEAN, 2), points_of(stage, COUNT, 2)
     update_time = 'training_feed_last_update_timestamp_seconds{rank="2"}'
-    age = stage.prometheus.value(f"time() - {update_time}", time_seconds=stage.times["continue"] - 0.5)
+    age_time = stage.times["continue"] - 0.5
+    age = stage.prometheus.value(f"time() - {update_time}", time_seconds=age_time)
 
     assert is_gap(points, stale_time, stage.times["continue"])
-    assert has_points(totals, stale_time, stage.times["continue"])
+    assert has_points(stage, totals, stale_time, stage.times["continue"])
     assert age is not None
-    assert age == pytest.approx(stage.times["continue"] - 0.5 - stage.times["stop"], abs=2.0)
+    # The last update was before the stop, and after the windows of the rank were scraped.
+    assert age_time - stage.times["stop"] - 0.1 <= age < age_time - stage.times["join"]
 
 
 def test_a_killed_sidecar_is_a_gap_and_no_counter_decreases(stage: Stage) -> None:
@@ -295,7 +354,7 @@ def test_a_killed_sidecar_is_a_gap_and_no_counter_decreases(stage: Stage) -> Non
         value for moment, value in up_values.items() if moment < stage.times["sidecar killed"] - 0.5
     ]
 
-    assert sum(values_before) > 0.8 * len(values_before)  # on a busy machine, a scrape can exceed its timeout
+    assert 1.0 in values_before  # on a busy machine, a scrape can exceed its timeout
     assert up_values[max(up_values)] == 1.0
     assert max(failed_scrapes) > stage.times["sidecar killed"]
     assert failed_scrapes.isdisjoint(points_of(stage, MEAN, 0))

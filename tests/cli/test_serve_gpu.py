@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -126,13 +127,19 @@ def longest_gap(points: dict[float, float]) -> float:
     return max(later - earlier for earlier, later in pairwise(times))
 
 
+def power_beside_the_failure(prometheus: Prometheus, up_series: str) -> list[dict[str, Any]]:
+    """Return the series of the power while one of eight GPUs is down and the others have power, otherwise an empty list."""
+    series = prometheus.query("gpu_power_watts")
+    return series if len(series) >= 7 and prometheus.value(up_series) == 0 else []
+
+
 @needs_prometheus
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("at: 8s, until: 12s, gpus: [3], lost: true", "gpu_is_lost"),
-        ('at: 8s, until: 14s, gpus: [3], hang: ["*"]', "hung"),
+        ("gpus: [3], lost: true", "gpu_is_lost"),
+        ('gpus: [3], hang: ["*"]', "hung"),
     ],
     ids=["lost", "hanging"],
 )
@@ -140,7 +147,11 @@ def test_only_the_series_of_a_failed_gpu_end_and_return_with_the_gpu(
     tmp_path: Path, fault: str, reason: str
 ) -> None:
     machine = tmp_path / "faulty.yaml"
-    machine.write_text((PACKAGE_DIRECTORY / "h100.yaml").read_text() + f"timeline:\n  - {{{fault}}}\n")
+    # A busy machine scrapes the start of the GPUs late, and restarts the child that a hanging GPU blocks late.
+    slowdown = min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 4), 4.0)
+    start_seconds, end_seconds = 8 * slowdown, 14 * slowdown
+    event = f"at: {start_seconds:.0f}s, until: {end_seconds:.0f}s, {fault}"
+    machine.write_text((PACKAGE_DIRECTORY / "h100.yaml").read_text() + f"timeline:\n  - {{{event}}}\n")
     with (
         sidecar(tmp_path, configure(tmp_path, "enabled: false"), machines=tmp_path) as running,
         Prometheus(tmp_path / "prometheus", {"node": running.address}, scrape_seconds=0.25) as prometheus,
@@ -150,10 +161,11 @@ def test_only_the_series_of_a_failed_gpu_end_and_return_with_the_gpu(
         up_series = 'gpu_up{gpu="3"}'
         wait_until(lambda: prometheus.value(up_series) == 1)
         start_time = time.time()
-        wait_until(lambda: prometheus.value(up_series) == 0, 30)
-        power_series = prometheus.query("gpu_power_watts")
+        wait_until(lambda: prometheus.value(up_series) == 0)
+        # The child that a hanging GPU blocks is restarted.
+        power_series = wait_until(lambda: power_beside_the_failure(prometheus, up_series))
         error_series = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
-        wait_until(lambda: prometheus.value(up_series) == 1, 20)
+        wait_until(lambda: prometheus.value(up_series) == 1)
         wait_until(lambda: len(prometheus.query("gpu_power_watts")) == 8)
         time.sleep(1)
         gap_seconds = {
