@@ -44,7 +44,7 @@ Without --config.file, prices and carbon intensity are examples.
     training-exporter demo --gpu.replay=h100-lost
 """
 REPLAYED_MACHINE = "h100"
-CONFIGURATION = """\
+EXAMPLE_CONFIGURATION = """\
 energy:
   pue: 1.2
   carbon_intensity: 350
@@ -53,21 +53,24 @@ energy:
   gpu_hour_price: 2
   lock_dir: {directory}
 """
-"""Configuration of a demo without --config.file. The prices are examples; the energy lock is not that of the real machine."""
+"""Configuration of a demo without --config.file. The prices are examples. With its own energy lock, the demo leaves the energy of the real
+machine to the machine's exporter."""
 RANK_GPU_USE = {"memory": 73_014_444_032, "sm": 99}
 """GPU memory in bytes and SM utilization in percent of each rank."""
-PREFIX = "exporter-demo-"
-OLD_SECONDS = 86400.0
+DIRECTORY_PREFIX = "exporter-demo-"
+LEFTOVER_SECONDS = 86400.0
 """Age from which the next demo removes the directory of a killed demo."""
-# At a higher speed, the windows would be shorter than the minimum of a Stat.
+# The maximum keeps the windows longer than the minimum of a Stat; at the minimum, a cycle takes ten minutes.
 MIN_SPEED, MAX_SPEED = 0.1, 20.0
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the demo until a signal. Return 2 if the feed directory is not usable.
+    """Run the demo until a signal. Return the exit status of the job, or 2 if the feed directory is not usable.
+
+    If a signal has ended the job, the same signal ends this process.
 
     Raises ConfigurationError: The command line or the configuration is invalid.
-    Raises ListenError: A port is in use.
+    Raises ListenError: An address cannot be bound.
     """
     parser = Parser(f"{PROGRAM} demo", DESCRIPTION)
     add_flags(parser)
@@ -82,19 +85,21 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     first_url = _choose_addresses(flags, configuration.web)
     shared_memory = Path("/dev/shm")  # noqa: S108  # the demo creates a private directory inside
     parent = shared_memory if os.access(shared_memory, os.W_OK) else None
-    for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
-        _remove_old(path)
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as directory:
+    for path in (parent or Path(tempfile.gettempdir())).glob(f"{DIRECTORY_PREFIX}*"):
+        _remove_leftover(path)
+    with tempfile.TemporaryDirectory(
+        prefix=DIRECTORY_PREFIX, dir=parent, ignore_cleanup_errors=True
+    ) as directory:
         # $EXPORTER_FEED_DIR belongs to the user and must not receive simulated metrics.
         feed_directory = vars(flags)["feed.dir"] = vars(flags)["feed.dir"] or directory
         if refusal := _refusal(feed_directory):
             print_notice(refusal)
             return EXIT_REFUSED
-        replay = _choose_machine(flags, configuration.gpu, directory)
+        replay = _choose_replay(flags, configuration.gpu, directory)
         has_example_prices = vars(flags)["config.file"] is None
         if has_example_prices:
             path = Path(directory, "config.yaml")
-            path.write_text(CONFIGURATION.format(directory=json.dumps(directory)), encoding="utf-8")
+            path.write_text(EXAMPLE_CONFIGURATION.format(directory=json.dumps(directory)), encoding="utf-8")
             vars(flags)["config.file"] = str(path)
         job_settings = {
             "speed": speed,
@@ -136,10 +141,11 @@ def _refusal(feed_directory: str) -> str:
     return ""
 
 
-def _choose_machine(flags: argparse.Namespace, gpu: GpuSection, directory: str) -> str:
-    """Return the name of the replayed machine, or an empty string without one.
+def _choose_replay(flags: argparse.Namespace, gpu: GpuSection, directory: str) -> str:
+    """Return the name of the replayed machine for the introduction, or an empty string without one.
 
-    Unless the user has chosen or disabled the replay, write a machine to *directory* and set it in the flags.
+    Unless the user has chosen or disabled the replay, write a machine like `REPLAYED_MACHINE` to *directory*, and set it in the flags
+    and in the environment of this process.
     """
     flag_value = vars(flags)["gpu.replay"]
     if not gpu.enabled:
@@ -168,9 +174,9 @@ def _write_machine(directory: Path) -> str:
     return path.stem
 
 
-def _remove_old(path: Path) -> None:
+def _remove_leftover(path: Path) -> None:
     with contextlib.suppress(OSError):
         status = path.lstat()
         is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == own_uid()
-        if is_own and time.time() - status.st_mtime > OLD_SECONDS:
+        if is_own and time.time() - status.st_mtime > LEFTOVER_SECONDS:
             shutil.rmtree(path, ignore_errors=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic_ns, time
 from typing import Any
 
-from exporter.recording.conversion import to_message
+from exporter.recording.conversion import to_str
 from exporter.recording.event_values import RawEvent, convert_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import LAUNCH_ID, clean_text
@@ -181,7 +181,7 @@ def record_event(
     A timestamp that is not a Unix time, such as 0, the default of torch, is replaced by the current time.
     """
     try:
-        name = to_message(name)
+        name = to_str(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
         state = name.removeprefix(WORKER_STATUS) if name.startswith(WORKER_STATUS) else ""
         if name.startswith("torchelastic.") or (source == "AGENT" and "run_id" in metadata):
@@ -201,7 +201,7 @@ def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> No
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
         excluded_keys = {"message", "node_state"}
         data = {key: value for key, value in fields.items() if key not in excluded_keys and value != ""}
-        _log(RENDEZVOUS + clean_text(state), to_message(fields.get("message", "")), state, data, 0, origin)
+        _log(RENDEZVOUS + clean_text(state), to_str(fields.get("message", "")), state, data, 0, origin)
     except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
         pass
 

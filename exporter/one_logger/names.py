@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from exporter.training.attributes import Name, SpanName
+from exporter.training.attributes import SpanName, StrEnum
 
 __all__ = [
     "DEFAULT_SPANS_EXPORT_BLACKLIST",
@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 
-class StandardSpanName(Name):
+class StandardSpanName(StrEnum):
     """Names of spans of any application."""
 
     APPLICATION = "application"
 
 
-class StandardTrainingJobSpanName(Name):
+class StandardTrainingJobSpanName(StrEnum):
     """Names of spans of a training job."""
 
     TRAINING_LOOP = "training_loop"
@@ -54,7 +54,7 @@ class StandardTrainingJobSpanName(Name):
     OPTIMIZER_UPDATE = "optimizer_update"
 
 
-class StandardEventName(Name):
+class StandardEventName(StrEnum):
     """Names of events of any span."""
 
     SPAN_START = "span_start"
@@ -63,7 +63,7 @@ class StandardEventName(Name):
     TELEMETRY_DATA_ERROR = "telemetry_data_error"
 
 
-class StandardTrainingJobEventName(Name):
+class StandardTrainingJobEventName(StrEnum):
     """Names of events of a training job."""
 
     ONE_LOGGER_INITIALIZATION = "one_logger_initialization"
@@ -75,14 +75,14 @@ class StandardTrainingJobEventName(Name):
     SYNC_CHECKPOINT_METRICS_UPDATE = "sync_checkpoint_metrics_update"
 
 
-class StandardSpanAttributeName(Name):
+class StandardSpanAttributeName(StrEnum):
     """Names of attributes of any span."""
 
     DURATION_MSEC = "duration_msec"
     NVTX_COLOR = "nvtx_color"
 
 
-class StandardEventAttributeName(Name):
+class StandardEventAttributeName(StrEnum):
     """Names of attributes of any event."""
 
     TIMESTAMP_MSEC = "timestamp_msec"
@@ -93,7 +93,7 @@ class StandardEventAttributeName(Name):
     TELEMETRY_DATA_ERROR_TYPE = "telemetry_data_error_type"
 
 
-class NVTXColor(Name):
+class NVTXColor(StrEnum):
     """Values of the attribute `nvtx_color`."""
 
     UNSET = "unset"
@@ -109,21 +109,21 @@ class NVTXColor(Name):
     ORANGE = "orange"
 
 
-class CheckPointStrategy(Name):
+class CheckPointStrategy(StrEnum):
     """Strategy of a save. SYNC: the checkpoint is complete when the span of the save ends. ASYNC: later."""
 
     SYNC = "sync"
     ASYNC = "async"
 
 
-class CheckPointType(Name):
+class CheckPointType(StrEnum):
     """Storage of a checkpoint. GLOBAL: storage shared by all nodes. LOCAL: storage of the node."""
 
     GLOBAL = "global"
     LOCAL = "local"
 
 
-class ApplicationType(Name):
+class ApplicationType(StrEnum):
     """Kinds of applications; a training job is TRAINING."""
 
     TRAINING = "training"

@@ -1,8 +1,8 @@
 """Conversion of any object to a plain number, text, attribute or sample.
 
-Runs on the threads of the job; `to_sample` also runs on the recording thread. The functions do not raise, do not wait for a device,
-and read a bounded number of items of a container. Classes are compared with `type`, because `isinstance` calls the object's own
-`__class__`, and by identity, because a metaclass may define `__hash__`.
+The functions run on the threads of the job and on the recording thread. They do not raise, do not wait for a device, and read a
+bounded number of items of a container. Classes of foreign objects are compared with `type`, because `isinstance` calls the object's
+own `__class__`, and by identity, because a metaclass may define `__hash__`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] |
 MAX_TEXT_CHARACTERS = 32_768
 """Maximum length of a text. Longer texts are cut."""
 MAX_REPR_CHARACTERS = 1000
-"""Maximum length of the text that represents an object."""
-MAX_MESSAGE_CHARACTERS = 500
-"""Maximum length of the representation of an object in a log message."""
+"""Default maximum length of the text of `to_repr`."""
+MAX_ITEM_CHARACTERS = 200
+"""Maximum length of a text, bytes or the `repr` of an object in the text of `to_repr`, without quotes."""
+MAX_SAFE_REPR_CHARACTERS = 500
+"""Default maximum length of the text of `safe_repr`."""
 MAX_REPR_ITEMS = 50
 """Maximum number of items of a container in its text."""
 MAX_SIZED_ITEMS = 10_000
-"""Maximum size of a container of an unknown class whose own `__repr__` is called."""
-MAX_DEPTH = 4
-"""Maximum depth of converted containers, which may contain themselves."""
+"""Maximum size of a container of an unknown class whose own `__str__` or `__repr__` is called."""
+MAX_DEPTH = 5
+"""Maximum number of nested containers that are converted. A container may contain itself."""
 _INT64_LIMIT = 1 << 63
 _MAX_SHOWN_BITS = 4096
 """Maximum size of an integer that is written in digits."""
@@ -75,7 +77,7 @@ def to_scalar(value: object) -> Datum | Unconvertible | None:
     """Return the value as a plain str, bool, int or float; None for None, and `Unconvertible` for other values.
 
     Converts instances of subclasses, members of enumerations, and single-element objects with `item()`, `__index__` or
-    `__float__`. An asynchronous array is read only if its value has been computed.
+    `__float__`. An array is read only if reading waits neither for a device nor for other ranks.
     """
     value_type = type(value)
     if value is None or value_type is float or value_type is int or value_type is str or value_type is bool:
@@ -99,8 +101,8 @@ def to_number(value: object) -> int | float | None:
 def to_sample(value: Any) -> float | Rejection:
     """Return the value as a finite float, or the reason for its rejection. Runs no code of the job.
 
-    Accepts Python's numbers, their subclasses, and numpy's numbers. The recording thread calls this function, and the `__float__` of
-    a foreign class could block that thread.
+    Accepts float, int and bool, their subclasses, and numpy's real numbers. The `__float__` of another class could block the
+    recording thread, which calls this function.
     """
     value_type = type(value)
     try:
@@ -117,7 +119,7 @@ def to_sample(value: Any) -> float | Rejection:
             return Rejection.NOT_A_NUMBER
     except OverflowError:
         return Rejection.OUT_OF_RANGE
-    except Exception:  # noqa: BLE001  # a class of the job's own
+    except Exception:  # noqa: BLE001  # a class that has the name of a number of numpy
         return Rejection.NOT_A_NUMBER
     if isfinite(number):
         return number
@@ -181,14 +183,14 @@ def _in_host_memory(value: Any) -> bool:
     device = getattr(value, "device", None)
     if device is None:
         return True
-    device_type: object
+    device_type: Any
     if type(device) is str:  # numpy and TensorFlow
         device_type = device
     else:
         device_type = getattr(device, "type", None) or getattr(device, "platform", "")
-    if not isinstance(device_type, str):
+    if not issubclass(type(device_type), str):
         return False
-    return device_type.lower().rpartition("device:")[2].partition(":")[0] == "cpu"
+    return str.lower(device_type).rpartition("device:")[2].partition(":")[0] == "cpu"
 
 
 # Attributes ----------------------------------------------------------------------------------------------------
@@ -197,8 +199,8 @@ def _in_host_memory(value: Any) -> bool:
 def to_attribute(value: object) -> AttributeValue | None:
     """Return the value as an attribute of a span: a str, bool, int, float, a list of values of one of these types, or None.
 
-    A list of mixed values becomes a list of texts, and a mapping a list of `key:value`. Lists are cut after `MAX_ITEMS` items, and
-    texts after `MAX_TEXT_CHARACTERS` characters.
+    A list of int and float becomes a list of floats, and any other mixed list a list of texts. A mapping becomes a list of
+    `key:value`. All nested containers together are cut after `MAX_ITEMS` items, and texts after `MAX_TEXT_CHARACTERS` characters.
     """
     value_type = type(value)
     if value is None or value_type is float or value_type is int or value_type is bool:
@@ -214,13 +216,13 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
     value_type = type(value)
     if value is None:
         return None
-    if issubclass(value_type, enum.Enum) and depth <= MAX_DEPTH:
+    if issubclass(value_type, enum.Enum) and depth < MAX_DEPTH:
         return _attribute_of(value.value, depth + 1, budget)
     if issubclass(value_type, enum.Enum):
         return f"<{class_name(value)}>"
     items = items_of(value, value_type)
     pairs = None if items is not None else pairs_of(value, value_type)
-    if (items is not None or pairs is not None) and depth > MAX_DEPTH:
+    if (items is not None or pairs is not None) and depth >= MAX_DEPTH:
         return f"<{class_name(value)}>"
     if items is not None:
         return _homogeneous([_attribute_of(item, depth + 1, budget) for item, _ in zip(items, budget)])  # noqa: B905  # the budget ends the loop
@@ -256,7 +258,7 @@ def _homogeneous(items: list[Any]) -> list[Any]:
 def to_datum(value: object) -> Datum | None:
     """Return the value as a datum of an event, or None for None and for values whose conversion fails.
 
-    Numbers of other libraries become plain numbers. Integers of more than 64 bits and other objects become short texts.
+    Numbers of other libraries become plain numbers. Integers of more than 64 bits and other objects become texts.
     """
     try:
         scalar = to_scalar(value)
@@ -273,13 +275,17 @@ def to_datum(value: object) -> Datum | None:
             return first_bytes(value, MAX_REPR_CHARACTERS).decode("utf-8", "backslashreplace")
         if module_of_class(value_type) in _SHOWN_AS_STR:
             return str(value)[:MAX_REPR_CHARACTERS]
-        return _render(value, 0, iter(range(MAX_ITEMS)))[:MAX_REPR_CHARACTERS]
+        return _repr_of(value, 0, iter(range(MAX_ITEMS)))[:MAX_REPR_CHARACTERS]
     except Exception:  # noqa: BLE001  # code of the object's class
         return None
 
 
-def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return the `str` of the value, with containers cut after `MAX_REPR_ITEMS` items, and the text after *limit* characters."""
+def to_str(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
+    """Return the `str` of the scalar of the value (see `to_scalar`), otherwise of the value, cut after *limit* characters.
+
+    Containers, objects of more than `MAX_SIZED_ITEMS` items, and arrays whose `str` could wait for a device become the text of
+    `to_repr`. An object whose `__str__` raises becomes the name of its class.
+    """
     value_type = type(value)
     if value_type is str:
         return value[:limit]  # type: ignore[index,no-any-return]  # checked above
@@ -294,24 +300,29 @@ def to_message(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
         if (
             items_of(value, value_type) is None
             and pairs_of(value, value_type) is None
+            and not is_asynchronous(value)
             and size_of(value, value_type) <= MAX_SIZED_ITEMS
         ):
             return str(value)[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__str__`
         return class_name(value)
-    return to_text(value, limit)
+    return to_repr(value, limit)
 
 
-def to_text(value: object, limit: int = MAX_REPR_CHARACTERS) -> str:
-    """Return the `repr` of the value, with containers cut after `MAX_REPR_ITEMS` items, and the text after *limit* characters."""
+def to_repr(value: object, limit: int = MAX_REPR_CHARACTERS) -> str:
+    """Return the `repr` of the value, cut after *limit* characters. An array becomes its class, shape and device.
+
+    Containers are cut after `MAX_REPR_ITEMS` items, and texts, bytes and the `repr` of other objects after `MAX_ITEM_CHARACTERS`.
+    An object whose `__repr__` raises becomes `<Class>`.
+    """
     try:
-        return _render(value, 0, iter(range(MAX_ITEMS)))[:limit]
+        return _repr_of(value, 0, iter(range(MAX_ITEMS)))[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__repr__`
         return f"<{class_name(value)}>"
 
 
 def to_name(value: object) -> str:
-    """Return the text of a name: a str, the value of an enumeration member, or `<Class>` for other objects."""
+    """Return the text of a name: a str, or the value of an enumeration member if it is a str. Other values become `<Class>`."""
     value_type = type(value)
     if value_type is str:
         return value  # type: ignore[return-value]  # checked above
@@ -322,10 +333,11 @@ def to_name(value: object) -> str:
     return str.__str__(name) if issubclass(type(name), str) else f"<{class_name(name)}>"
 
 
-def safe_repr(value: object, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """Return a text for messages. Runs no code of the job except `__str__` of an exception.
+def safe_repr(value: object, limit: int = MAX_SAFE_REPR_CHARACTERS) -> str:
+    """Return a text for messages, cut after *limit* characters. Runs no code of the job except `__str__` of an exception.
 
-    Objects other than plain values, members of enumerations, exceptions and built-in containers of these become `<Class>`.
+    An exception becomes `Class: text`, but `<Class>` in a container. Objects other than plain values, members of enumerations and
+    built-in containers of these become `<Class>`.
     """
     value_type = type(value)
     try:
@@ -333,8 +345,8 @@ def safe_repr(value: object, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
             return value.text[:limit]  # type: ignore[attr-defined,no-any-return]  # checked above
         if issubclass(value_type, BaseException):
             return f"{class_name(value)}: {value}"[:limit]
-        return _plain_repr(value, 0, iter(range(MAX_ITEMS)))[:limit]
-    except Exception:  # noqa: BLE001  # the job's own `__str__` or `__class__`
+        return _safe_repr_of(value, 0, iter(range(MAX_ITEMS)))[:limit]
+    except Exception:  # noqa: BLE001  # the exception's own `__str__`
         return class_name(value) if issubclass(value_type, BaseException) else f"<{class_name(value)}>"
 
 
@@ -343,16 +355,16 @@ def class_name(value: object) -> str:
     return name_of_class(type(value))
 
 
-def _plain_repr(value: Any, depth: int, budget: Iterator[int]) -> str:
+def _safe_repr_of(value: Any, depth: int, budget: Iterator[int]) -> str:
     value_type = type(value)
     if value_type is str or value_type is bytes:
-        return repr(value[:MAX_MESSAGE_CHARACTERS])
+        return repr(value[:MAX_SAFE_REPR_CHARACTERS])
     if value_type is int:
         return _integer_text(value)
     if value is None or value_type is float or value_type is bool:
         return repr(value)
     if issubclass(value_type, enum.Enum):
-        return f"<{class_name(value)}.{value._name_}: {_plain_repr(value._value_, depth + 1, budget)}>"
+        return f"<{class_name(value)}.{value._name_}: {_safe_repr_of(value._value_, depth + 1, budget)}>"
     if depth < MAX_DEPTH and (
         value_type is list
         or value_type is tuple
@@ -360,36 +372,40 @@ def _plain_repr(value: Any, depth: int, budget: Iterator[int]) -> str:
         or value_type is frozenset
         or value_type is dict
     ):
-        return _container(value, value_type, budget, lambda item: _plain_repr(item, depth + 1, budget))
+        return _container(value, value_type, budget, lambda item: _safe_repr_of(item, depth + 1, budget))
     return f"<{class_name(value)}>"
 
 
-def _render(value: Any, depth: int, budget: Iterator[int]) -> str:
+def _repr_of(value: Any, depth: int, budget: Iterator[int]) -> str:
     value_type = type(value)
     if issubclass(value_type, str):
-        return repr(str.__getitem__(value, slice(200)))
+        return repr(str.__getitem__(value, slice(MAX_ITEM_CHARACTERS)))
     if issubclass(value_type, (bytes, bytearray)):
-        return repr(first_bytes(value, 200))
+        return repr(first_bytes(value, MAX_ITEM_CHARACTERS))
     if issubclass(value_type, int) and not issubclass(value_type, (bool, enum.Enum)):
         return _integer_text(int.__int__(value))
     if _is_array(value, value_type):
         device = getattr(value, "device", "")
         return f"{class_name(value)} of shape {tuple(value.shape)} on {str(device) or 'a device'}"
     if items_of(value, value_type) is not None or pairs_of(value, value_type) is not None:
-        if depth > MAX_DEPTH:
+        if depth >= MAX_DEPTH:
             return "..."
-        return _container(value, value_type, budget, lambda item: _render(item, depth + 1, budget))
+        return _container(value, value_type, budget, lambda item: _repr_of(item, depth + 1, budget))
     size = size_of(value, value_type)
-    return f"<{class_name(value)} of {size} items>" if size > MAX_SIZED_ITEMS else repr(value)[:200]
+    return (
+        f"<{class_name(value)} of {size} items>"
+        if size > MAX_SIZED_ITEMS
+        else repr(value)[:MAX_ITEM_CHARACTERS]
+    )
 
 
-def _container(value: Any, value_type: type, budget: Iterator[int], render: Callable[[Any], str]) -> str:
-    """Render the first items of a list, tuple, set or mapping in the notation of the built-in base class."""
+def _container(value: Any, value_type: type, budget: Iterator[int], repr_of: Callable[[Any], str]) -> str:
+    """Return the text of the first items of a list, tuple, set or mapping in the notation of the built-in base class."""
     items, pairs = items_of(value, value_type), pairs_of(value, value_type)
     if pairs is not None:
-        parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
+        parts = [f"{repr_of(key)}: {repr_of(item)}" for (key, item), _ in zip(pairs[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
     else:
-        parts = [render(item) for item, _ in zip((items or [])[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
+        parts = [repr_of(item) for item, _ in zip((items or [])[:MAX_REPR_ITEMS], budget)]  # noqa: B905  # the budget ends the loop
     omission = ["..."] if size_of(value, value_type) > MAX_REPR_ITEMS else []
     body = ", ".join(parts + omission)
     if pairs is not None:

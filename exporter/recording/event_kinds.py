@@ -15,7 +15,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from exporter.recording.conversion import to_message
+from exporter.recording.conversion import to_str
 from exporter.recording.event_values import (
     LEVEL_BY_SEVERITY,
     MAX_EVENT_NAME_CHARACTERS,
@@ -194,7 +194,7 @@ class KindTable:
             pass
         try:
             return self.kind(
-                to_message(type, MAX_EVENT_NAME_CHARACTERS), find_severity(severity) or "info"
+                to_str(type, MAX_EVENT_NAME_CHARACTERS), find_severity(severity) or "info"
             ).enabled
         except Exception:  # noqa: BLE001  # conversion runs code of the job
             return self.is_recording

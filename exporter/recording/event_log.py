@@ -17,7 +17,7 @@ from time import monotonic, monotonic_ns, time
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
-from exporter.recording.conversion import safe_repr, to_message
+from exporter.recording.conversion import safe_repr, to_str
 from exporter.recording.event_kinds import MAX_LABEL_CHARACTERS, Kind, KindTable, Pair
 from exporter.recording.event_values import (
     MAX_EVENT_NAME_CHARACTERS,
@@ -119,7 +119,7 @@ class EventLog(KindTable):
                 kind = self._kinds[type, severity]
             except (KeyError, TypeError):
                 if not isinstance(type, str) or not type:
-                    type = to_message(type, MAX_EVENT_NAME_CHARACTERS) or UNNAMED_TYPE  # noqa: A001  # replaces the parameter
+                    type = to_str(type, MAX_EVENT_NAME_CHARACTERS) or UNNAMED_TYPE  # noqa: A001  # replaces the parameter
                 known_severity = find_severity(severity)
                 if known_severity is None:
                     self._refuse(type, f"the severity {safe_repr(severity)}")
@@ -135,13 +135,13 @@ class EventLog(KindTable):
                 parents = self._checked(type, check_parents, parent_ids, parents)
             raw = RawEvent(
                 type,
-                None if message is None else to_message(message),
+                None if message is None else to_str(message),
                 kind.severity,
                 plain_data,
                 event_time,
                 now,
                 monotonic_ns(),
-                self.span_id() if span_id is None else to_message(span_id, MAX_EVENT_NAME_CHARACTERS),
+                self.span_id() if span_id is None else to_str(span_id, MAX_EVENT_NAME_CHARACTERS),
                 parents,
             )
             self.record(kind, raw, event_time, payload=payload)

@@ -18,8 +18,8 @@ from exporter.recording.conversion import (
     Datum,
     safe_repr,
     to_datum,
-    to_message,
     to_scalar,
+    to_str,
 )
 from exporter.recording.value_class import Value
 from exporter.recording.values import ProcessIdentity
@@ -152,9 +152,9 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
             continue
         datum = to_datum(value)
         if datum is None:
-            refuse(to_message(name, MAX_EVENT_NAME_CHARACTERS))
+            refuse(to_str(name, MAX_EVENT_NAME_CHARACTERS))
         else:
-            plain_data[to_message(name, MAX_EVENT_NAME_CHARACTERS)] = datum
+            plain_data[to_str(name, MAX_EVENT_NAME_CHARACTERS)] = datum
     return plain_data
 
 

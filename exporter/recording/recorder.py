@@ -311,7 +311,7 @@ class Recorder:
             task.tick()
         if self._training is not None:
             self._training.tick()
-        if self._cycle.has_due_window():
+        if self._cycle.needs_close():
             self._cycle.close_windows()
         self._cycle.drain(lambda state: len(state.buffer) > HIGH_WATER, TICK_SECONDS)
 

@@ -1,6 +1,6 @@
 """Aggregation cycle of all Stats of a process: drains buffers, closes windows by the clock and returns readings.
 
-Runs on the recording thread or on a thread that flushes, under the step lock of the recording thread.
+Runs on the recording thread or on a thread that flushes, under the step lock of the recording thread except for `window_ends`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StatCycle:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Discard the window clocks of the parent."""
+        """Discard the window clocks. Called by the constructor and in a forked child."""
         self._clocks: dict[float, WindowClock] = {}
         self._scheduled_stats = 0  # number of Stats at the latest `close_windows`
         self._next_position = 0  # position of the first Stat of the next drain
@@ -38,8 +38,8 @@ class StatCycle:
         """Return the monotonic times at which windows end."""
         return [clock.due_monotonic for clock in self._clocks.values()]
 
-    def has_due_window(self) -> bool:
-        """Return True if a window has ended, or if a Stat was constructed since the latest `close_windows`."""
+    def needs_close(self) -> bool:
+        """Return True if `close_windows` is due: a window has ended, or a Stat was constructed since the latest call."""
         wall, now = time(), monotonic()
         return len(self._stats) != self._scheduled_stats or any(
             clock.overdue_seconds(wall=wall, monotonic=now) is not None for clock in self._clocks.values()
@@ -72,7 +72,7 @@ class StatCycle:
     def drain(self, selects: Callable[[StatState], object], within_seconds: float = inf) -> None:
         """Drain the buffers of the Stats for which *selects* returns something true.
 
-        After the timeout, the next call starts with the first buffer that was not drained.
+        After the timeout, the next call starts with the first buffer that was not drained, also if its *selects* is different.
         """
         states, deadline = self._stats.states(), monotonic() + within_seconds
         first, self._next_position = min(self._next_position, len(states)), 0

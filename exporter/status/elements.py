@@ -1,6 +1,6 @@
-"""Elements of the status page: styled text, tables, named figures and plots.
+"""Elements of the status page: styled text, tables, named figures, plots and bars.
 
-The elements hold content only; the templates produce the HTML.
+The elements hold content and coordinates; the templates produce the HTML.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Plot:
 
     key: str  # unique on the page
     title: str
-    latest: str
-    summary: str
+    latest_text: str
+    accessible_label: str
     levels: tuple[str, str, str]  # labels of the upper edge, the middle and the lower edge
     seconds: float  # length of the time range
     paths: tuple[str, ...]  # SVG path data for each line
@@ -113,7 +113,7 @@ class BarSegment:
 
 
 def styled(text: str, style: str = "") -> RichText:
-    """Return rich text of one span, or of no span for an empty text."""
+    """Return rich text of one `StyledText`, or of none for an empty text."""
     return (StyledText(text, style),) if text else ()
 
 
@@ -167,17 +167,17 @@ def plot(
     floor: float | None = None,
     latest: float | None = None,
 ) -> list[Plot]:
-    """Return a list with the plot, or an empty list if no line has two points with a number.
+    """Return a list with the plot, or an empty list if no line has two points with a number in the last hour.
 
     Args:
         title: Title and accessible name of the plot.
         lines: Lines by name, with points at the same times. The color of a line is its position, also if an earlier line is not
-            drawn, because it has fewer than two points with a number.
+            drawn, because it has fewer than two such points.
         unit: Base unit of the numbers.
         now: Unix time of the right edge.
         owner: Name of the plot's run, which makes the key unique.
         floor: Lower edge of the plot; None for the minimum of the lines.
-        latest: Current value of a single line, for the caption.
+        latest: Current value of a single line, for the caption and the accessible label.
     """
     drawn_lines = {
         name: [point for point in line if now - point[0] <= PLOT_SECONDS] for name, line in lines.items()
@@ -189,24 +189,24 @@ def plot(
     if not numbers:
         return []
     high = max(numbers)
-    # At least a tenth of the value, so that noise is not drawn as a change.
+    # The axis spans at least a tenth of the highest number, so that noise is not drawn as a change.
     low = min(*numbers, high - abs(high) / 10) if floor is None else floor
     seconds = max(MIN_PLOT_SECONDS, now - min(line[0][0] for line in drawn_lines.values()))
     format_value = partial(quantity, unit=unit)
-    current = f"{len(drawn_lines)} lines" if len(drawn_lines) > 1 else f"now {format_value(latest)}"
+    current_text = f"{len(drawn_lines)} lines" if len(drawn_lines) > 1 else f"now {format_value(latest)}"
+    range_text = f"from {format_value(min(numbers))} to {format_value(high)}"
     rounded_lines = [
         [None if value is None else float(f"{value:.4g}") for _, value in line]
         for line in drawn_lines.values()
     ]
     colors = tuple(index for index, name in enumerate(lines) if name in drawn_lines)
     times = [round(timestamp) for timestamp, _ in next(iter(drawn_lines.values()))]
-    caption = f"{title}, last {duration(seconds)}"
     return [
         Plot(
             key=f"{title}-{owner}",
             title=title,
-            latest="" if latest is None else format_value(latest),
-            summary=f"{caption}: from {format_value(min(numbers))} to {format_value(high)}, {current}",
+            latest_text="" if latest is None else format_value(latest),
+            accessible_label=f"{title}, last {duration(seconds)}: {range_text}, {current_text}",
             levels=(format_value(high), format_value((high + low) / 2), format_value(low)),
             seconds=seconds,
             paths=tuple(_path(line, now, seconds, low, high) for line in drawn_lines.values()),
@@ -216,7 +216,10 @@ def plot(
 
 
 def append_current(line: Line, value: float | None, now: float) -> Line:
-    """Return a line that ends with the current value, if it is known, so that the plot agrees with the figure."""
+    """Return a line that ends with the current value, so that the plot agrees with the figure.
+
+    Points of the last second are dropped. An empty line, and a line whose current value is unknown, stay unchanged.
+    """
     if value is None or not line:
         return line
     return [*(point for point in line if point[0] < now - 1), (now, value)]

@@ -1,4 +1,4 @@
-"""Attributes and timestamps of spans and events, with one-logger's names and signatures.
+"""Attributes and timestamps of spans and events, compatible with one-logger's.
 
 A change of a collection is a single operation in C, so that another thread sees the collection before or after the change.
 """
@@ -24,7 +24,7 @@ MAX_FUTURE_SECONDS = 600.0
 """Tolerance for times in the future, as in one-logger, because the clocks of a cluster's nodes differ."""
 
 
-class Name(str, enum.Enum):
+class StrEnum(str, enum.Enum):
     """Enumeration whose members are strings, like `enum.StrEnum` of Python 3.11."""
 
     __str__ = str.__str__
@@ -63,9 +63,10 @@ class TracingTimestamp:
         perf_counter: float | None = None,
         validate_timestamp: bool = True,
     ) -> TracingTimestamp:
-        """Return the timestamp of a Unix time. *perf_counter* is the performance counter at that time; None if unknown.
+        """Return the timestamp of a Unix time. *perf_counter* is the performance counter at that time.
 
-        A time that is not finite is replaced by the current time. With validation, so is a time more than ten minutes ahead.
+        Without *perf_counter*, the performance counter is estimated from the current time of both clocks. A time that is not finite is
+        replaced by the current time. With validation, so is a time more than ten minutes ahead.
         """
         wall = time.time()
         if not math.isfinite(timestamp_sec) or (
@@ -100,7 +101,7 @@ def to_timestamp(value: object) -> TracingTimestamp:
 
 @dataclass(slots=True)
 class Attribute:
-    """Name and value of an attribute."""
+    """Attribute of a span or event. The constructor converts the name to a str and the value to a plain value."""
 
     name: str
     value: Any
@@ -123,21 +124,21 @@ class Attributes(dict[str, Attribute]):
 
     def get_bool_value(self, attribute_name: str) -> bool | None:
         """Return a boolean, or None if absent. Raises OneLoggerError for other types."""
-        return self._value(attribute_name, (bool,), "a boolean")  # type: ignore[no-any-return]  # as checked
+        return self._checked_value(attribute_name, (bool,), "a boolean")  # type: ignore[no-any-return]  # as checked
 
     def get_int_value(self, attribute_name: str) -> int | None:
-        """Return an integer, or None if absent. Raises OneLoggerError for other types."""
-        return self._value(attribute_name, (int,), "an integer")  # type: ignore[no-any-return]  # as checked
+        """Return an integer or a bool, or None if absent. Raises OneLoggerError for other types."""
+        return self._checked_value(attribute_name, (int,), "an integer")  # type: ignore[no-any-return]  # as checked
 
     def get_float_value(self, attribute_name: str) -> float | None:
-        """Return a number, or None if absent. Raises OneLoggerError for other types."""
-        return self._value(attribute_name, (int, float), "a float")  # type: ignore[no-any-return]  # as checked
+        """Return an integer, float or bool, or None if absent. Raises OneLoggerError for other types."""
+        return self._checked_value(attribute_name, (int, float), "a float")  # type: ignore[no-any-return]  # as checked
 
     def get_str_value(self, attribute_name: str) -> str | None:
         """Return a string, or None if absent. Raises OneLoggerError for other types."""
-        return self._value(attribute_name, (str,), "a string")  # type: ignore[no-any-return]  # as checked
+        return self._checked_value(attribute_name, (str,), "a string")  # type: ignore[no-any-return]  # as checked
 
-    def _value(self, name: str, kinds: tuple[type, ...], expected: str) -> Any:
+    def _checked_value(self, name: str, kinds: tuple[type, ...], expected: str) -> Any:
         attribute = self.get(name)
         if attribute is None:
             return None
@@ -162,7 +163,10 @@ class Attributes(dict[str, Attribute]):
 
     @classmethod
     def of(cls, value: object) -> Attributes:
-        """Return the attributes of a mapping; empty for None. Any other object is misuse, and the result is empty."""
+        """Return an `Attributes` itself, the attributes of another mapping, or no attributes for None.
+
+        Any other object is misuse, and the result has no attributes.
+        """
         if issubclass(type(value), Attributes):
             return value  # type: ignore[return-value]  # a subclass, as checked by `issubclass`
         try:

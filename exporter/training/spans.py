@@ -18,8 +18,8 @@ from exporter.training.attributes import (
     Attribute,
     Attributes,
     EventName,
-    Name,
     SpanName,
+    StrEnum,
     TracingTimestamp,
     assert_that,
     to_timestamp,
@@ -160,7 +160,7 @@ class TelemetryDataError(Event):
 
     __slots__ = ("error_message", "error_type")
 
-    class ErrorType(Name):
+    class ErrorType(StrEnum):
         """Extent of the loss: all telemetry or a part is missing."""
 
         NO_TELEMETRY_DATA = "no_telemetry_data"

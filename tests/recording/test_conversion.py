@@ -9,11 +9,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from time import thread_time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from exporter.recording.conversion import (
+    MAX_ITEM_CHARACTERS,
     Rejection,
     Unconvertible,
     class_name,
@@ -21,12 +23,12 @@ from exporter.recording.conversion import (
     safe_repr,
     to_attribute,
     to_datum,
-    to_message,
     to_name,
     to_number,
+    to_repr,
     to_sample,
     to_scalar,
-    to_text,
+    to_str,
 )
 from exporter.recording.introspection import MAX_ITEMS
 
@@ -35,8 +37,8 @@ CONVERSIONS = (
     to_number,
     to_attribute,
     to_datum,
-    to_message,
-    to_text,
+    to_str,
+    to_repr,
     to_name,
     safe_repr,
     class_name,
@@ -257,6 +259,54 @@ def test_safe_repr_runs_no_code_of_the_job() -> None:
     assert safe_repr(ValueError("bad")) == "ValueError: bad"
 
 
+def test_the_type_of_a_device_is_read_without_calling_its_methods() -> None:
+    calls = []
+
+    class DeviceType:
+        @property
+        def __class__(self) -> type:
+            calls.append("__class__ of the job")
+            return str
+
+        @__class__.setter
+        def __class__(self, value: type) -> None: ...
+
+    class DeviceTypeText(str):
+        __slots__ = ()
+
+        def lower(self) -> str:
+            calls.append("lower of the job")
+            return "cpu"
+
+    assert to_number(Array(2.5, SimpleNamespace(type=DeviceType()))) is None
+    assert to_number(Array(2.5, SimpleNamespace(type=DeviceTypeText("cuda")))) is None
+    assert to_number(Array(2.5, SimpleNamespace(type=DeviceTypeText("CPU")))) == 2.5
+    assert calls == []
+
+
+def test_the_str_of_an_array_on_a_device_is_not_called() -> None:
+    calls = []
+
+    class DeviceArray(Array):
+        def __str__(self) -> str:
+            calls.append("__str__ waits for the device")
+            return "2.5"
+
+    assert to_str(DeviceArray(2.5, "cuda:0")) == "DeviceArray of shape (1,) on cuda:0"
+    assert to_str(DeviceArray(2.5, "cpu")) == "2.5"
+    assert calls == []
+
+
+def test_the_str_of_an_enumeration_member_is_that_of_its_value() -> None:
+    assert to_str(Mode.FAST) == "fast"
+    assert to_str(Level.LOW) == "3"
+
+
+def test_a_long_item_of_a_repr_is_cut() -> None:
+    assert to_repr("x" * 500) == repr("x" * MAX_ITEM_CHARACTERS)
+    assert to_repr([b"x" * 500]) == f"[{b'x' * MAX_ITEM_CHARACTERS!r}]"
+
+
 def test_a_sample_is_finite_or_the_reason_of_its_rejection() -> None:
     assert [to_sample(value) for value in (1, 2.5, True)] == [1.0, 2.5, 1.0]
     assert to_sample(math.nan) is Rejection.NAN
@@ -266,14 +316,14 @@ def test_a_sample_is_finite_or_the_reason_of_its_rejection() -> None:
 
 
 def test_the_message_of_a_number_has_at_most_the_given_number_of_characters() -> None:
-    assert to_message(10**1000, 20) == "1" + "0" * 19
-    assert to_message(0.1 + 0.2, 5) == "0.300"
+    assert to_str(10**1000, 20) == "1" + "0" * 19
+    assert to_str(0.1 + 0.2, 5) == "0.300"
 
 
 def test_the_text_of_a_container_that_contains_itself_is_finite() -> None:
     loop: list[Any] = []
     loop.append(loop)
 
-    assert to_text(loop) == "[[[[[...]]]]]"
+    assert to_repr(loop) == "[[[[[...]]]]]"
     assert len(repr(to_attribute(loop))) < 100
     assert sys.getsizeof(safe_repr(loop)) < 1000

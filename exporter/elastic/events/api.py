@@ -12,7 +12,7 @@ from enum import Enum
 from math import isfinite
 from typing import Any, ClassVar
 
-from exporter.recording.conversion import to_message
+from exporter.recording.conversion import to_str
 
 __all__ = ["Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"]
 
@@ -101,11 +101,11 @@ def fields_of(event: Any) -> dict[str, object]:
 def _json_value(value: object) -> object:
     """Return a value as JSON types."""
     if isinstance(value, Mapping):
-        return {to_message(name): _json_value(item) for name, item in value.items()}
+        return {to_str(name): _json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_json_value(item) for item in value]
     if isinstance(value, float):
         return float(value) if isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
-    return to_message(value)
+    return to_str(value)

@@ -222,7 +222,7 @@ PHASE_ENERGY = FamilySpec(
     labels=("run", "phase", "component", "method"),
     help=(
         "Energy of the run on this machine by phase, component and method. The sum over all phases, including"
-        " unattributed, is the run's energy."
+        " unattributed, is the run's energy since the job reports training."
     ),
     absent=_WORK_ABSENT,
     source="energy of an interval * integral of power in the phase / integral of power",
@@ -266,12 +266,12 @@ WASTED_ENERGY = FamilySpec(
     labels=("run", "cause"),
     help="Energy without lasting progress, by the causes of training_badput_seconds_total.",
     absent=_WORK_ABSENT,
-    source="energy of phases, energy of work * share of the work that was lost",
+    source="energy of phases, energy of work * share of the work that was lost or hung",
     details=(
         "`other` includes the energy outside all phases.",
         (
-            "The run's energy is the sum of productive energy, wasted energy and the energy of uncommitted"
-            " work."
+            "The run's energy since the job reports training is the sum of productive energy, wasted energy"
+            " and the energy of uncommitted work."
         ),
     ),
 )

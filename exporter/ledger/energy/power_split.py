@@ -57,7 +57,7 @@ class PhaseSplit:
     """
 
     weight_by_phase: Mapping[str, float]
-    blurred_weights: Mapping[str, float]  # by phase, in intervals of fewer samples than `MIN_CLEAR_SAMPLES`
+    blurred_weight_by_phase: Mapping[str, float]  # in intervals of fewer samples than `MIN_CLEAR_SAMPLES`
     waiting_joules: float  # energy of the GPU after the interval; divided later
 
 
@@ -164,14 +164,14 @@ def _split(
 ) -> PhaseSplit:
     """Divide the energy of samples between two moments among the phases of the ranks."""
     weight_by_phase: dict[str, float] = {}
-    blurred_weights: dict[str, float] = {}
+    blurred_weight_by_phase: dict[str, float] = {}
     for intervals in rank_intervals:
         for interval, joules in _joules_by_piece(samples, intervals, start, end):
             phase = UNATTRIBUTED if interval is None else interval.phase
             weight_by_phase[phase] = weight_by_phase.get(phase, 0.0) + joules
             if interval is not None and interval.end - interval.start < min_clear_seconds:
-                blurred_weights[phase] = blurred_weights.get(phase, 0.0) + joules
-    return PhaseSplit(weight_by_phase, blurred_weights, waiting_joules=0.0)
+                blurred_weight_by_phase[phase] = blurred_weight_by_phase.get(phase, 0.0) + joules
+    return PhaseSplit(weight_by_phase, blurred_weight_by_phase, waiting_joules=0.0)
 
 
 def _joules_by_piece(

@@ -1,11 +1,11 @@
 """Energy, carbon and cost counters of a run, by phase and by the outcome of the work.
 
-    energy = phases + unattributed
-           = productive + wasted by cause + energy of uncommitted work
+    energy since the job reports training = phases + unattributed
+                                          = productive + wasted by cause + energy of uncommitted work
 
 Energy of work stays in a pool until goodput decides the outcome of the work: if a share of the uncommitted seconds becomes
-productive or lost, the same share of the pool is moved to the matching counter. When a new session of the run starts, the
-remaining pool is lost. The counters start at 0, never decrease and are saved.
+productive, lost or hung, the same share of the pool is moved to the matching counter. When a new session of the run starts, the
+remaining pool is lost. The counters never decrease and are saved.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class _SpentTime:
     """Time that a process spent in each phase since the last division."""
 
     process: ProcessWork
-    seconds: Mapping[str, float]  # by phase
+    seconds_by_phase: Mapping[str, float]
     is_complete: bool  # True if the process was running at the last division, so that its time covers the whole interval
 
 
 @dataclass(frozen=True, slots=True)
 class _PhaseWeights:
-    """Division of an amount of energy among phases, in proportion to joules or seconds."""
+    """Weights by which an amount of energy is divided among phases: joules or seconds."""
 
     method: str
-    weights: Mapping[str, float]  # by phase
-    total: float  # weight of the whole amount; the remainder is unattributed
+    weight_by_phase: Mapping[str, float]
+    total_weight: float  # weight of the whole amount; the remainder is unattributed
 
 
 class RunEnergy:
@@ -207,37 +207,37 @@ class RunEnergy:
             return
         total_weight = 0.0 if split is None else sum(split.weight_by_phase.values())
         if split is not None and total_weight > 0:
-            division = _PhaseWeights(POWER_SAMPLES, split.weight_by_phase, total_weight)
-            for phase, blurred_weight in split.blurred_weights.items():
+            weights = _PhaseWeights(POWER_SAMPLES, split.weight_by_phase, total_weight)
+            for phase, blurred_weight in split.blurred_weight_by_phase.items():
                 _add(record.blurred_joules, phase, joules * blurred_weight / total_weight)
         else:
-            division = self._time_weights(device, seconds)
+            weights = self._time_weights(device, seconds)
         unattributed_joules = joules
-        for phase, weight in division.weights.items():
+        for phase, weight in weights.weight_by_phase.items():
             if phase != UNATTRIBUTED:
-                phase_joules = joules * weight / division.total
+                phase_joules = joules * weight / weights.total_weight
                 unattributed_joules -= phase_joules
-                _add(record.phases, PhaseMethod(phase, component, division.method), phase_joules)
+                _add(record.phases, PhaseMethod(phase, component, weights.method), phase_joules)
                 self._count_phase(phase, phase_joules)
         unattributed_joules = max(0.0, unattributed_joules)
-        method = TIME_SHARE if division.method == EXCLUSIVE else division.method
+        method = TIME_SHARE if weights.method == EXCLUSIVE else weights.method
         _add(record.phases, PhaseMethod(UNATTRIBUTED, component, method), unattributed_joules)
         _add(record.wasted_joules, "other", unattributed_joules)
 
     def _time_weights(self, device: str, seconds: float) -> _PhaseWeights:
-        """Return the time by phase of the lowest rank that uses a device, otherwise of the run's lowest rank."""
+        """Return the time by phase of the lowest rank that uses only this device, otherwise of the run's lowest rank."""
         spent_times = [
             spent_time for spent_time in self._spent_times if spent_time.process.device == device
         ] or self._spent_times
         if not spent_times:
             return _PhaseWeights(TIME_SHARE, {}, seconds)
         spent_time = spent_times[0]
-        total_seconds = sum(spent_time.seconds.values())
+        total_seconds = sum(spent_time.seconds_by_phase.values())
         if not spent_time.is_complete:  # the process may have started within the interval
             total_seconds = max(seconds, total_seconds)
-        is_exclusive = spent_time.is_complete and len(spent_time.seconds) == 1
+        is_exclusive = spent_time.is_complete and len(spent_time.seconds_by_phase) == 1
         method = EXCLUSIVE if is_exclusive else TIME_SHARE
-        return _PhaseWeights(method, spent_time.seconds, total_seconds)
+        return _PhaseWeights(method, spent_time.seconds_by_phase, total_seconds)
 
     def _count_phase(self, phase: str, joules: float) -> None:
         """Add the energy of a phase to the pool, to productive energy, or to the wasted energy of the phase's cause."""

@@ -22,7 +22,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from exporter.errors import ExportError
 from exporter.one_logger.exporters import BaseExporter
-from exporter.recording.conversion import to_text
+from exporter.recording.conversion import to_repr
 from exporter.recording.recorder import RECORDER
 from exporter.training.attributes import Attributes, TracingTimestamp
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
@@ -179,7 +179,7 @@ def _encodable(value: Any) -> Any:
         return [_encodable(item) for item in value]
     if not isinstance(value, int) or -MAX_INTEGER <= value <= MAX_INTEGER:
         return value
-    return float(value) if abs(value) <= sys.float_info.max else to_text(value)
+    return float(value) if abs(value) <= sys.float_info.max else to_repr(value)
 
 
 def _nanoseconds(timestamp: TracingTimestamp) -> int:
