@@ -17,14 +17,12 @@ from dashboards.queries import (
     ODD_GROUP_SIZE,
     blank_if_incomplete,
 )
-from dashboards.rank_problems import EXIT_REASON_PATTERN
+from dashboards.rank_problems import EXIT_REASON_PATTERN, FOLLOWING_EXITS_SECONDS
 from dashboards.recorded_losses import LARGE_LOSS_RATIO, LOSS_RATIO, cost_per_hour
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120
 """Time without a step or validation batch from which a run in state `running` stands still."""
-FOLLOWING_EXITS_SECONDS = 60
-"""Exits at most this long before the last exit belong to the same failure."""
 STANDSTILL_BY_RUN = (
     f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
     ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'

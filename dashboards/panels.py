@@ -1,8 +1,8 @@
 """Grafana panels: time series, stat, bar gauge, state timeline and heat map.
 
-A panel has a title, a unit and queries; the descriptions are in `text/`. No line connects samples across a gap. A single
-number comes from an instant query at the end of the time range, because the last value of a range query may be an hour old.
-Widths and heights are in cells of Grafana's grid.
+A panel has a title, a unit and queries; the descriptions are in `text/`. No line connects samples across a gap. The queries of stat
+panels and bar gauges are instant queries at the end of the time range, because the last value of a range query may be an hour old.
+Widths `w` and heights `h` are in cells of Grafana's grid.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def bad_from(bad: float) -> Json:
 
 
 def warn_below(warning: float, bad: float) -> Json:
-    """Return thresholds that color values < `warning` as warning, and values < `bad` as bad.
+    """Return thresholds that color values from -1 on: values < `bad` as bad, other values < `warning` as warning.
 
     An absent value has the color of the first step, which is therefore neutral and ends at -1.
     """
@@ -72,7 +72,7 @@ def warn_below(warning: float, bad: float) -> Json:
 
 
 def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[Json]:
-    """Return value mappings from {value: (text, color)}."""
+    """Return value mappings from {value: (text, color)}. Grafana shows the text in the color instead of the value."""
     options = {
         str(value): {"text": text, "color": color, "index": index}
         for index, (value, (text, color)) in enumerate(texts.items())
@@ -248,15 +248,15 @@ def stat(
 
     Args:
         title: Title of the panel, unique on the dashboard.
-        queries: Queries with legends. The color of a query applies to values from 1 on, so that zero failures have the default color.
+        queries: Instant queries with legends. The color of a query applies to values from 1 on, so that zero failures are neutral.
         unit: Grafana's identifier of the unit.
         w: Width in grid columns.
         h: Height in grid rows.
         thresholds: Thresholds that color the values of queries without a color.
         decimals: Number of decimals; None for automatic.
         text_mode: `value`, `name` or `value_and_name`.
-        color: Color mode of the values; None for the colors of the thresholds.
-        color_mode: `value` to color the numbers, or `background` to color the tile.
+        color: Source of the color, such as `fixed_color(BLUE)`; None for the thresholds.
+        color_mode: Colored part: `value` for the numbers, or `background` for the tile.
         value_size: Font size of the numbers. None for automatic, which leaves no room for names with two lines.
         overrides: Overrides of series; these apply after the colors of the queries.
     """
@@ -294,7 +294,10 @@ def bar_gauge(
     decimals: int | None = None,
     overrides: Sequence[Override] = (),
 ) -> Panel:
-    """Return a bar-gauge panel of values at the end of the time range."""
+    """Return a bar-gauge panel: a horizontal bar from 0 for each series of the queries, at the end of the time range.
+
+    The arguments are those of `stat`, and `maximum`, the right end of the bars. None is the largest value.
+    """
     defaults = field_defaults(unit, thresholds or threshold_steps((None, BLUE)), 0, maximum, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
@@ -314,7 +317,7 @@ def bar_gauge(
 
 
 def state_timeline(title: str, *queries: Query, mappings: Sequence[Json], w: int = 24, h: int = 6) -> Panel:
-    """Return a state-timeline panel with a row for each series."""
+    """Return a state-timeline panel with a row for each series; *mappings* give each value its text and color."""
     defaults = field_defaults("none", NO_THRESHOLDS, None, None, None)
     defaults |= {
         "color": {"mode": "thresholds"},

@@ -1,7 +1,8 @@
 """PromQL queries of panels, and named selectors.
 
 Expressions contain named selectors such as `training_step{@run}`, which expand to matchers on the variables of the
-dashboard: `training_step{cluster=~"$cluster", run=~"$run"}`.
+dashboard: `training_step{cluster=~"$cluster", run=~"$run"}`. Some selectors add a condition too, and series of the host and of
+containers are deduplicated; see `expand`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _RANGE_FUNCTION_OR_SERIES = (
     r"\b\w+\([\w:]+\{{[^}}]*@{0}\b[^}}]*\}}\[[^]]*\](?: offset [$\w]+| @ end\(\))?\)"
     r"|\b[\w:]+\{{[^}}]*@{0}\b[^}}]*\}}(?!\[)(?: offset [$\w]+| @ end\(\))?"
 )
-"""Template of the regular expression of a series with a selector, with the function around it if the series has a range."""
+"""Template of the regular expression of a series with the selector `{0}`, with the function around it if the series has a range."""
 
 
 def gpus_of_runs(selector: str) -> str:
@@ -60,12 +61,19 @@ NODES_OF_RUN = (
     'last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range] @ end())'
     f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range] @ end()) and on (uuid) ({GPUS_OF_RUN})'
 )
-"""PromQL for the nodes of the selected runs. `.*`, the value of All, also matches series without the label `run`."""
+"""PromQL for series with the labels `job` and `instance` of the nodes of the selected runs.
+
+A node counts if its exporter has the label `run` of a selected run, or if a selected run held one of its GPUs in the time range.
+`.*`, the value of All, also matches series without the label `run`, and so selects all nodes.
+"""
 NODES_OF_ENERGY = (
     "last_over_time(training_energy_joules_total{@run}[$__range] @ end())"
     " or on () exporter_energy_counting{@cluster}"
 )
-"""PromQL for the nodes on which the selected runs have used energy; without such a node, for all nodes that count energy."""
+"""PromQL for the nodes on which the selected runs used energy in the time range.
+
+If there is no such node, the result is all nodes whose exporter counts energy now.
+"""
 SAME_WORK_RUNS_TEMPLATE = (
     '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{extra_matchers}}}[$__range])'
     ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{extra_matchers}}}[$__range]))'
@@ -81,7 +89,7 @@ _CONDITIONS = {
     "target": 'on (job) last_over_time(exporter_build_info{@cluster, job=~"$job"}[$__range] @ end())',
     "energy_node": f"on (instance) ({NODES_OF_ENERGY})",
 }
-"""Conditions that series with a selector satisfy, by selector name.
+"""PromQL operands of `and` that limit series with a selector, by selector name.
 
 A condition instead of a list of values keeps a query short: a thousand nodes have eight thousand GPUs.
 """
@@ -96,17 +104,18 @@ _CURRENT_SERIES_OF_RUN = re.compile(
 
 
 def bridge_missed_scrape(expression: str) -> str:
-    """Return an expanded expression that uses the last sample of each family of the run for up to 35 s.
+    """Return an expanded expression in which the last samples of the run's `training_` families count for up to 35 s.
 
-    At the scrape interval of 15 s, a single missed scrape then changes no value, as in the recording rules.
+    At the scrape interval of 15 s, a single missed scrape then changes no value, as in the recording rules. Recorded series, series
+    with a range or an offset, and operands of `timestamp` remain unchanged.
     """
     return _CURRENT_SERIES_OF_RUN.sub(r"(\g<0> or last_over_time(\g<0>[35s]))", expression)
 
 
 def expand(expression: str) -> str:
-    """Return an expression with expanded selectors.
+    """Return an expression with expanded selectors and their conditions.
 
-    A series of the host or of a container counts once, even if two exporters of the node publish it.
+    A series of the host or of a container counts once, even if two exporters of the node publish it: the largest value counts.
 
     Raises:
         KeyError: The expression contains an unknown selector.
@@ -129,7 +138,9 @@ class Query:
 
     expression: str
     legend: str = "__auto"  # `{{label}}` expands to the value of the label
-    color: str | None = None  # color of the series; shades of the color if the legend contains a label
+    color: str | None = (
+        None  # color of the series; shades of the color if the legend of lines contains a label
+    )
     reference: bool = False  # a reference line: dashed, not stacked, gray by default
     dashed: bool = False  # dashed lines
     right_axis: bool = False  # dashed lines on the right axis
@@ -157,11 +168,18 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 LOCAL_RANK_AS_GPU = (
     'label_replace(training_rank_info{@run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")'
 )
-"""PromQL for the ranks of the run, with the local rank as the label `gpu`."""
+"""PromQL for the ranks of the run with a local rank, which is also the label `gpu`. The GPU is a guess: a job can number its GPUs differently."""
 
 
 def _gpu_label_by_rank(label: str, inferred_source: str) -> str:
-    """Return PromQL for the label of each rank's GPU, `gpu` or `uuid`; *inferred_source* is the PromQL of the last resort."""
+    """Return PromQL for series of value 1 with a label of each rank's GPUs, by node, rank and this label.
+
+    The sources are the feed, else the processes that NVML lists, else *inferred_source*. A rank that uses several GPUs has several series.
+
+    Args:
+        label: `gpu` or `uuid`.
+        inferred_source: PromQL of the last resort.
+    """
     sources = (
         'training_rank_info{@run, uuid!=""}',
         "training_process_gpu_memory_bytes{@run}",
@@ -172,26 +190,32 @@ def _gpu_label_by_rank(label: str, inferred_source: str) -> str:
 
 
 GPU_INDEX_BY_RANK = _gpu_label_by_rank("gpu", LOCAL_RANK_AS_GPU)
-"""PromQL for the GPU index of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
+"""PromQL for the GPU indexes of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
 GPU_UUID_BY_RANK = _gpu_label_by_rank(
     "uuid", f"{LOCAL_RANK_AS_GPU} * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, gpu_up)"
 )
-"""PromQL for the GPU UUID of each rank. The UUID joins series of different exporters, whose GPU indexes may differ."""
+"""PromQL for the GPU UUIDs of each rank. The UUID joins series of different exporters, whose GPU indexes may differ."""
 
 
 def gpu_values_by_rank(family: str) -> str:
-    """Return PromQL for the values of a GPU family by node and rank. Several exporters of one GPU count once."""
+    """Return PromQL for the largest value of a GPU family among the GPUs of each rank, by node and rank."""
     return f"max by (instance, rank) ({GPU_UUID_BY_RANK} * on (uuid) group_left () max by (uuid) ({family}))"
 
 
 def feed_age_seconds(selector: str, by: str, aggregation: str = "max") -> str:
-    """Return PromQL for the age of feeds at the time of the scrape, by labels. `time()` would add the time since the scrape."""
+    """Return PromQL for the age of feeds at the time of the scrape in seconds, by labels. `time()` would add the time since the scrape.
+
+    Args:
+        selector: Matchers of the feeds.
+        by: Labels to keep.
+        aggregation: `max` for the oldest feed of each group, `min` for the newest.
+    """
     last_update = f"training_feed_last_update_timestamp_seconds{{{selector}}}"
     return f"{aggregation} by ({by}) (timestamp({last_update}) - {last_update})"
 
 
 def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = False) -> str:
-    """Return PromQL for the number of events in each interval of a graph.
+    """Return PromQL for the number of events in each interval of a graph, too few in an interval in which the counter restarts.
 
     `$__rate_interval` is longer than the interval between two points, so that `increase` would show an event several times.
     The difference between the last values of two intervals counts each event once, even if a scrape fails.
@@ -199,7 +223,7 @@ def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = Fa
     Args:
         counter: Counter with selectors.
         by: Labels to keep.
-        starts_at_first_event: Count the first sample as an event, for a counter without series before the first event.
+        starts_at_first_event: Count the value of the first sample, for a counter without series before the first event.
     """
     current = f"sum by ({by}) (last_over_time({counter}[$__interval]))"
     previous = f"sum by ({by}) (last_over_time({counter}[6h] offset $__interval))"
@@ -214,18 +238,21 @@ LAST_STEP_TIME_BY_RUN = (
 )
 """PromQL for the time of the last step or validation batch of each run: the time of the recorded sample minus the recorded age."""
 WALL_SECONDS = "max(training_wall_seconds_total{@run})"
-"""PromQL for the wall time of the run since its start."""
+"""PromQL for the wall time of the run since its first attempt in seconds, without labels."""
 STEP_AGE_SECONDS = (
     "min(last_over_time((timestamp(training_last_progress_timestamp_seconds{@run})"
     " - training_last_progress_timestamp_seconds{@run})[35s:5s]))"
 )
-"""PromQL for the age of the last step at the last scrape. `time()` would add the time since the scrape."""
+"""PromQL for the seconds from the last step or validation batch of any rank to the last scrape, without labels.
+
+`time()` would add the time since the scrape. Without a value if the last scrape of all ranks is more than 35 s old.
+"""
 STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
-"""PromQL for the time since the last step, while it exceeds both five times the longest step and 30 seconds."""
+"""PromQL for the seconds since the last step, while they exceed both 30 and five times the longest of the last steps."""
 STANDSTILL_BY_STEP_AGE = (
     f'({STEP_OVERDUE} or on () max(training_run_state{{@run, state=~"stalled|hung"}}) == 1)'
 )
-"""PromQL with a value while a step is overdue, also after the ledger has decided that the run is stalled or hung.
+"""PromQL with a value while a step is overdue, or while the ledger has decided that the run is stalled or hung.
 
 The value appears when the step becomes overdue, before the next evaluation of the rule that `STANDSTILL_BY_RULE` reads.
 """
@@ -235,25 +262,28 @@ STANDSTILL_BY_RULE = (
 )
 """PromQL with a value while the rule finds an overdue step, which it does only in phases of work, or while the run is stalled or hung."""
 LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
-"""PromQL with a value while the run has neither ended nor begun to end."""
+"""PromQL with a value while the run has neither ended nor started to end."""
 ENDED_NORMALLY = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
 """PromQL with a value after the run has finished or was stopped."""
 HANG_LABELS = "function, location, phase"
 """Labels of the position at which a rank hangs."""
 HANGING_RANKS = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}})"
-"""PromQL for each hanging rank, with its position."""
+"""PromQL for a series of value 1 for each hanging rank, with its position as labels."""
 ODD_GROUP_SIZE = "run_group:training_hang_odd:count{@run}"
-"""PromQL for the number of ranks in the group that holds up a hang, by the position of the group. No value if several groups may be the cause."""
+"""PromQL for the number of ranks in the group that holds up a hang, by the position of the group.
+
+Without a value if several groups may be the cause. A group of one rank is the *odd rank*.
+"""
 STATE_BY_RUN = "max by (run, state) (training_run_state{@run} == 1)"
-"""PromQL for the current state of each run, as a label."""
+"""PromQL for a series of value 1 for each run, with its current state as the label `state`."""
 ENDING_RUNS = 'max by (run) (training_run_state{@run, state="ending"}) == 1'
-"""PromQL for the runs whose processes have ended and whose outcome is not decided."""
+"""PromQL with a value for each run whose processes have ended and whose outcome is not decided."""
 LAST_PROGRESS_TIME_BY_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
 """PromQL for the time of the last step or validation batch of each run."""
 COST_SO_FAR_BY_CURRENCY = "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))"
-"""PromQL for the cost of the selected runs since their start, also shortly after their end."""
+"""PromQL for the cost of the selected runs since their start, until 15 minutes after their last sample."""
 JOULES_SO_FAR = "sum(last_over_time(training_energy_joules_total{@run}[15m]))"
-"""PromQL for the energy of the selected runs since their start, also shortly after their end."""
+"""PromQL for the joules of the selected runs since their start, until 15 minutes after their last sample."""
 
 WORK_PHASES = "|".join(sorted(phases.WORK_PHASES))
 """Regular expression of the phases that are work."""
@@ -262,21 +292,24 @@ SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput 
 OBSERVED_RATIO = (
     f"(clamp_max(max(rate(training_wall_seconds_total{{@run}}[5m])), 1) > 0 and on () {LIVE_STATE})"
 )
-"""PromQL for the share of the last five minutes with samples: below 1 for a younger run, without a value after the end of a run."""
+"""PromQL for the share of the last five minutes with samples of a live run: below 1 for a younger run.
+
+A rate over five minutes divided by this share is right for a young run too. Without a value after the end of the run.
+"""
 
 
 COMPUTE_SECONDS_BY_NODE = "max by (instance, rank) (rank:training_compute:seconds{@run})"
-"""PromQL for the compute time of a step of each rank, by node and rank."""
+"""PromQL for the seconds that each rank computes in a step, by node and rank."""
 MEAN_STEP_SECONDS = (
     '(sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval])))'
 )
-"""PromQL for the mean duration of the training steps of all ranks."""
+"""PromQL for the mean duration of the training steps of all ranks in seconds, without labels."""
 STAGE_OF_RANK = (
     "on (instance, run, rank, worker) group_left (label_stage)"
     " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
 )
-"""Operand of a multiplication that adds the pipeline stage to series of ranks."""
+"""Right operand of a multiplication that adds the label `label_stage`, the pipeline stage, to series of ranks."""
 SPEED_RATIO_BY_NODE = "max by (instance, rank) (rank:training_straggler_score:ratio{@run})"
 """PromQL for the speed of each rank relative to the fastest rank of its pipeline stage, by node and rank.
 
@@ -291,9 +324,12 @@ SLOWEST_RANK = (
     f' (label_replace({_ONLY_GPU_BY_RANK}, "gpu_suffix", ", GPU $1", "gpu", "(.+)")'
     f" or on (instance, rank) 0 * {COMPUTE_SECONDS_BY_NODE} + 1)"
 )
-"""PromQL for the relative speed of the slowest rank, with its GPU unless the rank uses several."""
+"""PromQL for the relative speed of the slowest rank, by node, rank and `gpu_suffix`.
+
+The label `gpu_suffix` is `, GPU 3`, or empty if the rank uses several GPUs or none is known.
+"""
 EQUAL_RATIO = 0.98
-"""Speed of the slowest rank from which no rank is named: the rest is noise of the measurement."""
+"""Relative speed of the slowest rank from which the panels name no rank: the rest is noise of the measurement."""
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{gpu_suffix}}"
 COST_PER_HOUR_BY_CURRENCY = (
     "3600 * sum by (currency) (max by (run, currency) (run:training_cost:rate5m{@run}))"
@@ -304,12 +340,14 @@ _REPORTING_RANKS_TEMPLATE = (
     "count by ({by}) (group by (run, rank) (training_process_up{{@run}}"
     " and count_over_time(training_process_up{{@run}}[$__rate_interval]) > 1))"
 )
+"""Template of PromQL for the number of ranks with at least two samples in a rate interval, the fewest for a rate."""
 
 
 def blank_if_incomplete(expression: str, by: str = "") -> str:
     """Return PromQL for a sum over the ranks of a run that has no value while ranks are missing.
 
-    A rank is missing during an outage of its exporter, and until its counters have two samples.
+    A rank is missing during an outage of its exporter, and until its counters have two samples. If no rank has a current sample,
+    the result is the sum, which then has a value for at most the range of its rates.
 
     Args:
         expression: PromQL for the sum.

@@ -1,4 +1,8 @@
-"""PromQL for the problems of the ranks of a run: lost and throttled GPUs, Xids, ended and silent processes, and hangs."""
+"""PromQL for the problems of the ranks of a run: lost and throttled GPUs, Xids, ended, unknown and silent ranks, and hangs.
+
+A name in `…_ROWS` or `…_ROW` is PromQL for rows of the table *What is wrong*, see `dashboards.run_problems`: the value is the start of a
+problem in Unix seconds, and the label `problem` is its text. Most other names are the PromQL from which the rows are built.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,16 @@ MAX_DATA_WAIT_RATIO = 0.1
 SILENT_SECONDS = 30
 """Age of the feed from which a live rank is silent."""
 MAX_EXIT_SPREAD_SECONDS = 900
-"""Longest time between the first and the last exit of an attempt. NCCL aborts the waiting ranks after ten minutes by default."""
+"""Longest time between the first and the last exit of an attempt that ended. NCCL aborts the waiting ranks after ten minutes by default."""
+FOLLOWING_EXITS_SECONDS = 60
+"""Longest time between the first and the last exit before a restart: a launcher such as torchrun ends all ranks first."""
 MAX_ROWS = 8
-"""Maximum number of rows of a problem that many ranks can have."""
+"""Maximum number of rows of a problem that many ranks can have at once."""
 
 FEED_AGE_SECONDS = feed_age_seconds("@run", "instance, rank")
-"""PromQL for the age of the feed of each rank of the run."""
+"""PromQL for the age of the feed of each rank of the run at the last scrape, by node and rank."""
 _LAST_UPDATE = "max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
+"""PromQL for the time of the last update of the feed of each rank, in Unix seconds."""
 UP_BY_RANK_AND_NODE = "max by (instance, rank) (training_process_up{@run})"
 """PromQL for each rank on each node: 1 if its process lives, otherwise 0."""
 UP_BY_RANK = "max by (rank) (training_process_up{@run})"
@@ -44,34 +51,42 @@ _ENDED_IN_RANGE = (
 
 
 RANKS_WITH_SAMPLE = "group by (rank) (training_process_up{@run})"
-"""PromQL for the ranks whose exporter responds."""
+"""PromQL for the ranks with a current sample, whether the process lives or has ended."""
 LIVE_RANK_COUNT = (
     "(count(max by (rank) (training_process_up{@run}) == 1) or on () 0 * max(training_world_size{@run}))"
 )
+"""PromQL for the number of ranks with a live process; 0 if no process lives, without a value if no rank has a sample."""
 UNKNOWN_RANK_COUNT = (
     f"clamp_min(max(training_world_size{{@run}}) - (count({RANKS_WITH_SAMPLE}) or vector(0)), 0)"
 )
-"""PromQL for the number of ranks without a sample: their exporter is down, or they have not started."""
+"""PromQL for the number of ranks without a sample: their exporter is down or not scraped, or they have not started."""
 MISSING_RANK_COUNT = (
     f"clamp_min(max(training_world_size{{@run}}) - {LIVE_RANK_COUNT} - {UNKNOWN_RANK_COUNT}, 0)"
 )
-"""PromQL for the number of ranks whose process has ended."""
+"""PromQL for the number of ranks whose process has ended: the ranks of the run that are neither alive nor unknown."""
 
 
 def with_text(expression: str, text: str, label: str = "", pattern: str = "(.+)") -> str:
-    """Return PromQL that adds the label `problem`; `$1` in the text is the value of a label."""
+    """Return PromQL that adds the label `problem`; `$1` in the text is the first group of *pattern* in the value of *label*."""
     return f'label_replace({expression}, "problem", "{text}", "{label}", "{pattern if label else ""}")'
 
 
 def with_number(number: str, since: str, text: str, by: str = "") -> str:
-    """Return PromQL for the start of a problem with a number in its text; 0 if the start is unknown, so that the row stays."""
+    """Return PromQL for the start of a problem with a number in its text; 0 if the start is unknown, so that the row stays.
+
+    Args:
+        number: PromQL for the number, such as a percentage. Series with equal labels *by* and equal numbers share a row.
+        since: PromQL for the start in Unix seconds, by the same labels.
+        text: Text of the problem; `$1` is the number.
+        by: Labels to keep besides `problem` and `number`; empty for a problem of the whole run.
+    """
     counted = f'count_values by ({by}) ("number", {number})'
     rows = f"{with_text(counted, text, 'number')} * 0"
     return f"({rows} + on ({by}) group_left () ({since}) or on ({by}) {rows})"
 
 
 def with_suffix(rows: str, number: str, suffix: str) -> str:
-    """Return PromQL that appends a text with a number to the label `problem`, if the number is known."""
+    """Return PromQL that appends *suffix* to the label `problem`, with *number* for `$1`; without a number, the rows are unchanged."""
     suffixes = f'label_replace(count_values("suffix", {number}), "suffix", "{suffix}", "suffix", "(.+)")'
     joined = (
         f'label_join({rows} + on () group_left (suffix) 0 * {suffixes}, "problem", "", "problem", "suffix")'
@@ -84,10 +99,11 @@ def with_suffix(rows: str, number: str, suffix: str) -> str:
 LAST_GPUS_BY_RANK = "max by (instance, rank, gpu, uuid) (rank:training_gpu:info{@run})"
 """PromQL for the GPUs of each rank, with index and UUID. The driver lists no processes of a lost GPU, so that the last known GPU counts."""
 _GPU_LOST = "max by (uuid) (gpu_up) == 0"
+"""PromQL with a value for each lost GPU, by UUID."""
 LOST_GPU_STARTS = (
     f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () max by (uuid) (gpu:gpu_lost_start:timestamp_seconds)"
 )
-"""PromQL for the start of the loss of each lost GPU, by rank."""
+"""PromQL for the start of the loss of each lost GPU of the ranks, by node, rank, GPU index and UUID."""
 _LOST_GPUS_WITH_NOTE = (
     f"label_replace({LOST_GPU_STARTS} * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (instance, rank, gpu) {LOST_GPU_STARTS},"
     ' "note", " (Xid $1)", "xid", "(.+)")'
@@ -95,11 +111,14 @@ _LOST_GPUS_WITH_NOTE = (
 LOST_GPU_ROWS = with_text(
     f'label_join({_LOST_GPUS_WITH_NOTE}, "problem", " lost", "gpu", "note")', "GPU $1", "problem"
 )
-"""PromQL for the lost GPUs of the ranks, with the Xid in the label `problem`, and as the label `note`."""
+"""PromQL for the lost GPUs of the ranks. The Xid, if one is known, is part of the label `problem`, and is the label `note`: ` (Xid 79)`."""
 
 
 def _xids(matcher: str = "") -> str:
-    """Return PromQL for the time of the recent Xids of the ranks' GPUs that respond."""
+    """Return PromQL for the time of each Xid in the last `XID_SECONDS` on the ranks' GPUs, by node, rank, GPU and Xid.
+
+    A lost GPU has a row of its own with the Xid, so its Xids are left out. *matcher* limits the Xids; empty for all.
+    """
     return (
         f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds{{{matcher}}}) > time() - {XID_SECONDS}"
         f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS_BY_RANK})"
@@ -107,19 +126,21 @@ def _xids(matcher: str = "") -> str:
 
 
 def xid_rows(xids: str) -> str:
-    """Return PromQL that adds the GPU and the Xid as the label `problem`."""
+    """Return PromQL that adds the GPU and the Xid as the label `problem`: `GPU 3: Xid 79`."""
     return with_text(f'label_join({xids}, "place", ": Xid ", "gpu", "xid")', "GPU $1", "place")
 
 
 XIDS_OF_GPUS = _xids()
-"""PromQL for the time of the recent Xids."""
+"""PromQL for the time of all recent Xids of the ranks' GPUs."""
 CRITICAL_XIDS_OF_GPUS = _xids(f'xid=~"{"|".join(str(xid) for xid in sorted(CRITICAL_XIDS))}"')
 """PromQL for the time of the recent Xids that point to the hardware."""
 _THROTTLED_SINCE = f"min by (uuid) ({THROTTLED_START_FAMILY}) and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
+"""PromQL for the start of the throttling of each GPU that is throttled for more than `MAX_THROTTLED_RATIO` of the time, by UUID."""
 _CELSIUS = (
     'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'
     ' "celsius", "$1 °C", "celsius", "(.+)")'
 )
+"""PromQL for a series for each GPU, by UUID, with the temperature as the label `celsius`: `88 °C`."""
 _THROTTLED_ROWS_WITHOUT_TEMPERATURE = with_text(
     f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_THROTTLED_SINCE})",
     "GPU $1 throttled",
@@ -129,38 +150,47 @@ THROTTLED_GPU_ROWS = (
     f'(label_join({_THROTTLED_ROWS_WITHOUT_TEMPERATURE} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
     f" or on (instance, rank, gpu) {_THROTTLED_ROWS_WITHOUT_TEMPERATURE})"
 )
-"""PromQL for the throttled GPUs of the ranks, with the temperature in the label `problem`."""
+"""PromQL for the throttled GPUs of the ranks. The label `problem` has the temperature, if it is known: `GPU 3 throttled, 88 °C`."""
 
 # Processes of the ranks --------------------------------------------------------------------------------------
 
 _LAST_EXIT = "max by (instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run})"
+"""PromQL for the time of the last exit of each rank, with the reason."""
 EXIT_REASON_PATTERN = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
 """Regular expression of the label `reason` of an exit. The group has the reason without its introduction."""
 _LAST_EXIT_OR_UPDATE = (
     f'({_LAST_EXIT} or on (instance, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 )
+"""PromQL for the time of the last exit of each rank; without a recorded exit, the last update of its feed."""
 _OF_ENDED_RANKS = f"and on (instance, rank) {UP_BY_RANK_AND_NODE} == 0 unless on (rank) {UP_BY_RANK} == 1 unless on () {_ENDED_NORMALLY_IN_RANGE}"
+"""Condition that a rank has ended on this node, lives on no other node, and that the run has not ended normally."""
 _KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
 _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPREAD_SECONDS})"
+"""PromQL for the exits of the last attempt: those at most `MAX_EXIT_SPREAD_SECONDS` before the last exit."""
 ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
+"""PromQL for the first exit of the last attempt; several ranks if they exited at the same time."""
 _ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST})"
 FIRST_ENDED_ROWS = with_text(
     f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", EXIT_REASON_PATTERN
 )
-"""PromQL for the exits of the ranks that ended first, with the reason in the label `problem`."""
+"""PromQL for the exits of the ranks that ended first, at most `MAX_ROWS`, with the reason in the label `problem`."""
 LATER_ENDED_ROWS = with_text(
     f"bottomk({MAX_ROWS}, {_ENDED_LATER})", "ended: $1", "reason", EXIT_REASON_PATTERN
 )
-"""PromQL for the exits of the other ended ranks, the earliest first."""
+"""PromQL for the exits of the other ended ranks, the `MAX_ROWS` earliest, with the reason in the label `problem`."""
 _EXITS_BEFORE_RESTART = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {UP_BY_RANK} == 1"
-FIRST_EXIT = f"bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - 60)"
-"""PromQL for the first exit before the last restart of the ranks. The exits of the other ranks follow within a minute."""
+"""PromQL for the exits in the time range of ranks that live again."""
+FIRST_EXIT = f"bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - {FOLLOWING_EXITS_SECONDS})"
+"""PromQL for the first exit before the last restart of the ranks, with its node, rank and reason."""
 UNKNOWN_RANK_COUNT_BY_NODE = (
     "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
     f" unless on (rank) {RANKS_WITH_SAMPLE}) unless on (instance) exporter_build_info{{@cluster}}"
     f" unless on () {_ENDED_IN_RANGE}"
 )
-"""PromQL for the number of ranks without a sample, by node whose exporter is down."""
+"""PromQL for the number of ranks without a sample, by node on which they last lived and whose exporter has no sample.
+
+Without a value if the run has ended in the time range.
+"""
 LAST_SAMPLE_TIME_BY_NODE = (
     "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
 )
@@ -169,37 +199,44 @@ SILENT_RANKS = (
     f"bottomk({MAX_ROWS}, {_LAST_UPDATE} and on (instance, rank) ({FEED_AGE_SECONDS} > {SILENT_SECONDS})"
     f" and on (instance, rank) {UP_BY_RANK_AND_NODE} == 1)"
 )
-"""PromQL for the last update of the live ranks that do not report, the oldest first."""
+"""PromQL for the last update of the feed of live ranks that is older than `SILENT_SECONDS`, the `MAX_ROWS` oldest."""
 
 # Hangs -------------------------------------------------------------------------------------------------------
 
 ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
-"""PromQL for the rank that holds up a hang, by the rule of the alert TrainingHang."""
+"""PromQL for a series of value 1 for the rank that holds up a hang, by the rule of the alert TrainingHang, with its position as labels.
+
+Without a value if a group of several ranks holds up the hang, or if several groups may be the cause.
+"""
 LOOKBACK = "1h"
 """Time after the last sample for which the last known state is shown."""
 STATE_SINCE = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
-"""PromQL for the start of the last known state."""
+"""PromQL for the start of the last known state of the run, in Unix seconds."""
 _HANG = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({LOST_GPU_STARTS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1), "place", " ", "function", "location")'
 )
+"""PromQL for the odd rank of a hang unless its GPU is lost, or for the position of an odd group, with the line as the label `place`."""
 ODD_PHASE = (
     "(max by (instance, rank, phase) (run:training_odd_phase:info{@run} and on (cluster, run) run:training_standstill:info)"
     " unless on () max(training_hang_info{@run}))"
 )
-"""PromQL for the only rank that is in another phase while all others wait for it, before the lines of the ranks are known."""
+"""PromQL for the only rank that is in another phase while all other ranks wait in `grad_sync`, by node, rank and phase.
+
+It has a value during a standstill until the stacks of the ranks are known.
+"""
 _LAST_STEP_TIME = "max(training_last_progress_timestamp_seconds{@run})"
 HANGING_PLACE_ROWS = with_text(
     f"({_HANG}) * 0 + on () group_left () {_LAST_STEP_TIME}", "holds up the others: $1", "place"
 )
-"""PromQL for the rank or the group that holds up a hang, with the line in the label `problem`."""
+"""PromQL for the rank or the group that holds up a hang, with the line in the label `problem`. The start is the last step of the run."""
 _WAITED_FOR = with_text(
     f"{ODD_PHASE} unless on (instance, rank) ({LOST_GPU_STARTS})",
     "all other ranks wait for this rank: phase $1",
     "phase",
 )
 ODD_PHASE_ROW = f"({_WAITED_FOR}) * 0 + on () group_left () {_LAST_STEP_TIME}"
-"""PromQL for the rank for which all other ranks wait, with its phase in the label `problem`."""
+"""PromQL for the rank for which all other ranks wait, with its phase in the label `problem`, unless its GPU is lost."""
 STANDSTILL_SINCE = f"({_LAST_STEP_TIME} and on () {STANDSTILL_BY_RULE})"
 """PromQL for the time of the last step of a run whose step is overdue, or that hangs or is stalled."""
 
@@ -217,4 +254,4 @@ EARLY_END_ROW = with_text(
     "finished early, at step $1",
     "steps",
 )
-"""PromQL for the end of a run that finished before its step target."""
+"""PromQL for the end of a run that finished before its step target, with the step and the target in the label `problem`."""

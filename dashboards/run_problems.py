@@ -1,8 +1,9 @@
 """Problems of a run: PromQL for each problem, and the table *What is wrong* of *Run* and *Ranks*.
 
-A row has the labels `problem`, `rank`, `instance` and `gpu`, as far as these are known. The value is the start of the problem
-in Unix seconds, or 0 if the problem started before the time range. Problems that many ranks can have at once (ended, silent and
-slow ranks) have at most `MAX_ROWS` rows, and waiting for data has one row. Lost GPUs, Xids and throttled GPUs have a row for each GPU.
+A row is a series with the labels `problem`, `rank`, `instance` and `gpu`, as far as these are known. The value is the start of the problem
+in Unix seconds, or 0 if the start is unknown or before the time range. A problem that many ranks can have at once (ranks that ended first,
+later, are silent or slow) has at most `MAX_ROWS` rows, and waiting for data has one row. Lost and throttled GPUs have a row for each
+GPU; Xids have a row for each GPU and Xid.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from exporter.status.xids import XID_MEANINGS
 class RunImpact(enum.Enum):
     """Impact of a problem on the run, the column *Effect*: the tables of *Run* and *Ranks* show the largest number first.
 
-    Members that `dashboards.gpu_problems.Impact` has too have the same number there.
+    A member has the same number as the member of `dashboards.gpu_problems.Impact` with the same name.
     """
 
     CAUSES_STOP = 6  # the rank or GPU for which the other ranks wait
@@ -95,7 +96,7 @@ class RunProblem:
 
     rows: str  # PromQL for the start, with the text of the problem as a label
     impact: RunImpact
-    remedy: str = ""
+    remedy: str = ""  # empty if another row has the remedy, or if the problem is over
 
     @property
     def labelled_rows(self) -> str:
@@ -112,90 +113,118 @@ _SLOW_ROWS = with_number(
     "computes at $1 % of the fastest rank",
     "instance, rank",
 )
+"""PromQL for the start of the slowness of the `MAX_ROWS` slowest ranks, by node and rank, with the speed in the label `problem`."""
 _SM_CLOCK = f'max by (instance, rank) ({LAST_GPUS_BY_RANK} * on (uuid) group_left () max by (uuid) (gpu_clock_hertz{{clock="sm"}}))'
+"""PromQL for the SM clock of each rank in hertz, by node and rank: the highest clock of its GPUs."""
 _SM_CLOCK_TEXTS = (
     'label_replace(count_values by (instance, rank) ("clock",'
     f" round(100 * {_SM_CLOCK} / on () group_left () (max({_SM_CLOCK}) > 0) < {100 * SLOW_RATIO})),"
     ' "clock", ", SM clock at $1 %", "clock", "(.+)")'
 )
+"""PromQL for the ranks whose SM clock is below `SLOW_RATIO` of the highest clock in the run, with the ratio as the label `clock`."""
 _SLOW_WITH_CLOCK = (
     f'(label_join({_SLOW_ROWS} + on (instance, rank) group_left (clock) 0 * {_SM_CLOCK_TEXTS}, "problem", "", "problem", "clock")'
     f" or on (instance, rank) {_SLOW_ROWS})"
 )
+"""PromQL for `_SLOW_ROWS` with the text of the SM clock at the end of the label `problem`, if the clock is low."""
 _SLOW_RANKS = (
     f"({_SLOW_WITH_CLOCK} + on (instance, rank) group_left (gpu) 0 * topk by (instance, rank) (1, {LAST_GPUS_BY_RANK})"
     f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDSTILL_BY_STEP_AGE}"
 )
+"""PromQL for the rows of slow ranks, with a GPU of the rank if one is known; without a value during a standstill."""
 DATA_WAIT_RATIO_BY_RANK = "max by (instance, rank) (rank:training_data_wait:ratio5m{@run})"
-"""PromQL for the share of the last five minutes in which each rank waited for data, also of a younger run."""
+"""PromQL for the share of the last five minutes in which each rank waited for data; of a younger run, the share of its time."""
 _DATA_WAIT_SINCE = "max(run:training_data_wait_start:timestamp_seconds{@run})"
+"""PromQL for the start of the wait for data in the run, in Unix seconds, without labels."""
 ALL_WAIT_FOR_DATA = (
     f"(min({DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO} and on () count({DATA_WAIT_RATIO_BY_RANK}) > 1)"
 )
-"""PromQL for the share in which each rank waits for data at least, if all ranks wait: no rank is then the cause."""
+"""PromQL for the smallest share of the time in which a rank waits for data, if all of several ranks wait: no rank is then the cause."""
 _ALL_RANKS_WAIT = with_number(
     f"round(100 * {ALL_WAIT_FOR_DATA})",
     _DATA_WAIT_SINCE,
     "all ranks wait for data: at least $1 % of the last 5 min",
 )
+"""PromQL for the row of a run whose ranks all wait for data."""
 _WAITING_RANK = with_number(
     f"round(100 * topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
     f"0 * {UP_BY_RANK_AND_NODE} + on () group_left () {_DATA_WAIT_SINCE}",
     "waits longest for data: $1 % of the last 5 min",
     "instance, rank",
 )
+"""PromQL for the row of the rank that waits longest for data, unless all ranks wait. The start is that of the run."""
 
 
 def events_in_range(counter: str, by: str) -> str:
-    """Return PromQL for the number of events in the time range, for a counter that may start with its first event."""
+    """Return PromQL for the number of events in the time range, without labels, for a counter that may start with its first event.
+
+    Args:
+        counter: Counter with selectors. Without a current sample of it, the result has no value.
+        by: Label by which the run has several counters, such as `reason`. Exporters that publish the same counter count once.
+    """
     before = f"last_over_time({counter}[6h] offset $__range)"
     return f"sum(max by ({by}) ({counter})) - (sum(max by ({by}) ({before})) or vector(0))"
 
 
 _NONFINITE = 'training_nonfinite_total{@run, kind="loss"}'
+"""Counter of the losses that were NaN or infinite."""
 _NEW_NONFINITE = f"sum(increase({_NONFINITE}[$__rate_interval]))"
 NONFINITE_NOW = f"{_NEW_NONFINITE} > 0"
-"""PromQL with a value while losses are NaN or infinite."""
+"""PromQL with a value if a loss was NaN or infinite within the last `$__rate_interval`."""
 _NONFINITE_BEFORE = (
     f"(sum(max by (value) (last_over_time({_NONFINITE}[6h] @ end() offset $__range))) or vector(0))"
 )
+"""PromQL for the value of the counter at the start of the time range, at each point of a subquery; 0 without a counter."""
 _LAST_FINITE_TIME = last_time(
     f"(sum({_NONFINITE}) or 0 * {WALL_SECONDS}) <= bool scalar({_NONFINITE_BEFORE})"
 )
+"""PromQL for the last point of the time range at which no loss of the range had been NaN or infinite; 0 without such a point."""
 _NONFINITE_COUNT = f"round({events_in_range(_NONFINITE, 'value')}) > 0"
 # Before the first such loss, the counter has no sample or is 0. The last step at such a time is finite.
 _LAST_FINITE_STEP = (
     f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
+"""PromQL for the last step before the first NaN or infinite loss of the run."""
 _NONFINITE_START = (
     f'(max(ALERTS_FOR_STATE{{@run, alertname="TrainingLossNonFinite"}}) or on () {_LAST_FINITE_TIME})'
 )
+"""PromQL for the time at which the alert became pending, otherwise `_LAST_FINITE_TIME`."""
 _NONFINITE_ROW = with_number(_NONFINITE_COUNT, _NONFINITE_START, "loss was NaN or infinite in $1 steps")
 _NONFINITE_ROW_WITH_STEP = with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
+"""PromQL for the row of NaN and infinite losses in the time range, with their number and the last step before the first."""
 _NONFINITE_PAUSED = f'(label_replace({_NONFINITE_ROW_WITH_STEP}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
+"""PromQL for the same row if the last `$__rate_interval` has no such loss."""
 NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
 """PromQL with a value while the alert fires: the weights may be invalid, although the loss is finite again."""
 _FAILED_COUNTER = 'training_checkpoints_total{@run, result="failed"}'
 _LAST_FAILURE = last_time(
     f"(sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}) < bool scalar(sum({_FAILED_COUNTER} @ end()))"
 )
+"""PromQL for the time of the last failed save in Unix seconds: the last point of the range at which the counter was below its last value."""
 _LAST_SAVE = f"(max(training_checkpoint_last_success_timestamp_seconds{{@run}}) or 0 * {WALL_SECONDS})"
+"""PromQL for the time of the last successful save, in Unix seconds; 0 without such a save."""
 LAST_SAVE_FAILED = f"{_LAST_FAILURE} > {_LAST_SAVE}"
 """PromQL with a value while no save has succeeded after the last failed save."""
 _FAILED_COUNT = f"round({events_in_range(_FAILED_COUNTER, 'kind')}) > 0"
 _SAVES_ALERT = 'max(ALERTS{@run, alertname="TrainingCheckpointFailing", alertstate="firing"})'
+"""PromQL with a value while the alert about failing saves fires."""
 _LAST_SAVE_AT_END = (
     "scalar(max(training_checkpoint_last_success_timestamp_seconds{@run} @ end()) or on () vector(0))"
 )
+"""PromQL for the time of the last successful save at the end of the time range, at each point of a subquery; 0 without such a save."""
 _FIRST_FAILURE_AFTER_SAVE = (
     f"clamp_min(min_over_time((time() + 0 * (sum({_FAILED_COUNTER} offset -$__interval) > (sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}))"
     f" > {_LAST_SAVE_AT_END} - $__interval_ms / 1000)[$__range:$__interval]), {_LAST_SAVE_AT_END})"
 )
-"""PromQL for the start of the first interval with a failed save after the last successful save, or the time of that save in the same interval."""
+"""PromQL for the start of the first interval of the subquery with a failed save after the last successful save.
+
+If the successful save is in the same interval, the value is the time of that save.
+"""
 _SAVES_FAIL_START = (
     f'(max(ALERTS_FOR_STATE{{@run, alertname="TrainingCheckpointFailing"}}) > on () {_LAST_SAVE}'
     f" or on () {_FIRST_FAILURE_AFTER_SAVE})"
 )
+"""PromQL for the start of failing saves: when the alert became pending if that was after the last successful save, else the first failure."""
 _SAVES_FAIL = with_number(_FAILED_COUNT, _SAVES_FAIL_START, "no checkpoint: $1 saves failed")
 _SAVES_FAILED = with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 
@@ -260,18 +289,21 @@ PROBLEMS = (
     ),
     RunProblem(f"{_NONFINITE_PAUSED} unless on () {NONFINITE_ALERT}", RunImpact.PAST),
 )
+"""Problems of a run. The order has no effect on the table, which is sorted by effect and start."""
 _ROW_LABELS = "impact, problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
 _NO_PROBLEM_ROW = (
     f"{with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
     f" or on () {with_text('vector(-1)', NO_SAMPLE_OF_RUN)}"
 )
+"""PromQL for the row of a run without a problem or without a sample. The value -1 is shown as a dash."""
 
 
 def problem_since() -> str:
-    """Return PromQL for the start of the problem in *State*, else of the worst current problems, in Unix seconds.
+    """Return PromQL for the start of the problem in the panel *State*, else of the worst current problems, in Unix seconds.
 
-    The order is that of the texts in *State*. A start before the time range is 0.
+    The result has no labels. The order is that of the texts in *State*. An unknown start and a start before the time range are 0.
+    Without a value if the run has no current problem.
     """
     stops = [
         problem.rows for problem in PROBLEMS if problem.impact in (RunImpact.CAUSES_STOP, RunImpact.STOPS_RUN)
@@ -295,7 +327,7 @@ def problem_since() -> str:
 
 
 def what_is_wrong(w: int, h: int) -> Panel:
-    """Return the table of the current problems of a run, problems that stop the run first."""
+    """Return the table of the current problems of a run, problems that stop the run first, then by start; past problems are last."""
     rows = " or ".join(f"1000 * ({problem.labelled_rows})" for problem in PROBLEMS)
     since = f"max by ({_ROW_LABELS}) ({rows}) or on () ({_NO_PROBLEM_ROW})"
     panel = table(

@@ -25,21 +25,28 @@ from dashboards.run_problems import (
 )
 
 WARNING_LEVEL, BAD_LEVEL = 1, 10
-"""Levels from which a state is a warning or bad. A warning alert adds `WARNING_LEVEL`, a critical alert `BAD_LEVEL`."""
+"""Levels from which a state is a warning or bad.
+
+The level of a run is a sum: of its state, an overdue step, a slow run, missing ranks and alerts. Each part adds 0, `WARNING_LEVEL` or
+`BAD_LEVEL`, so that the warnings of all parts together stay below `BAD_LEVEL`.
+"""
 STATE_LEGEND = "{{state}}{{overdue}}{{culprit}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
 
 _SAMPLE_AGE_SECONDS = (
     f"round(time() - max(last_over_time(run:training_last_sample:timestamp_seconds{{@run}}[{LOOKBACK}])))"
 )
+"""PromQL for the seconds since the last sample of the run, if it is at most `LOOKBACK` old."""
 _CURRENT_STATES = 'run:training_run_state:info{{@run, state=~"{states}"}}'
-"""PromQL for the current state, as on *Fleet*: a run without a sample for a minute has none."""
+"""Template of PromQL for the current state, as on *Fleet*: a run without a sample for a minute has none."""
 _LAST_STATES = f'last_over_time(training_run_state{{{{@run, state=~"{{states}}"}}}}[{LOOKBACK}])'
+"""Template of PromQL for the last state within `LOOKBACK`, as series of value 1 and 0."""
 
 
 def state_query() -> str:
-    """Return PromQL for a series with the level of the run's state and the labels of `STATE_LEGEND`.
+    """Return PromQL for a series with the level of the run and the labels of `STATE_LEGEND`, as far as they apply.
 
-    A run without a sample has its last known state, with the age of the last sample and the node.
+    A run without a sample has its last known state, with the age of the last sample and a node. A last state other than `finished` is then
+    at least a warning. Without a value if the run has had no sample within `LOOKBACK`.
     """
     levels = {0: "starting|running|finished", WARNING_LEVEL: "stalled|ending|stopped"}
     silent_levels = {0: "finished", WARNING_LEVEL: "starting|running|stalled|ending|stopped"}
@@ -57,7 +64,14 @@ def state_query() -> str:
 
 
 def _state_with_note(series: str, levels: dict[int, str]) -> str:
-    """Return PromQL for the level by state, and a note: the reason of the end, or the last step of an early end."""
+    """Return PromQL for the level of the state, with the labels `state` and `note`.
+
+    The note is the reason of the end, or the last step of a run that finished early, which is a warning; other runs have no note.
+
+    Args:
+        series: `_CURRENT_STATES` or `_LAST_STATES`.
+        levels: Regular expressions of the states by level, without the states of `BAD_LEVEL`.
+    """
     all_levels = levels | {BAD_LEVEL: "hung|failed|lost"}
     states = " or ".join(
         f"{level} * max by (state) ({series.format(states=states)} == 1)"
@@ -81,7 +95,8 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
 def _overdue() -> str:
     """Return PromQL for the level of an overdue step, with the minutes since the last step as the label `overdue`.
 
-    The minutes are those of the tile *Last step*, which Grafana rounds.
+    The level is `BAD_LEVEL` if the rule finds the step overdue. Otherwise it is 0: with the label during a standstill by another condition,
+    without the label without a standstill, and in the first minute. The minutes are those of the panel *Last step*, which Grafana rounds.
     """
     minutes = f"round(({STEP_AGE_SECONDS} >= 60) / 60)"
     text = f'label_replace(count_values("overdue", {minutes}), "overdue", ", no step for $1 min", "overdue", "(.+)")'
@@ -90,9 +105,18 @@ def _overdue() -> str:
 
 
 def _culprit() -> str:
-    """Return PromQL for the cause of a bad state as the label `culprit`.
+    """Return PromQL for the cause of a standstill, of damage or of a slow run as the label `culprit`.
 
-    The cause is the rank whose GPU is lost or that holds up a hang, else a GPU with an Xid of the hardware, else a NaN loss, else failing saves, else the slow rank. The value is `WARNING_LEVEL` for a slow run, otherwise 0.
+    The label names the first cause that applies:
+
+        the lost GPU of a rank
+        the rank that holds up a hang, or for which all other ranks wait
+        a GPU with an Xid of the hardware
+        a NaN or infinite loss
+        failing saves
+        the causes of a slow run, see `_slow_part`
+
+    The value is `WARNING_LEVEL` for a slow run, otherwise 0. A run that does not train has no cause.
     """
     odd_rank = f'label_join(topk(1, {ODD_RANK} or on () {ODD_PHASE}), "culprit", " on ", "rank", "instance")'
     rank_of_lost_gpu = f'label_join(topk(1, {LOST_GPU_ROWS}), "culprit", " on ", "rank", "instance")'
@@ -118,7 +142,11 @@ def _culprit() -> str:
 
 
 def _slow_part() -> str:
-    """Return PromQL for the level of a slow run, with the slow rank, the rank that waits for data, or the hot GPU as the label `culprit`."""
+    """Return PromQL for `WARNING_LEVEL` while a run is slow, with the cause as the label `culprit`.
+
+    The cause is the slowest rank, else the rank that waits longest for data, else the rank with a throttled GPU, else the wait of all ranks
+    for data. Without a value during a standstill, and if the run is not in the state `running`.
+    """
     all_wait = f'label_replace({ALL_WAIT_FOR_DATA}, "culprit", ", slowed by waiting for data", "", "")'
     parts = (
         (f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})", "slowed by rank $1"),
@@ -138,14 +166,17 @@ def _slow_part() -> str:
 
 
 def _missing_ranks() -> str:
-    """Return PromQL for the level of ended or unknown ranks of a live run, with their number as the label `missing`."""
+    """Return PromQL for `WARNING_LEVEL` while ranks of a live run have ended, or are unknown, with their number as the label `missing`.
+
+    Otherwise the value is 0, without the label.
+    """
     missing = _counted("missing", f"{MISSING_RANK_COUNT} > 0", "rank missing", "ranks missing")
     unknown = _counted("missing", f"{UNKNOWN_RANK_COUNT} > 0", "rank unknown", "ranks unknown")
     return f"{WARNING_LEVEL} * ({missing} or on () {unknown}) and on () {LIVE_STATE} or on () vector(0)"
 
 
 def _alerts() -> str:
-    """Return PromQL for the level of the run's firing alerts, with their number as the label `alerts`."""
+    """Return PromQL for the level of the run's firing alerts, with the number of critical alerts, else of warnings, as the label `alerts`."""
 
     def alerts(severity: str, plural: str, level: int) -> str:
         alert_count_query = f'count(ALERTS{{alertstate="firing", severity="{severity}", @run}})'
@@ -156,7 +187,7 @@ def _alerts() -> str:
 
 
 def _counted(label: str, count: str, singular: str, plural: str) -> str:
-    """Return PromQL that adds a label with a count and a noun, such as `, 2 warnings`."""
+    """Return PromQL for a series of value 1 with a count and a noun as a label, such as `, 2 warnings`."""
     with_plural = (
         f'label_replace(count_values("{label}", {count}), "{label}", ", $1 {plural}", "{label}", "(.+)")'
     )
@@ -164,7 +195,7 @@ def _counted(label: str, count: str, singular: str, plural: str) -> str:
 
 
 def _age_and_node() -> str:
-    """Return PromQL for a zero with the age of the last sample and the node as the labels `age` and `instance`."""
+    """Return PromQL for a zero with the age of the last sample and one node of the run as the labels `age` and `instance`."""
 
     def age(condition: str, unit: str) -> str:
         return f'label_replace(count_values("age", {condition}), "age", ", no news for $1 {unit} from ", "age", "(.+)")'

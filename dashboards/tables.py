@@ -22,7 +22,7 @@ HEADING_PADDING_PIXELS = 28
 FILTER_ICON_PIXELS = 22
 SORT_ARROW_PIXELS = 20
 LETTER_PIXELS = 7.5
-"""Mean width of a letter of a column heading."""
+"""Mean width of a letter of a column heading. The other pixels are those of the padding and of the icons beside the heading."""
 MIN_COLUMN_WIDTH_PIXELS = 100
 """Minimum width in pixels of a column without a fixed width."""
 
@@ -33,12 +33,16 @@ class Column:
 
     source: str  # PromQL, or the name of a label; a bare metric name counts as a label: write `metric{}`
     title: str  # heading
-    unit: str | None = None  # Grafana's identifier of the unit
+    unit: str | None = (
+        None  # Grafana's identifier of the unit; None for a plain number, or for the text of a label or a mapping
+    )
     width: int | None = None  # pixels, or the heading's if wider; None for a share of the remaining width
-    thresholds: Json | None = None  # thresholds that color the text, or the bar if there is one
+    thresholds: Json | None = None  # thresholds that color the text, or the bar of a bar gauge
     mappings: Sequence[Json] = ()  # value mappings
     links: Sequence[Json] = ()  # data links of the cells
-    bar: tuple[float, float] | None = None  # draw a bar gauge with this minimum and maximum
+    bar: tuple[float, float] | None = (
+        None  # minimum and maximum of a bar gauge in each cell; None for no bar gauge
+    )
     decimals: int | None = None  # number of decimals; None for automatic
 
     @property
@@ -125,9 +129,9 @@ def _query_fields(query_count: int) -> list[str]:
 
 
 ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
-"""Value mappings that show 0 as a dash, for columns whose value is 0 in the placeholder row."""
+"""Value mappings that show 0 as a dash, for counts and for columns whose value is 0 in the placeholder row."""
 NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
-"""Text of the row of a table about a run without samples."""
+"""Text of the placeholder row of a table about a run without samples."""
 UNNAMED_HANG = "no step; no rank is named yet"
 """Text of a standstill before the stacks name a rank."""
 
@@ -143,9 +147,10 @@ def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, un
 
 
 def hanging_ranks(w: int = 24) -> Panel:
-    """Return a table with the position in the code of each hanging rank, or with a row that says why there is none.
+    """Return a table with the position in the code of each hanging rank, the positions with the fewest ranks first.
 
-    The positions with the fewest ranks are first: these ranks are likely to hold up the others.
+    These ranks are likely to hold up the other ranks. Without a position, the table has a single row: no rank is named yet, no rank hangs,
+    or no sample of the run exists.
     """
     ranks_at_line = "count by (function, location) (training_hang_info{@run})"
     no_hang_found = placeholder_row(
