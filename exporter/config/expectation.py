@@ -13,14 +13,17 @@ import yaml
 
 from exporter.config.options import Notation, Range, annotation_of, is_union, unwrap
 
+MAX_COMPARED_CHARACTERS = 100
+"""Length of the start of a text that is compared with the allowed texts, because the time of a comparison is quadratic."""
+
 _NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 """Description of the values of each scalar type."""
 
 
 def suggest(text: str, allowed_texts: Iterable[str]) -> str:
-    """Return `did you mean "…"?` if an allowed text is similar, otherwise the list of allowed texts."""
+    """Return `did you mean "…"?` if an allowed text is similar, otherwise the list of allowed texts, or a notice without any."""
     candidates = list(allowed_texts)
-    matches = difflib.get_close_matches(text[:100], candidates, 1, 0.6)
+    matches = difflib.get_close_matches(text[:MAX_COMPARED_CHARACTERS], candidates, n=1)
     if matches:
         return f'did you mean "{matches[0]}"?'
     return f"expected one of {', '.join(candidates)}" if candidates else "nothing is allowed here"

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 
-from exporter.config.expectation import choices, expectation, node_kind, suggest
+from exporter.config.expectation import MAX_COMPARED_CHARACTERS, choices, expectation, node_kind, suggest
 from exporter.config.nodes import EMPTY, MAX_BYTES, compose, is_null, join, printable, problem_at, quote
 from exporter.config.options import (
     REQUIRED,
@@ -74,7 +74,10 @@ def load_file(path: str | Path, cls: type[_T]) -> _T:
 
 
 def parse(text: str, source: str, hint: Any) -> Any:
-    """Return the value of a flag or an environment variable. Raises ConfigurationError, which names the source."""
+    """Return the value of a flag or an environment variable. Raises ConfigurationError, which names the source.
+
+    The hint is a text, a path, a float, a type with a notation, or choices; a text is never an integer or a boolean.
+    """
     conversion = _Conversion(source)
     value = conversion.convert(yaml.ScalarNode("tag:yaml.org,2002:str", text), hint, "", REQUIRED)
     if conversion.problems:
@@ -134,7 +137,9 @@ class _Conversion:
         elif base in (str, Path) and not is_text:
             message += "; put text in quotes"
         elif is_text:
-            matches = difflib.get_close_matches(node.value[:100], map(str, choices(base)), 1)
+            matches = difflib.get_close_matches(
+                node.value[:MAX_COMPARED_CHARACTERS], map(str, choices(base)), n=1
+            )
             message += f', did you mean "{matches[0]}"?' if matches else ""
         return self._report(node, path, message)
 

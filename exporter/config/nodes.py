@@ -18,6 +18,9 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 """Maximum depth of nested mappings and lists. The configuration has five levels."""
 
+MAX_SHOWN_CHARACTERS = 60
+"""Maximum length of a key or a value in a message."""
+
 EMPTY = yaml.MappingNode("", [], yaml.Mark("", 0, 0, 0, "", 0))
 """Root of an empty document."""
 
@@ -72,14 +75,16 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def join(path: str, key: str) -> str:
-    """Return the path of a key in a mapping."""
-    shown_key = key if re.fullmatch(r"[\w-]{1,60}", key) else quote(key)
+    """Return the path of a key in a mapping. A key with other characters than letters, digits, `_` and `-`, or a long key, is quoted."""
+    is_plain = len(key) <= MAX_SHOWN_CHARACTERS and re.fullmatch(r"[\w-]+", key)
+    shown_key = key if is_plain else quote(key)
     return f"{path}.{shown_key}" if path else shown_key
 
 
 def quote(text: str) -> str:
-    """Return text in double quotes, shortened, with control characters escaped for terminals and logs."""
-    return f'"{printable(text if len(text) <= 60 else text[:59] + "…")}"'
+    """Return at most `MAX_SHOWN_CHARACTERS` of a text in double quotes, with control characters escaped for terminals and logs."""
+    shown_text = text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
+    return f'"{printable(shown_text)}"'
 
 
 def printable(text: str) -> str:

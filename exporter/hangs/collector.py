@@ -1,6 +1,7 @@
 """Collector that requests stacks from the ranks of hanging runs, and publishes where each rank waits.
 
-Runs in the sidecar. While a run is hung or stalled, the collector writes a request once a minute, at most ten times.
+Runs in the sidecar. While a run is hung or stalled, the collector writes a request once a minute, at most ten times for each hang and
+each change between the two states.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exporter.collectors.job import InspectedRank, InspectedRun
@@ -32,7 +33,10 @@ HANG_INFO = FamilySpec(
         "Function and line (file:line) in which a rank of a hung or stalled run waits, from the stack of its"
         " main thread."
     ),
-    absent="while no run hangs, for ranks on other nodes, or with `hang.stacks: off`",
+    absent=(
+        "while no run is hung or stalled, until the ranks have answered or 3 s have passed since the first request, for"
+        " ranks on other nodes, or with `hang.stacks: off`"
+    ),
     source="stack answers of the training processes, /proc/<pid>/task",
     details=(
         (
@@ -45,7 +49,7 @@ HANG_INFO = FamilySpec(
 SPECS = (HANG_INFO,)
 
 REQUEST_INTERVAL_SECONDS = 60.0
-"""Minimum time between two requests for the stacks of a run."""
+"""Minimum time between two requests for the stacks of a run, except for the first request of a new hang."""
 MAX_REQUESTS = 10
 """Maximum number of requests for a hang of a run."""
 ANSWER_SECONDS = 3.0
@@ -72,13 +76,13 @@ class HangReport:
 
 @dataclass(slots=True)
 class _HangCase:
-    """Stack requests and the report of a hung or stalled run, until its state ends or changes."""
+    """Stack requests and the report of a run, from the start to the end of a hang."""
 
     run: InspectedRun
     request_count: int = 0
     requested_at: float = float("-inf")  # monotonic time of the last request
     request_id: str = ""  # id of the request whose answers are awaited, otherwise empty
-    is_logged: bool = False
+    is_logged: bool = False  # a report on the current state was logged
     report: HangReport | None = None  # from the last request that is no longer awaited
     answers: dict[str, StackAnswer] = field(default_factory=dict)  # to the last request, by process id
 
@@ -86,6 +90,17 @@ class _HangCase:
     def is_waiting(self) -> bool:
         """True from a stack request until all ranks have answered or `ANSWER_SECONDS` have passed."""
         return bool(self.request_id)
+
+    def change_state(self, run: InspectedRun) -> None:
+        """Log the next report, and permit as many requests as for a new hang. The time of the next request does not change.
+
+        The phase of an overdue step decides whether the run is hung or stalled, so that the state may change in every pass.
+        """
+        self.run = run
+        self.request_count = 0
+        self.is_logged = False
+        if self.report is not None:
+            self.report = replace(self.report, run=run)
 
 
 class HangCollector:
@@ -144,9 +159,10 @@ class HangCollector:
             del self._cases[name]
         for name, run in runs.items():
             case = self._cases.setdefault(name, _HangCase(run))
-            if run.since_timestamp > case.run.since_timestamp:
-                # A new hang, or a change from stalled to hung or back.
-                self._cases[name] = _HangCase(run)
+            if run.state != case.run.state:
+                case.change_state(run)
+            elif run.since_timestamp > case.run.since_timestamp:
+                self._cases[name] = _HangCase(run)  # a new hang
             else:
                 case.run = run
 

@@ -19,9 +19,11 @@ _MAX_LOCATION_CHARACTERS = 120
 
 
 def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
-    """Return the state of a process's main thread as text, with the kernel function or system call of a wait, if known.
+    """Return the state of a process's main thread as text.
 
-    Otherwise, the text names the files that this user may not read. *pid* is None for a process in another pid namespace.
+    For a waiting thread, the text contains the kernel function or system call, if known, or names the files that this user may not
+    read. If the process has ended, is not visible or its state is not readable, the text says so. *pid* is None for a process in
+    another pid namespace.
     """
     if pid is None:
         return "process not visible (in another pid namespace)"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from waiting import wait_until
@@ -126,6 +127,37 @@ def test_a_second_hang_of_a_run_is_explained_again(scene: Scene, caplog: pytest.
     scene.series(4.0)
 
     assert (initial_count, len(caplog.records)) == (1, 2)
+
+
+def test_a_change_from_stalled_to_hung_is_explained_again(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.runs = [replace(scene.runs[0], state="stalled")]
+    scene.series()
+    scene.series(4.0)
+    scene.runs = [replace(scene.runs[0], state="hung")]
+    scene.series(61.0)
+    scene.series(4.0)
+
+    assert [record.getMessage().partition(" for ")[0] for record in caplog.records] == [
+        "run llama stalled",
+        "run llama hung",
+    ]
+
+
+def test_a_run_that_alternates_between_hung_and_stalled_is_explained_once_a_minute(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    request_ids = set()
+    for index in range(12):
+        state: Literal["hung", "stalled"] = "hung" if index % 2 else "stalled"
+        scene.runs = [replace(scene.runs[0], state=state, since_timestamp=900.0 + index / 1e6)]
+        scene.series(5.0)
+        request = read_request(str(scene.directory))
+        assert request is not None
+        request_ids.add(request.id)
+
+    assert (len(request_ids), len(caplog.records)) == (1, 1)
 
 
 def test_no_stack_is_requested_with_stacks_off(tmp_path: Path) -> None:

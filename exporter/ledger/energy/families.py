@@ -81,7 +81,10 @@ RESETS = FamilySpec(
     source="collectors of energy",
     details=(
         "`wrap`: the counter wrapped; no energy is lost.",
-        "`reset`, `backwards`, `jump`: the energy of the interval is estimated from the last power.",
+        (
+            "`reset`, `backwards`, `jump`: the energy of the interval is estimated from the last power; 0 if the power is"
+            " unknown."
+        ),
     ),
 )
 CROSSCHECK = FamilySpec(
@@ -228,8 +231,9 @@ PHASE_ENERGY = FamilySpec(
     source="energy of an interval * integral of power in the phase / integral of power",
     details=(
         (
-            "`power_samples`: GPU power, sampled every 20 ms, is integrated over the phases of the ranks on"
-            " the GPU and scaled to the energy counter. Needs a GPU that no other run uses."
+            "`power_samples`: the driver's samples of GPU power, usually every 20 ms, are integrated over the phases of"
+            " the ranks on the GPU and scaled to the energy counter. Needs a GPU that no other run uses, and samples at"
+            " most 200 ms apart on average."
         ),
         "`exclusive`: the interval contains a single phase.",
         "`time_share`: in proportion to the time in each phase.",
@@ -240,7 +244,10 @@ PHASE_QUALITY = FamilySpec(
     type="gauge",
     unit="ratio",
     labels=("run", "phase"),
-    help="Share of a phase's energy, by method power_samples, in intervals of 50 ms and more.",
+    help=(
+        "Share of a phase's energy, by method power_samples, in intervals of at least 2.5 power samples (50 ms if"
+        " the driver samples every 20 ms)."
+    ),
     absent="without power samples",
     source="1 - energy in short intervals / energy",
     details=(
@@ -258,6 +265,7 @@ PRODUCTIVE_ENERGY = FamilySpec(
     help="Energy of work that a successful save covers, or of a process that completed the training.",
     absent=_WORK_ABSENT,
     source="energy of work * share of the work that became productive",
+    details=("With `goodput.validation=productive`, the energy of validation is productive too.",),
 )
 WASTED_ENERGY = FamilySpec(
     name="training_wasted_energy_joules_total",

@@ -42,7 +42,7 @@ MAX_SETTLED_PIDS = 4096
 class GpuSlice:
     """Part of a GPU's energy that a run used."""
 
-    run: str
+    run: str  # a NUL and the pid while the slice is stored, because the run is unknown
     pids: tuple[int, ...]  # of the run, on the GPU
     method: str
     ratio: float  # of the GPU's energy

@@ -185,12 +185,12 @@ STATE_ERRORS = FamilySpec(
     source="state directory",
     details=(
         (
-            "`failed`: a file could not be read, written or locked. The totals of the rank are absent until a"
+            "`failed`: a file could not be read, written or locked. The totals of the file are absent until a"
             " retry succeeds."
         ),
         (
-            "`damaged`: a file was damaged, too large or of a later version, and was renamed. The totals"
-            " continue from memory and the feed."
+            "`damaged`: a file was damaged, too large or of a different version, and was renamed. Its totals"
+            " continue from memory and the feed; totals that only this file contains restart at 0."
         ),
     ),
 )
@@ -200,13 +200,13 @@ FOREIGN = FamilySpec(
     labels=("entry",),
     help=(
         "1 for each entry of another user with a name of the exporter in a shared feed or state directory."
-        " This exporter ignores it."
+        " This sidecar ignores the entry."
     ),
     absent="without such an entry",
     source="feed directory, state directory",
     details=(
         "Names: `owner.lock`, `overrides.json`, `stacks.request`, `runs`, `ledger`.",
-        "In place of the entry, this exporter uses a name with its user id.",
+        "In place of the entry, this sidecar uses a name with its user id.",
     ),
 )
 SUPPRESSED = FamilySpec(

@@ -24,6 +24,8 @@ FACTS = (
     *("world_size", "nodes", "session_tag", "perf_tag", "application", "is_baseline"),
 )
 """Names of the facts, in the order of the labels."""
+MAX_FACT_CHARACTERS = 256
+"""Maximum length of a fact in a label. A longer fact is cut."""
 
 RUN_INFO = FamilySpec(
     name="training_run_info",
@@ -33,7 +35,7 @@ RUN_INFO = FamilySpec(
     absent="*expired*",
     source="environment of the launcher, exporter.training.describe(), configuration of one-logger, bridges",
     details=(
-        "The label of an unknown fact is empty.",
+        f"The label of an unknown fact is empty. A fact is cut after {MAX_FACT_CHARACTERS} characters.",
         "`job_id`, `user`, `nodes`: environment of the launcher, such as `SLURM_JOB_ID`.",
         "`job_name`, `world_size`: the same environment, unless the job reports a value.",
         "`flops_method`: method by which the job computed its FLOPs, such as `6N`.",
@@ -59,7 +61,10 @@ PEAK_FLOPS = FamilySpec(
     type="gauge",
     labels=(*IDENTITY_LABELS, "dtype", "source", "name"),
     help="Peak dense FLOP/s of the rank's device (name) for the data type of the run (dtype), by source.",
-    absent="if the device or the data type is unknown",
+    absent=(
+        "*not instrumented*, *exited*, *stale*, or if the job reports no peak and the configuration and the table"
+        " have none for the device and the data type"
+    ),
     source="exporter.ledger.families.run_info, configuration, training.describe(peak_flops=...)",
     details=(
         "`table`: built-in table.",
@@ -182,7 +187,7 @@ def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
 def _facts(visible: VisibleSlot) -> tuple[str, ...]:
     reading = visible.process.training
     reported_facts = {} if reading is None else dict(reading.facts)
-    return tuple(reported_facts.get(name, "")[:256] for name in FACTS)
+    return tuple(reported_facts.get(name, "")[:MAX_FACT_CHARACTERS] for name in FACTS)
 
 
 # Peak FLOP/s, the denominator of model FLOPs utilization ----------------------------------------------

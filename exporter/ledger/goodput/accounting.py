@@ -3,7 +3,7 @@
     wall = productive + uncommitted + badput by cause
 
 This equation holds after each update. Work is *productive* if a successful save covers it, or if the process has completed the
-training; other work is *uncommitted*. When the next process starts training at step s, uncommitted work of steps up to s becomes
+training; other work is *uncommitted*. Validation is productive too if the options say so, otherwise badput. When the next process starts training at step s, uncommitted work of steps up to s becomes
 productive, because a save must have covered it, and work of later steps becomes `lost_progress`. If a process resumes before an
 earlier save, productive time does not decrease: the repetition counts as `lost_progress` until the training reaches the earlier
 step. In a hang, the work seconds of the open step count as `hang`, and are deducted from the step's work when the step ends. Time
@@ -57,8 +57,8 @@ class Goodput:
     badput: dict[str, float] = field(default_factory=dict)
     wall_seconds: float = 0.0
     lost_steps: int = 0  # executed steps that have to be repeated
-    restarts: dict[str, int] = field(default_factory=dict)
-    interruptions: dict[str, int] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)  # by reason for the end of the previous attempt
+    interruptions: dict[str, int] = field(default_factory=dict)  # by reason
     attempt: Attempt | None = None  # the latest
     # uncommitted work of ended attempts, until the next attempt reports a first step
     pending: list[UncommittedSteps] = field(default_factory=list)
@@ -101,8 +101,9 @@ class Goodput:
     def start(self, attempt: Attempt, *, new_after_seconds: float) -> None:
         """Start the attempt of a new process.
 
-        A process without a session tag starts a new task if the last attempt has completed the training. It also starts a new
-        task if the time between attempts exceeds `new_after_seconds`, it starts at step 0 and it loads no checkpoint.
+        A process without a session tag starts a new task if the last attempt trained and has completed the training. The process
+        also starts a new task if the time between attempts exceeds `new_after_seconds`, its first step is 0 or unknown, and it
+        loads no checkpoint.
         """
         previous, self.attempt = self.attempt, attempt
         started_at = attempt.started_at
@@ -175,7 +176,7 @@ class Goodput:
         self._balance()
 
     def complete(self) -> None:
-        """Count all work of the latest attempt as safe, whether or not a save covers it."""
+        """Count all work of the latest attempt as productive, whether or not a save covers the work."""
         attempt = self.latest
         if attempt.reading.loop:
             self._resume(attempt, attempt.reading)
@@ -189,7 +190,10 @@ class Goodput:
         attempt.ended_at, attempt.has_completed = None, False
 
     def count_downtime(self, seconds_since_end: float) -> None:
-        """Count the time since the end of the latest attempt as downtime, unless the attempt has completed the training."""
+        """Count the time since the end of the latest attempt, except for the last `DOWNTIME_LAG_SECONDS`, as downtime.
+
+        Does nothing while the attempt runs, and after an attempt that has completed the training.
+        """
         attempt = self.attempt
         if attempt is None or attempt.ended_at is None or attempt.has_completed:
             return
@@ -240,7 +244,7 @@ class Goodput:
             attempt.hung_seconds = reading.open_seconds
 
     def _update_position(self, attempt: Attempt, reading: TrainingReading) -> None:
-        """Reset the step positions after a loop that counts anew, and compute the time to the first step."""
+        """Reset the step positions if a new loop counts from a lower step, and estimate the time to the first step."""
         previous = attempt.reading
         if 0 < previous.loop < reading.loop and (reading.step or 0) < (previous.step or 0):
             # A new loop of the same process counts from its own start: lower steps are not repetitions.

@@ -14,10 +14,10 @@ NO_READING = TrainingReading(phase="init")
 
 @dataclass(frozen=True, slots=True)
 class UncommittedSteps:
-    """Seconds of uncommitted work of consecutive steps."""
+    """Seconds of uncommitted work of consecutive steps, which are numbered from 1."""
 
     first: int
-    last: int
+    last: int  # inclusive
     seconds: float
 
 
@@ -87,7 +87,9 @@ class Attempt:
     is_resumed: bool = False  # True once the first step is known and the work of earlier attempts is settled
     is_final: bool = False  # the last snapshot was written at a normal exit
     ended_at: float | None = None  # set when the outcome is decided
-    reason: str = ""  # exit reason, from END_REASONS
+    reason: str = (
+        ""  # exit reason, from END_REASONS; "exit" if the training was completed, empty before the end
+    )
     has_completed: bool = False  # the process completed the training
     is_credited: bool = False  # all work is counted as productive, without a save
 
@@ -107,7 +109,10 @@ class Attempt:
 
     @property
     def covered_step(self) -> int | None:
-        """Last step covered by a save, otherwise the step before the first step of the process; None if unknown."""
+        """Last step covered by a save, otherwise the step before the first step of the process; None if unknown.
+
+        Numbered from 1. A reading numbers the first step from 0, which equals the number of the step before.
+        """
         return self.reading.first_step if self.committed_step is None else self.committed_step
 
     def unsaved_steps(self) -> list[UncommittedSteps]:

@@ -31,7 +31,7 @@ from exporter.recording.values import END_REASONS
 LAUNCH_SECONDS = 60.0
 """Maximum time from the exit of a process to the end of the launch whose status applies to the process."""
 SETTLE_SECONDS = 3.0
-"""Time after the exit of a process during which reports of other processes may arrive, if there is no launch."""
+"""Time after the exit of a process during which reports of other processes may arrive, if no launch has ended."""
 EXITING_SECONDS = 10.0
 """Time for a process to exit after it closed the feed, because torch may still tear down a device."""
 MAX_START_DELAY_SECONDS = 600.0
@@ -318,7 +318,8 @@ class Endings:
 
 def _without_shell(end: ProcessEnd) -> ProcessEnd:
     """Return the end with a negative signal number if the status is a shell's, 128 + the signal of its child."""
-    return replace(end, status=128 - end.status) if 128 < end.status < 128 + 65 else end
+    is_signal = 128 < end.status <= 128 + signal.SIGRTMAX
+    return replace(end, status=128 - end.status) if is_signal else end
 
 
 def _is_near(end: ProcessEnd, process: ExitedProcess) -> bool:

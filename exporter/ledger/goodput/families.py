@@ -70,6 +70,7 @@ PRODUCTIVE = FamilySpec(
     help="Work time covered by a successful save, or spent by a process that completed the training.",
     absent=_TOTAL_ABSENT,
     source="phases and checkpoints of rank 0",
+    details=("With `goodput.validation=productive`, validation is productive too, without a save.",),
 )
 UNCOMMITTED = FamilySpec(
     name="training_uncommitted_seconds",
@@ -91,7 +92,7 @@ BADPUT = FamilySpec(
     source="see docs/goodput.md",
     details=(
         f"Causes: {', '.join(f'`{cause}`' for cause in BADPUT_CAUSES)}.",
-        "With `goodput.validation=productive`, validation counts as productive time.",
+        "With `goodput.validation=productive`, validation is part of the productive time instead.",
     ),
 )
 LOST_STEPS = FamilySpec(

@@ -1,4 +1,4 @@
-"""Hang rule: the maximum time without a finished step."""
+"""Hang rule: the time without a finished step after which a step is overdue, and the phases in which an overdue step is a hang."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ LONG_PHASE_FACTOR = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HangRule:
-    """Limit of the time without a finished step: the larger of a fixed time and a multiple of the longest recent step."""
+    """Limit of the time without a finished step: the larger of a fixed time and a multiple of the longest recent step.
+
+    In `LONG_PHASES`, a step is overdue after `LONG_PHASE_FACTOR` times this limit.
+    """
 
     after_seconds: float = HANG_AFTER_SECONDS
     steps: float = HANG_STEPS  # multiple of the longest recent step
 
     def limit_seconds(self, reading: TrainingReading) -> float:
-        """Return the maximum time without a finished step, from the longest recent step or else from the mean step."""
+        """Return the limit without the factor of long phases, from the longest recent step or else from the mean step."""
         step_seconds = reading.longest_step_seconds
         if step_seconds is None and reading.steps:
             step_seconds = reading.work_seconds / reading.steps
         return max(self.after_seconds, self.steps * (step_seconds or 0.0))
 
     def is_overdue(self, reading: TrainingReading | None, seconds_without_step: float) -> bool:
-        """Return True if a step is overdue; False before the first finished step."""
+        """Return True if a step is overdue. Returns False without a reading, and before the first finished step."""
         if reading is None or reading.steps < 1:
             return False
         factor = LONG_PHASE_FACTOR if reading.phase in LONG_PHASES else 1.0
         return seconds_without_step > factor * self.limit_seconds(reading)
 
     def is_hung(self, reading: TrainingReading | None, seconds_without_step: float) -> bool:
-        """Return True if a step is overdue and the phase is not a waiting phase."""
+        """Return True if a step is overdue and the phase is not one of `WAITING_PHASES`."""
         is_overdue = self.is_overdue(reading, seconds_without_step)
         return is_overdue and reading is not None and reading.phase not in WAITING_PHASES

@@ -38,7 +38,7 @@ STATE = FamilySpec(
         "`starting`: no step or validation batch has finished.",
         "`running`: a step or validation batch has finished, and no step is overdue.",
         (
-            "`stalled`: a step is overdue in a phase that waits for data, compiles, loads, saves or"
+            "`stalled`: a step is overdue in a phase that initializes, waits for data, compiles, loads, saves or"
             " validates, or the feed is stale."
         ),
         "`hung`: a step is overdue in a different phase.",
@@ -49,10 +49,11 @@ STATE = FamilySpec(
         ),
         "`finished`: the training was completed, or the exit status is 0.",
         (
-            "`failed`: an exception, a different exit status or a different signal ended a process, torchrun"
-            " restarted the process, or it exited during a step while another rank was killed or crashed."
+            "`failed`: an exception, an exit status other than 0, a reported failure or a different signal ended a"
+            " process, torchrun restarted the process, or it exited during a step while another rank was killed or"
+            " crashed."
         ),
-        "`lost`: a process was killed or crashed without an exit status.",
+        "`lost`: a process was killed or crashed, and its exit status is unknown.",
     ),
 )
 STATE_SINCE = FamilySpec(
@@ -94,14 +95,14 @@ SPECS = (STATE, STATE_SINCE, OUTCOME, RANK_EXIT)
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """State of a run, with the start and the reason."""
+    """State of a run, with the start and the reason. The texts are empty if the state is not final or the fact is unknown."""
 
     state: str  # a value of `STATES`
     since_timestamp: float = field(default=0.0, compare=False)  # Unix time
     reason: str = ""  # evidence of a final state, such as "exit status 1"
-    exit_status: str = ""
-    signal: str = ""
-    exception: str = ""
+    exit_status: str = ""  # of the process or of the launch, as a decimal number
+    signal: str = ""  # name such as "SIGTERM", or the number of a signal without a name
+    exception: str = ""  # type of the uncaught exception
 
 
 def add_rank_exits(collected: Collected, slots: Iterable[VisibleSlot]) -> None:
@@ -251,6 +252,7 @@ def _recency_key(process: ProcessTotals) -> tuple[float, float, float]:
 
 
 def _running_state(process: ProcessTotals, rules: GapRules, now: Moment) -> RunState:
+    """Return the state of a run from its lowest running rank: stalled, hung, starting or running."""
     reading = process.training
     if process.snapshot is not None and not rules.is_fresh(process):
         return RunState("stalled", now.wall - process.age_seconds)

@@ -19,6 +19,11 @@ from typing import Any, NoReturn, TypeVar, Union, cast, get_args, get_origin, ge
 
 DecodedT = TypeVar("DecodedT")
 
+MAX_ERROR_CHARACTERS = 200
+"""Maximum length of an error's text in a message, because the text may contain a value of the file."""
+MAX_VALUE_CHARACTERS = 40
+"""Maximum length of a rejected value in a message."""
+
 
 def to_line(value: object) -> bytes:
     """Return a dataclass as a line of JSON. Raises ValueError for NaN and infinity."""
@@ -45,7 +50,7 @@ def decoding() -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from error
+        raise ValueError(f"{type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}") from error
 
 
 def to_json(value: Any) -> Any:
@@ -66,7 +71,8 @@ def to_json(value: Any) -> Any:
 def from_json(annotation: Any, json_value: Any) -> Any:
     """Return the value of an annotated type from JSON types, the inverse of `to_json`.
 
-    Of unions, only `T | None` is supported. Raises the errors that `decoding` converts.
+    Of unions, only `T | None` is supported. A float may be written as an integer; no other value is converted to a different
+    scalar type, so a boolean is not an integer. Raises ValueError, or an error that `decoding` converts to ValueError.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in {Union, UnionType}:
@@ -110,7 +116,7 @@ def _field_value(field: _SavedField, json_value: Any) -> Any:
 
 
 def _reject(value: object) -> NoReturn:
-    raise ValueError(f"unexpected value {str(value)[:40]!r}")
+    raise ValueError(f"unexpected value {str(value)[:MAX_VALUE_CHARACTERS]!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,12 @@ MAX_BYTES = 32 << 20
 _MAGIC = b"training-exporter-ledger"
 _VERSION = 3
 _MAX_FIRST_LINE_BYTES = 128
+_MAX_READABLE_CHARACTERS = 60  # of the key, in a file name
+_HASH_DIGITS = 32  # of the key's hash, in a file name
 
 
 class DamagedFileError(Exception):
-    """State file that cannot be used: incomplete, empty, too large, not a regular file, or of a different version."""
+    """State file that cannot be used: incomplete, empty, too large, invalid, not a regular file, of a different version or key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,11 @@ class StateFile:
 
 
 def file_name(key: StateKey) -> str:
-    """Return the file name of a key: readable characters and a hash."""
-    readable = re.sub(r"[^A-Za-z0-9_.]+", "_", "_".join(key))[:60].strip("._")
+    """Return the file name of a key: at most `_MAX_READABLE_CHARACTERS` of the key, and a hash that makes the name unique."""
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "_", "_".join(key))[:_MAX_READABLE_CHARACTERS].strip("._")
     # The length prefixes distinguish ("a", "b") from ("ab", ""). A key may contain lone surrogates.
     length_prefixed_key = "".join(f"{len(part)}:{part}" for part in key).encode("utf-8", "surrogatepass")
-    return f"{readable or 'run'}-{hashlib.sha256(length_prefixed_key).hexdigest()[:32]}{SUFFIX}"
+    return f"{readable or 'run'}-{hashlib.sha256(length_prefixed_key).hexdigest()[:_HASH_DIGITS]}{SUFFIX}"
 
 
 def encode_file(file: StateFile) -> bytes:

@@ -66,5 +66,8 @@ class StateLocks:
 
 
 def _offset(name: str) -> int:
-    """Return the byte of the lock file that is locked for a state file."""
+    """Return the byte of the lock file that is locked for a state file.
+
+    The offset is a hash of seven bytes, because an offset of eight bytes may exceed the largest file offset.
+    """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
