@@ -1,4 +1,4 @@
-"""Tables of firing alerts, the most urgent alert first."""
+"""Firing alerts: PromQL for their urgency and the start of their problem, and the table with the most urgent alert first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
 HARDWARE_ALERTS = "GpuLost|GpuMissing|GpuXidCritical|GpuEccUncorrected|NvmlDown"
 """Alerts about hardware that can stop a run. They are the most urgent if the run makes no progress."""
 URGENCY_STOPS_RUN, URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 5, 4, 3, 2, 1
-"""Urgencies of alerts. An alert about the hardware of a run that makes no progress is above the alert about the run, as its cause."""
+"""Urgencies of alerts, the largest first.
+
+An alert about the hardware of a run that makes no progress is above the alert about the run, because the hardware is the cause.
+"""
 URGENCIES = value_mappings(
     {
         URGENCY_STOPS_RUN: ("no progress", BAD),
@@ -37,6 +40,7 @@ URGENCIES = value_mappings(
         0: (NO_VALUE, NEUTRAL),
     }
 )
+"""Value mappings from urgencies to texts. 0 is the row *no alert fires*."""
 RUNBOOK_LINK = link("Runbook", "${runbook}#${__value.raw}")
 """Data link of an alert's name. The variable `runbook` contains the address from the rules."""
 
@@ -64,7 +68,13 @@ def with_xid(expression: str, label: str) -> str:
 
 
 def urgency(selector: str, labels: str, condition: str = "") -> str:
-    """Return PromQL for the urgency of the firing alerts, by labels; `condition` follows the series of the alerts."""
+    """Return PromQL for the urgency of each firing alert, by labels.
+
+    Args:
+        selector: Matchers of the alerts.
+        labels: Labels to keep.
+        condition: PromQL that follows the series of the alerts, such as `and on (run) …`.
+    """
     matchers = {
         URGENCY_NO_PROGRESS: f'alertname=~"{NO_PROGRESS_ALERTS}"',
         URGENCY_CRITICAL: f'severity="critical", alertname!~"{NO_PROGRESS_ALERTS}"',
@@ -88,7 +98,12 @@ def urgency(selector: str, labels: str, condition: str = "") -> str:
 def most_urgent(selector: str, labels: str, group_labels: str) -> str:
     """Return PromQL for the urgency of the most urgent alert of each group.
 
-    Among alerts of equal urgency, an alert with an Xid comes first, because the Xid is the cause.
+    Among alerts of equal urgency, an alert with an Xid is selected, because the Xid is the cause: it counts half a level more.
+
+    Args:
+        selector: Matchers of the alerts.
+        labels: Labels of the result.
+        group_labels: Labels that alerts of a group share.
     """
     urgencies = urgency(selector, labels)
     xid_urgencies = urgency(f'{selector}, xid!=""', labels)
@@ -98,15 +113,18 @@ def most_urgent(selector: str, labels: str, group_labels: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ProblemStart:
-    """Start of the problem that alerts are about. An alert becomes pending later, and again after each restart of Prometheus."""
+    """Recorded start of the problem that alerts are about.
+
+    The time at which an alert becomes pending is later, and it changes if Prometheus restarts.
+    """
 
     alerts: str  # regular expression of the names
     labels: str  # labels that join the alerts with the start
-    start: str  # PromQL
+    start: str  # PromQL in Unix seconds
 
 
 STATE_SINCE_BY_RUN = "max by (cluster, run) (timestamp(run:training_run_state:age_seconds) - run:training_run_state:age_seconds)"
-"""PromQL for the start of the current state of each run."""
+"""PromQL for the start of the current state of each run in Unix seconds, by cluster and run."""
 _PROBLEM_STARTS = (
     _ProblemStart("TrainingHang", "cluster, run", LAST_STEP_TIME_BY_RUN),
     _ProblemStart(
@@ -125,7 +143,10 @@ _PROBLEM_STARTS = (
 
 
 def alert_starts(selector: str) -> str:
-    """Return PromQL for the start of the problem of each alert that matches a selector, otherwise of the alert."""
+    """Return PromQL for the start of the problem of each alert that matches a selector, in Unix seconds, with the labels of the alert.
+
+    Without a recorded start, the result is the time at which the alert became pending.
+    """
     starts = [
         f'0 * ALERTS_FOR_STATE{{alertname=~"{problem.alerts}", {selector}}}'
         f" + on ({problem.labels}) group_left () max by ({problem.labels}) ({problem.start})"

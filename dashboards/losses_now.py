@@ -2,6 +2,8 @@
 
 The ledger adds the whole time of a hang or a crash at once, so a rate over five minutes would exceed 100 %. A hang is therefore
 shown as `standstill`, with a share of 100 %, and the losses of restarts are averaged over an hour.
+
+A loss is a series with the labels `run` and `cause`. A share is a ratio of the wall time.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ STANDSTILL_BY_RUN = (
     f" (time() - {LAST_PROGRESS_TIME_BY_RUN} > {RUNNING_WITHOUT_PROGRESS_SECONDS}"
     ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
 )
-"""PromQL with a value for each run that stands still.
+"""PromQL with a value for each run that stands still. Which value depends on the condition.
 
 A step is overdue, the run is stalled or hung, or the run is `running` without progress for `RUNNING_WITHOUT_PROGRESS_SECONDS`.
 """
@@ -41,8 +43,12 @@ _RECENT_BADPUT = (
     'max by (run, cause) (rate(training_badput_seconds_total{@run, cause!~"hang|lost_progress|downtime"}[5m]))'
     f" / on (run) group_left () {_OBSERVED_RATIO}"
 )
-"""PromQL for the share of the observed time that each run lost, by cause, except the causes that the ledger adds at once."""
+"""PromQL for the share of the last five minutes that each run lost, by cause, except the causes that the ledger adds at once.
+
+Of a run younger than five minutes, it is the share of the observed time.
+"""
 _STRAGGLER_WAIT = as_cause("max by (run) (run:training_straggler_wait:ratio{@run})", "slowest_rank")
+"""PromQL for the share of the last two minutes in which the ranks of each run wait for the slowest rank, as a cause."""
 _RESTART_SHARE = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
 """PromQL for the share of the last hour that each run lost to restarts."""
 _NONFINITE_STEPS = (
@@ -51,7 +57,9 @@ _NONFINITE_STEPS = (
 )
 """PromQL for the ratio of NaN and infinite losses to steps in the last five minutes."""
 _NONFINITE_LOSS = as_cause(f"clamp_max({_NONFINITE_STEPS}, 1)", "nonfinite_loss")
+"""PromQL for the same ratio as a share of the time: a step with such a loss counts as lost."""
 _LIVE_RUNS = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+"""PromQL with the value 1 for each run that has neither ended nor started to end."""
 _STANDSTILL = as_cause(f"(0 * {STANDSTILL_BY_RUN} + 1)", "standstill")
 _RESTARTS = as_cause(_RESTART_SHARE, "restarts")
 LOST_SHARE_NOW = (
@@ -61,6 +69,7 @@ LOST_SHARE_NOW = (
 )
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause."""
 _LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_LIVE_RUNS}))"
+"""PromQL for the share of the time that each live run loses now, over all causes and at most 1; 0 for a run without a loss."""
 _GPU_COUNT_BY_RUN = (
     f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
 )
@@ -81,9 +90,10 @@ _GPUS_OF_RANKS = (
     f" or on (run, instance, rank) max by (run, instance, rank, gpu) ({_LOCAL_RANKS})"
     " * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, max by (instance, gpu, uuid) (gpu_up * 0 + 1)))"
 )
-"""PromQL for the GPUs of each rank: the GPUs that the rank last reported, otherwise the GPU with the index of its local rank.
+"""PromQL for the GPUs of each rank, by run, node, rank, GPU index and UUID.
 
-The driver lists no processes of a lost GPU, so the current samples of its rank have no GPU.
+The GPUs are those that the rank last reported in the time range, otherwise the GPU with the index of its local rank. The driver lists no
+processes of a lost GPU, so the current samples of its rank have no GPU.
 """
 _LOST_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) (gpu_up) == 0"
@@ -91,6 +101,7 @@ _LOST_GPUS = (
 )
 """PromQL for the GPUs of live ranks that do not respond."""
 _LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (run, instance, rank) ({_LOST_GPUS})"
+"""PromQL for the same GPUs with their last Xid, if it is recent, as the label `xid`."""
 _THROTTLED_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
 )
@@ -105,17 +116,17 @@ _SLOWEST_RANKS = (
 )
 """PromQL for the slowest rank of each run, relative to the fastest rank of its pipeline stage."""
 _DATA_LOADING_RANKS = 'topk by (run) (1, max by (run, instance, rank) (deriv(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
-"""PromQL for the rank of each run that spends the most time in data loading."""
+"""PromQL for the rank of each run that spends the most time in `data_loading`, over five minutes."""
 _EXITS = (
     "(max by (run, instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run}) > time() - 3600)"
 )
-"""PromQL for the last failed exits of ranks within an hour, with the reason."""
+"""PromQL for the last failed exit of each rank, if it was within the last hour, in Unix seconds, with the reason."""
 _FIRST_EXITS = f"bottomk by (run) (1, {_EXITS} >= on (run) group_left () (max by (run) ({_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
-"""PromQL for the first exit of the last group of exits of each run."""
+"""PromQL for the first of each run's exits in the last `FOLLOWING_EXITS_SECONDS` before its last exit: the cause of the others."""
 
 
 def _with_reason(ranks: str, reason: str, label: str = "", pattern: str = "(.+)") -> str:
-    """Return PromQL that adds the label `reason`; `$1` in the text is the value of a label."""
+    """Return PromQL that adds the label `reason`; `$1` in the reason is the first group of *pattern* in the value of *label*."""
     return f'label_replace({ranks}, "reason", "{reason}", "{label}", "{pattern if label else ""}")'
 
 
@@ -160,22 +171,26 @@ RANKS_OF_LOSSES = (
     f" 0 * topk by (run, instance, rank) (1, {_GPUS_OF_RANKS})"
     f" or on (run, cause) max by (run, cause, instance, rank, reason) ({_RANKS_BY_CAUSE})) + 1"
 )
-"""PromQL for the rank to inspect for each loss, with its GPU and the reason.
+"""PromQL for a series of value 1 for each loss with a rank to inspect: run, cause, node and rank, and the GPU and reason if known.
 
     standstill    the rank with a lost GPU, otherwise the rank that holds up a hang, otherwise the rank for which all others wait
     slowest_rank  the slowest rank relative to the fastest rank of its pipeline stage
-    data_stall    the rank with the most time in data loading
+    data_stall    the rank with the most time in `data_loading`
     restarts      the rank that exited first
+    other causes  none
 """
 
 # Amount and start of a loss ----------------------------------------------------------------------------------
 
 LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
-"""PromQL for the cost per hour of what each run loses now, by cause: its cost per hour times the lost share."""
+"""PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
 LOST_POWER_BY_CAUSE = (
     f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(RUN_POWER_5M, 'run')}) > 0)"
 )
-"""PromQL for the part of each run's power that is lost now, by cause: its power times the lost share."""
+"""PromQL for the lost watts of each run now, by cause: the power of the run times the lost share.
+
+Without a value for a run of which ranks are missing.
+"""
 _ONSET_SHARE = 0.05
 """Share of the time above which a loss has begun."""
 
@@ -192,7 +207,7 @@ _START_OF_LOSS = (
     f" or {_last_time_before_onset(_NONFINITE_LOSS)})"
     f" and on (run, cause) {LOST_SHARE_NOW} >= {LOSS_RATIO}"
 )
-"""PromQL for the start of each loss with a verdict of at least *loss*, in Unix seconds. A usual loss has no start.
+"""PromQL for the start of each loss of at least `LOSS_RATIO`, in Unix seconds. A smaller loss is usual and has no start.
 
     standstill  the last progress
     restarts    the start of the current attempt, which is the end of the loss
@@ -202,7 +217,7 @@ LOST_SINCE_START = (
     f"{LOST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left () (time() - ({_START_OF_LOSS} > 0))"
     f" / 3600 and on (cause) {as_cause('vector(1)', 'standstill')}"
 )
-"""PromQL for the cost of each standstill since its start: cost per hour times hours.
+"""PromQL for the cost of each standstill since its start: the current cost per hour times the hours.
 
 Without a value for other causes, because their share of the time varies, and for a standstill that began before the range.
 """
@@ -213,23 +228,24 @@ _ACTIVE_STATES = "starting|running|stalled|hung|ending"
 ACTIVE_RUNS = (
     f'(max by (run) (last_over_time(training_run_state{{@run, state=~"{_ACTIVE_STATES}"}}[1h]) == 1))'
 )
-"""PromQL for the runs that have not ended, by the last state within an hour."""
+"""PromQL with the value 1 for each run that has not ended, by its last state within an hour."""
 ENDED_RUNS = (
     '(max by (run) (last_over_time(training_run_state{@run, state=~"stopped|finished|failed|lost"}[$__range]) == 1)'
     f" unless on (run) {ACTIVE_RUNS})"
 )
-"""PromQL for the runs whose last known state in the range is the end, also after the exporter has dropped their series."""
+"""PromQL with the value 1 for each run whose last state in the time range is an end, also after the exporter has dropped its series.
+
+A run that was active again within the last hour has not ended.
+"""
 UNKNOWN_RUNS = f"({ACTIVE_RUNS} unless on (run) training_run_state{{@run}})"
-"""PromQL for the runs that were active and that no exporter reports now."""
+"""PromQL for the runs that were active within the last hour and that no exporter reports now."""
 _PARTLY_UNKNOWN_RUNS = (
     "(max by (run) (training_world_size{@run})"
     f" > count by (run) (group by (run, rank) (training_process_up{{@run}})) and on (run) {_LIVE_RUNS})"
 )
+"""PromQL for the live runs of which at least one rank has a sample, but fewer ranks than the world size."""
 INCOMPLETE_RUNS = f"({UNKNOWN_RUNS} or on (run) {_PARTLY_UNKNOWN_RUNS})"
-"""PromQL for the runs without a sample, and the live runs of which fewer ranks than the world size have samples.
-
-Their cost and power are absent or too small.
-"""
+"""PromQL with a value for each unknown or partly unknown run: the cost and the power of the run are absent or too small."""
 _SILENT_NODES = (
     "(topk by (run) (1, max by (run, instance) (max_over_time(timestamp(training_process_up{@run})[1h:30s]))"
     " unless on (run, instance) training_process_up{@run})"
@@ -243,26 +259,32 @@ UNKNOWN_LOSSES = (
     f"({as_cause(f'({_SILENT_NODES} and on (run) {UNKNOWN_RUNS})', 'no_news')}"
     f" or {as_cause(f'({_SILENT_NODES} unless on (run) {UNKNOWN_RUNS})', 'partly_unknown')})"
 )
-"""PromQL for the losses of incomplete runs, as the causes `no_news` and `partly_unknown`. The value is the time of the last sample."""
+"""PromQL for the losses of incomplete runs, as the causes `no_news` and `partly_unknown`, with a node without samples.
+
+The value is the time of the last sample of this node.
+"""
 NO_COST = (
     "0 * sum by (currency) (training_cost_total{@run}"
     f" or last_over_time(training_cost_total{{@run}}[$__range]) and on (run) {ENDED_RUNS}) unless on () {INCOMPLETE_RUNS}"
 )
-"""PromQL for a cost per hour of 0 by currency, as the fallback of a sum without active runs; without a value if the cost of a run is unknown."""
+"""PromQL for a cost per hour of 0 by currency, as the fallback of a sum without active runs.
+
+Without a value if the cost of a run is unknown.
+"""
 RUNS_WITH_STALE_COST = (
     "(max by (run) (last_over_time(run:training_cost:rate5m{@run}[5m])) unless on (run) run:training_cost:rate5m{@run}"
     ' unless on (run) max by (run) (training_run_state{@run, state=~"stopped|finished|failed|lost"}) == 1)'
 )
-"""PromQL for the runs without a current cost that had one in the last five minutes and have not ended, in plots of a total."""
+"""PromQL for the runs that have not ended, have no current cost, and had one within five minutes: a total without them is too small."""
 _COST_PER_HOUR_WHILE_KNOWN = (
     "3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{@run}[1h]))"
 )
-"""PromQL for the highest cost per hour of each run in the last hour, when the cost was known."""
+"""PromQL for the highest cost per hour of each run in the last hour, by run and currency: the cost while all ranks were known."""
 _REST_OF_COST = (
     f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_PER_HOUR_BY_CAUSE})"
     f" or {_COST_PER_HOUR_WHILE_KNOWN})"
 )
-"""PromQL for the cost per hour of each run that is not among its known losses."""
+"""PromQL for the cost per hour of each run that is not among its known losses, by run and currency."""
 _UNSEEN_SHARE = (
     "(1 - count by (run) (group by (run, rank) (training_process_up{@run}))"
     " / on (run) max by (run) (training_world_size{@run}))"
@@ -273,7 +295,7 @@ UNKNOWN_COST = (
     f" or {_COST_PER_HOUR_WHILE_KNOWN} * on (run) group_left (cause)"
     f" {as_cause(f'({_UNSEEN_SHARE} and on (run) {_PARTLY_UNKNOWN_RUNS})', 'partly_unknown')})"
 )
-"""PromQL for the largest possible cost per hour of the unknown losses.
+"""PromQL for the largest possible cost per hour of the unknown losses, by run, currency and cause.
 
     no_news         the highest cost of the last hour minus the known losses
     partly_unknown  the highest cost of the last hour times the share of the ranks without a sample
@@ -300,7 +322,11 @@ VERDICTS = (
     f"({_KNOWN_LOSSES} >= bool {LOSS_RATIO}) + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {LARGE_LOSS_RATIO})"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN_VERDICT}"
 )
-"""PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual."""
+"""PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual.
+
+A share of at least `LOSS_RATIO` counts 1, which is `_LOSS_VERDICT`. A share of at least `LARGE_LOSS_RATIO` also counts the difference
+between the two verdicts.
+"""
 VERDICT_TEXTS = value_mappings(
     {
         _LARGE_LOSS_VERDICT: ("large loss", BAD),
@@ -333,7 +359,7 @@ _CAUSES = {
     "no_news": ("unknown: no sample", WARNING),
     "partly_unknown": ("unknown: some of the ranks", WARNING),
 }
-"""Texts and colors of causes. Waits are neutral, because their share decides whether they are bad."""
+"""Texts and colors of the causes, and of rows without a loss. Waits are neutral, because their share decides whether they are bad."""
 CAUSE_NAMES = {cause: name for cause, (name, _) in _CAUSES.items()}
 CAUSE_TEXTS = value_mappings(_CAUSES)
 """Value mappings from causes to texts."""

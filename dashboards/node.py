@@ -46,7 +46,7 @@ from dashboards.tables import Column
 
 UID = "training-node"
 PAGE_BYTES = 4096
-"""Assumed size of a memory page, because the exporter does not publish the size. On nodes with larger pages, the panel is too low."""
+"""Assumed size of a memory page, because the exporter does not publish the size. On nodes with larger pages, *Swap and page faults* is too low."""
 CPU_MODE_COLORS = {
     "user": BLUE,
     "nice": SKY_BLUE,
@@ -61,11 +61,11 @@ CPU_MODE_COLORS = {
 
 
 _OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run) {RUNS_LIVE_ON_NODE})'
-"""Condition of alerts: alerts without a node, such as a NaN loss, belong to a run with a live process on the node."""
+"""Condition of alerts: an alert without a node, such as a NaN loss, counts if its run has a live process on the node."""
 _CPU_WAIT = "waiting, data is late"
-"""Legend of the share of the time in which a thread waits for a CPU while a rank waits for data. Only then, it has a color."""
-UNKNOWN_GPUS = unknown_gpus("node", "target")
-"""PromQL for the number of GPUs of the node, if their state is unknown; then no GPU is up or lost."""
+"""Legend of the share of the time in which a thread waits for a CPU, if a rank on the node waits for data. Only then, the value has a color."""
+UNKNOWN_GPU_COUNT = unknown_gpus("node", "target")
+"""PromQL for the number of GPUs of the node while their state is unknown, otherwise without a value. No GPU is then up or lost."""
 _PRESSURE_THRESHOLDS = warn_from(0.5)
 """Thresholds of the share of the time in which a thread waits for a CPU, for memory or for a disk."""
 
@@ -107,8 +107,8 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             instant_query("sum(gpu_devices{@node})", "up"),
-            instant_query(f"{lost_gpus('node')} unless on () {UNKNOWN_GPUS}", "lost", BAD),
-            instant_query(UNKNOWN_GPUS, "unknown", WARNING),
+            instant_query(f"{lost_gpus('node')} unless on () {UNKNOWN_GPU_COUNT}", "lost", BAD),
+            instant_query(UNKNOWN_GPU_COUNT, "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",
             w=3,
@@ -210,7 +210,7 @@ def _overview_panels() -> tuple[Panel, ...]:
 
 
 def _cost_per_hour() -> Panel:
-    """Return the cost per hour of the runs on the node, and its lost part."""
+    """Return the panel with the cost per hour of the runs on the node and its lost part, or with *exporter down*."""
     share = "of it lost"
     exporter_down = "(max(up{@target}) == 0)"
     cost, lost = f"sum by (currency) ({NODE_COST_PER_HOUR})", f"sum by (currency) ({NODE_LOST_PER_HOUR})"
@@ -288,7 +288,7 @@ def _cpu_panels() -> tuple[Panel, ...]:
 
 
 def _pressure_ratio(resource: str, window: str) -> str:
-    """Return PromQL for the share of the time in which at least one thread waited for a resource."""
+    """Return PromQL for the share of the time in which at least one thread waited for a resource: `cpu`, `memory` or `io`."""
     return f"clamp_max(rate(host_pressure_{resource}_waiting_seconds_total{{@node}}[{window}]), 1)"
 
 

@@ -46,63 +46,73 @@ from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
 SPEED_RATIO_BY_RANK = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
-"""PromQL for the speed of each rank on the node relative to the fastest rank of the run, on any node."""
+"""PromQL for the speed of each rank on the node relative to the fastest rank of its pipeline stage, on any node, by run and rank."""
 RECORDED_STANDSTILL = recorded_standstill("@run")
+"""PromQL with the value 1 for each run that stands still."""
 _STOPPED_RUNS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
-"""PromQL with a value for each run that makes no step, or that died."""
+"""PromQL with a value for each run that stands still or has died."""
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
 UP_BY_RANK_ON_NODE = "max by (run, rank) (training_process_up{@node_run})"
 """PromQL for each rank on the node: 1 if its process lives, otherwise 0."""
 _LAST_UPDATE = "max by (run, rank) (training_feed_last_update_timestamp_seconds{@node_run})"
+"""PromQL for the time of the last update of the feed of each rank on the node, in Unix seconds."""
 TRAINER_FEED_AGE_SECONDS = feed_age_seconds('@node_run, role=~"trainer|"', "run, rank", "min")
-"""PromQL for the age of the feed of each rank on the node, without the feeds of its other processes."""
+"""PromQL for the age of the feed of each rank on the node in seconds, without the feeds of the rank's other processes."""
 LAST_STEP_TIME_BY_RANK = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
+"""PromQL for the time of the last step or validation batch of each rank on the node, in Unix seconds."""
 _LAST_EXIT = (
     "label_replace(max by (run, rank, reason) (training_rank_last_exit_timestamp_seconds{@node_run}),"
     f' "reason", "$1", "reason", "{EXIT_REASON_PATTERN}")'
 )
+"""PromQL for the time of the last failed exit of each rank on the node, with the reason without its introduction."""
 _RUNS_ENDING_OR_ENDED_NORMALLY = (
     'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
 )
 _LAST_EXIT_OR_UPDATE = (
     f'({_LAST_EXIT} or on (run, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 )
+"""PromQL for the time of the last exit of each rank; without a recorded exit, the last update of its feed."""
 _EXITS_OF_RUN = (
     "(max by (run, rank) (training_rank_last_exit_timestamp_seconds{@run})"
     " and on (run, rank) max by (run, rank) (training_process_up{@run}) == 0)"
 )
+"""PromQL for the time of the last exit of each rank that has no process, on any node."""
 _FIRST_EXIT = f"min by (run) ({_EXITS_OF_RUN} >= on (run) group_left () (max by (run) ({_EXITS_OF_RUN}) - {MAX_EXIT_SPREAD_SECONDS}))"
 """PromQL for the first exit of the last attempt of each run, on any node."""
 _ENDED_RANKS = (
     f"and on (run, rank) {UP_BY_RANK_ON_NODE} == 0 unless on (run) {_RUNS_ENDING_OR_ENDED_NORMALLY}"
 )
+"""Condition that a rank on the node has ended, unless its run is ending or has ended normally."""
 _ODD_RANK = (
     f"max by (run, rank, place) (label_join(training_hang_info{{@node_run}} and on (cluster, run, {HANG_LABELS})"
     f' {ODD_GROUP_SIZE} == 1, "place", " ", "function", "location"))'
 )
+"""PromQL for the rank on the node that alone holds up a hang, with the line as the label `place`."""
 _SLOW_RANKS = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
+"""PromQL for the speed of the slowest slow ranks of each run on the node, at most `MAX_SLOW_RANKS`; without a value during a standstill."""
 _DATA_WAIT_RATIO_BY_RANK = (
     'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
     " / on (run) group_left () max by (run) (run:training_observed:ratio5m{@run})"
 )
+"""PromQL for the share of the last five minutes in which each rank on the node waits for data; of a younger run, the share of its time."""
 WAITS_FOR_DATA = f"max({_DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
 _ALL_RANKS_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
-"""PromQL for the smallest share of each run whose ranks all wait for data: no rank is then the cause."""
+"""PromQL for the smallest share of the time in which a rank waits for data, for each run whose ranks all wait: no rank is then the cause."""
 _RANKS_WAITING_FOR_DATA = f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO}) unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_RANKS_WAIT_RATIO})"
-
-
+"""PromQL for the rank of each run on the node that waits longest for data, unless the run stands still or all ranks wait."""
 _DATA_WAIT_START = "max by (run) (run:training_data_wait_start:timestamp_seconds{@run})"
+"""PromQL for the start of the wait for data of each run, in Unix seconds."""
 _RANKS_OF_THROTTLED_GPUS = (
     f"({LAST_RANK_BY_GPU} and on (instance, gpu) max by (instance, gpu)"
     f" ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO})"
 )
-"""PromQL for the ranks whose row names the throttled GPU, and not the slowness that the throttling causes."""
+"""PromQL for the ranks with a throttled GPU. The row of such a rank has the start of the throttling, which causes the slowness."""
 
 
 def _with_percent(ratio: str) -> str:
-    """Return PromQL that adds the label `percent` with the value of a ratio."""
+    """Return PromQL for a series for each run and rank of a ratio, with the ratio in percent as the label `percent`."""
     return f'count_values by (run, rank) ("percent", round(100 * ({ratio})))'
 
 
@@ -169,7 +179,10 @@ _RANK_PROBLEMS = (
 
 
 def _alert_of_run(names: str, remedy: str, impact: Impact) -> NodeProblem:
-    """Return the problem of a run on the node for which one of these alerts fires. These alerts have no node; *names* is a regex."""
+    """Return the problem of the runs on the node for which one of some alerts without a node fires.
+
+    *names* is the regular expression of the names. The text of the problem is the name of the alert, which the table replaces by the title.
+    """
     selector = f'alertname=~"{names}"'
     firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
     since = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
@@ -179,11 +192,12 @@ def _alert_of_run(names: str, remedy: str, impact: Impact) -> NodeProblem:
 _CAUSES_OF_STANDSTILL = (
     f"({_ODD_RANK} or on (run) max by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) gpu_up{{@node}} == 0))"
 )
+"""PromQL with a value for each run whose standstill has a cause on this node, which has its own row: an odd rank or a lost GPU."""
 _CAUSE_ELSEWHERE = (
     'max by (run, place) (label_replace(label_join(run:training_standstill_rank:info{@run}, "place", " on ", "rank", "instance"),'
     ' "place", "rank $1", "place", "(.+)"))'
 )
-"""PromQL for the rank that causes the standstill of each run, on any node."""
+"""PromQL for the rank that causes the standstill of each run, on any node, as the label `place`: `rank 3 on node-2`."""
 _RUN_PROBLEMS = (
     NodeProblem(
         "no rank finishes a step; the cause is $1",
@@ -263,24 +277,24 @@ _ADAPTED_GPU_PROBLEMS = (
 )
 """Problems of GPUs. A lost GPU stops a run only if the run makes no step."""
 _PRIORITY_OF_GPUS = 20
-"""Priority added to problems of GPUs: a hot GPU is the cause, and its slow rank the effect."""
+"""Priority added to problems of GPUs, more than the number of problems of ranks: a hot GPU is the cause, and its slow rank the effect."""
 _PROBLEM_TEXTS = value_mappings(
     {NO_PROBLEM: (NO_PROBLEM, GOOD)}
     | {f"{NO_RESPONSE_PREFIX}{error}": (text, NEUTRAL) for error, text in ERROR_TEXTS.items()}
     | {f"Xid {xid}": (f"Xid {xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
     | {alert: (title, NEUTRAL) for alert, title in titles().items()}
 )
-"""Value mappings of the column *NodeProblem*. The column *Impact* has the color."""
+"""Value mappings of the column *Problem*. The column *Impact* has the color."""
 _DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)})
 
 
 def _with_ranks(gpus: str) -> str:
-    """Return PromQL that adds run and rank to series of GPUs, where known."""
+    """Return PromQL that adds the last run and rank to series of GPUs; a GPU without a rank in the time range keeps its labels."""
     return f"(({gpus}) + on (instance, gpu) group_left (run, rank) 0 * {LAST_RANK_BY_GPU} or ({gpus}) unless on (instance, gpu) {LAST_RANK_BY_GPU})"
 
 
 def _with_gpus(ranks: str) -> str:
-    """Return PromQL that adds a GPU to series of ranks, where known."""
+    """Return PromQL that adds one GPU to series of ranks; a rank without a known GPU keeps its labels."""
     gpus = f"topk by (run, rank) (1, {LAST_RANK_BY_GPU})"
     return (
         f"(({ranks}) + on (run, rank) group_left (gpu) 0 * {gpus} or ({ranks}) unless on (run, rank) {gpus})"
@@ -288,26 +302,30 @@ def _with_gpus(ranks: str) -> str:
 
 
 def _rows(problems: Sequence[NodeProblem], first_priority: int = 0) -> str:
-    """Return PromQL for impact and priority of all current problems; an earlier problem has a higher priority."""
+    """Return PromQL for the impact and priority of all current problems as one number.
+
+    The first problem has the highest priority, the last one *first_priority* plus 1.
+    """
     return " or ".join(
         problem.row(first_priority + len(problems) - index) for index, problem in enumerate(problems)
     )
 
 
 def _starts(problems: Sequence[NodeProblem], by: str) -> str:
-    """Return PromQL for the starts of all current problems, by labels and `problem`."""
+    """Return PromQL for the starts of all current problems in Unix seconds, by labels and `problem`, the index of the problem."""
     return " or ".join(
         f'label_replace(min by ({by}) ({problem.since} and on ({by}) ({problem.condition})), "problem", "{index}", "", "")'
         for index, problem in enumerate(problems)
     )
 
 
-def _union(build_rows: Callable[..., str]) -> str:
+def _union(build_rows: Callable[[Sequence[NodeProblem], str], str]) -> str:
     """Return PromQL for the union of the rows of all problems, with `gpu`, `run` and `rank` where known.
 
-    *build_rows* returns the PromQL for a list of problems, by labels.
-
     While no exporter is up, the row of the node replaces the rows of its GPUs and ranks: recorded series would keep a problem for minutes.
+
+    Args:
+        build_rows: Return PromQL for a list of problems, and for the labels that identify a row of these problems.
     """
     gpus = _with_ranks(build_rows(_ADAPTED_GPU_PROBLEMS, "instance, gpu"))
     gpus_and_ranks = f"{gpus} or {_with_gpus(build_rows(_RANK_PROBLEMS, 'run, rank'))}"
@@ -321,7 +339,10 @@ def _union(build_rows: Callable[..., str]) -> str:
 
 
 def _row_of(problems: Sequence[NodeProblem], by: str) -> str:
-    """Return PromQL for the rows of problems. Without a run, a problem of a GPU has the impact NO_RUN, which is 0."""
+    """Return PromQL for the impact and priority of problems. A problem of a GPU without a run has the impact `NO_RUN`, which is 0.
+
+    The remainder of the division by `PRIORITIES_PER_IMPACT` is the priority.
+    """
     if problems is not _ADAPTED_GPU_PROBLEMS:
         return _rows(problems)
     gpus = _rows(problems, _PRIORITY_OF_GPUS)
@@ -330,7 +351,9 @@ def _row_of(problems: Sequence[NodeProblem], by: str) -> str:
 
 
 _PROBLEM_ROWS = f"max by (gpu, run, rank, problem, remedy) ({_union(_row_of)})"
+"""PromQL for all current problems, with impact and priority as one number."""
 _PROBLEM_COUNT = f"count by (gpu, run, rank) ({_PROBLEM_ROWS})"
+"""PromQL for the number of problems of each row of the table: of a GPU, of a rank, of a run, or of the node."""
 _NO_PROBLEM_ROW = (
     f'label_replace(0 * max(up{{@target}}) + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
     f" unless on () ({_PROBLEM_COUNT})"
@@ -339,7 +362,7 @@ _NO_PROBLEM_ROW = (
 
 
 def problems_of_node() -> Panel:
-    """Return the table of the problems on a single node: the worst problem of each rank, each GPU and the node."""
+    """Return the table of the problems on a single node: the worst problem of each GPU, rank and run, and of the node itself."""
     worst = f"topk by (gpu, run, rank) (1, {_PROBLEM_ROWS})"
     since = f"min by (gpu, run, rank) ({_union(_starts)})"
     columns = (

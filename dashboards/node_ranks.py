@@ -21,14 +21,16 @@ from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_c
 from dashboards.tables import Column, percent_column, table
 
 _ALIVE, _ENDED, _UNKNOWN, _SILENT = 1, 0, -1, 2
-"""Values of the column *Process*. `_UNKNOWN` also marks the numbers of a run while the exporter of the node is down."""
+"""Values of the column *Process*. `_UNKNOWN` also replaces the numbers of a run while the exporter of the node is down."""
 _UNKNOWN_TEXTS = value_mappings({_UNKNOWN: ("unknown", WARNING)})
 _HERE_UNKNOWN = ", here unknown"
 """Suffix of the state of a run that another node reports while the exporter of this node is down."""
 _STATE_AND_UNKNOWN_MAPPINGS = value_mappings(
     RUN_STATES | {f"{state}{_HERE_UNKNOWN}": (f"{state}{_HERE_UNKNOWN}", WARNING) for state in RUN_STATES}
 )
+"""Value mappings of the states of a run, with and without `_HERE_UNKNOWN`."""
 _RANKS_IN_RANGE = "group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range]))"
+"""PromQL for a series of value 1 for each rank with a sample on the node in the time range."""
 _GPU_SOURCES = (
     'training_rank_info{@node_run, gpu!=""}',
     "training_process_gpu_memory_bytes{@node_run}",
@@ -37,9 +39,10 @@ _GPU_SOURCES = (
 _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )
-"""PromQL for the GPU of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
+"""PromQL for one GPU index of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
 RUNS_ENDED_NORMALLY = 'max by (run) (training_run_state{@run, state=~"finished|stopped"}) == 1'
 _PHASE_OF_RANK = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
+"""PromQL for the current phase of each rank as the label `phase`."""
 
 
 def runs_table() -> Panel:
@@ -54,6 +57,7 @@ def runs_table() -> Panel:
     )
 
     def or_unknown(expression: str) -> str:
+        """Return PromQL for the values of runs; `_UNKNOWN` for runs without a value while the exporter of the node is down."""
         return f"{expression} or on (run) ({runs} * 0 + {_UNKNOWN} and on () {NO_EXPORTER_UP})"
 
     owners = "topk by (run) (1, max by (run, user) (last_over_time(training_run_info{@run}[$__range])))"
@@ -141,6 +145,7 @@ def ranks_table() -> Panel:
     no_data_worker = "0 * sum by (run, rank) (training_process_instances{@node_run})"
 
     def of_gpu(expression: str) -> str:
+        """Return PromQL for the values of GPUs of the node by run and rank."""
         return f"max by (run, rank) (({_GPU_OF_RANK}) * on (gpu) group_left () max by (gpu) ({expression}))"
 
     return table(

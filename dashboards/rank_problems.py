@@ -155,7 +155,7 @@ THROTTLED_GPU_ROWS = (
 # Processes of the ranks --------------------------------------------------------------------------------------
 
 _LAST_EXIT = "max by (instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run})"
-"""PromQL for the time of the last exit of each rank, with the reason."""
+"""PromQL for the time of the last exit of each rank that did not complete the training, with the reason."""
 EXIT_REASON_PATTERN = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
 """Regular expression of the label `reason` of an exit. The group has the reason without its introduction."""
 _LAST_EXIT_OR_UPDATE = (

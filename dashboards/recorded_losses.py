@@ -1,6 +1,6 @@
 """Time and cost that live runs lose now, from the recorded series of the runs: PromQL for *Fleet*, *GPUs* and *Node*.
 
-*Energy and cost* and *Run* compute the same shares from the series of the exporters.
+*Energy and cost* and *Run* compute the same shares from the series of the exporters; their cost per hour is the recorded cost too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHORT_CAUSE_NAMES = {
     "downtime": "down between attempts",
     "other": "other",
 }
-"""Texts of the causes, as on *Energy and cost*."""
+"""Short texts of the causes, for narrow columns. `dashboards.losses_now` has the texts of *Energy and cost* and *Run*."""
 MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in SHORT_CAUSE_NAMES.items()})
 """Value mappings from causes to texts. The share of the time has the color, so that a small loss looks normal."""
 MIN_MAIN_CAUSE_SHARE = 0.03
@@ -40,7 +40,7 @@ def lost_by_cause(selector: str) -> str:
 
 
 def lost_share(selector: str) -> str:
-    """Return PromQL for the share of the time that each run loses, over all causes."""
+    """Return PromQL for the share of the time that each run loses, over all causes and at most 1."""
     return f"clamp_max(sum by (run) ({lost_by_cause(selector)}), 1)"
 
 
@@ -55,7 +55,7 @@ def lost_per_hour(selector: str) -> str:
 
 
 def recorded_standstill(selector: str) -> str:
-    """Return PromQL with a value for each run that stands still, by the recording rule."""
+    """Return PromQL with the value 1 for each run that stands still, by the recording rule."""
     return f"max by (run) (run:training_standstill:info{{{selector}}})"
 
 

@@ -1,8 +1,4 @@
-"""Row *At a glance* of the dashboard *Run*.
-
-The panels show the state, alerts, problems and losses; the speed, failures, goodput and cost; and the loss, step time, throughput
-and GPUs over time.
-"""
+"""Row *At a glance* of the dashboard *Run*: state, alerts, problems and losses, single numbers, and four graphs."""
 
 from __future__ import annotations
 
@@ -82,23 +78,26 @@ STEP_OVERDUE_SECONDS = (
     ' and on () max(training_run_state{@run, state="running"}) == 1'
     f' and on () max(training_phase_active{{@run, phase=~"{WORK_PHASES}"}}) == 1 or on () vector(0))'
 )
-"""PromQL for the time since the last step while a step is overdue and the ledger still counts the time as work; otherwise 0."""
+"""PromQL for the seconds since the last step while a step is overdue and the ledger still counts the time as work; otherwise 0."""
 GOODPUT_IF_SAVED = (
     "clamp_min(1 - (max(sum by (instance) (training_badput_seconds_total{@run}))"
     f" + on () {STEP_OVERDUE_SECONDS}) / {WALL_SECONDS}, 0)"
 )
-"""PromQL for the share of the wall time without badput, if the work since the last checkpoint is saved."""
+"""PromQL for the share of the run's wall time without badput, if the work since the last checkpoint is saved."""
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
 _STRAGGLER_WAIT_LEGEND = "wait for slowest rank"
-_FINAL_STATE = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
+"""Legend of the share of the time in which ranks wait for the slowest rank."""
+_RUN_HAS_ENDED = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 _LAST_KNOWN_STEP_AGE = (
     f"(time() - max(last_over_time(training_last_progress_timestamp_seconds{{@run}}[{LOOKBACK}])))"
 )
+"""PromQL for the seconds from the last recorded step or validation batch until now, for a run without a current sample."""
 _ENDED_NORMALLY_IN_LOOKBACK = (
     f'max(last_over_time(training_run_state{{@run, state=~"finished|stopped"}}[{LOOKBACK}])) == 1'
 )
-GPU_POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
+GPU_WATTS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
+"""PromQL for the power of each GPU of the run in watts, by UUID."""
 
 
 def overview_panels() -> tuple[Panel, ...]:
@@ -178,11 +177,14 @@ def _state_panels() -> tuple[Panel, ...]:
 
 
 def _since() -> Panel:
-    """Return the panel with the start of the worst current problem; without a problem or after the end, the start of the state."""
+    """Return the panel with the start of the problem that *State* names, else of the worst current problem.
+
+    Without a problem or after the end of the run, the panel shows the start of the state. The name of the value says which start it is.
+    """
     return stat(
         "Since",
         instant_query(
-            f'label_replace(1000 * ({problem_since()}) unless on () {_FINAL_STATE}, "start", "problem", "", "")'
+            f'label_replace(1000 * ({problem_since()}) unless on () {_RUN_HAS_ENDED}, "start", "problem", "", "")'
             f' or on () label_replace(1000 * {STATE_SINCE}, "start", "state", "", "")',
             "{{start}}",
         ),
@@ -206,7 +208,7 @@ _NOTHING_LOST = (
     ' or on () label_replace(0 * max(training_run_state{@run}), "cause", "ended", "", "")'
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
-"""PromQL for the row of a run that loses nothing, of a run that has ended or is ending, or of a run without a sample."""
+"""PromQL for the row of a live run that loses nothing, of a run that has ended or is ending, or of a run without a sample."""
 
 
 def _losses(w: int, h: int) -> Panel:
@@ -345,13 +347,16 @@ def _with_note(expression: str, condition: str, if_true: str, if_false: str) -> 
 
 
 def _events_or_zero(counter: str, by: str) -> str:
-    """Return PromQL for the number of events in the time range, or 0 if the run had none."""
+    """Return PromQL for the number of events in the time range; 0 if the counter does not exist, because the run had no such event.
+
+    The arguments are those of `events_in_range`.
+    """
     return f"{events_in_range(counter, by)} or 0 * {WALL_SECONDS}"
 
 
 def _time_series_panels() -> tuple[Panel, ...]:
     """Return the panels with graphs of the loss, the step time, the throughput and the GPUs."""
-    # B is the second query of the panel *Loss*.
+    # B is the second query of the panel *Loss*: 1 in an interval with values that are NaN or infinite, drawn as a bar of full height.
     nonfinite_bars: list[Override] = [
         {
             "matcher": {"id": "byFrameRefID", "options": "B"},
@@ -428,7 +433,7 @@ def _time_series_panels() -> tuple[Panel, ...]:
             ),
             Query(
                 blank_if_incomplete(
-                    f"sum({GPU_POWERS}) unless on () (count({GPU_POWERS}) < count(group by (uuid) ({GPU_UUID_BY_RANK})))"
+                    f"sum({GPU_WATTS}) unless on () (count({GPU_WATTS}) < count(group by (uuid) ({GPU_UUID_BY_RANK})))"
                 ),
                 "power (right)",
                 ORANGE,
