@@ -34,10 +34,10 @@ class Variable:
     label: str  # text beside the drop-down list
     query: str  # `label_values(…)` or `query_result(…)` with named selectors
     multi: bool = True  # more than one value can be selected
-    include_all: bool = True  # the option All exists and is selected by default
+    include_all: bool = True  # the option All exists and is selected by default, if `multi` is true
     all_value: str | None = ".+"  # regular expression for All; None joins all values
     regex: str = ""  # extracts the value from a query result; "" for the whole result
-    sort: int = 1  # Grafana's sort order; 0 keeps the order of the query
+    sort: int = 1  # Grafana's sort order: alphabetical, ascending; 0 keeps the order of the query
     hidden: bool = False  # no drop-down list, for variables that follow from other variables
     description: str = ""  # tooltip of the label
 

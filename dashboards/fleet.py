@@ -1,7 +1,8 @@
 """Dashboard *Fleet*: all runs and nodes of a cluster.
 
-All queries except those of the run comparison read recorded series or `ALERTS`. A recorded series exists for each run, node or
-cluster, so that the cost of a query does not depend on the number of ranks and GPUs.
+All queries except those of the run comparison read recorded series, or the series of alerts. Most recorded series exist for each
+run, node or cluster. Series of ranks and devices are read only where they exist for a few: slow ranks, lost or throttled devices. The
+cost of a query therefore hardly depends on the size of a run.
 """
 
 from __future__ import annotations
@@ -77,21 +78,22 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    no_run = "0 * count(run:training_ranks_up:sum{@cluster})"
+    # Without a value, not 0, if Prometheus has no rules or no run.
+    zero_runs = "0 * count(run:training_ranks_up:sum{@cluster})"
     return (
         stat(
             "Runs that progress",
             instant_query(
-                f"count({RUNS_WITH_LIVE_RANKS} unless on (run) ({NO_PROGRESS_RUNS}) unless on (run) {UNSEEN_RUNS}) or {no_run}",
+                f"count({RUNS_WITH_LIVE_RANKS} unless on (run) ({NO_PROGRESS_RUNS}) unless on (run) {UNSEEN_RUNS}) or {zero_runs}",
                 "progress",
             ),
             instant_query(
                 f"count({RUNS_WITH_LIVE_RANKS} or on (run) {NO_PROGRESS_RUNS} or on (run) {UNSEEN_RUNS})",
                 "of",
             ),
-            instant_query(f"count({NO_PROGRESS_RUNS}) or {no_run}", "no progress", BAD),
+            instant_query(f"count({NO_PROGRESS_RUNS}) or {zero_runs}", "no progress", BAD),
             instant_query(
-                f"count({UNSEEN_RUNS} unless on (run) ({NO_PROGRESS_RUNS})) or {no_run}", "unknown", BAD
+                f"count({UNSEEN_RUNS} unless on (run) ({NO_PROGRESS_RUNS})) or {zero_runs}", "unknown", BAD
             ),
             unit="none",
             text_mode="value_and_name",
@@ -115,7 +117,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "GPUs",
-            # Without the nodes whose exporter is down or whose driver was not read, so that the parts add up to the total.
+            # Without the nodes of *unknown*: each device counts in one of the three parts.
             instant_query(
                 "sum(instance:gpu_devices:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0"
                 " unless on (cluster, instance) instance:gpu_not_read:sum{@cluster}) or 0 * count(cluster:gpu_missing:sum{@cluster})",
@@ -126,7 +128,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                 "missing",
                 BAD,
             ),
-            # The last known GPUs of these nodes; 0 if there is no such node.
+            # The last known devices of the nodes with an exporter that is down or a driver that was not read; 0 without such a node.
             instant_query(
                 "sum(last_over_time(instance:gpu_devices:sum{@cluster}[1h])"
                 " and on (cluster, instance) instance:exporter:up{@cluster} == 0"
@@ -155,7 +157,10 @@ def _overview_panels() -> tuple[Panel, ...]:
 
 
 def _goodput() -> Panel:
-    """Return the goodput of all runs. In the first hour of the series, the start of the runs and not a fault decides the value."""
+    """Return the panel with the goodput of all runs: of the cluster with the lowest goodput, if several are selected.
+
+    In the first hour of the series, the value has no color: the start of the runs, and not a fault, decides the value.
+    """
     goodput = "cluster:training_goodput_if_saved:ratio6h{@cluster}"
     is_old = "cluster:training_goodput_if_saved:ratio6h{@cluster} offset 1h"
     young = "in the first hour"
@@ -182,14 +187,14 @@ def _goodput() -> Panel:
 
 
 def _cost_per_hour() -> Panel:
-    """Return the cost per hour of all runs, its lost part, and the number of runs whose cost is unknown."""
+    """Return the panel with the cost per hour of all runs, the lost part of the cost, and the number of runs with unknown cost."""
     share = "GPU time lost"
     gpus = "max by (run) (run:training_gpus:count{@cluster})"
     return stat(
         "Cost per hour, 5 min",
         instant_query(f"sum by (currency) ({CLUSTER_COST_PER_HOUR})", "{{currency}}"),
         instant_query(f"sum by (currency) ({CLUSTER_LOST_PER_HOUR})", "{{currency}} lost"),
-        # Weighted by GPUs, because a hang of 64 GPUs costs more than a hang of one.
+        # Weighted by the devices of each run: a hang of a large run costs more than a hang of a small run.
         instant_query(
             f"sum({CLUSTER_LOST_SHARE} * on (run) {gpus}) / sum({gpus} and on (run) {CLUSTER_LOST_SHARE})",
             share,
@@ -249,7 +254,7 @@ def _alert_panels() -> tuple[Panel, ...]:
 
 _RUNS_COMPLETE = "unless on () max(cluster:training_unknown:ratio{@cluster}) > 0.05"
 _GPUS_COMPLETE = "unless on () max(cluster:gpu_power_unknown:ratio{@cluster}) > 0.05"
-"""Conditions of sums over clusters, as in the rules: while a part is unknown, a sum would look like a smaller load."""
+"""Conditions of sums over clusters, as in the rules: if more than 5 % is unknown, a sum would look like a smaller load."""
 
 
 def _cause_names() -> list[Override]:

@@ -26,17 +26,20 @@ _NODE_CONDITIONS = (
     NodeCondition("collector fails", "instance:exporter_collectors_failed:count{@cluster} > bool 0", WARNING),
 )
 """Conditions of a node, the worst first."""
-_RANKED_CONDITIONS = tuple(enumerate(reversed(_NODE_CONDITIONS), 1))
-"""Conditions with ranks: the worst condition has the largest rank."""
+_CONDITIONS_WITH_SEVERITY = tuple(enumerate(reversed(_NODE_CONDITIONS), 1))
+"""Pairs of a severity and a condition: the severity is 1 for the mildest condition, and largest for the worst."""
 
 
 def _conditions_of_nodes(aggregation: str) -> str:
-    """Return PromQL for an aggregation over the conditions of each node: their number, `sum`, or the largest rank, `max`."""
-    factor = "" if aggregation == "sum" else "{rank} * "
+    """Return PromQL for the number of conditions of each node (`sum`), or for the severity of its worst condition (`max`), by node.
+
+    The value is 0 for a node without a condition.
+    """
+    factor = "" if aggregation == "sum" else "{severity} * "
     # Without a label of the condition, `or` would drop all series of a node but the first.
     terms = (
-        f'label_replace({factor.format(rank=rank)}({condition.expression}), "condition", "{rank}", "", "")'
-        for rank, condition in _RANKED_CONDITIONS
+        f'label_replace({factor.format(severity=severity)}({condition.expression}), "condition", "{severity}", "", "")'
+        for severity, condition in _CONDITIONS_WITH_SEVERITY
     )
     return f"{aggregation} by (instance) ({' or '.join(terms)})"
 
@@ -46,12 +49,13 @@ CONDITION_COUNT_BY_NODE = _conditions_of_nodes("sum")
 WORST_CONDITION = _conditions_of_nodes("max")
 CONDITION_TEXTS = value_mappings(
     {0: ("no problem", GOOD)}
-    | {rank: (condition.text, condition.color) for rank, condition in _RANKED_CONDITIONS}
+    | {severity: (condition.text, condition.color) for severity, condition in _CONDITIONS_WITH_SEVERITY}
 )
+"""Value mappings from severities to the texts of the conditions."""
 
 
 def node_panels() -> tuple[Panel, ...]:
-    """Return the table of all nodes, the worst first."""
+    """Return the table of all nodes, the node with the worst condition first, and the run with the most ranks on each node."""
     ranks_by_run = "sum by (instance, run) (instance:training_ranks:count{@cluster})"
     return (
         table(

@@ -1,7 +1,8 @@
 """Verdict and main problem of each run on the dashboard *Fleet*, in PromQL.
 
-A problem is a series with the labels `run`, `alertname` (the name of an alert, a cause of lost time or a text), `instance`, `rank` and `gpu`,
-as far as these are known. The value is the start of the problem in Unix seconds, or 0 if the start is not recorded.
+A problem is a series with the labels `run`, `alertname`, `instance`, `rank` and `gpu`, as far as these are known. The label `alertname`
+is the name of an alert, a cause of lost time or a text. The value is the start of the problem in Unix seconds, or 0 if the start is
+not recorded.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from dashboards.recorded_losses import (
 )
 
 URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
-"""Urgency of a run without a sample: no alert about the run can fire, and the run may have stopped."""
+"""Urgency of a run without a current sample: no alert about the run can fire, and the run may have stopped."""
 URGENCY_LOSES_MUCH, URGENCY_LOSES = URGENCY_WARNING + 0.3, URGENCY_WARNING + 0.2
-"""Urgencies of a run that loses more than `LARGE_LOSS_RATIO` or `LOSS_RATIO` of its time, above the warnings: many warnings cost less."""
+"""Urgencies of a run that loses at least `LARGE_LOSS_RATIO` or `LOSS_RATIO` of the time, above the warnings: many warnings cost less."""
 URGENCY_PARTLY_UNKNOWN = URGENCY_CRITICAL - 0.5
 """Urgency of a live run of which some ranks have no sample, above known losses."""
 URGENCY_RESTARTED = 1
-"""Urgency of a run without an alert that has lost time to a restart within the last hour."""
+"""Urgency of a run without a larger urgency that has lost time to a restart within the last hour."""
 URGENCY_SLOW = 0.5
-"""Urgency of a run without an alert that a slow rank or waiting for data slows a little."""
+"""Urgency of a run without a larger urgency that is slowed a little by a slow rank or by waiting for data."""
 _STARTUP_CAUSES = "init|compile|checkpoint_load"
 """Causes of lost time at the start of each run."""
 RUN_URGENCY_MAPPINGS = value_mappings(
@@ -56,19 +57,21 @@ RUN_URGENCY_MAPPINGS = value_mappings(
     }
 )
 UNSEEN_RUNS = "max by (run) (run:training_unseen:timestamp_seconds{@cluster})"
-"""PromQL for the time of the last sample of each run that has not ended and that no exporter reports."""
+"""PromQL for the time of the last sample of each run that has not ended and that no exporter reports, in Unix seconds."""
 LAST_STEP_TIME = f"max by (run) ({LAST_STEP_TIME_BY_RUN})"
 STATE_SINCE = f"max by (run) ({STATE_SINCE_BY_RUN})"
 RUNS = "group by (run) (run:training_run:info{@cluster})"
+"""PromQL for a series of value 1 for each run with a recent sample."""
 RUNS_WITH_LIVE_RANKS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
 NO_PROGRESS_SECONDS = 300
-"""Time without a step after which a live run counts as making no progress."""
+"""Time without a step or validation batch after which a live run counts as making no progress."""
 ENDING_SECONDS = 120
 """Time after which a run that is still `ending` counts as making no progress. The exporter decides within about a minute."""
 
 
-def _firing_alerts(label: str, names: str) -> str:
-    return f'max by (run) (ALERTS{{@cluster, alertstate="firing", run!="", {label}=~"{names}"}})'
+def _firing_alerts(label: str, pattern: str) -> str:
+    """Return PromQL with a value for each run with a firing alert whose label, `alertname` or `severity`, matches the pattern."""
+    return f'max by (run) (ALERTS{{@cluster, alertstate="firing", run!="", {label}=~"{pattern}"}})'
 
 
 _STATE_TEMPLATE = 'run:training_run_state:info{{@cluster, state=~"{states}"}}'
@@ -76,8 +79,9 @@ _STILL_ENDING = (
     f"max by (run) (run:training_run_state:age_seconds{{@cluster}} >= {ENDING_SECONDS}"
     f" and on (cluster, run) {_STATE_TEMPLATE.format(states='ending')})"
 )
+"""PromQL with a value for each run whose outcome is not decided after `ENDING_SECONDS`."""
 _FIRST_EXIT = "max by (run, instance, rank, reason) (run:training_first_exit:timestamp_seconds{@cluster})"
-"""PromQL for the time of the first exit of a rank of each run that makes no progress."""
+"""PromQL for the time of the first exit of each run that makes no progress because ranks exited, with node, rank and reason."""
 NO_PROGRESS_RUNS = (
     f"max by (run) ({_STATE_TEMPLATE.format(states='hung|failed|lost')}"
     f" or run:training_last_progress:age_seconds{{@cluster}} >= {NO_PROGRESS_SECONDS}"
@@ -86,7 +90,7 @@ NO_PROGRESS_RUNS = (
     f" or on (run) max by (run) ({_FIRST_EXIT}) or on (run) {_STILL_ENDING}"
     f" or on (run) {_firing_alerts('alertname', NO_PROGRESS_ALERTS)}"
 )
-"""PromQL with a value for each run that failed, hangs, is lost or completes no steps, also before its alert fires."""
+"""PromQL with a value for each run that failed, is lost, hangs, stands still or remains `ending`, also before its alert fires."""
 _UNKNOWN_RANK_COUNT_BY_RUN = (
     f"(max by (run) (run:training_ranks_missing:sum{{@cluster}}) > 0 and on (run) {RUNS_WITH_LIVE_RANKS})"
 )
@@ -95,18 +99,23 @@ _LAST_SAMPLE_BY_NODE = (
     "max by (run, instance) (last_over_time(instance:training_last_sample:timestamp_seconds{@cluster}[1h]))"
 )
 UNSEEN_NODE = f"topk by (run) (1, {_LAST_SAMPLE_BY_NODE} unless on (run, instance) instance:training_ranks:count{{@cluster}})"
-"""PromQL for the time of the last sample of a node without samples of each run that has such a node."""
+"""PromQL for one node of each run that has nodes without current samples: the node whose samples ended last, and this time."""
 _SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank, gpu) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
+"""PromQL for the speed of the slowest rank of each run, if the rank is slow, with its node and GPU."""
 _ALL_WAIT_FOR_DATA = (
     f"(max by (run) (run:training_waiting_for_data:min5m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
 )
-"""PromQL for the smallest share of time in which a rank waits for data, if all ranks wait: no rank is then the cause."""
+"""PromQL for the smallest share of time in which a rank waits for data, for each run whose ranks all wait: no rank is then the cause."""
 _DATA_WAIT_RANK = (
     f"(topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
     f" unless on (run) {_ALL_WAIT_FOR_DATA})"
 )
-"""PromQL for one rank of each run. After a restart of Prometheus, the series of the rank before remains for five minutes."""
+"""PromQL for the share of time in which the rank that waits longest waits for data, unless all ranks wait.
+
+`topk` selects one rank of each run: after a restart of Prometheus, the series of the rank before remains for five minutes.
+"""
 _RANK_OF_FAULTY_GPU = "max by (run, instance, gpu, rank) (run_gpu:training_fault_rank:info{@cluster})"
+"""PromQL for the rank of each GPU with a fault."""
 _RESTARTED_RUNS = 'max by (run) (run:training_lost:ratio{@cluster, cause="restarts"}) > 0.01'
 """PromQL with a value for each live run that lost more than 1 % of the last hour to a restart."""
 _HANGING_RANK = "max by (run, instance, rank, gpu) (run:training_standstill_rank:info{@cluster})"
@@ -114,13 +123,16 @@ _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
 _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
 """PromQL for the rank that causes a standstill, else the slow rank, else the rank that waits longest for data."""
 _AVOIDABLE_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
-"""PromQL for the share of the time that each run loses, without its start."""
+"""PromQL for the share of the time that each run loses, except the time that every start of a run takes."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
 _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
 _STANDSTILL_WITHOUT_ALERT = (
     f"{recorded_standstill('@cluster')} unless on (run) {_firing_alerts('severity', 'critical')}"
 )
-"""PromQL with a value for each run without a step whose alert does not fire yet: a minute after the exporter decides, which takes minutes."""
+"""PromQL with a value for each run that stands still without a critical alert.
+
+The alert fires a minute after the exporter decides that the run hangs, and this decision takes minutes.
+"""
 _EXITED_WITHOUT_CAUSE = (
     f"(max by (run) ({_FIRST_EXIT}) or on (run) {_STILL_ENDING})"
     f" unless on (run) {_firing_alerts('alertname', HARDWARE_ALERTS)}"
@@ -129,10 +141,7 @@ _EXITED_WITHOUT_CAUSE = (
 
 
 def urgency_query() -> str:
-    """Return PromQL for the urgency of each run.
-
-    The urgency is `URGENCY_NO_PROGRESS` for a run of `NO_PROGRESS_RUNS`, otherwise the urgency of the most urgent firing alert.
-    """
+    """Return PromQL for the urgency of each run: the first urgency of the list whose condition holds, otherwise 0."""
     return " or on (run) ".join(
         [
             f"{URGENCY_NO_PROGRESS} + 0 * ({NO_PROGRESS_RUNS})",
@@ -150,10 +159,10 @@ def urgency_query() -> str:
 
 
 def _main_alert() -> str:
-    """Return PromQL for the start of the alert of each run that has the cause: an alert about its hardware, else the most urgent alert.
+    """Return PromQL for the start of the alert that explains the problem of each run, with the labels of the alert.
 
-    A lost GPU explains a hang. Among the alerts about the hardware, an Xid is more exact than a GPU that does not answer. Among
-    equally urgent alerts, the first one keeps the row.
+    An alert about the hardware precedes the most urgent alert, because a lost GPU explains a hang. Among the alerts about the hardware, an
+    Xid is more exact than a lost GPU. Among equally urgent alerts, the alert that became pending first keeps the row.
     """
     alerts = urgency(_ALERTS_OF_RUNS, _ALERT_LABELS)
     hardware = urgency(
@@ -162,7 +171,8 @@ def _main_alert() -> str:
     xids = urgency(f'{_ALERTS_OF_RUNS}, alertname="GpuXidCritical"', _ALERT_LABELS)
     starts = alert_starts('@cluster, run!=""')
     pending_since = f'max by ({_ALERT_LABELS}) (ALERTS_FOR_STATE{{@cluster, run!=""}})'
-    # The part of the urgency that the time takes away is below 0.1, and a second still makes a difference.
+    # 3 and 2 lift the alerts about hardware, which are at least critical, above all other alerts. The subtracted time is below 0.1, less
+    # than the distance of two urgencies, and a difference of a second is still a difference.
     main = f"topk by (run) (1, (3 + ({xids}) or 2 + ({hardware}) or {alerts}) - on ({_ALERT_LABELS}) 1e-11 * {pending_since})"
     return f"(max by ({_ALERT_LABELS}) ({starts}) and on ({_ALERT_LABELS}) {main})"
 
@@ -192,7 +202,7 @@ def _main_alert_with_rank() -> str:
 
 
 def _slow_ranks() -> str:
-    """Return PromQL for the slow rank of each run, else the rank that waits for data, else the wait of all ranks."""
+    """Return PromQL for the problem of each slowed run: the slow rank, else the rank that waits for data, else the wait of all ranks."""
 
     def row(ratio: str, text: str, start: str, labels: str) -> str:
         counted = f'count_values by (run, instance, rank, gpu) ("percent", round(100 * {ratio}))'
@@ -219,7 +229,10 @@ def _exits() -> str:
 
 
 def _standstills() -> str:
-    """Return PromQL for each run without a step, with its rank, node and GPU if they are known. A lost GPU starts with its loss."""
+    """Return PromQL for the problem of each run that stands still, with the rank that causes the standstill if it is known.
+
+    The start is that of the loss of the GPU, otherwise the last step of the run.
+    """
     text = "no rank finishes a step"
     labels = "run, instance, rank, gpu, alertname"
     rank = "run:training_standstill_rank:info{@cluster}"
@@ -234,20 +247,20 @@ def _standstills() -> str:
 
 
 def _main_loss() -> str:
-    """Return PromQL for the main cause of each run that loses much of its time."""
+    """Return PromQL for the main cause of each run that loses at least `LOSS_RATIO` of its time, with the value 0: no start is recorded."""
     loss = f"0 * ({main_cause('@cluster')} and on (run) {_AVOIDABLE_LOSS} >= {LOSS_RATIO})"
     return f'max by (run, alertname) (label_replace({loss}, "alertname", "$1", "cause", "(.+)"))'
 
 
 def _unknown_ranks() -> str:
-    """Return PromQL for each live run with ranks without a sample, with a node without samples."""
+    """Return PromQL for each live run with ranks without a sample, with a node without samples if there is one, and with the value 0."""
     text = f'label_replace(count_values by (run) ("ranks", {_UNKNOWN_RANK_COUNT_BY_RUN}), "alertname", "ranks without news: $1", "ranks", "(.+)")'
     with_node = f"0 * {text} + on (run) group_left (instance) ({UNSEEN_NODE} or on (run) 0 * {RUNS})"
     return f"max by (run, instance, alertname) ({with_node})"
 
 
 def main_problem() -> str:
-    """Return PromQL for the main problem of each run that has a problem."""
+    """Return PromQL for the main problem of each run that has a problem: the first of the list that the run has."""
     alerts = f"{with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
     restarted = f'label_replace({STATE_SINCE} and on (run) {_RESTARTED_RUNS}, "alertname", "restarted in the last hour", "", "")'
     problems = (
@@ -263,5 +276,8 @@ def main_problem() -> str:
 
 
 def since_query() -> str:
-    """Return PromQL for the start of the main problem of each run, otherwise of its state; the last sample of a run without news."""
+    """Return PromQL for the start of the main problem of each run, otherwise of its state, in Unix seconds.
+
+    For a run without a current sample, the result is the time of the last sample.
+    """
     return f"{UNSEEN_RUNS} or on (run) max by (run) {main_problem()} or on (run) {STATE_SINCE}"

@@ -52,11 +52,14 @@ STATE_MAPPINGS = value_mappings(RUN_STATES)
 _LATEST_STATE = (
     "topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{@cluster}))) * 0 + 1"
 )
-"""PromQL for a series of value 1 with the latest state of each run as a label."""
+"""PromQL for a series of value 1 for each run, with the state of the newest sample as the label `state`."""
 
 
 def _unseen_rows() -> str:
-    """Return PromQL for a row for each run without news, with owner, age of the last sample, and a node without samples."""
+    """Return PromQL for a row for each run without current samples, with the owner, the node whose samples ended last, and a text.
+
+    The text, with the minutes since the last sample of the run, is the label `alertname`, as for other problems.
+    """
     age = f'count_values by (run) ("age", floor((time() - {UNSEEN_RUNS}) / 60))'
     text = f'label_replace({age}, "alertname", "no news for $1 min", "age", "(.+)")'
     return (
@@ -67,7 +70,7 @@ def _unseen_rows() -> str:
 
 
 def _rows() -> str:
-    """Return PromQL for a row for each run, with owner, state, problem, rank, node, GPU and main cause of its losses as labels.
+    """Return PromQL for a row for each run, with the owner, state, problem, rank, node, GPU and main cause of the losses as labels.
 
     A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
     """
@@ -81,7 +84,7 @@ def _rows() -> str:
 
 
 def run_panels() -> tuple[Panel, ...]:
-    """Return the table of all runs, runs without progress first, and the table of their speed."""
+    """Return the table of all runs, the most urgent first, and the table of their speed."""
     return (_all_runs(), _speed())
 
 
@@ -129,6 +132,7 @@ def _speed() -> Panel:
     """Return the table of progress, speed and totals of each run, the largest loss of time first."""
 
     def unless_still(expression: str) -> str:
+        """Return PromQL for the values of runs, without the runs that stand still: their last values say nothing."""
         return f"max by (run) ({expression}) unless on (run) run:training_standstill:info{{@cluster}}"
 
     return table(

@@ -1,8 +1,9 @@
 """Panels of the dashboard *GPUs*: use, memory, power, heat, clocks, links, MIG instances and inventory.
 
-A plot shows outliers, and the GPU devices with the highest or lowest means in the time range, at most `MAX_LINES` of each. An outlier
-is a GPU with a clear difference from the median at the end of the time range. The line of an outlier is thick, with the same color in
-every panel; other lines are thin and gray. A GPU without a run is hidden if a run holds any selected GPU.
+A plot of a quantity shows outliers, and the devices with the highest or the lowest means in the time range, whichever are bad, at most
+`MAX_LINES` of each. An outlier is a device with a clear difference from the median in the last two minutes of the time range. The line
+of an outlier is thick, with the same color in every panel; other lines are thin and gray. In these plots, a device without a run is hidden
+if a run holds any selected device.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dashboards.queries import Query, gpus_of_runs, instant_query
 from dashboards.tables import Column, table
 
 MAX_LINES = 8
+"""Maximum number of lines of each kind in a plot: outliers, and highest or lowest means."""
 MAX_POINTS = 200
 """Maximum number of points of a line, which limits the samples of a query that compares thousands of GPUs."""
 LEGEND = "{{instance}} GPU {{gpu}}"
@@ -42,7 +44,7 @@ _NO_LEGEND_OF_GPUS: Override = {
     "matcher": {"id": "byFrameRefID", "options": "A"},
     "properties": [{"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}}],
 }
-"""Override that leaves the lines of the GPUs out of the legend: up to sixteen gray lines would fill it."""
+"""Override that leaves the lines of the first query, the devices, out of the legend: up to sixteen gray lines would fill the legend."""
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 GPUS_OF_ANY_RUN = gpus_of_runs("@cluster")
 """PromQL for each GPU that any run held in the time range."""
@@ -51,11 +53,11 @@ GPUS_OF_LIVE_RANKS = (
     " or training_process_gpu_memory_bytes{@cluster}"
     ' or label_replace(training_energy_share_ratio{@cluster, component="gpu"} > 0, "uuid", "$1", "device", "(.+)")'
 )
-"""PromQL for each GPU that a live process of a run holds now."""
+"""PromQL for each GPU that a live process of a run holds now, by UUID and further labels."""
 
 
 def of_used_gpus(expression: str) -> str:
-    """Return PromQL for each GPU that a run holds, or for each selected GPU if none has a run."""
+    """Return PromQL that limits series to the GPUs that a run held in the time range; if there is none, all series remain."""
     used_gpus_query = f"({expression}) and on (uuid) ({GPUS_OF_ANY_RUN})"
     return f"({used_gpus_query} or ({expression}) unless on () ({used_gpus_query}))"
 
@@ -64,9 +66,9 @@ def of_used_gpus(expression: str) -> str:
 class GpuQuantity:
     """Quantity of each GPU, with the difference from the median that makes a GPU an outlier."""
 
-    expression: str
+    expression: str  # PromQL with a series for each GPU, with the labels `instance`, `gpu` and `uuid`
     is_low_bad: bool  # low values are bad, otherwise high values
-    distance: str  # PromQL for the smallest difference of an outlier; `{median}` is the median
+    distance: str  # PromQL for the smallest bad difference of an outlier; `{median}` is the median
 
 
 def _gpu_plot(
@@ -107,7 +109,7 @@ def _gpu_plot(
 
 
 def _extreme_gpus(expression: str, *, lowest: bool) -> str:
-    """Return PromQL for each GPU with one of the largest or smallest means over the time range."""
+    """Return PromQL for the GPUs with the `MAX_LINES` largest means over the time range, or with the smallest if *lowest* is true."""
     mean = f"avg_over_time(({expression})[$__range:$__interval] @ end())"
     select = "bottomk" if lowest else "topk"
     return f"({of_used_gpus(expression)} and on (instance, gpu) {select}({MAX_LINES}, {of_used_gpus(mean)}))"
@@ -199,9 +201,10 @@ def power_panels() -> tuple[Panel, ...]:
 
 
 def link_panels() -> tuple[Panel, ...]:
-    """Return the panels about traffic over NVLink and PCIe."""
+    """Return the panels about traffic over NVLink and PCIe: the devices with the least traffic in each direction."""
 
     def traffic(title: str, link: str) -> Panel:
+        # `{direction}` is replaced below; the quadruple braces become the braces of the selector.
         rate = f"sum by (instance, gpu, uuid) (rate(gpu_{link}_{{direction}}_bytes_total{{{{@gpu}}}}[$__rate_interval]))"
         queries = []
         for text, direction in (("sent", "transmit"), ("received", "receive")):

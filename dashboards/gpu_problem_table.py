@@ -48,12 +48,12 @@ _ANY_NODE = "max(up{@gpu_target})"
 
 
 def _impact_and_priority(problems: Sequence[NodeProblem]) -> str:
-    """Return PromQL for the impact and priority of all current problems, as one number; an earlier problem has a higher priority."""
+    """Return PromQL for the impact and priority of all current problems as one number; the first problem has the highest priority."""
     return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
 def _starts(problems: Sequence[NodeProblem]) -> str:
-    """Return PromQL for the earliest start among the problems of each node and GPU."""
+    """Return PromQL for the earliest start among the problems of each node and GPU, in Unix seconds; 0 if before the time range."""
     starts = " or ".join(
         f'label_replace({problem.start_by_gpu}, "problem", "{index}", "", "")'
         for index, problem in enumerate(problems)
@@ -82,7 +82,11 @@ def _current_node_problems() -> str:
 
 
 def worst_problems() -> str:
-    """Return PromQL for the impact and priority of the worst problem of each node and GPU, with a run and the last rank on the GPU."""
+    """Return PromQL for the worst problem of each node and GPU: impact and priority as one number, with text and remedy as labels.
+
+    A problem of a GPU has the last run and rank on the GPU as labels; without a rank in the time range, the impact is `NO_RUN`. A
+    problem of a node has one run of the node as a label, if there is one.
+    """
     gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
     text_labels = ", ".join(
         sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
@@ -123,6 +127,7 @@ def problem_counts_by_impact() -> str:
 
 
 def _problem_columns() -> tuple[Column, ...]:
+    """Return the columns of the table. Columns of values have the row *nothing is wrong* too, which `NO_PROBLEM_VALUE` joins."""
     gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
     gpu_starts, node_starts = _starts(GPU_PROBLEMS), _starts(NODE_PROBLEMS)
     start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"

@@ -73,9 +73,9 @@ ALERTS_OF_NODES = dataclasses.replace(
 GPUS_IN_USE_LEGEND = "GPUs in use"
 """Legend of the mean SM activity of the GPUs that live ranks hold."""
 ALL_GPUS_LEGEND = "all GPUs"
-"""Legend of the tile of the most throttled GPU if no GPU is throttled."""
+"""Legend of the panel *Throttling* if no GPU is throttled for more than `NEGLIGIBLE_THROTTLING`."""
 NEGLIGIBLE_THROTTLING = 0.01
-"""Share of the time up to which the tile shows no throttled GPU."""
+"""Share of the time up to which the panel *Throttling* names no GPU."""
 MAX_FAILURES = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
 
@@ -187,7 +187,10 @@ def _overview_panels() -> tuple[Panel, ...]:
 
 
 def _mean_sm_activity() -> str:
-    """Return PromQL for the mean SM activity of the GPUs that live ranks hold, or of all selected GPUs if no live rank holds any."""
+    """Return PromQL for the mean SM activity of the selected GPUs that live ranks hold, or of all selected GPUs if no live rank holds any.
+
+    The label `gpus` says which: the value has a color only for GPUs in use.
+    """
     activity = "gpu_sm_activity_ratio{@gpu}"
     in_use = f"avg({activity} and on (uuid) ({GPUS_OF_LIVE_RANKS}))"
     return (
@@ -197,7 +200,11 @@ def _mean_sm_activity() -> str:
 
 
 def _loss_of_runs_with_a_problem() -> Panel:
-    """Return the panel with the loss and the cost of the runs in the table of problems, and the number of unknown runs."""
+    """Return the panel with the loss and the cost of the runs in the table of problems, and the number of unknown runs.
+
+    The loss and the cost are 0 if no live run has a problem. They are absent if a GPU with a problem may belong to a run that is not
+    known, because the ranks on the node report neither their GPU nor their local rank.
+    """
     problems = worst_problems()
     live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
     live_runs_with_a_problem = f"({live_runs} and on (run) {problems})"
@@ -211,6 +218,7 @@ def _loss_of_runs_with_a_problem() -> Panel:
     )
 
     def of_known_runs(expression: str) -> str:
+        """Return PromQL for the sum over the runs with a problem, by currency."""
         return f"sum by (currency) ({expression} and on (run) {problems}) or ({no_cost}) unless on () {gpus_of_unknown_runs}"
 
     unknown_runs = (
@@ -240,9 +248,14 @@ def _loss_of_runs_with_a_problem() -> Panel:
 
 
 def _failures() -> str:
-    """Return PromQL for the state of each exporter, driver and GPU that failed in the time range, or of all if none failed."""
+    """Return PromQL for the state of the exporters, drivers and GPUs that failed in the time range: 1 for up, 0 for down.
+
+    The label `subject` names the row. Each kind has the `MAX_FAILURES` with the longest failures. If no exporter and no GPU failed, one row
+    stands for all of them. A driver counts only on a node with expected GPUs.
+    """
 
     def failed(series: str, labels: str) -> str:
+        """Return PromQL for the series of 1 and 0 with the lowest means in the time range, by labels, if the mean is below 1."""
         downtime = f"1 - avg by ({labels}) (avg_over_time({series}[$__range] @ end())) > 0"
         return f"min by ({labels}) ({series}) and on ({labels}) topk({MAX_FAILURES}, {downtime})"
 
