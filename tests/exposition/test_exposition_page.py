@@ -287,15 +287,19 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
         for name in ("a", "b", "c")
     ]
     bodies: list[dict[str, set[float]]] = []
+    series_counts: list[int] = []
 
     def scrape(form: Format) -> None:
-        for _ in range(25):
+        """Scrape at least 25 times, and until a publication was on the page: a busy machine may run no publisher for long."""
+        scrape_count, has_values = 0, False
+        while not stop.is_set() and (scrape_count < 25 or not has_values):
             series_values = parse(page.render(form), form)
             blocks: dict[str, set[float]] = {"a": set(), "b": set(), "c": set()}
             for (name, _labels), series_value in series_values.items():
                 blocks.get(name[0], set()).add(series_value)
             bodies.append(blocks)
-            assert len(series_values) <= 250
+            series_counts.append(len(series_values))
+            scrape_count, has_values = scrape_count + 1, has_values or any(blocks.values())
 
     scrapers = [
         threading.Thread(target=scrape, args=(form,))
@@ -303,20 +307,19 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
     ]
     for publisher in publishers:
         publisher.start()
-    own_count = len(page.families())
-    # Scrapes of an empty page may be over before the first block is published.
-    wait_until(lambda: len(page.unrendered_families()) > own_count)
     for scraper in scrapers:
         scraper.start()
-    wait_until(lambda: not any(scraper.is_alive() for scraper in scrapers))
-    stop.set()
+    try:
+        wait_until(lambda: not any(scraper.is_alive() for scraper in scrapers))
+    finally:
+        stop.set()
     for thread in publishers:
         thread.join()
 
     assert failures == []
-    assert len(bodies) == 75
+    assert len(bodies) >= 75
     assert all(len(values) <= 1 for blocks in bodies for values in blocks.values())
-    assert any(values for blocks in bodies for values in blocks.values())
+    assert max(series_counts) <= 250
 
 
 # The cap on series ----------------------------------------------------------------------------------------------------
