@@ -1,10 +1,21 @@
-"""Ending of jobs that hang, with their descendants."""
+"""Jobs that hang until the test releases them, and their ending."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 
 import psutil
+from places import PROJECT
+
+JOBS = PROJECT / "tests" / "hangs" / "jobs"
+
+
+def stall_command(directory: Path, place: str) -> tuple[str, ...]:
+    """Return the arguments of Python for `stall.py`, which waits at a place for a writer of the FIFO `peer` in a directory."""
+    os.mkfifo(directory / "peer")
+    return str(JOBS / "stall.py"), place, str(directory / "peer")
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from waiting import LIMIT_SECONDS
+
 from exporter import one_logger
 from exporter.one_logger.configured import current
 from exporter.one_logger.exporters import BaseExporter
@@ -149,5 +151,5 @@ def configured(
 
 def exported(memory: InMemoryExporter) -> InMemoryExporter:
     """Wait until all records have been delivered, and return the exporter."""
-    assert TRAINING.flush(5)
+    assert TRAINING.flush(LIMIT_SECONDS)
     return memory

@@ -18,7 +18,7 @@ ROWS = re.findall(r"^\| (.*) \| `(.*?)` \|(.*)\|$", DOCUMENT, flags=re.MULTILINE
 @needs("torch")
 def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path: Path) -> None:
     (preamble,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
-    program = "\n".join([preamble, *(line for _, line, _ in ROWS), "exporter.flush(timeout_seconds=10)"])
+    program = "\n".join([preamble, *(line for _, line, _ in ROWS), "exporter.flush(timeout_seconds=60)"])
     completed = run_program(tmp_path / "feed", program)
 
     records = (tmp_path / "telemetry.jsonl").read_text(encoding="ascii")

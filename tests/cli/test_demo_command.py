@@ -25,7 +25,7 @@ from run_support import (
     running_process,
     short_interval_flags,
 )
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, RANKS
 
@@ -112,7 +112,8 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
     # At this speed, the gap lasts two seconds.
     flags = ["--demo.speed=6", f"--config.file={DATA / 'quick-gpus.yml'}"]
     with demo(tmp_path, *flags) as (process, port):
-        deadline = time.monotonic() + 60
+        # On a busy machine, the start, the gap and the crash may each take as long as a wait.
+        deadline = time.monotonic() + 3 * LIMIT_SECONDS
         while time.monotonic() < deadline and not is_past_the_crash(pages):
             pages.append(page(port))
             time.sleep(0.15)

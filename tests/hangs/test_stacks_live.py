@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 from bridges_support import needs
-from hangs_support import kill_tree
+from hangs_support import JOBS, kill_tree, stall_command
 from places import PROJECT
 from waiting import wait_until
 
 from exporter.cli.main import main
 
 LOADER_FUNCTION = "_BaseDataLoaderIter.__next__" if sys.version_info >= (3, 11) else "__next__"
-JOBS = PROJECT / "tests" / "hangs" / "jobs"
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -86,7 +85,7 @@ def test_the_rank_outside_the_collective_is_named(tmp_path: Path, hanging_rank: 
 
 
 def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
-    with job_process(tmp_path / "feed", str(JOBS / "stall.py"), "first"):
+    with job_process(tmp_path / "feed", *stall_command(tmp_path, "first")):
         output = wait_for_groups(tmp_path / "feed", 1, "wait_for_peer")
 
     assert output["step"] is None
@@ -96,7 +95,7 @@ def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
 def test_two_groups_that_no_rule_separates_are_printed_as_a_tie(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
     with (
-        job_process(feed, str(JOBS / "stall.py"), "first", RANK="0", WORLD_SIZE="2"),
+        job_process(feed, *stall_command(tmp_path, "first"), RANK="0", WORLD_SIZE="2"),
         job_process(feed, str(JOBS / "deadlock.py"), RANK="1", WORLD_SIZE="2"),
     ):
         wait_until(lambda: len((read_stacks(feed) or {}).get("groups", [])) == 2)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from one_logger_support import APPLICATION, TELEMETRY, InMemoryExporter, configured, exported
 from training_support import collect_misuse, publish_and_read
+from waiting import LIMIT_SECONDS
 
 import exporter
 from exporter import one_logger, training
@@ -448,7 +449,7 @@ def test_d36_a_log_file_exists_only_if_configured_and_has_the_notices(tmp_path: 
     with collect_misuse() as reports:
         configured(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))
     log_once(f"{tmp_path}", "a notice")
-    NOTICES.flush(5)
+    NOTICES.flush(LIMIT_SECONDS)
 
     assert [record.rule for record in reports] == ["log_file"]
     assert (tmp_path / "info").read_text(encoding="utf-8") == "exporter - WARNING - a notice\n"

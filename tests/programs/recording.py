@@ -163,7 +163,7 @@ def record_while_disabled() -> None:
     with training.training_iteration():
         pass
     exporter.configure(run="other")
-    assert flush()
+    assert flush(60)
     exporter.shutdown()
     assert len(loss._state.buffer) == 0
     assert threading.active_count() == 1

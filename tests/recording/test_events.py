@@ -142,7 +142,7 @@ def test_sampling_keeps_every_nth_event_from_the_first_and_counts_the_others(eve
     for number in range(100):
         events.log("step", number=number)
         events.reading()  # does not advance the sampling
-    assert events.flush(5.0)
+    assert events.flush(LIMIT_SECONDS)
 
     assert [received_events.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
     assert received_events.empty()
@@ -157,7 +157,7 @@ def test_a_rate_limit_drops_and_counts_a_flood(events: EventLog) -> None:
     events.limit("flood", per_second=5)
     for _ in range(1000):
         events.log("flood")
-    assert events.flush(5.0)
+    assert events.flush(LIMIT_SECONDS)
 
     assert 5 <= len(received_types) <= 15
     reading = events.reading()
@@ -171,7 +171,7 @@ def test_an_event_counted_as_other_reaches_the_handlers_of_its_type(events: Even
     for index in range(1_100):
         events.log(f"kind.{index}")
     events.log("alarm.fire", timestamp=1e10)
-    assert events.flush(5.0)
+    assert events.flush(LIMIT_SECONDS)
 
     assert received_types == ["alarm.fire"]
     assert sum(events.reading().counts.values()) == 1_101
@@ -205,7 +205,7 @@ def test_a_payload_reaches_handlers_of_the_process_and_is_never_written(
     events.register(received_events.append)
     events.register(JsonLinesHandler(tmp_path / "events.jsonl"))
     events.log("epoch", payload=model, epoch=1)
-    assert events.flush(5.0)
+    assert events.flush(LIMIT_SECONDS)
 
     (event,) = received_events
     assert event.payload is model
@@ -256,7 +256,7 @@ def test_a_handler_receives_events_in_order_on_its_own_thread(events: EventLog) 
     events.register(recorder, queue=10_000)
     for number in range(5000):
         events.log("a", number=number)
-    assert events.flush(5.0)
+    assert events.flush(LIMIT_SECONDS)
 
     assert [event.data["number"] for event in recorder.events] == list(range(5000))
     assert recorder.threads == {"exporter-events-RecordingHandler"}
@@ -301,7 +301,7 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
     events.register(recorder)
     for _ in range(10):
         events.log("a")
-    assert events.flush(5.0)
+    assert events.flush(LIMIT_SECONDS)
 
     assert len(recorder.events) == 10
     reading = events.reading()
@@ -320,7 +320,7 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
     for _ in range(1000):
         events.log("a")
     logging_seconds = time.monotonic() - start_time
-    events.active[1].drain(5.0)
+    events.active[1].drain(LIMIT_SECONDS)
 
     assert logging_seconds < LIMIT_SECONDS / 2
     assert len(recorder.events) == 1001
@@ -368,7 +368,7 @@ def test_a_signal_handler_can_log_while_a_handler_thread_starts(
         events.log("first")
     finally:
         signal.signal(signal.SIGUSR1, old_handler)
-    events.flush(5.0)
+    events.flush(LIMIT_SECONDS)
 
     assert [event.type for event in recorder.events] == ["within", "first"]
 

@@ -25,6 +25,7 @@ from training_support import (
     train,
     values_by_label,
 )
+from waiting import LIMIT_SECONDS
 
 import exporter
 from exporter import one_logger, training
@@ -315,7 +316,7 @@ def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(TRAINING.numbers, "_tensors", {("loss", "train"): Failed()})
     training.record(loss=1.0)
 
-    assert exporter.flush()
+    assert exporter.flush(LIMIT_SECONDS)
 
 
 # Saves
