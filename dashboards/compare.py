@@ -1,6 +1,7 @@
 """Comparison of runs that do the same work, on the dashboard *Fleet*.
 
-Runs do the same work if they have the same `perf_tag`, or no `perf_tag` and the same model.
+Runs do the same work if they have the same `perf_tag`, or no `perf_tag` and the same model. Runs whose `perf_tag` is the name of a model
+are compared with the runs of this model that have no `perf_tag`.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ RUNS = Variable(
     description="Runs to compare with the baseline.",
 )
 
-IS_BASELINE_MATCHER = ', is_baseline="true"'
+IS_BASELINE_MATCHER = 'is_baseline="true"'
 BASELINE = Variable(
     "baseline",
     "Baseline",
     # The value, 2 for a run with is_baseline and 1 for the others, sorts the choices.
     "query_result(sort_desc(max by (run)"
-    f" ({SAME_WORK_RUNS_TEMPLATE.format(extra_matchers=IS_BASELINE_MATCHER)} * 2 or {SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')})))",
+    f" ({SAME_WORK_RUNS_TEMPLATE.format(extra_matchers=f', {IS_BASELINE_MATCHER}')} * 2 or {SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')})))",
     multi=False,
     regex='/run="([^"]+)"/',
     sort=0,
-    description="Reference of the comparison; the first choice is a run with is_baseline.",
+    description="Reference of the comparison; a run with is_baseline is the first choice, if there is one.",
 )
 
 
@@ -78,8 +79,8 @@ ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROW_DISTANCE_UNIT})
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
 """
-COMPARED_RUNS_MATCHERS = "@compared_run"
-"""Matchers of all compared runs, with the baseline if it is among them."""
+COMPARED_RUNS_SELECTOR = "@compared_run"
+"""Named selector of all compared runs, with the baseline if it is among them."""
 BASELINE_MATCHERS = 'cluster=~"$cluster", run="$baseline"'
 OTHER_RUNS_MATCHERS = '@compared_run, run!="$baseline"'
 """Matchers of the compared runs without the baseline."""
@@ -98,9 +99,9 @@ def _comparison_columns(
         difference_thresholds: Thresholds that color the difference.
     """
     return (
-        Column(build_query(COMPARED_RUNS_MATCHERS), title, unit, 100, decimals=decimals),
+        Column(build_query(COMPARED_RUNS_SELECTOR), title, unit, 100, decimals=decimals),
         Column(
-            f"({build_query(COMPARED_RUNS_MATCHERS)}) / scalar({build_query(BASELINE_MATCHERS)}) - 1",
+            f"({build_query(COMPARED_RUNS_SELECTOR)}) / scalar({build_query(BASELINE_MATCHERS)}) - 1",
             f"\N{GREEK CAPITAL LETTER DELTA} {title}",
             "percentunit",
             100,
@@ -116,7 +117,7 @@ def _at_last_common_step(value_query: str) -> str:
 
 
 def comparison_panels() -> tuple[Panel, ...]:
-    """Return the panels that compare the runs: a table against the baseline, phases, and losses by step and by time."""
+    """Return the panels that compare the runs: a table with differences from the baseline, phases, and losses by step and by time."""
     lower_is_better = threshold_steps((None, BLUE), (-0.02, NEUTRAL), (0.02, VERMILION))
     higher_is_better = threshold_steps((None, VERMILION), (-0.02, NEUTRAL), (0.02, BLUE))
     return (
@@ -142,7 +143,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column(LAST_STEP_NUMBER, "Last step", unit="locale", width=100),
             Column(
-                _at_last_common_step(_loss(COMPARED_RUNS_MATCHERS)),
+                _at_last_common_step(_loss(COMPARED_RUNS_SELECTOR)),
                 "Same-step loss",
                 width=100,
                 decimals=3,
@@ -165,7 +166,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             h=6,
         ),
         matrix(
-            "Seconds of a step, by phase",
+            "Seconds per training step, by phase",
             table_query(
                 "sum by (run, phase) (increase(training_phase_seconds_total{@compared_run}[$__range]))"
                 ' / on (run) group_left () sum by (run) (increase(training_steps_total{@compared_run, mode="train"}[$__range]))'
@@ -181,7 +182,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             "Loss by step",
             # The label `step` is the step number, rounded down to a row: `count_values` turns a value into a label.
             table_query(
-                f"avg_over_time(({_loss(COMPARED_RUNS_MATCHERS)} * on (run) group_left (step)"
+                f"avg_over_time(({_loss(COMPARED_RUNS_SELECTOR)} * on (run) group_left (step)"
                 f' count_values by (run) ("step", floor({STEP_NUMBER} / {ROW_DISTANCE}) * {ROW_DISTANCE}))[$__range:$__interval])'
             ),
             column_label="run",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from dashboards.gpu_problems import (
-    GPUS_OF_TABLE,
-    GPUS_WITH_RANK,
+    GPUS_AND_LAST_RANKS,
+    GPUS_OF_HEALTH_TABLE,
     RECOVERY_ACTION_TEXTS,
     THROTTLED_RATIO_FAMILY,
     WORST_PROBLEM_TEXTS,
+    XID_PROBLEM_SECONDS,
     XID_TEXTS,
 )
 from dashboards.palette import (
@@ -38,12 +39,13 @@ from exporter.status.conditions.gpus import CRITICAL_XIDS
 
 
 def health_panels() -> tuple[Panel, ...]:
-    """Return the panels about the health and the errors of the GPUs. The first table lists GPUs with problems first."""
+    """Return the panels about the health and the errors of the GPUs. The health table has the GPU with the worst problem first."""
     return (_health_table(), _new_errors(), _xid_table())
 
 
 def _health_table() -> Panel:
-    in_table = f"and on (instance, gpu) {GPUS_OF_TABLE}"
+    """Return the table of the GPUs. With more than `MAX_GPUS` GPUs, the GPUs without a problem are omitted."""
+    in_table = f"and on (instance, gpu) {GPUS_OF_HEALTH_TABLE}"
     columns = [
         dataclasses.replace(column, source=f"({column.source}) {in_table}") if column.is_value else column
         for column in _health_columns()
@@ -51,7 +53,7 @@ def _health_table() -> Panel:
     return table(
         "Health of each GPU",
         *columns,
-        row_query=f"({GPUS_WITH_RANK}) {in_table}",
+        row_query=f"({GPUS_AND_LAST_RANKS}) {in_table}",
         sort="Worst problem",
         h=8,
     )
@@ -64,7 +66,7 @@ def _health_columns() -> tuple[Column, ...]:
         Column("run", "Run", links=(RUN_LINK,)),
         Column("rank", "Rank", width=70),
         Column(
-            GPUS_OF_TABLE,
+            GPUS_OF_HEALTH_TABLE,
             "Worst problem",
             width=255,
             mappings=WORST_PROBLEM_TEXTS,
@@ -73,11 +75,11 @@ def _health_columns() -> tuple[Column, ...]:
             "min by (instance, gpu) (gpu_up{@gpu})"
             " or on (instance, gpu) min by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0 - 1)",
             "State",
-            width=90,
-            mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD), -1: ("unknown", WARNING)}),
+            width=110,
+            mappings=value_mappings({1: ("up", GOOD), 0: ("no response", BAD), -1: ("unknown", WARNING)}),
         ),
         Column(
-            "count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{@gpu} < 3600)"
+            f"count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{{@gpu}} < {XID_PROBLEM_SECONDS})"
             " or on (instance, gpu) max by (instance, gpu) (gpu_up{@gpu} * 0)",
             "Xids, 1 h",
             decimals=0,
@@ -102,6 +104,7 @@ def _health_columns() -> tuple[Column, ...]:
             width=100,
             thresholds=bad_from(1),
         ),
+        # Two flags in one number: 2 for a failed remap, 1 for a remap that waits for a reset.
         Column(
             "2 * max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})"
             " + max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
@@ -128,6 +131,7 @@ def _health_columns() -> tuple[Column, ...]:
 
 
 def _new_errors() -> Panel:
+    """Return the plot of new errors by kind; the series `no error` is 0 while a GPU is known."""
     errors = [
         f'label_replace({event_counts(f"{family}{{@gpu}}", by, starts_at_first_event=True)} > 0, "error", "{name}", "{by}", "(.*)")'
         for family, by, name in (
@@ -161,6 +165,7 @@ def _new_errors() -> Panel:
 
 
 def _xid_table() -> Panel:
+    """Return the table of the Xids of each GPU since the start of the exporter, or a row that says that there are none."""
     no_xid = placeholder_row(
         "gpu_xid_errors_total{@gpu}",
         "xid",

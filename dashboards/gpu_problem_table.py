@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.gpu_problems import (
     ERROR_TEXTS,
+    EXPORTER_IS_UP,
     GPU_PROBLEMS,
     IMPACT_NAMES,
     IMPACT_TEXTS,
-    KNOWN_NODES,
     LAST_RANK_BY_GPU,
     NO_PROBLEM,
     NO_PROBLEM_VALUE,
@@ -73,7 +73,7 @@ def _current_gpu_problems() -> str:
 
     While no exporter of a node is up, the row of the node replaces the rows of its GPUs: recorded series would keep a problem for minutes.
     """
-    return f"(({_impact_and_priority(GPU_PROBLEMS)}) and {SELECTED_GPUS} and on (instance) {KNOWN_NODES})"
+    return f"(({_impact_and_priority(GPU_PROBLEMS)}) and {SELECTED_GPUS} and on (instance) {EXPORTER_IS_UP})"
 
 
 def _current_node_problems() -> str:

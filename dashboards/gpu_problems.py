@@ -1,4 +1,4 @@
-"""Problems of nodes and GPUs: PromQL for each problem, and the table of the current problems."""
+"""Problems of nodes and GPUs: PromQL for each problem, and for the rows of the table *Health of each GPU*."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ THROTTLED_START_FAMILY = "gpu:gpu_throttled_start:timestamp_seconds"
 """Family of the start of the throttling, by GPU. All dashboards show the same start, whatever their time range."""
 MAX_THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
-XID_SECONDS = 3600
+XID_PROBLEM_SECONDS = 3600
 """Time for which an Xid is a problem."""
-LAST_XID_BY_GPU = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_SECONDS}) * 0 + 1"
-"""PromQL for the last Xid of each GPU as a label, if the Xid occurred in the last `XID_SECONDS`."""
+LAST_XID_BY_GPU = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_PROBLEM_SECONDS}) * 0 + 1"
+"""PromQL for the last Xid of each GPU as a label, if the Xid occurred in the last `XID_PROBLEM_SECONDS`."""
 _ZERO_FOR_EACH_GPU = (
     "(0 * gpu_up{@gpu_any_run} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu_any_run}[$__range]))"
 )
@@ -39,8 +39,8 @@ Each index has one result, also if several GPUs had the index in the time range,
 """
 SELECTED_GPUS = "on (instance, gpu) last_over_time(gpu_up{@gpu}[$__range])"
 """PromQL for the condition that a series belongs to a GPU of the selected runs."""
-GPUS_WITH_RANK = f"({LAST_RANK_BY_GPU} or on (instance, gpu) max by (instance, gpu) ({_ZERO_FOR_EACH_GPU})) and {SELECTED_GPUS}"
-"""PromQL for each GPU of the selected runs in the time range, with the last run and rank that used the GPU."""
+GPUS_AND_LAST_RANKS = f"({LAST_RANK_BY_GPU} or on (instance, gpu) max by (instance, gpu) ({_ZERO_FOR_EACH_GPU})) and {SELECTED_GPUS}"
+"""PromQL for each GPU of the selected runs in the time range, with the last run and rank if a rank used the GPU."""
 SELECTED_NODES = f"on (instance) ({NODES_OF_RUN})"
 """PromQL for the condition that a series belongs to a node of the selected runs."""
 
@@ -144,11 +144,11 @@ def _gpu_flag(family: str, text: str, remedy: str, impact: Impact) -> NodeProble
 def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> NodeProblem:
     """Return the problem of recent Xids.
 
-    `matcher` selects or excludes the Xids that point to the hardware. The problem starts at the last occurrence.
+    *matcher* selects or excludes the critical Xids. The problem starts at the last occurrence.
     """
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
-    recent = f"({last} > time() - {XID_SECONDS})"
+    recent = f"({last} > time() - {XID_PROBLEM_SECONDS})"
     return NodeProblem("Xid $1", recent, recent, remedy, impact, "xid", summary)
 
 
@@ -194,6 +194,7 @@ NODE_PROBLEMS = (
         "nvidia-smi; reload the driver or reboot",
         Impact.STOPS_RUN,
         "reason",
+        "driver does not respond",
     ),
     NodeProblem(
         "no reading of the driver for $1 s",
@@ -202,6 +203,7 @@ NODE_PROBLEMS = (
         "wait; check again",
         Impact.UNKNOWN,
         "seconds",
+        "no reading of the driver",
     ),
     NodeProblem(
         "GPUs not listed by the driver: $1",
@@ -210,6 +212,7 @@ NODE_PROBLEMS = (
         "read the kernel log; reboot",
         Impact.POSSIBLE,
         "gpus",
+        "GPUs not listed by the driver",
     ),
     *_EXPORTER_PROBLEMS,
 )
@@ -224,7 +227,7 @@ GPU_PROBLEMS = (
         "reason",
         "GPU does not respond",
     ),
-    _xid('xid=~"{}"', "drain; reset the GPU or reboot", Impact.ENDANGERS_WORK, "Xid of the hardware"),
+    _xid('xid=~"{}"', "drain; reset the GPU or reboot", Impact.ENDANGERS_WORK, "critical Xid"),
     NodeProblem(
         "uncorrected memory errors",
         f"{_UNCORRECTED} > 0",
@@ -266,13 +269,13 @@ GPU_PROBLEMS = (
     ),
 )
 
-UNKNOWN_NODES = f"({' or '.join(problem.condition for problem in _EXPORTER_PROBLEMS)})"
+NODES_WITH_EXPORTER_DOWN = f"({' or '.join(problem.condition for problem in _EXPORTER_PROBLEMS)})"
 """PromQL for the nodes with an exporter that is down or not scraped any more: some of their runs or GPUs are unknown."""
 
 
 def _last_of(family: str, selector: str) -> str:
     """Return PromQL for the last values of a family within two scrapes."""
-    return f"({family}{{@{selector}}} or last_over_time({family}{{@{selector}}}[35s]))"
+    return f"({family}{{{selector}}} or last_over_time({family}{{{selector}}}[35s]))"
 
 
 def lost_gpus(selector: str) -> str:
@@ -282,34 +285,34 @@ def lost_gpus(selector: str) -> str:
 
 
 def unknown_gpus(selector: str, target_selector: str) -> str:
-    """Return PromQL for the number of GPUs of nodes whose exporter is down, or whose driver was not read at the last scrape."""
+    """Return PromQL for the number of GPUs of nodes whose exporter is down, or whose driver was read within two scrapes, but not at the last."""
     return (
-        f"count(group by (instance, gpu) (last_over_time(gpu_up{{@{selector}}}[$__range])) unless on (instance)"
-        f" (group by (instance) (up{{@{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}))"
+        f"count(group by (instance, gpu) (last_over_time(gpu_up{{{selector}}}[$__range])) unless on (instance)"
+        f" (group by (instance) (up{{{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}))"
     )
 
 
-KNOWN_NODES = "up{@target} == 1"
+EXPORTER_IS_UP = "up{@target} == 1"
 """PromQL for the exporters that are up. The state of a GPU is unknown if no exporter of its node is up."""
 
 
-UNKNOWN_GPU = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
-"""Value of the table of all GPUs for a GPU of a node without an exporter that is up."""
+UNKNOWN_GPU_VALUE = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
+"""Value of the table *Health of each GPU* for a GPU of a node without an exporter that is up."""
 MAX_GPUS = 200
-"""Maximum number of GPUs of which the table of all GPUs also shows those without a problem."""
+"""Maximum number of GPUs of which the table *Health of each GPU* also shows those without a problem."""
 _ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
 
 
 def worst_gpu_problems() -> str:
-    """Return PromQL for the impact and priority of the worst problem of each GPU as one number, without a value for other GPUs.
+    """Return PromQL for the impact and priority of the worst problem of each GPU with a problem, as one number.
 
-    The value is `UNKNOWN_GPU` while no exporter of the node is up, whatever the GPU's last problem.
+    The value is `UNKNOWN_GPU_VALUE` while no exporter of the node is up, whatever the GPU's last problem.
     """
     conditions = (
         f"max by (instance, gpu) (0 * ({problem.condition}) + {value})"
         for value, problem in _gpu_problem_values().items()
     )
-    unknown = f"{_ALL_GPUS} + {UNKNOWN_GPU} unless on (instance) {KNOWN_NODES}"
+    unknown = f"{_ALL_GPUS} + {UNKNOWN_GPU_VALUE} unless on (instance) {EXPORTER_IS_UP}"
     return f"({unknown} or on (instance, gpu) ({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS})"
 
 
@@ -322,14 +325,14 @@ def _gpu_problem_values() -> dict[int, NodeProblem]:
     }
 
 
-GPUS_OF_TABLE = (
+GPUS_OF_HEALTH_TABLE = (
     f"({worst_gpu_problems()} or on (instance, gpu) {_ALL_GPUS} unless on () count({_ALL_GPUS}) > {MAX_GPUS})"
 )
-"""PromQL for the rows of the table of all GPUs: the GPUs with a problem, and all others unless there are too many."""
+"""PromQL for the rows of the table *Health of each GPU*: the GPUs with a problem, and all others unless there are too many."""
 
 
 def xid_color(xid: int) -> str:
-    """Return the color of an Xid: bad if the Xid points to the hardware, neutral if a program caused the Xid."""
+    """Return the color of an Xid: bad for `CRITICAL_XIDS`, warning for `WARNING_XIDS`, neutral for others."""
     return BAD if xid in CRITICAL_XIDS else WARNING if xid in WARNING_XIDS else NEUTRAL
 
 
@@ -344,6 +347,6 @@ WORST_PROBLEM_TEXTS = value_mappings(
         value: (problem.name, BAD if problem.impact >= Impact.ENDANGERS_WORK else WARNING)
         for value, problem in _gpu_problem_values().items()
     }
-    | {0: (NO_VALUE, NEUTRAL), UNKNOWN_GPU: ("unknown: exporter down", WARNING)}
+    | {0: (NO_VALUE, NEUTRAL), UNKNOWN_GPU_VALUE: ("unknown: exporter down", WARNING)}
 )
 """Value mappings from the number of `worst_gpu_problems` to the name of the problem."""

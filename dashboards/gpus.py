@@ -25,10 +25,10 @@ from dashboards.gpu_problems import (
     IMPACT_COLORS,
     IMPACT_NAMES,
     LAST_RANK_BY_GPU,
+    NODES_WITH_EXPORTER_DOWN,
     RUNS_ON_NODES,
     SELECTED_NODES,
     THROTTLED_RATIO_FAMILY,
-    UNKNOWN_NODES,
     lost_gpus,
     unknown_gpus,
 )
@@ -117,9 +117,9 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             instant_query(f"sum(gpu_devices{{@gpu_node}}) or 0 * ({known_gpus})", "up"),
-            instant_query(lost_gpus("gpu_node"), "lost", BAD),
+            instant_query(lost_gpus("@gpu_node"), "lost", BAD),
             instant_query(
-                f"{unknown_gpus('gpu', 'gpu_target')} or 0 * ({known_gpus})",
+                f"{unknown_gpus('@gpu', '@gpu_target')} or 0 * ({known_gpus})",
                 "unknown",
                 WARNING,
             ),
@@ -210,7 +210,7 @@ def _loss_of_runs_with_a_problem() -> Panel:
     live_runs_with_a_problem = f"({live_runs} and on (run) {problems})"
     no_cost = (
         f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
-        f" unless on () ({live_runs_with_a_problem} or on () {UNKNOWN_NODES})"
+        f" unless on () ({live_runs_with_a_problem} or on () {NODES_WITH_EXPORTER_DOWN})"
     )
     gpus_of_unknown_runs = (
         f"({problems} and on (gpu) gpu_up{{@gpu_any_run}} unless on (instance, gpu) {LAST_RANK_BY_GPU}"
@@ -222,7 +222,7 @@ def _loss_of_runs_with_a_problem() -> Panel:
         return f"sum by (currency) ({expression} and on (run) {problems}) or ({no_cost}) unless on () {gpus_of_unknown_runs}"
 
     unknown_runs = (
-        f"group by (run) ({RUNS_ON_NODES} and on (instance) {UNKNOWN_NODES})"
+        f"group by (run) ({RUNS_ON_NODES} and on (instance) {NODES_WITH_EXPORTER_DOWN})"
         ' unless on (run) last_over_time(training_run_state{@cluster, state=~"stopped|finished|failed|lost"}[$__range]) == 1'
     )
     return stat(

@@ -64,7 +64,7 @@ _OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run)
 """Condition of alerts: an alert without a node, such as a NaN loss, counts if its run has a live process on the node."""
 _CPU_WAIT = "waiting, data is late"
 """Legend of the share of the time in which a thread waits for a CPU, if a rank on the node waits for data. Only then, the value has a color."""
-UNKNOWN_GPU_COUNT = unknown_gpus("node", "target")
+UNKNOWN_GPU_COUNT = unknown_gpus("@node", "@target")
 """PromQL for the number of GPUs of the node while their state is unknown, otherwise without a value. No GPU is then up or lost."""
 _PRESSURE_THRESHOLDS = warn_from(0.5)
 """Thresholds of the share of the time in which a thread waits for a CPU, for memory or for a disk."""
@@ -107,7 +107,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             instant_query("sum(gpu_devices{@node})", "up"),
-            instant_query(f"{lost_gpus('node')} unless on () {UNKNOWN_GPU_COUNT}", "lost", BAD),
+            instant_query(f"{lost_gpus('@node')} unless on () {UNKNOWN_GPU_COUNT}", "lost", BAD),
             instant_query(UNKNOWN_GPU_COUNT, "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",

@@ -11,7 +11,7 @@ from dashboards.gpu_problems import (
     MAX_THROTTLED_RATIO,
     THROTTLED_RATIO_FAMILY,
     THROTTLED_START_FAMILY,
-    XID_SECONDS,
+    XID_PROBLEM_SECONDS,
 )
 from dashboards.queries import (
     HANG_LABELS,
@@ -115,12 +115,12 @@ LOST_GPU_ROWS = with_text(
 
 
 def _xids(matcher: str = "") -> str:
-    """Return PromQL for the time of each Xid in the last `XID_SECONDS` on the ranks' GPUs, by node, rank, GPU and Xid.
+    """Return PromQL for the time of each Xid in the last `XID_PROBLEM_SECONDS` on the ranks' GPUs, by node, rank, GPU and Xid.
 
     A lost GPU has a row of its own with the Xid, so its Xids are left out. *matcher* limits the Xids; empty for all.
     """
     return (
-        f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds{{{matcher}}}) > time() - {XID_SECONDS}"
+        f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds{{{matcher}}}) > time() - {XID_PROBLEM_SECONDS}"
         f" unless on (uuid) {_GPU_LOST}) * on (uuid) group_left (instance, rank, gpu) topk by (uuid) (1, {LAST_GPUS_BY_RANK})"
     )
 

@@ -39,7 +39,7 @@ from dashboards.rank_problems import (
     UP_BY_RANK,
 )
 from dashboards.run_problems import DATA_WAIT_RATIO_BY_RANK, GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK, what_is_wrong
-from dashboards.straggler import straggler_cost
+from dashboards.straggler import lost_time
 from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
 
 
@@ -82,7 +82,7 @@ def overview_panels() -> tuple[Panel, ...]:
             thresholds=threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
             w=4,
         ),
-        straggler_cost(),
+        lost_time(),
         stat(
             "Waiting for data, last 5 min",
             instant_query(f"topk(1, {DATA_WAIT_RATIO_BY_RANK})", "rank {{rank}} on {{instance}}"),

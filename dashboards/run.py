@@ -1,4 +1,4 @@
-"""Dashboard *Run*: the state of a run, then phases, learning, checkpoints, goodput and failures."""
+"""Dashboard *Run*: state, speed, phases, learning, checkpoints, goodput, events and identity of a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def board() -> Board:
         variables=(SINGLE_RUN, RANK, RUNBOOK),
         rows=(
             Row("At a glance", overview_panels()),
-            Row("Progress", _progress_panels(), collapsed=True),
+            Row("Utilization and hanging ranks", _utilization_panels(), collapsed=True),
             Row("Phases", _phase_panels()),
             Row("Learning", _learning_panels(), collapsed=True),
             Row("Checkpoints", _checkpoint_panels(), collapsed=True),
@@ -66,7 +66,7 @@ def board() -> Board:
     )
 
 
-def _progress_panels() -> tuple[Panel, ...]:
+def _utilization_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "MFU and HFU",
@@ -87,13 +87,18 @@ def _progress_panels() -> tuple[Panel, ...]:
     )
 
 
-NAMED_PHASES = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
-"""Phases of *Time by phase* that are not part of the series *all other phases*."""
+_NAMED_PHASES_PATTERN = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
+"""Regular expression: phases of *Time by phase* that are not part of the series *all other phases*, separated by `|`."""
 
 
 def _phase_panels() -> tuple[Panel, ...]:
     def share(matcher: str, by: str = "") -> str:
-        """Return PromQL for the share of the main threads' time in the phases that a matcher selects."""
+        """Return PromQL for the share of phases in the time of the main threads in all phases.
+
+        Args:
+            matcher: Matcher of the phases.
+            by: Labels to keep; empty for the sum over the phases.
+        """
         phase_rate = (
             f"sum by ({by}) (rate(training_phase_seconds_total{{@rank, {matcher}}}[$__rate_interval]))"
         )
@@ -105,14 +110,18 @@ def _phase_panels() -> tuple[Panel, ...]:
             Query(share(f'phase=~"{WORK_PHASES}"', "phase"), "{{phase}}"),
             Query(share('phase="data_loading"', "phase"), "{{phase}}"),
             Query(share(f'phase=~"{SAVE_PHASES}"'), "checkpoint saves"),
-            Query(share(f'phase!~"{NAMED_PHASES}"'), "all other phases"),
+            Query(share(f'phase!~"{_NAMED_PHASES_PATTERN}"'), "all other phases"),
             unit="percentunit",
             maximum=1,
             stacked=True,
             color=fixed_color(GREY),
             overrides=[
                 *fixed_colors_by_name(
-                    {name: color for name, color in PHASE_COLORS.items() if name in NAMED_PHASES.split("|")}
+                    {
+                        name: color
+                        for name, color in PHASE_COLORS.items()
+                        if name in _NAMED_PHASES_PATTERN.split("|")
+                    }
                 ),
                 *fixed_colors_by_name({"checkpoint saves": PURPLE, "all other phases": GREY}),
                 # `maximum` is a soft limit, which larger values extend. This axis ends at 100 %.
@@ -197,9 +206,13 @@ def _learning_panels() -> tuple[Panel, ...]:
 def _checkpoint_panels() -> tuple[Panel, ...]:
     """Return the panels about checkpoints: unsaved work, duration and results."""
 
-    def mean(part: str) -> str:
-        rate = f'sum(rate(training_checkpoint_duration_seconds_{{}}{{{{@run, part="{part}"}}}}[$__rate_interval]))'
-        return f"{rate.format('sum')} / ({rate.format('count')} > 0)"
+    def mean_seconds(part: str) -> str:
+        """Return PromQL for the mean duration of a part of a checkpoint."""
+
+        def rate(suffix: str) -> str:
+            return f'sum(rate(training_checkpoint_duration_seconds_{suffix}{{@run, part="{part}"}}[$__rate_interval]))'
+
+        return f"{rate('sum')} / ({rate('count')} > 0)"
 
     return (
         time_series(
@@ -212,8 +225,8 @@ def _checkpoint_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Checkpoint duration",
-            Query(mean("blocking"), "blocking", VERMILION),
-            Query(mean("total"), "total", BLUE, dashed=True),
+            Query(mean_seconds("blocking"), "blocking", VERMILION),
+            Query(mean_seconds("total"), "total", BLUE, dashed=True),
             unit="s",
             w=8,
         ),
@@ -232,7 +245,7 @@ def _checkpoint_panels() -> tuple[Panel, ...]:
 
 
 def _goodput_panels() -> tuple[Panel, ...]:
-    """Return the panels about goodput, badput by cause, lost steps and restarts."""
+    """Return the panels about goodput, badput by cause, lost steps, interruptions and restarts."""
     return (
         time_series(
             "Goodput",

@@ -10,17 +10,17 @@ _LOST_RATIO = (
     " or on () 0 * (max(run:training_step_overdue:seconds{@run}) > 0) + 1"
     " or on () max(run:training_straggler_wait:ratio{@run}))"
 )
-"""PromQL for the share of the GPU time that the run loses: 1 while it is hung or a step is overdue.
+"""PromQL for the share of the GPU time that the run loses: 1 while the run is hung, or while a step is overdue in a compute phase.
 
-Otherwise, the share in which ranks wait for the slowest rank of their pipeline stage, by their compute times.
+Otherwise, the share of the GPU time in which ranks wait for the slowest rank of their pipeline stage, also while the run is `stalled`.
 """
 _LOST_GPU_HOURS_PER_HOUR = f"{_LOST_RATIO} * on () max(run:training_gpus:count{{@run}})"
 _LOST_COST_PER_HOUR = f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_RATIO}"
 
 
-def straggler_cost() -> Panel:
-    """Return the panel with the lost share of the time, the GPU hours lost per hour, and the cost lost per hour."""
-    share_legend = "of time"
+def lost_time() -> Panel:
+    """Return the panel with the lost share of the GPU time, the GPU hours lost per hour, and the cost lost per hour."""
+    share_legend = "of GPU time"
     return stat(
         "Lost to the slowest rank or a hang",
         instant_query(_LOST_RATIO, share_legend),

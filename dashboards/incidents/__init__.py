@@ -1,6 +1,6 @@
 """Session of training runs with incidents, for screenshots of the dashboards: 24 minutes of Prometheus data.
 
-Fourteen nodes run eleven training runs: a healthy run of 64 ranks, nine small runs with one incident each, and a small run that
+Eleven training runs use fourteen nodes: a healthy run of 64 ranks, nine small runs with one incident each, and a small run that
 ends before its step target. The exporters, the ranks and Prometheus are real processes; the GPUs are replayed. Prometheus has a
 scrape interval of 15 seconds and the rules in `deploy/prometheus/rules`.
 
@@ -14,13 +14,13 @@ import enum
 from dataclasses import dataclass
 
 
-class IncidentRun(enum.Enum):
-    """Runs of the session. The value is the name of the run, which describes its incident."""
+class SessionRun(enum.Enum):
+    """Runs of the session. The value is the name of the run, which describes its incident, if it has one."""
 
     HEALTHY = "healthy"  # no incident
     STRAGGLER = "straggler"  # heat throttles the GPU of one rank
     XID_ECC = "xid-ecc"  # Xids 48 and 63, with uncorrected ECC errors
-    LOST_GPU = "lost-gpu"  # Xid 79, after which the driver does not list the GPU
+    LOST_GPU = "lost-gpu"  # Xid 79, after which the driver reports the GPU as lost
     LOADER_STALL = "loader-stall"  # the ranks wait for data for 60 % of the time
     NAN_LOSS = "nan-loss"  # the loss is NaN for half a minute
     FAILING_SAVES = "failing-saves"  # every save of a checkpoint after the start of the incidents fails
@@ -37,19 +37,21 @@ class EventTimes:
     incident_start_seconds: float = 480.0  # start of all incidents
     nan_end_seconds: float = 510.0  # first finite loss after the NaN losses
     exporter_restart_seconds: float = 540.0  # restart of the killed exporter
-    killed_run_restart_seconds: float = 555.0  # restart of the killed run; its first step starts 15 s later
+    killed_run_restart_seconds: float = 555.0  # restart of the killed run
     finished_run_end_seconds: float = 660.0  # end of the run `finished`
     end_seconds: float = 1440.0  # end of the session
 
 
 TIMES = EventTimes()
+FIRST_STEP_SECONDS = 15.0
+"""Seconds from the start of the session, or from the restart of the killed run, to the first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlacement:
     """Consecutive ranks of a run on one node."""
 
-    run: IncidentRun
+    run: SessionRun
     node: str
     ranks: range
     first_gpu: int = 0  # index of the first rank's GPU; the next ranks have the next GPUs
@@ -57,23 +59,23 @@ class RunPlacement:
 
 PLACEMENTS = (
     *(
-        RunPlacement(IncidentRun.HEALTHY, f"gpu-{index + 1:02d}", range(8 * index, 8 * index + 8))
+        RunPlacement(SessionRun.HEALTHY, f"gpu-{index + 1:02d}", range(8 * index, 8 * index + 8))
         for index in range(8)
     ),
-    RunPlacement(IncidentRun.STRAGGLER, "gpu-09", range(4)),
-    RunPlacement(IncidentRun.XID_ECC, "gpu-09", range(2), first_gpu=4),
-    RunPlacement(IncidentRun.LOST_GPU, "gpu-10", range(2)),
-    RunPlacement(IncidentRun.LOADER_STALL, "gpu-10", range(2), first_gpu=4),
-    RunPlacement(IncidentRun.NAN_LOSS, "gpu-11", range(2)),
-    RunPlacement(IncidentRun.FAILING_SAVES, "gpu-11", range(2), first_gpu=4),
-    RunPlacement(IncidentRun.HANG, "gpu-12", range(2)),
-    RunPlacement(IncidentRun.KILLED, "gpu-12", range(2), first_gpu=4),
-    RunPlacement(IncidentRun.EXPORTER_DOWN, "gpu-13", range(2)),
-    RunPlacement(IncidentRun.FINISHED, "gpu-13", range(2), first_gpu=4),
-    RunPlacement(IncidentRun.EXPORTER_DOWN, "gpu-14", range(2, 4)),
+    RunPlacement(SessionRun.STRAGGLER, "gpu-09", range(4)),
+    RunPlacement(SessionRun.XID_ECC, "gpu-09", range(2), first_gpu=4),
+    RunPlacement(SessionRun.LOST_GPU, "gpu-10", range(2)),
+    RunPlacement(SessionRun.LOADER_STALL, "gpu-10", range(2), first_gpu=4),
+    RunPlacement(SessionRun.NAN_LOSS, "gpu-11", range(2)),
+    RunPlacement(SessionRun.FAILING_SAVES, "gpu-11", range(2), first_gpu=4),
+    RunPlacement(SessionRun.HANG, "gpu-12", range(2)),
+    RunPlacement(SessionRun.KILLED, "gpu-12", range(2), first_gpu=4),
+    RunPlacement(SessionRun.EXPORTER_DOWN, "gpu-13", range(2)),
+    RunPlacement(SessionRun.FINISHED, "gpu-13", range(2), first_gpu=4),
+    RunPlacement(SessionRun.EXPORTER_DOWN, "gpu-14", range(2, 4)),
 )
 
 
-def world_size(run: IncidentRun) -> int:
+def world_size(run: SessionRun) -> int:
     """Return the number of ranks of a run."""
     return sum(len(placement.ranks) for placement in PLACEMENTS if placement.run is run)

@@ -17,7 +17,14 @@ from typing import Any
 
 import yaml
 
-from dashboards.incidents import PLACEMENTS, TIMES, IncidentRun, RunPlacement, world_size
+from dashboards.incidents import (
+    FIRST_STEP_SECONDS,
+    PLACEMENTS,
+    TIMES,
+    RunPlacement,
+    SessionRun,
+    world_size,
+)
 from dashboards.scenario import SITE_ENERGY
 from dashboards.scenario.machine import GPUS_PER_NODE, MACHINE_DIRECTORY
 from dashboards.scenario.prometheus import ROOT, Intervals, PrometheusServer, free_port, start_prometheus
@@ -25,9 +32,7 @@ from exporter.replay.machines import DIRECTORY_VARIABLE
 
 SCRAPE_INTERVAL_SECONDS = 15.0
 STARTUP_SECONDS = 60.0
-"""Seconds between the start of the processes of the ranks and the start of the session."""
-FIRST_STEP_SECONDS = 15.0
-"""Seconds from the start of an attempt to its first step."""
+"""Seconds from the start of the first exporter to the start of the session."""
 SCRAPE_JOB = "training"
 GPU_MEMORY_BYTES, IDLE_GPU_MEMORY_BYTES = 71_000_000_000, 552_599_552
 GPU_ENERGY_COUNTER = {"idle": 71_000, "busy": 692_000, "counter_from": 1}
@@ -40,7 +45,7 @@ class SessionProcesses:
     """Ranks of the runs, exporters of the nodes, and the Prometheus server. All files are in one directory.
 
     Args:
-        directory: Directory for the configurations, logs and data.
+        directory: Directory for the configurations, logs and data, without an earlier session.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -58,6 +63,7 @@ class SessionProcesses:
 
         Raises:
             SystemExit: An exporter has exited before the end.
+            FileNotFoundError, RuntimeError, TimeoutError: Prometheus does not start; see `start_prometheus`.
         """
         try:
             self._start()
@@ -89,7 +95,7 @@ class SessionProcesses:
             for index, rank in enumerate(placement.ranks):
                 gpu = placement.first_gpu + index
                 self._ranks[placement.run.value, rank] = self._start_rank(placement, rank, gpu)
-                if placement.run is IncidentRun.KILLED:
+                if placement.run is SessionRun.KILLED:
                     self._replacement_ranks[rank] = self._start_rank(placement, rank, gpu)
         self._start_time = time.time() + STARTUP_SECONDS
         for node in dict.fromkeys(placement.node for placement in PLACEMENTS):
@@ -113,7 +119,7 @@ class SessionProcesses:
             "RANK": str(rank),
             "LOCAL_RANK": str(gpu),
             "WORLD_SIZE": str(world_size(placement.run)),
-            "USER": "mia" if placement.run is IncidentRun.HEALTHY else "jo",
+            "USER": "mia" if placement.run is SessionRun.HEALTHY else "jo",
             "PYTHONPATH": str(ROOT),
         }
         plan = json.dumps({"run": placement.run.value, "rank": rank})
@@ -198,7 +204,7 @@ class SessionProcesses:
         """Return the process ids of the rank on a GPU and, in the run that restarts, of its replacement."""
         rank = placement.ranks[gpu - placement.first_gpu]
         processes = [self._ranks[placement.run.value, rank]]
-        if placement.run is IncidentRun.KILLED:
+        if placement.run is SessionRun.KILLED:
             processes.append(self._replacement_ranks[rank])
         return [process.pid for process in processes]
 
@@ -220,16 +226,16 @@ class SessionProcesses:
 
     def _kill_run(self) -> None:
         """Kill rank 1 with SIGKILL and terminate rank 0, as torchrun does."""
-        run = IncidentRun.KILLED.value
+        run = SessionRun.KILLED.value
         self._ranks[run, 1].kill()
         time.sleep(1)
         self._ranks[run, 0].terminate()
 
     def _restart_run(self) -> None:
-        """Let the replacements of the killed ranks train, after a checkpoint of step 350."""
+        """Let the replacements of the killed ranks train from step 350, an invented number: no rank has saved this step."""
         for rank, process in self._replacement_ranks.items():
-            self._ranks[IncidentRun.KILLED.value, rank].wait()
-            self._ranks[IncidentRun.KILLED.value, rank] = process
+            self._ranks[SessionRun.KILLED.value, rank].wait()
+            self._ranks[SessionRun.KILLED.value, rank] = process
             self._start_training(
                 process,
                 first_step_offset_seconds=TIMES.killed_run_restart_seconds + FIRST_STEP_SECONDS,
@@ -274,13 +280,13 @@ def _load(placement: RunPlacement | None) -> list[dict[str, Any]]:
     if placement is None:
         return [{"seconds": "10s", "level": 0.0}]
     later_steps = {
-        IncidentRun.LOADER_STALL: [(TIMES.end_seconds, 0.38)],
-        IncidentRun.HANG: [(TIMES.end_seconds, 1.0)],
-        IncidentRun.KILLED: [
+        SessionRun.LOADER_STALL: [(TIMES.end_seconds, 0.38)],
+        SessionRun.HANG: [(TIMES.end_seconds, 1.0)],
+        SessionRun.KILLED: [
             (TIMES.killed_run_restart_seconds - TIMES.incident_start_seconds + FIRST_STEP_SECONDS, 0.0),
             (TIMES.end_seconds, 0.93),
         ],
-        IncidentRun.FINISHED: [
+        SessionRun.FINISHED: [
             (TIMES.finished_run_end_seconds - TIMES.incident_start_seconds, 0.93),
             (TIMES.end_seconds, 0.0),
         ],
@@ -330,7 +336,7 @@ def main(arguments: Sequence[str]) -> int:
         dest="output_directory",
         type=Path,
         required=True,
-        help="directory for configurations, logs and data",
+        help="directory for configurations, logs and data, without an earlier session unless --serve is set",
     )
     parser.add_argument(
         "--serve",

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dashboards.incidents import TIMES, IncidentRun
+from dashboards.incidents import TIMES, SessionRun
 from exporter import log, training
 
 COMPUTE_SECONDS, DATA_SECONDS, SYNC_SECONDS = 1.0, 0.03, 0.05
@@ -57,7 +57,7 @@ class Rank:
     Args:
         plan: Mapping with the keys of PLAN,
 
-            - `run`: name of the run, the value of a IncidentRun
+            - `run`: name of the run, the value of a `SessionRun`
             - `rank`: rank of the process
 
             and of the start message,
@@ -68,7 +68,7 @@ class Rank:
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self._run = IncidentRun(plan["run"])
+        self._run = SessionRun(plan["run"])
         self._rank: int = plan["rank"]
         self._start_time: float = plan["start_time"]
         self._first_step_offset_seconds: float = plan["first_step_offset_seconds"]
@@ -103,8 +103,7 @@ class Rank:
         due_saves = self._due_save_count(self._first_step_offset_seconds)
         due_validations = self._due_validation_count(self._first_step_offset_seconds)
         while not (
-            self._run is IncidentRun.FINISHED
-            and self._has_reached(step_start, TIMES.finished_run_end_seconds)
+            self._run is SessionRun.FINISHED and self._has_reached(step_start, TIMES.finished_run_end_seconds)
         ):
             self._step += 1
             step_end = self._train_step(step_start)
@@ -113,7 +112,7 @@ class Rank:
             if self._due_save_count(elapsed_seconds) > due_saves:
                 due_saves = self._due_save_count(elapsed_seconds)
                 step_start += self._save(
-                    fails=self._run is IncidentRun.FAILING_SAVES
+                    fails=self._run is SessionRun.FAILING_SAVES
                     and self._has_reached(step_end, TIMES.incident_start_seconds)
                 )
             if self._due_validation_count(elapsed_seconds) > due_validations:
@@ -141,18 +140,18 @@ class Rank:
         """
         has_incident_started = self._has_reached(step_start, TIMES.incident_start_seconds)
         compute_seconds = slowest_compute_seconds = COMPUTE_SECONDS
-        if self._run is IncidentRun.STRAGGLER and has_incident_started:
+        if self._run is SessionRun.STRAGGLER and has_incident_started:
             slowest_compute_seconds *= STRAGGLER_FACTOR
             compute_seconds *= STRAGGLER_FACTOR if self._rank == STRAGGLER_RANK else 1.0
         compute_seconds *= self._random.uniform(0.97, 1.0)
         data_seconds = (
             SLOW_DATA_SECONDS
-            if self._run is IncidentRun.LOADER_STALL and has_incident_started
+            if self._run is SessionRun.LOADER_STALL and has_incident_started
             else DATA_SECONDS
         )
         step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
         is_nan = (
-            self._run is IncidentRun.NAN_LOSS
+            self._run is SessionRun.NAN_LOSS
             and has_incident_started
             and not self._has_reached(step_start, TIMES.nan_end_seconds)
         )
@@ -160,13 +159,13 @@ class Rank:
             with training.data_loading():
                 sleep_or_end(step_start + data_seconds - time.time())
             with training.model_forward():
-                if self._run is IncidentRun.HANG and self._rank == HANGING_RANK and has_incident_started:
+                if self._run is SessionRun.HANG and self._rank == HANGING_RANK and has_incident_started:
                     sleep_or_end(HANG_SECONDS)
                 sleep_or_end(compute_seconds * FORWARD_SHARE)
             with training.model_backward():
                 sleep_or_end(compute_seconds * BACKWARD_SHARE)
             with training.phase("grad_sync"):
-                if self._run is IncidentRun.HANG and has_incident_started:
+                if self._run is SessionRun.HANG and has_incident_started:
                     sleep_or_end(HANG_SECONDS)  # the other rank waits for the hanging rank
                 sleep_or_end(step_end - compute_seconds * OPTIMIZER_SHARE - time.time())
             with training.optimizer_update():

@@ -47,7 +47,7 @@ class RankPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Node of the scenario with GPUs and ranks."""
+    """Node of the scenario: its replayed machine and its ranks, if any."""
 
     name: str  # label `instance` in Prometheus
     replay: str | dict[str, Any]  # name of a packaged machine, or a machine description
@@ -95,14 +95,15 @@ def scenario_nodes(timeline: Timeline) -> tuple[Node, ...]:
 
 
 class Cluster:
-    """Context manager that starts the processes of the scenario, and stops the processes on exit.
+    """Context manager that starts the processes of the scenario and stops them on exit.
 
     Args:
         directory: Empty directory for the configurations, logs and data.
         timeline: Duration of the scenario and times of its events.
-        environ: Environment of the processes. Variables of the exporter and RANK are removed.
+        environ: Environment of the processes. Variables of the exporter and RANK are removed, and PYTHONPATH is this checkout.
 
     Attributes:
+        timeline: Duration of the scenario and times of its events.
         start_time: Unix time of the start of the scenario; 0 before the start.
         url: Base URL of the Prometheus server; empty before the start.
     """
@@ -119,7 +120,7 @@ class Cluster:
         } | {"PYTHONPATH": str(ROOT)}
         self._nodes = scenario_nodes(timeline)
         self._ports: dict[str, int] = {}
-        self._sidecars: dict[str, subprocess.Popen[bytes]] = {}
+        self._exporters: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._prometheus: PrometheusServer | None = None
         self._stop_event = threading.Event()
@@ -127,10 +128,10 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            self._write_configurations()
+            self._prepare_nodes()
             self.start_time = time.time()  # the replay of a GPU starts with its exporter
             for node in self._nodes:
-                self._start_sidecar(node)
+                self._start_exporter(node)
             for node in self._nodes:
                 for placement in node.placements:
                     self._start_rank(node, placement, attempt=0)
@@ -165,7 +166,8 @@ class Cluster:
 
     # ------------------------------------------------------------ processes
 
-    def _write_configurations(self) -> None:
+    def _prepare_nodes(self) -> None:
+        """Create the directories and configurations of the nodes, and choose the ports of the exporters."""
         for node in self._nodes:
             directory = self._directory / node.name
             for name in ("feed", "lock", "checkpoints"):
@@ -191,10 +193,10 @@ class Cluster:
             (directory / "exporter.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
             self._ports[node.name] = free_port()
 
-    def _start_sidecar(self, node: Node) -> None:
+    def _start_exporter(self, node: Node) -> None:
         directory = self._directory / node.name
         with (directory / "exporter.log").open("ab") as log:
-            self._sidecars[node.name] = subprocess.Popen(
+            self._exporters[node.name] = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
@@ -224,17 +226,17 @@ class Cluster:
         }
         plan = {
             "start": self.start_time,
-            "seconds": self.timeline.duration_seconds,
+            "duration_seconds": self.timeline.duration_seconds,
             "baseline": run == BASELINE_RUN,
             "rank": rank,
             "straggler": run == FAULTY_RUN and rank == STRAGGLER_RANK,
             "attempt": attempt,
-            "checkpoint": str(self._directory / f"{run}.step"),
+            "checkpoint_path": str(self._directory / f"{run}.step"),
         }
         with (directory / f"{run}-{rank}.log").open("ab") as log:
             self._ranks[(run, rank)] = subprocess.Popen(
                 [sys.executable, "-m", "dashboards.scenario.job", json.dumps(plan)],
-                stdin=subprocess.PIPE,  # closed at the end of the scenario
+                stdin=subprocess.PIPE,  # the rank exits when the pipe is closed
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
@@ -251,11 +253,11 @@ class Cluster:
             [
                 (
                     timeline.to_seconds(timeline.exporter_down_range[0]),
-                    self._sidecars[node_without_gpus.name].kill,
+                    self._exporters[node_without_gpus.name].kill,
                 ),
                 (
                     timeline.to_seconds(timeline.exporter_down_range[1]),
-                    lambda: self._restart_sidecar(node_without_gpus),
+                    lambda: self._restart_exporter(node_without_gpus),
                 ),
                 (timeline.to_seconds(timeline.crash_start), self._crash_run),
                 (timeline.to_seconds(timeline.crash_start + timeline.restart_duration), self._restart_run),
@@ -267,9 +269,9 @@ class Cluster:
                 return
             action()
 
-    def _restart_sidecar(self, node: Node) -> None:
-        self._sidecars[node.name].wait()
-        self._start_sidecar(node)
+    def _restart_exporter(self, node: Node) -> None:
+        self._exporters[node.name].wait()
+        self._start_exporter(node)
 
     def _crash_run(self) -> None:
         """Kill a rank and terminate the remaining ranks, as torchrun does."""
@@ -295,7 +297,7 @@ class Cluster:
             self._timeline_thread.join(timeout=10)
         for process in self._ranks.values():
             _close_stdin(process)
-        processes = [*self._ranks.values(), *self._sidecars.values()]
+        processes = [*self._ranks.values(), *self._exporters.values()]
         if self._prometheus is not None:
             processes.append(self._prometheus.process)
         for process in processes:

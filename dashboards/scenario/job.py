@@ -48,21 +48,21 @@ class Rank:
         plan: Role of the rank in the scenario, from `Cluster`, with the keys
 
             - `start`: Unix time of the start of the scenario
-            - `seconds`: duration of the scenario
+            - `duration_seconds`: duration of the scenario
             - `baseline`: whether the run is the baseline, which has no incidents
             - `rank`: rank of the process
             - `straggler`: whether the rank is the straggler
             - `attempt`: 0, or 1 after the restart
-            - `checkpoint`: path of the file with the last saved step
+            - `checkpoint_path`: path of the file with the last saved step
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._scenario_start: float = plan["start"]
-        self._timeline = Timeline(duration_seconds=plan["seconds"])
+        self._timeline = Timeline(duration_seconds=plan["duration_seconds"])
         self._is_baseline: bool = plan["baseline"]
         self._is_straggler: bool = plan["straggler"]
         self._attempt: int = plan["attempt"]
-        self._checkpoint = Path(plan["checkpoint"])
+        self._checkpoint = Path(plan["checkpoint_path"])
         self._random = random.Random(f"{plan['baseline']} {plan['rank']} {plan['attempt']}")  # noqa: S311  # the values are no secrets
         self._save_offsets = [self._timeline.to_seconds(fraction) for fraction in self._timeline.save_times]
         self._nan_steps_left = 0 if self._is_baseline or self._attempt else NAN_STEPS

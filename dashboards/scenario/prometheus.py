@@ -44,9 +44,9 @@ def start_prometheus(
     """Start a Prometheus server and wait until the server is ready. The server continues with earlier data in the directory.
 
     Args:
-        directory: Directory for the configuration, the log and the data.
+        directory: Directory for the configuration, copies of the rules, the log and the data. Its parent must exist.
         job: Label `job` of the targets.
-        port_by_instance: Ports on 127.0.0.1 by the value of the label `instance`.
+        port_by_instance: Ports on 127.0.0.1 by the value of the label `instance`. Without ports, nothing is scraped.
         intervals: Scrape and rule evaluation intervals.
 
     Raises:
@@ -57,7 +57,7 @@ def start_prometheus(
     prometheus_path = shutil.which("prometheus")
     if prometheus_path is None:
         raise FileNotFoundError(
-            "the program prometheus is not on PATH; install Prometheus: apt-get install prometheus"
+            "the program prometheus is not on PATH; install it, for example with apt-get install prometheus"
         )
     directory.mkdir(exist_ok=True)
     for path in RULES_DIRECTORY.glob("*.yml"):
@@ -108,6 +108,7 @@ def _configuration(
     directory: Path, job: str, port_by_instance: Mapping[str, int], intervals: Intervals
 ) -> dict[str, Any]:
     scrape_interval = f"{int(intervals.scrape_seconds * 1000)}ms"
+    # Prometheus refuses a timeout above the interval; 10 s is its default.
     scrape_timeout = f"{int(min(intervals.scrape_seconds, 10.0) * 1000)}ms"
     static_configs = [
         {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance}}

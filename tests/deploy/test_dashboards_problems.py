@@ -10,7 +10,7 @@ from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
 
 from dashboards.gpu_problem_table import PROBLEM_TEXTS
-from dashboards.gpu_problems import MAX_GPUS, UNKNOWN_GPU, WORST_PROBLEM_TEXTS, XID_TEXTS, Impact
+from dashboards.gpu_problems import MAX_GPUS, UNKNOWN_GPU_VALUE, WORST_PROBLEM_TEXTS, XID_TEXTS, Impact
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from exporter.collectors.gpu.nvml.library import DEVICE_DOWN_ERRORS
 
@@ -361,7 +361,7 @@ def test_no_gpu_has_a_state_while_the_exporter_of_its_node_is_down(tmp_path: Pat
     }
     node = '{instance="n1",problem="exporter down: node, GPUs unknown",remedy="check the machine and the exporter\'s log"}'
     unknown = {'{impact="unknown"}': 1}
-    gpu = {'{instance="n1",gpu="0"}': UNKNOWN_GPU}
+    gpu = {'{instance="n1",gpu="0"}': UNKNOWN_GPU_VALUE}
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {node: Impact.UNKNOWN})
     assert_panel(tmp_path, "training-gpus", "Nodes and GPUs with a problem", series, unknown)
