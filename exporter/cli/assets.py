@@ -29,9 +29,10 @@ SOURCE = Path(__file__).resolve().parents[1] / "assets"
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
-    """Write the files. Without --force, return 1 and write nothing if an existing file has other content.
+    """Write the files, and return 0.
 
-    Raises ConfigurationError: The command line is invalid.
+    Returns 1 if the package has no files or a file cannot be written. Without --force, returns 1 and writes nothing if an existing
+    file has other content. Raises ConfigurationError for an invalid command line.
     """
     parser = Parser(f"{PROGRAM} assets", DESCRIPTION, " --output DIR")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="write to this directory")

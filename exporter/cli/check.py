@@ -46,10 +46,12 @@ Checks the path from a training process to Prometheus without changing a file. E
     training-exporter check --check.python=/opt/conda/bin/python
 """
 DEADLINE_SECONDS = 10.0
+"""Time for all checks, which run at once."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
 WIDTH, INDENT = 110, " " * 5
 MIN_FREE_BYTES = 4 << 20
+"""Free space of the feed directory below which a finding warns."""
 MAX_ENDED_PROCESSES = 3
 """Maximum number of ended processes that are reported separately, the latest first. A further line counts the other processes."""
 # On these file systems, record locks and renames depend on a server.
@@ -130,7 +132,7 @@ def sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
     if owner is None:
         yield warning("sidecar", diagnoses.NO_SIDECAR.describe())
         return
-    server = f"process {owner}" if owner else "an exporter in another container"
+    server = f"process {owner}" if owner else "a sidecar in another container"
     with contextlib.suppress(psutil.Error):
         server += f" ({' '.join(psutil.Process(owner).cmdline())})" if owner else ""
     yield ok("sidecar", f"{server} serves the feed directory")
@@ -362,7 +364,7 @@ def _configuration(
 def run_checks(
     checks: Mapping[str, Check], deadline_seconds: float = DEADLINE_SECONDS
 ) -> Iterator[CheckFinding]:
-    """Run all checks concurrently and yield the findings in order. A check that misses its deadline is a finding."""
+    """Run all checks concurrently and yield the findings in order. A check that has no result at the deadline yields a failure."""
     results: dict[str, queue.SimpleQueue[list[CheckFinding]]] = {
         subject: queue.SimpleQueue() for subject in checks
     }

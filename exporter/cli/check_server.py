@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import re
 import ssl
@@ -38,7 +39,7 @@ class HttpResult:
 
 
 def check_addresses(configuration: Configuration, feed_directory: Path) -> Iterator[CheckFinding]:
-    """Check the web configuration, and which program uses the exporter's addresses."""
+    """Check the web configuration, and that each address is free or used by an exporter."""
     file, protection = configuration.web.config_file, Protection()
     if file is not None:
         try:
@@ -52,14 +53,27 @@ def check_addresses(configuration: Configuration, feed_directory: Path) -> Itera
         try:
             bind(address, backlog=1).close()
         except ListenError as error:  # noqa: PERF203  # any address may be in use
+            # An address of a different machine is not requested, because that machine may respond.
+            if _error_number(error) not in {errno.EADDRINUSE, errno.EACCES}:
+                yield _refused_finding(f"address {address.text}", error)
+                continue
             host = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
             scheme = "http" if protection.tls is None else "https"
             base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address.port}"
-            yield from _occupied_findings(
-                f"address {address.text}", base, str(error), protection, feed_directory
-            )
+            yield from _occupied_findings(f"address {address.text}", base, error, protection, feed_directory)
         else:
             yield ok(f"address {address.text}", "free")
+
+
+def _error_number(error: ListenError) -> int | None:
+    """Return the `errno` of the failed bind, or None for a host name that is not valid."""
+    return error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+
+
+def _refused_finding(subject: str, error: ListenError) -> CheckFinding:
+    """Return the failure for an address that this user or this machine cannot bind."""
+    problem, _, remedy = str(error).partition("; ")
+    return CheckFinding("FAIL", subject, problem, remedy)
 
 
 def configuration_problems(subject: str, error: ConfigurationError) -> Iterator[CheckFinding]:
@@ -71,8 +85,9 @@ def configuration_problems(subject: str, error: ConfigurationError) -> Iterator[
 
 
 def _occupied_findings(
-    subject: str, base: str, refusal: str, protection: Protection, feed_directory: Path
+    subject: str, base: str, refusal: ListenError, protection: Protection, feed_directory: Path
 ) -> Iterator[CheckFinding]:
+    """Check which server responds at an address that cannot be bound."""
     try:
         health = _get(base, "/-/healthy")
         if health.status == 200 and health.text == "healthy":
@@ -91,13 +106,16 @@ def _occupied_findings(
 
 
 def _unanswered_finding(
-    subject: str, base: str, refusal: str, error: Exception, protection: Protection
+    subject: str, base: str, refusal: ListenError, error: Exception, protection: Protection
 ) -> CheckFinding:
+    """Return the finding for an address that cannot be bound and whose server did not respond because of *error*."""
     tls = protection.config.tls_server_config
     is_tls_error = isinstance(error, ssl.SSLError) or isinstance(getattr(error, "reason", None), ssl.SSLError)
     if tls is not None and tls.verify_mode == ssl.CERT_REQUIRED and is_tls_error:
         return ok(subject, diagnoses.CERTIFICATE_REQUIRED.describe(base=base).sentence)
-    problem, _, remedy = refusal.partition("; ")
+    if _error_number(refusal) != errno.EADDRINUSE:
+        return _refused_finding(subject, refusal)
+    problem, _, remedy = str(refusal).partition("; ")
     port = urlsplit(base).port
     return failure(subject, diagnoses.PORT_TAKEN.describe(refusal=problem, port=port, choose=remedy))
 

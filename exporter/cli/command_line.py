@@ -23,6 +23,7 @@ _PORTS = ("master-port", "main-process-port")
 _TORCHRUN_VARIABLE = "PET_"
 """Prefix of torchrun's options as environment variables, which Kubernetes operators set."""
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+_MAX_STEM_CHARACTERS = 60  # of the script's name, in the name of a launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class JobCommand:
         """Name of the launch, which is equal for all its commands; "" for a single command or without a rendezvous."""
         if not (self.is_shared and self.rendezvous):
             return ""
-        stem = re.sub(r"[^A-Za-z0-9_.]+", "-", PurePath(self.script).stem)[:60].strip("-") or "python"
+        readable_stem = re.sub(r"[^A-Za-z0-9_.]+", "-", PurePath(self.script).stem)
+        stem = readable_stem[:_MAX_STEM_CHARACTERS].strip("-") or "python"
         return f"{stem}-{crc32(f'{self.script} {self.rendezvous}'.encode()):08x}"
 
 

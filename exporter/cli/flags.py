@@ -55,7 +55,7 @@ def print_notice(line: str) -> None:
 class Parser(argparse.ArgumentParser):
     """Argument parser without abbreviations, which reports each mistake on one line.
 
-    Raises `ConfigurationError` where argparse would print the usage and exit.
+    Raises `ConfigurationError` where argparse would print an error and exit. `--help` and `--version` print and exit.
     """
 
     def __init__(self, prog: str, description: str, arguments: str = "") -> None:
@@ -75,7 +75,10 @@ class Parser(argparse.ArgumentParser):
         raise flag_error("command line", message)
 
     def parse_flags(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line. Raises ConfigurationError for unknown, incomplete or repeated flags."""
+        """Parse a command line. Raises ConfigurationError for unknown and incomplete flags. Of a repeated flag, the last value counts.
+
+        `--web.listen-address` may be repeated to add addresses.
+        """
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             raise ConfigurationError([self._unknown(argument) for argument in unknown])

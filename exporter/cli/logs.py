@@ -31,6 +31,8 @@ LEVELS: Mapping[LogLevel, int] = {
 }
 MAX_VALUE_LENGTH = 4000
 """Maximum length of a value. A longer value, for example of a hostile label, is truncated."""
+MAX_KEY_LENGTH = 100
+"""Maximum length of a key of `extra`."""
 MAX_QUEUED_LINES = 1000
 
 # Attributes of every LogRecord; `extra` adds further attributes.
@@ -66,7 +68,7 @@ class Formatter(logging.Formatter):
         yield "msg", _text(record.getMessage)
         for name, value in vars(record).items():
             if name not in _RECORD_ATTRIBUTES:
-                key = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:100] or "_"
+                key = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:MAX_KEY_LENGTH] or "_"
                 yield (f"{key}_" if key in _FIXED_KEYS else key), _simple(value)
         if exception_info := record.exc_info:
             yield "stack", _text(lambda: self.formatException(exception_info))

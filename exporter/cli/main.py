@@ -46,7 +46,11 @@ _SHORTAGES = {errno.EPIPE, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOME
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Run a command line and return the exit status. The default is the command line of this process."""
+    """Run a command line and return the exit status. The default is the command line of this process.
+
+    Returns 2 if the command is refused, 1 if memory, threads, descriptors or disk space run out, and 130 after Ctrl-C. Otherwise,
+    the command decides.
+    """
     _occupy_standard_descriptors()
     try:
         status = _dispatch(list(sys.argv[1:] if arguments is None else arguments), environ)

@@ -55,7 +55,7 @@ STOP_GRACE_SECONDS = 5.0
 REGISTRATION_CHECK_SECONDS = 2.0
 """Interval at which the registration is checked, and written again if it was deleted."""
 TERMINATION_LINGER_SECONDS = 1.5
-"""Maximum wait for the final scrape after SIGTERM or Ctrl-C, because the sender may send SIGKILL next."""
+"""Maximum wait for the final scrape after a signal of `TERMINATION_SIGNALS`, because the sender may send SIGKILL next."""
 IDLE_SECONDS = 3600.0
 """Timeout of a wait for signals if nothing else is due."""
 CONNECT_SECONDS = 1.0
@@ -70,7 +70,8 @@ Runs COMMAND with the exporter as a sidecar. Exits with COMMAND's exit status, o
     {PROGRAM} run --run.name=llama-7b torchrun --nproc-per-node 8 train.py
 """
 NAME_HELP = """name of the run; a restart under the same name continues its totals (default $EXPORTER_RUN, the Slurm job
-id, torchrun's --rdzv-id, or a new name for each launch, such as train-20261122-1721-3f)"""
+id, torchrun's --rdzv-id, a name derived from the rendezvous of a launch on several nodes, or a new name for each launch,
+such as train-20261122-1721-3f)"""
 LINGER_HELP = f"""how long to wait for a final scrape after the job ends, if a scraper scrapes regularly (default 30s;
 at most {TERMINATION_LINGER_SECONDS:g} s after SIGTERM or Ctrl-C)"""
 NODES_SHARE_THE_NAME = """the nodes of this launch share the run name above, derived from the rendezvous; a later launch \
@@ -246,7 +247,7 @@ class Supervision:
         return self._wait_status
 
     def _wait_for_sidecar(self, sidecar: SidecarProcess) -> None:
-        """Wait for the exit of the sidecar, unless another run uses it. A second Ctrl-C or SIGTERM shortens the wait."""
+        """Wait for the exit of the sidecar, unless another run uses it. A further termination signal ends the linger period."""
         sidecar.expect_exit()
         # A batch system signals processes one after the other, so the signal that ended the job may arrive here later.
         time.sleep(SETTLE_SECONDS)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from exporter.cli.flags import DEFAULT_ADDRESS
 from exporter.cli.logs import LogFormat, LogLevel
 from exporter.collectors.gpu.options import GpuOptions
+from exporter.collectors.job import MAX_EXITED_RUNS
 from exporter.config.options import Duration, Notation, Range, format_duration, option
 from exporter.recording.stacks import StackDetail
 from exporter.replay.machines import unknown_machine_problem
@@ -68,8 +69,8 @@ class FeedSection:
     )
     linger: Annotated[Duration, Range(0, 30 * 86400)] = option(
         900.0,
-        "How long totals are still published after a process exits, unless its rank restarts. Only the 20 runs that ended "
-        "last are published.",
+        "How long totals are still published after a process exits, unless its rank restarts. Of the ended runs, only the last "
+        f"{MAX_EXITED_RUNS} are published.",
         restart=True,
     )
 

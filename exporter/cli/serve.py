@@ -178,7 +178,10 @@ class SidecarService:
         self._has_logged_rules_error = False
 
     def acquire_feed(self) -> bool:
-        """Try to become the owner of the feed directory. Return False if another sidecar owns it. Raises FeedDirectoryError."""
+        """Try to become the owner of the feed directory. Return False if another sidecar owns it. Raises FeedDirectoryError.
+
+        Returns True without an owner if the directory cannot be locked. The sidecar then serves, and removes and saves nothing.
+        """
         prepare_directory(self.feed_directory)
         return self._reader.ownership.acquire() or runs.owner(self.feed_directory) is None
 

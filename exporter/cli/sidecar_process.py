@@ -24,7 +24,7 @@ VACANT_SECONDS = 10.0
 STABLE_SECONDS = 60.0
 """Uptime after which a crash counts as the first failure again."""
 MAX_RESTARTS = 5
-"""Number of failures in a row after which the sidecar is not started again."""
+"""Maximum number of restarts after failures in a row. A further failure is final."""
 KILL_SECONDS = 1.5
 """Time between SIGTERM and SIGKILL of a sidecar that still runs after the wait for the final scrape."""
 REAP_SECONDS = 0.5
@@ -97,7 +97,10 @@ class SidecarProcess:
         self._is_required, self._next_check_at = False, math.inf
 
     def record_exit(self, wait_status: int) -> None:
-        """Record the wait status of the reaped sidecar, and schedule a restart after a failure."""
+        """Record the wait status of the reaped sidecar, and schedule a restart after a failure.
+
+        A refused start and a normal exit are final. After `EXIT_JOINED`, the sidecar of a different `run` is used.
+        """
         self.pid, self._next_check_at = None, math.inf
         now, status = time.monotonic(), os.waitstatus_to_exitcode(wait_status)
         if not self._is_required or status == EXIT_REFUSED:  # the sidecar has logged the reason

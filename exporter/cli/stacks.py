@@ -39,7 +39,7 @@ PRINT_MARGIN_SECONDS = 0.2
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Print the stacks of the running ranks. Return 1 if no rank is running."""
+    """Print the stacks of the running ranks. Return 1 if no rank is running. Raises ConfigurationError for an unusable directory."""
     parser = Parser(f"{PROGRAM} stacks", DESCRIPTION)
     parser.add_argument("--run", default="", help="only this run")
     parser.add_argument(

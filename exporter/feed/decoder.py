@@ -74,6 +74,10 @@ MAX_EXPONENTIAL_BUCKETS = 40_000
 """Maximum number of exponential buckets of a process. Further histograms are published without exponential buckets."""
 ROOM_BYTES = 24 << 20
 """Default memory limit of the snapshot of a process."""
+MAX_ERROR_CHARACTERS = 200
+"""Maximum length of an error's text in a message, because the text may contain a value of the file."""
+MAX_SHOWN_CHARACTERS = 80
+"""Maximum length of an invalid name or kind in a message."""
 MAX_SECONDS = 1e15
 """Limit of times and durations, 30 million years. Sums of larger numbers could overflow, and calendars end."""
 
@@ -81,7 +85,8 @@ MAX_SECONDS = 1e15
 class Decoder:
     """Decoder of the successive snapshots of a process. Definitions and windows are parsed only after a change.
 
-    Stats beyond the memory limit are ignored, the last Stats of users first. `dropped["memory"]` of the snapshot counts them.
+    A Stat that does not fit into the memory limit is ignored, and `dropped["memory"]` of the snapshot counts the Stat. The
+    exporter's own families take precedence over Stats of users, then earlier over later Stats.
 
     Attributes:
         cost: Estimated memory of the snapshot and its series in the sidecar, in bytes.
@@ -224,7 +229,7 @@ def _parse(section: bytes, convert: Callable[[dict[str, Any]], ParsedT]) -> Pars
     # Raised for missing keys, wrong types, an invalid encoding and deep nesting.
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
         raise FeedFormatError(
-            f"invalid content: {type(error).__name__}: {str(error)[:200]}", reason="content"
+            f"invalid content: {type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}", reason="content"
         ) from error
 
 
@@ -276,7 +281,8 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
     labels = [name for name, _ in definition.labels]
     has_histogram = Aggregation.HISTOGRAM in definition.aggregations
     if STAT_NAME.fullmatch(definition.name) is None or definition.kind not in KINDS:
-        refuse(f"{definition.name[:80]!a} or {definition.kind[:80]!a} is not a valid name")
+        name, kind = definition.name[:MAX_SHOWN_CHARACTERS], definition.kind[:MAX_SHOWN_CHARACTERS]
+        refuse(f"{name!a} is not a valid name, or {kind!a} is not a valid kind")
     if any(low >= high for low, high in pairwise(definition.buckets)) or (
         definition.buckets and not has_histogram
     ):

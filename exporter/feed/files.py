@@ -131,9 +131,10 @@ class RecordLock:
 
     @classmethod
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
-        """Lock a file without waiting. Return None if a different process, or a different part of this process, holds the lock.
+        """Lock a file without waiting.
 
-        A missing file is created with *create_mode*. Without a mode, a missing file raises an error. Raises OSError if the file
+        Returns None if a different process, or a different part of this process, holds the lock, or has removed the file in the
+        meantime. A missing file is created with *create_mode*. Without a mode, a missing file raises an error. Raises OSError if the file
         cannot be locked, or is not a regular file.
         """
         if _is_held_here(path):

@@ -43,12 +43,12 @@ def to_list(value: object) -> list[Any]:
 
 
 def to_count(value: object) -> int:
-    """Return *value* if the value is a non-negative integer."""
+    """Return *value* if the value is an integer from 0 to `MAX_COUNT`. A Boolean is refused, although it is an `int` in Python."""
     return _integer(value) if type(value) is int and value >= 0 else refuse("not a non-negative integer")
 
 
 def to_number(value: object) -> float:
-    """Return *value* as a float if the value is a finite number."""
+    """Return *value* as a float if the value is a finite number. A Boolean is refused."""
     if (type(value) is not float and type(value) is not int) or not isfinite(value):
         refuse("not a finite number")
     return float(value)

@@ -69,7 +69,7 @@ class OverridesReader:
     def changed_rules(self) -> tuple[Rule, ...] | None:
         """Return the rules if the file has changed since the last call, otherwise None.
 
-        Returns no rules after the file was removed. Raises the errors of `read_overrides`, once per change of the file.
+        Returns an empty tuple after the file was removed. Raises the errors of `read_overrides`, once per change of the file.
         """
         # The stamp is taken before the file is read, so that the next call notices a later write.
         entry = newest_entry(self._path)

@@ -160,7 +160,7 @@ class FeedReader:
         return scan
 
     def remove(self, process_id: str) -> bool:
-        """Remove the files of a process after its totals were saved. Return True if no file is left.
+        """Remove the files of a process after its totals were saved. Return True if no feed and no lock file is left.
 
         Requires ownership. The files stay if the process is running, if the lock may be lost only temporarily, or if no `scan` has
         read the last snapshot. A later call can succeed.

@@ -212,7 +212,7 @@ def jobs(feed_directory: Path) -> list[Job]:
 
 
 def launches(feed_directory: Path) -> set[str]:
-    """Return the launch ids of the jobs of running launches."""
+    """Return the launch ids of the jobs of running launches. The set contains "" for a launch of an older release."""
     return {job.launch for job in jobs(feed_directory)}
 
 

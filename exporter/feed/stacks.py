@@ -33,6 +33,8 @@ REQUEST = "stacks.request"
 """Name of the request file."""
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 32 * 1024
+MAX_SHORTENED_CHARACTERS = 100
+"""Maximum length of a file, function or thread name in an answer that would exceed `MAX_ANSWER_BYTES`."""
 MAX_GROUPS = 16
 """Maximum number of process groups in an answer."""
 
@@ -68,7 +70,7 @@ class StackAnswer(Value):
 
 
 def write_request(directory: str, request: StackRequest, *, is_shared: bool) -> None:
-    """Replace the request of a directory. Raises OSError."""
+    """Replace the request of a directory; with *is_shared*, users other than the owner may read it. Raises OSError."""
     data = json.dumps({**asdict(request), "detail": request.detail.value}).encode()
     path = own_entry(os.path.join(directory, REQUEST))
     mode = SHARED_MODE if is_shared else OWN_MODE
@@ -98,7 +100,11 @@ def read_request(directory: str) -> StackRequest | None:
 
 
 def write_answer(directory: str, answer: StackAnswer) -> None:
-    """Write the stack file of this process. Above `MAX_ANSWER_BYTES`, threads are omitted and texts shortened. Raises OSError."""
+    """Write the stack file of this process. Raises OSError.
+
+    Above `MAX_ANSWER_BYTES`, half of the other threads is omitted repeatedly. If the main thread alone exceeds the limit, its texts
+    are shortened.
+    """
     data = _encode(answer)
     while len(data) > MAX_ANSWER_BYTES and answer.others:
         answer = _omit_threads(answer)
@@ -161,11 +167,16 @@ def _omit_threads(answer: StackAnswer) -> StackAnswer:
 def _shorten_texts(answer: StackAnswer) -> StackAnswer:
     frames = tuple(
         [
-            Frame(frame.file[-100:], frame.line, frame.function[-100:], frame.library)
+            Frame(
+                frame.file[-MAX_SHORTENED_CHARACTERS:],
+                frame.line,
+                frame.function[-MAX_SHORTENED_CHARACTERS:],
+                frame.library,
+            )
             for frame in answer.main.frames
         ]
     )
-    return answer.replace(main=ThreadStack(answer.main.name[:100], frames))
+    return answer.replace(main=ThreadStack(answer.main.name[:MAX_SHORTENED_CHARACTERS], frames))
 
 
 # Decoding, with checks of all limits -------------------------------------------------------------------------

@@ -31,6 +31,8 @@ BUSY_SECONDS = 1.0
 """Maximum time for which a thread waits for the write of another thread."""
 RIVAL_SECONDS = 10.0
 """Minimum overlap of two running processes of the same rank before a notice. A restart overlaps for less time."""
+MAX_NAMED_STATS = 5
+"""Maximum number of omitted Stats that a notice names."""
 MAX_CHECKED_NAMES = 10_000
 """Maximum number of names in a directory that a search checks."""
 
@@ -146,7 +148,10 @@ class FeedWriter:
         self._encoder = Encoder()
 
     def _encode(self, recording: Recording) -> bytes:
-        """Return a snapshot of at most `max_bytes`, without the newest Stats if necessary."""
+        """Return the bytes of a snapshot, without the newest Stats if the snapshot would exceed `max_bytes`.
+
+        A snapshot without Stats may exceed `max_bytes`. The reader refuses its file.
+        """
         stats, next_sequence = recording.stats, self._sequence + 1
         while True:
             part, dropped_counts = recording, self.dropped_counts
@@ -168,7 +173,8 @@ class FeedWriter:
             self._max_stats = min(count - 1, int(count * 0.9 * self._max_bytes / len(data)))
         self.dropped_counts = dropped_counts
         if count < len(stats) and self.notice is None:
-            names = ", ".join(repr(stat.definition.name) for stat in stats[count : count + 5])
+            omitted_stats = stats[count : count + MAX_NAMED_STATS]
+            names = ", ".join(repr(stat.definition.name) for stat in omitted_stats)
             self.notice = (
                 f"{len(stats) - count} Stats, starting with {names}, are not exported: the feed file of a process is"
                 f" limited to {self._max_bytes} bytes"

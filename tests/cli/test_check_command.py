@@ -235,6 +235,17 @@ def test_a_port_in_use_by_another_program_fails(tmp_path: Path) -> None:
     assert "--web.listen-address" in finding_of(findings, "address")["remedy"]
 
 
+def test_an_address_of_another_machine_fails_without_a_request_to_that_machine(tmp_path: Path) -> None:
+    status, findings = check(tmp_path, "--web.listen-address=192.0.2.1:20909")  # an address for documentation
+    finding = finding_of(findings, "address 192.0.2.1:20909")
+
+    assert (status, finding["status"]) == (1, "FAIL")
+    assert (
+        finding["found"] == "cannot listen on 192.0.2.1:20909: no interface of this machine has this address"
+    )
+    assert finding["remedy"] == "choose another with --web.listen-address=HOST:PORT"
+
+
 def test_a_port_whose_owner_never_answers_fails_within_the_deadline(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start_time = time.monotonic()
