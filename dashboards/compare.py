@@ -79,8 +79,6 @@ ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROW_DISTANCE_UNIT})
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
 """
-COMPARED_RUNS_SELECTOR = "@compared_run"
-"""Named selector of all compared runs, with the baseline if it is among them."""
 BASELINE_MATCHERS = 'cluster=~"$cluster", run="$baseline"'
 OTHER_RUNS_MATCHERS = '@compared_run, run!="$baseline"'
 """Matchers of the compared runs without the baseline."""
@@ -92,16 +90,16 @@ def _comparison_columns(
     """Return a column with a value of each run, and a column with its relative difference from the baseline.
 
     Args:
-        build_query: Function that returns the PromQL of the value for the matchers of the runs.
+        build_query: Function that returns the PromQL of the value for the matchers or the selector of the runs.
         title: Heading of the value column.
         unit: Grafana's identifier of the unit.
         decimals: Number of decimals of the value.
         difference_thresholds: Thresholds that color the difference.
     """
     return (
-        Column(build_query(COMPARED_RUNS_SELECTOR), title, unit, 100, decimals=decimals),
+        Column(build_query("@compared_run"), title, unit, 100, decimals=decimals),
         Column(
-            f"({build_query(COMPARED_RUNS_SELECTOR)}) / scalar({build_query(BASELINE_MATCHERS)}) - 1",
+            f"({build_query('@compared_run')}) / scalar({build_query(BASELINE_MATCHERS)}) - 1",
             f"\N{GREEK CAPITAL LETTER DELTA} {title}",
             "percentunit",
             100,
@@ -143,7 +141,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column(LAST_STEP_NUMBER, "Last step", unit="locale", width=100),
             Column(
-                _at_last_common_step(_loss(COMPARED_RUNS_SELECTOR)),
+                _at_last_common_step(_loss("@compared_run")),
                 "Same-step loss",
                 width=100,
                 decimals=3,
@@ -182,7 +180,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             "Loss by step",
             # The label `step` is the step number, rounded down to a row: `count_values` turns a value into a label.
             table_query(
-                f"avg_over_time(({_loss(COMPARED_RUNS_SELECTOR)} * on (run) group_left (step)"
+                f"avg_over_time(({_loss('@compared_run')} * on (run) group_left (step)"
                 f' count_values by (run) ("step", floor({STEP_NUMBER} / {ROW_DISTANCE}) * {ROW_DISTANCE}))[$__range:$__interval])'
             ),
             column_label="run",

@@ -56,6 +56,11 @@ class RunPlacement:
     ranks: range
     first_gpu: int = 0  # index of the first rank's GPU; the next ranks have the next GPUs
 
+    @property
+    def gpus(self) -> range:
+        """Indexes of the GPUs, in the order of the ranks."""
+        return range(self.first_gpu, self.first_gpu + len(self.ranks))
+
 
 PLACEMENTS = (
     *(

@@ -92,8 +92,7 @@ class SessionProcesses:
 
     def _start(self) -> None:
         for placement in PLACEMENTS:
-            for index, rank in enumerate(placement.ranks):
-                gpu = placement.first_gpu + index
+            for gpu, rank in zip(placement.gpus, placement.ranks, strict=True):
                 self._ranks[placement.run.value, rank] = self._start_rank(placement, rank, gpu)
                 if placement.run is SessionRun.KILLED:
                     self._replacement_ranks[rank] = self._start_rank(placement, rank, gpu)
@@ -202,7 +201,7 @@ class SessionProcesses:
 
     def _pids_on_gpu(self, placement: RunPlacement, gpu: int) -> list[int]:
         """Return the process ids of the rank on a GPU and, in the run that restarts, of its replacement."""
-        rank = placement.ranks[gpu - placement.first_gpu]
+        rank = placement.ranks[placement.gpus.index(gpu)]
         processes = [self._ranks[placement.run.value, rank]]
         if placement.run is SessionRun.KILLED:
             processes.append(self._replacement_ranks[rank])
@@ -265,8 +264,7 @@ def _environment() -> dict[str, str]:
 def _ranks_on_gpu(node: str, gpu: int) -> RunPlacement | None:
     """Return the ranks of the run that uses a GPU, or None if no run uses the GPU."""
     for placement in PLACEMENTS:
-        last_gpu = placement.first_gpu + len(placement.ranks) - 1
-        if placement.node == node and placement.first_gpu <= gpu <= last_gpu:
+        if placement.node == node and gpu in placement.gpus:
             return placement
     return None
 

@@ -38,7 +38,7 @@ FLOPS_PER_TOKEN = 6 * 2.6e9
 
 
 class SessionEnded(Exception):  # noqa: N818  # the end of the session is not an error
-    """End of the session: standard input is closed."""
+    """End of the session: standard input is closed, or has a line after the start message."""
 
 
 def sleep_or_end(seconds: float) -> None:
