@@ -54,7 +54,7 @@ def overview_panels() -> tuple[Panel, ...]:
             instant_query(
                 f"clamp_min(max(training_world_size{{@run}}) - (count({UP_BY_RANK}) or vector(0)), 0)"
                 f" unless on () ({ENDED_NORMALLY})",
-                "not seen",
+                "unknown",
                 BAD,
             ),
             unit="none",

@@ -15,7 +15,11 @@ UNSAVED_SECONDS = (
     f"(clamp_min({_UNCOMMITTED_SECONDS} - ({_SECONDS_WITHOUT_STEP} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"
     f" or on () {_UNCOMMITTED_SECONDS})"
 )
-"""PromQL for the seconds of unsaved work. Until the exporter decides that a run hangs, it counts the time without a step as work."""
+"""PromQL for the seconds of unsaved work, without labels.
+
+The time since the last step is subtracted while a step is overdue: until the exporter decides that the run hangs, its counter includes
+this time as work.
+"""
 _RUN_DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
 _SAVE_IS_OVERDUE = (
     f"{UNSAVED_SECONDS} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
@@ -25,7 +29,7 @@ _NOTES = {"lost": _RUN_DIED, "unsaved, save overdue": _SAVE_IS_OVERDUE, "unsaved
 _USUAL_COST_PER_HOUR = (
     "3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{@run}[1h]))"
 )
-"""PromQL for the median cost per hour of the last hour, because a run that has ended has no current cost."""
+"""PromQL for the median cost per hour of the last hour, by run and currency, because a run that has ended has no current cost."""
 
 
 def work_at_risk_or_lost() -> Panel:
