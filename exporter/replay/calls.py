@@ -70,7 +70,8 @@ STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
     "nvmlDeviceGetMarginTemperature": (0x01000008, {"marginTemperature": "temperature_margin"}),
     "nvmlDeviceGetSramEccErrorStatus": (0x01000068, {"bThresholdExceeded": "sram_threshold"}),
 }
-"""Version of the structure that a function fills, and the reading in each member. Supported if the first reading is."""
+"""Version of the structure that a function fills (None without versions), and the reading in each member. Supported if the first
+reading is. Other missing readings are 0."""
 
 FIELDS = {
     74: "throttle_sw_power_cap",
@@ -142,7 +143,7 @@ READINGS = tuple(
 
 
 def fields_of_driver(driver: str) -> dict[int, str]:
-    """Return the names of the readings by field id, as a driver version numbers the fields."""
+    """Return the names of the readings by field id. The ids of the thermal fields depend on the version of the driver."""
     major, minor = driver.split(".")[:2]
     version = int(major), int(minor)
     if version < (570, 0):
@@ -257,7 +258,7 @@ def _structure(version: int | None, members: dict[str, str]) -> Call:
 
 
 def _memory(context: CallContext, result: Any) -> None:
-    """Fill version 1 of the structure, in which memory reserved by the driver counts as used."""
+    """Fill the members of version 1 of the structure, in which memory reserved by the driver counts as used."""
     info, total_bytes = target_of(result), int(context.reading("memory_total"))
     used_bytes, reserved_bytes = (
         int(context.optional_reading(name) or 0) for name in ("memory_used", "memory_reserved")
@@ -352,7 +353,10 @@ def _processes(context: CallContext, count: Any, array: Any) -> None:
 
 
 def _process_utilization(context: CallContext, array: Any, count: Any, since: Any) -> None:
-    """Fill the utilization samples of processes after a time; for the time 0, only the oldest."""
+    """Fill the utilization samples of processes after a time, or only the oldest samples for the time 0.
+
+    Raises ReplayedError if there are no samples, or if the array is too small.
+    """
     times = _sample_times(context.wall, to_int(since), interval_seconds=1.0, capacity=72)
     times = times if to_int(since) else times[:1]
     processes = [process for process in context.gpu.processes(context.moment) if process["sm"] is not None]

@@ -29,10 +29,10 @@ Problems = Iterator[tuple[str, str]]
 class Signal:
     """Number that follows the load, or a counter that grows with the load."""
 
-    idle: float = 0.0
-    busy: float | None = None
-    counter_from: int | None = None
-    bits: Literal[16, 32, 64] | None = None
+    idle: float = 0.0  # value, or increase per second of a counter, at a load of 0
+    busy: float | None = None  # at a load of 1; None for the value of `idle`
+    counter_from: int | None = None  # first value of a counter; None for a number that is not a counter
+    bits: Literal[16, 32, 64] | None = None  # width at which a counter wraps; None for no wrap
 
     def problems(self) -> Problems:
         """Yield a width without a counter."""
@@ -72,10 +72,10 @@ class Load:
 class Instance:
     """Compute instance of a divided GPU (MIG)."""
 
-    gi: Annotated[int, Range(0, 14)]
-    profile: str
-    memory: Annotated[int, Range(0)]
-    ci: Annotated[int, Range(0, 7)] = 0
+    gi: Annotated[int, Range(0, 14)]  # id of the GPU instance
+    profile: str  # such as 1g.10gb
+    memory: Annotated[int, Range(0)]  # bytes
+    ci: Annotated[int, Range(0, 7)] = 0  # id of the compute instance in the GPU instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,10 @@ class GpuProcess:
 
     pid: Annotated[int, Range(1, 0xFFFFFFFF)] | None = None
     pid_file: str | None = None
-    memory: Annotated[int, Range(0)] | None = None
-    sm: Annotated[float, Range(0)] | None = None
+    memory: Annotated[int, Range(0)] | None = None  # bytes; None if the driver does not report the memory
+    sm: Annotated[float, Range(0)] | None = (
+        None  # SM utilization in percent at full load; None if not reported
+    )
 
     def problems(self) -> Problems:
         """Yield a problem unless the process has either an id or a file."""

@@ -15,7 +15,8 @@ from typing import Any
 EVERY_CALL = "*"
 """Name for all functions of a GPU, in the faults of the timeline."""
 
-_RIPPLE_SECONDS = 3.1
+_MAX_PID_BYTES = 20  # of a pid file: more than any pid has digits
+_RIPPLE_SECONDS = 3.1  # period of the ripple
 SHIFT_SECONDS = 1.7
 """Seconds by which the load of each GPU runs ahead of the previous GPU's load."""
 
@@ -179,7 +180,7 @@ class ReplayedGpu:
 
 def _read_pid(path: str) -> int | None:
     try:
-        return int(Path(path).read_bytes()[:20])
+        return int(Path(path).read_bytes()[:_MAX_PID_BYTES])
     except (OSError, ValueError):
         return None
 
@@ -194,7 +195,7 @@ class ReplayedMachine:
         self.gpus = [ReplayedGpu(index, gpu, self.faults) for index, gpu in enumerate(description["gpus"])]
 
     def driver(self, moment: float) -> str:
-        """Return the version of the loaded driver. A driver of the timeline stays for the rest of the replay."""
+        """Return the version of the loaded driver. A driver of the timeline stays until a later entry names another driver."""
         version: str = self.description["driver"]
         for fault in self.faults:
             if fault.entry["driver"] is not None and fault.start <= moment:

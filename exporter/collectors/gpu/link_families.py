@@ -105,7 +105,7 @@ NVLINK_TRANSMITTED = GpuFamily(
         unit="bytes",
         labels=GPU,
         help="Bytes that the GPU sent over NVLink, over all ports.",
-        absent="without NVLink",
+        absent="without NVLink, or if the driver does not report the counters",
         source="field 138 * 1024, else field 202, else GPM 61 integrated",
     ),
     sources=(
@@ -122,7 +122,7 @@ NVLINK_RECEIVED = GpuFamily(
         unit="bytes",
         labels=GPU,
         help="Bytes that the GPU received over NVLink, over all ports.",
-        absent="without NVLink",
+        absent="without NVLink, or if the driver does not report the counters",
         source="field 139 * 1024, else field 204, else GPM 60 integrated",
     ),
     sources=(
@@ -138,7 +138,7 @@ NVLINK_ERRORS = GpuFamily(
         type="counter",
         labels=(*GPU, "kind"),
         help="NVLink errors over all ports, by kind.",
-        absent="without NVLink",
+        absent="without NVLink, or if the driver does not report the counters",
         source="fields 38, 45, 52, 59 and 160 to 163; from the fifth generation on, 206 to 215",
         details=(
             (

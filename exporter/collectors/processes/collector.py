@@ -58,8 +58,8 @@ class RunProcesses:
 class ProcessCollector:
     """Collector of the job's processes.
 
-    The totals of a run disappear `linger_seconds` after its last process has ended. The process `own_pid` and its
-    descendants belong to no run, even if the job started the sidecar.
+    The totals of a run disappear `linger_seconds` after its last process has ended, or earlier if `MAX_EXITED_RUNS` other runs have
+    ended since. The process `own_pid` and its descendants belong to no run, even if the job started the sidecar.
 
     Attributes:
         members: Running processes of the last pass. May be read from any thread.
@@ -130,10 +130,8 @@ class ProcessCollector:
             with source(collected, f"process {member.process.pid}"):
                 reading = read_process(member.process)
                 if reading is not None:
-                    predates_exporter = member.process.create_time() < self._start_time - START_SLACK_SECONDS
-                    run.totals.count(
-                        member.process, group, reading.usage, predates_exporter=predates_exporter
-                    )
+                    predates_sidecar = member.process.create_time() < self._start_time - START_SLACK_SECONDS
+                    run.totals.count(member.process, group, reading.usage, predates_sidecar=predates_sidecar)
                     use.states[reading.state] += 1
                     if not reading.has_ended:
                         use.living.append(LivingMember(member, reading))

@@ -65,6 +65,7 @@ IO_READ = FamilySpec(
     help="Bytes that the processes read from storage since the sidecar started.",
     absent=_NO_IO,
     source="/proc/<pid>/io read_bytes",
+    details=("Includes processes that have exited.",),
 )
 IO_WRITTEN = FamilySpec(
     name="training_process_io_written_bytes_total",
@@ -74,6 +75,7 @@ IO_WRITTEN = FamilySpec(
     help="Bytes that the processes wrote to storage since the sidecar started.",
     absent=_NO_IO,
     source="/proc/<pid>/io write_bytes",
+    details=("Includes processes that have exited.",),
 )
 THREADS = FamilySpec(
     name="training_process_threads",
@@ -97,7 +99,10 @@ GPU_MEMORY = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role", "gpu", "uuid"),
     help="Device memory that the processes use on a GPU.",
-    absent="where the driver does not report memory by process, or reports pids of a different pid namespace",
+    absent=(
+        "where the driver does not report the memory of every process of the group, or reports pids of a different pid"
+        " namespace"
+    ),
     source="NVML compute running processes",
     details=("In some MIG modes and on vGPUs, the driver does not report memory by process.",),
 )

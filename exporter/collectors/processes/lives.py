@@ -1,7 +1,8 @@
 """Start and end times of processes.
 
 The start is read from /proc, in clock ticks of usually 10 ms. A thread that waits for pidfds records the end. Without a
-pidfd (on an old kernel, without permission or without a free thread), the next call of `watch` after the end records it.
+pidfd (on an old kernel, without permission or without a free thread), the next call of `watch` records the end. Such a process also
+counts as ended if the call does not contain its pid.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from exporter.collectors.kernel_files import procfs
 RETENTION_SECONDS = 120.0
 """Time for which the life of an ended process is kept if its pid is not watched any more."""
 
+START_TOLERANCE_SECONDS = 0.02
+"""Maximum difference of two readings of the same start, because the clocks are read one after the other."""
+
 _START_FIELD = 19
 """Index of `starttime` among the fields after the command in /proc/PID/stat; see proc_pid_stat(5)."""
 
@@ -35,7 +39,10 @@ class ProcessLives:
         self._waiter: _Waiter | None = None
 
     def watch(self, pids: Collection[int]) -> Mapping[int, ProcessLife]:
-        """Watch processes. Return the lives of *pids*, and of the processes of earlier calls that ended recently, by pid."""
+        """Watch processes. Return their lives, by pid, and the lives of the processes of earlier calls that run or ended recently.
+
+        A process of *pids* that had ended before its first call has no life.
+        """
         now = self._monotonic()
         with self._lock:
             for pid in pids:
@@ -61,7 +68,9 @@ class ProcessLives:
 
     def _add(self, pid: int, previous: ProcessLife | None) -> None:
         start = _start_time(pid)
-        if start is None or (previous is not None and abs(previous.started_at - start) < 0.02):
+        if start is None or (
+            previous is not None and abs(previous.started_at - start) < START_TOLERANCE_SECONDS
+        ):
             return  # the process has ended
         self._lives[pid] = ProcessLife(pid, start)
         try:

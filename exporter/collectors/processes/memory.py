@@ -54,7 +54,7 @@ RETENTION_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Memory of a process, with monotonic times."""
+    """Memory of a process, with monotonic times. The default stands for a process without a reading: due now, and not published."""
 
     unique_bytes: int = 0
     proportional_bytes: int = 0
@@ -104,6 +104,7 @@ class ProcessMemoryCollector:
         return collected
 
     def _read(self, process: psutil.Process, read_start: float) -> MemoryReading:
+        """Read the memory of a process. Returns the default for an ended process and without permission."""
         try:
             info = from_psutil(f"process {process.pid}", process.memory_full_info)
         except psutil.Error:  # the process has ended or belongs to a different user

@@ -45,7 +45,8 @@ def _read(process: psutil.Process) -> ProcessReading | None:
             resident = process.memory_info().rss
             descriptors = process.num_fds()
             usage.read_bytes, usage.written_bytes = _read_io(process.pid)
-        except (psutil.Error, PermissionError):  # the process has just ended or belongs to a different user
+        except (psutil.Error, PermissionError):
+            # The process has just ended or belongs to a different user. The values that are not read yet stay None.
             pass
         return ProcessReading(state, usage, threads, resident, descriptors)
 

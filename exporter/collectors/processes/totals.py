@@ -71,13 +71,16 @@ class RunTotals:
         return sum(total.user_seconds + total.system_seconds for total in self.groups.values())
 
     def count(
-        self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, predates_exporter: bool
+        self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, predates_sidecar: bool
     ) -> None:
-        """Add the increase since the last reading. `predates_exporter` is True if the process started before the sidecar."""
+        """Add the increase since the last reading. `predates_sidecar` is True if the process started before the sidecar.
+
+        The first reading of a process adds nothing if the process predates the sidecar, and its whole use otherwise.
+        """
         total = self.groups.setdefault(group, GroupTotals())
         previous = self.last.get(process)
         if previous is None:
-            previous = usage if predates_exporter else Usage(0.0, 0.0, 0, 0)
+            previous = usage if predates_sidecar else Usage(0.0, 0.0, 0, 0)
         total.add(previous, usage)
         self.last[process] = Usage(
             user_seconds=_maximum(previous.user_seconds, usage.user_seconds),

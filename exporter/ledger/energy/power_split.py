@@ -1,8 +1,8 @@
-"""Division of measured GPU power among phases.
+"""Split of measured GPU power among phases.
 
 The power of a GPU is integrated sample by sample over the phases of the ranks on the GPU. The caller scales the result to the
 energy counter. Samples have wall clock times, and phases have monotonic times. After a step of the wall clock, the earlier samples are
-discarded, and the interval that contains the step is not divided.
+discarded, and the interval that contains the step is not split.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_SAMPLE_SECONDS = 0.02
 MIN_CLOCK_STEP_SECONDS = 0.01
 """Minimum change of the offset between the clocks that counts as a step of the wall clock."""
 RETENTION_SECONDS = 60.0
-"""Retention of samples, longer than the usual time between two divisions. Older energy is divided by time."""
+"""Retention of samples, longer than the usual time between two splits. Older energy is split by time."""
 MIN_COVERED_RATIO = 0.8
 """Minimum share of an interval that samples must cover."""
 MIN_CLEAR_SAMPLES = 2.5
@@ -51,23 +51,24 @@ class PowerSample:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSplit:
-    """Ratio of the energy of a GPU among phases in an interval.
+    """Split of the energy of a GPU among phases in an interval, as weights.
 
-    Each rank on the GPU adds the full energy of the GPU to the weights of its phases. Only the ratio of the weights has a meaning.
+    Each rank on the GPU adds the full energy of the GPU to the weights of its phases. The share of a phase is its weight, divided by
+    the sum of all weights.
     """
 
-    weight_by_phase: Mapping[str, float]
+    weight_by_phase: Mapping[str, float]  # joules, summed over the ranks; empty if no time was split
     blurred_weight_by_phase: Mapping[str, float]  # in intervals of fewer samples than `MIN_CLEAR_SAMPLES`
-    waiting_joules: float  # energy of the GPU after the interval; divided later
+    waiting_joules: float  # energy of the GPU after the interval, which a later split contains
 
 
 class PowerSplitter:
-    """Division of GPU power samples among phases."""
+    """Splitter of GPU power samples among phases."""
 
     def __init__(self) -> None:
         self._samples: dict[str, list[PowerSample]] = {}
         self._last_sample_at: dict[str, float] = {}  # Unix time of the last sample
-        self._divided_until: dict[str, float] = {}  # monotonic end of the last division
+        self._split_until: dict[str, float] = {}  # monotonic end of the last split
         self._wall_clock_offset: float | None = None
 
     def read(self, source: PowerSource, *, wall: float, now: float) -> None:
@@ -76,7 +77,7 @@ class PowerSplitter:
         self._wall_clock_offset = offset
         if previous_offset is not None and abs(offset - previous_offset) > MIN_CLOCK_STEP_SECONDS:
             self._samples.clear()
-            self._divided_until.clear()
+            self._split_until.clear()
         for uuid, samples in source(self._last_sample_at).items():
             stored_samples = self._samples.setdefault(uuid, [])
             previous_at = self._last_sample_at.get(uuid, 0.0)
@@ -95,9 +96,9 @@ class PowerSplitter:
     def split_interval(
         self, uuid: str, rank_intervals: Sequence[Sequence[PhaseInterval]], start: float, end: float
     ) -> PhaseSplit | None:
-        """Divide the energy of a GPU between two moments among the phases of the ranks on the GPU.
+        """Split the energy of a GPU between two moments among the phases of the ranks on the GPU.
 
-        Returns None if the phases are unknown, or if samples are missing or too far apart: divide the energy by time instead.
+        Returns None if the phases are unknown, or if samples are missing or too far apart: split the energy by time instead.
         """
         power_samples = [
             sample for sample in self._samples.get(uuid, ()) if sample.end > start and sample.start < end
@@ -123,16 +124,16 @@ class PowerSplitter:
     def split_since_last_call(
         self, uuid: str, rank_intervals: Sequence[tuple[PhaseInterval, ...]], now: float
     ) -> PhaseSplit | None:
-        """Divide the energy of a GPU since the last call among the phases of the ranks on the GPU.
+        """Split the energy of a GPU since the last call among the phases of the ranks on the GPU.
 
-        If the result is None, divide all pending energy by time instead. If `weight_by_phase` of the result is empty, keep all
+        If the result is None, split all pending energy by time instead. If `weight_by_phase` of the result is empty, keep all
         energy for the next call.
         """
-        power_samples, start = self._samples.pop(uuid, []), self._divided_until.pop(uuid, None)
+        power_samples, start = self._samples.pop(uuid, []), self._split_until.pop(uuid, None)
         if not power_samples and start is None:
             return None
         newest_end = power_samples[-1].end if power_samples else start or 0.0
-        self._divided_until[uuid] = newest_end
+        self._split_until[uuid] = newest_end
         if start is None or not rank_intervals or not all(rank_intervals):
             return None
         mean_sample_seconds = sum(sample.end - sample.start for sample in power_samples) / max(
@@ -144,7 +145,7 @@ class PowerSplitter:
         )
         if is_late or mean_sample_seconds > MAX_SAMPLE_INTERVAL_SECONDS:
             return None
-        self._divided_until[uuid] = end
+        self._split_until[uuid] = end
         self._samples[uuid] = [sample for sample in power_samples if sample.end > end]
         waiting_joules = sum(
             sample.watts * (sample.end - max(sample.start, end)) for sample in self._samples[uuid]
@@ -162,7 +163,7 @@ def _split(
     *,
     min_clear_seconds: float,
 ) -> PhaseSplit:
-    """Divide the energy of samples between two moments among the phases of the ranks."""
+    """Split the energy of samples between two moments among the phases of the ranks."""
     weight_by_phase: dict[str, float] = {}
     blurred_weight_by_phase: dict[str, float] = {}
     for intervals in rank_intervals:

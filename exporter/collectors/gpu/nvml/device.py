@@ -21,7 +21,7 @@ from exporter.collectors.gpu.nvml.library import (
     NvmlLibrary,
     name_of,
 )
-from exporter.collectors.gpu.nvml.units import ALL_BITS_SET, Convert, GarbageError, count, small
+from exporter.collectors.gpu.nvml.units import MIN_UPPER_BITS_SET, Convert, GarbageError, count, small
 
 SUM_OF_LINKS = 0xFFFFFFFF
 """Scope of a field value that is the sum over all NVLinks."""
@@ -234,7 +234,7 @@ def _number_of(value: Any) -> float:
     number: float = (
         getattr(value.value, _UNION_MEMBERS[value_type]) if 0 <= value_type < len(_UNION_MEMBERS) else inf
     )
-    if not isfinite(number) or abs(number) >= ALL_BITS_SET:
+    if not isfinite(number) or abs(number) >= MIN_UPPER_BITS_SET:
         raise GarbageError(number)
     return number
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-ALL_BITS_SET = (1 << 64) - (1 << 32)
-"""Lower bound of numbers whose upper 32 bits are set: all bits set, also after a conversion to float or a small subtraction."""
+MIN_UPPER_BITS_SET = (1 << 64) - (1 << 32)
+"""Lowest number whose upper 32 bits are set. A larger number has all bits set, also after a conversion to float or a small subtraction."""
 
 Convert = Callable[[Any], Any]
 """Function that converts a result of NVML. Raises GarbageError for an impossible result."""
@@ -22,7 +22,7 @@ class GarbageError(ValueError):
 
 
 def bounded(minimum: float, maximum: float, convert: Convert = lambda number: number) -> Convert:
-    """Return a conversion that refuses numbers outside the bounds."""
+    """Return a conversion that refuses numbers outside the bounds, which are in NVML's unit."""
 
     def checked(number: Any) -> Any:
         if not minimum <= number <= maximum:  # NaN is outside, too
@@ -32,7 +32,7 @@ def bounded(minimum: float, maximum: float, convert: Convert = lambda number: nu
     return checked
 
 
-count = bounded(0, ALL_BITS_SET - 1)
+count = bounded(0, MIN_UPPER_BITS_SET - 1)
 """A counter."""
 small = bounded(0, 0x7FFFFFFE)
 """A number of 31 bits, such as a count of items, an index or a generation."""
@@ -42,7 +42,7 @@ size = bounded(0, 1 << 50)
 watts = bounded(0, 1e8, lambda milliwatts: milliwatts / 1000)
 hertz = bounded(0, 5e4, lambda megahertz: megahertz * 1e6)
 ratio = bounded(-0.5, 150, lambda percent: min(max(percent / 100, 0.0), 1.0))
-"""From percent; averages of the driver exceed 100 % by a little."""
+"""Share from 0 to 1, from percent. The driver's averages may exceed 100 % or fall below 0 % by a little, and are limited."""
 celsius = bounded(-300, 300)
 """A temperature, or a difference of two."""
 byte_rate = bounded(0, 1e8, lambda mebibytes: mebibytes * (1 << 20))
@@ -50,7 +50,10 @@ byte_rate = bounded(0, 1e8, lambda mebibytes: mebibytes * (1 << 20))
 
 
 def temperature(degrees: float) -> float:
-    """Return a temperature. Raises GarbageError for -1, whose bits are all set: the sensor is missing."""
+    """Return a temperature in degrees Celsius.
+
+    Raises GarbageError for an impossible temperature, and for -1, whose bits are all set if the sensor is missing.
+    """
     if degrees == -1:
         raise GarbageError(degrees)
     return float(celsius(degrees))
