@@ -35,7 +35,7 @@ _MIDDLE_FACTOR = 2 * _GROWTH / (_GROWTH + 1)
 
 
 class WindowClock:
-    """Clock of windows that end at multiples of their length on the wall clock, so that the windows of all ranks coincide.
+    """Clock of windows that end at multiples of their length on the wall clock, so that the windows of ranks with synchronized clocks coincide.
 
     The end is measured on the monotonic clock, so that a jump of the wall clock does not stretch the window.
     """

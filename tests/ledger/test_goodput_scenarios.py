@@ -214,7 +214,7 @@ def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
 
 
 @pytest.mark.timeout(90)
-def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, flags: list[str]) -> None:
+def test_killing_job_and_sidecar_loses_at_most_the_unflushed_steps(tmp_path: Path, flags: list[str]) -> None:
     generator = random.Random(7)
     pages: list[Page] = []
     kills = 0

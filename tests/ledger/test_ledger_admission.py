@@ -126,7 +126,7 @@ def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(
     ],
     ids=lambda definition: definition.name,
 )
-def test_reserved_names_are_refused_for_every_process(sidecar: Sidecar, definition: StatDefinition) -> None:
+def test_reserved_names_are_refused_and_counted(sidecar: Sidecar, definition: StatDefinition) -> None:
     record_stats(sidecar, 0, definition, make_definition("good"))
     page = sidecar.collect_after(1)
 

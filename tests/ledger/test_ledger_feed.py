@@ -89,7 +89,7 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.timeout(60)
-def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
+def test_killing_ranks_and_sidecar_loses_no_written_sample(
     tmp_path: Path,
 ) -> None:
     published_counts: list[int] = []

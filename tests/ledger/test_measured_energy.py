@@ -174,7 +174,9 @@ events = st.lists(
 
 @settings(max_examples=40)
 @given(events)
-def test_phases_always_sum_to_the_energy_of_the_run(further_events: Sequence[tuple[str, float]]) -> None:
+def test_phases_sum_to_the_energy_of_a_run_that_reports_training(
+    further_events: Sequence[tuple[str, float]],
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
         gpu = SimulatedGpu(Path(directory))
         previous_joules: Mapping[str, float] = {}

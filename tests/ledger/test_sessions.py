@@ -106,7 +106,7 @@ def play_and_return_last_page(
 @pytest.mark.timeout(90)  # hundreds of saves on a disk of unknown speed
 @settings(max_examples=30, deadline=None)
 @given(st.lists(ACTIONS, max_size=10), st.sets(st.integers(0, 10)))
-def test_killing_the_sidecar_at_any_time_gives_the_same_result(
+def test_restarts_of_the_sidecar_between_actions_change_no_goodput(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], restarts: set[int]
 ) -> None:
     uninterrupted_page = play_and_return_last_page(tmp_path_factory.mktemp("a"), actions, set(), "s")

@@ -79,7 +79,7 @@ class Run:
         return self.counters("training_productive_energy_joules_total").get("", 0.0)
 
     def check(self) -> None:
-        """Check that both sums equal the energy of the run. Uncommitted work is part of the second sum."""
+        """Check that both sums equal the energy since the run reports training. Uncommitted work is part of the second sum."""
         joules_by_phase = self.counters("training_phase_energy_joules_total")
         pending_joules = self.energy.record.pool_joules
         assert sum(joules_by_phase.values()) == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
@@ -99,6 +99,16 @@ def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
 
     assert [initial_joules, run.productive_joules()] == [0, 600]
     assert run.wasted_joules() == {"lost_progress": 200, "hang": 100}
+    run.check()
+
+
+def test_energy_before_the_job_reports_training_is_in_no_phase() -> None:
+    run = Run()
+    run.energy.add_energy(gpu_reading(1.0, 0.0), "exclusive", 500.0, 10.0, EnergyOptions())
+    run.divide(1000.0, {"forward": 10.0})
+
+    assert run.counters("training_energy_joules_total") == {"gpu": 1500}
+    assert run.counters("training_phase_energy_joules_total") == {"forward": 1000}
     run.check()
 
 
@@ -144,7 +154,7 @@ divisions = st.tuples(amounts, phase_seconds, st.tuples(amounts, amounts, amount
 
 
 @given(st.lists(divisions, max_size=8))
-def test_both_sums_always_equal_the_energy_of_the_run(
+def test_both_sums_equal_the_energy_of_a_run_that_reports_training(
     steps: list[tuple[float, dict[str, float], tuple[float, float, float, float], bool]],
 ) -> None:
     run = Run()

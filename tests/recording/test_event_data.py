@@ -124,7 +124,7 @@ def test_an_invalid_timestamp_is_named() -> None:
         check_timestamp(math.nan)
 
 
-def test_log_never_reads_a_value_from_a_gpu(events: EventLog) -> None:
+def test_log_reads_neither_data_nor_a_message_from_a_gpu(events: EventLog) -> None:
     class Tensor:
         __module__ = "torch"
         device, shape = "cuda:0", (1,)
@@ -134,10 +134,12 @@ def test_log_never_reads_a_value_from_a_gpu(events: EventLog) -> None:
 
         __repr__ = item  # type: ignore[assignment]  # invalid on purpose
 
-    events.log("a", loss=Tensor(), losses=[Tensor()])
+    events.log("a", Tensor(), loss=Tensor(), losses=[Tensor()])  # type: ignore[arg-type]  # invalid on purpose
 
     description = "Tensor of shape (1,) on cuda:0"
-    assert events.recent()[0].data == {"loss": description, "losses": f"[{description}]"}
+    (event,) = events.recent()
+    assert event.message == description
+    assert event.data == {"loss": description, "losses": f"[{description}]"}
 
 
 def test_log_accepts_severities_of_logging_and_torch(events: EventLog) -> None:

@@ -247,14 +247,14 @@ def test_a_child_terminated_soon_after_its_work_has_flushed(feed: Path, method: 
     assert sum(snapshot.recording.stats[0].count for snapshot in snapshots(feed)) == 100
 
 
-def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
+def test_forks_while_threads_record_do_not_hang(feed: Path) -> None:
     run_function(feed, programs.recording.fork_while_threads_record)
 
     assert len(snapshots(feed)) == 11
 
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
-def test_a_fork_while_another_thread_starts_recording_never_hangs(feed: Path, wait_seconds: float) -> None:
+def test_a_fork_while_another_thread_starts_recording_does_not_hang(feed: Path, wait_seconds: float) -> None:
     run_function(feed, programs.recording.fork_while_a_thread_starts_recording, wait_seconds)
 
     counts = [reading.count for snapshot in snapshots(feed) for reading in snapshot.recording.stats]

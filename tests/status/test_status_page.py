@@ -379,7 +379,7 @@ def test_a_gap_at_the_start_of_the_time_range_adds_nothing_to_the_increase_of_a_
     assert (increase.amount, increase.first_at, increase.last_at) == (1.0, NOW - 25, NOW - 25)
 
 
-def test_history_is_bounded_for_any_number_of_runs() -> None:
+def test_history_of_many_runs_keeps_the_latest_runs() -> None:
     history = History(interval_seconds=5, retention_seconds=500)
     for tick in range(300):
         runs = range(10 * tick, 10 * tick + 10)

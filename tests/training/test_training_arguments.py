@@ -83,7 +83,7 @@ def tensor(number: int) -> Any:
 
 
 @pytest.mark.parametrize("number_type", [np.int64, np.uint8, tensor])
-def test_numbers_of_any_library_are_accepted(number_type: Callable[[int], Any]) -> None:
+def test_numbers_of_numpy_and_torch_are_accepted(number_type: Callable[[int], Any]) -> None:
     number = number_type(100)
     with training.training_loop(train_iterations_start=number):
         with training.training_iteration():

@@ -48,7 +48,7 @@ def test_a_forked_child_never_counts_values_of_its_parent(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(60)
-def test_many_iterations_are_counted_exactly_in_constant_memory(
+def test_many_iterations_are_counted_exactly_in_bounded_memory(
     tmp_path: Path,
 ) -> None:
     growth_bytes = run(code_of(programs.training.train_many_iterations), tmp_path)

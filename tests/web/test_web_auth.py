@@ -71,7 +71,7 @@ def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, prefix: s
 @pytest.mark.parametrize(
     "header", ["", "Basic", "Basic !", "Basic YQ==", "Bearer x", "Basic  YWxpY2U6Z29vZA==", "Basic \xe4"]
 )
-def test_every_path_requires_a_password(tmp_path: Path, header: str) -> None:
+def test_known_and_unknown_paths_require_a_password(tmp_path: Path, header: str) -> None:
     with serving(web_config=write_users(tmp_path, alice=hash_password("good"))) as server:
         for path in ("/metrics", "/", "/-/healthy", "/nothing"):
             reply = send_request(port_of(server), path, headers={"Authorization": header})
