@@ -8,18 +8,18 @@ from dashboards.queries import instant_query
 
 
 def last_time(condition: str) -> str:
-    """Return PromQL for the last time in the time range at which a comparison with `bool` was true; 0 if it never was."""
+    """Return PromQL for the last time in the time range at which a comparison with `bool` was true, in Unix seconds; 0 if it never was."""
     return f"max_over_time((time() * ({condition}))[$__range:$__interval])"
 
 
 EXPORTER_DOWN_SINCE = f"max by (instance) ({last_time('up{@target} == bool 1')}) and on (instance) min by (instance) (up{{@target}}) == 0"
 """PromQL for the last time at which an exporter that is down now was up; 0 if it was down in the whole time range."""
 NOT_SCRAPED_SINCE = f"max by (instance) ({last_time('up{@target} >= bool 0')}) unless on (instance) max by (instance) (up{{@target}})"
-"""PromQL for the last scrape of an exporter that is no target of Prometheus any more."""
+"""PromQL for the last time at which an exporter that is no target of Prometheus any more was a target, by node."""
 EXPORTER_UP_SINCE = "max by (instance) (process_start_time_seconds{@node}) and on (instance) min by (instance) (up{@target}) == 1"
 """PromQL for the start of the process of each exporter that is up."""
 NO_EXPORTER_UP = "absent(up{@target} == 1)"
-"""PromQL with a value if no exporter of the selected nodes is up: nothing is known about the nodes."""
+"""PromQL with the value 1 if no exporter of the selected nodes is up: the state of the nodes is unknown."""
 
 
 _STATES = (
@@ -30,7 +30,7 @@ _STATES = (
 
 
 def exporter_state(w: int = 5) -> Panel:
-    """Return the tile with the time for which the exporter of a node has been up or down."""
+    """Return the panel with the time for which the exporter of a node has been up, down or not scraped."""
     durations = (
         f'label_replace(time() - ({since}), "state", "{state}", "", "")' for state, since, _ in _STATES
     )

@@ -42,7 +42,7 @@ from dashboards.tables import Column, table
 
 UID = "training-energy"
 MAX_POINTS_OF_WASTE = 120
-"""Maximum number of points of the wasted energy, which limits the subquery of each point."""
+"""Maximum number of points of the plot of wasted energy. Each point costs a subquery."""
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
@@ -103,10 +103,12 @@ def _device_power_panels() -> tuple[Panel, ...]:
     """Return the panels of the power of nodes and GPUs."""
 
     def node_power(window: str, modifier: str = "") -> str:
+        """Return PromQL for the power of each node in watts, over a window; *modifier* is for example ` @ end()`."""
         gpus, processors, memory = (
             f"rate({family}_energy_joules_total{{@energy_node}}[{window}]{modifier})"
             for family in ("gpu", "host_cpu", "host_dram")
         )
+        # Without a label of their own, `or` would drop the series of the memory, whose labels equal those of the processors.
         memory = f'label_replace({memory}, "component", "dram", "", "")'
         return f"sum by (instance) ({gpus} or {processors} or {memory})"
 
@@ -143,6 +145,8 @@ def _device_power_panels() -> tuple[Panel, ...]:
 
 
 def _efficiency_panels() -> tuple[Panel, ...]:
+    """Return the panels of the energy for each step and token, and of the energy by phase."""
+
     def energy_per_unit_panel(title: str, family: str, unit: str) -> Panel:
         return time_series(
             title,

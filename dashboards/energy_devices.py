@@ -15,7 +15,9 @@ HELD_GPUS_TEMPLATE = (
 )
 """Template of PromQL for the GPUs that runs hold, as in the rules `run_gpu:…`."""
 HELD_GPUS = HELD_GPUS_TEMPLATE.format(selector="@run")
+"""PromQL for a series of value 1 for each device that a selected run holds now, by node, UUID and run."""
 GPU_ENERGY = "max by (instance, uuid) (increase(gpu_energy_joules_total{@energy_node}[$__range]))"
+"""PromQL for the joules of each device in the time range, by node and UUID."""
 _GPU_ENERGY_OF_RUNS = increase_in_range(
     'training_energy_joules_total{@energy_node, component="gpu"}', "instance"
 )
@@ -70,9 +72,11 @@ def _nodes() -> Panel:
 
 
 def _gpus() -> Panel:
+    # `>= bool 0` turns the state of a device, 1 or 0, into 1: a factor that only adds the index to series with a UUID.
     gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@energy_node}[$__range]) >= bool 0)"
     held = HELD_GPUS_TEMPLATE.format(selector="@energy_node")
-    runs = f"topk by (instance, uuid) (1, last_over_time(({held})[$__range:$__interval]))"
+    last_runs = f"topk by (instance, uuid) (1, last_over_time(({held})[$__range:$__interval]))"
+    # The number of points of the subquery at which a run held the device, times the distance of the points.
     held_seconds = (
         f"sum_over_time((max by (instance, uuid) ({held}))[$__range:$__interval]) * $__interval_ms / 1000"
     )
@@ -102,7 +106,7 @@ def _gpus() -> Panel:
             width=110,
         ),
         row_query=(
-            f"max by (instance, gpu, run) ({gpus} * on (instance, uuid) group_left (run) {runs})"
+            f"max by (instance, gpu, run) ({gpus} * on (instance, uuid) group_left (run) {last_runs})"
             f" or on (instance, gpu) max by (instance, gpu) ({gpus})"
         ),
         sort="Energy",

@@ -3,12 +3,14 @@
     time   = progress + slowest_rank + causes of badput
     energy = progress + slowest_rank + causes of wasted energy
 
-Progress is work, saved or not yet saved, without the waits for the slowest rank. The ledger on the node of rank 0 knows the
-outcome of the work; the shares of its energy are applied to the energy of all nodes of the run. Cost is divided by time, so that the costs of
-the causes add up to the cost of the run.
+Progress is work, saved or not yet saved, without the waits for the slowest rank. Only the exporter on the node of rank 0 records the
+outcome of the work. The shares of its energy are applied to the energy of all nodes of the run. The cost of a run is divided in
+proportion to time, so that the costs of the causes add up to the cost of the run.
 
 Before the ledger decides that a run hangs, a standstill counts as a hang from the overdue step on. Afterwards only the hang in the
 ledger counts.
+
+Unless a docstring says otherwise, the PromQL has a series for each run, and the unit of time is seconds and that of energy joules.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ def increase_in_range(
 ) -> str:
     """Return PromQL for the increase of counters in the time range.
 
-    The last values count of a run that ended or whose exporter is down; a counter that starts in the time range starts at 0.
+    If a run has ended or an exporter is down, the last values count. A counter that starts in the time range starts at 0.
+
+    Args:
+        selection: Counters with selectors.
+        by: Labels of the result.
+        aggregation: Aggregation of the increases with equal labels: `sum`, or `max` for counters that several exporters publish.
+        condition: PromQL that follows the increase of each counter, such as ` and on (run) …`.
+        before: Template of the values at the start of the time range, `_BEFORE_RANGE` or `_BEFORE_PLOT`.
     """
     current = f"last_over_time({selection}[$__range])"
     previous = before.format(selection=selection)
@@ -44,38 +53,49 @@ def as_cause(expression: str, cause: str) -> str:
 
 
 _ON_NODE_OF_LEDGER = " and on (instance, run) last_over_time(training_wall_seconds_total{@run}[$__range])"
+"""Condition that a series is from the exporter that records the outcome of the work."""
 _OVERDUE_SECONDS = (
     "(clamp_max(max by (run) (run:training_step_overdue:seconds{@run}) > 0, $__range_s)"
     ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1'
     f" and on (run) time() - {LAST_PROGRESS_TIME_BY_RUN} > 30)"
 )
-"""PromQL for the time since the last step of a run that is overdue; the conditions end with the standstill, up to 30 s before the rule."""
+"""PromQL for the seconds since the last step of each `running` run with an overdue step, at most the time range.
+
+The rule keeps its value until its next evaluation. With the last two conditions, the value ends with the standstill, up to 30 s earlier.
+"""
 
 RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
-"""PromQL for the power of each run over a rate interval; too low while an exporter of the run is down."""
+"""PromQL for the power of each run over a rate interval in watts; too low while an exporter of the run is down."""
 RUN_POWER_5M = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
-"""PromQL for the power of each run over five minutes.
+"""PromQL for the power of each run over five minutes in watts.
 
 A slope, unlike a rate, is right for a run younger than five minutes. Five minutes are long enough for the energy of half a minute that
 the exporter adds at once when the phase of a rank is known late.
 """
 WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
-_BOOKED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
+_RECORDED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
 _OVERDUE_AS_HANG = as_cause(_OVERDUE_SECONDS, "hang")
-_BADPUT = f"({_BOOKED_BADPUT} + on (run, cause) {_OVERDUE_AS_HANG} or {_BOOKED_BADPUT} or {_OVERDUE_AS_HANG})"
-"""PromQL for the badput of each run by cause."""
+_BADPUT = (
+    f"({_RECORDED_BADPUT} + on (run, cause) {_OVERDUE_AS_HANG} or {_RECORDED_BADPUT} or {_OVERDUE_AS_HANG})"
+)
+"""PromQL for the badput of each run by cause: recorded badput, with the overdue time added to the cause `hang`."""
 _WORK = f"clamp_min(({WALL_SECONDS_IN_RANGE}) - sum by (run) ({_BADPUT}), 0)"
+"""PromQL for the seconds of each run without badput. These include the wait for the slowest rank."""
 _COMPUTE_BY_STAGE = f"training_rank_compute_seconds{{@run}} * {STAGE_OF_RANK}"
 _WAIT_PER_STEP = f"avg by (run) (max by (run, label_stage) ({_COMPUTE_BY_STAGE}) - avg by (run, label_stage) ({_COMPUTE_BY_STAGE}))"
-"""PromQL for the mean time for which the ranks of a pipeline stage wait for the slowest rank of the stage in a step."""
+"""PromQL for the mean time for which the ranks of each run wait in a step for the slowest rank of their pipeline stage."""
 _STEPS_IN_RANGE = increase_in_range('training_steps_total{@run, mode="train"}', "run", "max")
 _WAIT = f"(avg_over_time(({_WAIT_PER_STEP})[$__range:$__interval]) * on (run) {_STEPS_IN_RANGE} < {_WORK} or 0 * {_WORK})"
+"""PromQL for the seconds for which the ranks of each run waited for the slowest rank: the mean wait per step times the steps.
+
+0 without compute times, and if the result would be at least as long as the work.
+"""
 TIME_BY_CAUSE = (
     f"({_BADPUT} or {as_cause(_WAIT, 'slowest_rank')} or {as_cause(f'({_WORK} - {_WAIT})', 'progress')})"
 )
-"""PromQL for the seconds of each run by cause."""
+"""PromQL for the seconds of each run by cause, including `progress` and `slowest_rank`."""
 GPU_COUNT_IN_RANGE = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {WALL_SECONDS_IN_RANGE} + 1)"
-"""PromQL for the GPUs of each run in the time range; a run without a GPU counts as one GPU."""
+"""PromQL for the largest number of GPUs of each run in the time range; a run without a GPU counts as one GPU."""
 GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPU_COUNT_IN_RANGE})"
 """PromQL for the GPU seconds of each run by cause, so that a minute of a large run counts more than a minute of a small run."""
 
@@ -85,18 +105,20 @@ def _run_energy(before: str) -> str:
 
 
 def _wasted_energy(before: str) -> str:
-    """Return PromQL for the wasted joules of each run by cause, over all nodes of the run."""
-    accounted_energy = increase_in_range(
+    """Return PromQL for the wasted joules of each run by cause, over all nodes of the run.
+
+    The waste on the node of the ledger is scaled by the ratio of the energies of all nodes and of this node. The energy since an overdue
+    step is added to the cause `hang`.
+    """
+    energy_on_node_of_ledger = increase_in_range(
         "training_energy_joules_total{@run}", "run", condition=_ON_NODE_OF_LEDGER, before=before
     )
-    booked_energy = increase_in_range(
+    recorded_waste = increase_in_range(
         "training_wasted_energy_joules_total{@run}", "run, cause", condition=_ON_NODE_OF_LEDGER, before=before
     )
-    scaled_energy = (
-        f"({booked_energy} * on (run) group_left () ({_run_energy(before)} / ({accounted_energy} > 0)))"
-    )
+    scaled_waste = f"({recorded_waste} * on (run) group_left () ({_run_energy(before)} / ({energy_on_node_of_ledger} > 0)))"
     overdue_energy = as_cause(f"({_OVERDUE_SECONDS} * on (run) {RUN_POWER_5M})", "hang")
-    return f"({scaled_energy} + on (run, cause) {overdue_energy} or {scaled_energy} or {overdue_energy})"
+    return f"({scaled_waste} + on (run, cause) {overdue_energy} or {scaled_waste} or {overdue_energy})"
 
 
 def _work_energy(before: str) -> str:
@@ -108,11 +130,12 @@ RUN_ENERGY = _run_energy(_BEFORE_RANGE)
 _WASTED_ENERGY = _wasted_energy(_BEFORE_RANGE)
 _WORK_ENERGY = _work_energy(_BEFORE_RANGE)
 _WAIT_SHARE = f"({_WAIT} / ({_WORK} > 0) or 0 * {_WORK})"
+"""PromQL for the share of the work in which the ranks of each run wait for the slowest rank."""
 ENERGY_BY_CAUSE = (
     f"(({_WASTED_ENERGY} or {as_cause(f'({_WORK_ENERGY} * on (run) {_WAIT_SHARE})', 'slowest_rank')}"
     f" or {as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_WAIT_SHARE}))', 'progress')}) / 3600)"
 )
-"""PromQL for the watt-hours of each run by cause."""
+"""PromQL for the watt-hours of each run by cause, including `progress` and `slowest_rank`: joules divided by 3600."""
 _WAIT_SHARE_SINCE_START = (
     "avg_over_time((max by (run) (run:training_straggler_wait:ratio{@run}) and on () vector(time()) >= $__from / 1000)"
     "[$__range:$__interval])"
@@ -128,19 +151,21 @@ WASTED_ENERGY_SINCE_START = (
 """PromQL for the wasted watt-hours by cause, from the start of the time range to each point of a plot."""
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
 LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0), 1)"
-"""PromQL for the share of each run's time that was without progress."""
+"""PromQL for the share of each run's time that was without progress: badput and the wait for the slowest rank, at most 1."""
 START_CAUSES = f"({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})"
+"""PromQL for a series for each cause that every run has at its start, as the operand of `and on (cause)` and `unless on (cause)`."""
 _START_SECONDS = (
-    f"(sum by (run) ({_BOOKED_BADPUT} and on (cause) {START_CAUSES}) or 0 * {WALL_SECONDS_IN_RANGE})"
+    f"(sum by (run) ({_RECORDED_BADPUT} and on (cause) {START_CAUSES}) or 0 * {WALL_SECONDS_IN_RANGE})"
 )
 SECONDS_AFTER_START = f"({WALL_SECONDS_IN_RANGE} - {_START_SECONDS} > 0)"
 """PromQL for the seconds of each run without start and compilation."""
 LOST_SHARE_AFTER_START = f"clamp(({_LOST_SECONDS} - {_START_SECONDS}) / {SECONDS_AFTER_START}, 0, 1)"
 """PromQL for the share of each run's time that was without progress, without start and compilation, which every run has."""
 RUN_COST = increase_in_range("training_cost_total{@run}", "run, currency")
-"""PromQL for the cost of each run."""
+"""PromQL for the cost of each run, by run and currency."""
 LOST_COST_BY_RUN = f"({RUN_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"
-"""PromQL for the cost of each run's time without progress."""
+"""PromQL for the cost of each run's time without progress, by run and currency."""
 COST_BY_CAUSE = f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL_SECONDS_IN_RANGE} > 0) * on (run) group_left (currency) ({RUN_COST}))"
-"""PromQL for the cost of each run by cause. The cost is divided in proportion to the time."""
+"""PromQL for the cost of each run by cause and currency. The cost is divided in proportion to the time."""
 PROGRESS_CAUSE = as_cause("vector(1)", "progress")
+"""PromQL for a series with the cause `progress`, as the operand of `and on (cause)` and `unless on (cause)`."""

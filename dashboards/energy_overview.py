@@ -1,4 +1,4 @@
-"""Panels of the dashboard *Energy and cost*: the first screen, and energy and cost by run, node and GPU."""
+"""First row of the dashboard *Energy and cost*: power, cost and losses now and in the time range, by cause and by run."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.tables import Column, percent_column, table
 
 COMPLETE_RUN_POWER = blank_if_incomplete(RUN_POWER, "run")
-"""PromQL for the power of each run of which all ranks report."""
+"""PromQL for the power of each run of which all ranks report, in watts."""
 CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
-"""PromQL for the ratio of the energy counter of each device to its integrated power."""
+"""PromQL for the ratio of the increase of each device's energy counter to its power, integrated over the same time."""
 MIN_CROSSCHECK_RATIO, MAX_CROSSCHECK_RATIO = 0.8, 1.25
 """Smallest and largest ratio of an energy counter to integrated power at which the two agree."""
 MIN_WATTS_PER_GPU = 1
-"""Smallest mean power of a GPU at which the energy of a cause is known; an idle GPU uses more."""
+"""Mean power of a GPU above which the energy of a cause is known. Even an idle GPU uses more."""
 INCOMPLETE = "runs unknown"
 """Legend of the number of runs whose cost and power are absent or too small."""
 _COUNT_OF_INCOMPLETE_RUNS: Override = {
@@ -88,7 +88,8 @@ _COUNT_OF_INCOMPLETE_RUNS: Override = {
         {"id": "thresholds", "value": warn_from(1)},
     ],
 }
-_COUNT_INCOMPLETE = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR_BY_RUN}))"
+_INCOMPLETE_COUNT = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR_BY_RUN}))"
+"""PromQL for the number of runs whose cost and power are absent or too small; 0 if the cost of all runs is known."""
 
 
 def overview_panels() -> tuple[Panel, ...]:
@@ -160,13 +161,13 @@ def _cost_now() -> Panel:
 
 def _incomplete_runs() -> Query:
     """Return the query of the number of runs that a total contains in part or not at all."""
-    return instant_query(_COUNT_INCOMPLETE, INCOMPLETE)
+    return instant_query(_INCOMPLETE_COUNT, INCOMPLETE)
 
 
 def _unknown_cost() -> Query:
-    """Return the query of the largest possible loss of the incomplete runs, or of their number without a known cost."""
+    """Return the query of the largest possible loss of the incomplete runs by currency; without a known cost, of their number."""
     cost = f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
-    count = f'label_replace({_COUNT_INCOMPLETE}, "text", "{INCOMPLETE}", "", "")'
+    count = f'label_replace({_INCOMPLETE_COUNT}, "text", "{INCOMPLETE}", "", "")'
     return instant_query(f"{cost} or on () {count}", "{{text}}")
 
 
@@ -232,7 +233,10 @@ def _useful_share() -> Panel:
 
 
 def _total(family: str, by: str = "") -> str:
-    """Return PromQL for the last total of the runs. The label `note` says that all of them have ended."""
+    """Return PromQL for the total of the runs since their start, by labels: of recent samples, otherwise of ended runs.
+
+    The label `note` is `, ended` if all runs have ended, and absent otherwise.
+    """
     recent = f"sum by ({by}) (last_over_time({family}{{@run}}[15m]))"
     of_ended_runs = f"sum by ({by}) (last_over_time({family}{{@run}}[$__range]) and on (run) {ENDED_RUNS})"
     total = f"({recent} or on () {of_ended_runs})"
@@ -250,7 +254,7 @@ def _totals() -> Panel:
         unit="none",
         decimals=2,
         text_mode="value_and_name",
-        overrides=_units_by_name({carbon: "massg", "energy": ENERGY_UNIT}),
+        overrides=_units_by_name({carbon: "massg", energy: ENERGY_UNIT}),
         w=6,
     )
 
@@ -358,7 +362,7 @@ def _loss_by_cause() -> Panel:
         f"sum by (cause) ({GPU_SECONDS_BY_CAUSE})",
         f"sum by (cause) ({ENERGY_BY_CAUSE})",
     )
-    # Less than a watt for each GPU is no reading: the exporter started after most of the time had passed.
+    # A mean of less than `MIN_WATTS_PER_GPU` is no reading: the exporter started after most of the time had passed.
     known_watt_hours = f"({watt_hours} > on (cause) {MIN_WATTS_PER_GPU} * {gpu_seconds} / 3600)"
     return table(
         "Where time, energy and money went, in this time range",
@@ -383,11 +387,11 @@ _LAST_STATE_BY_RUN = (
     f"({STATE_BY_RUN} or on (run)"
     f" max by (run, state) (last_over_time(training_run_state{{@run}}[$__range]) == 1) and on (run) {ENDED_RUNS})"
 )
-"""PromQL for the state of each run as a label; for a run that has ended, the last state in the range."""
+"""PromQL for a series of value 1 for each run with the current state as a label; for a run that has ended, the last state in the range."""
 
 
 def _loss_by_run() -> Panel:
-    """Return the table of the totals and losses of each run, the largest loss first."""
+    """Return the table of the totals and losses of each run, the largest lost cost first."""
     return table(
         "Cost and loss of each run, in this time range",
         Column("run", "Run", links=(RUN_LINK,)),

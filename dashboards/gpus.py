@@ -250,8 +250,8 @@ def _loss_of_runs_with_a_problem() -> Panel:
 def _failures() -> str:
     """Return PromQL for the state of the exporters, drivers and GPUs that failed in the time range: 1 for up, 0 for down.
 
-    The label `subject` names the row. Each kind has the `MAX_FAILURES` with the longest failures. If no exporter and no GPU failed, one row
-    stands for all of them. A driver counts only on a node with expected GPUs.
+    The label `subject` names the row. Each kind has the `MAX_FAILURES` with the longest failures. If no exporter and no GPU failed, a single row
+    represents all of them. A driver counts only on a node with expected GPUs.
     """
 
     def failed(series: str, labels: str) -> str:

@@ -68,15 +68,19 @@ from dashboards.tables import Column, hanging_ranks, percent_column, table
 
 UID = "training-ranks"
 SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
-RANK_WITH_LOST_GPU, RANK_THAT_STOPS = 2e6, 1e6
-"""Values above the slowness of each rank, for the ranks that stop the run."""
+"""PromQL for the seconds that each rank computes in a step, from the exporters instead of the rules, by rank."""
+LOST_GPU_SORT_VALUE, STOPS_RUN_SORT_VALUE = 2e6, 1e6
+"""Sort values of the ranks that stop the run, above those of all slow ranks: of a rank with a lost GPU, and of other ranks."""
 _RANKS_TO_LOOK_AT = (
-    f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPU_ROWS}) + {RANK_WITH_LOST_GPU})"
-    f" or max by (rank) (0 * ({ODD_RANK}) + {RANK_THAT_STOPS}) or max by (rank) (0 * {ODD_PHASE} + {RANK_THAT_STOPS})"
-    f" or max by (rank) (0 * {ENDED_FIRST} + {RANK_THAT_STOPS})"
+    f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPU_ROWS}) + {LOST_GPU_SORT_VALUE})"
+    f" or max by (rank) (0 * ({ODD_RANK}) + {STOPS_RUN_SORT_VALUE}) or max by (rank) (0 * {ODD_PHASE} + {STOPS_RUN_SORT_VALUE})"
+    f" or max by (rank) (0 * {ENDED_FIRST} + {STOPS_RUN_SORT_VALUE})"
     f" or 1 / min by (rank) ({SPEED_RATIO_BY_NODE}) or 0 * max by (rank) (training_rank_info{{@run}})))"
 ).replace("$__interval", "1m")
-"""Query of the ranks; Grafana has no `$__interval` for a variable."""
+"""Query of the ranks, sorted by a value: a sort value of a rank that stops the run, else the slowness, else 0.
+
+Grafana has no `$__interval` for a variable.
+"""
 RANK_VARIABLE = Variable(
     "rank",
     "Rank",
@@ -89,16 +93,17 @@ RANK_VARIABLE = Variable(
 GPU_PROBLEM_BY_RANK = (
     f"topk by (instance, rank) (1, {LOST_GPU_ROWS} or on (instance, rank) {THROTTLED_GPU_ROWS})"
 )
+"""PromQL for one problem of the GPUs of each rank, with GPU and text as labels: a lost GPU, else a throttled GPU."""
 RANK_ROWS = (
     f"max by (instance, rank, gpu, problem) ({GPU_PROBLEM_BY_RANK})"
     f" or on (instance, rank) max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})"
     " or on (instance, rank) max by (instance, rank) (training_process_up{@run})"
 )
-"""PromQL for all ranks with their GPU, and with the problem of the GPU."""
+"""PromQL for the ranks with the GPU that has a problem and the problem, else with their GPU indexes if these are known."""
 
 
 class Severity(enum.IntEnum):
-    """Order of the ranks in the table of all ranks, the largest first."""
+    """Severity of the state of a rank in the table of all ranks, which shows the largest first."""
 
     GPU_LOST = 5
     HOLDS_UP = 4  # all other ranks wait for this rank
@@ -126,6 +131,7 @@ _RANKS_BY_SEVERITY = {
     Severity.WAITS: f"({DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
     Severity.NONE: "training_process_up{@run}",
 }
+"""PromQL with a value for each rank in a state, by severity."""
 _SEVERITY_BY_RANK = " or on (instance, rank) ".join(
     f"max by (instance, rank) (0 * {ranks} + {severity.value})"
     for severity, ranks in _RANKS_BY_SEVERITY.items()
@@ -318,6 +324,7 @@ def _selected_rank_panels() -> tuple[Panel, ...]:
     legend = "rank {{rank}}"
 
     def gpu_values(family: str) -> str:
+        """Return PromQL for the largest value of a GPU family among the GPUs of each selected rank."""
         return f"max by (rank) ({gpu_values_by_rank(family).replace('@run', '@rank')})"
 
     return (

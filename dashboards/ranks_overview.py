@@ -1,4 +1,4 @@
-"""First row of the dashboard *Ranks*: missing ranks, the slowest rank with its cost, problems, and the nodes of the run."""
+"""First row of the dashboard *Ranks*: live ranks, the slowest rank, lost time, waits for data, hangs, problems and nodes of the run."""
 
 from __future__ import annotations
 
@@ -120,14 +120,18 @@ def overview_panels() -> tuple[Panel, ...]:
 
 
 def _ended_ranks() -> str:
-    """Return PromQL for the number of ranks without a process, with the label `end`: `finished` after the normal end of the run."""
+    """Return PromQL for the number of ranks without a process, with the label `end`: `finished` after the normal end of the run, else `ended`."""
     ended = f"(count({UP_BY_RANK} == 0) or 0 * max(training_process_up{{@run}}))"
     finished = f'label_replace({ended} and on () ({ENDED_NORMALLY}), "end", "finished", "", "")'
     return f'{finished} or on () label_replace({ended}, "end", "ended", "", "")'
 
 
 def _hang_query() -> str:
-    """Return PromQL for the rank with a lost GPU, or the odd rank or group of a hang, with the label `odd`; 1 during a hang, otherwise 0."""
+    """Return PromQL for the cause of a standstill as the label `odd`, with the position as labels; 1 during a standstill, otherwise 0.
+
+    The label names the first that applies: the rank with a lost GPU, the odd rank or group of a hang or that there is none, the only rank
+    in another phase, and a standstill without a named rank. Otherwise it says that no rank hangs, or that no sample of the run exists.
+    """
 
     def with_text(expression: str, text: str, label: str = "") -> str:
         return f'label_replace({expression}, "odd", "{text}", "{label}", "{"(.+)" if label else ""}")'
@@ -153,7 +157,10 @@ def _hang_query() -> str:
 
 
 def _node_table() -> Panel:
-    """Return the table of the nodes of the run, the node with the most missing ranks first."""
+    """Return the table of the nodes of the run, the node with the most missing ranks first.
+
+    A rank that is not alive on any node is missing on each node on which it had a sample in the time range.
+    """
     live_ranks = "group by (instance, rank) (training_process_up{@run} == 1)"
     # A rank that has moved to another node is not missing on its former node.
     expected_ranks = (
@@ -161,15 +168,15 @@ def _node_table() -> Panel:
         f" unless on (rank) group by (rank) ({live_ranks}) or {live_ranks}"
     )
     expected = f"count by (instance) ({expected_ranks})"
-    reporting = f"(count by (instance) ({live_ranks}) or on (instance) 0 * {expected})"
+    alive = f"(count by (instance) ({live_ranks}) or on (instance) 0 * {expected})"
     exporters = "group by (instance) (exporter_build_info{@cluster})"
     return table(
         "Nodes of the run",
         Column("instance", "Node", links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
         Column(expected, "Ranks", decimals=0, width=70),
-        Column(f"{reporting} and on (instance) {exporters}", "Alive", decimals=0, width=66),
+        Column(f"{alive} and on (instance) {exporters}", "Alive", decimals=0, width=66),
         Column(
-            f"({expected} - on (instance) {reporting}) unless on () ({ENDED_NORMALLY}) or on (instance) 0 * {expected}",
+            f"({expected} - on (instance) {alive}) unless on () ({ENDED_NORMALLY}) or on (instance) 0 * {expected}",
             "Missing",
             decimals=0,
             width=100,
