@@ -170,6 +170,7 @@ def writers(configuration: Configuration) -> Iterator[CheckFinding]:
 
 
 def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
+    """Return the finding about a recording process: "warn" if the process is running and its feed is older than *stale_seconds*."""
     process, recording, age = entry.snapshot.process, entry.snapshot.recording, entry.age_seconds
     rank = "no rank" if process.rank is None else f"rank {process.rank}"
     origin = f"process {process.pid} on {process.node or 'an unknown node'}"
@@ -381,6 +382,7 @@ def run_checks(
 
 
 def _run_check(subject: str, check: Check, result: queue.SimpleQueue[list[CheckFinding]]) -> None:
+    """Put the findings of a check into *result*, or a failure for any exception."""
     try:
         findings = list(check())
     except OSError as error:

@@ -121,6 +121,7 @@ def _unanswered_finding(
 
 
 def _exporter_findings(subject: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
+    """Check the readiness and the metrics of a running exporter. Metrics that require a password are not checked."""
     ready = _get(base, "/-/ready")
     if ready.status == 200:
         yield ok(subject, f"an exporter responds at {base}")

@@ -85,6 +85,7 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _unknown(self, argument: str) -> Problem:
+        """Return the problem of an unknown argument, with the similar flag or the key of the configuration file, if any."""
         # Imported only after an error, because the module imports YAML.
         from exporter.config.expectation import suggest  # noqa: PLC0415
 

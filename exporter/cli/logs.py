@@ -59,6 +59,7 @@ class Formatter(logging.Formatter):
         return json.dumps(pairs) if self._as_json else " ".join(logfmt)
 
     def _pairs(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+        """Yield the keys and values of a line. A key of `extra` that is one of `_FIXED_KEYS` receives the suffix `_`."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         yield "time", f"{moment}.{int(record.msecs):03d}Z"
         yield "level", next((name for name, number in LEVELS.items() if number <= record.levelno), "debug")
@@ -91,6 +92,7 @@ def _simple(value: Any) -> Any:
 
 
 def _logfmt(value: Any) -> str:
+    """Return a value in logfmt. Text is quoted if it is empty or contains spaces, `=`, quotes, backslashes or unprintable characters."""
     if not isinstance(value, str):
         return json.dumps(value)
     if value and value.isprintable() and not any(character in ' ="\\' for character in value):

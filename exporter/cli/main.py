@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
 
 
 def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Run the command that the first argument names, or the sidecar if there is none."""
     if not arguments or arguments[0].startswith("-"):
         return _serve(arguments, environ)
     command = arguments[0]
@@ -92,6 +93,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the sidecar, or check its configuration with `--config.check`."""
     from exporter.cli.configuration import resolve  # noqa: PLC0415  (other commands must not wait for this import)
 
     parser = Parser(PROGRAM, _DESCRIPTION)

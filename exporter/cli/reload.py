@@ -99,6 +99,7 @@ class Reloader:
             threading.Thread(target=self._reload_in_background, name="exporter-reload", daemon=True).start()
 
     def _reload_in_background(self) -> None:
+        """Reload after the previous background reload has ended. Never raises."""
         with self._background_lock:
             self._is_queued.clear()  # before the file is read, because a later signal may mean a newer file
             try:

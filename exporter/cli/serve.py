@@ -105,6 +105,7 @@ def serve(
 
 
 def _wait_for_end(sidecar: SidecarService, signals: Signals, linger_period: LingerPeriod | None) -> None:
+    """Handle signals until SIGTERM, SIGINT or the end of the linger period."""
     while True:
         number = signals.wait(None if linger_period is None else linger_period.wait_seconds())
         if number in ENDING:

@@ -115,6 +115,7 @@ class SidecarProcess:
             self._record_failure(f"was killed by {_signal_name(-status)}", now)
 
     def _record_failure(self, event: str, now: float) -> None:
+        """Schedule a restart after 1, 2, 4, 8 and 16 s. After a further failure, the job continues without metrics."""
         self._failures = 1 if now - self._started_at >= STABLE_SECONDS else self._failures + 1
         if self._failures > MAX_RESTARTS:
             self._next_check_at = math.inf

@@ -169,6 +169,7 @@ def _silence(reason: str, diagnosis: Statement) -> Silence:
 
 
 def _check_environment(process: LaunchedProcess, python: str, feed_directory: Path) -> Silence | None:
+    """Return the reason in the environment of a process or in the feed directory for which nothing is recorded, or None."""
     environment = process.environment
     if environment.get("EXPORTER_DISABLED") == "1":
         return _silence("turned_off", diagnoses.DISABLED.describe(python=python))
@@ -234,6 +235,7 @@ def _file_access(pid: int) -> FileAccess:
 
 
 def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
+    """Return the reason in an interpreter for which nothing is recorded; `nothing_recorded` if it imports this package."""
     interpreter = probe_interpreter(
         python,
         search_path=process.import_directory,

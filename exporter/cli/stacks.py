@@ -76,6 +76,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _running_ranks(directory: Path, run: str) -> list[FeedEntry]:
+    """Return the running processes with a rank, of all runs if *run* is empty. Raises ConfigurationError for an unusable directory."""
     try:
         entries = FeedReader(directory).scan().entries
     except FeedDirectoryError as error:
@@ -92,6 +93,7 @@ def _running_ranks(directory: Path, run: str) -> list[FeedEntry]:
 def _wait_for_answers(
     directory: Path, request: StackRequest, process_ids: Sequence[str]
 ) -> dict[str, StackAnswer]:
+    """Return the answers to a request by process id, once all processes have answered or the time is over."""
     answers: dict[str, StackAnswer] = {}
     deadline = time.monotonic() + ANSWER_SECONDS - PRINT_MARGIN_SECONDS
     while len(answers) < len(process_ids) and time.monotonic() < deadline:
@@ -105,6 +107,7 @@ def _wait_for_answers(
 
 
 def _report_on_run(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, StackAnswer]) -> HangReport:
+    """Return the report on a run, whose step is the highest of the ranks that answered."""
     entries_of_run = [entry for entry in entries if entry.snapshot.process.run == run]
     ranks = tuple([_inspected_rank(entry) for entry in entries_of_run])
     answer_by_process = {

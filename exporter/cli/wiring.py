@@ -171,6 +171,7 @@ class Wiring:
             )
 
     def _entries(self, configuration: Configuration) -> Iterator[ScheduleEntry]:
+        """Yield the rows of the enabled collectors."""
         feed, gpu, energy = configuration.feed, configuration.gpu, configuration.energy
         yield ScheduleEntry(
             name=FEED,
@@ -229,6 +230,7 @@ class Wiring:
         self._lock.release()
 
     def _create(self, entry: CollectorEntry) -> Sequence[AnyCollector]:
+        """Create the collectors of a row of the catalogue, with the functions that return the values of other collectors."""
         if isinstance(entry.options, ExtraOptions):
             return extra_collectors(entry.options.classes)
         sources: dict[str, Any] = {}
@@ -254,6 +256,7 @@ class Wiring:
         return () if collector is None else collector.reports()
 
     def _create_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
+        """Create and start the GPU collector in place of the previous one. A detached collector stays detached."""
         collector_arguments = {} if settings.replay is None else replay_arguments(settings.replay)
         visible = visible_devices()
         publish = partial(self._scheduler.run_soon, GpuCollector.name)

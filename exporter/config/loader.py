@@ -128,6 +128,7 @@ class _Conversion:
         return _INVALID
 
     def _mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
+        """Report a node of a different type or out of range, with a hint for common mistakes. Secrets are not shown."""
         base, _ = unwrap(hint)
         description = "<secret>" if annotation_of(hint, Hidden) else self._describe(node)
         message = f"expected {expectation(hint)}, found {description}"
@@ -144,6 +145,7 @@ class _Conversion:
         return self._report(node, path, message)
 
     def _union(self, node: yaml.Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
+        """Return a node as a value of the first member that accepts the node. With one candidate, its problems are reported."""
         if is_null(node) and NoneType in members:
             return None
         candidates = [
@@ -199,6 +201,7 @@ class _Conversion:
         self._report(key_node, path, f"unknown key {quote(key)}, {suggest(key, known_keys)}")
 
     def _dataclass(self, node: yaml.MappingNode, cls: type, path: str, default: Any) -> Any:
+        """Return a mapping as a dataclass. `problems` of the instance is called only if every key and value is valid."""
         problem_count = len(self.problems)
         options = {option.key: option for option in options_of(cls, default)}
         entries = self._entries(node, path)

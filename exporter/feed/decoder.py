@@ -222,6 +222,7 @@ def _feed_file(data: bytes) -> FeedFile:
 
 
 def _parse(section: bytes, convert: Callable[[dict[str, Any]], ParsedT]) -> ParsedT:
+    """Return the result of *convert* for a section. Raises FeedFormatError for any invalid content."""
     # Checked before parsing, because an empty container of 2 bytes of JSON occupies 64 bytes of memory.
     check_size(section.count(b"[") + section.count(b"{"), MAX_CONTAINERS, "lists and objects")
     try:
@@ -269,6 +270,7 @@ def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
 
 
 def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatDefinition:
+    """Return a checked definition. Equal aggregations and buckets are replaced by the objects in *shared_values*."""
     values = convert_fields(body, _DEFINITION)
     # Most Stats of a process share these values; sharing the objects saves a third of the memory.
     for name in ("aggregations", "buckets"):
@@ -327,6 +329,7 @@ def _rejected(counts: Any) -> dict[str, int]:
 
 
 def _exponential(value: Any) -> dict[int, int]:
+    """Return the counts by exponential bucket. The two lists must have the same length."""
     buckets, counts = value
     if {*map(type, buckets), *map(type, counts)} - {int}:
         refuse("exponential buckets or counts are not integers")

@@ -149,6 +149,7 @@ def _alternative(path: str, uid: int) -> str:
 
 
 def _alternatives(path: str, uid: str, also_trusted: Collection[int] = ()) -> list[str]:
+    """Return the paths of the existing alternatives of trusted users, sorted. *uid* is a regular expression."""
     directory, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
     alternative = re.compile(rf"{re.escape(stem)}-{uid}(-[0-9a-f]{{16}})?{re.escape(suffix)}")

@@ -81,6 +81,7 @@ class OverridesReader:
 
 
 def _read(path: str) -> tuple[Rule, ...] | None:
+    """Return at most `MAX_RULES` rules of a file, or None without a file. Raises the errors of `read_overrides`."""
     name = os.path.basename(path)
     try:
         data, status = read_file(path, MAX_BYTES + 1)

@@ -203,6 +203,7 @@ class FeedReader:
         return self._monotonic() - file.changed_at >= wait_seconds
 
     def _scan_files(self, directory: int, names: list[str]) -> Scan:
+        """Update the states of the files, read the changed files of this pass, and return the result."""
         existing_names = set(names)
         self._decoded_bytes = sum(
             file.decoder.cost for name, file in self._files.items() if name in existing_names
@@ -258,6 +259,7 @@ class FeedReader:
             return _REASONS.get(error.errno or 0, "unreadable")
 
     def _result(self, reason_by_name: dict[str, str]) -> Scan:
+        """Return the entries, the refusals and the unread files of the pass, and count the skipped passes of changed files."""
         entries: list[FeedEntry] = []
         unread_files: list[str] = []
         for name, file in self._files.items():
@@ -325,6 +327,7 @@ class FeedReader:
         file.is_changed = False
 
     def _decode(self, data: bytes, name: str, file: _CachedFile, *, modified_at: float) -> None:
+        """Decode a file, and store the snapshot or the reason of the refusal as its outcome."""
         try:
             self._decoded_bytes -= file.decoder.cost
             available_bytes = min(ROOM_BYTES, USER_STATS_LIMIT_BYTES - self._decoded_bytes)

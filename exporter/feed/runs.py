@@ -94,6 +94,7 @@ class Registration:
         self._create_lock()
 
     def _create_lock(self) -> None:
+        """Create and lock the file of the launch. Raises OSError, or FeedError if another process holds the new file."""
         directory = _make_directory(self._feed_directory)
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         new_path, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"

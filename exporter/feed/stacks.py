@@ -165,6 +165,7 @@ def _omit_threads(answer: StackAnswer) -> StackAnswer:
 
 
 def _shorten_texts(answer: StackAnswer) -> StackAnswer:
+    """Return an answer with shortened texts of the main thread: the ends of file and function names, which identify the code."""
     frames = tuple(
         [
             Frame(
@@ -183,6 +184,7 @@ def _shorten_texts(answer: StackAnswer) -> StackAnswer:
 
 
 def _read(directory: str, name: str, max_bytes: int, owner: int | None = None) -> dict[str, Any] | None:
+    """Return the object in the newest trusted file of a name, or None without a file. *owner* is trusted too, if given."""
     entry = newest_entry(os.path.join(directory, name), owner)
     if entry is None:
         return None

@@ -116,6 +116,7 @@ class FeedWriter:
             self._lock = None
 
     def _write(self, recording: Recording) -> None:
+        """Write a snapshot, after the lock is taken or restored. Raises the errors that `publish` counts."""
         # Encoded before the lock file reveals the process id, so that other users have less time to create a file of that name.
         data = self._encode(recording)
         if self._lock is None or not self._lock.keep():

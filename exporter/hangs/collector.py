@@ -154,6 +154,7 @@ class HangCollector:
         return collected
 
     def _update_cases(self) -> None:
+        """Start, continue and end the cases of the runs."""
         runs = {run.run: run for run in self._hanging_runs()}
         for name in [name for name in self._cases if name not in runs]:
             del self._cases[name]
@@ -167,6 +168,7 @@ class HangCollector:
                 case.run = run
 
     def _request_stacks(self, now: float, collected: Collected) -> None:
+        """Write a request for the due run whose last request is the oldest, if any run is due."""
         due_cases = [
             case
             for case in self._cases.values()
@@ -189,6 +191,7 @@ class HangCollector:
         case.answers = {}
 
     def _read_answers(self, case: _HangCase, now: float) -> None:
+        """Read the answers to the pending request, and report once all ranks have answered or the time is over."""
         for rank in case.run.ranks:
             if rank.process_id not in case.answers:
                 answer = read_valid_answer(self._directory, rank.process_id, case.request_id)

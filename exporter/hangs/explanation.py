@@ -209,6 +209,7 @@ def compared_group(stacks: Sequence[RankStack]) -> str:
 
 
 def _group(members: Sequence[RankStack], process_group: str, *, is_outside_process_groups: bool) -> RankGroup:
+    """Return the group of ranks at one position. Its number of collectives is the lowest of its ranks."""
     sequences = [member.sequences[process_group] for member in members if process_group in member.sequences]
     return RankGroup(
         function=members[0].function,

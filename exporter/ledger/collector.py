@@ -191,6 +191,7 @@ class JobCollector:
             self._no_feed_since = inf
 
     def _log_refused(self, refused_files: Sequence[tuple[str, str]]) -> None:
+        """Count each file once while it is refused for the same reason, and log each new reason."""
         new_reasons = Counter(reason for _, reason in set(refused_files) - self._logged_refusals)
         self._refusal_counts.update(new_reasons)
         # A reason is logged once, until a pass in which no file is refused for this reason.

@@ -104,6 +104,7 @@ def _definition(  # parameters in the order of a row
 def _totals(
     totals_class: type[TotalsT], body: Mapping[str, Any], definitions: Sequence[StatDefinition]
 ) -> TotalsT:
+    """Return totals with the readings of their rows. Older releases saved no exponential buckets and no values."""
     totals: TotalsT = from_json(totals_class, body)
     rows = body["series"]
     exponential_rows = body.get("exponential") or [()] * len(rows)  # older releases do not save these

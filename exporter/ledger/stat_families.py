@@ -80,6 +80,7 @@ class StatMetrics:
         return [cached_family.metric for cached_family in self._cache.values()]
 
     def _add_running(self, visible: VisibleSlot) -> None:
+        """Add the Stats of the slot's running process, with the totals of the slot's earlier processes."""
         process, slot = visible.process, visible.slot
         if process.snapshot is None or not process.is_alive:
             return
@@ -104,6 +105,10 @@ class StatMetrics:
                 self._add_windows(plan, stat_series, reading.window)
 
     def _series_of(self, plan: StatPlan, visible: VisibleSlot) -> StatSeries | None:
+        """Return the series of a Stat, or None if the Stat is not admitted.
+
+        Returns None too if only rank 0 provides the family, and the slot is of another rank.
+        """
         owner = self._owners.owner(plan)
         if owner is None:
             return None
@@ -121,6 +126,7 @@ class StatMetrics:
     def _add_total(
         self, visible: VisibleSlot, plan: StatPlan, series: StatSeries, total: StatReading
     ) -> None:
+        """Add the total, or the value of a gauge, as far as it may be shown, and the time of the last sample."""
         families, kind = plan.families, plan.definition.kind
         value: float | Distribution | None = None
         if kind == "gauge":
@@ -185,7 +191,10 @@ def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
 
 
 def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Family:
-    """Return the specification of a main family, of a window gauge (with an aggregation), or of the gauges for the sample count and the last sample."""
+    """Return the specification of a family of a Stat: the main family, a window gauge, the number of samples or the last sample.
+
+    *aggregation* is the one of a window gauge, and None for other families.
+    """
     if name in TRAINING_FAMILIES:
         return TRAINING_FAMILIES[name]
     first, unit = owner.first_definition, owner.first_definition.unit or ""

@@ -233,6 +233,8 @@ def _number_list(readings: tuple[str, ...]) -> Call:
 
 
 def _text(key: str) -> Call:
+    """Return the function for a text of the model. A text that does not fit into the buffer is an error, as in NVML."""
+
     def call(context: CallContext, buffer: Any, length: Any) -> None:
         text: str | None = context.gpu.description[key]
         if text is None:
@@ -246,6 +248,8 @@ def _text(key: str) -> Call:
 
 
 def _structure(version: int | None, members: dict[str, str]) -> Call:
+    """Return the function that fills a structure. The first member decides whether the GPU supports the function."""
+
     def call(context: CallContext, result: Any) -> None:
         structure = target_of(result)
         if version is not None:
@@ -326,6 +330,7 @@ def _field_values(context: CallContext, count: Any, array: Any) -> None:
 
 
 def _field(context: CallContext, readings: dict[int, str], field: int, scope: int) -> float | None:
+    """Return the value of a field, or None if not supported. *scope* is a link, or `SUM_OF_LINKS`."""
     number = context.optional_reading(f"field.{field}")
     if number is not None:
         return number

@@ -218,6 +218,7 @@ class MachineDescription:
 
 
 def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
+    """Return a GPU in JSON types: the model with the changes of its group. *index* makes the UUID and the pids distinct."""
     gpu, changes = dataclasses.asdict(model), dataclasses.asdict(group)
     architecture_numbers = {name: number for number, name in ARCHITECTURES.items()}
     gpu["values"].update(changes["values"], architecture=architecture_numbers[gpu.pop("architecture")])

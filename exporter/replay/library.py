@@ -152,6 +152,7 @@ class ReplayLibrary:
         return self._clock.now() - self._origin
 
     def _cost_milliseconds(self, symbol: str, arguments: tuple[Any, ...]) -> float:
+        """Return the CPU time of a call: the sum over the fields of a field query, or the cost of the function."""
         default_cost = self._costs.get(_OTHER_CALLS, 0.0)
         if symbol == "nvmlDeviceGetFieldValues":
             values = target_of(arguments[2])[: to_int(arguments[1])]
@@ -268,6 +269,7 @@ class ReplayLibrary:
     def _call_instance(
         self, symbol: str, instance: dict[str, Any], context: CallContext, result: Any
     ) -> None:
+        """Call a function of a MIG instance, which supports only its ids, UUID, name and memory."""
         gpu = context.gpu
         id_keys = {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
         if instance not in gpu.instances(context.moment):
@@ -300,6 +302,10 @@ class ReplayLibrary:
         self._events.register(context.gpu, context.moment, event_set=_address(event_set))
 
     def _wait(self, event_set: Any, result: Any, milliseconds: Any) -> None:
+        """Wait for the next event.
+
+        Raises ReplayedError after the timeout, or once a GPU of the set is lost and all earlier events are delivered.
+        """
         end = time.monotonic() + to_int(milliseconds) / 1000
         address = _address(event_set)
         while True:
@@ -339,6 +345,7 @@ class ReplayLibrary:
         self._samples[_address(sample)] = GpmSample(context.moment, context.gpu, to_int(instance))
 
     def _gpm_metrics(self, request: Any) -> None:
+        """Compute metrics between two samples. A metric is NaN if the samples are too close, as with NVML."""
         metrics = target_of(request)
         check_version(metrics, 1)
         earlier, later = (

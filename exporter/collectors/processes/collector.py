@@ -201,6 +201,7 @@ class ProcessCollector:
             collected.add(families.GPU_MEMORY, _fold_complete(sum, values), *labels)
 
     def _machine_use(self, now: float, busy: float) -> MachineUse:
+        """Return the resource use of the runs with a running process. The CPUs of a run are those of its trainers, if it has any."""
         memory = from_psutil("meminfo", psutil.virtual_memory)
         runs = []
         for run, run_processes in self._runs.items():
@@ -227,6 +228,7 @@ class ProcessCollector:
 
 
 def _publish_group(collected: Collected, run: str, group: ProcessGroup, run_processes: RunProcesses) -> None:
+    """Add the families of a group. Memory, threads, descriptors and I/O are absent if the value of any running process is unknown."""
     labels = (run, group.rank, group.role)
     use = run_processes.groups.get(group, GroupUse())
     readings = [process.reading for process in use.living]

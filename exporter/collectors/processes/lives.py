@@ -67,6 +67,7 @@ class ProcessLives:
             waiter.stop()
 
     def _add(self, pid: int, previous: ProcessLife | None) -> None:
+        """Record the start of a process, and wait for its end if the kernel permits. Does nothing for the process of *previous*."""
         start = _start_time(pid)
         if start is None or (
             previous is not None and abs(previous.started_at - start) < START_TOLERANCE_SECONDS

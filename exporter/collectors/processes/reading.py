@@ -32,6 +32,7 @@ def read_process(process: psutil.Process) -> ProcessReading | None:
 
 
 def _read(process: psutil.Process) -> ProcessReading | None:
+    """Return None if the state is not readable. From the first other value that is not readable on, the values are None."""
     with process.oneshot():
         try:
             state = process.status().replace("-", "_")

@@ -191,6 +191,7 @@ class ProcessTree:
         return None
 
     def _add(self, process: psutil.Process, parent: psutil.Process, root: Member, wall: float) -> None:
+        """Add a descendant of a root, unless its role cannot be determined yet. After exec, the role is determined again."""
         try:
             name = from_psutil(f"process {process.pid}", process.name)
             member = self._members.get(process)

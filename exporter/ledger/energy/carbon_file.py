@@ -61,6 +61,7 @@ class CarbonFile:
 
 
 def _parse_grams_per_kwh(content: bytes) -> float:
+    """Return the number in the content of a file. Raises ValueError outside of 0 to `MAX_GRAMS_PER_KWH`."""
     text = content.decode("utf-8-sig").strip()
     try:
         grams_per_kwh = float(text)

@@ -107,6 +107,7 @@ class DeviceEnergy:
         return saved_record.pending_joules + (joules or 0.0)
 
     def _record_crosscheck(self, reading: EnergyReading, joules: float) -> None:
+        """Store the energy by both counts. The comparison restarts if a count has decreased or the power is unknown."""
         moments, power_joules = self._moments, reading.power_joules
         if power_joules is None:
             moments.clear()

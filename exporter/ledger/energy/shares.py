@@ -49,6 +49,7 @@ def shares_of(
 
 
 def _cpu_shares(reading: EnergyReading, previous: MachineUse, current: MachineUse) -> list[Share]:
+    """Return the shares of a CPU or SoC. Returns an empty list if the machine's CPU time is unknown."""
     if previous.cpu_busy_seconds is None or current.cpu_busy_seconds is None or not current.runs:
         return []
     earlier_cpu_seconds = {run.run: run.cpu_seconds for run in previous.runs}

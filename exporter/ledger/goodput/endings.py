@@ -226,6 +226,7 @@ def exited_peers(
 def _exited_near(
     run: str, recorded_at: float, ended_at: float, processes: Iterable[ProcessTotals]
 ) -> list[ProcessTotals]:
+    """Return the training processes of a run that exited after *recorded_at* and within `LAUNCH_SECONDS` of *ended_at*."""
     return [
         process
         for process in processes

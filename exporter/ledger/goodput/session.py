@@ -195,6 +195,7 @@ class Session:
         *,
         successor: ProcessTotals | None = None,
     ) -> Outcome | None:
+        """Return the outcome of an attempt, or None if undecided. Without a process, the saved attempt provides the facts."""
         if process is not None:
             return session_pass.endings.decide_outcome(process, successor=successor)
         return session_pass.evidence.outcome(

@@ -205,6 +205,7 @@ class Sessions:
                 self._release(key)
 
     def _open(self, session: Session) -> None:
+        """Claim and load the state of a session. After an error or if a different sidecar holds it, the session stays unloaded."""
         try:
             session.is_locked = not self._state.claim(session.key)
             if session.is_locked:
@@ -219,6 +220,7 @@ class Sessions:
             self._state.report(str(error))
 
     def _save(self, session: Session) -> None:
+        """Save a session that has changed since its last save. After an error, the session is not published."""
         content = to_line(session.goodput)
         try:
             if not session.is_saved or session.saved_hash != hash(content):
@@ -240,6 +242,7 @@ class Sessions:
                 yield process_id
 
     def _release_ended(self, now: Moment) -> None:
+        """Release each session after its last attempt: at once in a shared state directory, otherwise after the retention time."""
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
             is_over = session.is_saved and attempt is not None and attempt.ended_at is not None

@@ -87,6 +87,7 @@ def read_state_file(path: Path) -> StateFile:
 
 
 def _read(path: Path) -> bytes:
+    """Return the bytes of a regular file of at most `MAX_BYTES`. Raises DamagedFileError or OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)

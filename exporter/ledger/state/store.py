@@ -233,6 +233,7 @@ class StateStore:
                 raise StateError(error.strerror or str(error), path=str(self.directory / name)) from error
 
     def _move_aside(self, path: Path, error: Exception) -> None:
+        """Rename an unusable file, so that the next save does not overwrite it."""
         aside = path.rename(path.with_name(f"{path.name}{ASIDE}{int(self._clock())}"))
         self.damaged_files += 1
         _log.error(
