@@ -175,6 +175,7 @@ def _write_machine(directory: Path) -> str:
 
 
 def _remove_leftover(path: Path) -> None:
+    """Remove a directory of this user that is older than `LEFTOVER_SECONDS`. Errors are ignored."""
     with contextlib.suppress(OSError):
         status = path.lstat()
         is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == own_uid()

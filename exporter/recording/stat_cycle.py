@@ -70,7 +70,7 @@ class StatCycle:
                 state.close_window(start, end, late_windows=overdue_seconds >= seconds, wall=wall)
 
     def drain(self, selects: Callable[[StatState], object], within_seconds: float = inf) -> None:
-        """Drain the buffers of the Stats for which *selects* returns something true.
+        """Drain the buffers of the Stats for which the result of *selects* is true.
 
         After the timeout, the next call starts with the first buffer that was not drained, also if its *selects* is different.
         """

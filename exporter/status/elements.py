@@ -138,7 +138,7 @@ def table(
     row: Callable[[Item], Mapping[str, RichText]],
     numeric_columns: Collection[str],
 ) -> Table:
-    """Return a table with a row for each item. Columns without a known value are omitted.
+    """Return a table with a row for each item. Columns without a known value in these rows are omitted.
 
     Args:
         title: Accessible name of the table.
@@ -255,7 +255,7 @@ def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
 def used_share(
     used: float | None, total: float | None, format_value: Callable[[float], str]
 ) -> tuple[RichText, str]:
-    """Return the used share in per cent, and a note with the total. Both are empty if a number is unknown."""
+    """Return the used share in per cent, and a note with the total. Both are empty if a number is unknown or the total is 0."""
     if used is None or not total:
         return (), ""
     return styled(share(used / total)), f"of {format_value(total)}"

@@ -90,7 +90,7 @@ class RunEnergy:
             record.boot, record.alive_at = self._boot, None
 
     def mark_alive(self, alive_at: float) -> None:
-        """Set the monotonic time of the last pass in which the run was running."""
+        """Set the monotonic time of the last pass in which the run was alive."""
         self.record.alive_at = alive_at
 
     def mark_reporting(self) -> None:
@@ -144,7 +144,7 @@ class RunEnergy:
             self._divide_among_phases(component, reading.device, joules, seconds, split)
 
     def add_gpu_cost(self, gpu_seconds: float, options: EnergyOptions) -> None:
-        """Add the price of GPU time."""
+        """Add the price of GPU time, if a price is configured."""
         price = options.gpu_price_per_second
         if price is not None:
             _add(self.record.cost, CostKind("device_time", options.currency or ""), gpu_seconds * price)
