@@ -140,6 +140,7 @@ _PROBLEM_STARTS = (
     _ProblemStart("TrainingStraggler", "cluster, run, rank", "rank:training_slow_start:timestamp_seconds"),
     _ProblemStart("TrainingDataStall", "cluster, run", "run:training_data_wait_start:timestamp_seconds"),
 )
+"""Recorded starts. The start of any other problem is the time at which the alert became pending."""
 
 
 def alert_starts(selector: str) -> str:
@@ -192,6 +193,7 @@ def firing_alerts(
     )
 
     def with_title(expression: str) -> str:
+        """Return PromQL that adds the label `title`, the Xid or the name of the alert, and the row *no alert fires*."""
         title = f'label_replace({expression}, "title", "$1", "alertname", "(.+)")'
         return f"{with_xid(title, 'title')} or {no_alert_query}"
 

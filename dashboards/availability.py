@@ -27,6 +27,7 @@ _STATES = (
     ("not scraped for", NOT_SCRAPED_SINCE, BAD),
     ("up for", EXPORTER_UP_SINCE, GOOD),
 )
+"""Text, PromQL of the start in Unix seconds, and color of each state of an exporter. An exporter is in one of the states."""
 
 
 def exporter_state(w: int = 5) -> Panel:

@@ -57,6 +57,7 @@ CONDITION_TEXTS = value_mappings(
 def node_panels() -> tuple[Panel, ...]:
     """Return the table of all nodes, the node with the worst condition first, and the run with the most ranks on each node."""
     ranks_by_run = "sum by (instance, run) (instance:training_ranks:count{@cluster})"
+    nodes = "max by (instance) (instance:exporter:up{@cluster} * 0 + 1)"
     return (
         table(
             "All nodes, rates over 5 min",
@@ -119,8 +120,8 @@ def node_panels() -> tuple[Panel, ...]:
                 warn_from(0.9, 0.95),
             ),
             row_query=(
-                f"max by (instance) (instance:exporter:up{{@cluster}} * 0 + 1) * on (instance) group_left (run) topk by (instance) (1, {ranks_by_run})"
-                " or on (instance) max by (instance) (instance:exporter:up{@cluster} * 0 + 1)"
+                f"{nodes} * on (instance) group_left (run) topk by (instance) (1, {ranks_by_run})"
+                f" or on (instance) {nodes}"
             ),
             sort="Worst problem",
             h=9,

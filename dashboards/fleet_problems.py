@@ -98,6 +98,7 @@ _UNKNOWN_RANK_COUNT_BY_RUN = (
 _LAST_SAMPLE_BY_NODE = (
     "max by (run, instance) (last_over_time(instance:training_last_sample:timestamp_seconds{@cluster}[1h]))"
 )
+"""PromQL for the time of the last sample of each run on each node, within an hour."""
 UNSEEN_NODE = f"topk by (run) (1, {_LAST_SAMPLE_BY_NODE} unless on (run, instance) instance:training_ranks:count{{@cluster}})"
 """PromQL for one node of each run that has nodes without current samples: the node whose samples ended last, and this time."""
 _SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank, gpu) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
@@ -119,9 +120,11 @@ _RANK_OF_FAULTY_GPU = "max by (run, instance, gpu, rank) (run_gpu:training_fault
 _RESTARTED_RUNS = 'max by (run) (run:training_lost:ratio{@cluster, cause="restarts"}) > 0.01'
 """PromQL with a value for each live run that lost more than 1 % of the last hour to a restart."""
 _HANGING_RANK = "max by (run, instance, rank, gpu) (run:training_standstill_rank:info{@cluster})"
+"""PromQL for the rank that causes the standstill of each run."""
 _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
+"""PromQL for the slow rank of each run, else the rank that waits longest for data."""
 _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
-"""PromQL for the rank that causes a standstill, else the slow rank, else the rank that waits longest for data."""
+"""PromQL for the rank that causes a standstill of each run, else the rank of `_SLOWING_RANK`."""
 _AVOIDABLE_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
 """PromQL for the share of the time that each run loses, except the time that every start of a run takes."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
@@ -186,6 +189,7 @@ def _main_alert_with_rank() -> str:
     alert = _main_alert()
 
     def with_matchers(matchers: str) -> str:
+        """Return PromQL for the main alerts without a rank that match."""
         return (
             f'({alert} and on (run, alertname) ALERTS{{@cluster, alertstate="firing", rank="", {matchers}}})'
         )
@@ -205,6 +209,7 @@ def _slow_ranks() -> str:
     """Return PromQL for the problem of each slowed run: the slow rank, else the rank that waits for data, else the wait of all ranks."""
 
     def row(ratio: str, text: str, start: str, labels: str) -> str:
+        """Return PromQL for the start of a problem with a ratio in percent in its text; *labels* join the ranks with the start."""
         counted = f'count_values by (run, instance, rank, gpu) ("percent", round(100 * {ratio}))'
         with_text = f'max by (run, instance, rank, gpu, alertname) (label_replace({counted}, "alertname", "{text}", "percent", "(.+)"))'
         return f"0 * {with_text} + on ({labels}) group_left () max by ({labels}) ({start})"

@@ -85,6 +85,7 @@ _LOCAL_RANKS = (
     'label_replace(max by (run, instance, rank, local_rank) (last_over_time(training_rank_info{@run, local_rank!=""}[$__range])),'
     ' "gpu", "$1", "local_rank", "(.+)")'
 )
+"""PromQL for the ranks with their local rank as the label `gpu`."""
 _GPUS_OF_RANKS = (
     '(max by (run, instance, rank, gpu, uuid) (last_over_time(training_rank_info{@run, uuid!=""}[$__range]))'
     f" or on (run, instance, rank) max by (run, instance, rank, gpu) ({_LOCAL_RANKS})"
@@ -130,46 +131,35 @@ def _with_reason(ranks: str, reason: str, label: str = "", pattern: str = "(.+)"
     return f'label_replace({ranks}, "reason", "{reason}", "{label}", "{pattern if label else ""}")'
 
 
-_RANKS_BY_CAUSE = " or on (run, cause) ".join(
-    as_cause(ranks, cause)
-    for cause, ranks in (
-        (
-            "standstill",
-            _with_reason(
-                _with_reason(f"topk by (run) (1, {_LOST_GPUS_WITH_XID})", "GPU lost"),
-                "GPU lost, Xid $1",
-                "xid",
-            ),
-        ),
-        ("standstill", f'label_join(topk by (run) (1, {_ODD_RANKS}), "reason", " ", "function", "location")'),
-        (
-            "standstill",
-            _with_reason(
-                # Without stale markers, as after a remote write, the rank before has a sample for five minutes more.
-                "topk by (run) (1, max by (run, instance, rank, phase) (run:training_odd_phase:info{@run}))",
-                "phase $1",
-                "phase",
-            ),
-        ),
-        (
-            "slowest_rank",
-            _with_reason(
-                f"{_SLOWEST_RANKS} and on (run, instance, rank) ({_THROTTLED_GPUS})",
-                "GPU throttled",
-            ),
-        ),
-        ("slowest_rank", _SLOWEST_RANKS),
-        ("data_stall", _DATA_LOADING_RANKS),
-        (
-            "restarts",
-            _with_reason(_FIRST_EXITS, "$1", "reason", EXIT_REASON_PATTERN),
-        ),
-    )
+_LOST_GPU_WITHOUT_XID = _with_reason(f"topk by (run) (1, {_LOST_GPUS_WITH_XID})", "GPU lost")
+_RANK_WITH_LOST_GPU = _with_reason(_LOST_GPU_WITHOUT_XID, "GPU lost, Xid $1", "xid")
+_ODD_RANK_WITH_LINE = f'label_join(topk by (run) (1, {_ODD_RANKS}), "reason", " ", "function", "location")'
+_RANK_IN_ODD_PHASE = _with_reason(
+    # `topk`, because without stale markers, as after a remote write, the rank before has a sample for five minutes more.
+    "topk by (run) (1, max by (run, instance, rank, phase) (run:training_odd_phase:info{@run}))",
+    "phase $1",
+    "phase",
 )
+_SLOWEST_RANK_WITH_THROTTLED_GPU = _with_reason(
+    f"{_SLOWEST_RANKS} and on (run, instance, rank) ({_THROTTLED_GPUS})", "GPU throttled"
+)
+_FIRST_EXITED_RANK = _with_reason(_FIRST_EXITS, "$1", "reason", EXIT_REASON_PATTERN)
+_CANDIDATES = (
+    as_cause(_RANK_WITH_LOST_GPU, "standstill"),
+    as_cause(_ODD_RANK_WITH_LINE, "standstill"),
+    as_cause(_RANK_IN_ODD_PHASE, "standstill"),
+    as_cause(_SLOWEST_RANK_WITH_THROTTLED_GPU, "slowest_rank"),
+    as_cause(_SLOWEST_RANKS, "slowest_rank"),
+    as_cause(_DATA_LOADING_RANKS, "data_stall"),
+    as_cause(_FIRST_EXITED_RANK, "restarts"),
+)
+"""PromQL for a rank of each run that may explain a loss, with cause and reason. Of one cause, the first candidate counts."""
+_RANK_BY_CAUSE = f"max by (run, cause, instance, rank, reason) ({' or on (run, cause) '.join(_CANDIDATES)})"
+"""PromQL for the rank to inspect for each loss, without a GPU."""
 RANKS_OF_LOSSES = (
-    f"0 * (max by (run, cause, instance, rank, reason) ({_RANKS_BY_CAUSE}) + on (run, instance, rank) group_left (gpu)"
+    f"0 * ({_RANK_BY_CAUSE} + on (run, instance, rank) group_left (gpu)"
     f" 0 * topk by (run, instance, rank) (1, {_GPUS_OF_RANKS})"
-    f" or on (run, cause) max by (run, cause, instance, rank, reason) ({_RANKS_BY_CAUSE})) + 1"
+    f" or on (run, cause) {_RANK_BY_CAUSE}) + 1"
 )
 """PromQL for a series of value 1 for each loss with a rank to inspect: run, cause, node and rank, and the GPU and reason if known.
 

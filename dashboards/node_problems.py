@@ -100,7 +100,10 @@ WAITS_FOR_DATA = f"max({_DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
 _ALL_RANKS_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the smallest share of the time in which a rank waits for data, for each run whose ranks all wait: no rank is then the cause."""
-_RANKS_WAITING_FOR_DATA = f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO}) unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_RANKS_WAIT_RATIO})"
+_RANKS_WAITING_FOR_DATA = (
+    f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})"
+    f" unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_RANKS_WAIT_RATIO})"
+)
 """PromQL for the rank of each run on the node that waits longest for data, unless the run stands still or all ranks wait."""
 _DATA_WAIT_START = "max by (run) (run:training_data_wait_start:timestamp_seconds{@run})"
 """PromQL for the start of the wait for data of each run, in Unix seconds."""
@@ -239,6 +242,7 @@ _RUN_PROBLEMS = (
         Impact.POSSIBLE,
     ),
 )
+"""Problems of runs with a live process on the node: without a rank or GPU of the node as the cause."""
 _COLLECTOR_PROBLEMS = (
     NodeProblem(
         "collector $1 fails",
@@ -264,6 +268,7 @@ _ADAPTED_NODE_PROBLEMS = (
 """Problems of the node. A driver that does not respond stops a run only if the run makes no step."""
 _NO_RESPONSE_PROBLEM, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
 _OF_STOPPED_RUNS = f"on (instance, gpu) ({LAST_RANK_BY_GPU} and on (run) {_STOPPED_RUNS})"
+"""Condition that a GPU was last used by a run that stands still or has died."""
 _ADAPTED_GPU_PROBLEMS = (
     dataclasses.replace(
         _NO_RESPONSE_PROBLEM, condition=f"{_NO_RESPONSE_PROBLEM.condition} and {_OF_STOPPED_RUNS}"

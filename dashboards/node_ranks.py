@@ -36,6 +36,7 @@ _GPU_SOURCES = (
     "training_process_gpu_memory_bytes{@node_run}",
     'label_replace(training_rank_info{@node_run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")',
 )
+"""PromQL for series of the ranks on the node with the label `gpu`, the most reliable source first."""
 _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )

@@ -108,6 +108,7 @@ _LOST_GPUS_WITH_NOTE = (
     f"label_replace({LOST_GPU_STARTS} * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (instance, rank, gpu) {LOST_GPU_STARTS},"
     ' "note", " (Xid $1)", "xid", "(.+)")'
 )
+"""PromQL for the lost GPUs with their last Xid, if it is recent, as the label `note`."""
 LOST_GPU_ROWS = with_text(
     f'label_join({_LOST_GPUS_WITH_NOTE}, "problem", " lost", "gpu", "note")', "GPU $1", "problem"
 )
@@ -170,6 +171,7 @@ _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPRE
 ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
 """PromQL for the first exit of the last attempt; several ranks if they exited at the same time."""
 _ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST})"
+"""PromQL for the exits of all other ended ranks, also of earlier attempts; without an exit, the last update of the feed."""
 FIRST_ENDED_ROWS = with_text(
     f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", EXIT_REASON_PATTERN
 )
@@ -246,6 +248,7 @@ _STEP_AND_TARGET = (
     f'count_values("step", {_CURRENT_STEP}) * on () group_left (target)'
     f' count_values("target", {_STEP_TARGET} > {_CURRENT_STEP})'
 )
+"""PromQL for a series with the labels `step` and `target`, if the last step is before the target."""
 STEPS_OF_EARLY_END = f'label_join({_STEP_AND_TARGET}, "steps", " of ", "step", "target")'
 """PromQL for a series with the last step and the step target as the label `steps`, such as `850 of 6000`, before the target."""
 EARLY_END_ROW = with_text(

@@ -113,6 +113,7 @@ def overview_panels() -> tuple[Panel, ...]:
 
 def _state_panels() -> tuple[Panel, ...]:
     """Return the panels about the state, the alerts and the progress."""
+    only_unknown = f"{UNKNOWN_RANK_COUNT} > 0 unless on () {MISSING_RANK_COUNT} > 0"
     return (
         stat(
             "State",
@@ -141,7 +142,7 @@ def _state_panels() -> tuple[Panel, ...]:
             instant_query(f"{LIVE_RANK_COUNT} or 0 * max(training_run_state{{@run}})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
             instant_query(
-                f"{MISSING_RANK_COUNT} unless on () ({UNKNOWN_RANK_COUNT} > 0 unless on () {MISSING_RANK_COUNT} > 0) unless on () {ENDED_NORMALLY}",
+                f"{MISSING_RANK_COUNT} unless on () ({only_unknown}) unless on () {ENDED_NORMALLY}",
                 "missing",
                 BAD,
             ),
@@ -240,19 +241,20 @@ def _losses(w: int, h: int) -> Panel:
 def _number_panels() -> tuple[Panel, ...]:
     """Return the panels with single numbers about speed, failures, goodput and cost."""
     young_condition = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
+    while_stepping = f"and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}"
+    # While ranks are unknown, only a slow rank is shown: the slowest of all ranks may be one of the unknown ranks.
+    slowest_rank = (
+        f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
+    )
+    ranks_are_alike = blank_if_incomplete(f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO}")
+    longest_wait = f'label_join(topk(1, {DATA_WAIT_RATIO_BY_RANK}), "whose", " on ", "rank", "instance")'
+    # The rate is divided by the observed share of its window, so that it is right for a young run.
+    steps_per_second = f'max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0'
     return (
         stat(
             "Slowest rank",
-            instant_query(
-                f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
-                f" and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}",
-                SLOWEST_RANK_LEGEND,
-            ),
-            instant_query(
-                blank_if_incomplete(f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO}")
-                + f" and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}",
-                "all ranks alike",
-            ),
+            instant_query(f"{slowest_rank} {while_stepping}", SLOWEST_RANK_LEGEND),
+            instant_query(f"{ranks_are_alike} {while_stepping}", "all ranks alike"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -263,7 +265,7 @@ def _number_panels() -> tuple[Panel, ...]:
             "Waiting for data, last 5 min",
             instant_query(
                 f'label_replace({ALL_WAIT_FOR_DATA}, "whose", "each rank, at least", "", "") or on ()'
-                f' label_replace(label_join(topk(1, {DATA_WAIT_RATIO_BY_RANK}), "whose", " on ", "rank", "instance"), "whose", "rank $1", "whose", "(.+)")',
+                f' label_replace({longest_wait}, "whose", "rank $1", "whose", "(.+)")',
                 "{{whose}}",
             ),
             unit="percentunit",
@@ -295,8 +297,7 @@ def _number_panels() -> tuple[Panel, ...]:
             "Time left",
             instant_query(
                 "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
-                f' / (max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0)'
-                f" unless on () {STANDSTILL_BY_STEP_AGE}"
+                f" / ({steps_per_second}) unless on () {STANDSTILL_BY_STEP_AGE}"
             ),
             unit="dthms",
             w=3,
@@ -308,8 +309,7 @@ def _number_panels() -> tuple[Panel, ...]:
                 "{{note}}",
             ),
             instant_query(
-                f"max(run:training_straggler_wait:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE}"
-                f" and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}",
+                f"max(run:training_straggler_wait:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE} {while_stepping}",
                 _STRAGGLER_WAIT_LEGEND,
             ),
             unit="percentunit",

@@ -30,7 +30,10 @@ WARNING_LEVEL, BAD_LEVEL = 1, 10
 The level of a run is a sum: of its state, an overdue step, a slow run, missing ranks and alerts. Each part adds 0, `WARNING_LEVEL` or
 `BAD_LEVEL`, so that the warnings of all parts together stay below `BAD_LEVEL`.
 """
+_IS_TRAINING = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
+"""PromQL with a value while the run is `running`, `stalled` or `hung`."""
 STATE_LEGEND = "{{state}}{{overdue}}{{culprit}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
+"""Legend of the state. Each label after `state` is a part of the text with its punctuation, or is absent."""
 
 _SAMPLE_AGE_SECONDS = (
     f"round(time() - max(last_over_time(run:training_last_sample:timestamp_seconds{{@run}}[{LOOKBACK}])))"
@@ -118,6 +121,14 @@ def _culprit() -> str:
 
     The value is `WARNING_LEVEL` for a slow run, otherwise 0. A run that does not train has no cause.
     """
+    return f"{_cause_of_standstill()} or on () {_damage()} or on () {_slow_part()} or on () vector(0)"
+
+
+def _cause_of_standstill() -> str:
+    """Return PromQL for a zero with the cause of a standstill as the label `culprit`.
+
+    The text is `: GPU 3 of rank 11 on node-2 lost (Xid 79)` or `, rank 11 on node-2`, the rank that holds up the others.
+    """
     odd_rank = f'label_join(topk(1, {ODD_RANK} or on () {ODD_PHASE}), "culprit", " on ", "rank", "instance")'
     rank_of_lost_gpu = f'label_join(topk(1, {LOST_GPU_ROWS}), "culprit", " on ", "rank", "instance")'
     lost_gpu = f'label_join({rank_of_lost_gpu}, "culprit", " of rank ", "gpu", "culprit")'
@@ -126,19 +137,23 @@ def _culprit() -> str:
         f'label_replace({lost_gpu_with_xid}, "culprit", ": GPU $1", "culprit", "(.+)")'
         f' or on () label_replace({odd_rank}, "culprit", ", rank $1", "culprit", "(.+)")'
     )
-    is_live = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
-    stopped = f"0 * max by (culprit) ({with_text}) and on () {is_live}"
-    rank_of_xid = f'label_join(topk(1, {CRITICAL_XIDS_OF_GPUS}), "culprit", " on ", "rank", "instance")'
-    xid = f'label_join(label_join({rank_of_xid}, "culprit", " of rank ", "gpu", "culprit"), "culprit", " on GPU ", "xid", "culprit")'
-    xid_of_gpu = f'label_replace({xid}, "culprit", ", Xid $1", "culprit", "(.+)")'
-    damages = f"0 * max by (culprit) ({xid_of_gpu}) and on () {is_live} or on () " + " or on () ".join(
-        f'label_replace(0 * ({condition}) and on () {is_live}, "culprit", ", {text}", "", "")'
+    return f"0 * max by (culprit) ({with_text}) and on () {_IS_TRAINING}"
+
+
+def _damage() -> str:
+    """Return PromQL for a zero with the label `culprit`: an Xid of the hardware, else a NaN loss, else failing saves."""
+    rank = f'label_join(topk(1, {CRITICAL_XIDS_OF_GPUS}), "culprit", " on ", "rank", "instance")'
+    gpu_of_rank = f'label_join({rank}, "culprit", " of rank ", "gpu", "culprit")'
+    xid_on_gpu = f'label_join({gpu_of_rank}, "culprit", " on GPU ", "xid", "culprit")'
+    xid = f'label_replace({xid_on_gpu}, "culprit", ", Xid $1", "culprit", "(.+)")'
+    others = " or on () ".join(
+        f'label_replace(0 * ({condition}) and on () {_IS_TRAINING}, "culprit", ", {text}", "", "")'
         for condition, text in (
             (f"{NONFINITE_NOW} or on () {NONFINITE_ALERT}", "loss was NaN or infinite"),
             (LAST_SAVE_FAILED, "saves fail"),
         )
     )
-    return f"{stopped} or on () {damages} or on () {_slow_part()} or on () vector(0)"
+    return f"0 * max by (culprit) ({xid}) and on () {_IS_TRAINING} or on () {others}"
 
 
 def _slow_part() -> str:
