@@ -12,7 +12,7 @@ import yaml
 from dashboards.board import COLUMNS
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, link, value_mappings
-from dashboards.queries import LAST_STEP_TIME_BY_RUN
+from dashboards.queries import RECORDED_LAST_PROGRESS_TIME
 from dashboards.tables import ZERO_AS_DASH, Column, placeholder_row, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -123,14 +123,14 @@ class _ProblemStart:
     start: str  # PromQL in Unix seconds
 
 
-STATE_SINCE_BY_RUN = "max by (cluster, run) (timestamp(run:training_run_state:age_seconds) - run:training_run_state:age_seconds)"
+RECORDED_STATE_START = "max by (cluster, run) (timestamp(run:training_run_state:age_seconds) - run:training_run_state:age_seconds)"
 """PromQL for the start of the current state of each run in Unix seconds, by cluster and run."""
 _PROBLEM_STARTS = (
-    _ProblemStart("TrainingHang", "cluster, run", LAST_STEP_TIME_BY_RUN),
+    _ProblemStart("TrainingHang", "cluster, run", RECORDED_LAST_PROGRESS_TIME),
     _ProblemStart(
         "RunDied",
         "cluster, run",
-        f"run:training_first_exit:timestamp_seconds or on (cluster, run) {STATE_SINCE_BY_RUN}",
+        f"run:training_first_exit:timestamp_seconds or on (cluster, run) {RECORDED_STATE_START}",
     ),
     _ProblemStart("GpuXidCritical|GpuXidWarning", "cluster, uuid, xid", "gpu:gpu_xid:timestamp_seconds"),
     _ProblemStart("GpuLost", "cluster, uuid", "gpu:gpu_lost_start:timestamp_seconds"),

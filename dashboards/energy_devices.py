@@ -27,10 +27,10 @@ UNUSED_GPU_ENERGY = f"clamp_min(sum by (instance) ({GPU_ENERGY}) - ({_GPU_ENERGY
 
 def device_panels() -> tuple[Panel, ...]:
     """Return the tables of energy and cost by node and by GPU."""
-    return (_nodes(), _gpus())
+    return (_node_table(), _gpu_table())
 
 
-def _nodes() -> Panel:
+def _node_table() -> Panel:
     energy_of_runs = "training_energy_joules_total{@node_run_any_job}"
     return table(
         "Energy and cost of each node, in this time range",
@@ -71,7 +71,7 @@ def _nodes() -> Panel:
     )
 
 
-def _gpus() -> Panel:
+def _gpu_table() -> Panel:
     # `>= bool 0` turns the state of a device, 1 or 0, into 1: a factor that only adds the index to series with a UUID.
     gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@energy_node}[$__range]) >= bool 0)"
     held = HELD_GPUS_TEMPLATE.format(selector="@energy_node")

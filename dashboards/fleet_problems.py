@@ -10,7 +10,7 @@ from __future__ import annotations
 from dashboards.alerts import (
     HARDWARE_ALERTS,
     NO_PROGRESS_ALERTS,
-    STATE_SINCE_BY_RUN,
+    RECORDED_STATE_START,
     URGENCY_CRITICAL,
     URGENCY_NO_PROGRESS,
     URGENCY_WARNING,
@@ -20,7 +20,7 @@ from dashboards.alerts import (
 )
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
-from dashboards.queries import LAST_STEP_TIME_BY_RUN
+from dashboards.queries import RECORDED_LAST_PROGRESS_TIME
 from dashboards.rank_problems import MAX_DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.recorded_losses import (
     LARGE_LOSS_RATIO,
@@ -58,8 +58,8 @@ RUN_URGENCY_MAPPINGS = value_mappings(
 )
 UNSEEN_RUNS = "max by (run) (run:training_unseen:timestamp_seconds{@cluster})"
 """PromQL for the time of the last sample of each run that has not ended and that no exporter reports, in Unix seconds."""
-LAST_STEP_TIME = f"max by (run) ({LAST_STEP_TIME_BY_RUN})"
-STATE_SINCE = f"max by (run) ({STATE_SINCE_BY_RUN})"
+RECORDED_LAST_PROGRESS_TIME_BY_RUN = f"max by (run) ({RECORDED_LAST_PROGRESS_TIME})"
+STATE_START_BY_RUN = f"max by (run) ({RECORDED_STATE_START})"
 RUNS = "group by (run) (run:training_run:info{@cluster})"
 """PromQL for a series of value 1 for each run with a recent sample."""
 RUNS_WITH_LIVE_RANKS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
@@ -229,7 +229,9 @@ def _exits() -> str:
     """Return PromQL for the first exit of each run whose ranks exited, and for each run that remains `ending` without such an exit."""
     first = f'label_replace({_FIRST_EXIT}, "alertname", "ended first: $1", "reason", "(?:inferred: )?(.+)")'
     text = f"all ranks ended, cause unknown after {ENDING_SECONDS // 60} min"
-    ending = f'label_replace(0 * {_STILL_ENDING} + on (run) {STATE_SINCE}, "alertname", "{text}", "", "")'
+    ending = (
+        f'label_replace(0 * {_STILL_ENDING} + on (run) {STATE_START_BY_RUN}, "alertname", "{text}", "", "")'
+    )
     return f"max by (run, instance, rank, alertname) ({first}) or on (run) {ending}"
 
 
@@ -244,10 +246,10 @@ def _standstills() -> str:
     lost_since = "max by (cluster, instance, gpu) (gpu:gpu_lost_start:timestamp_seconds)"
     with_start = (
         f"0 * {rank} + on (cluster, instance, gpu) group_left () ({lost_since} and on (cluster, instance, gpu) {rank})"
-        f" or 0 * {rank} + on (cluster, run) group_left () {LAST_STEP_TIME_BY_RUN}"
+        f" or 0 * {rank} + on (cluster, run) group_left () {RECORDED_LAST_PROGRESS_TIME}"
     )
     with_rank = f'label_replace({with_start}, "alertname", "{text}; this rank: $1", "cause", "(.+)")'
-    without_rank = f'label_replace({LAST_STEP_TIME} and on (run) {recorded_standstill("@cluster")}, "alertname", "{text}", "", "")'
+    without_rank = f'label_replace({RECORDED_LAST_PROGRESS_TIME_BY_RUN} and on (run) {recorded_standstill("@cluster")}, "alertname", "{text}", "", "")'
     return f"max by ({labels}) ({with_rank}) or on (run) {without_rank}"
 
 
@@ -267,7 +269,7 @@ def _unknown_ranks() -> str:
 def main_problem() -> str:
     """Return PromQL for the main problem of each run that has a problem: the first of the list that the run has."""
     alerts = f"{with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
-    restarted = f'label_replace({STATE_SINCE} and on (run) {_RESTARTED_RUNS}, "alertname", "restarted in the last hour", "", "")'
+    restarted = f'label_replace({STATE_START_BY_RUN} and on (run) {_RESTARTED_RUNS}, "alertname", "restarted in the last hour", "", "")'
     problems = (
         f"{alerts} unless on (run) ({_EXITED_WITHOUT_CAUSE})",
         _exits(),
@@ -285,4 +287,4 @@ def since_query() -> str:
 
     For a run without a current sample, the result is the time of the last sample.
     """
-    return f"{UNSEEN_RUNS} or on (run) max by (run) {main_problem()} or on (run) {STATE_SINCE}"
+    return f"{UNSEEN_RUNS} or on (run) max by (run) {main_problem()} or on (run) {STATE_START_BY_RUN}"

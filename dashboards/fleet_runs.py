@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, title_mappings
 from dashboards.fleet_problems import (
-    LAST_STEP_TIME,
+    RECORDED_LAST_PROGRESS_TIME_BY_RUN,
     RUN_URGENCY_MAPPINGS,
     RUNS,
     UNSEEN_NODE,
@@ -142,7 +142,7 @@ def _speed() -> Panel:
         Column("model", "Model"),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
         Column(
-            f'time() - {LAST_STEP_TIME} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
+            f'time() - {RECORDED_LAST_PROGRESS_TIME_BY_RUN} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
             "Last step",
             unit="s",
             decimals=0,

@@ -36,7 +36,7 @@ PROBLEM_TEXTS = value_mappings(
     | {f"Xid {xid}": (f"Xid {xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
 )
 """Texts of the column *Problem*: no problem, NVML errors and Xids by name. The column *Impact* has the color."""
-_STOPPED_RUNS = (
+_RUNS_WITHOUT_PROGRESS = (
     f"({recorded_standstill('@cluster')}"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
@@ -108,7 +108,7 @@ def worst_problems() -> str:
     # A problem that can stop a run only endangers a run that still completes steps.
     downgraded_standstills = (
         f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STOPS_RUN})"
-        f" - {PRIORITIES_PER_IMPACT * (Impact.STOPS_RUN - Impact.ENDANGERS_WORK)} unless on (run) {_STOPPED_RUNS}"
+        f" - {PRIORITIES_PER_IMPACT * (Impact.STOPS_RUN - Impact.ENDANGERS_WORK)} unless on (run) {_RUNS_WITHOUT_PROGRESS}"
     )
     worst = f"topk by (instance, gpu) (1, {downgraded_standstills} or {problems})"
     return f"max without ({text_labels}) ({worst})"

@@ -118,11 +118,11 @@ _SLOWEST_RANKS = (
 """PromQL for the slowest rank of each run, relative to the fastest rank of its pipeline stage."""
 _DATA_LOADING_RANKS = 'topk by (run) (1, max by (run, instance, rank) (deriv(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
 """PromQL for the rank of each run that spends the most time in `data_loading`, over five minutes."""
-_EXITS = (
+_RECENT_EXITS = (
     "(max by (run, instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run}) > time() - 3600)"
 )
 """PromQL for the last failed exit of each rank, if it was within the last hour, in Unix seconds, with the reason."""
-_FIRST_EXITS = f"bottomk by (run) (1, {_EXITS} >= on (run) group_left () (max by (run) ({_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
+_FIRST_EXITS = f"bottomk by (run) (1, {_RECENT_EXITS} >= on (run) group_left () (max by (run) ({_RECENT_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
 """PromQL for the first of each run's exits in the last `FOLLOWING_EXITS_SECONDS` before its last exit: the cause of the others."""
 
 
@@ -144,7 +144,7 @@ _SLOWEST_RANK_WITH_THROTTLED_GPU = _with_reason(
     f"{_SLOWEST_RANKS} and on (run, instance, rank) ({_THROTTLED_GPUS})", "GPU throttled"
 )
 _FIRST_EXITED_RANK = _with_reason(_FIRST_EXITS, "$1", "reason", EXIT_REASON_PATTERN)
-_CANDIDATES = (
+_RANK_CANDIDATES = (
     as_cause(_RANK_WITH_LOST_GPU, "standstill"),
     as_cause(_ODD_RANK_WITH_LINE, "standstill"),
     as_cause(_RANK_IN_ODD_PHASE, "standstill"),
@@ -154,7 +154,9 @@ _CANDIDATES = (
     as_cause(_FIRST_EXITED_RANK, "restarts"),
 )
 """PromQL for a rank of each run that may explain a loss, with cause and reason. Of one cause, the first candidate counts."""
-_RANK_BY_CAUSE = f"max by (run, cause, instance, rank, reason) ({' or on (run, cause) '.join(_CANDIDATES)})"
+_RANK_BY_CAUSE = (
+    f"max by (run, cause, instance, rank, reason) ({' or on (run, cause) '.join(_RANK_CANDIDATES)})"
+)
 """PromQL for the rank to inspect for each loss, without a GPU."""
 RANKS_OF_LOSSES = (
     f"0 * ({_RANK_BY_CAUSE} + on (run, instance, rank) group_left (gpu)"

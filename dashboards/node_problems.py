@@ -49,7 +49,7 @@ SPEED_RATIO_BY_RANK = "max by (run, rank) (rank:training_straggler_score:ratio{@
 """PromQL for the speed of each rank on the node relative to the fastest rank of its pipeline stage, on any node, by run and rank."""
 RECORDED_STANDSTILL = recorded_standstill("@run")
 """PromQL with the value 1 for each run that stands still."""
-_STOPPED_RUNS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
+_RUNS_WITHOUT_PROGRESS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
 """PromQL with a value for each run that stands still or has died."""
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
@@ -59,7 +59,7 @@ _LAST_UPDATE = "max by (run, rank) (training_feed_last_update_timestamp_seconds{
 """PromQL for the time of the last update of the feed of each rank on the node, in Unix seconds."""
 TRAINER_FEED_AGE_SECONDS = feed_age_seconds('@node_run, role=~"trainer|"', "run, rank", "min")
 """PromQL for the age of the feed of each rank on the node in seconds, without the feeds of the rank's other processes."""
-LAST_STEP_TIME_BY_RANK = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
+LAST_PROGRESS_TIME_BY_RANK = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
 """PromQL for the time of the last step or validation batch of each rank on the node, in Unix seconds."""
 _LAST_EXIT = (
     "label_replace(max by (run, rank, reason) (training_rank_last_exit_timestamp_seconds{@node_run}),"
@@ -147,7 +147,7 @@ _RANK_PROBLEMS = (
     NodeProblem(
         "holds up the other ranks: $1",
         _ODD_RANK,
-        LAST_STEP_TIME_BY_RANK,
+        LAST_PROGRESS_TIME_BY_RANK,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
         "place",
@@ -254,12 +254,12 @@ _COLLECTOR_PROBLEMS = (
     ),
 )
 _NO_DRIVER, *_OTHER_NODE_PROBLEMS = NODE_PROBLEMS
-_NODE_OF_STOPPED_RUN = f"on () ({_STOPPED_RUNS} and on (run) {RUNS_LIVE_ON_NODE})"
+_OF_NODE_WITHOUT_PROGRESS = f"on () ({_RUNS_WITHOUT_PROGRESS} and on (run) {RUNS_LIVE_ON_NODE})"
 _ADAPTED_NODE_PROBLEMS = (
-    dataclasses.replace(_NO_DRIVER, condition=f"{_NO_DRIVER.condition} and {_NODE_OF_STOPPED_RUN}"),
+    dataclasses.replace(_NO_DRIVER, condition=f"{_NO_DRIVER.condition} and {_OF_NODE_WITHOUT_PROGRESS}"),
     dataclasses.replace(
         _NO_DRIVER,
-        condition=f"{_NO_DRIVER.condition} unless {_NODE_OF_STOPPED_RUN}",
+        condition=f"{_NO_DRIVER.condition} unless {_OF_NODE_WITHOUT_PROGRESS}",
         impact=Impact.ENDANGERS_WORK,
     ),
     *_OTHER_NODE_PROBLEMS,
@@ -267,15 +267,15 @@ _ADAPTED_NODE_PROBLEMS = (
 )
 """Problems of the node. A driver that does not respond stops a run only if the run makes no step."""
 _NO_RESPONSE_PROBLEM, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
-_OF_STOPPED_RUNS = f"on (instance, gpu) ({LAST_RANK_BY_GPU} and on (run) {_STOPPED_RUNS})"
+_OF_RUN_WITHOUT_PROGRESS = f"on (instance, gpu) ({LAST_RANK_BY_GPU} and on (run) {_RUNS_WITHOUT_PROGRESS})"
 """Condition that a GPU was last used by a run that stands still or has died."""
 _ADAPTED_GPU_PROBLEMS = (
     dataclasses.replace(
-        _NO_RESPONSE_PROBLEM, condition=f"{_NO_RESPONSE_PROBLEM.condition} and {_OF_STOPPED_RUNS}"
+        _NO_RESPONSE_PROBLEM, condition=f"{_NO_RESPONSE_PROBLEM.condition} and {_OF_RUN_WITHOUT_PROGRESS}"
     ),
     dataclasses.replace(
         _NO_RESPONSE_PROBLEM,
-        condition=f"{_NO_RESPONSE_PROBLEM.condition} unless {_OF_STOPPED_RUNS}",
+        condition=f"{_NO_RESPONSE_PROBLEM.condition} unless {_OF_RUN_WITHOUT_PROGRESS}",
         impact=Impact.ENDANGERS_WORK,
     ),
     *_OTHER_GPU_PROBLEMS,
@@ -324,7 +324,7 @@ def _starts(problems: Sequence[NodeProblem], by: str) -> str:
     )
 
 
-def _union(build_rows: Callable[[Sequence[NodeProblem], str], str]) -> str:
+def _union_of_problems(build_rows: Callable[[Sequence[NodeProblem], str], str]) -> str:
     """Return PromQL for the union of the rows of all problems, with `gpu`, `run` and `rank` where known.
 
     While no exporter is up, the row of the node replaces the rows of its GPUs and ranks: recorded series would keep a problem for minutes.
@@ -343,7 +343,7 @@ def _union(build_rows: Callable[[Sequence[NodeProblem], str], str]) -> str:
     )
 
 
-def _row_of(problems: Sequence[NodeProblem], by: str) -> str:
+def _rows_by_labels(problems: Sequence[NodeProblem], by: str) -> str:
     """Return PromQL for the impact and priority of problems. A problem of a GPU without a run has the impact `NO_RUN`, which is 0.
 
     The remainder of the division by `PRIORITIES_PER_IMPACT` is the priority.
@@ -355,7 +355,7 @@ def _row_of(problems: Sequence[NodeProblem], by: str) -> str:
     return f"({gpus}) and on ({by}) {LAST_RANK_BY_GPU} or ({without_run}) % {PRIORITIES_PER_IMPACT}"
 
 
-_PROBLEM_ROWS = f"max by (gpu, run, rank, problem, remedy) ({_union(_row_of)})"
+_PROBLEM_ROWS = f"max by (gpu, run, rank, problem, remedy) ({_union_of_problems(_rows_by_labels)})"
 """PromQL for all current problems, with impact and priority as one number."""
 _PROBLEM_COUNT = f"count by (gpu, run, rank) ({_PROBLEM_ROWS})"
 """PromQL for the number of problems of each row of the table: of a GPU, of a rank, of a run, or of the node."""
@@ -369,7 +369,7 @@ _NO_PROBLEM_ROW = (
 def problems_of_node() -> Panel:
     """Return the table of the problems on a single node: the worst problem of each GPU, rank and run, and of the node itself."""
     worst = f"topk by (gpu, run, rank) (1, {_PROBLEM_ROWS})"
-    since = f"min by (gpu, run, rank) ({_union(_starts)})"
+    since = f"min by (gpu, run, rank) ({_union_of_problems(_starts)})"
     columns = (
         Column(
             f"floor({worst} / {PRIORITIES_PER_IMPACT}) or {_NO_PROBLEM_ROW}",

@@ -8,7 +8,7 @@ from dashboards.fleet_runs import RUN_STATES
 from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
 from dashboards.node_problems import (
-    LAST_STEP_TIME_BY_RANK,
+    LAST_PROGRESS_TIME_BY_RANK,
     SPEED_RATIO_BY_RANK,
     TRAINER_FEED_AGE_SECONDS,
     UP_BY_RANK_ON_NODE,
@@ -182,7 +182,7 @@ def ranks_table() -> Panel:
             width=70,
         ),
         Column(
-            f"time() - {LAST_STEP_TIME_BY_RANK} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
+            f"time() - {LAST_PROGRESS_TIME_BY_RANK} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
             "Last step",
             unit="s",
             decimals=0,

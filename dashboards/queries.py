@@ -232,14 +232,14 @@ def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = Fa
     return f"clamp_min({current} - {previous}, 0)"
 
 
-LAST_STEP_TIME_BY_RUN = (
+RECORDED_LAST_PROGRESS_TIME = (
     "max by (cluster, run) (timestamp(run:training_last_progress:age_seconds{@cluster})"
     " - run:training_last_progress:age_seconds{@cluster})"
 )
 """PromQL for the time of the last step or validation batch of each run: the time of the recorded sample minus the recorded age."""
 WALL_SECONDS = "max(training_wall_seconds_total{@run})"
 """PromQL for the wall time of the run since its first attempt in seconds, without labels."""
-STEP_AGE_SECONDS = (
+PROGRESS_AGE_SECONDS = (
     "min(last_over_time((timestamp(training_last_progress_timestamp_seconds{@run})"
     " - training_last_progress_timestamp_seconds{@run})[35s:5s]))"
 )
@@ -247,7 +247,7 @@ STEP_AGE_SECONDS = (
 
 `time()` would add the time since the scrape. Without a value if the last scrape of all ranks is more than 35 s old.
 """
-STEP_OVERDUE = f"{STEP_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
+STEP_OVERDUE = f"{PROGRESS_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
 """PromQL for the seconds since the last step, while they exceed both 30 and five times the longest of the last steps."""
 STANDSTILL_BY_STEP_AGE = (
     f'({STEP_OVERDUE} or on () max(training_run_state{{@run, state=~"stalled|hung"}}) == 1)'

@@ -135,7 +135,7 @@ XIDS_OF_GPUS = _xids()
 """PromQL for the time of all recent Xids of the ranks' GPUs."""
 CRITICAL_XIDS_OF_GPUS = _xids(f'xid=~"{"|".join(str(xid) for xid in sorted(CRITICAL_XIDS))}"')
 """PromQL for the time of the recent Xids that point to the hardware."""
-_THROTTLED_SINCE = f"min by (uuid) ({THROTTLED_START_FAMILY}) and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
+_THROTTLING_START = f"min by (uuid) ({THROTTLED_START_FAMILY}) and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
 """PromQL for the start of the throttling of each GPU that is throttled for more than `MAX_THROTTLED_RATIO` of the time, by UUID."""
 _CELSIUS = (
     'label_replace(count_values by (uuid) ("celsius", max by (uuid) (gpu_temperature_celsius{sensor="gpu"})),'
@@ -143,7 +143,7 @@ _CELSIUS = (
 )
 """PromQL for a series for each GPU, by UUID, with the temperature as the label `celsius`: `88 °C`."""
 _THROTTLED_ROWS_WITHOUT_TEMPERATURE = with_text(
-    f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_THROTTLED_SINCE})",
+    f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_THROTTLING_START})",
     "GPU $1 throttled",
     "gpu",
 )
@@ -212,9 +212,9 @@ Without a value if a group of several ranks holds up the hang, or if several gro
 """
 LOOKBACK = "1h"
 """Time after the last sample for which the last known state is shown."""
-STATE_SINCE = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
+STATE_START = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
 """PromQL for the start of the last known state of the run, in Unix seconds."""
-_HANG = (
+_HANGING_PLACES = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({LOST_GPU_STARTS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1), "place", " ", "function", "location")'
 )
@@ -227,19 +227,19 @@ ODD_PHASE = (
 
 It has a value during a standstill until the stacks of the ranks are known.
 """
-_LAST_STEP_TIME = "max(training_last_progress_timestamp_seconds{@run})"
+_LAST_PROGRESS_TIME = "max(training_last_progress_timestamp_seconds{@run})"
 HANGING_PLACE_ROWS = with_text(
-    f"({_HANG}) * 0 + on () group_left () {_LAST_STEP_TIME}", "holds up the others: $1", "place"
+    f"({_HANGING_PLACES}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}", "holds up the others: $1", "place"
 )
 """PromQL for the rank or the group that holds up a hang, with the line in the label `problem`. The start is the last step of the run."""
-_WAITED_FOR = with_text(
+_RANK_IN_ODD_PHASE = with_text(
     f"{ODD_PHASE} unless on (instance, rank) ({LOST_GPU_STARTS})",
     "all other ranks wait for this rank: phase $1",
     "phase",
 )
-ODD_PHASE_ROW = f"({_WAITED_FOR}) * 0 + on () group_left () {_LAST_STEP_TIME}"
+ODD_PHASE_ROW = f"({_RANK_IN_ODD_PHASE}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}"
 """PromQL for the rank for which all other ranks wait, with its phase in the label `problem`, unless its GPU is lost."""
-STANDSTILL_SINCE = f"({_LAST_STEP_TIME} and on () {STANDSTILL_BY_RULE})"
+STANDSTILL_START = f"({_LAST_PROGRESS_TIME} and on () {STANDSTILL_BY_RULE})"
 """PromQL for the time of the last step of a run whose step is overdue, or that hangs or is stalled."""
 
 _CURRENT_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
@@ -253,7 +253,7 @@ STEPS_OF_EARLY_END = f'label_join({_STEP_AND_TARGET}, "steps", " of ", "step", "
 """PromQL for a series with the last step and the step target as the label `steps`, such as `850 of 6000`, before the target."""
 EARLY_END_ROW = with_text(
     f'({STEPS_OF_EARLY_END} and on () max(last_over_time(training_run_state{{@run, state="finished"}}[{LOOKBACK}])) == 1)'
-    f" * 0 + on () group_left () {STATE_SINCE}",
+    f" * 0 + on () group_left () {STATE_START}",
     "finished early, at step $1",
     "steps",
 )

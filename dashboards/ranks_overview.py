@@ -35,7 +35,7 @@ from dashboards.rank_problems import (
     LOST_GPU_ROWS,
     ODD_PHASE,
     ODD_RANK,
-    STANDSTILL_SINCE,
+    STANDSTILL_START,
     UP_BY_RANK,
 )
 from dashboards.run_problems import DATA_WAIT_RATIO_BY_RANK, GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK, what_is_wrong
@@ -137,7 +137,7 @@ def _hang_query() -> str:
         return f'label_replace({expression}, "odd", "{text}", "{label}", "{"(.+)" if label else ""}")'
 
     lost_gpu = (
-        f'label_join(topk(1, {LOST_GPU_ROWS}), "odd", ": ", "rank", "problem") and on () {STANDSTILL_SINCE}'
+        f'label_join(topk(1, {LOST_GPU_ROWS}), "odd", ": ", "rank", "problem") and on () {STANDSTILL_START}'
     )
     ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
     hang = " or ".join(
@@ -151,7 +151,7 @@ def _hang_query() -> str:
     odd_phase = (
         f'label_replace({with_text(ODD_PHASE, "rank $1:", "rank")}, "function", "phase $1", "phase", "(.+)")'
     )
-    unnamed_hang = with_text(f"0 * ({STANDSTILL_SINCE}) + 1", UNNAMED_HANG)
+    unnamed_hang = with_text(f"0 * ({STANDSTILL_START}) + 1", UNNAMED_HANG)
     no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
     return f"{hang} or on () {odd_phase} or on () {unnamed_hang} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 

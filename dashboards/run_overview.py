@@ -38,11 +38,11 @@ from dashboards.queries import (
     LIVE_STATE,
     MEAN_STEP_SECONDS,
     OBSERVED_RATIO,
+    PROGRESS_AGE_SECONDS,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
     STANDSTILL_BY_STEP_AGE,
-    STEP_AGE_SECONDS,
     STEP_OVERDUE,
     WALL_SECONDS,
     WORK_PHASES,
@@ -56,7 +56,7 @@ from dashboards.rank_problems import (
     LOOKBACK,
     MISSING_RANK_COUNT,
     SLOW_RATIO,
-    STATE_SINCE,
+    STATE_START,
     UNKNOWN_RANK_COUNT,
 )
 from dashboards.recorded_losses import LOST_THRESHOLDS
@@ -64,7 +64,7 @@ from dashboards.run_problems import (
     ALL_WAIT_FOR_DATA,
     DATA_WAIT_RATIO_BY_RANK,
     events_in_range,
-    problem_since,
+    problem_start,
     what_is_wrong,
 )
 from dashboards.run_state import BAD_LEVEL, STATE_LEGEND, WARNING_LEVEL, state_query
@@ -89,7 +89,7 @@ YOUNG_RUN_SECONDS = 3600
 _STRAGGLER_WAIT_LEGEND = "wait for slowest rank"
 """Legend of the share of the time in which ranks wait for the slowest rank."""
 _RUN_HAS_ENDED = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
-_LAST_KNOWN_STEP_AGE = (
+_LAST_KNOWN_PROGRESS_AGE = (
     f"(time() - max(last_over_time(training_last_progress_timestamp_seconds{{@run}}[{LOOKBACK}])))"
 )
 """PromQL for the seconds from the last recorded step or validation batch until now, for a run without a current sample."""
@@ -105,7 +105,7 @@ def overview_panels() -> tuple[Panel, ...]:
     return (
         *_state_panels(),
         what_is_wrong(w=24, h=5),
-        _losses(w=10, h=8),
+        _loss_table(w=10, h=8),
         *_number_panels(),
         *_time_series_panels(),
     )
@@ -124,7 +124,7 @@ def _state_panels() -> tuple[Panel, ...]:
             w=7,
             h=3,
         ),
-        _since(),
+        _start(),
         firing_alerts(
             "@run",
             (
@@ -153,9 +153,9 @@ def _state_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Last step",
-            instant_query(f"{STEP_AGE_SECONDS} unless on () {ENDED_NORMALLY}", "at the last scrape"),
+            instant_query(f"{PROGRESS_AGE_SECONDS} unless on () {ENDED_NORMALLY}", "at the last scrape"),
             instant_query(
-                f"{_LAST_KNOWN_STEP_AGE} unless on () {STEP_AGE_SECONDS} unless on () {_ENDED_NORMALLY_IN_LOOKBACK}",
+                f"{_LAST_KNOWN_PROGRESS_AGE} unless on () {PROGRESS_AGE_SECONDS} unless on () {_ENDED_NORMALLY_IN_LOOKBACK}",
                 "exporter silent",
             ),
             unit="s",
@@ -177,7 +177,7 @@ def _state_panels() -> tuple[Panel, ...]:
     )
 
 
-def _since() -> Panel:
+def _start() -> Panel:
     """Return the panel with the start of the problem that *State* names, else of the worst current problem.
 
     Without a problem or after the end of the run, the panel shows the start of the state. The name of the value says which start it is.
@@ -185,8 +185,8 @@ def _since() -> Panel:
     return stat(
         "Since",
         instant_query(
-            f'label_replace(1000 * ({problem_since()}) unless on () {_RUN_HAS_ENDED}, "start", "problem", "", "")'
-            f' or on () label_replace(1000 * {STATE_SINCE}, "start", "state", "", "")',
+            f'label_replace(1000 * ({problem_start()}) unless on () {_RUN_HAS_ENDED}, "start", "problem", "", "")'
+            f' or on () label_replace(1000 * {STATE_START}, "start", "state", "", "")',
             "{{start}}",
         ),
         unit=CLOCK_TIME,
@@ -212,7 +212,7 @@ _NOTHING_LOST = (
 """PromQL for the row of a live run that loses nothing, of a run that has ended or is ending, or of a run without a sample."""
 
 
-def _losses(w: int, h: int) -> Panel:
+def _loss_table(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
     share = f"max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}"
     gpu_hours_per_hour = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"

@@ -37,7 +37,7 @@ from dashboards.rank_problems import (
     ODD_PHASE_ROW,
     SILENT_RANKS,
     SLOW_RATIO,
-    STANDSTILL_SINCE,
+    STANDSTILL_START,
     THROTTLED_GPU_ROWS,
     UNKNOWN_RANK_COUNT_BY_NODE,
     UP_BY_RANK_AND_NODE,
@@ -134,7 +134,7 @@ _SLOW_RANKS = (
 """PromQL for the rows of slow ranks, with a GPU of the rank if one is known; without a value during a standstill."""
 DATA_WAIT_RATIO_BY_RANK = "max by (instance, rank) (rank:training_data_wait:ratio5m{@run})"
 """PromQL for the share of the last five minutes in which each rank waited for data; of a younger run, the share of its time."""
-_DATA_WAIT_SINCE = "max(run:training_data_wait_start:timestamp_seconds{@run})"
+_DATA_WAIT_START = "max(run:training_data_wait_start:timestamp_seconds{@run})"
 """PromQL for the start of the wait for data in the run, in Unix seconds, without labels."""
 ALL_WAIT_FOR_DATA = (
     f"(min({DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO} and on () count({DATA_WAIT_RATIO_BY_RANK}) > 1)"
@@ -142,13 +142,13 @@ ALL_WAIT_FOR_DATA = (
 """PromQL for the smallest share of the time in which a rank waits for data, if all of several ranks wait: no rank is then the cause."""
 _ALL_RANKS_WAIT = with_number(
     f"round(100 * {ALL_WAIT_FOR_DATA})",
-    _DATA_WAIT_SINCE,
+    _DATA_WAIT_START,
     "all ranks wait for data: at least $1 % of the last 5 min",
 )
 """PromQL for the row of a run whose ranks all wait for data."""
 _WAITING_RANK = with_number(
     f"round(100 * topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
-    f"0 * {UP_BY_RANK_AND_NODE} + on () group_left () {_DATA_WAIT_SINCE}",
+    f"0 * {UP_BY_RANK_AND_NODE} + on () group_left () {_DATA_WAIT_START}",
     "waits longest for data: $1 % of the last 5 min",
     "instance, rank",
 )
@@ -233,17 +233,17 @@ _CHECK_DISK = "check the free space and the quota of the checkpoints"
 _DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU"
 PROBLEMS = (
     RunProblem(
-        f'label_replace({LOST_GPU_ROWS} and on () {STANDSTILL_SINCE}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',
+        f'label_replace({LOST_GPU_ROWS} and on () {STANDSTILL_START}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',
         RunImpact.CAUSES_STOP,
         _DRAIN_NODE,
     ),
-    RunProblem(f"{LOST_GPU_ROWS} unless on () {STANDSTILL_SINCE}", RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
+    RunProblem(f"{LOST_GPU_ROWS} unless on () {STANDSTILL_START}", RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
     RunProblem(HANGING_PLACE_ROWS, RunImpact.CAUSES_STOP, "read this line of the job; restart the run"),
     RunProblem(ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
     RunProblem(FIRST_ENDED_ROWS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
     RunProblem(LATER_ENDED_ROWS, RunImpact.STOPS_RUN),
     RunProblem(
-        f"{with_text(STANDSTILL_SINCE, 'no rank finishes a step')} unless on () ({LOST_GPU_STARTS})",
+        f"{with_text(STANDSTILL_START, 'no rank finishes a step')} unless on () ({LOST_GPU_STARTS})",
         RunImpact.STOPS_RUN,
         "run training-exporter stacks on each node",
     ),
@@ -299,7 +299,7 @@ _NO_PROBLEM_ROW = (
 """PromQL for the row of a run without a problem or without a sample. The value -1 is shown as a dash."""
 
 
-def problem_since() -> str:
+def problem_start() -> str:
     """Return PromQL for the start of the problem in the panel *State*, else of the worst current problems, in Unix seconds.
 
     The result has no labels. The order is that of the texts in *State*. An unknown start and a start before the time range are 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.queries import LIVE_STATE, SPEED_RATIO_BY_NODE, STANDSTILL_BY_STEP_AGE, STEP_AGE_SECONDS
+from dashboards.queries import LIVE_STATE, PROGRESS_AGE_SECONDS, SPEED_RATIO_BY_NODE, STANDSTILL_BY_STEP_AGE
 from dashboards.rank_problems import (
     CRITICAL_XIDS_OF_GPUS,
     LOOKBACK,
@@ -101,7 +101,7 @@ def _overdue() -> str:
     The level is `BAD_LEVEL` if the rule finds the step overdue. Otherwise it is 0: with the label during a standstill by another condition,
     without the label without a standstill, and in the first minute. The minutes are those of the panel *Last step*, which Grafana rounds.
     """
-    minutes = f"round(({STEP_AGE_SECONDS} >= 60) / 60)"
+    minutes = f"round(({PROGRESS_AGE_SECONDS} >= 60) / 60)"
     text = f'label_replace(count_values("overdue", {minutes}), "overdue", ", no step for $1 min", "overdue", "(.+)")'
     overdue = "max(run:training_step_overdue:seconds{@run}) > 0"
     return f"{BAD_LEVEL} * ({text} and on () {overdue}) or on () 0 * ({text} and on () {STANDSTILL_BY_STEP_AGE}) or on () vector(0)"
@@ -185,8 +185,8 @@ def _missing_ranks() -> str:
 
     Otherwise the value is 0, without the label.
     """
-    missing = _counted("missing", f"{MISSING_RANK_COUNT} > 0", "rank missing", "ranks missing")
-    unknown = _counted("missing", f"{UNKNOWN_RANK_COUNT} > 0", "rank unknown", "ranks unknown")
+    missing = _count_as_label("missing", f"{MISSING_RANK_COUNT} > 0", "rank missing", "ranks missing")
+    unknown = _count_as_label("missing", f"{UNKNOWN_RANK_COUNT} > 0", "rank unknown", "ranks unknown")
     return f"{WARNING_LEVEL} * ({missing} or on () {unknown}) and on () {LIVE_STATE} or on () vector(0)"
 
 
@@ -195,13 +195,13 @@ def _alerts() -> str:
 
     def alerts(severity: str, plural: str, level: int) -> str:
         alert_count_query = f'count(ALERTS{{alertstate="firing", severity="{severity}", @run}})'
-        return f"{level} * {_counted('alerts', alert_count_query, severity, plural)}"
+        return f"{level} * {_count_as_label('alerts', alert_count_query, severity, plural)}"
 
     critical = alerts("critical", "critical", BAD_LEVEL)
     return f"{critical} or on () {alerts('warning', 'warnings', WARNING_LEVEL)} or on () vector(0)"
 
 
-def _counted(label: str, count: str, singular: str, plural: str) -> str:
+def _count_as_label(label: str, count: str, singular: str, plural: str) -> str:
     """Return PromQL for a series of value 1 with a count and a noun as a label, such as `, 2 warnings`."""
     with_plural = (
         f'label_replace(count_values("{label}", {count}), "{label}", ", $1 {plural}", "{label}", "(.+)")'
