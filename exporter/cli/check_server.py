@@ -21,6 +21,8 @@ from exporter.web.listen import bind, parse_address
 from exporter.web.protection import Protection, load_protection
 
 REQUEST_TIMEOUT_SECONDS = 3.0
+MAX_REASON_BYTES, MAX_PAGE_BYTES = 200, 1 << 20
+"""Maximum number of bytes that are read of a health response, and of a page of metrics."""
 _SAMPLE = re.compile(
     r"^(exporter_collector_success|exporter_feed_owner|gpu_nvml_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE
 )
@@ -127,7 +129,7 @@ def _exporter_findings(subject: str, base: str, feed_directory: Path) -> Iterato
         yield ok(subject, f"an exporter responds at {base}")
     else:
         yield warning(subject, diagnoses.NOT_READY.describe(reason=ready.text))
-    page = _get(base, f"/metrics?{_OWN_METRICS_QUERY}", size=1 << 20)
+    page = _get(base, f"/metrics?{_OWN_METRICS_QUERY}", size=MAX_PAGE_BYTES)
     if page.status == 200:
         yield from check_own_metrics(page.text, base, feed_directory)
 
@@ -155,7 +157,7 @@ def check_own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[Ch
         yield failure("nvidia", diagnosis_template.describe(reason=nvml_reason))
 
 
-def _get(base: str, path: str, size: int = 200) -> HttpResult:
+def _get(base: str, path: str, size: int = MAX_REASON_BYTES) -> HttpResult:
     """Request a path of a server, and read up to *size* bytes. Redirects are not followed and no proxy is used."""
     context = ssl._create_unverified_context()  # noqa: S323, SLF001  (the check sends no secret)
     opener = urllib.request.OpenerDirector()

@@ -35,6 +35,8 @@ MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 32 * 1024
 MAX_SHORTENED_CHARACTERS = 100
 """Maximum length of a file, function or thread name in an answer that would exceed `MAX_ANSWER_BYTES`."""
+MAX_NUMBER = 1e18
+"""Bound of the absolute values of numbers. NaN and booleans are refused too."""
 MAX_GROUPS = 16
 """Maximum number of process groups in an answer."""
 
@@ -228,8 +230,8 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 def _number(fields: Mapping[str, Any], name: str) -> float:
     value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not -1e18 < value < 1e18:
-        raise _invalid(name, "a finite number")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:
+        raise _invalid(name, f"a number below {MAX_NUMBER:g}")
     return value
 
 

@@ -108,6 +108,14 @@ _THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_bra
 _SMOOTHING = "power_smoothing"
 
 
+DOUBLE, UNSIGNED_INT, UNSIGNED_LONG_LONG, SIGNED_LONG_LONG = 0, 1, 3, 4
+"""Types of a value, as NVML numbers them (nvmlValueType_t)."""
+MEMORY_NOT_AVAILABLE = (1 << 64) - 1
+"""Memory of a process if the driver does not report it."""
+PROCESS_SAMPLE_CAPACITY = 72
+"""Number of seconds for which the driver keeps the utilization of processes."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleBuffer:
     """Ring buffer of the driver with the samples of a reading."""
@@ -322,11 +330,11 @@ def _field_values(context: CallContext, count: Any, array: Any) -> None:
         if number is None:
             continue
         if not isfinite(number):
-            field_value.valueType, field_value.value.dVal = 0, number
+            field_value.valueType, field_value.value.dVal = DOUBLE, number
         elif number < 0:
-            field_value.valueType, field_value.value.sllVal = 4, int(number)
+            field_value.valueType, field_value.value.sllVal = SIGNED_LONG_LONG, int(number)
         else:
-            field_value.valueType, field_value.value.ullVal = 3, int(number)
+            field_value.valueType, field_value.value.ullVal = UNSIGNED_LONG_LONG, int(number)
 
 
 def _field(context: CallContext, readings: dict[int, str], field: int, scope: int) -> float | None:
@@ -354,7 +362,7 @@ def _processes(context: CallContext, count: Any, array: Any) -> None:
     for position, process in enumerate(processes):
         used_bytes = process["memory"]
         array[position].pid = process["pid"]
-        array[position].usedGpuMemory = 0xFFFFFFFFFFFFFFFF if used_bytes is None else used_bytes
+        array[position].usedGpuMemory = MEMORY_NOT_AVAILABLE if used_bytes is None else used_bytes
 
 
 def _process_utilization(context: CallContext, array: Any, count: Any, since: Any) -> None:
@@ -362,7 +370,7 @@ def _process_utilization(context: CallContext, array: Any, count: Any, since: An
 
     Raises ReplayedError if there are no samples, or if the array is too small.
     """
-    times = _sample_times(context.wall, to_int(since), interval_seconds=1.0, capacity=72)
+    times = _sample_times(context.wall, to_int(since), interval_seconds=1.0, capacity=PROCESS_SAMPLE_CAPACITY)
     times = times if to_int(since) else times[:1]
     processes = [process for process in context.gpu.processes(context.moment) if process["sm"] is not None]
     samples = [(time, process) for time in times for process in processes]
@@ -392,7 +400,7 @@ def _samples(
     )
     if not times:
         raise ReplayedError("not_found")
-    write_number(value_type, 1)  # unsigned int
+    write_number(value_type, UNSIGNED_INT)
     if array is not None:
         times = times[: len(array)]
         for position, time in enumerate(times):

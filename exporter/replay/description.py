@@ -247,5 +247,5 @@ def _number_keys(section: Model | TimelineEntry) -> Problems:
 
 
 def _suggest_symbol(symbol: str) -> str:
-    matches = difflib.get_close_matches(symbol, SYMBOLS, 1, 0.6)
+    matches = difflib.get_close_matches(symbol, SYMBOLS, n=1)
     return f'did you mean "{matches[0]}"?' if matches else "docs/replay.md lists the replayed functions"

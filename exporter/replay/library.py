@@ -283,7 +283,8 @@ class ReplayLibrary:
         elif symbol == "nvmlDeviceGetMemoryInfo_v2":
             info = target_of(result)
             info.total = instance["memory"]
-            info.used = int(info.total * min(0.9, 0.1 + 0.6 * gpu.readings.load.level_at(context.moment)))
+            # A description has no used memory of an instance: 10 % while idle, 70 % at full load.
+            info.used = int(info.total * (0.1 + 0.6 * gpu.readings.load.level_at(context.moment)))
             info.free = info.total - info.used
         else:
             raise ReplayedError("not_supported")

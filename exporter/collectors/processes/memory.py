@@ -49,7 +49,9 @@ MAX_LOCK_RATIO = 1e-3
 MIN_INTERVAL_SECONDS = 55.0
 """Minimum time between two readings of a process. A new process is read in the next pass with time left."""
 RETENTION_SECONDS = 180.0
-"""Minimum time for which a reading is published. A reading of a process that is read rarely is published longer."""
+"""Minimum time for which a reading is published."""
+RETENTION_INTERVALS = 1.5
+"""Minimum time for which a reading is published, in intervals between two readings of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,5 +118,5 @@ class ProcessMemoryCollector:
             proportional_bytes=info.pss,
             read_at=read_end,
             due_at=read_end + wait_seconds,
-            stale_at=read_end + max(RETENTION_SECONDS, 1.5 * wait_seconds),
+            stale_at=read_end + max(RETENTION_SECONDS, RETENTION_INTERVALS * wait_seconds),
         )

@@ -11,6 +11,9 @@ from exporter.errors import CollectError
 from exporter.ledger.energy.options import JOULES_PER_KWH, MAX_GRAMS_PER_KWH, Intensity
 
 MAX_BYTES = 4096
+"""Maximum size of the file."""
+MAX_SHOWN_CHARACTERS = 40
+"""Maximum length of an invalid content in a message."""
 CARBON_FILE = "carbon_file"
 """Reason of a collector failure: the file is unreadable or contains no valid number."""
 
@@ -68,5 +71,6 @@ def _parse_grams_per_kwh(content: bytes) -> float:
     except ValueError:
         grams_per_kwh = -1.0
     if not 0 <= grams_per_kwh <= MAX_GRAMS_PER_KWH:
-        raise ValueError(f"expected grams per kWh from 0 to {MAX_GRAMS_PER_KWH:g}, found {text[:40]!r}")
+        shown_text = text[:MAX_SHOWN_CHARACTERS]
+        raise ValueError(f"expected grams per kWh from 0 to {MAX_GRAMS_PER_KWH:g}, found {shown_text!r}")
     return grams_per_kwh

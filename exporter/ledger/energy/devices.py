@@ -17,6 +17,8 @@ from exporter.ledger.energy.records import DeviceRecord, DevicesRecord
 
 CROSSCHECK_SECONDS = 300.0
 """Interval over which two energy counts of a device are compared."""
+MIN_CROSSCHECK_RATIO = 0.9
+"""Minimum share of `CROSSCHECK_SECONDS` that a comparison covers."""
 MAX_MOMENTS = 600
 """Maximum number of stored moments of the comparison."""
 
@@ -125,13 +127,13 @@ class DeviceEnergy:
     def crosscheck(self) -> float | None:
         """Return the counter's energy divided by the integral of power.
 
-        Returns None until the stored moments span 90 % of `CROSSCHECK_SECONDS`, and for a device without power.
+        Returns None until the stored moments span most of `CROSSCHECK_SECONDS` (`MIN_CROSSCHECK_RATIO`), and for a device without power.
         """
         if not self._moments:
             return None
         first, last = self._moments[0], self._moments[-1]
         power_joules = last.power_joules - first.power_joules
-        if last.read_at - first.read_at < 0.9 * CROSSCHECK_SECONDS or power_joules <= 0:
+        if last.read_at - first.read_at < MIN_CROSSCHECK_RATIO * CROSSCHECK_SECONDS or power_joules <= 0:
             return None
         return (last.joules - first.joules) / power_joules
 

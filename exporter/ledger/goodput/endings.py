@@ -38,6 +38,9 @@ MAX_START_DELAY_SECONDS = 600.0
 """Longest time from the start of a process to the start of the recording that counts as initialization. The kernel of a notebook
 may be much older than the training."""
 
+SHELL_SIGNAL_STATUS = 128
+"""Exit status of a shell whose child was terminated by a signal, minus the number of the signal."""
+
 _CAUSES = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
 """Reported reasons that are causes, the most specific first."""
 _CONSEQUENCES = ("network", "nccl_timeout", "signal", "unknown")
@@ -319,8 +322,8 @@ class Endings:
 
 def _without_shell(end: ProcessEnd) -> ProcessEnd:
     """Return the end with a negative signal number if the status is a shell's, 128 + the signal of its child."""
-    is_signal = 128 < end.status <= 128 + signal.SIGRTMAX
-    return replace(end, status=128 - end.status) if is_signal else end
+    signal_number = end.status - SHELL_SIGNAL_STATUS
+    return replace(end, status=-signal_number) if 0 < signal_number <= signal.SIGRTMAX else end
 
 
 def _is_near(end: ProcessEnd, process: ExitedProcess) -> bool:

@@ -11,11 +11,11 @@ from typing import ClassVar
 class EvidenceSource(enum.Enum):
     """Evidence that decided the outcome of a process; see the rules in `endings`."""
 
-    PROCESS = "process"
-    EXCEPTION = "exception"
-    LAUNCH = "launch"
-    RESTART = "restart"
-    INFERRED = "inferred"
+    PROCESS = "process"  # exit status of the process itself
+    EXCEPTION = "exception"  # uncaught exception, or a failure that the process reported
+    LAUNCH = "launch"  # exit status of the launch
+    RESTART = "restart"  # restart of the process by torchrun's agent
+    INFERRED = "inferred"  # last snapshot of the process
 
 
 @dataclass(frozen=True, slots=True)
