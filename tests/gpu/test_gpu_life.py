@@ -1,4 +1,7 @@
-"""Lifecycle of the NVML child in real time: hangs, crashes, losses, restarts, detach, and parent death."""
+"""Lifecycle of the NVML child in real time: hangs, crashes, losses, restarts, detach, and parent death.
+
+Further tests check the isolation of the child, its memory, and the XIDs of the kernel log.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,7 @@ def test_a_gpu_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> N
     assert "hung" not in reasons  # the call is of a GPU, and NVML as a whole answers
 
 
-def test_a_repeatedly_hanging_gpu_does_not_affect_the_others(tmp_path: Path) -> None:
+def test_other_gpus_have_readings_while_a_gpu_hangs_repeatedly(tmp_path: Path) -> None:
     hangs = (f'at: {start}s, until: {start + 4}s, gpus: [1], hang: ["*"]' for start in (1, 6))
     # Enough for a new process on a busy machine, and a visible gap.
     timings = dataclasses.replace(SHORT_TIMINGS, deadline=3.0, first_backoff=5.0, max_backoff=5.0)

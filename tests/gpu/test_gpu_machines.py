@@ -81,9 +81,10 @@ def test_every_reading_of_the_child_is_the_source_of_a_family() -> None:
 
 
 def test_gpm_can_be_switched_off() -> None:
-    result = replay("h100", 15, gpm=False)
+    results = {gpm: replay("h100", 15, gpm=gpm) for gpm in (True, False)}
 
-    assert result.values("gpu_sm_activity_ratio") == {}
+    assert results[True].values("gpu_sm_activity_ratio")
+    assert results[False].values("gpu_sm_activity_ratio") == {}
 
 
 def test_the_replayed_h100_shows_the_recorded_values() -> None:

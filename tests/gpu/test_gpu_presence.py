@@ -1,4 +1,4 @@
-"""Monitored GPUs, their indices, and lost GPUs: replays on a simulated clock."""
+"""Monitored GPUs, their indices, lost GPUs, and families reused between passes: replays on a simulated clock."""
 
 from __future__ import annotations
 
@@ -115,8 +115,10 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
     assert failures[39:41] == ["gpu_is_lost", None]
     # The GPUs draw 100 W. The energy of the 31 s without an answer is a gap.
     healthy_gpu, lost_gpu = after_return.registry.energies()
-    assert (healthy_gpu.joules, healthy_gpu.gap_joules) == (6000.0, {})
-    assert (lost_gpu.joules, lost_gpu.gap_joules) == (2900.0, {"no_reading": 3100.0})
+    assert healthy_gpu.joules == 6000.0
+    assert healthy_gpu.gap_joules == {}
+    assert lost_gpu.joules == 2900.0
+    assert lost_gpu.gap_joules == {"no_reading": 3100.0}
 
 
 def test_a_gpu_that_needs_a_reset_is_reported() -> None:

@@ -15,6 +15,7 @@ from exporter.ledger.goodput.endings import ExitEvidence
 from exporter.ledger.goodput.run_state import STATES
 
 LAUNCH = "5f2c"
+"""Launch id in the environment of the job's processes."""
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
 
 
 def trained_job(sidecar: Sidecar) -> MonitoredJob:
-    """Return a job of the launch whose five steps, without a save, the sidecar has read."""
+    """Return a job of the launch. The sidecar has read five steps; no checkpoint was saved."""
     simulated_job: SimulatedJob = job_in_loop()
     simulated_job.train(5)
     job = MonitoredJob(sidecar, simulated_job)
@@ -41,10 +42,11 @@ def set_evidence(sidecar: Sidecar, *ends: ProcessEnd, launches: Sequence[str] = 
 
 
 def launch_end(sidecar: Sidecar, status: int) -> ProcessEnd:
-    return ProcessEnd(sidecar.directory, 99, status, sidecar.clock.wall, "another name", launch=LAUNCH)
+    """Return an exit of the launch, whose run name differs from the name of the job's run."""
+    return ProcessEnd(sidecar.directory, 99, status, sidecar.clock.wall, run="another name", launch=LAUNCH)
 
 
-def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> None:
+def test_no_work_is_committed_while_the_launch_is_running(sidecar: Sidecar) -> None:
     training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
     training.write(final=True)
@@ -60,7 +62,7 @@ def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> No
     ("status", "is_final", "final_state", "productive_seconds"),
     [(0, True, "finished", 5), (0, False, "finished", 5), (3, True, "failed", 0), (-15, False, "stopped", 0)],
 )
-def test_the_exit_status_of_the_launch_decides_for_any_run_name(
+def test_the_exit_status_of_the_launch_decides_for_a_run_with_a_different_name(
     sidecar: Sidecar, status: int, is_final: bool, final_state: str, productive_seconds: float
 ) -> None:
     training = trained_job(sidecar)
@@ -75,7 +77,7 @@ def test_the_exit_status_of_the_launch_decides_for_any_run_name(
     assert bool(counts_by_reason(page)) == (productive_seconds == 0)
 
 
-def test_a_launch_that_fails_hours_later_leaves_the_run_finished(sidecar: Sidecar) -> None:
+def test_a_launch_that_fails_ten_minutes_after_the_run_leaves_the_run_finished(sidecar: Sidecar) -> None:
     training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
     training.write(final=True)
@@ -112,13 +114,13 @@ def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(side
     pages += [evaluation.die(1.0), sidecar.collect_after(70.0)]
 
     assert [state_of(page) for page in pages] == ["ending", *["finished"] * 4]
-    assert {
-        (training_value(page, "attempt"), training_value(page, "wall_seconds_total")) for page in pages[1:]
-    } == {(1, 9)}
-    assert (training_value(pages[-1], "productive_seconds_total"), counts_by_reason(pages[-1])) == (5, {})
+    assert {training_value(page, "attempt") for page in pages[1:]} == {1}
+    assert {training_value(page, "wall_seconds_total") for page in pages[1:]} == {9}
+    assert training_value(pages[-1], "productive_seconds_total") == 5
+    assert counts_by_reason(pages[-1]) == {}
 
 
-def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> None:
+def test_a_process_that_trains_after_a_failed_attempt_is_the_next_attempt(sidecar: Sidecar) -> None:
     training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
     training.kill()
@@ -132,7 +134,9 @@ def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> No
     assert training_value(page, "attempt") == 2
 
 
-def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> None:
+def test_a_process_that_torchrun_restarts_is_an_interruption_without_productive_time(
+    sidecar: Sidecar,
+) -> None:
     agent = make_process(rank=None, role="agent", started=sidecar.clock.wall)
     sidecar.record_loss(agent, 1)
     restarted_job = trained_job(sidecar)

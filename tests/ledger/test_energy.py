@@ -1,4 +1,4 @@
-"""Energy ledger: shares of runs, carbon and cost, restarts, and one counting exporter per machine."""
+"""Energy ledger: shares of runs, carbon and cost, state and restarts, and one counting exporter per machine."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_a_broken_carbon_file_is_a_problem_of_the_collector_and_keeps_the_last_v
         (None, False),
     ],
 )
-def test_a_carbon_file_is_a_number_and_a_pipe_does_not_block(
+def test_only_a_carbon_file_with_a_plausible_number_is_accepted_and_a_pipe_does_not_block(
     content: bytes | None, is_valid: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "carbon"
@@ -379,7 +379,7 @@ def test_unsaved_totals_are_suppressed_and_not_lost(tmp_path: Path) -> None:
     assert [cpu_energy(suppressed_page), cpu_energy(node.collect_after(5.0))] == [None, 1000]
 
 
-def test_measured_and_missing_sources_are_reported(tmp_path: Path) -> None:
+def test_a_gpu_has_its_source_and_the_ratio_of_its_counter_to_its_power(tmp_path: Path) -> None:
     node = observed_node(tmp_path, watts={"package0": 100.0, "GPU-a": 100.0}, runs={"r": Run()})
     page = [node.collect_after(5.0) for _ in range(60)][-1]
 
@@ -410,14 +410,14 @@ sys.stdin.readline()
 
 def test_the_second_exporter_of_a_machine_counts_after_the_first_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOCK_HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "True\n"
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lock_holder:
+        assert lock_holder.stdout is not None
+        assert lock_holder.stdout.readline() == "True\n"
         node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
         refused_page = node.collect()
         unsupported = node.last_collected.unsupported
         node.collect_after(5.0)
-        first.kill()
+        lock_holder.kill()
     first_owned_page = node.collect_after(5.0)
 
     assert refused_page.families.keys() == {"exporter_energy_counting"}
@@ -471,7 +471,9 @@ EVENTS = [
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.floats(0, 2000)), max_size=25))
-def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, float]]) -> None:
+def test_no_counter_decreases_in_any_sequence_of_events(
+    tmp_path: Path, events: list[tuple[str, float]]
+) -> None:
     directory = tmp_path / str(len(list(tmp_path.iterdir())))
     directory.mkdir()
     watts = {"package0": 90.0, "GPU-a": 300.0}

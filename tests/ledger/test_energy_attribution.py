@@ -1,4 +1,7 @@
-"""Attribution of a GPU's energy to processes: whole lifetimes, shared GPUs, restarts, and initially unknown runs."""
+"""Attribution of a GPU's energy to processes, by process lists and by the GPUs in the feed.
+
+The last test checks the peak performance of a process on a MIG instance.
+"""
 
 from __future__ import annotations
 

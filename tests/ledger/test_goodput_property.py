@@ -124,7 +124,7 @@ ACTIONS = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(ACTIONS, max_size=14))
-def test_wall_time_is_the_sum_and_no_counter_decreases_for_any_run(
+def test_wall_time_is_the_sum_of_its_parts_and_no_counter_decreases_in_any_sequence_of_actions(
     actions: Sequence[tuple[str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -1,6 +1,8 @@
-"""Five scenarios of a training, end to end: real processes, SIGKILL, and a real sidecar.
+"""Goodput of a training, end to end: real processes, SIGKILL, and a real sidecar.
 
-The numbers are compared with the job's own measurement of every step (see goodput_job.py).
+The first tests play five scenarios of one or two attempts. The further tests kill the job and the sidecar repeatedly, move a
+session to another node, and compare sums of energy. Durations are compared with the job's own measurement of every step (see
+goodput_job.py).
 """
 
 from __future__ import annotations
@@ -245,7 +247,7 @@ def test_killing_job_and_sidecar_loses_at_most_the_unflushed_steps(tmp_path: Pat
     final_page = pages[-1]
     lost_steps = training_value(final_page, "lost_steps_total", "job-1")
     assert lost_steps is not None
-    # A killed process loses its unflushed values: a fifth of a second, twenty steps.
+    # A killed process loses its unflushed values: a fifth of a second, or twenty steps, and a few on a busy machine.
     assert repeated_steps - 25 * kills <= lost_steps <= repeated_steps
     lost_seconds = training_value(final_page, "badput_seconds_total", "job-1", cause="lost_progress")
     assert lost_seconds is not None

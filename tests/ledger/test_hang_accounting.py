@@ -146,7 +146,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30))
-def test_wall_time_is_the_sum_and_no_counter_decreases_over_hangs(
+def test_wall_time_is_the_sum_of_its_parts_and_no_counter_decreases_over_hangs(
     further_events: Sequence[tuple[str, float]],
 ) -> None:
     job = AccountedJob()

@@ -1,4 +1,4 @@
-"""Hostile names in a feed file, from the file to the page."""
+"""Hostile run names and sums in a feed file, from the file to the page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 from exporter.recording.values import Recording
 
-HONEST = (("rank", "0"), ("run", "honest"))
+HONEST_LABELS = (("rank", "0"), ("run", "honest"))
 
 
-def total(directory: Path, form: Format) -> float | None:
+def honest_total(directory: Path, form: Format) -> float | None:
     """Return the total of the honest run on a page."""
     page = Page()
     page.publish("feed", JobCollector(FeedReader(directory), StateStore(directory)).collect())
-    return parse(page.render(form), form).get(("train_stat0_count", HONEST))
+    return parse(page.render(form), form).get(("train_stat0_count", HONEST_LABELS))
 
 
 @pytest.mark.parametrize("form", [Format.TEXT, Format.OPENMETRICS])
@@ -32,7 +32,7 @@ def test_a_long_run_name_removes_no_total_of_another_run(tmp_path: Path, run: st
     publish_once(tmp_path, run="honest")
     publish_once(tmp_path, run=run)
 
-    assert total(tmp_path, form) == 1
+    assert honest_total(tmp_path, form) == 1
 
 
 def test_a_run_with_negative_samples_removes_no_total_of_another_run(tmp_path: Path) -> None:
@@ -42,4 +42,4 @@ def test_a_run_with_negative_samples_removes_no_total_of_another_run(tmp_path: P
     writer.publish(negative)
     writer.close()
 
-    assert total(tmp_path, Format.OPENMETRICS) == 1
+    assert honest_total(tmp_path, Format.OPENMETRICS) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ledger_support import Sidecar, make_process
 
-RANK_0 = {"run": "r", "rank": "0"}
+RANK_0_LABELS = {"run": "r", "rank": "0"}
 
 
 def nest_deeply(path: Path) -> None:
@@ -74,4 +74,4 @@ def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     assert page.get("exporter_ledger_state_errors_total", reason="damaged") == 1
     assert len(list((tmp_path / "ledger").glob("*.damaged-*"))) == 1
     assert "totals that only this file contains restart at 0" in caplog.text
-    assert page.count("loss", **RANK_0) == (1 if is_alive else None)
+    assert page.count("loss", **RANK_0_LABELS) == (1 if is_alive else None)

@@ -1,4 +1,4 @@
-"""Hostile times in a feed file affect no other run and no page."""
+"""Hostile times in a feed file: other runs keep their totals, and the status page is rendered."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def collect(directory: Path) -> list[Metric]:
 
 
 def count_of_honest_run(families: list[Metric]) -> float | None:
-    rows = SampleIndex(families).select("train_stat0", "_count", run="honest", rank="0")
-    return next((value for _, value in rows), None)
+    series = SampleIndex(families).select("train_stat0", "_count", run="honest", rank="0")
+    return next((count for _, count in series), None)
 
 
 def show_page(families: list[Metric]) -> str:

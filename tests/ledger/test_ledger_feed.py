@@ -1,4 +1,7 @@
-"""Ledger with real feed files: training processes and sidecars are real and are killed with SIGKILL."""
+"""Ledger with real feed files and directories: killed processes, several sidecars, and unusable files and directories.
+
+Training processes and sidecars are real and are killed with SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from exporter.feed.writer import FeedWriter
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 
-RANK_0 = {"run": "r", "rank": "0"}
+RANK_0_LABELS = {"run": "r", "rank": "0"}
 
 
 def new_collector(feed: Path, state: Path | None = None) -> JobCollector:
@@ -56,17 +59,17 @@ def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Pa
     sidecar = new_collector(tmp_path)
     with training_process(tmp_path) as child:
         child.execute("publish")
-        assert collect_page(sidecar).get("training_feed_alive", **RANK_0) == 1
+        assert collect_page(sidecar).get("training_feed_alive", **RANK_0_LABELS) == 1
     page = collect_page(sidecar)
 
-    assert page.get("training_feed_alive", **RANK_0) == 0
-    assert page.count("train_stat0", **RANK_0) == 1
+    assert page.get("training_feed_alive", **RANK_0_LABELS) == 0
+    assert page.count("train_stat0", **RANK_0_LABELS) == 1
     wait_until(
         lambda: (
             collect_page(sidecar) and {path.name for path in tmp_path.iterdir()} == {"ledger", "owner.lock"}
         )
     )
-    assert collect_page(sidecar).count("train_stat0", **RANK_0) == 1
+    assert collect_page(sidecar).count("train_stat0", **RANK_0_LABELS) == 1
 
 
 @contextmanager
@@ -105,13 +108,13 @@ def test_killing_ranks_and_sidecar_loses_no_written_sample(
             ]
 
     page = collect_page(new_collector(tmp_path))
-    final_count = page.count("train_stat0", **RANK_0)
+    final_count = page.count("train_stat0", **RANK_0_LABELS)
 
     assert published_counts == sorted(published_counts)
     assert len(set(published_counts)) > 8
     # Each process can have written one more sample before its report.
     assert final_count is not None
-    assert final_count == page.count("train_stat49", **RANK_0)
+    assert final_count == page.count("train_stat49", **RANK_0_LABELS)
     assert max(written_count, published_counts[-1]) <= final_count <= written_count + process_count
     assert not list((tmp_path / "ledger").glob("*.damaged-*"))
 
@@ -126,7 +129,7 @@ def test_a_second_sidecar_only_reads_until_the_first_is_killed(tmp_path: Path) -
         owning_page = collect_page(second_sidecar)
 
     assert [page.get("exporter_feed_owner") for page in (reading_page, owning_page)] == [0, 1]
-    assert [page.count("train_stat0", **RANK_0) for page in (reading_page, owning_page)] == [1, 1]
+    assert [page.count("train_stat0", **RANK_0_LABELS) for page in (reading_page, owning_page)] == [1, 1]
 
 
 def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_path: Path) -> None:
@@ -145,14 +148,14 @@ def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_pat
         collected = sidecar.collect()
         assert "a different sidecar holds the totals of run 'r', rank 0" in collected.problems[0][1]
         page = Page(collected)
-        assert page.count("train_stat0", **RANK_0) is None
-        assert page.get("training_feed_alive", **RANK_0) == 1
+        assert page.count("train_stat0", **RANK_0_LABELS) is None
+        assert page.get("training_feed_alive", **RANK_0_LABELS) == 1
         earlier_process.execute("finish")
         earlier_process.kill()
-        while page.count("train_stat0", **RANK_0) is None:
+        while page.count("train_stat0", **RANK_0_LABELS) is None:
             page = collect_page(sidecar)
 
-    assert page.count("train_stat0", **RANK_0) == 2
+    assert page.count("train_stat0", **RANK_0_LABELS) == 2
     assert page.get("exporter_ledger_suppressed_ranks") == 0
 
 
@@ -164,7 +167,7 @@ def test_a_read_only_feed_directory_is_read_without_writes(tmp_path: Path) -> No
         collected = new_collector(view).collect()
         page = Page(collected)
         assert collected.problems == []
-        assert page.count("train_stat0", **RANK_0) == 1
+        assert page.count("train_stat0", **RANK_0_LABELS) == 1
         assert page.get("exporter_feed_owner") == 0
 
 
@@ -181,7 +184,7 @@ def test_a_foreign_owner_lock_created_first_is_reported() -> None:
     assert f"{feed}/owner.lock: Permission denied" in message
 
 
-def test_a_missing_feed_directory_affects_only_the_feed(tmp_path: Path) -> None:
+def test_a_missing_feed_directory_is_a_failure_of_a_loaded_collector(tmp_path: Path) -> None:
     sidecar = new_collector(tmp_path / "gone")
 
     with pytest.raises(CollectError) as error_info:
@@ -204,7 +207,7 @@ def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reas
         (tmp_path / f"{50:032x}.feed").write_bytes(b"nonsense")
         page = collect_page(sidecar)
 
-    assert page.count("train_stat0", **RANK_0) == 1
+    assert page.count("train_stat0", **RANK_0_LABELS) == 1
     reasons = ("magic", "symlink", "name")
     assert [page.get("exporter_feed_refused_total", reason=reason) for reason in reasons] == [51, 1, 1]
     messages = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]

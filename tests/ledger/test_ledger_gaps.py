@@ -18,7 +18,7 @@ from exporter.exposition.page import Page as ExpositionPage
 from exporter.recording.values import Aggregation, EventsReading, WindowReading
 
 STEP = make_definition("train.step", Aggregation.MEAN, Aggregation.P95, unit="seconds")
-RANK_0 = {"run": "r", "rank": "0"}
+RANK_0_LABELS = {"run": "r", "rank": "0"}
 WINDOW = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.5, Aggregation.P95: 0.75})
 EMPTY_WINDOW = WindowReading(START - 60, START, 0, {})
 MEAN, SAMPLES, LAST, TOTAL = (
@@ -38,7 +38,7 @@ ALL_SERIES = {MEAN, SAMPLES, LAST, TOTAL}
 
 
 def published_series(page: Page) -> set[str]:
-    return {name for name in ALL_SERIES if page.get(name, **RANK_0) is not None}
+    return {name for name in ALL_SERIES if page.get(name, **RANK_0_LABELS) is not None}
 
 
 TOTALS_ONLY = {LAST, TOTAL}
@@ -50,7 +50,7 @@ def test_a_window_without_samples_has_no_aggregates(sidecar: Sidecar, window: Wi
     page = sidecar.collect()
 
     assert published_series(page) == ALL_SERIES - {MEAN}
-    assert page.get(SAMPLES, **RANK_0) == 0
+    assert page.get(SAMPLES, **RANK_0_LABELS) == 0
 
 
 def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
@@ -67,10 +67,10 @@ def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
     sidecar.clock.wall -= 2 * 86_400
     gap_page = sidecar.collect_after(2)
     assert published_series(gap_page) == set()
-    assert gap_page.get("training_feed_alive", **RANK_0) is None
-    assert gap_page.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
+    assert gap_page.get("training_feed_alive", **RANK_0_LABELS) is None
+    assert gap_page.get("training_feed_dropped_total", reason="nan", **RANK_0_LABELS) is None
     sidecar.feed.publish(make_snapshot(make_process(started=START + 2000), make_reading(STEP, [0.25])))
-    assert sidecar.collect_after(1000).get(TOTAL, **RANK_0) == 2
+    assert sidecar.collect_after(1000).get(TOTAL, **RANK_0_LABELS) == 2
 
 
 def test_a_stopped_process_has_a_last_update_and_no_windows(sidecar: Sidecar) -> None:
@@ -83,8 +83,8 @@ def test_a_stopped_process_has_a_last_update_and_no_windows(sidecar: Sidecar) ->
     page = sidecar.collect_after(1)
 
     assert published_series(page) == TOTALS_ONLY
-    assert page.get("training_feed_last_update_timestamp_seconds", **RANK_0) == START + 1
-    assert page.get("training_feed_alive", **RANK_0) == 1
+    assert page.get("training_feed_last_update_timestamp_seconds", **RANK_0_LABELS) == START + 1
+    assert page.get("training_feed_alive", **RANK_0_LABELS) == 1
     sidecar.feed.publish(snapshot.replace(sequence=2), age_seconds=0.0)
     assert published_series(sidecar.collect_after(1)) == ALL_SERIES
 
@@ -119,8 +119,8 @@ def test_a_process_whose_file_becomes_unreadable_is_alive_for_a_few_more_seconds
     sidecar.feed.refused_files = ((f"{process.id}.feed", "checksum"),)
 
     for _ in range(5):
-        assert sidecar.collect_after(1).get("training_feed_alive", **RANK_0) == 1
-    assert sidecar.collect_after(6).get("training_feed_alive", **RANK_0) == 0
+        assert sidecar.collect_after(1).get("training_feed_alive", **RANK_0_LABELS) == 1
+    assert sidecar.collect_after(6).get("training_feed_alive", **RANK_0_LABELS) == 0
 
 
 def test_a_missing_feed_is_logged_once_after_a_minute(

@@ -20,7 +20,7 @@ from exporter.ledger.totals import WorkerSlot, sum_events
 from exporter.recording.values import EventsReading
 
 LOSS = make_definition("loss")
-RANK_0 = {"run": "r", "rank": "0"}
+RANK_0_LABELS = {"run": "r", "rank": "0"}
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_process_that_returns_after_its_totals_joined_the_base_is_refused_and_
     sidecar.record_loss(returning_process, 6, sequence=2)
     page = sidecar.collect_after(1)
 
-    assert page.count("loss", **RANK_0) == 5 + ranks.MAX_EXITED_PROCESSES + 2
+    assert page.count("loss", **RANK_0_LABELS) == 5 + ranks.MAX_EXITED_PROCESSES + 2
     assert page.get("exporter_feed_refused_total", reason="taken") == 1
     assert returning_process.id in sidecar.feed.files
 
@@ -59,8 +59,8 @@ def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sideca
     sidecar.feed.files |= {f"again {process_id}": feed_file for process_id, feed_file in feed_files.items()}
 
     for page in (page_without_file, later_page, sidecar.collect_after(1)):
-        assert page.get("training_feed_alive", **RANK_0) == 1
-        assert page.count("loss", **RANK_0) == 5
+        assert page.get("training_feed_alive", **RANK_0_LABELS) == 1
+        assert page.count("loss", **RANK_0_LABELS) == 5
 
 
 def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) -> None:
@@ -71,8 +71,8 @@ def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) 
     sidecar.feed.publish(make_snapshot(make_process(started=START + 1)))
     page = sidecar.collect_after(1)
 
-    assert page.count("loss", **RANK_0) == 5
-    assert page.get("training_feed_alive", **RANK_0) == 1
+    assert page.count("loss", **RANK_0_LABELS) == 5
+    assert page.get("training_feed_alive", **RANK_0_LABELS) == 1
 
 
 def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
@@ -86,8 +86,8 @@ def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
     sidecar.restart()
     pages.append(sidecar.collect_after(1))
 
-    assert [page.get("loss_sum", **RANK_0) for page in pages] == [4.0, None, None, None]
-    assert [page.count("loss", **RANK_0) for page in pages] == [2, 3, 6, 6]
+    assert [page.get("loss_sum", **RANK_0_LABELS) for page in pages] == [4.0, None, None, None]
+    assert [page.count("loss", **RANK_0_LABELS) for page in pages] == [2, 3, 6, 6]
 
 
 def test_changed_buckets_restart_the_sum_that_a_negative_sample_ended(sidecar: Sidecar) -> None:
@@ -97,7 +97,7 @@ def test_changed_buckets_restart_the_sum_that_a_negative_sample_ended(sidecar: S
         reading = make_reading(make_definition(buckets=(bound,)), [sample])
         reading = reading.replace(sum=None if sample < 0 else sample)
         sidecar.feed.publish(make_snapshot(process, reading))
-        sums.append(sidecar.collect_after(1).get("loss_sum", **RANK_0))
+        sums.append(sidecar.collect_after(1).get("loss_sum", **RANK_0_LABELS))
         sidecar.feed.kill(process)
         sidecar.collect_after(1)
 
@@ -160,7 +160,7 @@ def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
         sample for sample in page.families["loss"].samples if isinstance(sample, DistributionSample)
     ]
 
-    assert page.count("loss", **RANK_0) == 4
+    assert page.count("loss", **RANK_0_LABELS) == 4
     assert distribution.distribution.exponential == ({-8: 2, 3: 1, 6: 1} if writer == "this version" else {})
 
 
@@ -175,14 +175,16 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
     sidecar.restart()
     page = sidecar.collect_after(1)
 
-    assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="nan") == 4
-    assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="overflow") == 6
+    assert page.get("training_stat_rejected_samples_total", **RANK_0_LABELS, stat="loss", reason="nan") == 4
+    assert (
+        page.get("training_stat_rejected_samples_total", **RANK_0_LABELS, stat="loss", reason="overflow") == 6
+    )
     reasons = {"nan": 4, "overflow": 6, "write_failed": 8, "infinite": None, "capture": 2}
     dropped_counts = {
-        reason: page.get("training_feed_dropped_total", **RANK_0, reason=reason) for reason in reasons
+        reason: page.get("training_feed_dropped_total", **RANK_0_LABELS, reason=reason) for reason in reasons
     }
     assert dropped_counts == reasons
-    event_labels = {"type": "ckpt", "severity": "info", **RANK_0}
+    event_labels = {"type": "ckpt", "severity": "info", **RANK_0_LABELS}
     assert page.get("training_events_total", **event_labels) == 9
     assert page.get("training_event_last_timestamp_seconds", **event_labels) == 10.0
 
@@ -200,17 +202,17 @@ def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> N
 
     assert {reason for reason, _ in collected.problems} == {"state"}
     assert {spec.name for spec in SPECS} & page.families.keys() == set()
-    assert page.count("loss", **RANK_0) is None
-    assert page.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
-    assert page.get("training_feed_alive", **RANK_0) == 0
-    assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
+    assert page.count("loss", **RANK_0_LABELS) is None
+    assert page.get("training_feed_dropped_total", reason="nan", **RANK_0_LABELS) is None
+    assert page.get("training_feed_alive", **RANK_0_LABELS) == 0
+    assert page.get("loss_last_sample_timestamp_seconds", **RANK_0_LABELS) == START
     assert page.get("exporter_ledger_suppressed_ranks") == 1
     assert (page.get("exporter_ledger_state_errors_total", reason="failed") or 0) > 0
     assert job.process.id in sidecar.feed.files, "the feed file, which alone has the totals, was removed"
     sidecar.restore_state()
     recovered_page = sidecar.collect_after(4)
     assert [
-        recovered_page.count("loss", **RANK_0),
+        recovered_page.count("loss", **RANK_0_LABELS),
         training_value(recovered_page, "uncommitted_seconds"),
     ] == [4, 4]
     assert sidecar.feed.files == {}

@@ -1,4 +1,8 @@
-"""Measured energy by phase: recorded power and phases of a real H100, through the complete sidecar."""
+"""Measured energy by phase.
+
+The first tests replay the recorded power and phases of a real H100 through the complete sidecar. The further tests simulate a GPU
+whose power follows the phases, and join the phases of snapshots.
+"""
 
 from __future__ import annotations
 

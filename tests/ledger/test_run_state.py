@@ -1,4 +1,4 @@
-"""State of a run, absent series during a hang, and the reason of the end."""
+"""State of a run, absent series during a hang, the outcome of unsaved work, and the reason of the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exporter.ledger.goodput.options import GoodputOptions
 from exporter.ledger.goodput.run_state import STATES
 from exporter.recording.values import Ending, StatReading
 
-RUN = {"run": "r"}
+RUN_LABELS = {"run": "r"}
 GAUGES = {
     "training_loss": ("training.loss", (("mode", "train"),)),
     "training_grad_norm": ("training.grad_norm", ()),
@@ -42,7 +42,7 @@ def trained_job(steps: int = 5, seconds: float = 1.0) -> SimulatedJob:
 
 
 def state(page: Page) -> str:
-    values = {name: page.get("training_run_state", state=name, **RUN) for name in STATES}
+    values = {name: page.get("training_run_state", state=name, **RUN_LABELS) for name in STATES}
     assert sorted(values.values()) == [0] * (len(STATES) - 1) + [1]  # type: ignore[type-var]  # all are numbers
     return next(name for name, value in values.items() if value)
 
@@ -54,7 +54,7 @@ def outcome_labels(page: Page) -> dict[str, str]:
 
 
 def since_seconds(page: Page) -> float | None:
-    return page.get("training_run_state_since_timestamp_seconds", **RUN)
+    return page.get("training_run_state_since_timestamp_seconds", **RUN_LABELS)
 
 
 def gauges(value: float) -> list[StatReading]:
@@ -96,7 +96,7 @@ def report_ends(sidecar: Sidecar, *ends: ProcessEnd) -> None:
     sidecar.collector.endings.evidence = ExitEvidence(ends=lambda: list(ends))
 
 
-def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
+def test_a_run_is_starting_until_the_end_of_its_first_step(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar, trained_job(0))
     initial_page = write_and_collect(job)
     job.job.hold(600.0)  # the first step compiles
@@ -285,7 +285,7 @@ def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
 
     name, labels = "training_rank_last_exit_timestamp_seconds", {"rank": "0", "reason": "signal SIGKILL"}
     assert page_before_kill.all(name) == {}
-    assert page_after_restart.get(name, **RUN, **labels) == killed_at
+    assert page_after_restart.get(name, **RUN_LABELS, **labels) == killed_at
 
 
 def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running_job: MonitoredJob) -> None:
@@ -390,12 +390,13 @@ def test_work_without_a_save_is_uncommitted_and_becomes_productive_at_a_successf
         report_ends(sidecar, ProcessEnd(sidecar.directory, 7, status, sidecar.clock.wall))
     page = job.finish()
 
-    assert running_page.get("training_productive_seconds_total", **RUN) == 0
-    assert running_page.get("training_uncommitted_seconds", **RUN) == 8
-    assert page.get("training_productive_seconds_total", **RUN) == productive
-    lost_seconds = page.get("training_badput_seconds_total", cause="lost_progress", **RUN)
-    unsaved_seconds = page.get("training_uncommitted_seconds", **RUN)
-    assert (lost_seconds, unsaved_seconds) == ((0, 0) if productive else (3, 5))
+    assert running_page.get("training_productive_seconds_total", **RUN_LABELS) == 0
+    assert running_page.get("training_uncommitted_seconds", **RUN_LABELS) == 8
+    assert page.get("training_productive_seconds_total", **RUN_LABELS) == productive
+    lost_seconds = page.get("training_badput_seconds_total", cause="lost_progress", **RUN_LABELS)
+    assert lost_seconds == (0 if productive else 3)
+    unsaved_seconds = page.get("training_uncommitted_seconds", **RUN_LABELS)
+    assert unsaved_seconds == (0 if productive else 5)
 
 
 # Exit reasons: reports of processes, of observers, and of the kernel ------------------------------

@@ -22,7 +22,7 @@ from exporter.recording.values import END_REASONS
 
 STATE = Path(__file__).parents[1] / "data/state"
 SAVED_AT = Clock(wall=1_700_000_030.0, monotonic=129.0)
-RUN = {"run": "llama"}
+RUN_LABELS = {"run": "llama"}
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ def test_totals_and_goodput_continue(directory: Path) -> None:
     pages = [sidecar.collect_after(1.0) for _ in range(6)]
     page = pages[-1]
 
-    assert page.count("loss", rank="0", **RUN) == 14
-    assert page.get("training_productive_seconds_total", **RUN) == 5
-    assert page.get("training_badput_seconds_total", cause="downtime", **RUN) == 4.5
-    assert page.get("training_lost_steps_total", **RUN) == 3
-    assert page.get("training_restarts_total", reason="signal", **RUN) == 1
+    assert page.count("loss", rank="0", **RUN_LABELS) == 14
+    assert page.get("training_productive_seconds_total", **RUN_LABELS) == 5
+    assert page.get("training_badput_seconds_total", cause="downtime", **RUN_LABELS) == 4.5
+    assert page.get("training_lost_steps_total", **RUN_LABELS) == 3
+    assert page.get("training_restarts_total", reason="signal", **RUN_LABELS) == 1
     assert sidecar.state.damaged_files == sidecar.state.errors == 0
 
 
@@ -57,12 +57,12 @@ def test_energy_carbon_and_cost_continue(directory: Path) -> None:
     node = Node(directory, clock=Clock(SAVED_AT.wall + 5.0, SAVED_AT.monotonic + 5.0))
     page = node.collect()
 
-    gpu_labels = {"component": "gpu", **RUN}
+    gpu_labels = {"component": "gpu", **RUN_LABELS}
     assert page.get("training_energy_joules_total", method="exclusive", **gpu_labels) == 1500
     assert page.get("training_carbon_grams_total", **gpu_labels) == pytest.approx(0.18)
-    cost_labels = {"kind": "device_time", "currency": "EUR", **RUN}
+    cost_labels = {"kind": "device_time", "currency": "EUR", **RUN_LABELS}
     assert page.get("training_cost_total", **cost_labels) == pytest.approx(0.0185)
-    assert page.get("training_wasted_energy_joules_total", cause="lost_progress", **RUN) == 500
+    assert page.get("training_wasted_energy_joules_total", cause="lost_progress", **RUN_LABELS) == 500
     phase_labels = {"phase": "iteration", "method": "exclusive", **gpu_labels}
     assert page.get("training_phase_energy_joules_total", **phase_labels) == 1000
 
@@ -95,5 +95,5 @@ def test_the_state_without_a_cause_is_published(directory: Path) -> None:
     pages = [sidecar.collect_after(1.0) for _ in range(6)]
     page = pages[-1]
 
-    assert page.get("training_badput_seconds_total", cause="hang", **RUN) == 0
-    assert page.get("training_interruptions_total", reason="newer", **RUN) == 2
+    assert page.get("training_badput_seconds_total", cause="hang", **RUN_LABELS) == 0
+    assert page.get("training_interruptions_total", reason="newer", **RUN_LABELS) == 2
