@@ -1,4 +1,7 @@
-"""Bridges: an unchanged job is recorded, and runs as without the exporter."""
+"""Bridges: an unchanged job is recorded, and runs as without the exporter.
+
+Further tests check hooks on imports, the installation of bridges, the recognition of torchrun, and statistics of the allocator.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +96,7 @@ print(sorted(set(sys.modules) - before))
 """
     for environment in ({}, {"EXPORTER_AUTO": "0"}, {"EXPORTER_AUTO": ""}):
         assert run_bare(program, PROJECT, **environment).stdout == "[]\n"
+    assert "'exporter.bridges'" in run_bare(program, PROJECT, EXPORTER_AUTO="1").stdout
 
 
 def test_the_entry_point_never_raises(tmp_path: Path) -> None:
@@ -102,7 +106,9 @@ def test_the_entry_point_never_raises(tmp_path: Path) -> None:
 
     completed_run = run_bare("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
 
-    assert (completed_run.returncode, completed_run.stdout, completed_run.stderr) == (0, "", "")
+    assert completed_run.returncode == 0, completed_run.stderr
+    assert completed_run.stdout == ""
+    assert completed_run.stderr == ""
 
 
 def test_installing_bridges_does_not_import_torch(tmp_path: Path) -> None:
@@ -115,7 +121,8 @@ print("torch" in sys.modules, install() == tuple(exporter_auto.BRIDGES))
 """
     completed_run = run_program(tmp_path / "feed", program, EXPORTER_AUTO="1")
 
-    assert (completed_run.stdout, completed_run.stderr) == ("False True\n", "")
+    assert completed_run.stdout == "False True\n"
+    assert completed_run.stderr == ""
 
 
 @pytest.mark.parametrize("name", exporter_auto.BRIDGES)
@@ -253,7 +260,7 @@ def test_every_event_of_threads_that_flood_torch_monitor_is_counted(tmp_path: Pa
     assert sum_by_labels(page, "flood_samples_total") >= 1
 
 
-HANGING_POLL = """
+PROGRAM_WITH_HANGING_POLL = """
 import datetime, time
 import torch.monitor as monitor
 from exporter.bridges import install
@@ -273,7 +280,7 @@ time.sleep(1)
 @needs_torch
 @pytest.mark.timeout(90)
 def test_the_handler_of_torch_monitor_is_unregistered_although_a_poll_hangs(tmp_path: Path) -> None:
-    assert run_program(tmp_path / "feed", HANGING_POLL).stdout == "unregistered\n"
+    assert run_program(tmp_path / "feed", PROGRAM_WITH_HANGING_POLL).stdout == "unregistered\n"
 
 
 @needs_torch
@@ -301,7 +308,7 @@ def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None
     assert total("part.added") == 7
 
 
-FORK = """
+FORKING_PROGRAM = """
 import datetime, os
 import torch, torch.monitor as monitor
 from exporter import bridges
@@ -322,7 +329,7 @@ print(os.waitstatus_to_exitcode(status))
 @needs_torch
 @pytest.mark.timeout(90)
 def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
-    completed = run_program(tmp_path / "feed", FORK)
+    completed = run_program(tmp_path / "feed", FORKING_PROGRAM)
     page = page_of(tmp_path / "feed")
 
     assert completed.stdout == "7\n"
@@ -355,7 +362,7 @@ def test_torchrun_is_recognized_by_its_command_line(command: str, is_torchrun: b
 
 # Allocator of GPU memory: recorded statistics of torch ------------------------------------
 
-ALLOCATOR_STATISTICS = """
+ALLOCATOR_PROGRAM = """
 from exporter.bridges.cuda_memory import CudaMemory
 
 def stats(allocated, reserved, retries, ooms):
@@ -376,7 +383,7 @@ for _ in range(3):
 
 def test_allocator_statistics_become_the_documented_families(tmp_path: Path) -> None:
     # The live process prints its page, because an ended process has no gauges of memory.
-    page = run_job(tmp_path, ALLOCATOR_STATISTICS + PRINT_PAGE).process.stdout
+    page = run_job(tmp_path, ALLOCATOR_PROGRAM + PRINT_PAGE).process.stdout
 
     retries = "training_gpu_alloc_retries_total"
     assert series(page, retries).keys() == {

@@ -9,13 +9,13 @@ from bridges_support import AUTO, FAILED_SAVES, SAMPLES, SAVES, STEPS, Job, job_
 
 pytestmark = pytest.mark.timeout(180)
 
-LOOPS = """
+LOOPS_PROGRAM = """
 from exporter.bridges import install
 install("accelerate")
 from programs import accelerate_loops, loops
 loops.run(accelerate_loops)
 """
-ended_job = job_fixture(LOOPS)
+ended_job = job_fixture(LOOPS_PROGRAM)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # Accumulated batches are one step; logged values are recorded.
@@ -68,7 +68,7 @@ train(gradient_accumulation_steps=2)[0].save_state("state")
 
 # Fabric -------------------------------------------------------------------------------------------------------
 
-FABRIC = """
+FABRIC_PROGRAM = """
 import contextlib, logging
 from programs.torch_parts import loader, model_and_optimizer
 from {package} import Fabric
@@ -96,7 +96,7 @@ fabric.load("whole.ckpt", {{"model": model, "optimizer": optimizer}})
 @needs("lightning")
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
 def test_a_fabric_loop_is_recorded_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
-    program = FABRIC.format(package=package, explicit=explicit)
+    program = FABRIC_PROGRAM.format(package=package, explicit=explicit)
     ended_job = run_job(tmp_path, program, {} if explicit else AUTO)
 
     steps = {STEPS: 4, "phase backward": 4, "phase optimizer": 4, "run_info framework=fabric": 1}

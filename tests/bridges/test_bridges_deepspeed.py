@@ -30,7 +30,7 @@ def own_value(ended_job: Job, name: str) -> float:
     )
 
 
-RUN = """
+TRAIN_AND_SAVE = """
 train(engine)
 engine.save_checkpoint("saved")
 print("gauges", json.dumps(gauges()))
@@ -38,7 +38,7 @@ print("gauges", json.dumps(gauges()))
 
 
 def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, f"{IMPORTS}engine = engine_of(){RUN}", ENVIRONMENT)
+    ended_job = run_job(tmp_path, f"{IMPORTS}engine = engine_of(){TRAIN_AND_SAVE}", ENVIRONMENT)
 
     expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVES: 1, "run_info framework=deepspeed": 1}
     gauges = ended_job.gauges("gauges")
@@ -49,7 +49,7 @@ def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Pa
 
 
 def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> None:
-    program = f"{IMPORTS}engine = engine_of(zero_optimization={{'stage': 2}}){RUN}"
+    program = f"{IMPORTS}engine = engine_of(zero_optimization={{'stage': 2}}){TRAIN_AND_SAVE}"
     ended_job = run_job(tmp_path, program, ENVIRONMENT)
 
     gauges = ended_job.gauges("gauges")

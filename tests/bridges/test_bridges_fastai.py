@@ -9,7 +9,7 @@ from bridges_support import AUTO, SAMPLES, SAVES, STEPS, VALIDATION_STEPS, needs
 
 pytestmark = [needs("torch"), pytest.mark.timeout(120)]
 
-OPTIMIZER = """
+OPTIMIZER_MODULE = """
 class Optimizer:
     def __init__(self, parameters):
         self.parameters = list(parameters)
@@ -25,7 +25,7 @@ class Optimizer:
         for parameter in self.parameters:
             parameter.grad = None
 """
-LEARNER = """
+LEARNER_PROGRAM = """
 import torch
 from fastai.optimizer import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
@@ -52,8 +52,8 @@ def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_p
     package = tmp_path / "fastai"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '2.8'\n")
-    (package / "optimizer.py").write_text(OPTIMIZER)
-    ended_job = run_job(tmp_path, LEARNER, AUTO)
+    (package / "optimizer.py").write_text(OPTIMIZER_MODULE)
+    ended_job = run_job(tmp_path, LEARNER_PROGRAM, AUTO)
 
     gauges = ended_job.gauges("gauges")
     expected = {

@@ -9,7 +9,7 @@ from bridges_support import AUTO, SAMPLES, SAVES, STEPS, VALIDATION_STEPS, Job, 
 
 pytestmark = [needs("torch", "ignite"), pytest.mark.timeout(120)]
 
-IGNITE = """
+SETUP_CODE = """
 import torch
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 from torch.utils.data import DataLoader, TensorDataset
@@ -29,16 +29,16 @@ def train(loader, **options):
     trainer.run(loader, max_epochs=3)
     return trainer
 """
-TRAIN_AND_SAVE = """
+TRAIN_AND_SAVE_CODE = """
 trainer = train(DataLoader(pairs(400), batch_size=20))
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "whole.pt")
 print("own loss", trainer.state.output)
 print("gauges", json.dumps(gauges()))
 """
-ACCUMULATION = """
+ACCUMULATION_CODE = """
 train(DataLoader(pairs(400), batch_size=20), gradient_accumulation_steps=4)
 """
-LIST_OF_BATCHES = """
+LIST_OF_BATCHES_CODE = """
 batches = [(torch.randn(20, 4), torch.randn(20, 1)) for _ in range(5)]
 trainer = create_supervised_trainer(model, optimizer, torch.nn.functional.mse_loss)
 trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda engine: evaluator.run(batches[:2]))
@@ -53,7 +53,7 @@ def own_loss(ended_job: Job) -> float:
 
 
 def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, IGNITE + TRAIN_AND_SAVE, AUTO)
+    ended_job = run_job(tmp_path, SETUP_CODE + TRAIN_AND_SAVE_CODE, AUTO)
 
     expected = {
         STEPS: 60,
@@ -69,7 +69,7 @@ def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path:
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, IGNITE + ACCUMULATION, AUTO)
+    ended_job = run_job(tmp_path, SETUP_CODE + ACCUMULATION_CODE, AUTO)
 
     assert (
         ended_job.differences({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATION_STEPS: 21})
@@ -78,6 +78,6 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
 
 
 def test_batches_of_a_list_are_counted_like_those_of_a_loader(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, IGNITE + LIST_OF_BATCHES, AUTO)
+    ended_job = run_job(tmp_path, SETUP_CODE + LIST_OF_BATCHES_CODE, AUTO)
 
     assert ended_job.differences({STEPS: 10, SAMPLES: 200, VALIDATION_STEPS: 4, "epochs_total": 2}) == {}

@@ -24,11 +24,11 @@ import os
 os.environ["KERAS_BACKEND"] = "torch"
 """
 
-LOOPS = """
+LOOPS_PROGRAM = """
 from programs import keras_loops, loops
 loops.run(keras_loops)
 """
-ended_job = job_fixture(PRELUDE + LOOPS)
+ended_job = job_fixture(PRELUDE + LOOPS_PROGRAM)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     "ordinary": {

@@ -25,11 +25,11 @@ import exporter_auto
 
 pytestmark = [needs("lightning"), pytest.mark.timeout(240)]
 
-LOOPS = """
+LOOPS_PROGRAM = """
 from programs import lightning_loops, loops
 loops.run(lightning_loops)
 """
-ended_job = job_fixture(LIGHTNING + LOOPS)
+ended_job = job_fixture(LIGHTNING + LOOPS_PROGRAM)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # A step is an optimizer step. The sanity check adds validation time but no validation steps.
@@ -138,7 +138,7 @@ def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explici
     )
 
 
-PLAIN_LOOP = """
+PLAIN_LOOP_PROGRAM = """
 import torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.Adam(model.parameters())
@@ -149,7 +149,7 @@ for batch in torch.utils.data.DataLoader(torch.randn(20, 4), batch_size=4):
 
 
 def test_a_plain_loop_after_a_trainer_is_recorded(tmp_path: Path) -> None:
-    program = LIGHTNING + "quiet_trainer(max_epochs=1).fit(Module(), loader(12))" + PLAIN_LOOP
+    program = LIGHTNING + "quiet_trainer(max_epochs=1).fit(Module(), loader(12))" + PLAIN_LOOP_PROGRAM
     ended_job = run_job(tmp_path, program, AUTO)
 
     assert ended_job.differences({STEPS: 3 + 5, SAMPLES: 12 + 20}) == {}
@@ -167,7 +167,7 @@ def test_the_callback_factory_returns_nothing_unless_it_is_enabled(
     assert exporter_auto.OneLoggerExporterConfig.get_default_config()["enabled"] is False
 
 
-TWO_RANKS = """
+TWO_RANKS_PROGRAM = """
 class Ranked(Module):
     def train_dataloader(self):
         size = 4 if self.global_rank == 0 else 2
@@ -188,7 +188,9 @@ LAUNCHES = {
 def test_ranks_started_by_lightning_are_distinct_and_count_their_own_samples(
     tmp_path: Path, strategy: str
 ) -> None:
-    ended_job = run_script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), LAUNCHES[strategy])
+    ended_job = run_script(
+        tmp_path, LIGHTNING + TWO_RANKS_PROGRAM.format(strategy=strategy), LAUNCHES[strategy]
+    )
 
     for rank, samples in (("0", 12), ("1", 6)):
         assert ended_job.differences({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}

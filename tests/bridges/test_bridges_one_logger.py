@@ -44,7 +44,7 @@ def configure(strategy=CheckPointStrategy.SYNC, **options):
             perf_tag_or_fn="perf", global_batch_size_or_fn=8, seq_length_or_fn=16, log_every_n_train_iterations=2,
             save_checkpoint_strategy=strategy, train_iterations_target_or_fn=20), **options))
 """
-WORK = """
+JOB_BODY = """
 with application():
     with model_init():
         pass
@@ -100,7 +100,7 @@ INSTALLATIONS: dict[str, tuple[str, dict[str, str]]] = {
 @pytest.mark.parametrize("installation", INSTALLATIONS)
 def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path, installation: str) -> None:
     program, environment = INSTALLATIONS[installation]
-    ended_job = run_job(tmp_path, f"{PRELUDE}{program}.configure_provider(){WORK}", environment)
+    ended_job = run_job(tmp_path, f"{PRELUDE}{program}.configure_provider(){JOB_BODY}", environment)
 
     expected: dict[str, float | None] = {
         STEPS: 4,

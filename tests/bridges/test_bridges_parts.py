@@ -131,7 +131,9 @@ def test_a_stronger_source_replaces_a_weaker_source_and_is_released_to_the_fallb
     assert active.source is leading
     active.release(leading)
     assert active.source is fallback
-    assert (fallback.superseded_count, instrumented.superseded_count, leading.superseded_count) == (1, 1, 0)
+    assert fallback.superseded_count == 1
+    assert instrumented.superseded_count == 1
+    assert leading.superseded_count == 0
 
 
 # The tracker ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from elastic_support import series
 
 pytestmark = [needs("torch"), pytest.mark.timeout(240)]
 
-TRAIN = """
+TRAIN_FUNCTION = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,7 +23,7 @@ def train(rank=0, workers=1):
         optimizer.step()
     torch.save({"optimizer": optimizer.state_dict()}, f"checkpoint{rank}")
 """
-SPAWN = """
+SPAWNING_CODE = """
 def train_rank(rank, size):
     import os
     import torch.distributed as dist
@@ -35,9 +35,9 @@ if __name__ == '__main__':
     torch.multiprocessing.spawn(train_rank, args=(2,), nprocs=2)
 """
 
-LAUNCHER = "subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--cpu', '--num_processes', '1', 'train.py'], check=True)"
-WRAPPER = "import torch; torch.ones(2).sum(); subprocess.run([sys.executable, 'train.py'], check=True)"
-SIBLING = """
+LAUNCHER_LINE = "subprocess.run([sys.executable, '-m', 'accelerate.commands.launch', '--cpu', '--num_processes', '1', 'train.py'], check=True)"
+WRAPPER_LINE = "import torch; torch.ones(2).sum(); subprocess.run([sys.executable, 'train.py'], check=True)"
+SIBLING_CODE = """
 sibling = subprocess.Popen([sys.executable, '-c', 'import time, torch; print(torch.ones(2).sum(), flush=True); time.sleep(60)'],
                            stdout=subprocess.PIPE)
 sibling.stdout.readline()
@@ -48,11 +48,11 @@ sibling.terminate()
 
 @pytest.mark.parametrize(
     "launch",
-    [pytest.param(LAUNCHER, marks=needs("accelerate")), WRAPPER, SIBLING],
+    [pytest.param(LAUNCHER_LINE, marks=needs("accelerate")), WRAPPER_LINE, SIBLING_CODE],
     ids=["accelerate launch", "a wrapper", "a sibling"],
 )
 def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_path: Path, launch: str) -> None:
-    train = f"{TRAIN}\nif __name__ == '__main__':\n    train()\n"
+    train = f"{TRAIN_FUNCTION}\nif __name__ == '__main__':\n    train()\n"
     spawned_job = run_script(tmp_path, train, f"import exporter.bridges\n{launch}")
 
     assert spawned_job.differences({f"{STEPS} rank=0": 3, SAVES: 1}) == {}
@@ -62,7 +62,7 @@ def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_pat
 
 
 def test_spawned_processes_have_the_rank_of_the_process_group(tmp_path: Path) -> None:
-    spawned_job = run_script(tmp_path, TRAIN + SPAWN)
+    spawned_job = run_script(tmp_path, TRAIN_FUNCTION + SPAWNING_CODE)
 
     assert spawned_job.differences({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}
     assert "worker=" not in spawned_job.page

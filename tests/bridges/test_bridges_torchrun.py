@@ -102,11 +102,9 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     )
     page = outcome_under_run.page
 
-    assert (outcome_under_run.status, outcome_under_run.stdout_lines, outcome_under_run.stderr_lines) == (
-        plain_outcome.status,
-        plain_outcome.stdout_lines,
-        plain_outcome.stderr_lines,
-    )
+    assert outcome_under_run.status == plain_outcome.status
+    assert outcome_under_run.stdout_lines == plain_outcome.stdout_lines
+    assert outcome_under_run.stderr_lines == plain_outcome.stderr_lines
     assert (plain_outcome.status == 0) is (final_status == 0)
     assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="0") == 6
     assert sum_by_labels(page, "torchelastic_train_step_seconds_count", rank="1") == 6
@@ -130,13 +128,13 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     assert sum_by_labels(page, "exporter_collector_success", collector="feed") == 1
 
 
-WAITING_WORKER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+WAITING_WORKER_PROGRAM = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
 """Program that creates a file at its start and waits for a signal. Needs no torch."""
 
 
 def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interrupted(tmp_path: Path) -> None:
     script, env = tmp_path / "worker.py", job_environment(tmp_path)
-    script.write_text(WAITING_WORKER)
+    script.write_text(WAITING_WORKER_PROGRAM)
     plain_outcome, outcome_under_run = (
         run_job(
             tmp_path,
@@ -150,11 +148,9 @@ def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interru
     )
     page = outcome_under_run.page
 
-    assert (outcome_under_run.status, outcome_under_run.stdout_lines, outcome_under_run.stderr_lines) == (
-        plain_outcome.status,
-        plain_outcome.stdout_lines,
-        plain_outcome.stderr_lines,
-    )
+    assert outcome_under_run.status == plain_outcome.status
+    assert outcome_under_run.stdout_lines == plain_outcome.stdout_lines
+    assert outcome_under_run.stderr_lines == plain_outcome.stderr_lines
     assert plain_outcome.status != 0
     assert sum_by_labels(page, "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
     assert sum_by_labels(page, "training_elastic_runs_total") == 1
@@ -164,7 +160,7 @@ def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interru
     assert sum_by_labels(page, "training_elastic_restarts_total") == 0
 
 
-LAUNCHER = """
+LAUNCHER_PROGRAM = """
 # my_launcher.py
 import sys
 import exporter.elastic.events as events
@@ -220,7 +216,7 @@ if __name__ == "__main__":
 
 def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: Path) -> None:
     launcher, feed = tmp_path / "my_launcher.py", tmp_path / "feed"
-    launcher.write_text(LAUNCHER)
+    launcher.write_text(LAUNCHER_PROGRAM)
     feed.mkdir()
     env = job_environment(tmp_path, EXPORTER_FEED_DIR=str(feed))
     process = run_to_completion([sys.executable, str(launcher)], env=env, cwd=tmp_path)
@@ -242,7 +238,7 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
     assert sum_by_labels(page, "training_events_total", **rendezvous) >= 1
 
 
-WORKER = """
+WORKER_PROGRAM = """
 import os, sys, time
 time.sleep(1)
 marker = sys.argv[1]
@@ -256,7 +252,7 @@ time.sleep(8)
 
 def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: Path) -> None:
     script, feeds = tmp_path / "worker.py", [tmp_path / "healthy", tmp_path / "failing"]
-    script.write_text(WORKER)
+    script.write_text(WORKER_PROGRAM)
     env = job_environment(tmp_path, EXPORTER_AUTO="1")
     options = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=two", "--rdzv-backend=c10d"]
     agent = [

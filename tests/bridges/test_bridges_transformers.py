@@ -20,11 +20,11 @@ from bridges_support import (
 
 pytestmark = [needs("transformers", "accelerate"), pytest.mark.timeout(240)]
 
-LOOPS = """
+LOOPS_PROGRAM = """
 from programs import loops, transformers_loops
 loops.run(transformers_loops)
 """
-ended_job = job_fixture(LOOPS)
+ended_job = job_fixture(LOOPS_PROGRAM)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     "pairs_of_completions": {STEPS: 5, SAMPLES: 9, "tokens_total mode=train": 2 * 9 * 8},

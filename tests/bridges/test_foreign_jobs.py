@@ -36,6 +36,7 @@ def test_the_page_agrees_with_the_log_of_the_job(name: str, tmp_path: Path) -> N
 
     verdicts = {comparison.verdict for comparison in result.comparisons().values()}
     assert Verdict.WRONG not in verdicts, table_row(result, "")
+    assert Verdict.EQUAL in verdicts
 
 
 def test_the_table_separates_equal_quantities_from_those_within_a_tolerance() -> None:

@@ -27,7 +27,7 @@ from exporter.collectors.host.filesystem import FilesystemCollector
 from exporter.collectors.host.statvfs import StatvfsPool
 from exporter.collectors.mounts import Mount, parse_mounts, unescape, visible
 
-SIZE, ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
+SIZE_BYTES, DEVICE_ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
 STATVFS_RESULT = os.statvfs_result((4096, 4096, 1000, 500, 400, 100, 50, 50, 0, 255))
 
 
@@ -98,11 +98,11 @@ def test_a_dead_server_affects_only_its_own_mount(
 
     assert_sound(collector, collected)
     dead_mount = ("/dead", "nfs4", "filer:/x")
-    assert value_of(collected, SIZE, *dead_mount) is None
-    assert value_of(collected, ERROR, *dead_mount) == 1
+    assert value_of(collected, SIZE_BYTES, *dead_mount) is None
+    assert value_of(collected, DEVICE_ERROR, *dead_mount) == 1
     assert value_of(collected, "host_filesystem_readonly", *dead_mount) == 1
-    assert value_of(collected, SIZE, "/alive", "nfs4", "filer:/y") == 4096000
-    assert value_of(collected, ERROR, "/", "ext4", "/dev/sda1") == 0
+    assert value_of(collected, SIZE_BYTES, "/alive", "nfs4", "filer:/y") == 4096000
+    assert value_of(collected, DEVICE_ERROR, "/", "ext4", "/dev/sda1") == 0
     assert [reason for reason, _ in collected.problems] == ["hanging"]
 
 
@@ -143,7 +143,7 @@ def test_a_reloaded_collector_does_not_call_a_hanging_mount_again(
     catalogue_entry = next(entry for entry in CATALOGUE if entry.name == "filesystem")
     instances = [catalogue_entry.factory() for _ in range(2)]
 
-    assert value_of(collected, ERROR, "/dead", "nfs4", "filer:/x") == 1
+    assert value_of(collected, DEVICE_ERROR, "/dead", "nfs4", "filer:/x") == 1
     assert statvfs.calls == ["/dead"]
     assert len({id(vars(instance)["_pool"]) for instance in instances}) == 1
 
@@ -153,8 +153,8 @@ def test_patterns_choose_mount_points_and_filesystem_types() -> None:
         MACHINES / "node", mount_points_include=["/home/team?one", "/scratch"], fs_types_exclude=["xfs"]
     ).collect()
 
-    assert value_of(collected, ERROR, "/home/team one", "nfs4", "filer.example:/export/team one") == 0
-    assert sum(len(metric.samples) for metric in collected if metric.name == ERROR) == 1
+    assert value_of(collected, DEVICE_ERROR, "/home/team one", "nfs4", "filer.example:/export/team one") == 0
+    assert sum(len(metric.samples) for metric in collected if metric.name == DEVICE_ERROR) == 1
 
 
 def test_each_run_has_the_free_space_of_each_responding_checkpoint_directory(

@@ -39,7 +39,7 @@ from exporter.collectors.host.pressure import PressureCollector
 
 __all__ = ["read_from"]
 
-CPU = "host_cpu_seconds_total"
+CPU_SECONDS = "host_cpu_seconds_total"
 
 ReadFrom = Callable[[Path], Path]
 
@@ -75,9 +75,9 @@ def test_guest_time_is_counted_once(tmp_path: Path, read_from: ReadFrom) -> None
 
     collected = CpuCollector().collect()
 
-    assert value_of(collected, CPU, "user") == 7.0
-    assert value_of(collected, CPU, "guest") == 3.0
-    assert value_of(collected, CPU, "nice") == 0.3
+    assert value_of(collected, CPU_SECONDS, "user") == 7.0
+    assert value_of(collected, CPU_SECONDS, "guest") == 3.0
+    assert value_of(collected, CPU_SECONDS, "nice") == 0.3
 
 
 def test_utilization_covers_the_last_interval(tmp_path: Path, read_from: ReadFrom) -> None:
@@ -100,8 +100,8 @@ def test_cpu_time_never_decreases_when_the_kernel_corrects_it(tmp_path: Path, re
     write_cpu(proc, user=150, idle=1001, iowait=490)
     collected = collector.collect()
 
-    assert value_of(collected, CPU, "iowait") == 5.0
-    assert value_of(collected, CPU, "user") == 1.5
+    assert value_of(collected, CPU_SECONDS, "iowait") == 5.0
+    assert value_of(collected, CPU_SECONDS, "user") == 1.5
 
 
 def test_a_replugged_cpu_restarts_its_counters(tmp_path: Path, read_from: ReadFrom) -> None:
@@ -112,7 +112,7 @@ def test_a_replugged_cpu_restarts_its_counters(tmp_path: Path, read_from: ReadFr
     write_cpu(proc, user=5, idle=10)
     collected = collector.collect()
 
-    assert value_of(collected, CPU, "6", "user") == 0.05
+    assert value_of(collected, CPU_SECONDS, "6", "user") == 0.05
     assert value_of(collected, "host_cpu_utilization_ratio") is None
 
 
@@ -123,16 +123,16 @@ def test_a_cpu_that_goes_offline_between_two_reads_does_not_get_the_times_of_ano
     monkeypatch.setattr("exporter.collectors.host.cpu.read_file", lambda _path: "cpu\ncpu5\ncpu6\n")
     collected = CpuCollector(per_core=True).collect()
 
-    assert not any(sample.name == CPU for metric in collected for sample in metric.samples)
+    assert not any(sample.name == CPU_SECONDS for metric in collected for sample in metric.samples)
 
 
 def test_the_per_core_option_replaces_the_sum_and_keeps_the_core_numbers(read_from: ReadFrom) -> None:
     read_from(MACHINES / "node")
     collected = CpuCollector(per_core=True).collect()
 
-    assert value_of(collected, CPU, "idle") is None
-    assert value_of(collected, CPU, "6", "idle") == 73192.23
-    assert value_of(collected, CPU, "7", "idle") is None  # offline
+    assert value_of(collected, CPU_SECONDS, "idle") is None
+    assert value_of(collected, CPU_SECONDS, "6", "idle") == 73192.23
+    assert value_of(collected, CPU_SECONDS, "7", "idle") is None  # offline
 
 
 def test_oom_kills_come_from_the_kernel(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_oom_kills_come_from_the_kernel(tmp_path: Path) -> None:
 
 # Interfaces and disks ----------------------------------------------------------------------------------
 
-BYTES, READS = "host_network_receive_bytes_total", "host_disk_reads_completed_total"
+RECEIVED_BYTES, COMPLETED_READS = "host_network_receive_bytes_total", "host_disk_reads_completed_total"
 
 
 @pytest.fixture
@@ -156,9 +156,9 @@ def node(read_from: ReadFrom, tmp_path: Path) -> Path:
 def test_patterns_choose_interfaces() -> None:
     collected = NetworkCollector(device_include=["lo", "e*"], device_exclude=["eno*"]).collect()
 
-    assert value_of(collected, BYTES, "lo") == 9077163
-    assert value_of(collected, BYTES, "ens1f0np0") == 98765432109876
-    assert value_of(collected, BYTES, "eno1") is None
+    assert value_of(collected, RECEIVED_BYTES, "lo") == 9077163
+    assert value_of(collected, RECEIVED_BYTES, "ens1f0np0") == 98765432109876
+    assert value_of(collected, RECEIVED_BYTES, "eno1") is None
 
 
 @pytest.mark.usefixtures("node")
@@ -175,8 +175,8 @@ def test_a_network_link_has_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_partitions_are_published_with_their_option(node: Path) -> None:
     collected = DiskCollector(sys=node / "sys", partitions=True).collect()
 
-    assert value_of(collected, READS, "nvme0n1p1") == 1000
-    assert value_of(collected, READS, "cciss/c0d0p1") == 49
+    assert value_of(collected, COMPLETED_READS, "nvme0n1p1") == 1000
+    assert value_of(collected, COMPLETED_READS, "cciss/c0d0p1") == 49
 
 
 def test_counters_of_another_disk_of_the_same_name_are_not_added(node: Path) -> None:
@@ -186,7 +186,7 @@ def test_counters_of_another_disk_of_the_same_name_are_not_added(node: Path) -> 
     lines = [line for line in path.read_text().splitlines() if " sda" not in line]
     path.write_text("\n".join([*lines, "8 0 sda 7 0 8 1 0 0 0 0 0 1 1 0 0 0 0", ""]))
 
-    assert value_of(collector.collect(), READS, "sda") == 7
+    assert value_of(collector.collect(), COMPLETED_READS, "sda") == 7
 
 
 # NFS and Lustre ----------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ FILES_OF_COLLECTOR = {
 
 
 @pytest.mark.parametrize("entry", FILE_COLLECTORS, ids=lambda entry: str(entry.name))
-def test_any_bytes_in_any_file_give_a_documented_outcome(
+def test_a_file_with_damaged_bytes_gives_only_documented_reasons(
     entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
 ) -> None:
     root = read_from(copy_machine("node", tmp_path))

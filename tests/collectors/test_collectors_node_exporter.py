@@ -121,7 +121,9 @@ def test_the_table_is_read_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.family))
-def test_a_value_equals_that_of_node_exporter(row: Row, page_values: tuple[Values, Values, Values]) -> None:
+def test_a_value_agrees_with_that_of_node_exporter(
+    row: Row, page_values: tuple[Values, Values, Values]
+) -> None:
     values_before, values, values_after = page_values
     if row.node_exporter_name not in values_before:
         pytest.skip("not offered by this machine")

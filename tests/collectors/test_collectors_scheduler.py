@@ -22,9 +22,9 @@ from exporter.errors import CollectError, StartError
 from exporter.families import AnyCollector, Collected, Family
 
 SPEC = Family(name="host_thing", type="gauge", help="A thing.")
-OFTEN: dict[str, Any] = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
-SELDOM: dict[str, Any] = {"interval_seconds": 3600.0, "deadline_seconds": 5.0}
-TIGHT: dict[str, Any] = {"interval_seconds": 0.1, "deadline_seconds": 0.2}
+FREQUENT_SCHEDULE: dict[str, Any] = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
+SINGLE_PASS_SCHEDULE: dict[str, Any] = {"interval_seconds": 3600.0, "deadline_seconds": 5.0}
+SHORT_DEADLINE_SCHEDULE: dict[str, Any] = {"interval_seconds": 0.1, "deadline_seconds": 0.2}
 
 
 def block(value: float = 1.0) -> Collected:
@@ -120,10 +120,12 @@ def test_a_collector_runs_at_once_and_again_after_its_interval() -> None:
             yield CounterMetricFamily("foreign_things", "Things.", 3.0)
 
     publisher, slow, fast = BlockPublisher(), Source("slow"), Source("fast")
-    with running_scheduler(publisher, (slow, SELDOM), (fast, OFTEN), (Foreign(), SELDOM)) as scheduler:
+    with running_scheduler(
+        publisher, (slow, SINGLE_PASS_SCHEDULE), (fast, FREQUENT_SCHEDULE), (Foreign(), SINGLE_PASS_SCHEDULE)
+    ) as scheduler:
         wait_until(lambda: fast.calls >= 4 and len(publisher.blocks) == 3)
         with pytest.raises(ValueError, match="slow is already scheduled"):
-            scheduler.add(slow, **SELDOM)
+            scheduler.add(slow, **SINGLE_PASS_SCHEDULE)
 
         assert slow.calls == 1
         assert publisher.blocks["slow"] == tuple(block())
@@ -135,7 +137,9 @@ def test_a_collector_runs_at_once_and_again_after_its_interval() -> None:
 def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped() -> None:
     publisher, hanging, healthy = BlockPublisher(), HangingSource("nfs"), Source("healthy")
     hanging.act = block
-    with running_scheduler(publisher, (hanging, TIGHT), (healthy, OFTEN)) as scheduler:
+    with running_scheduler(
+        publisher, (hanging, SHORT_DEADLINE_SCHEDULE), (healthy, FREQUENT_SCHEDULE)
+    ) as scheduler:
         wait_until(lambda: "nfs" in publisher.blocks)
         hanging.act = hanging.hang
         wait_until(lambda: "nfs" not in publisher.blocks)
@@ -143,8 +147,11 @@ def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped(
         wait_until(lambda: healthy.calls >= healthy_calls + 8)
         status = status_of(scheduler, "nfs")
 
-        assert (status.success, status.reason, status.is_running) == (False, "timeout", True)
-        assert (status.age_seconds, status.last_success is None) == (None, False)
+        assert status.success is False
+        assert status.reason == "timeout"
+        assert status.is_running is True
+        assert status.age_seconds is None
+        assert status.last_success is not None
         assert hanging.calls == hanging_calls  # still the same call
         assert status_value(scheduler, "timeouts_total", "nfs") == 1
         assert (status_value(scheduler, "last_duration_seconds", "nfs") or 0) > 0.4
@@ -159,7 +166,7 @@ def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped(
 
 def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() -> None:
     publisher, hanging = BlockPublisher(), HangingSource("stuck")
-    with running_scheduler(publisher, (hanging, SELDOM)) as scheduler:
+    with running_scheduler(publisher, (hanging, SINGLE_PASS_SCHEDULE)) as scheduler:
         wait_until(lambda: hanging.calls == 1)
         start_time = time.monotonic()
         scheduler.stop(timeout_seconds=0.3)
@@ -175,7 +182,9 @@ def test_a_partial_success_is_published_and_counts_as_a_failure() -> None:
     partial_block = block()
     partial_block.problems += [("malformed", "line 3"), ("malformed", "line 9")]
     publisher = BlockPublisher()
-    with running_scheduler(publisher, (Source("half", lambda: partial_block), SELDOM)) as scheduler:
+    with running_scheduler(
+        publisher, (Source("half", lambda: partial_block), SINGLE_PASS_SCHEDULE)
+    ) as scheduler:
         wait_until(lambda: status_of(scheduler, "half").success is False)
 
         assert publisher.blocks["half"] == tuple(partial_block)
@@ -186,7 +195,7 @@ def test_a_partial_success_is_published_and_counts_as_a_failure() -> None:
 
 def test_a_block_without_a_successor_is_withdrawn_and_published_again() -> None:
     publisher, source = BlockPublisher(), Source("gpu")
-    with running_scheduler(publisher, (source, TIGHT)) as scheduler:
+    with running_scheduler(publisher, (source, SHORT_DEADLINE_SCHEDULE)) as scheduler:
         wait_until(lambda: "gpu" in publisher.blocks)
         source.act, previous_calls = source_function(CollectError("gone", reason="permission")), source.calls
         wait_until(lambda: "gpu" not in publisher.blocks)
@@ -200,7 +209,9 @@ def test_a_block_without_a_successor_is_withdrawn_and_published_again() -> None:
 
 def test_removing_a_collector_removes_its_block_and_series() -> None:
     publisher, source = BlockPublisher(), Source("gone")
-    with running_scheduler(publisher, (source, OFTEN), (Source("stays"), OFTEN)) as scheduler:
+    with running_scheduler(
+        publisher, (source, FREQUENT_SCHEDULE), (Source("stays"), FREQUENT_SCHEDULE)
+    ) as scheduler:
         wait_until(lambda: len(publisher.blocks) == 2)
         scheduler.remove("gone")
         calls = source.calls
@@ -213,10 +224,10 @@ def test_removing_a_collector_removes_its_block_and_series() -> None:
 
 def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
     publisher, hanging, successor = BlockPublisher(), HangingSource("nfs"), Source("nfs")
-    with running_scheduler(publisher, (hanging, TIGHT)) as scheduler:
+    with running_scheduler(publisher, (hanging, SHORT_DEADLINE_SCHEDULE)) as scheduler:
         wait_until(lambda: status_of(scheduler, "nfs").success is False)
         scheduler.remove("nfs")
-        scheduler.add(successor, **SELDOM)
+        scheduler.add(successor, **SINGLE_PASS_SCHEDULE)
         time.sleep(0.2)
         assert successor.calls == 0
         assert status_of(scheduler, "nfs").reason == "timeout"
@@ -227,7 +238,7 @@ def test_a_successor_waits_for_the_call_of_its_removed_predecessor() -> None:
 
 def test_run_soon_during_a_pass_gives_one_more_pass_and_never_two_at_once() -> None:
     source = HangingSource("busy")
-    with running_scheduler(BlockPublisher(), (source, SELDOM)) as scheduler:
+    with running_scheduler(BlockPublisher(), (source, SINGLE_PASS_SCHEDULE)) as scheduler:
         wait_until(lambda: source.calls == 1)
         for _ in range(10):
             scheduler.run_soon("busy")
@@ -235,7 +246,8 @@ def test_run_soon_during_a_pass_gives_one_more_pass_and_never_two_at_once() -> N
         wait_until(lambda: source.calls == 2)
         time.sleep(0.1)
 
-        assert (source.calls, source.max_concurrent_calls) == (2, 1)
+        assert source.calls == 2
+        assert source.max_concurrent_calls == 1
 
 
 def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogCaptureFixture) -> None:
@@ -246,7 +258,9 @@ def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogC
         CollectError("a detail", reason=reason) for reason in ("permission", "malformed")
     )
     source = Source("moody")
-    with running_scheduler(BlockPublisher(), (source, OFTEN), (Source("whole"), OFTEN)) as scheduler:
+    with running_scheduler(
+        BlockPublisher(), (source, FREQUENT_SCHEDULE), (Source("whole"), FREQUENT_SCHEDULE)
+    ) as scheduler:
         for act in (
             block,
             source_function(permission),
@@ -278,9 +292,9 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
         publisher.publish(name, families)
 
     other_sources = [Source(f"other{index}") for index in range(3)]
-    other_schedules = [(source, OFTEN) for source in other_sources]
+    other_schedules = [(source, FREQUENT_SCHEDULE) for source in other_sources]
     with running_scheduler(
-        publisher, (Source("slow"), TIGHT), *other_schedules, publish=publish
+        publisher, (Source("slow"), SHORT_DEADLINE_SCHEDULE), *other_schedules, publish=publish
     ) as scheduler:
         wait_until(lambda: status_of(scheduler, "slow").reason == "timeout")
         initial_calls = [source.calls for source in other_sources]
@@ -311,10 +325,10 @@ def test_a_failing_collector_publishes_nothing_and_continues_counting_when_added
     result: Any, reason: str
 ) -> None:
     publisher, failing = BlockPublisher(), Source("bad", source_function(result))
-    with running_scheduler(publisher, (failing, SELDOM)) as scheduler:
+    with running_scheduler(publisher, (failing, SINGLE_PASS_SCHEDULE)) as scheduler:
         wait_until(lambda: status_value(scheduler, "errors_total", "bad", reason=reason) == 1)
         scheduler.remove("bad")
-        scheduler.add(failing, **SELDOM)
+        scheduler.add(failing, **SINGLE_PASS_SCHEDULE)
         wait_until(lambda: status_value(scheduler, "errors_total", "bad", reason=reason) == 2)
 
         assert publisher.events == []
@@ -325,7 +339,9 @@ def test_a_refused_block_is_a_failure_of_its_collector() -> None:
     def refuse(name: str, families: object) -> None:
         raise ValueError(f"{name} does not fit")
 
-    with running_scheduler(BlockPublisher(), (Source("big"), SELDOM), publish=refuse) as scheduler:
+    with running_scheduler(
+        BlockPublisher(), (Source("big"), SINGLE_PASS_SCHEDULE), publish=refuse
+    ) as scheduler:
         wait_until(lambda: status_of(scheduler, "big").success is False)
         status = status_of(scheduler, "big")
 
@@ -344,9 +360,12 @@ def test_local_collectors_share_one_thread() -> None:
         return act
 
     sources = {name: Source(name, note_thread(name)) for name in threads}
-    local = {**OFTEN, "lane": "local"}
+    local = {**FREQUENT_SCHEDULE, "lane": "local"}
     with running_scheduler(
-        BlockPublisher(), (sources["cpu"], local), (sources["memory"], local), (sources["gpu"], OFTEN)
+        BlockPublisher(),
+        (sources["cpu"], local),
+        (sources["memory"], local),
+        (sources["gpu"], FREQUENT_SCHEDULE),
     ):
         wait_until(lambda: all(source.calls >= 3 for source in sources.values()))
 
@@ -364,7 +383,7 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
 
     publisher, healthy = BlockPublisher(), Source("healthy")
     stuck, second = Source("stuck", read), HangingSource("second")
-    local = {**TIGHT, "lane": "local"}
+    local = {**SHORT_DEADLINE_SCHEDULE, "lane": "local"}
     with running_scheduler(publisher, (stuck, local), (second, local), (healthy, local)) as scheduler:
         wait_until(lambda: {"timeout"} == {status_of(scheduler, name).reason for name in ("stuck", "second")})
         initial_calls = healthy.calls
@@ -393,6 +412,6 @@ def test_a_scheduler_without_threads_raises_a_start_error(monkeypatch: pytest.Mo
 
     with (
         pytest.raises(StartError, match="2 threads are needed for the collectors and 1 could be started"),
-        running_scheduler(BlockPublisher(), (Source("x"), SELDOM)),
+        running_scheduler(BlockPublisher(), (Source("x"), SINGLE_PASS_SCHEDULE)),
     ):
         pass

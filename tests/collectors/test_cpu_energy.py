@@ -151,7 +151,8 @@ def test_a_machine_without_registers_is_not_a_problem(tmp_path: Path) -> None:
     (masked_sys / "class/powercap/intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl:0")
     collected = RaplCollector(sys=tmp_path).collect()
 
-    assert (list(collected), collected.problems) == ([], [])
+    assert list(collected) == []
+    assert collected.problems == []
     assert f"no energy registers in {tmp_path}/class/powercap" in collected.unsupported[0]
     assert "masks" in RaplCollector(sys=masked_sys).collect().unsupported[0]
 

@@ -1,4 +1,4 @@
-"""Processes of the job on a simulated /proc: membership, and counters that do not fall."""
+"""Processes of the job on a simulated /proc: membership, kernels without some files, garbage, and counters that do not fall."""
 
 from __future__ import annotations
 
@@ -306,7 +306,9 @@ def counters(collected: Collected) -> dict[tuple[str, ...], float]:
         max_size=12,
     )
 )
-def test_no_counter_decreases(tmp_path: Path, events: list[tuple[str, int, float]]) -> None:
+def test_no_counter_decreases_in_any_sequence_of_events(
+    tmp_path: Path, events: list[tuple[str, int, float]]
+) -> None:
     proc = Proc(tmp_path / "proc")
     job = SimulatedJob(proc)
     job.add_recording(proc.add(FakeProcess(100)))

@@ -91,13 +91,14 @@ def test_a_panel_has_a_unit_a_description_and_draws_no_line_over_a_gap(uid: str)
         assert gap.startswith("**A gap or no data:** ")
         assert defaults["unit"]
         assert defaults["noValue"]
-        assert not re.search(r"[*`]", defaults["noValue"]), (
-            "Grafana shows the text of an empty panel without Markdown"
-        )
-        assert "interval" not in panel, "the minimum interval of a panel breaks $__rate_interval"
+        # Grafana shows the text of an empty panel without interpreting Markdown.
+        assert not re.search(r"[*`]", defaults["noValue"]), panel["title"]
+        # A minimum interval of a panel would break $__rate_interval.
+        assert "interval" not in panel, panel["title"]
         assert panel["targets"]
         if panel["type"] in {"timeseries", "state-timeline"}:
-            assert (defaults["custom"]["spanNulls"], defaults["custom"]["insertNulls"]) == (False, False)
+            assert defaults["custom"]["spanNulls"] is False
+            assert defaults["custom"]["insertNulls"] is False
         # The last value of a range query may be an hour old.
         if panel["type"] in {"stat", "bargauge", "table"}:
             assert all(target["instant"] for target in panel["targets"])
@@ -203,7 +204,8 @@ def test_a_single_value_variable_is_compared_literally_and_a_multi_value_one_as_
     is_multi = {variable["name"]: variable["multi"] for variable in variables}
     for query in all_queries(uid):
         for operator, name in re.findall(r'(=~|=)"\$(\w+)"', query.expression):
-            assert (operator == "=~") == is_multi[name], f"{query}: a run may be called lr+wd(3)"
+            # A run may be called lr+wd(3).
+            assert (operator == "=~") == is_multi[name], f"{query}: ${name} is compared with {operator}"
 
 
 @every_board
@@ -215,6 +217,7 @@ def test_a_query_is_short_even_for_a_thousand_nodes(uid: str) -> None:
         if variable["type"] == "query"
     }
     for query in all_queries(uid):
+        # The names alone have 14,000 characters, and a query may contain them several times.
         assert len(fill_variables(query.expression, values)) < 100_000, str(query)
 
 

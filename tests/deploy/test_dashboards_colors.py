@@ -31,6 +31,7 @@ VISIONS: dict[str, tuple[Rgb, Rgb, Rgb]] = {
 """Matrices in linear RGB that simulate a vision, from Machado, Oliveira and Fernandes (2009), severity 1."""
 BACKGROUNDS = {"dark": "#181b1f", "light": "#ffffff"}
 MIN_CONTRAST = 1.8
+"""Minimum contrast ratio of a color to a background, computed as in WCAG 2."""
 STATUS_COLORS = {"good": GOOD, "warning": WARNING, "bad": BAD, "absent": ABSENT}
 
 
@@ -80,6 +81,7 @@ def perceived(color: str, vision: str) -> Rgb:
 def test_colors_are_distinguishable_with_each_kind_of_color_blindness(
     colors: dict[str, str], min_difference: float, vision: str
 ) -> None:
+    # In CIELAB, people see a difference of about 2 between two colors that touch. Lines of a plot do not touch.
     for (name, color), (other_name, other_color) in itertools.combinations(colors.items(), 2):
         differences = zip(perceived(color, vision), perceived(other_color, vision), strict=True)
         difference = sum((value - other) ** 2 for value, other in differences) ** 0.5

@@ -158,12 +158,13 @@ def test_the_loss_of_a_run_is_also_shown_without_its_start(
     )
 
 
-AT_DECISION = 10.75
+DECISION_MINUTES = 10.75
+"""Time at which the ledger decides that the run hangs."""
 
 
 @pytest.mark.parametrize(
     ("minutes", "data_stall", "hang"),
-    [(1, 6, 0), (9, 36, 180), (AT_DECISION, 36, 285), (15, 36, 540)],
+    [(1, 6, 0), (9, 36, 180), (DECISION_MINUTES, 36, 285), (15, 36, 540)],
     ids=["first minute", "standstill", "decision", "hang"],
 )
 def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decision(

@@ -67,7 +67,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_loss_per_hour_counts_every_cause(
+def test_the_loss_per_hour_counts_a_standstill_a_stall_a_restart_and_a_slow_rank(
     tmp_path: Path, series: dict[str, str], cause: str, euros_per_hour: float
 ) -> None:
     total = {'{currency="EUR"}': euros_per_hour}

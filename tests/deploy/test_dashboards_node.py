@@ -14,7 +14,7 @@ pytestmark = needs_promtool
 
 NO_PROBLEM = -1
 """Value of the column *Impact* in the only row of a node without a problem."""
-RANK = 'job="training",run="a",rank="{rank}",instance="n{node}"'
+RANK_LABELS = 'job="training",run="a",rank="{rank}",instance="n{node}"'
 
 
 def _run(state: str = "running", up: str = "1x60", steps: str = "0+15x60") -> dict[str, str]:
@@ -27,7 +27,7 @@ def _run(state: str = "running", up: str = "1x60", steps: str = "0+15x60") -> di
         'training_wall_seconds_total{job="training",run="a",instance="n2"}': "0+15x60",
     }
     for rank in (0, 1):
-        labels = RANK.format(rank=rank, node=rank + 1)
+        labels = RANK_LABELS.format(rank=rank, node=rank + 1)
         series |= {
             f'training_rank_info{{{labels},local_rank="0"}}': "1x60",
             f"training_process_up{{{labels}}}": up if rank == 0 else "1x60",
@@ -41,7 +41,7 @@ def _run(state: str = "running", up: str = "1x60", steps: str = "0+15x60") -> di
 
 
 def _compute(rank: int, seconds: str) -> dict[str, str]:
-    return {f"training_rank_compute_seconds{{{RANK.format(rank=rank, node=rank + 1)}}}": seconds}
+    return {f"training_rank_compute_seconds{{{RANK_LABELS.format(rank=rank, node=rank + 1)}}}": seconds}
 
 
 SLOW_HERE = _run() | _compute(0, "1x20 1.5x40") | _compute(1, "1x60")
@@ -93,7 +93,7 @@ def test_a_rank_that_slows_its_run_is_a_problem_of_its_node(
 
 
 def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path) -> None:
-    waiting = f'training_phase_seconds_total{{{RANK.format(rank=0, node=1)},phase="data_loading"}}'
+    waiting = f'training_phase_seconds_total{{{RANK_LABELS.format(rank=0, node=1)},phase="data_loading"}}'
     row = '{gpu="0",run="a",rank="0",problem="waits for data 40 % of the time",remedy="more data workers; check the storage"}'
 
     assert_panel(
@@ -106,12 +106,12 @@ LOST_GPU = {
     'gpu_up{job="training",instance="n1",gpu="0",uuid="G0"}': "1x20 0x40",
     'gpu_error_info{job="training",instance="n1",gpu="0",uuid="G0",reason="gpu_is_lost"}': "_x21 1x40",
 }
-LOST = '{gpu="0",run="a",rank="0"}'
+LOST_GPU_LABELS = '{gpu="0",run="a",rank="0"}'
 LOST_ROW = '{gpu="0",run="a",rank="0",problem="GPU does not respond: gpu_is_lost",remedy="drain, then reset the GPU"}'
 
 
 def _hang_info(rank: int, function: str) -> dict[str, str]:
-    labels = RANK.format(rank=rank, node=rank + 1)
+    labels = RANK_LABELS.format(rank=rank, node=rank + 1)
     return {
         f'training_hang_info{{{labels},function="{function}",location="job.py:{rank}",phase="forward"}}': "_x40 1x20"
     }
@@ -143,11 +143,13 @@ def test_a_lost_gpu_does_not_stop_a_run_that_makes_steps(tmp_path: Path) -> None
     assert_panel(
         tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_ROW: Impact.ENDANGERS_WORK}
     )
-    assert_panel(tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST: 0}, query_id="E")
+    assert_panel(
+        tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_GPU_LABELS: 0}, query_id="E"
+    )
 
 
 def _exit(rank: int, seconds: int) -> dict[str, str]:
-    labels = RANK.format(rank=rank, node=rank + 1)
+    labels = RANK_LABELS.format(rank=rank, node=rank + 1)
     return {
         f'training_rank_last_exit_timestamp_seconds{{{labels},reason="inferred: the process was killed or crashed"}}': f"_x20 {seconds}x40"
     }
@@ -166,7 +168,7 @@ def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
     tmp_path: Path, state: str, exit_of_other: int, row: str | None
 ) -> None:
     series = _run(state, up="1x20 0x40", steps="0+15x20 300x40") | _exit(0, 301) | _exit(1, exit_of_other)
-    series |= {f"training_process_up{{{RANK.format(rank=1, node=2)}}}": "1x20 0x40"}
+    series |= {f"training_process_up{{{RANK_LABELS.format(rank=1, node=2)}}}": "1x20 0x40"}
 
     assert_panel(
         tmp_path,

@@ -17,7 +17,7 @@ from exporter.collectors.gpu.nvml.library import DEVICE_DOWN_ERRORS
 pytestmark = needs_promtool
 
 DOWN_AT_5_MIN = "1x20 0x40"
-GPU = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
+GPU_SERIES = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
 N1_EXPORTER_DOWN = {
     'up{job="training",instance="n1"}': DOWN_AT_5_MIN,
     'up{job="training",instance="n2"}': "1x60",
@@ -27,7 +27,7 @@ N1_EXPORTER_DOWN = {
 def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: Path) -> None:
     remedy = "check the machine and the exporter's log"
     series = N1_EXPORTER_DOWN | {
-        GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale",
+        GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale",
         'training_process_up{run="a",rank="0",instance="n1"}': "1x20 stale",
     }
 
@@ -48,8 +48,10 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
 ) -> None:
     series = run_state | {
         'up{job="training",instance="n1"}': "1x60",
-        GPU.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
-        GPU.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
+        GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
+        GPU_SERIES.format(
+            name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'
+        ): "_x21 1x40",
         'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
     }
 
@@ -87,12 +89,12 @@ def test_a_gpu_with_several_problems_has_one_row(
     name = ',job="training"'
     series = {
         'up{job="training",instance="n1"}': "1x60",
-        GPU.format(name="up", gpu=0, labels=name): "1x60",
-        GPU.format(name="xid_last_timestamp_seconds", gpu=0, labels=f'{name},xid="48"'): "_x20 301x40",
-        GPU.format(name="xid_last_timestamp_seconds", gpu=0, labels=f'{name},xid="63"'): "_x20 302x40",
-        GPU.format(name="recovery_action", gpu=0, labels=name): "0x20 1x40",
-        GPU.format(name="remapped_rows_pending", gpu=0, labels=name): "0x19 1x41",
-        GPU.format(name="ecc_errors_total", gpu=0, labels=f'{name},kind="uncorrected"'): "0x20 2x40",
+        GPU_SERIES.format(name="up", gpu=0, labels=name): "1x60",
+        GPU_SERIES.format(name="xid_last_timestamp_seconds", gpu=0, labels=f'{name},xid="48"'): "_x20 301x40",
+        GPU_SERIES.format(name="xid_last_timestamp_seconds", gpu=0, labels=f'{name},xid="63"'): "_x20 302x40",
+        GPU_SERIES.format(name="recovery_action", gpu=0, labels=name): "0x20 1x40",
+        GPU_SERIES.format(name="remapped_rows_pending", gpu=0, labels=name): "0x19 1x41",
+        GPU_SERIES.format(name="ecc_errors_total", gpu=0, labels=f'{name},kind="uncorrected"'): "0x20 2x40",
         'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
     }
 
@@ -106,7 +108,7 @@ EXPORTER_AND_RANK = {
 
 
 def gpu_series(name: str, values: str, gpu: int = 0, labels: str = "") -> dict[str, str]:
-    return {GPU.format(name=name, gpu=gpu, labels=f',job="training"{labels}'): values}
+    return {GPU_SERIES.format(name=name, gpu=gpu, labels=f',job="training"{labels}'): values}
 
 
 def _driver_without_reading(last_reading: int) -> dict[str, str]:
@@ -253,8 +255,10 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
 LOSS_PANEL = "Loss of these runs, 5 min"
 HOT_GPU = {
     'up{job="training",instance="n1"}': "1x60",
-    GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
-    GPU.format(name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'): "0+9x60",
+    GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): "1x60",
+    GPU_SERIES.format(
+        name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'
+    ): "0+9x60",
     'training_cost_total{run="a",instance="n1",currency="EUR"}': "0+0.15x60",
     'training_run_state{run="a",instance="n1",state="running"}': "1x60",
 }
@@ -263,7 +267,7 @@ HOT_GPU = {
 def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_throttling(
     tmp_path: Path,
 ) -> None:
-    throttled = GPU.format(
+    throttled = GPU_SERIES.format(
         name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'
     )
     series = HOT_GPU | {throttled: "0x57 0.5 9 18"}
@@ -291,7 +295,7 @@ def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_th
 def test_the_tile_names_the_most_throttled_gpu_or_none(
     tmp_path: Path, values: str, expected: dict[str, float], query_id: str
 ) -> None:
-    throttled = GPU.format(
+    throttled = GPU_SERIES.format(
         name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'
     )
     series = HOT_GPU | {throttled: values}
@@ -426,7 +430,7 @@ def test_a_problem_of_a_replacement_gpu_names_its_own_rank_and_not_that_of_the_g
     tmp_path: Path, ranks: dict[str, str], owner: str, impact: int
 ) -> None:
     new_gpu = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
-    series = new_gpu | ranks | {GPU.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
+    series = new_gpu | ranks | {GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
     labels = (
         f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
         'remedy="check cooling and power supply"}'
@@ -438,7 +442,7 @@ def test_a_problem_of_a_replacement_gpu_names_its_own_rank_and_not_that_of_the_g
 def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
     series = {
         'up{job="training",instance="n1"}': "1x60",
-        GPU.format(name="up", gpu=0, labels=',job="training"'): "1x60",
+        GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): "1x60",
     }
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
@@ -449,7 +453,7 @@ def test_the_selected_run_limits_the_gpus_and_the_problems(
     tmp_path: Path, run: str, gpus: dict[str, float]
 ) -> None:
     lost = {
-        GPU.format(name=name, gpu=gpu, labels=f',job="training"{label}'): value
+        GPU_SERIES.format(name=name, gpu=gpu, labels=f',job="training"{label}'): value
         for gpu in range(3)
         for name, label, value in (("up", "", "0x60"), ("error_info", ',reason="gpu_is_lost"', "1x60"))
     }
@@ -464,10 +468,12 @@ def test_the_selected_run_limits_the_gpus_and_the_problems(
 
 def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> None:
     temperatures = {
-        GPU.format(name="temperature_celsius", gpu=gpu, labels=',job="training",sensor="gpu"'): values
+        GPU_SERIES.format(name="temperature_celsius", gpu=gpu, labels=',job="training",sensor="gpu"'): values
         for gpu, values in ((0, "62x60"), (1, "62x60"), (2, "62x50 89x10"))
     }
-    temperatures |= {GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(3)}
+    temperatures |= {
+        GPU_SERIES.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(3)
+    }
     labels = 'job="training",sensor="gpu"'
     expected = {
         f'{{__name__="gpu_temperature_celsius",instance="n1",gpu="0",uuid="G0",{labels}}}': 62,
@@ -483,7 +489,7 @@ def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> 
 
 def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
     series = N1_EXPORTER_DOWN | {
-        GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x20 stale" for gpu in range(2)
+        GPU_SERIES.format(name="up", gpu=gpu, labels=',job="training"'): "1x20 stale" for gpu in range(2)
     }
 
     assert_panel(tmp_path, "training-gpus", "GPUs", series, {"{}": 2}, query_id="C")
@@ -491,10 +497,10 @@ def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> No
 
 def test_the_mean_sm_activity_covers_gpus_that_live_ranks_hold(tmp_path: Path) -> None:
     activity = {
-        GPU.format(name="sm_activity_ratio", gpu=gpu, labels=',job="training"'): f"{value}x60"
+        GPU_SERIES.format(name="sm_activity_ratio", gpu=gpu, labels=',job="training"'): f"{value}x60"
         for gpu, value in ((0, 0.9), (1, 0.1))
     }
-    activity |= {GPU.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(2)}
+    activity |= {GPU_SERIES.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(2)}
     held = {
         'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60",
         'training_rank_info{run="b",rank="0",uuid="G1",instance="n1"}': "1x60",
@@ -518,8 +524,8 @@ def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
 
 NODE_WITH_LOST_GPU = {
     'up{job="training",instance="n1"}': "1x60",
-    GPU.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
-    GPU.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
+    GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
+    GPU_SERIES.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
     'training_rank_info{job="training",run="a",rank="3",gpu="0",uuid="G0",instance="n1"}': "1x60",
     'training_process_up{job="training",run="a",rank="3",instance="n1"}': "1x60",
     'exporter_collector_success{job="training",collector="rapl",instance="n1"}': "1x20 0x40",
@@ -644,7 +650,7 @@ def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
 
 def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path) -> None:
     series = N1_EXPORTER_DOWN | {
-        GPU.format(name="up", gpu=gpu, labels=',job="training"'): values
+        GPU_SERIES.format(name="up", gpu=gpu, labels=',job="training"'): values
         for gpu, values in ((0, "1x60"), (1, "1x20 0x40"))
     }
 

@@ -73,8 +73,8 @@ IMPACTS = {
 def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None) -> str:
     """Return the labels of a row of *What is wrong*, with its impact, and with the remedy unless the problem is past."""
     remedy = next((text for part, text in REMEDIES.items() if part in labels and not is_past), "")
-    number = impact or next((number for part, number in IMPACTS.items() if part in labels), "")
-    texts = (f'{name}="{text}"' for name, text in (("impact", number), ("remedy", remedy)) if text)
+    impact_value = impact or next((value for part, value in IMPACTS.items() if part in labels), "")
+    texts = (f'{name}="{text}"' for name, text in (("impact", impact_value), ("remedy", remedy)) if text)
     return f"{{{','.join((labels, *texts))}}}"
 
 

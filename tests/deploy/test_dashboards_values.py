@@ -10,8 +10,10 @@ from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
 from panel_support import assert_panel
 from rules_support import needs_promtool, promtool, rules_read_by
 
-RANK = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{labels}}}'
+RANK_SERIES = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{labels}}}'
 """Series of a rank; `labels` are further labels, each after a comma."""
+STATE_SERIES = 'training_run_state{{run="a",instance="n1",state="{}"}}'
+"""Series of a state of the run."""
 OUTAGE = "stale _x11"
 """Staleness marker and eleven intervals without samples, three minutes in total."""
 
@@ -70,12 +72,12 @@ def failures(
 @needs_promtool
 def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path) -> None:
     series = {
-        RANK.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
-        RANK.format(
+        RANK_SERIES.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
+        RANK_SERIES.format(
             name="tokens_total", node=2, rank=1, labels=',mode="train"'
         ): f"0+15000x20 {OUTAGE} 495000+15000x27",
-        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 
@@ -93,12 +95,14 @@ def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
     tmp_path: Path, panel: str, counter: str, joules: float
 ) -> None:
     series = {
-        RANK.format(name=counter, node=1, rank=0, labels=',mode="train"'): "0+15x60",
-        RANK.format(name=counter, node=2, rank=1, labels=',mode="train"'): f"0+15x20 {OUTAGE} 495+15x27",
+        RANK_SERIES.format(name=counter, node=1, rank=0, labels=',mode="train"'): "0+15x60",
+        RANK_SERIES.format(
+            name=counter, node=2, rank=1, labels=',mode="train"'
+        ): f"0+15x20 {OUTAGE} 495+15x27",
         'training_energy_joules_total{run="a",instance="n1"}': "0+3000x60",
         'training_energy_joules_total{run="a",instance="n2"}': f"0+3000x20 {OUTAGE} 99000+3000x27",
-        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 
@@ -117,8 +121,8 @@ def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
 @needs_promtool
 def test_throughput_of_a_job_that_reports_no_world_size_is_shown(tmp_path: Path) -> None:
     series = {
-        RANK.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
-        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK_SERIES.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
+        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
     }
 
     messages = failures(tmp_path, "Throughput", series, {"4m": 1000})
@@ -178,8 +182,8 @@ def test_cost_so_far_does_not_decrease_while_the_exporter_of_a_node_is_down(tmp_
 @needs_promtool
 def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_path: Path) -> None:
     series = {
-        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
     not_seen: dict[str, float | None] = {"4m": 0, "7m": 1, "12m": 0}
@@ -210,10 +214,10 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
 ) -> None:
     memory = 'training_process_gpu_memory_bytes{{run="a",instance="n2",rank="1",gpu="{0}",uuid="G{0}"}}'
     series = {
-        RANK.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
-        RANK.format(name="rank_compute_seconds", node=2, rank=1, labels=""): "2x20",
-        RANK.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
-        RANK.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
+        RANK_SERIES.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
+        RANK_SERIES.format(name="rank_compute_seconds", node=2, rank=1, labels=""): "2x20",
+        RANK_SERIES.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
+        RANK_SERIES.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
         **{memory.format(gpu): "1x20" for gpu in gpus},
     }
@@ -223,7 +227,7 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
 
 
 STAGES = {
-    RANK.format(name=name, node=1, rank=rank, labels=labels): values
+    RANK_SERIES.format(name=name, node=1, rank=rank, labels=labels): values
     for rank, stage, seconds in ((0, 0, 1), (1, 0, 1), (2, 1, 2), (3, 1, 3))
     for name, labels, values in (
         ("rank_compute_seconds", "", f"{seconds}x60"),
@@ -249,6 +253,7 @@ def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another
     )
 
 
+@needs_promtool
 @pytest.mark.parametrize("dashboard", ["training-run", "training-ranks"])
 @pytest.mark.parametrize(
     ("seconds", "query_id", "expected"),
@@ -264,10 +269,10 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
     tmp_path: Path, dashboard: str, seconds: str, query_id: str, expected: dict[str, float]
 ) -> None:
     series = {
-        RANK.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
-        RANK.format(name="rank_compute_seconds", node=2, rank=1, labels=""): f"{seconds}x20",
-        RANK.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
-        RANK.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
+        RANK_SERIES.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
+        RANK_SERIES.format(name="rank_compute_seconds", node=2, rank=1, labels=""): f"{seconds}x20",
+        RANK_SERIES.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
+        RANK_SERIES.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
     }
 
@@ -289,7 +294,7 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
 def test_all_dashboards_show_the_same_slowest_rank(
     tmp_path: Path, dashboard: str, panel: str, query_id: str, label: str
 ) -> None:
-    state = {STATE.format("running"): "1x60"}
+    state = {STATE_SERIES.format("running"): "1x60"}
 
     assert_panel(
         tmp_path,
@@ -303,15 +308,12 @@ def test_all_dashboards_show_the_same_slowest_rank(
     )
 
 
-STATE = 'training_run_state{{run="a",instance="n1",state="{}"}}'
-
-
 @needs_promtool
 def test_the_state_of_a_run_names_its_critical_alerts(tmp_path: Path) -> None:
     alert = 'ALERTS{{alertname="{}",alertstate="firing",severity="{}",run="a"}}'
     series = {
-        STATE.format("running"): "1x60",
-        STATE.format("hung"): "0x60",
+        STATE_SERIES.format("running"): "1x60",
+        STATE_SERIES.format("hung"): "0x60",
         alert.format("GpuLost", "critical"): "_x20 1x40",
         alert.format("GpuXidCritical", "critical"): "_x20 1x40",
         alert.format("GpuStraggler", "warning"): "_x20 1x40",
@@ -327,7 +329,7 @@ def test_the_state_of_a_run_names_its_critical_alerts(tmp_path: Path) -> None:
 
 @needs_promtool
 def test_the_state_of_a_silent_run_is_the_last_known_state_with_the_age_of_the_news(tmp_path: Path) -> None:
-    series = {STATE.format("running"): "1x20 stale", STATE.format("failed"): "0x20 stale"}
+    series = {STATE_SERIES.format("running"): "1x20 stale", STATE_SERIES.format("failed"): "0x20 stale"}
     labels = '{state="running", age=", no news for $AGE from ", instance="n1"}'
 
     for time, age in (("6m30s", "90 s"), ("12m", "7 min")):
@@ -341,7 +343,7 @@ def test_the_state_of_a_run_that_finished_before_its_target_is_a_warning(tmp_pat
         'training_run_outcome_info{run="a",outcome="finished",reason="inferred: the process exited normally"}'
     )
     series = {
-        STATE.format("finished"): "1x60",
+        STATE_SERIES.format("finished"): "1x60",
         outcome: "1x60",
         'training_step{run="a"}': "562x20 5000x40",
         'training_step_target{run="a"}': "5000x60",
@@ -364,7 +366,7 @@ def test_the_state_of_a_run_that_finished_before_its_target_is_a_warning(tmp_pat
 @needs_promtool
 def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp_path: Path) -> None:
     series = {
-        STATE.format("running"): "1x480",
+        STATE_SERIES.format("running"): "1x480",
         'training_last_progress_timestamp_seconds{run="a",rank="0"}': "0+15x240 3600x240",
         'training_step_longest_seconds{run="a"}': "1x480",
         'training_phase_active{run="a",rank="0",phase="backward"}': "1x480",
@@ -408,8 +410,8 @@ def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> N
 @needs_promtool
 def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
     series = {
-        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
     }
 
     messages = failures(
@@ -429,9 +431,9 @@ def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
 @needs_promtool
 def test_the_state_of_a_run_counts_the_ranks_whose_exporter_is_down(tmp_path: Path) -> None:
     series = {
-        STATE.format("running"): "1x60",
-        RANK.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        STATE_SERIES.format("running"): "1x60",
+        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 

@@ -71,7 +71,8 @@ def test_rules_use_only_existing_families_and_labels() -> None:
 def test_promtool_accepts_the_rules() -> None:
     completed_run = promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
 
-    assert (completed_run.returncode, completed_run.stderr) == (0, "")
+    assert completed_run.returncode == 0, completed_run.stderr
+    assert completed_run.stderr == ""
 
 
 @functools.cache
@@ -152,7 +153,7 @@ def test_the_rule_of_hanging_groups_has_the_collectives_of_the_stack_explanation
     assert re.fullmatch(match[2], AUTOGRAD)
 
 
-TABLE = re.compile(r"(?<=<!-- alerts -->\n\n).*?(?=\n<!-- end of alerts -->)", re.DOTALL)
+TABLE_PATTERN = re.compile(r"(?<=<!-- alerts -->\n\n).*?(?=\n<!-- end of alerts -->)", re.DOTALL)
 
 
 def test_the_table_of_the_runbook_matches_the_alerts() -> None:
@@ -167,10 +168,10 @@ def test_the_table_of_the_runbook_matches_the_alerts() -> None:
     assert set(runbook_sections()) == {alert.name.lower() for alert in alerts()}
     document = path.read_text(encoding="utf-8")
     if os.environ.get("UPDATE_GOLDEN") == "1":
-        document = TABLE.sub(lambda _: table, document)
+        document = TABLE_PATTERN.sub(lambda _: table, document)
         path.write_text(document, encoding="utf-8")
 
-    assert TABLE.findall(document) == [table]
+    assert TABLE_PATTERN.findall(document) == [table]
 
 
 def test_the_runbook_explains_each_xid_of_the_critical_alert() -> None:

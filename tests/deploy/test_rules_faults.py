@@ -74,7 +74,7 @@ class Rank:
         sidecar.feed.publish(snapshot.replace(recording=recording))
 
 
-class World:
+class Simulation:
     """Job, sidecar and Prometheus in simulated time, which starts at 0 as in promtool.
 
     Args:
@@ -202,61 +202,63 @@ def train(rank: Rank, *, seconds: float = 5.0, compute: float = 4.0, loss: float
         rank.save()
 
 
-def no_fault(world: World) -> Callable[[Rank], None]:
-    del world
+def no_fault(simulation: Simulation) -> Callable[[Rank], None]:
+    del simulation
     return train
 
 
-def nan_loss(world: World) -> Callable[[Rank], None]:
-    return lambda rank: train(rank, loss=math.nan if world.scrapes == world.healthy_scrapes else 2.5)
+def nan_loss(simulation: Simulation) -> Callable[[Rank], None]:
+    return lambda rank: train(
+        rank, loss=math.nan if simulation.scrapes == simulation.healthy_scrapes else 2.5
+    )
 
 
-def hang(world: World) -> Callable[[Rank], None]:
-    del world
+def hang(simulation: Simulation) -> Callable[[Rank], None]:
+    del simulation
     return lambda rank: rank.enter_forever(kinds.TRAINING_ITERATION)
 
 
-def straggler(world: World) -> Callable[[Rank], None]:
-    del world
+def straggler(simulation: Simulation) -> Callable[[Rank], None]:
+    del simulation
     return lambda rank: train(rank, compute=5.0 if rank.process.rank else 2.0)
 
 
-def sidecar_killed(world: World) -> Callable[[Rank], None]:
-    if world.scrapes == world.healthy_scrapes:
-        world.exporter_is_up = False
-    elif world.scrapes == world.healthy_scrapes + 12:
-        world.sidecar.restart()
-        world.exporter_is_up = True
+def sidecar_killed(simulation: Simulation) -> Callable[[Rank], None]:
+    if simulation.scrapes == simulation.healthy_scrapes:
+        simulation.exporter_is_up = False
+    elif simulation.scrapes == simulation.healthy_scrapes + 12:
+        simulation.sidecar.restart()
+        simulation.exporter_is_up = True
     return train
 
 
-def job_killed(world: World) -> Callable[[Rank], None]:
-    if world.job_is_alive:
-        world.kill_job()
+def job_killed(simulation: Simulation) -> Callable[[Rank], None]:
+    if simulation.job_is_alive:
+        simulation.kill_job()
     return train
 
 
-def slower_steps(world: World) -> Callable[[Rank], None]:
-    del world
+def slower_steps(simulation: Simulation) -> Callable[[Rank], None]:
+    del simulation
     return lambda rank: train(rank, seconds=8.0, compute=6.4)
 
 
-def save_that_hangs(world: World) -> Callable[[Rank], None]:
-    del world
+def save_that_hangs(simulation: Simulation) -> Callable[[Rank], None]:
+    del simulation
     return lambda rank: rank.enter_forever(kinds.CHECKPOINT_SAVE)
 
 
-def gpu_lost(world: World) -> Callable[[Rank], None]:
-    world.lost_gpus = 1
+def gpu_lost(simulation: Simulation) -> Callable[[Rank], None]:
+    simulation.lost_gpus = 1
     return train
 
 
-def switch_lost(world: World) -> Callable[[Rank], None]:
-    world.switch_is_lost = True
+def switch_lost(simulation: Simulation) -> Callable[[Rank], None]:
+    simulation.switch_is_lost = True
     return train
 
 
-Fault = Callable[[World], Callable[[Rank], None]]
+Fault = Callable[[Simulation], Callable[[Rank], None]]
 FAULTS: dict[Fault, set[str]] = {
     no_fault: set(),
     nan_loss: {"TrainingLossNonFinite"},
@@ -278,8 +280,10 @@ def test_a_fault_fires_only_the_expected_alerts(tmp_path: Path, fault: Fault) ->
     (tmp_path / "state").mkdir()
     # RunSlower compares with the hour before.
     healthy_scrapes = 80 if fault in {no_fault, slower_steps} else 20
-    world = World(tmp_path / "state", healthy_scrapes)
-    while world.scrapes <= healthy_scrapes + FAULT_SCRAPES:
-        world.advance(no_fault(world) if world.scrapes < healthy_scrapes else fault(world))
+    simulation = Simulation(tmp_path / "state", healthy_scrapes)
+    while simulation.scrapes <= healthy_scrapes + FAULT_SCRAPES:
+        simulation.advance(
+            no_fault(simulation) if simulation.scrapes < healthy_scrapes else fault(simulation)
+        )
 
-    assert world.fired_alerts(tmp_path) == FAULTS[fault]
+    assert simulation.fired_alerts(tmp_path) == FAULTS[fault]

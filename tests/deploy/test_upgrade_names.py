@@ -12,10 +12,10 @@ from places import PROJECT
 from rules_support import RULES, load_yaml
 
 UPGRADE_DATA = PROJECT / "tests/data/upgrade"
-SAMPLES = re.compile(r"_(bucket|count|sum)$")
+SAMPLE_SUFFIX = re.compile(r"_(bucket|count|sum)$")
 
 
-def names(file_stem: str) -> list[str]:
+def names_of_previous_release(file_stem: str) -> list[str]:
     return (UPGRADE_DATA / f"{file_stem}.txt").read_text(encoding="utf-8").split()
 
 
@@ -33,7 +33,7 @@ def published_names() -> set[str]:
     return set(re.findall(r"`([a-z_0-9]+)`", (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")))
 
 
-def rules(key: str) -> set[str]:
+def rule_names(key: str) -> set[str]:
     """Return the names of the alerts (`alert`) or of the recording rules (`record`)."""
     groups = [group for path in RULES for group in load_yaml(path)["groups"]]
     return {rule[key] for group in groups for rule in group["rules"] if key in rule}
@@ -42,12 +42,15 @@ def rules(key: str) -> set[str]:
 def test_the_families_in_queries_of_the_previous_release_are_published_or_listed_as_renamed() -> None:
     known_names = published_names() | names_in_changelog()
 
-    assert [name for name in names("families") if not {name, SAMPLES.sub("", name)} & known_names] == []
+    families = names_of_previous_release("families")
+    assert [name for name in families if not {name, SAMPLE_SUFFIX.sub("", name)} & known_names] == []
 
 
 def test_the_recording_rules_of_the_previous_release_exist_or_are_listed_as_renamed() -> None:
-    assert set(names("recorded")) - rules("record") - names_in_changelog() == set()
+    former_records = set(names_of_previous_release("recorded"))
+    assert former_records - rule_names("record") - names_in_changelog() == set()
 
 
 def test_the_alerts_of_the_previous_release_exist_or_are_listed_as_renamed() -> None:
-    assert set(names("alerts")) - rules("alert") - names_in_changelog() == set()
+    former_alerts = set(names_of_previous_release("alerts"))
+    assert former_alerts - rule_names("alert") - names_in_changelog() == set()

@@ -131,7 +131,8 @@ def test_an_event_is_written_by_the_one_handler_of_its_destination(
 
     (line,) = handler.lines
     logger = module._get_or_create_logger(name)
-    assert (logger.handlers, logger.propagate) == ([handler], False)
+    assert logger.handlers == [handler]
+    assert logger.propagate is False
     assert json.loads(line) == {"name": "test", "source": "AGENT", "timestamp": 5, "metadata": {"a": 1}}
 
 
@@ -163,11 +164,9 @@ def test_a_rendezvous_event_has_its_source_if_a_handler_exists(
 
     running_event, failed_event = recorded_events
     assert running_event.name == "test_elastic_events.py:report"
-    assert (failed_event.name, failed_event.pid, failed_event.hostname) == (
-        "test_elastic_events.py:mine",
-        3,
-        "h",
-    )
+    assert failed_event.name == "test_elastic_events.py:mine"
+    assert failed_event.pid == 3
+    assert failed_event.hostname == "h"
     assert "ValueError: math domain error" in failed_event.error_trace
 
 
@@ -194,7 +193,8 @@ main()
     events.record(events.Event("promised", events.EventSource.WORKER, metadata={"step": 3}))
 
     (event,) = processed_events
-    assert (event.name, event.metadata) == ("promised", {"step": 3})
+    assert event.name == "promised"
+    assert event.metadata == {"step": 3}
 
 
 def test_the_documented_call_writes_to_the_console(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +221,9 @@ def test_configure_replaces_handlers_and_accepts_several() -> None:
         events.configure(handlers)
         events.record(events.Event(name, events.EventSource.WORKER))
 
-    assert (replaced.names, listed.names, single.names) == ([], ["one"], ["one", "two"])
+    assert replaced.names == []
+    assert listed.names == ["one"]
+    assert single.names == ["one", "two"]
 
 
 @pytest.mark.parametrize("handler", [5, object(), events.NullEventHandler, [events.NullEventHandler(), "x"]])

@@ -107,8 +107,10 @@ def test_prof_records_success_and_duration_under_the_class_of_the_method(
 
     assert Child().call() == "result"
     success, duration = handler.data
-    assert (success.name, success.value) == (f"{Child.__qualname__}.func.success", 1)
-    assert (duration.name, duration.group_name) == (f"{Child.__qualname__}.func.duration.ms", "torchelastic")
+    assert success.name == f"{Child.__qualname__}.func.success"
+    assert success.value == 1
+    assert duration.name == f"{Child.__qualname__}.func.duration.ms"
+    assert duration.group_name == "torchelastic"
     assert duration.value >= 0
 
 
@@ -144,7 +146,9 @@ def test_a_handler_receives_the_metric_and_a_group_handler_precedes_the_default(
     module.put_metric("a.b", 7, "g")
 
     (metric,) = group_handler.data
-    assert (metric.group_name, metric.name, metric.value) == ("g", "a.b", 7)
+    assert metric.group_name == "g"
+    assert metric.name == "a.b"
+    assert metric.value == 7
     assert metric.timestamp > 1_600_000_000
     assert default_handler.data == []
     assert replaced_handler.data == []
@@ -187,7 +191,8 @@ def test_a_metric_is_a_stat_of_its_group_and_name() -> None:
     metrics.put_metric(name, 1, "my_app")
 
     state = stat_state(f"my_app.{name}")
-    assert (state.count, state.sum) == (2, 1.5)
+    assert state.count == 2
+    assert state.sum == 1.5
 
 
 @pytest.mark.parametrize(
@@ -234,7 +239,8 @@ def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -
         check=False,
     )
 
-    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr == ""
     assert sum_by_labels(page, "my_app_steps_total_value_sum") == 2.0
     assert sum_by_labels(page, "my_app_total_seconds_sum") == 0.002
 
@@ -260,7 +266,8 @@ def test_metrics_that_map_to_one_family_are_distinguished_by_group() -> None:
     assert total("training.elastic.refused", reason="collision") == initial_total
 
 
-def test_two_threads_with_the_first_value_of_a_metric_record_in_one_series() -> None:
+def test_a_metric_that_is_resolved_twice_is_recorded_in_one_series() -> None:
+    # Two threads that record the first value of a metric may both resolve the metric.
     stats, group = families.MetricStats(), new_name("group")
     for record in [stats._resolve((group, "x")), stats._resolve((group, "x"))]:
         record(1.0)
@@ -304,7 +311,8 @@ def test_a_value_that_is_not_a_number_is_counted_and_excluded(value: Any, name: 
     metrics.put_metric(name, 1000, group)
 
     state = stat_state(f"{group}.{name.removesuffix('_ms')}")
-    assert (state.count, sum(state.reading().rejected.values())) == (1, 1)
+    assert state.count == 1
+    assert sum(state.reading().rejected.values()) == 1
 
 
 def test_a_tensor_is_read_when_it_is_recorded() -> None:

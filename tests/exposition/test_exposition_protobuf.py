@@ -133,11 +133,16 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(
 
     *classic, native = families(page.render(Format.PROTOBUF))
 
-    assert (native.type, {bucket.type for bucket in classic}) == (HISTOGRAM, {COUNTER})
+    assert native.type == HISTOGRAM
+    assert {bucket.type for bucket in classic} == {COUNTER}
     (metric,) = native.metric
-    assert (native.name, native.help, labels(metric)) == (SPEC.name, SPEC.help, (("rank", "0"),))
+    assert native.name == SPEC.name
+    assert native.help == SPEC.help
+    assert labels(metric) == (("rank", "0"),)
     histogram = metric.histogram
-    assert (histogram.sample_count, histogram.sample_sum, histogram.schema) == (len(samples), sum(samples), 3)
+    assert histogram.sample_count == len(samples)
+    assert histogram.sample_sum == sum(samples)
+    assert histogram.schema == 3
     assert histogram.zero_count == sum(sample <= histogram.zero_threshold for sample in samples)
     buckets: list[int] = []
     next_bucket = 0

@@ -70,7 +70,7 @@ def test_the_content_types_are_those_that_prometheus_3_requires() -> None:
         (";;,,;q=1;=,", Format.TEXT),
     ],
 )
-def test_openmetrics_is_served_on_request_and_plain_text_otherwise(
+def test_the_accept_header_decides_the_format_and_plain_text_is_the_default(
     accept: str | None, expected: Format
 ) -> None:
     assert negotiate(accept) is expected

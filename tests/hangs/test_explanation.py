@@ -149,7 +149,8 @@ def test_a_wrapper_between_the_job_and_the_library_is_skipped() -> None:
 
     function, frame = wait_position(frames)
 
-    assert (function, frame) == ("all_reduce", frames[2])
+    assert function == "all_reduce"
+    assert frame == frames[2]
 
 
 def test_a_stack_that_ends_in_the_autograd_engine_has_the_engine_as_its_position() -> None:

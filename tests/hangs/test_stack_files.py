@@ -1,4 +1,7 @@
-"""Request and answer files in the feed directory: the reader checks every limit and follows no link."""
+"""Request and answer files in the feed directory, captured stacks, and the responder of a process.
+
+The reader of the files refuses values beyond a limit, and follows no link.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ ANSWER = StackAnswer(
 )
 
 
-def test_a_request_round_trips(tmp_path: Path) -> None:
+def test_a_request_round_trips_and_is_private(tmp_path: Path) -> None:
     request = StackRequest("ef" * 16, 12.5, StackDetail.LOCATION, "llama")
     write_request(str(tmp_path), request, is_shared=False)
 

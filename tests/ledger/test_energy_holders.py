@@ -63,7 +63,8 @@ def test_a_later_process_with_the_same_pid_is_not_matched() -> None:
     (holder,) = reported_processes(job_process("0", started_at=90.0, ended_at=91.0), lives=lives)[UUIDS[0]]
 
     assert holder.life.pid < 0
-    assert (holder.life.started_at, holder.life.ended_at) == (90.0, 91.0)
+    assert holder.life.started_at == 90.0
+    assert holder.life.ended_at == 91.0
 
 
 @pytest.mark.parametrize(("started_at", "run"), [(89.5, "a"), (600.0, "")])

@@ -172,7 +172,8 @@ def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> No
         family = page.families[spec.name]
         published_ranks = {sample.labels.get("rank", "") for sample in family.samples}
         assert published_ranks == ({"0", "1", "3"} if "rank" in spec.labels else {""}), spec.name
-        assert (family.type, family.documentation) == (spec.type, spec.help)
+        assert family.type == spec.type
+        assert family.documentation == spec.help
     assert page.get("training_step", run="r") == 1.0
     assert page.get("training_step_duration_seconds_sum", run="r", mode="x") == 1.0
     assert page.get("training_steps_total", run="r", rank="3", mode="x") == 4.0

@@ -97,7 +97,9 @@ def test_b8_an_event_has_its_arguments_and_needs_no_handler(monitor: Any) -> Non
     event = monitor.Event(name="torch.monitor.TestEvent", timestamp=timestamp, data=data)
     monitor.log_event(event)
 
-    assert (event.name, event.timestamp, event.data) == ("torch.monitor.TestEvent", timestamp, data)
+    assert event.name == "torch.monitor.TestEvent"
+    assert event.timestamp == timestamp
+    assert event.data == data
 
 
 # Stat --------------------------------------------------------------------------------------------------------
@@ -115,7 +117,9 @@ def test_aggregations_are_any_collection_and_duplicates_count_once(monitor: Any,
 
 
 @pytest.mark.parametrize("max_samples", [0, -1, 1])
-def test_max_samples_of_zero_closes_after_the_first_sample(monitor: Any, max_samples: int) -> None:
+def test_max_samples_of_one_or_less_closes_the_window_after_the_first_sample(
+    monitor: Any, max_samples: int
+) -> None:
     stat = monitor.Stat("c.room", [monitor.Aggregation.SUM], HOUR, max_samples=max_samples)
     stat.add(1.5)
     stat.add(2.5)
@@ -245,12 +249,15 @@ def test_fields_of_an_event_can_be_assigned_with_the_right_type(monitor: Any) ->
             setattr(event, name, invalid)
     with pytest.raises(AttributeError):
         event.extra = 1
-    assert (event.name, event.data) == ("a", {"x": 1})
+    assert event.name == "a"
+    assert event.data == {"x": 1}
     event.data = {"y": "z"}
     event.name = "b"
     event.timestamp = dt.date(2026, 2, 1)
 
-    assert (event.name, event.timestamp, event.data) == ("b", dt.datetime(2026, 2, 1), {"y": "z"})
+    assert event.name == "b"
+    assert event.timestamp == dt.datetime(2026, 2, 1)
+    assert event.data == {"y": "z"}
 
 
 def test_bytes_become_text_and_whole_numbers_keep_64_bits(monitor: Any) -> None:
@@ -290,7 +297,8 @@ def test_handlers_are_called_before_the_call_returns_and_once_per_registration(
         monitor.unregister_event_handler(handle)
     monitor.log_event(event)
 
-    assert (count_while_registered, len(received_events)) == (2, 2)
+    assert count_while_registered == 2
+    assert len(received_events) == 2
     assert received_events[0] is received_events[1] is event
 
 

@@ -1,4 +1,6 @@
-"""Defects of torch.monitor 2.13 that the compatibility module corrects: rows D1 to D22 of docs/torch-monitor.md."""
+"""Defects of torch.monitor 2.13 that the compatibility module corrects (rows D1 to D22 of docs/torch-monitor.md), and further
+differences.
+"""
 # ruff: noqa: DTZ001, DTZ005, DTZ006 - torch's events have naive datetimes
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def test_d16_a_handler_can_log_and_its_events_follow() -> None:
 def test_two_threads_that_log_into_each_others_handlers_do_not_deadlock(tmp_path: Path) -> None:
     completed = run_function(tmp_path / "feed", programs.monitor.log_into_each_others_handlers)
 
-    assert (completed.stderr, completed.stdout) == ("", "1200\n")
+    assert completed.stderr == ""
+    assert completed.stdout == "1200\n"
 
 
 @pytest.mark.timeout(90)
@@ -158,7 +161,8 @@ def test_d17_without_a_length_every_window_of_max_samples_is_logged_and_nothing_
     sums = [event.data["d17.counted.sum"] for event in received_events]
     assert sums == [sum(range(first, first + 20)) for first in range(0, 100, 20)]
     assert {event.data["d17.counted.count"] for event in received_events} == {20.0}
-    assert (stat.count, stat.discarded) == (5, 0)
+    assert stat.count == 5
+    assert stat.discarded == 0
     with pytest.raises(ValueError, match="max_samples"):
         Stat("d17.endless", [Aggregation.SUM], None, 0)
 
@@ -168,7 +172,8 @@ def test_d17_discarded_samples_are_counted() -> None:
     for _ in range(10):
         stat.add(1.0)
 
-    assert (stat.get(), stat.discarded) == ({Aggregation.COUNT: 3.0}, 7)
+    assert stat.get() == {Aggregation.COUNT: 3.0}
+    assert stat.discarded == 7
 
 
 def test_d18_a_window_closes_by_time_without_new_samples(received_events: list[Event]) -> None:
@@ -194,7 +199,8 @@ STAT.add(1.5)
 """
     completed = run_program(tmp_path / "feed", program)
 
-    assert (completed.stderr, completed.stdout) == ("", "{'d20.sum': 1.5}\n")
+    assert completed.stderr == ""
+    assert completed.stdout == "{'d20.sum': 1.5}\n"
 
 
 # Further differences -------------------------------------------------------------------------------------------
@@ -225,7 +231,8 @@ def test_an_event_of_a_subclass_is_copied_completely(copy_event: Callable[[Typed
     event_copy = copy_event(event)
 
     assert type(event_copy) is TypedEvent
-    assert (event_copy.step, event_copy.asdict()) == (7, event.asdict())
+    assert event_copy.step == 7
+    assert event_copy.asdict() == event.asdict()
     timestamp = "datetime.datetime(2026, 1, 1, 0, 0)"
     assert repr(event_copy) == f"TypedEvent(name='typed', timestamp={timestamp}, data={{'step': 7}})"
 
@@ -241,7 +248,8 @@ def test_events_of_this_module_and_of_the_exporter_share_handlers(received_event
     assert [(event.type, event.data, event.timestamp) for event in events] == [
         ("logged.event", {"x": 1}, 7.0)
     ]
-    assert (event.name, event.timestamp.timestamp()) == ("ckpt.saved", 5.0)
+    assert event.name == "ckpt.saved"
+    assert event.timestamp.timestamp() == 5.0
     assert event.data == {"message": "step 7", "step": 7}
 
 
@@ -273,8 +281,10 @@ def test_stats_of_one_name_share_a_family(name: str, recorded_name: str) -> None
         mean_stat.add(sample)
     max_stat.add(5.0)
 
-    assert (stat_state(recorded_name).count, stat_state(recorded_name).sum) == (3, 8.0)
-    assert (mean_stat.get()[Aggregation.MEAN], max_stat.count) == (1.5, 1)
+    assert stat_state(recorded_name).count == 3
+    assert stat_state(recorded_name).sum == 8.0
+    assert mean_stat.get()[Aggregation.MEAN] == 1.5
+    assert max_stat.count == 1
 
 
 def test_a_stat_with_a_reserved_name_works_without_families() -> None:

@@ -1,4 +1,4 @@
-"""The API of the RFC (`exporter.monitor.rfc`): the examples of the RFC run with changed imports."""
+"""The API of the RFC (`exporter.monitor.rfc`): the examples of the RFC with changed imports, collectors, and invalid calls."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ def test_the_example_of_a_typed_event(delivered_events: list[Event]) -> None:
     assert [(type(event), event.type, event.message) for event in delivered_events] == [
         (RdzvEvent, event.type, "rendezvous started")
     ]
-    assert (delivered_events[0].metadata, event.timestamp) == (event.metadata, None)
-    assert (event.type, event.metadata) == ("torch.elastic.RdzvEvent", {"run_id": "1234", "rank": 0})
+    assert delivered_events[0].metadata == event.metadata
+    assert event.timestamp is None
+    assert event.type == "torch.elastic.RdzvEvent"
+    assert event.metadata == {"run_id": "1234", "rank": 0}
 
 
 def test_the_example_of_a_handler_that_writes_lines(tmp_path: Path) -> None:
@@ -82,8 +84,11 @@ def test_the_example_of_a_handler_that_writes_lines(tmp_path: Path) -> None:
     unregister(handle)
     first, second = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
 
-    assert (first["type"], first["step"], first["message"]) == ("ckpt.saved", 7, "m")
-    assert (second["type"], second["metadata"]) == ("plain", {"x": 1})
+    assert first["type"] == "ckpt.saved"
+    assert first["step"] == 7
+    assert first["message"] == "m"
+    assert second["type"] == "plain"
+    assert second["metadata"] == {"x": 1}
 
 
 def test_the_example_of_a_reporting_loop() -> None:
@@ -101,8 +106,10 @@ def test_the_example_of_a_reporting_loop() -> None:
 
     assert stats["rfc.batch.latency.mean"] == 50.0
     assert stats["rfc.batch.latency.count"] == 101
-    assert (stats["rfc.batch.latency.p50"], stats["rfc.batch.latency.p95"]) == (50.0, 95.0)
-    assert (stats["rfc.epoch.latency.mean"], stats["rfc.epoch.latency.stddev"]) == (3.0, 0.0)
+    assert stats["rfc.batch.latency.p50"] == 50.0
+    assert stats["rfc.batch.latency.p95"] == 95.0
+    assert stats["rfc.epoch.latency.mean"] == 3.0
+    assert stats["rfc.epoch.latency.stddev"] == 0.0
     assert report_after_reset == {"rfc.batch.latency.count": 0.0}
 
 
@@ -218,7 +225,7 @@ def test_events_have_a_severity_a_timestamp_and_any_origin(
         ((Event("a"), "message"), TypeError),
     ],
 )
-def test_an_object_that_is_not_an_event_raises_a_clear_exception(
+def test_an_invalid_event_raises_a_type_error_or_value_error(
     arguments: tuple[Any, ...], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -35,9 +35,12 @@ def test_each_callable_field_has_an_attribute_with_its_current_value() -> None:
         perf_tag_or_fn=lambda: ["a", "b"], global_batch_size_or_fn=lambda: next(batch_sizes)
     )
 
-    assert (application.world_size, application.session_tag, application.is_baseline_run) == (4, "s", True)
+    assert application.world_size == 4
+    assert application.session_tag == "s"
+    assert application.is_baseline_run is True
     assert training.perf_tag == ["a", "b"]
-    assert (training.global_batch_size, training.current_value("global_batch_size_or_fn")) == (1, 2)
+    assert training.global_batch_size == 1
+    assert training.current_value("global_batch_size_or_fn") == 2
     assert [training.is_callable(name) for name in ("perf_tag_or_fn", "seq_length_or_fn")] == [True, False]
 
 
@@ -137,7 +140,8 @@ def test_numbers_and_booleans_can_come_from_the_environment() -> None:
         **APPLICATION | {"world_size_or_fn": "16", "enable_for_current_rank": "false"}
     )
 
-    assert (application.world_size, application.enable_for_current_rank) == (16, False)
+    assert application.world_size == 16
+    assert application.enable_for_current_rank is False
 
 
 def test_exceptions_propagate_only_with_the_propagating_strategy() -> None:
@@ -165,7 +169,8 @@ def test_a_copy_can_change_fields_and_mutable_defaults_are_not_shared() -> None:
     assert changed_copy.application_name == "other"
     config.logger_config.log_level = "ERROR"
 
-    assert (config.logger_config.log_level, equal_config.logger_config.log_level) == ("ERROR", "INFO")
+    assert config.logger_config.log_level == "ERROR"
+    assert equal_config.logger_config.log_level == "INFO"
 
 
 def test_mappings_replace_nested_configurations() -> None:

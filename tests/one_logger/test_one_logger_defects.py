@@ -130,7 +130,8 @@ def test_a_target_is_exported_as_configured(target: float, expected: int, source
 
     loop = span_at_start(memory, "training_loop")
     attributes = loop.attributes.to_json()
-    assert (attributes["train_iterations_target"], attributes["train_samples_target"]) == (expected, expected)
+    assert attributes["train_iterations_target"] == expected
+    assert attributes["train_samples_target"] == expected
     assert misuse_counts() == {}
 
 
@@ -233,7 +234,8 @@ def test_d8_a_success_without_an_open_save_is_a_misuse_without_effect() -> None:
         assert sum(misuse_counts().values()) == 3
 
     (success,) = exported(memory).attributes("save_checkpoint_success")
-    assert (success["save_checkpoint_success_count"], success["productive_train_iterations"]) == (1, 3)
+    assert success["save_checkpoint_success_count"] == 1
+    assert success["productive_train_iterations"] == 3
 
 
 def test_d12_a_validation_whose_only_iteration_failed_has_no_times() -> None:

@@ -110,7 +110,8 @@ def test_the_command_prints_a_diff_and_changes_files_only_with_write(tmp_path: P
 
     completed = run_command("-m", "exporter.one_logger.migrate", "deep", cwd=tmp_path)
 
-    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr == ""
     assert "+import exporter.one_logger.training_telemetry.api.callbacks as CB\n" in completed.stdout
     assert script.read_text(encoding="utf-8") == JOB
 

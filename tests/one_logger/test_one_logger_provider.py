@@ -72,7 +72,9 @@ def test_overrides_change_nested_fields_and_the_last_one_wins() -> None:
     )
 
     config = provider().config
-    assert (config.application_name, config.custom_metadata, config.propagates) == ("second", {"a": 1}, True)
+    assert config.application_name == "second"
+    assert config.custom_metadata == {"a": 1}
+    assert config.propagates is True
     assert config.telemetry_config == one_logger.TrainingTelemetryConfig(**TELEMETRY, seq_length_or_fn=5)
 
 
@@ -134,7 +136,8 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
 
     expected = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
     assert [(record.call, record.rule) for record in reports] == expected
-    assert (current(), provider().config) == (observer, config)
+    assert current() == observer
+    assert provider().config == config
 
 
 def test_the_propagating_strategy_raises_at_the_call_and_later_bodies_still_run() -> None:
@@ -489,7 +492,9 @@ def test_a_session_tag_does_not_change_the_counted_steps_and_saves(
                 pass
 
     reading = publish_and_read()
-    assert (reading.steps, reading.step, reading.committed_step) == (3, 3, 3)
+    assert reading.steps == 3
+    assert reading.step == 3
+    assert reading.committed_step == 3
     assert reading.work_seconds >= 0.03
     assert reading.committed_seconds == pytest.approx(reading.work_seconds)
     assert dict(reading.facts)["session_tag"] == "session"

@@ -94,7 +94,8 @@ def test_merged_attributes_have_the_class_of_the_left_operand() -> None:
     )
 
     assert type(merged) is standard_attributes.TestingMetricsUpdateAttributes
-    assert (merged.current_iteration, merged.interval) == (1, 5)
+    assert merged.current_iteration == 1
+    assert merged.interval == 5
     assert merged.to_json() == {"current_iteration": 1, "interval": 5, "more": "x"}
     assert Attributes.from_json(merged.to_json()).to_json() == merged.to_json()
 
@@ -153,7 +154,9 @@ def test_a_span_with_events_of_every_kind_survives_json() -> None:
 
     decoded = Span.from_json(json.loads(json.dumps(span.to_json())))
 
-    assert (decoded.id, decoded.name, decoded.duration_msec()) == (span.id, "work", 2500)
+    assert decoded.id == span.id
+    assert decoded.name == "work"
+    assert decoded.duration_msec() == 2500
     assert [(type(event), hash(event), event) for event in decoded.events] == [
         (type(event), hash(event), event) for event in span.events
     ]

@@ -106,7 +106,7 @@ class Case:
     @property
     def times(self) -> list[float]:
         """Times at which the case checks an alert, in seconds."""
-        return sorted({seconds(check["eval_time"]) for check in self.body.get("alert_rule_test", ())})
+        return sorted({seconds_of(check["eval_time"]) for check in self.body.get("alert_rule_test", ())})
 
     @property
     def series(self) -> list[Series]:
@@ -122,12 +122,12 @@ class Case:
 
     def runs(self, time_seconds: float) -> set[str]:
         """Return the runs that have a state at a time."""
-        scrape = int(time_seconds // seconds(self.body["interval"]))
+        scrape = int(time_seconds // seconds_of(self.body["interval"]))
         states = [series for series in self.series if series.name == "training_run_state"]
         return {series.labels["run"] for series in states if 1.0 in series.values[scrape : scrape + 1]}
 
 
-def seconds(duration: str) -> float:
+def seconds_of(duration: str) -> float:
     """Return the seconds of a duration in Prometheus' notation."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", duration))
@@ -262,7 +262,7 @@ def family(name: str, samples: dict[tuple[tuple[str, str], ...], float | Distrib
 
 def conditions_on_pages(case: Case) -> list[set[ActiveCondition]]:
     """Return the conditions that hold on the page of any exporter, at each time of a case."""
-    interval = seconds(case.body["interval"])
+    interval = seconds_of(case.body["interval"])
     conditions: dict[float, set[ActiveCondition]] = {time_seconds: set() for time_seconds in case.times}
     by_target: dict[tuple[str, str], list[Series]] = {}
     for series in case.series:

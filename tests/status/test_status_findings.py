@@ -386,8 +386,10 @@ def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_finding()
         finding_views_of(GPU_3 | ecc(2.0), history=history),
         finding_views_of(GPU_3 | ecc(2.0)),
     )
-    assert (recent.text, recent.is_urgent) == (f"{text}.", True)
-    assert (earlier.text, earlier.is_urgent) == (f"{text}.", False)
+    assert recent.text == f"{text}."
+    assert recent.is_urgent is True
+    assert earlier.text == f"{text}."
+    assert earlier.is_urgent is False
     assert finding_texts(GPU_3 | ecc(0.0)) == []
 
 
@@ -452,7 +454,8 @@ def test_dropped_series_are_a_finding_with_the_family_and_the_remedy_of_the_reas
 
     (finding,) = finding_views_of(dropped_series(reason, 8.0), history=history)
 
-    assert (finding.text, finding.remedy) == (sentence, remedy)
+    assert finding.text == sentence
+    assert finding.remedy == remedy
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def test_the_headline_of_warnings_is_not_urgent() -> None:
     )
 
     assert summary is not None
-    assert (summary.text, summary.details, summary.is_urgent) == ("1 warning", "Run night.", False)
+    assert summary.text == "1 warning"
+    assert summary.details == "Run night."
+    assert summary.is_urgent is False
 
 
 def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
@@ -196,11 +198,9 @@ def test_a_silent_rank_is_first_in_the_group_of_its_run_and_names_the_runbook_en
     silent_rank, hang = group.findings
 
     assert silent_rank.text == "The process of rank 1 of night is alive and not reporting."
-    assert (silent_rank.alert_name, silent_rank.runbook_alert, silent_rank.anchor) == (
-        "",
-        "TrainingFeedLost",
-        "trainingfeedlost",
-    )
+    assert silent_rank.alert_name == ""
+    assert silent_rank.runbook_alert == "TrainingFeedLost"
+    assert silent_rank.anchor == "trainingfeedlost"
     assert hang.is_urgent
     assert hang.alert_name == "TrainingHang"
     assert "/runbook#trainingfeedlost" in status_page(JOB | SILENT_RANK).links

@@ -1,4 +1,4 @@
-"""Content of the status page. Foreign text cannot run as a script."""
+"""Content of the status page, its history, and the format of its numbers. Foreign text cannot run as a script."""
 
 from __future__ import annotations
 
@@ -283,7 +283,8 @@ def test_foreign_text_is_escaped(text: str) -> None:
         rows, failing_collector, history=history, node=hostile, not_ready=hostile, feed_directory=hostile
     )
 
-    assert (document.tags.count("script"), document.tags.count("figure")) == (2, 2)
+    assert document.tags.count("script") == 2
+    assert document.tags.count("figure") == 2
     pages = ["/metrics", "/-/ready", "/-/healthy", "/config", "/runbook"]
     assert document.links == ["data:,", "/runbook#gpulost", *pages]
     assert "img" not in document.tags
@@ -345,7 +346,8 @@ def test_a_gpu_has_the_color_of_its_line_if_an_earlier_gpu_has_no_line() -> None
 
     assert '<i class="c1"></i>1' in html.replace("\n", "")
     assert re.findall(r'path class="(c\d)"', svg) == ["c1"]
-    assert (plot_data["names"], plot_data["colors"]) == (["GPU 1"], [1])
+    assert plot_data["names"] == ["GPU 1"]
+    assert plot_data["colors"] == [1]
 
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
@@ -376,7 +378,9 @@ def test_a_gap_at_the_start_of_the_time_range_adds_nothing_to_the_increase_of_a_
     increase = history.increase("xid", "GPU-3", "48", seconds=5.0 * (59 - 48))
 
     assert increase is not None
-    assert (increase.amount, increase.first_at, increase.last_at) == (1.0, NOW - 25, NOW - 25)
+    assert increase.amount == 1.0
+    assert increase.first_at == NOW - 25
+    assert increase.last_at == NOW - 25
 
 
 def test_history_of_many_runs_keeps_the_latest_runs() -> None:

@@ -65,7 +65,8 @@ def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, prefix: s
             send_request(port, headers=basic_auth_header(user, user and "good")) for user in ("eve", "")
         ]
 
-    assert (accepted_status, {reply.status for reply in refusals}) == (200, {401})
+    assert accepted_status == 200
+    assert {reply.status for reply in refusals} == {401}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,8 @@ def test_known_and_unknown_paths_require_a_password(tmp_path: Path, header: str)
         for path in ("/metrics", "/", "/-/healthy", "/nothing"):
             reply = send_request(port_of(server), path, headers={"Authorization": header})
 
-            assert (reply.status, reply.headers["www-authenticate"][:5]) == (401, "Basic")
+            assert reply.status == 401
+            assert reply.headers["www-authenticate"][:5] == "Basic"
 
 
 @pytest.mark.timeout(60)

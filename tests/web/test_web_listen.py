@@ -41,7 +41,9 @@ def is_healthy(address_url: str) -> bool:
 def test_an_address_is_host_and_port(text: str, host: str, port: int) -> None:
     address = parse_address(text)
 
-    assert (address.text, address.host, address.port) == (text, host, port)
+    assert address.text == text
+    assert address.host == host
+    assert address.port == port
 
 
 @pytest.mark.parametrize(
