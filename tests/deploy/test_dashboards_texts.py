@@ -139,7 +139,9 @@ def test_the_distance_of_an_outlier_is_that_of_the_query(title: str) -> None:
 
 
 @pytest.mark.parametrize(("uid", "title"), PANELS)
-def test_a_percentage_that_is_called_bad_is_a_threshold_of_the_panel(uid: str, title: str) -> None:
+def test_a_percentage_that_is_called_bad_is_a_threshold_if_the_panel_has_thresholds_of_ratios(
+    uid: str, title: str
+) -> None:
     panel = PANELS[uid, title]
     properties = [entry for override in panel["fieldConfig"]["overrides"] for entry in override["properties"]]
     thresholds = [entry["value"] for entry in properties if entry["id"] == "thresholds"]

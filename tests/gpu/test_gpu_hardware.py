@@ -138,7 +138,9 @@ def test_no_reading_is_garbage_and_no_counter_jumps(observation: Observation) ->
     assert set(resets.values()) == {0}
 
 
-def test_nvml_calls_take_less_than_a_quarter_of_the_time(observation: Observation) -> None:
+def test_nvml_calls_take_less_than_a_quarter_of_the_time_and_the_child_is_small(
+    observation: Observation,
+) -> None:
     # The first half of the observation includes the start of the child.
     start_seconds, middle_families = observation.collections[len(observation.collections) // 2]
     end_seconds, last_families = observation.collections[-1]
@@ -147,5 +149,6 @@ def test_nvml_calls_take_less_than_a_quarter_of_the_time(observation: Observatio
     resident_bytes = values(last_families, "exporter_nvml_child_resident_memory_bytes")
 
     call_ratio = (final_seconds - initial_seconds) / (end_seconds - start_seconds)
-    assert call_ratio < 0.25 * len(values(last_families, "gpu_up"))
+    assert call_ratio < 0.25
+    # A replay has no child process and therefore no resident memory.
     assert all(resident < 100 * 2**20 for resident in resident_bytes.values())
