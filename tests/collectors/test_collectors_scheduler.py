@@ -218,7 +218,7 @@ def test_removing_a_collector_removes_its_block_and_series() -> None:
         time.sleep(0.2)
 
         assert publisher.blocks.keys() == {"stays"}
-        assert source.calls <= calls + 1
+        assert source.calls <= calls + 1  # a pass may have started before the removal
         assert status_value(scheduler, "timeouts_total", "gone") is None
 
 

@@ -126,7 +126,7 @@ def test_sixty_four_ranks_fit_into_a_few_lines() -> None:
     sentence = explain([*stacks, waiting_rank(17, "load", "d.py:3", 8)]).sentence()
 
     assert "Rank 17: load (d.py:3)" in sentence
-    assert len(sentence) < 200
+    assert len(sentence) < 200  # the numbers of all ranks, one by one, have more characters
 
 
 def test_more_than_six_groups_are_shortened() -> None:

@@ -41,7 +41,7 @@ def test_a_run_is_attributed_the_energy_of_its_whole_lifetime(
 
     assert run_joules == pytest.approx(WATTS * lifetime_seconds, rel=0.02)
     if not is_killed:
-        assert (other_joules or 0.0) < 0.02 * run_joules
+        assert (other_joules or 0.0) < 0.02 * run_joules  # the tolerance of the energy above
 
 
 def test_an_attempt_of_two_seconds_is_attributed_its_energy_and_cause(

@@ -141,6 +141,7 @@ def test_a_hanging_handler_delays_one_call_and_is_then_skipped_until_it_returns(
     log_event(Event("hangs.no.more", dt.datetime.now(), {}))
 
     assert handled_names[-1] == "hangs.no.more"
+    # The first call waits for five seconds; fifty such waits would take four minutes.
     assert 4 <= logging_seconds < 20
     monitor.unregister_event_handler(handle)
 
