@@ -26,6 +26,9 @@ ALIVE = FamilySpec(
     help="1 for a running process, 0 after the exit.",
     absent="*expired*",
     source="record lock of the process on its lock file",
+    details=(
+        "A process that has closed its feed at exit counts as exited, also while it still tears down its devices.",
+    ),
 )
 LAST_UPDATE = FamilySpec(
     name="training_feed_last_update_timestamp_seconds",

@@ -1,7 +1,8 @@
 """Goodput sessions of all runs, and their state files.
 
 A session consists of the processes of rank 0 with the same session tag, or of the same run if there is no tag. A process is bound
-to a session when it reports a tag or the end of the application, when it starts to train, when it exits, or after 30 s. Reports are
+to a session when it reports a tag or the end of the application, when it starts to train, when it exits, or after 30 s. A process
+that exits normally without training, and an evaluation without a tag after the training of its launch, have no session. Reports are
 cumulative, so the time before the binding is counted too. On a node without rank 0, the session of the lowest rank publishes no
 family, but its work is used to divide the energy of the node.
 """
@@ -140,7 +141,7 @@ class Sessions:
                 session.count_snapshot(session_pass.leading_processes[process_id], session_pass)
 
     def _bind(self, process: ProcessTotals, endings: Endings, now: Moment) -> None:
-        """Bind a process to a session, once the session is known."""
+        """Bind a process to a session, once the session is known. Does nothing for a process that is not an attempt."""
         identity, reading = process.identity, process.training
         if identity.id in self._key_by_process:
             return
