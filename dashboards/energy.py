@@ -68,6 +68,7 @@ def board() -> Board:
             Row("Sources", _source_panels()),
         ),
         annotations=(ATTEMPTS,),
+        bridges_missed_scrapes=True,
     )
 
 

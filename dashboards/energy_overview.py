@@ -36,8 +36,9 @@ from dashboards.losses_now import (
     ENDED_RUNS,
     INCOMPLETE_RUNS,
     LOSS_SINCE,
+    LOST_COST_SHARE_NOW,
     LOST_GPU_SHARE_NOW,
-    LOST_PER_HOUR_BY_CAUSE,
+    LOST_PER_HOUR_BY_CURRENCY,
     LOST_POWER_BY_CAUSE,
     LOST_SHARE_NOW,
     LOST_SINCE_START,
@@ -172,18 +173,21 @@ def _unknown_cost() -> Query:
 
 
 def _lost_now() -> Panel:
-    share = "of the GPU time"
+    share = (
+        f'label_replace({LOST_COST_SHARE_NOW}, "text", "of the cost", "", "")'
+        f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time", "", "")'
+    )
     power = "power"
     return stat(
         "Lost per hour, last 5 min",
         instant_query(
-            f"sum by (currency) ({LOST_PER_HOUR_BY_CAUSE}) or sum by (currency) ({COST_PER_HOUR_BY_RUN}) * 0 or {NO_COST}",
+            f"{LOST_PER_HOUR_BY_CURRENCY} or sum by (currency) ({COST_PER_HOUR_BY_RUN}) * 0 or {NO_COST}",
             "{{currency}}",
         ),
         instant_query(
             f"(sum({LOST_POWER_BY_CAUSE}) or 0 * sum({RUN_POWER_5M})) unless on () {INCOMPLETE_RUNS}", power
         ),
-        instant_query(LOST_GPU_SHARE_NOW, share),
+        instant_query(share, "{{text}}"),
         _unknown_cost(),
         unit="none",
         decimals=2,
@@ -194,7 +198,7 @@ def _lost_now() -> Panel:
                 "properties": [{"id": "unit", "value": "watt"}, {"id": "decimals", "value": 1}],
             },
             {
-                "matcher": {"id": "byName", "options": share},
+                "matcher": {"id": "byRegexp", "options": "/^of the /"},
                 "properties": [
                     {"id": "unit", "value": "percentunit"},
                     {"id": "decimals", "value": 0},

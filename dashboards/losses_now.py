@@ -20,55 +20,28 @@ from dashboards.queries import (
     blank_if_incomplete,
 )
 from dashboards.rank_problems import EXIT_REASON_PATTERN, FOLLOWING_EXITS_SECONDS
-from dashboards.recorded_losses import LARGE_LOSS_RATIO, LOSS_RATIO, cost_per_hour
+from dashboards.recorded_losses import (
+    LARGE_LOSS_RATIO,
+    LOSS_RATIO,
+    cost_per_hour,
+    lost_by_cause,
+    lost_per_hour,
+    lost_share,
+    recorded_standstill,
+)
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120
-"""Time without a step or validation batch from which a run in state `running` stands still."""
-STANDSTILL_BY_RUN = (
-    f"(max by (run) (run:training_step_overdue:seconds{{@run}}) > 0 or on (run)"
-    ' max by (run) (training_run_state{@run, state=~"stalled|hung"}) == 1 or on (run)'
-    f" (time() - {LAST_PROGRESS_TIME_BY_RUN} > {RUNNING_WITHOUT_PROGRESS_SECONDS}"
-    ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1))'
-)
-"""PromQL with a value for each run that stands still. Which value depends on the condition.
-
-A step is overdue, the run is stalled or hung, or the run is `running` without progress for `RUNNING_WITHOUT_PROGRESS_SECONDS`.
-"""
+"""Time without a step or validation batch from which a run in state `running` stands still, as in `run:training_standstill:info`."""
+STANDSTILL_BY_RUN = recorded_standstill("@run")
+"""PromQL with the value 1 for each selected run that stands still."""
 COST_PER_HOUR_BY_RUN = cost_per_hour("@run")
 """PromQL for the cost per hour of each selected run, by run and currency."""
-_OBSERVED_RATIO = "clamp_max(max by (run) (rate(training_wall_seconds_total{@run}[5m])) > 0, 1)"
-"""PromQL for the share of the last five minutes with samples of the run; below 1 for a younger run."""
-_RECENT_BADPUT = (
-    'max by (run, cause) (rate(training_badput_seconds_total{@run, cause!~"hang|lost_progress|downtime"}[5m]))'
-    f" / on (run) group_left () {_OBSERVED_RATIO}"
-)
-"""PromQL for the share of the last five minutes that each run lost, by cause, except the causes that the ledger adds at once.
-
-Of a run younger than five minutes, it is the share of the observed time.
-"""
-_STRAGGLER_WAIT = as_cause("max by (run) (run:training_straggler_wait:ratio{@run})", "slowest_rank")
-"""PromQL for the share of the last two minutes in which the ranks of each run wait for the slowest rank, as a cause."""
-_RESTART_SHARE = 'sum by (run) (max by (run, cause) (increase(training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}[1h]))) / 3600'
-"""PromQL for the share of the last hour that each run lost to restarts."""
-_NONFINITE_STEPS = (
-    'sum by (run) (max by (run, value) (increase(training_nonfinite_total{@run, kind="loss"}[5m])))'
-    ' / on (run) (max by (run) (increase(training_steps_total{@run, mode="train"}[5m])) > 0)'
-)
-"""PromQL for the ratio of NaN and infinite losses to steps in the last five minutes."""
-_NONFINITE_LOSS = as_cause(f"clamp_max({_NONFINITE_STEPS}, 1)", "nonfinite_loss")
-"""PromQL for the same ratio as a share of the time: a step with such a loss counts as lost."""
 _LIVE_RUNS = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 """PromQL with the value 1 for each run that has neither ended nor started to end."""
-_STANDSTILL = as_cause(f"(0 * {STANDSTILL_BY_RUN} + 1)", "standstill")
-_RESTARTS = as_cause(_RESTART_SHARE, "restarts")
-LOST_SHARE_NOW = (
-    f"(({_STANDSTILL}"
-    f" or ({_RECENT_BADPUT} or {_STRAGGLER_WAIT} or {_NONFINITE_LOSS}) unless on (run) {STANDSTILL_BY_RUN}"
-    f" or {_RESTARTS} unless on (run) {STANDSTILL_BY_RUN}) and on (run) {_LIVE_RUNS})"
-)
+LOST_SHARE_NOW = lost_by_cause("@run")
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause."""
-_LOST_SHARE_OF_RUN = f"(clamp_max(sum by (run) ({LOST_SHARE_NOW}), 1) or on (run) 0 * ({_LIVE_RUNS}))"
+_LOST_SHARE_OF_RUN = f"({lost_share('@run')} or on (run) 0 * ({_LIVE_RUNS}))"
 """PromQL for the share of the time that each live run loses now, over all causes and at most 1; 0 for a run without a loss."""
 _GPU_COUNT_BY_RUN = (
     f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
@@ -76,6 +49,17 @@ _GPU_COUNT_BY_RUN = (
 """PromQL for the number of GPUs of each live run. A run without a GPU counts as one GPU."""
 LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
 """PromQL for the share of the GPU time that all live runs together lose now."""
+_COST_BY_CURRENCY = f"sum by (currency) ({COST_PER_HOUR_BY_RUN})"
+LOST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({lost_per_hour('@run')})"
+"""PromQL for the cost per hour of the time that all live runs together lose now, by currency."""
+LOST_COST_SHARE_NOW = (
+    f"(sum({LOST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_BY_CURRENCY}) / (sum({_COST_BY_CURRENCY}) > 0)"
+    f" and on () count({_COST_BY_CURRENCY}) == 1)"
+)
+"""PromQL for the share of the cost per hour that all live runs together lose now.
+
+Without a value if no price is known or if there are several currencies.
+"""
 MIN_DISPLAYED_SHARE = 0.01
 """Share of the time above which a loss is displayed."""
 
@@ -187,23 +171,32 @@ _ONSET_SHARE = 0.05
 """Share of the time above which a loss has begun."""
 
 
-def _last_time_before_onset(share: str) -> str:
-    """Return PromQL for the last time in the range at which a share was at most `_ONSET_SHARE`; 0 if it was always above."""
-    return f"max_over_time((time() * ({share} <= bool {_ONSET_SHARE}))[$__range:$__interval])"
+_LAST_TIME_BEFORE_ONSET = (
+    f"max_over_time((time() * ({LOST_SHARE_NOW} <= bool {_ONSET_SHARE}))[$__range:$__interval])"
+)
+"""PromQL for the last time in the range at which the share of each cause was at most `_ONSET_SHARE`; 0 if it was always above."""
+
+
+def _recorded_start(family: str, cause: str) -> str:
+    """Return PromQL for the first recorded start of a cause in each run; 0 if it lies before the time range."""
+    start = f"min by (run) ({family}{{@run}})"
+    return as_cause(f"({start} * ({start} > bool time() - $__range_s))", cause)
 
 
 _START_OF_LOSS = (
     f"({as_cause(LAST_PROGRESS_TIME_BY_RUN, 'standstill')}"
     f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
-    f" or {_last_time_before_onset(f'({_RECENT_BADPUT})')} or {_last_time_before_onset(_STRAGGLER_WAIT)}"
-    f" or {_last_time_before_onset(_NONFINITE_LOSS)})"
+    f" or {_recorded_start('rank:training_slow_start:timestamp_seconds', 'slowest_rank')}"
+    f" or {_recorded_start('run:training_data_wait_start:timestamp_seconds', 'data_stall')}"
+    f" or {_LAST_TIME_BEFORE_ONSET})"
     f" and on (run, cause) {LOST_SHARE_NOW} >= {LOSS_RATIO}"
 )
 """PromQL for the start of each loss of at least `LOSS_RATIO`, in Unix seconds. A smaller loss is usual and has no start.
 
     standstill  the last progress
     restarts    the start of the current attempt, which is the end of the loss
-    others      the last time in the range at which the share was small; 0 if the loss began before the range
+    others      the recorded start of the slow rank or of the wait for data, else the last time in the range at which the share was
+                small; 0 if the loss began before the range
 """
 LOST_SINCE_START = (
     f"{LOST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left () (time() - ({_START_OF_LOSS} > 0))"

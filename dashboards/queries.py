@@ -99,12 +99,14 @@ TARGET_LABELS = "job, namespace, pod, container, endpoint"
 
 
 _CURRENT_SERIES_OF_RUN = re.compile(
-    r'(?<!timestamp\()(?<![\w:])training_\w+\{[^{}]*\brun="\$run"[^{}]*\}(?!\[| offset | @ )'
+    r"(?<!timestamp\()(?<![\w:])"
+    r'(?:training_\w+\{[^{}]*\brun=~?"\$run"[^{}]*\}|(?:gpu|exporter)_\w+\{cluster=~"\$cluster"[^{}]*\})'
+    r"(?!\[| offset | @ )"
 )
 
 
 def bridge_missed_scrape(expression: str) -> str:
-    """Return an expanded expression in which the last samples of the run's `training_` families count for up to 35 s.
+    """Return an expanded expression in which the last samples of runs, GPUs and exporters count for up to 35 s.
 
     At the scrape interval of 15 s, a single missed scrape then changes no value, as in the recording rules. Recorded series, series
     with a range or an offset, and operands of `timestamp` remain unchanged.

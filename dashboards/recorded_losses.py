@@ -1,7 +1,4 @@
-"""Time and cost that live runs lose now, from the recorded series of the runs: PromQL for *Fleet*, *GPUs* and *Node*.
-
-*Energy and cost* and *Run* compute the same shares from the series of the exporters; their cost per hour is the recorded cost too.
-"""
+"""Time and cost that live runs lose now, from the recorded series of the runs: PromQL of all dashboards, so that their values agree."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_wait_has_no_loss_since_its_start(tmp_path: Path) -> None:
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", stall, {}, query_id="F")
 
 
-def test_the_lost_share_is_weighted_by_gpus(tmp_path: Path) -> None:
+def test_the_lost_share_is_weighted_by_cost_and_without_a_price_by_gpus(tmp_path: Path) -> None:
     stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
     healthy = {name.replace('run="a"', 'run="b"'): values for name, values in COSTLY_RUN.items()}
     gpus = {
@@ -99,11 +99,12 @@ def test_the_lost_share_is_weighted_by_gpus(tmp_path: Path) -> None:
         'run:training_gpus:count{run="b"}': "12x60",
     }
     series = COSTLY_RUN | stall | healthy | gpus
+    without_price = {name: values for name, values in series.items() if "cost_total" not in name}
+    panel = "Lost per hour, last 5 min"
 
-    share = {"{}": 13}
-    assert_panel(
-        tmp_path, "training-energy", "Lost per hour, last 5 min", series, share, query_id="C", factor=100
-    )
+    of_cost, of_gpu_time = {'{text="of the cost"}': 25}, {'{text="of the GPU time"}': 13}
+    assert_panel(tmp_path, "training-energy", panel, series, of_cost, query_id="C", factor=100)
+    assert_panel(tmp_path, "training-energy", panel, without_price, of_gpu_time, query_id="C", factor=100)
 
 
 def test_a_data_stall_names_the_rank_that_waits_longest(tmp_path: Path) -> None:
@@ -439,3 +440,23 @@ def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_un
 
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", NO_EXPORTER, verdict, query_id="B")
     assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, state)
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "expected"),
+    [
+        ("Lost per hour, last 5 min", "A", {'{currency="EUR"}': 18}),
+        ("Lost per hour, last 5 min", "D", {'{text="runs unknown"}': 0}),
+        ("Losses now, last 5 min", "D", {'{run="a",cause="data_stall"}': 18}),
+        ("Cost and CO2 per hour, last 5 min", "C", {"{}": 0}),
+        ("Cost and loss of each run, in this time range", "A", {'{run="a",state="running"}': 1}),
+    ],
+)
+def test_no_loss_disappears_and_no_run_is_unknown_if_two_scrapes_of_its_exporter_fail(
+    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+) -> None:
+    # The last sample is 30 s old at the end of the time range. The missing samples lower the share by 5 %.
+    stall = run_series("badput_seconds_total", "0+8x60", labels=',cause="data_stall"')
+    missed = {name: values.replace("x60", "x58 stale") for name, values in (COSTLY_RUN | stall).items()}
+
+    assert_panel(tmp_path, "training-energy", panel, missed, expected, query_id=query_id)
