@@ -288,7 +288,7 @@ UNKNOWN_COST = (
 COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
 NO_LOSS = (
-    f"({as_cause(f'0 * max({_LIVE_RUNS})', 'nothing')} or on () {as_cause(f'0 * max({ENDING_RUNS})', 'ending')}"
+    f"({as_cause('0 * max(run:training_live:info{@run})', 'nothing')} or on () {as_cause(f'0 * max({ENDING_RUNS})', 'ending')}"
     f" or on () {as_cause(f'0 * max({ENDED_RUNS})', 'ended')})"
 )
 """PromQL for the row of a table without other rows: active runs lose nothing, the last run is ending, or all runs have ended.

@@ -205,17 +205,20 @@ def _start() -> Panel:
 
 
 _NOTHING_LOST = (
-    f'label_replace(0 * ({LIVE_STATE}), "cause", "nothing", "", "")'
-    ' or on () label_replace(0 * max(training_run_state{@run}), "cause", "ended", "", "")'
+    f'label_replace(0 * max(run:training_live:info{{@run}}) and on () {LIVE_STATE}, "cause", "nothing", "", "")'
+    f' or on () label_replace(0 * max(training_run_state{{@run}}) unless on () {LIVE_STATE}, "cause", "ended", "", "")'
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
-"""PromQL for the row of a live run that loses nothing, of a run that has ended or is ending, or of a run without a sample."""
+"""PromQL for the row of a live run that loses nothing, of a run that has ended or is ending, or of a run without a sample or a recorded series."""
 
 
 def _loss_table(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
     share = f"max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}"
-    gpu_hours_per_hour = f"({share}) * on () group_left () max(run:training_gpus:count{{@run}})"
+    # The slope of the cost has the samples of five minutes, also of a node whose exporter went down since.
+    gpu_hours_per_hour = (
+        f"({share}) * on () group_left () max(max_over_time(run:training_gpus:count{{@run}}[5m]))"
+    )
     cost_per_hour = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR_BY_RUN})"
     return table(
         "Losses now, by cause",

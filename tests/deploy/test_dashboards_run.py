@@ -192,6 +192,23 @@ def test_steps_with_a_nan_loss_are_lost_in_time_gpu_hours_and_money(
     )
 
 
+@pytest.mark.parametrize(("query_id", "value", "labels"), [("B", 100, ""), ("C", 1800, ',currency="EUR"')])
+def test_the_lost_gpu_hours_count_the_gpus_of_the_cost_while_the_samples_of_a_gpu_are_missing(
+    tmp_path: Path, query_id: str, value: float, labels: str
+) -> None:
+    series = (
+        COSTLY_RUN
+        | TWO_GPUS
+        | {'training_rank_info{run="a",instance="n1",rank="0",gpu="0",uuid="G0"}': "1x50 stale"}
+        | run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
+    )
+    expected = {f'{{cause="data_stall"{labels}}}': value}
+
+    assert_panel(
+        tmp_path, "training-run", "Losses now, by cause", series, expected, query_id=query_id, factor=100
+    )
+
+
 @pytest.mark.parametrize(
     ("series", "cause"),
     [
