@@ -2,7 +2,7 @@
 
 The start is read from /proc, in clock ticks of usually 10 ms. A thread that waits for pidfds records the end. Without a
 pidfd (on an old kernel, without permission or without a free thread), the next call of `watch` records the end. Such a process also
-counts as ended if the call does not contain its pid.
+counts as exited if the call does not contain the pid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exporter.collectors.job import ProcessLife
 from exporter.collectors.kernel_files import procfs
 
 RETENTION_SECONDS = 120.0
-"""Time for which the life of an ended process is kept if its pid is not watched any more."""
+"""Retention of the start and end times of an exited process whose pid is no longer watched."""
 
 START_TOLERANCE_SECONDS = 0.02
 """Maximum difference of two readings of the same start, because the clocks are read one after the other."""
@@ -39,9 +39,10 @@ class ProcessLives:
         self._waiter: _Waiter | None = None
 
     def watch(self, pids: Collection[int]) -> Mapping[int, ProcessLife]:
-        """Watch processes. Return their lives, by pid, and the lives of the processes of earlier calls that run or ended recently.
+        """Watch processes, and return the start and end times by pid.
 
-        A process of *pids* that had ended before its first call has no life.
+        The result also contains the processes of earlier calls that are running or exited within `RETENTION_SECONDS`. A process that
+        had exited before the first call with the pid is missing.
         """
         now = self._monotonic()
         with self._lock:
@@ -67,7 +68,7 @@ class ProcessLives:
             waiter.stop()
 
     def _add(self, pid: int, previous: ProcessLife | None) -> None:
-        """Record the start of a process, and wait for its end if the kernel permits. Does nothing for the process of *previous*."""
+        """Record the start of a process, and wait for the exit if the kernel permits. Does nothing for the process of *previous*."""
         start = _start_time(pid)
         if start is None or (
             previous is not None and abs(previous.started_at - start) < START_TOLERANCE_SECONDS

@@ -26,7 +26,7 @@ EXCLUSIVE, SM_SHARE, MEMORY_SHARE = "exclusive", "sm_share", "memory_share"
 NOT_LISTED = "process_not_listed"
 """Reason of a gap: the driver never listed an exited process, and the GPU of the process is uncertain."""
 SHARE_UNKNOWN = "share_unknown"
-"""Reason of a gap: several runs used the GPU, and the driver reports neither utilization nor memory of the processes."""
+"""Reason of a gap: several runs used the GPU, and neither the utilization nor the memory of all processes is known and above 0."""
 
 UNKNOWN_RUN_SECONDS = 120.0
 """Retention of the energy of a process without a known run."""
@@ -295,7 +295,11 @@ class GpuAttribution:
     def _divide_interval(
         self, start: float, end: float, joules: float, find_run: FindRun, division: Division
     ) -> None:
-        """Divide the energy of an interval in which the holders did not change."""
+        """Divide the energy of an interval in which the holders did not change.
+
+        Without a holder, the interval is stored as free. The energy of a process without a known run is stored with the process. If
+        no method of division applies, the energy is a gap, unless the runs of all holders are unknown.
+        """
         if end <= start:
             return
         holders = [
@@ -353,10 +357,10 @@ class GpuAttribution:
 
 @dataclass(frozen=True, slots=True)
 class _OwnerShares:
-    """Share of each owner in the energy, and the method of the division; without shares if no method applies."""
+    """Share of each owner in the energy, and the method of the division."""
 
     method: str
-    ratios: Mapping[str, float]
+    ratios: Mapping[str, float]  # by owner; empty if no method applies
 
 
 def _owner_shares(holders_by_owner: Mapping[str, Collection[_Holder]]) -> _OwnerShares:
