@@ -71,7 +71,7 @@ def current_problems_table() -> Panel:
 def _current_gpu_problems() -> str:
     """Return PromQL for the impact and priority of all current problems of the selected GPUs.
 
-    While no exporter of a node is up, the row of the node replaces the rows of its GPUs: recorded series would keep a problem for minutes.
+    While no exporter of a node is up, the row of the node replaces the rows of the GPUs, because recorded series keep a problem for minutes.
     """
     return f"(({_impact_and_priority(GPU_PROBLEMS)}) and {SELECTED_GPUS} and on (instance) {EXPORTER_IS_UP})"
 

@@ -84,9 +84,9 @@ _LOST_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) (gpu_up) == 0"
     " and on (run, instance, rank) training_process_up{@run} == 1"
 )
-"""PromQL for the GPUs of live ranks that do not respond."""
+"""PromQL for the lost GPUs of live ranks."""
 _LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (run, instance, rank) ({_LOST_GPUS})"
-"""PromQL for the same GPUs with their last Xid, if it is recent, as the label `xid`."""
+"""PromQL for the lost GPUs of live ranks, with a recent Xid as the label `xid`."""
 _THROTTLED_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
 )
@@ -107,7 +107,7 @@ _RECENT_EXITS = (
 )
 """PromQL for the last failed exit of each rank, if it was within the last hour, in Unix seconds, with the reason."""
 _FIRST_EXITS = f"bottomk by (run) (1, {_RECENT_EXITS} >= on (run) group_left () (max by (run) ({_RECENT_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
-"""PromQL for the first of each run's exits in the last `FOLLOWING_EXITS_SECONDS` before its last exit: the cause of the others."""
+"""PromQL for the first exit of the last failure of each run: among the exits at most `FOLLOWING_EXITS_SECONDS` before the last one."""
 
 
 def _with_reason(ranks: str, reason: str, label: str = "", pattern: str = "(.+)") -> str:
@@ -236,7 +236,7 @@ _SILENT_NODES = (
     " unless on (run, instance) training_process_up{@run})"
     f" and on (run) {INCOMPLETE_RUNS})"
 )
-"""PromQL for one node of each incomplete run: among its nodes without current samples, the node whose samples ended last.
+"""PromQL for one node of each incomplete run: among the nodes without current samples, the node with the latest sample.
 
 The value is the time of the last sample.
 """

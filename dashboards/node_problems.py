@@ -1,4 +1,4 @@
-"""Table *What is wrong* of the dashboard *Node*: current problems of the node, of its GPUs and of the ranks on the node."""
+"""Table *What is wrong* of the dashboard *Node*: current problems of the node, and of the GPUs, ranks and runs on the node."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _RUNS_WITHOUT_PROGRESS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (trai
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
 UP_BY_RANK_ON_NODE = "max by (run, rank) (training_process_up{@node_run})"
-"""PromQL for each rank on the node: 1 if its process lives, otherwise 0."""
+"""PromQL for each rank on the node: 1 if the process is alive, otherwise 0."""
 _LAST_UPDATE = "max by (run, rank) (training_feed_last_update_timestamp_seconds{@node_run})"
 """PromQL for the time of the last update of the feed of each rank on the node, in Unix seconds."""
 TRAINER_FEED_AGE_SECONDS = feed_age_seconds('@node_run, role=~"trainer|"', "run, rank", "min")
@@ -65,14 +65,14 @@ _LAST_EXIT = (
     "label_replace(max by (run, rank, reason) (training_rank_last_exit_timestamp_seconds{@node_run}),"
     f' "reason", "$1", "reason", "{EXIT_REASON_PATTERN}")'
 )
-"""PromQL for the time of the last failed exit of each rank on the node, with the reason without its introduction."""
+"""PromQL for the time of the last failed exit of each rank on the node, with the reason without the introducing words."""
 _RUNS_ENDING_OR_ENDED_NORMALLY = (
     'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
 )
 _LAST_EXIT_OR_UPDATE = (
     f'({_LAST_EXIT} or on (run, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 )
-"""PromQL for the time of the last exit of each rank; without a recorded exit, the last update of its feed."""
+"""PromQL for the time of the last exit of each rank; without a recorded exit, the last update of the feed."""
 _EXITS_OF_RUN = (
     "(max by (run, rank) (training_rank_last_exit_timestamp_seconds{@run})"
     " and on (run, rank) max by (run, rank) (training_process_up{@run}) == 0)"
@@ -83,7 +83,7 @@ _FIRST_EXIT = f"min by (run) ({_EXITS_OF_RUN} >= on (run) group_left () (max by 
 _ENDED_RANKS = (
     f"and on (run, rank) {UP_BY_RANK_ON_NODE} == 0 unless on (run) {_RUNS_ENDING_OR_ENDED_NORMALLY}"
 )
-"""Condition that a rank on the node has ended, unless its run is ending or has ended normally."""
+"""Condition that the process of a rank on the node has ended, unless the run is ending or has ended normally."""
 _ODD_RANK = (
     f"max by (run, rank, place) (label_join(training_hang_info{{@node_run}} and on (cluster, run, {HANG_LABELS})"
     f' {ODD_GROUP_SIZE} == 1, "place", " ", "function", "location"))'
@@ -294,12 +294,12 @@ _DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, N
 
 
 def _with_ranks(gpus: str) -> str:
-    """Return PromQL that adds the last run and rank to series of GPUs; a GPU without a rank in the time range keeps its labels."""
+    """Return PromQL that adds the last run and rank to series of GPUs; a GPU without a rank in the time range is unchanged."""
     return f"(({gpus}) + on (instance, gpu) group_left (run, rank) 0 * {LAST_RANK_BY_GPU} or ({gpus}) unless on (instance, gpu) {LAST_RANK_BY_GPU})"
 
 
 def _with_gpus(ranks: str) -> str:
-    """Return PromQL that adds one GPU to series of ranks; a rank without a known GPU keeps its labels."""
+    """Return PromQL that adds one GPU to series of ranks; a rank without a known GPU is unchanged."""
     gpus = f"topk by (run, rank) (1, {LAST_RANK_BY_GPU})"
     return (
         f"(({ranks}) + on (run, rank) group_left (gpu) 0 * {gpus} or ({ranks}) unless on (run, rank) {gpus})"
@@ -327,7 +327,7 @@ def _starts(problems: Sequence[NodeProblem], by: str) -> str:
 def _union_of_problems(build_rows: Callable[[Sequence[NodeProblem], str], str]) -> str:
     """Return PromQL for the union of the rows of all problems, with `gpu`, `run` and `rank` where known.
 
-    While no exporter is up, the row of the node replaces the rows of its GPUs and ranks: recorded series would keep a problem for minutes.
+    While no exporter is up, the row of the node replaces the rows of GPUs and ranks, because recorded series keep a problem for minutes.
 
     Args:
         build_rows: Return PromQL for a list of problems, and for the labels that identify a row of these problems.

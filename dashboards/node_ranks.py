@@ -224,7 +224,7 @@ def ranks_table() -> Panel:
             unit="bytes",
             width=125,
         ),
-        # One row for each rank, with the labels `gpu` and `phase` where they are known: both, else the GPU alone, else neither. The
+        # One row for each rank, with the labels `gpu` and `phase` if samples have them: both, else the GPU alone, else neither. The
         # first pair of lines is the join with the phase; its left side also has the ranks without a GPU.
         row_query=(
             f"({_RANKS_IN_RANGE} * on (run, rank) group_left (gpu) {_GPU_OF_RANK} or on (run, rank) {_RANKS_IN_RANGE})"

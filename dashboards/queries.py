@@ -63,7 +63,7 @@ NODES_OF_RUN = (
 )
 """PromQL for series with the labels `job` and `instance` of the nodes of the selected runs.
 
-A node counts if its exporter has the label `run` of a selected run, or if a selected run held one of its GPUs in the time range.
+A node counts if the exporter has the label `run` of a selected run, or if a selected run held a GPU of the node in the time range.
 `.*`, the value of All, also matches series without the label `run`, and so selects all nodes.
 """
 NODES_OF_ENERGY = (
@@ -262,7 +262,7 @@ STANDSTILL_BY_RULE = (
     "(max(run:training_step_overdue:seconds{@run}) > 0"
     ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1)'
 )
-"""PromQL with a value while the rule finds an overdue step, which it does only in phases of work, or while the run is stalled or hung."""
+"""PromQL with a value while the rule finds an overdue step, or while the run is stalled or hung. The rule applies only in compute phases."""
 LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 """PromQL with a value while the run has neither ended nor started to end."""
 ENDED_NORMALLY = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
@@ -279,7 +279,7 @@ Without a value if several groups may be the cause. A group of one rank is the *
 STATE_BY_RUN = "max by (run, state) (training_run_state{@run} == 1)"
 """PromQL for a series of value 1 for each run, with its current state as the label `state`."""
 ENDING_RUNS = 'max by (run) (training_run_state{@run, state="ending"}) == 1'
-"""PromQL with a value for each run whose processes have ended and whose outcome is not decided."""
+"""PromQL with a value for each run in the state `ending`: the processes have ended, and the outcome is not decided."""
 LAST_PROGRESS_TIME_BY_RUN = "max by (run) (training_last_progress_timestamp_seconds{@run})"
 """PromQL for the time of the last step or validation batch of each run."""
 COST_SO_FAR_BY_CURRENCY = "sum by (currency) (last_over_time(training_cost_total{@run}[15m]))"

@@ -39,9 +39,9 @@ FEED_AGE_SECONDS = feed_age_seconds("@run", "instance, rank")
 _LAST_UPDATE = "max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
 """PromQL for the time of the last update of the feed of each rank, in Unix seconds."""
 UP_BY_RANK_AND_NODE = "max by (instance, rank) (training_process_up{@run})"
-"""PromQL for each rank on each node: 1 if its process lives, otherwise 0."""
+"""PromQL for each rank on each node: 1 if the process is alive, otherwise 0."""
 UP_BY_RANK = "max by (rank) (training_process_up{@run})"
-"""PromQL for each rank: 1 if its process lives on any node, otherwise 0."""
+"""PromQL for each rank: 1 if a process of the rank is alive on any node, otherwise 0."""
 _ENDED_NORMALLY_IN_RANGE = (
     'max(last_over_time(training_run_state{@run, state=~"finished|stopped"}[$__range])) == 1'
 )
@@ -51,11 +51,11 @@ _ENDED_IN_RANGE = (
 
 
 RANKS_WITH_SAMPLE = "group by (rank) (training_process_up{@run})"
-"""PromQL for the ranks with a current sample, whether the process lives or has ended."""
+"""PromQL for the ranks with a current sample, of a live or an ended process."""
 LIVE_RANK_COUNT = (
     "(count(max by (rank) (training_process_up{@run}) == 1) or on () 0 * max(training_world_size{@run}))"
 )
-"""PromQL for the number of ranks with a live process; 0 if no process lives, without a value if no rank has a sample."""
+"""PromQL for the number of ranks with a live process; 0 if no process is alive, without a value if no rank has a sample."""
 UNKNOWN_RANK_COUNT = (
     f"clamp_min(max(training_world_size{{@run}}) - (count({RANKS_WITH_SAMPLE}) or vector(0)), 0)"
 )
@@ -71,18 +71,18 @@ def with_text(expression: str, text: str, label: str = "", pattern: str = "(.+)"
     return f'label_replace({expression}, "problem", "{text}", "{label}", "{pattern if label else ""}")'
 
 
-def with_number(number: str, since: str, text: str, by: str = "") -> str:
+def with_number(number: str, start: str, text: str, by: str = "") -> str:
     """Return PromQL for the start of a problem with a number in its text; 0 if the start is unknown, so that the row stays.
 
     Args:
         number: PromQL for the number, such as a percentage. Series with equal labels *by* and equal numbers share a row.
-        since: PromQL for the start in Unix seconds, by the same labels.
+        start: PromQL for the start in Unix seconds, by the same labels.
         text: Text of the problem; `$1` is the number.
         by: Labels to keep besides `problem` and `number`; empty for a problem of the whole run.
     """
     counted = f'count_values by ({by}) ("number", {number})'
     rows = f"{with_text(counted, text, 'number')} * 0"
-    return f"({rows} + on ({by}) group_left () ({since}) or on ({by}) {rows})"
+    return f"({rows} + on ({by}) group_left () ({start}) or on ({by}) {rows})"
 
 
 def with_suffix(rows: str, number: str, suffix: str) -> str:
@@ -97,7 +97,7 @@ def with_suffix(rows: str, number: str, suffix: str) -> str:
 # GPUs of the ranks -------------------------------------------------------------------------------------------
 
 LAST_GPUS_BY_RANK = "max by (instance, rank, gpu, uuid) (rank:training_gpu:info{@run})"
-"""PromQL for the GPUs of each rank, with index and UUID. The driver lists no processes of a lost GPU, so that the last known GPU counts."""
+"""PromQL for the GPUs of each rank, with index and UUID. For a lost GPU, of which the driver lists no processes, the last sample counts."""
 _GPU_LOST = "max by (uuid) (gpu_up) == 0"
 """PromQL with a value for each lost GPU, by UUID."""
 LOST_GPU_STARTS = (
@@ -112,13 +112,13 @@ _LOST_GPUS_WITH_NOTE = (
 LOST_GPU_ROWS = with_text(
     f'label_join({_LOST_GPUS_WITH_NOTE}, "problem", " lost", "gpu", "note")', "GPU $1", "problem"
 )
-"""PromQL for the lost GPUs of the ranks. The Xid, if one is known, is part of the label `problem`, and is the label `note`: ` (Xid 79)`."""
+"""PromQL for the lost GPUs of the ranks. A recent Xid is part of the label `problem`, and is the label `note`: ` (Xid 79)`."""
 
 
 def _xids(matcher: str = "") -> str:
     """Return PromQL for the time of each Xid in the last `XID_PROBLEM_SECONDS` on the ranks' GPUs, by node, rank, GPU and Xid.
 
-    A lost GPU has a row of its own with the Xid, so its Xids are left out. *matcher* limits the Xids; empty for all.
+    Without the Xids of lost GPUs: the row of a lost GPU has the Xid. *matcher* limits the Xids; empty for all.
     """
     return (
         f"(max by (uuid, xid) (gpu_xid_last_timestamp_seconds{{{matcher}}}) > time() - {XID_PROBLEM_SECONDS}"
@@ -151,20 +151,20 @@ THROTTLED_GPU_ROWS = (
     f'(label_join({_THROTTLED_ROWS_WITHOUT_TEMPERATURE} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
     f" or on (instance, rank, gpu) {_THROTTLED_ROWS_WITHOUT_TEMPERATURE})"
 )
-"""PromQL for the throttled GPUs of the ranks. The label `problem` has the temperature, if it is known: `GPU 3 throttled, 88 °C`."""
+"""PromQL for the throttled GPUs of the ranks. The label `problem` has the temperature, if a sample exists: `GPU 3 throttled, 88 °C`."""
 
 # Processes of the ranks --------------------------------------------------------------------------------------
 
 _LAST_EXIT = "max by (instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run})"
 """PromQL for the time of the last exit of each rank that did not complete the training, with the reason."""
 EXIT_REASON_PATTERN = "(?:inferred: )?(?:the process )?(?:was )?(.+)"
-"""Regular expression of the label `reason` of an exit. The group has the reason without its introduction."""
+"""Regular expression of the label `reason` of an exit. The group has the reason without the introducing words."""
 _LAST_EXIT_OR_UPDATE = (
     f'({_LAST_EXIT} or on (instance, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 )
-"""PromQL for the time of the last exit of each rank; without a recorded exit, the last update of its feed."""
+"""PromQL for the time of the last exit of each rank; without a recorded exit, the last update of the feed."""
 _OF_ENDED_RANKS = f"and on (instance, rank) {UP_BY_RANK_AND_NODE} == 0 unless on (rank) {UP_BY_RANK} == 1 unless on () {_ENDED_NORMALLY_IN_RANGE}"
-"""Condition that a rank has ended on this node, lives on no other node, and that the run has not ended normally."""
+"""Condition that the process of a rank on a node has ended, no process of the rank is alive, and the run has not ended normally."""
 _KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
 _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPREAD_SECONDS})"
 """PromQL for the exits of the last attempt: those at most `MAX_EXIT_SPREAD_SECONDS` before the last exit."""
@@ -181,9 +181,9 @@ LATER_ENDED_ROWS = with_text(
 )
 """PromQL for the exits of the other ended ranks, the `MAX_ROWS` earliest, with the reason in the label `problem`."""
 _EXITS_BEFORE_RESTART = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {UP_BY_RANK} == 1"
-"""PromQL for the exits in the time range of ranks that live again."""
+"""PromQL for the exits in the time range of ranks that have a live process again."""
 FIRST_EXIT = f"bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - {FOLLOWING_EXITS_SECONDS})"
-"""PromQL for the first exit before the last restart of the ranks, with its node, rank and reason."""
+"""PromQL for the first exit before the last restart of the ranks, with node, rank and reason."""
 UNKNOWN_RANK_COUNT_BY_NODE = (
     "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
     f" unless on (rank) {RANKS_WITH_SAMPLE}) unless on (instance) exporter_build_info{{@cluster}}"
@@ -206,7 +206,7 @@ SILENT_RANKS = (
 # Hangs -------------------------------------------------------------------------------------------------------
 
 ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
-"""PromQL for a series of value 1 for the rank that holds up a hang, by the rule of the alert TrainingHang, with its position as labels.
+"""PromQL for a series of value 1 for the rank that holds up a hang, by the rule of the alert TrainingHang, with the position as labels.
 
 Without a value if a group of several ranks holds up the hang, or if several groups may be the cause.
 """
@@ -218,7 +218,7 @@ _HANGING_PLACES = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({LOST_GPU_STARTS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1), "place", " ", "function", "location")'
 )
-"""PromQL for the odd rank of a hang unless its GPU is lost, or for the position of an odd group, with the line as the label `place`."""
+"""PromQL for the odd rank of a hang, or the position of an odd group, with the line as the label `place`. Ranks with a lost GPU are left out."""
 ODD_PHASE = (
     "(max by (instance, rank, phase) (run:training_odd_phase:info{@run} and on (cluster, run) run:training_standstill:info)"
     " unless on () max(training_hang_info{@run}))"
@@ -228,6 +228,7 @@ ODD_PHASE = (
 It has a value during a standstill until the stacks of the ranks are known.
 """
 _LAST_PROGRESS_TIME = "max(training_last_progress_timestamp_seconds{@run})"
+"""PromQL for the time of the last step or validation batch of any rank, in Unix seconds, without labels."""
 HANGING_PLACE_ROWS = with_text(
     f"({_HANGING_PLACES}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}", "holds up the others: $1", "place"
 )
@@ -238,9 +239,9 @@ _RANK_IN_ODD_PHASE = with_text(
     "phase",
 )
 ODD_PHASE_ROW = f"({_RANK_IN_ODD_PHASE}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}"
-"""PromQL for the rank for which all other ranks wait, with its phase in the label `problem`, unless its GPU is lost."""
+"""PromQL for the rank for which all other ranks wait, with the phase in the label `problem`; without a value if the GPU is lost."""
 STANDSTILL_START = f"({_LAST_PROGRESS_TIME} and on () {STANDSTILL_BY_RULE})"
-"""PromQL for the time of the last step of a run whose step is overdue, or that hangs or is stalled."""
+"""PromQL for the time of the last step or validation batch of a run with an overdue step, or that is stalled or hung."""
 
 _CURRENT_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"
 _STEP_TARGET = f"max(last_over_time(training_step_target{{@run}}[{LOOKBACK}]))"

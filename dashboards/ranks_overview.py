@@ -130,7 +130,7 @@ def _hang_query() -> str:
     """Return PromQL for the cause of a standstill as the label `odd`, with the position as labels; 1 during a standstill, otherwise 0.
 
     The label names the first that applies: the rank with a lost GPU, the odd rank or group of a hang or that there is none, the only rank
-    in another phase, and a standstill without a named rank. Otherwise it says that no rank hangs, or that no sample of the run exists.
+    in another phase, and a standstill without a named rank. Otherwise the text is that no rank hangs, or that the run has no sample.
     """
 
     def with_text(expression: str, text: str, label: str = "") -> str:

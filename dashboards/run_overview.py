@@ -251,7 +251,7 @@ def _number_panels() -> tuple[Panel, ...]:
     )
     ranks_are_alike = blank_if_incomplete(f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO}")
     longest_wait = f'label_join(topk(1, {DATA_WAIT_RATIO_BY_RANK}), "whose", " on ", "rank", "instance")'
-    # The rate is divided by the observed share of its window, so that it is right for a young run.
+    # Without the division by the observed share of the five minutes, the rate of a young run would be too small.
     steps_per_second = f'max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0'
     return (
         stat(

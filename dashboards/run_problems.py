@@ -197,6 +197,7 @@ _NONFINITE_PAUSED = f'(label_replace({_NONFINITE_ROW_WITH_STEP}, "problem", "$1,
 NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
 """PromQL with a value while the alert fires: the weights may be invalid, although the loss is finite again."""
 _FAILED_COUNTER = 'training_checkpoints_total{@run, result="failed"}'
+"""Counter of the failed saves."""
 _LAST_FAILURE = last_time(
     f"(sum({_FAILED_COUNTER}) or 0 * {WALL_SECONDS}) < bool scalar(sum({_FAILED_COUNTER} @ end()))"
 )
@@ -226,7 +227,9 @@ _SAVES_FAIL_START = (
 )
 """PromQL for the start of failing saves: when the alert became pending if that was after the last successful save, else the first failure."""
 _SAVES_FAIL = with_number(_FAILED_COUNT, _SAVES_FAIL_START, "no checkpoint: $1 saves failed")
+"""PromQL for the row of failing saves in the time range, with their number."""
 _SAVES_FAILED = with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
+"""PromQL for the row of saves that failed before a successful save. The start is the last failure."""
 
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"

@@ -98,8 +98,8 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
 def _overdue() -> str:
     """Return PromQL for the level of an overdue step, with the minutes since the last step as the label `overdue`.
 
-    The level is `BAD_LEVEL` if the rule finds the step overdue. Otherwise it is 0: with the label during a standstill by another condition,
-    without the label without a standstill, and in the first minute. The minutes are those of the panel *Last step*, which Grafana rounds.
+    The level is `BAD_LEVEL` if the rule finds the step overdue and the last step is at least a minute old. Otherwise the level is 0. The label
+    is then present only during a standstill that lasts for a minute. The minutes are those of the panel *Last step*, which Grafana rounds.
     """
     minutes = f"round(({PROGRESS_AGE_SECONDS} >= 60) / 60)"
     text = f'label_replace(count_values("overdue", {minutes}), "overdue", ", no step for $1 min", "overdue", "(.+)")'
