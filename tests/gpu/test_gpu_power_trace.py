@@ -9,6 +9,7 @@ import pytest
 from gpu_support import replay, small_machine
 from power_trace_support import EPOCH, TRACE, TracedGpu, energy_joules_at
 
+from exporter.collectors.gpu.energy import GpuEnergy, PowerBlock
 from exporter.collectors.gpu.state import GpuRegistry
 
 READ_INTERVAL_SECONDS = 2.0
@@ -83,6 +84,38 @@ def test_energy_follows_the_counter_and_samples_interpolate_it(trace_result: Tra
     assert counter_reading.joules == pytest.approx(
         energy_joules_at(19.6) - energy_joules_at(FIRST_READ_SECONDS), rel=0.003
     )
+
+
+def test_energy_after_the_last_sample_is_not_counted_twice_if_the_counter_is_read_late() -> None:
+    energy = GpuEnergy()
+    # At a constant 500 W, the pass at 2 s reads the counter 0.8 s after the last sample, as on a busy machine.
+    for end_seconds, counter_seconds in ((0.0, 0.0), (1.0, None), (2.0, 2.8), (3.0, None), (4.0, 4.0)):
+        block = PowerBlock(
+            integral_joules=500.0 * end_seconds,
+            end_time=end_seconds,
+            first_microseconds=int(end_seconds * 1e6),
+            step_microseconds=[1_000_000],
+            milliwatts=[500_000],
+        )
+        millijoules = None if counter_seconds is None else 500_000.0 * counter_seconds
+        energy.add(block, millijoules, counter_seconds or 0.0, child=1, is_paused=False)
+
+    assert [point.time for point in energy.history] == [0.0, 1.0, 2.8, 3.0, 4.0]
+    assert [point.joules for point in energy.history] == pytest.approx(
+        [500.0 * point.time for point in energy.history]
+    )
+
+
+def test_the_counter_has_the_time_at_which_the_call_returned() -> None:
+    result = replay(small_machine("at: 0s, delay: {nvmlDeviceGetPowerUsage: 50ms}", count=1), 12)
+    delays = [
+        message["gpus"][0]["energy_delay"]
+        for message in result.samples
+        if "energy_millijoules" in message["gpus"][0]
+    ]
+
+    assert len(delays) >= 2
+    assert delays == pytest.approx([0.05] * len(delays), abs=1e-6)
 
 
 def test_samples_continue_over_a_new_child() -> None:

@@ -192,6 +192,8 @@ def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
 
     # The next child process finds three GPUs, whose NVML indices have no gap.
     for message in replay(description, 10, origin=-21.0).samples:
+        for entry in message["gpus"]:
+            entry["power"]["end_time"] += 21.0
         result.registry.add_sample({**message, "time": message["time"] + 21.0}, 2)
 
     energy = result.values("gpu_energy_joules_total")

@@ -104,7 +104,7 @@ def test_without_a_process_list_a_run_is_attributed_energy_by_the_gpu_in_the_fee
         (run_joules,) = settled_joules(running, "a")
         load_joules = joules(running, "training_phase_energy_joules_total", "a", 'phase="checkpoint_load"')
 
-    assert WATTS * 4.0 <= run_joules <= WATTS * lifetime_seconds * 1.02
+    assert WATTS * 4.0 * 0.98 <= run_joules <= WATTS * lifetime_seconds * 1.02
     assert load_joules == pytest.approx(WATTS * 4.0, rel=0.1)
 
 
@@ -121,7 +121,7 @@ def test_a_sidecar_in_another_pid_namespace_finds_the_gpu_of_a_run_in_its_feed(
         lifetime_seconds = job.wait()
         (run_joules,) = settled_joules(running, "a")
 
-    assert WATTS * TRAINING_SECONDS <= run_joules <= WATTS * lifetime_seconds * 1.02
+    assert WATTS * TRAINING_SECONDS * 0.98 <= run_joules <= WATTS * lifetime_seconds * 1.02
 
 
 def test_the_energy_of_an_attempt_without_a_known_gpu_is_a_gap(

@@ -29,6 +29,9 @@ POWER_SAMPLES_SECONDS = 30.0
 HISTORY_SECONDS = 60.0
 """Retention of totals, for the attribution of energy to processes."""
 
+MAX_LATER_SECONDS = 5.0
+"""Longest time between the last sample and the reading of the counter for which the energy in between is estimated."""
+
 CLOCK_STEP_SECONDS = 5.0
 """If a sample is earlier than the last sample by more than this time, the wall clock was set back."""
 
@@ -66,7 +69,9 @@ class GpuEnergy:
     _counter: MonotonicCounter | None = None
     _integral_joules: float = 0.0  # of the power, over all children
     _base_joules: float = 0.0  # total at the last reading of the counter
-    _integral_at_base_joules: float = 0.0  # `_integral_joules` at the same reading
+    _integral_at_base_joules: float = 0.0  # `_integral_joules` at the time of that reading
+    _integral_time: float = 0.0  # monotonic time of the last sample in `_integral_joules`
+    _last_watts: float | None = None  # of that sample
     _child_integral_joules: float = 0.0  # of the power, as the current child reported it last
     _child: int | None = None
     _counter_time: float = 0.0  # monotonic time of the counter's last accepted reading
@@ -86,7 +91,7 @@ class GpuEnergy:
         raw = None if self._counter is None else self._counter.raw
         if raw is None:
             return None
-        return raw * _RULE.scale + self._integral_joules - self._integral_at_base_joules
+        return raw * _RULE.scale + max(0.0, self._integral_joules - self._integral_at_base_joules)
 
     def add(
         self, power: PowerBlock | None, millijoules: float | None, time: float, child: int, *, is_paused: bool
@@ -111,9 +116,14 @@ class GpuEnergy:
         previous_joules = self._child_integral_joules if child == self._child else 0.0
         if child != self._child or block.end_time > self.time:
             self._record_reading(block.end_time)
+        if child != self._child:  # the samples of a new child begin after the last reading of the counter
+            self._integral_at_base_joules = min(self._integral_at_base_joules, self._integral_joules)
         increase_joules = max(0.0, block.integral_joules - previous_joules)
         self._child_integral_joules, self._child = block.integral_joules, child
         self._integral_joules += increase_joules
+        self._integral_time = block.end_time
+        if block.milliwatts:
+            self._last_watts = block.milliwatts[-1] / 1000
         if is_paused:
             self._base_joules -= increase_joules
         if self._counter is None:
@@ -144,7 +154,10 @@ class GpuEnergy:
         else:
             self._base_joules += increase_joules
         self._has_outage = False
-        self._integral_at_base_joules = self._integral_joules
+        # On a busy machine, the counter is read later than the last sample. The energy in between is part of the counter, and the
+        # samples of the next pass contain this energy again.
+        later_seconds = min(max(0.0, time - self._integral_time), MAX_LATER_SECONDS)
+        self._integral_at_base_joules = self._integral_joules + (self._last_watts or 0.0) * later_seconds
         self._publish_counter()
 
     def reading(

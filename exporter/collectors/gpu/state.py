@@ -81,7 +81,8 @@ class GpuState:
             self._set_reading(reading, values, time, child)
         power = entry.get("power")
         block = None if power is None else PowerBlock(**power)
-        self.energy.add(block, entry.get("energy_millijoules"), time, child, is_paused=is_paused)
+        energy_time = time + entry.get("energy_delay", 0.0)
+        self.energy.add(block, entry.get("energy_millijoules"), energy_time, child, is_paused=is_paused)
         if "processes" in entry:
             self.processes = tuple(self._process(process) for process in entry["processes"] or ())
             if entry["processes"] is not None:

@@ -89,6 +89,7 @@ class NvmlDevice:
         self.handle = handle
         self.index = index
         self.pass_time = 0.0  # monotonic time; set by the sampler in each pass
+        self.pass_started_at = 0.0  # `pass_time` on the library's clock; set by the sampler
         self.call_count = 0  # in this pass; set by the sampler
         self.result_count = 0  # calls and field values with a result, in this pass
         self.last_error = ""  # of this pass; "" without a failed call
@@ -136,6 +137,11 @@ class NvmlDevice:
                 self._paused_until[call] = (
                     self.pass_time + seconds + min(MAX_PAUSE_SECONDS, PAUSE_PER_SECOND * seconds)
                 )
+
+    @property
+    def last_call_delay(self) -> float:
+        """Seconds from `pass_time` to the end of the last call. On a busy machine, a pass takes long."""
+        return self.library.last_ended_at - self.pass_started_at
 
     def may_call(self, query_name: str, call: str) -> bool:
         """Return True unless the query was recently unsupported or forbidden, or the call is paused."""

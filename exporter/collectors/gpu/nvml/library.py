@@ -87,6 +87,7 @@ class NvmlLibrary:
         self.calls = 0
         self.seconds = 0.0  # duration of all calls
         self.last_seconds = 0.0  # duration of the last call
+        self.last_ended_at = 0.0  # on the library's clock; end of the last call
         # By call and error; calls that a GPU does not support are not counted.
         self.errors: Counter[tuple[str, str]] = Counter()
         self.current: CallInProgress | None = None  # None between calls
@@ -123,8 +124,13 @@ class NvmlLibrary:
         finally:
             self.current = None
             self.calls += 1
-            self.last_seconds = self._clock() - start_time
+            self.last_ended_at = self._clock()
+            self.last_seconds = self.last_ended_at - start_time
             self.seconds += self.last_seconds
+
+    def now(self) -> float:
+        """Return the time on the library's clock."""
+        return self._clock()
 
     def count_error(self, call: str, error: str) -> None:
         """Count an error of a call."""

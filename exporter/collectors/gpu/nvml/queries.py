@@ -304,6 +304,8 @@ def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -
             for position, target in enumerate(query.targets):
                 value = None if results is None else results[position]
                 readings.set_value(target.reading, value, *target.labels)
+                if target.reading == ENERGY:
+                    readings.energy_delay = device.last_call_delay
 
 
 def execute(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:

@@ -22,6 +22,7 @@ class PassReadings:
 
     values: dict[str, dict[Labels, float | None]] = field(default_factory=dict)
     complete_readings: dict[str, dict[Labels, float]] = field(default_factory=dict)  # see `set_all`
+    energy_delay: float = 0.0  # seconds from the time of the pass to the reading of the energy counter
     power: dict[str, Any] | None = None  # fields of PowerBlock
     processes: list[dict[str, Any]] | None = None  # None if the driver does not list processes
     has_process_list: bool = False  # True if `processes` was read in this pass
@@ -48,6 +49,7 @@ class PassReadings:
         }
         if millijoules is not None:
             entry["energy_millijoules"] = millijoules
+            entry["energy_delay"] = self.energy_delay
         if self.power is not None:
             entry["power"] = self.power
         if self.has_process_list:

@@ -198,12 +198,12 @@ class NvmlSampler:
         selected_slots = [slot for slot in self._slots if slot.is_selected]
         previous_reasons = [slot.failure for slot in selected_slots]
         entries = []
-        start_seconds = self._library.seconds
+        start_seconds, started_at = self._library.seconds, self._library.now()
         for slot in selected_slots:
             seconds = self._library.seconds
             # A slow call on a previous GPU delays the readings of this GPU.
             delay = seconds - start_seconds if seconds - start_seconds >= SLOW_CALL_SECONDS else 0.0
-            entry = self._entry(slot, now + delay, wall + delay)
+            entry = self._entry(slot, now + delay, wall + delay, started_at + delay)
             entries.append({**entry, "delay": delay} if delay else entry)
             if self._library.seconds - seconds >= SLOW_CALL_SECONDS:
                 # Reset the supervisor's deadline, because the calls on the next GPU may be slow, too.
@@ -239,8 +239,8 @@ class NvmlSampler:
         with suppress(CallFailedError):  # NVML is not initialized, or is unloaded
             self._library.call("nvmlShutdown")
 
-    def _entry(self, slot: Slot, now: float, wall: float) -> dict[str, Any]:
-        """Return the message entry of a GPU in this pass."""
+    def _entry(self, slot: Slot, now: float, wall: float, started_at: float) -> dict[str, Any]:
+        """Return the message entry of a GPU in this pass, which started at *started_at* on the library's clock."""
         self._library.current_gpu = slot.index
         if slot.failure and now >= slot.retry_at:
             self._attach(slot, now)
@@ -248,6 +248,7 @@ class NvmlSampler:
         attached_gpu = slot.attached_gpu
         if attached_gpu is not None:
             try:
+                attached_gpu.device.pass_started_at = started_at
                 entry |= attached_gpu.read(now, wall).message()
                 if not attached_gpu.has_sent_identity:
                     entry["identity"] = attached_gpu.device.identity()
