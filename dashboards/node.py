@@ -61,7 +61,7 @@ CPU_MODE_COLORS = {
 
 
 _OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run) {RUNS_LIVE_ON_NODE})'
-"""Condition of alerts: an alert without a node, such as a NaN loss, counts if its run has a live process on the node."""
+"""Condition of alerts: an alert without a node, such as a NaN loss, counts if the run of the alert has a live process on the node."""
 _CPU_WAIT = "waiting, data is late"
 """Legend of the share of the time in which a thread waits for a CPU, if a rank on the node waits for data. Only then, the value has a color."""
 UNKNOWN_GPU_COUNT = unknown_gpus("@node", "@target")
@@ -210,7 +210,7 @@ def _overview_panels() -> tuple[Panel, ...]:
 
 
 def _cost_per_hour() -> Panel:
-    """Return the panel with the cost per hour of the runs on the node and its lost part, or with *exporter down*."""
+    """Return the panel with the cost per hour of the runs on the node and the lost part of the cost, or with *exporter down*."""
     share = "of it lost"
     exporter_down = "(max(up{@target}) == 0)"
     cost, lost = f"sum by (currency) ({NODE_COST_PER_HOUR})", f"sum by (currency) ({NODE_LOST_PER_HOUR})"

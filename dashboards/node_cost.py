@@ -1,4 +1,4 @@
-"""PromQL for the cost per hour of the runs on a single node, and for its lost part."""
+"""PromQL for the cost per hour of the runs on a single node, and for the lost part of the cost."""
 
 from __future__ import annotations
 

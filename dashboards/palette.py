@@ -2,7 +2,7 @@
 
 The palette is based on that of Okabe and Ito, with further colors. Yellow and black are omitted, because each is invisible on
 one theme, and the blue is lighter. In panels of a status, blue is good, the text color is neutral, gray is absent, orange is a
-warning, and vermilion is bad. A text or a number beside the color says the same.
+warning, and vermilion is bad. A text or a number next to the color has the same meaning. The panel texts call vermilion red.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Panel *Work at risk or lost* of the dashboard *Run*: work since the last checkpoint, and its cost."""
+"""Panel *Work at risk or lost* of the dashboard *Run*: duration and cost of the work since the last checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _USUAL_COST_PER_HOUR = (
 
 
 def work_at_risk_or_lost() -> Panel:
-    """Return the panel with the work that a crash loses, or that the crash has lost, and its cost."""
+    """Return the panel with the duration and the cost of the work that a crash would lose, or that the end of the run has lost."""
     notes = " or on () ".join(
         f'label_replace({UNSAVED_SECONDS} and on () {condition}, "note", "{note}", "", "")'
         for note, condition in _NOTES.items()
