@@ -49,5 +49,5 @@ def test_a_loss_on_a_gpu_is_read_ten_times_a_second(monkeypatch: pytest.MonkeyPa
         if step_loss.take(start) is not None:
             read_times.append(now)
 
-    # The thousand steps last ten seconds. A read waits for the end of a step, which delays the following reads.
+    # The thousand steps last ten seconds. A loss is read at the end of a step, so that some reads are a step late.
     assert 90 <= len(read_times) <= 101

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, needs_fake_nvml]
 
 SKIP_REASON = reason_to_skip()
 TRAINING_SECONDS = 12.0
-"""Duration of a job. The driver lists a process tenths of a second late: about 2 % of the energy of a GPU with one run."""
+"""Duration of a job. Two tenths of a second at its start and end are less than 2 % of its energy."""
 
 
 def share_sum(running: Sidecar) -> float:
@@ -54,7 +54,7 @@ def test_two_runs_share_a_gpu_and_a_third_run_uses_two_gpus(
         lifetimes = [job.wait() for job in jobs]
         run_joules = settled_joules(running, "a", "b", "c")
 
-    # Two runs have twice as many late lists as one run, and the difference of the runs is the sum of two deviations.
+    # The deviations of two runs add up.
     assert run_joules[0] + run_joules[1] == pytest.approx(WATTS * max(lifetimes[:2]), rel=0.03)
     # After the end of one run, the other run is attributed the whole power.
     survivor_joules = WATTS * (lifetimes[0] - lifetimes[1])
