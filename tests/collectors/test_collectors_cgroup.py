@@ -16,9 +16,9 @@ from exporter.collectors.host.cgroup import CgroupCollector
 from exporter.collectors.host.cgroup_tree import CgroupTree
 from exporter.families import Collected
 
-LIMIT = "cgroup_cpu_limit_cpus"
-CURRENT, MEMORY_LIMIT = "cgroup_memory_current_bytes", "cgroup_memory_limit_bytes"
-STEP = "/system.slice/slurmstepd.scope/job_4711/step_0"
+CPU_LIMIT = "cgroup_cpu_limit_cpus"
+MEMORY_CURRENT, MEMORY_LIMIT = "cgroup_memory_current_bytes", "cgroup_memory_limit_bytes"
+STEP_CGROUP = "/system.slice/slurmstepd.scope/job_4711/step_0"
 
 
 def collector_of(root: Path) -> CgroupCollector:
@@ -59,10 +59,10 @@ def test_without_a_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
             path.write_text("max 100000\n" if name == "cpu.max" else "max\n")
     collected = collector_of(root).collect()
 
-    assert value_of(collected, LIMIT) is None
+    assert value_of(collected, CPU_LIMIT) is None
     assert value_of(collected, MEMORY_LIMIT) is None
-    assert value_of(collected, CURRENT) == 20971520
-    assert cgroups_by_scope(collected)["memory"] == ("2", f"{STEP}/user/task_0")
+    assert value_of(collected, MEMORY_CURRENT) == 20971520
+    assert cgroups_by_scope(collected)["memory"] == ("2", f"{STEP_CGROUP}/user/task_0")
     assert collected.problems == []
 
 
@@ -70,11 +70,11 @@ def test_the_nearest_ancestor_with_the_controller_is_read(tmp_path: Path) -> Non
     root = copy_machine("node", tmp_path)
     for path in (root / "sys/fs/cgroup").rglob("memory.max"):
         path.unlink()
-    (root / f"sys/fs/cgroup{STEP}/user/task_0/memory.current").unlink()
+    (root / f"sys/fs/cgroup{STEP_CGROUP}/user/task_0/memory.current").unlink()
     collected = collector_of(root).collect()
 
-    assert value_of(collected, CURRENT) == 206158430000
-    assert cgroups_by_scope(collected)["memory"] == ("2", f"{STEP}/user")
+    assert value_of(collected, MEMORY_CURRENT) == 206158430000
+    assert cgroups_by_scope(collected)["memory"] == ("2", f"{STEP_CGROUP}/user")
 
 
 def test_oom_kills_of_cgroup_v1_are_summed_over_ancestors(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_process_moved_to_another_cgroup_is_followed(tmp_path: Path) -> None:
     (root / "proc/self/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711\n")
     collected = collector.collect()
 
-    assert value_of(collected, LIMIT) == 6.5
+    assert value_of(collected, CPU_LIMIT) == 6.5
     assert cgroups_by_scope(collected)["memory"] == ("2", "/system.slice/slurmstepd.scope/job_4711")
 
 

@@ -13,8 +13,8 @@ from container_support import ContainedSidecar, reason_to_skip, sidecar_in_names
 from run_support import child_environment
 from waiting import wait_until
 
-SKIP = reason_to_skip()
-pytestmark = pytest.mark.skipif(bool(SKIP), reason=SKIP)
+SKIP_REASON = reason_to_skip()
+pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 
 JOB = """
 import time

@@ -16,9 +16,9 @@ from places import DATA
 from exporter.collectors.energy.counter import EnergyCounter, RegisterReading, joules_between
 from exporter.collectors.energy.rapl import RaplCollector
 
-CPU = "host_cpu_energy_joules_total"
-POWER = "host_cpu_power_watts"
-IDLE = "host_cpu_power_idle_watts"
+CPU_JOULES = "host_cpu_energy_joules_total"
+CPU_WATTS = "host_cpu_power_watts"
+IDLE_WATTS = "host_cpu_power_idle_watts"
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -121,8 +121,8 @@ def test_garbage_affects_only_its_zone(name: str, content: str, tmp_path: Path) 
     collected = collector.collect()
 
     assert_sound(collector, collected)
-    assert value_of(collected, CPU, "1", "rapl") == 0.0
-    assert value_of(collected, CPU, "0", "rapl") is None
+    assert value_of(collected, CPU_JOULES, "1", "rapl") == 0.0
+    assert value_of(collected, CPU_JOULES, "0", "rapl") is None
     assert {reason for reason, _ in collected.problems} <= {"malformed"}
 
 
@@ -141,8 +141,8 @@ def test_an_exporter_without_the_energy_lock_publishes_nothing(tmp_path: Path) -
 
     assert list(without_lock) == []
     assert "another exporter" in without_lock.unsupported[0]
-    assert value_of(with_lock_again, CPU, "0", "rapl") == 0.0
-    assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(500.0)
+    assert value_of(with_lock_again, CPU_JOULES, "0", "rapl") == 0.0
+    assert value_of(collector.collect(), CPU_JOULES, "0", "rapl") == pytest.approx(500.0)
 
 
 def test_a_machine_without_registers_is_not_a_problem(tmp_path: Path) -> None:
@@ -171,10 +171,10 @@ def test_idle_power_has_a_label_for_its_method(tmp_path: Path) -> None:
         collected = collector.collect()
 
     # 50 W is not idle after at most 90 W.
-    assert value_of(collected_before_work, IDLE, "0", "min_seen") is None
-    assert value_of(collected, IDLE, "0", "config") == 55.0
-    assert value_of(collected, IDLE, "0", "before_start") == pytest.approx(60.0)
-    assert value_of(collected, IDLE, "0", "min_seen") == pytest.approx(40.0)
+    assert value_of(collected_before_work, IDLE_WATTS, "0", "min_seen") is None
+    assert value_of(collected, IDLE_WATTS, "0", "config") == 55.0
+    assert value_of(collected, IDLE_WATTS, "0", "before_start") == pytest.approx(60.0)
+    assert value_of(collected, IDLE_WATTS, "0", "min_seen") == pytest.approx(40.0)
     assert collector.readings[0].idle_watts == 55.0
 
 
@@ -189,9 +189,11 @@ def test_modeled_energy_is_published_only_on_request_and_is_labeled(
     collected = collector.collect()
     measuring_collector = Machine(tmp_path / "xeon").collector(tdp_watts=200.0)
 
-    assert value_of(collected, CPU, "all", "tdp_model") == pytest.approx(10.0 * 200.0 * (0.1 + 0.9 * 0.125))
+    assert value_of(collected, CPU_JOULES, "all", "tdp_model") == pytest.approx(
+        10.0 * 200.0 * (0.1 + 0.9 * 0.125)
+    )
     assert [(reading.source, reading.is_measured) for reading in collector.readings] == [("tdp_model", False)]
-    assert value_of(measuring_collector.collect(), CPU, "all", "tdp_model") is None
+    assert value_of(measuring_collector.collect(), CPU_JOULES, "all", "tdp_model") is None
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -227,7 +229,7 @@ def test_published_totals_never_decrease(tmp_path: Path, events: list[tuple[str,
 # Sockets with power meters only: a described Grace with ACPI power meters ---------------------------------
 
 METERS = ("Module Power Socket 0", "Grace Power Socket 0", "CPU Power Socket 0", "SysIO Power Socket 0")
-WATTS = dict(zip(METERS, (320.0, 200.0, 150.0, 50.0), strict=True))
+METER_WATTS = dict(zip(METERS, (320.0, 200.0, 150.0, 50.0), strict=True))
 
 
 @dataclass
@@ -236,7 +238,7 @@ class Grace:
 
     root: Path
     directory: str = "device"
-    watts: dict[str, float] = field(default_factory=lambda: dict(WATTS))
+    watts: dict[str, float] = field(default_factory=lambda: dict(METER_WATTS))
 
     def __post_init__(self) -> None:
         self.machine = Machine(self.root / "machine", {})
@@ -265,8 +267,8 @@ def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, 
     grace.draw(5.0)
     collected = collector.collect()
 
-    assert value_of(collected, CPU, "0", "hwmon") == pytest.approx(5 * 150 + 5 * 200)
-    assert value_of(collected, "host_cpu_power_watts", "0", "hwmon") == 250.0
+    assert value_of(collected, CPU_JOULES, "0", "hwmon") == pytest.approx(5 * 150 + 5 * 200)
+    assert value_of(collected, CPU_WATTS, "0", "hwmon") == 250.0
     # The energy of a meter inside another meter is not counted twice.
     joules_by_device = {(reading.component, reading.device): reading.joules for reading in collector.readings}
     assert joules_by_device == {("cpu", "package0"): 1750.0, ("soc", "socket0"): 500.0}
@@ -287,7 +289,7 @@ def test_a_meter_with_implausible_values_affects_only_itself(tmp_path: Path, gar
     assert [reason for reason, _ in collected_with_garbage.problems] == ["malformed"]
     assert joules_by_component == {"cpu": None, "soc": pytest.approx(250.0)}
     # 10 s at 150 W, bridged.
-    assert value_of(collected_after_repair, CPU, "0", "hwmon") == pytest.approx(1500.0)
+    assert value_of(collected_after_repair, CPU_JOULES, "0", "hwmon") == pytest.approx(1500.0)
     assert {reading.component: reading.gap_seconds["error"] for reading in collector.readings} == {
         "cpu": 5.0,
         "soc": 0.0,

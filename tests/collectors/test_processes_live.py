@@ -25,10 +25,10 @@ from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.processes.tree import YOUNG_SECONDS
 from exporter.families import Collected
 
-TRAINER = ("r", "0", "trainer")
-LOADER = ("r", "0", "dataloader")
+TRAINER_LABELS = ("r", "0", "trainer")
+LOADER_LABELS = ("r", "0", "dataloader")
 PREFIX = "training_process"
-CPU, STATE = f"{PREFIX}_cpu_seconds_total", f"{PREFIX}_state"
+CPU_SECONDS, STATE_COUNT = f"{PREFIX}_cpu_seconds_total", f"{PREFIX}_state"
 
 
 class TrainerProcess:
@@ -79,7 +79,7 @@ def required_value(collected: Collected, name: str, *labels: str) -> float:
 
 
 def cpu_seconds(collected: Collected) -> float:
-    return sum(required_value(collected, CPU, *LOADER, mode) for mode in ("user", "system"))
+    return sum(required_value(collected, CPU_SECONDS, *LOADER_LABELS, mode) for mode in ("user", "system"))
 
 
 def test_real_workers_are_counted_by_state_and_keep_their_cpu_time(trainer: TrainerProcess) -> None:
@@ -92,21 +92,21 @@ def test_real_workers_are_counted_by_state_and_keep_their_cpu_time(trainer: Trai
     initial = collector.collect()
     assert_sound(collector, initial)
     assert initial.problems == []
-    assert required_value(initial, "training_process_instances", *LOADER) == 2
+    assert required_value(initial, "training_process_instances", *LOADER_LABELS) == 2
     assert required_value(initial, "training_process_instances", "r", "0", "other") == 1
     assert cpu_seconds(initial) >= 0.2
 
     trainer.execute("stop", "two")
     trainer.execute("exit", "one")
-    wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
+    wait_until(lambda: value_of(collector.collect(), STATE_COUNT, *LOADER_LABELS, "zombie") == 1)
     with_zombie = collector.collect()
     trainer.execute("reap", "one")
     # The trainer sleeps once it has replied.
-    wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)
+    wait_until(lambda: value_of(collector.collect(), STATE_COUNT, *TRAINER_LABELS, "sleeping") == 1)
     without_zombie = collector.collect()
 
-    assert required_value(with_zombie, STATE, *LOADER, "stopped") == 1
-    assert required_value(without_zombie, "training_process_instances", *LOADER) == 1
+    assert required_value(with_zombie, STATE_COUNT, *LOADER_LABELS, "stopped") == 1
+    assert required_value(without_zombie, "training_process_instances", *LOADER_LABELS) == 1
     assert cpu_seconds(without_zombie) >= cpu_seconds(initial)
 
 
@@ -123,9 +123,10 @@ def test_bytes_that_a_worker_wrote_are_not_counted_again_after_the_trainer_waite
     collected = collector.collect()
 
     written = f"{PREFIX}_io_written_bytes_total"
-    assert required_value(collected, written, *LOADER) >= WRITTEN_BYTES  # 0 on a filesystem in memory
+    assert required_value(collected, written, *LOADER_LABELS) >= WRITTEN_BYTES  # 0 on a filesystem in memory
     assert (
-        required_value(collected, written, *TRAINER) - required_value(initial, written, *TRAINER)
+        required_value(collected, written, *TRAINER_LABELS)
+        - required_value(initial, written, *TRAINER_LABELS)
         < WRITTEN_BYTES / 2
     )
 
@@ -141,17 +142,17 @@ def test_values_match_ps_and_procfs(trainer: TrainerProcess) -> None:
     ).stdout.split()
 
     resident_kib, threads, proportional_kib = map(int, ps_columns)
-    assert required_value(collected, f"{PREFIX}_resident_bytes", *TRAINER) == pytest.approx(
+    assert required_value(collected, f"{PREFIX}_resident_bytes", *TRAINER_LABELS) == pytest.approx(
         resident_kib * 1024, rel=0.05
     )
-    assert required_value(collected, f"{PREFIX}_threads", *TRAINER) == threads
+    assert required_value(collected, f"{PREFIX}_threads", *TRAINER_LABELS) == threads
     # Between the two reads, other interpreters that share pages with the trainer may start or end.
-    assert required_value(memory, f"{PREFIX}_proportional_bytes", *TRAINER) == pytest.approx(
+    assert required_value(memory, f"{PREFIX}_proportional_bytes", *TRAINER_LABELS) == pytest.approx(
         proportional_kib * 1024, rel=0.2
     )
-    assert required_value(memory, f"{PREFIX}_unique_bytes", *TRAINER) <= resident_kib * 1024
+    assert required_value(memory, f"{PREFIX}_unique_bytes", *TRAINER_LABELS) <= resident_kib * 1024
     descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    assert required_value(collected, f"{PREFIX}_open_fds", *TRAINER) == descriptors
+    assert required_value(collected, f"{PREFIX}_open_fds", *TRAINER_LABELS) == descriptors
 
 
 def test_the_io_of_an_unreadable_process_stays_absent_after_the_process_has_ended() -> None:
@@ -162,7 +163,7 @@ def test_the_io_of_an_unreadable_process_stays_absent_after_the_process_has_ende
     trainer.close()
     collected = collector.collect()
 
-    assert value_of(collected, CPU, *TRAINER, "user") is not None
+    assert value_of(collected, CPU_SECONDS, *TRAINER_LABELS, "user") is not None
     assert not any("_io_" in sample.name for metric in collected for sample in metric.samples)
 
 
@@ -177,5 +178,5 @@ def test_private_values_of_another_users_processes_are_absent(trainer: TrainerPr
     assert list(memory) == []
     assert not any("_io_" in name for name in names)
     assert "training_process_open_fds" not in names
-    assert required_value(collected, "training_process_instances", *TRAINER) == 1
-    assert value_of(collected, CPU, *TRAINER, "user") is not None
+    assert required_value(collected, "training_process_instances", *TRAINER_LABELS) == 1
+    assert value_of(collected, CPU_SECONDS, *TRAINER_LABELS, "user") is not None

@@ -24,11 +24,11 @@ from exporter.collectors.processes.tree import ProcessTree
 from exporter.families import Collected
 from exporter.recording.values import ProcessIdentity
 
-CPU = "training_process_cpu_seconds_total"
+CPU_SECONDS = "training_process_cpu_seconds_total"
 INSTANCES = "training_process_instances"
-IO_READ = "training_process_io_read_bytes_total"
-TRAINER = ("r", "0", "trainer")
-LOADER = ("r", "0", "dataloader")
+READ_BYTES = "training_process_io_read_bytes_total"
+TRAINER_LABELS = ("r", "0", "trainer")
+LOADER_LABELS = ("r", "0", "dataloader")
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> N
     collected_after_restart = job.collect()
 
     assert value_of(collected_after_end, "training_process_up", "r", "0") == 0
-    assert value_of(collected_after_restart, CPU, *TRAINER, "user") == 52.0
+    assert value_of(collected_after_restart, CPU_SECONDS, *TRAINER_LABELS, "user") == 52.0
     assert value_of(collected_after_restart, "training_process_up", "r", "0") == 1
 
 
@@ -105,9 +105,9 @@ def test_the_io_of_an_ended_worker_is_not_counted_again_with_its_parent(
     trainer.read_bytes += 5
     collected = job.collect()
 
-    assert value_of(collected_after_end, IO_READ, *LOADER) == 4096 + 1_000_000
-    assert value_of(collected_after_end, IO_READ, *TRAINER) == 4096 + 70
-    assert value_of(collected, IO_READ, *TRAINER) == 4096 + 70 + 5
+    assert value_of(collected_after_end, READ_BYTES, *LOADER_LABELS) == 4096 + 1_000_000
+    assert value_of(collected_after_end, READ_BYTES, *TRAINER_LABELS) == 4096 + 70
+    assert value_of(collected, READ_BYTES, *TRAINER_LABELS) == 4096 + 70 + 5
 
 
 def test_a_kernel_without_a_list_of_allowed_cpus_in_the_status_allows_all_cpus(
@@ -117,7 +117,7 @@ def test_a_kernel_without_a_list_of_allowed_cpus_in_the_status_allows_all_cpus(
     collected = job.collect()
 
     assert collected.problems == []
-    assert value_of(collected, INSTANCES, *TRAINER) == 1
+    assert value_of(collected, INSTANCES, *TRAINER_LABELS) == 1
     assert job.collector.use is not None
     assert [run.cpus for run in job.collector.use.runs] == [job.collector.use.cpus]
 
@@ -130,9 +130,9 @@ def test_a_kernel_without_io_accounting_affects_only_the_io(
     collected = job.collect()
 
     assert collected.problems == []
-    assert value_of(collected, CPU, *TRAINER, "user") == 1.0
-    assert value_of(collected, "training_process_open_fds", *TRAINER) == 5
-    assert value_of(collected, IO_READ, *TRAINER) is None
+    assert value_of(collected, CPU_SECONDS, *TRAINER_LABELS, "user") == 1.0
+    assert value_of(collected, "training_process_open_fds", *TRAINER_LABELS) == 5
+    assert value_of(collected, READ_BYTES, *TRAINER_LABELS) is None
 
 
 def test_the_io_is_read_where_the_kernel_names_the_read_characters_differently(
@@ -145,7 +145,7 @@ def test_the_io_is_read_where_the_kernel_names_the_read_characters_differently(
     collected = job.collect()
 
     assert collected.problems == []
-    assert value_of(collected, IO_READ, *TRAINER) == 70 + 4096
+    assert value_of(collected, READ_BYTES, *TRAINER_LABELS) == 70 + 4096
 
 
 def test_a_process_that_changes_the_run_moves_with_its_workers_and_counts_once(
@@ -159,9 +159,11 @@ def test_a_process_that_changes_the_run_moves_with_its_workers_and_counts_once(
     trainer.user_seconds = 53.0
     collected = job.collect()
 
-    assert value_of(collected, CPU, *TRAINER, "user") == 50.0
-    assert value_of(collected, CPU, "second", "0", "trainer", "user") == 3.0
-    assert value_of(collected, INSTANCES, *TRAINER) == value_of(collected, INSTANCES, *LOADER) == 0
+    assert value_of(collected, CPU_SECONDS, *TRAINER_LABELS, "user") == 50.0
+    assert value_of(collected, CPU_SECONDS, "second", "0", "trainer", "user") == 3.0
+    assert (
+        value_of(collected, INSTANCES, *TRAINER_LABELS) == value_of(collected, INSTANCES, *LOADER_LABELS) == 0
+    )
     assert value_of(collected, INSTANCES, "second", "0", "dataloader") == 1
 
 
@@ -184,7 +186,9 @@ def test_a_process_stays_visible_when_the_clock_is_set(job: SimulatedJob, proc: 
     proc.add(worker_process(110))
     collected = job.collect()
 
-    assert value_of(collected, INSTANCES, *TRAINER) == value_of(collected, INSTANCES, *LOADER) == 1
+    assert (
+        value_of(collected, INSTANCES, *TRAINER_LABELS) == value_of(collected, INSTANCES, *LOADER_LABELS) == 1
+    )
     assert collected.unsupported == []
 
 
@@ -202,7 +206,7 @@ def test_workers_that_outlive_their_trainer_stay_members(job: SimulatedJob, proc
     job.collect()
     job.end_recording()
 
-    assert value_of(job.collect(), INSTANCES, *LOADER) == 1
+    assert value_of(job.collect(), INSTANCES, *LOADER_LABELS) == 1
 
 
 def test_a_forked_child_without_exec_is_a_worker(job: SimulatedJob, proc: Proc) -> None:
@@ -215,7 +219,7 @@ def test_a_forked_child_without_exec_is_a_worker(job: SimulatedJob, proc: Proc) 
     proc.add(FakeProcess(114, parent=100, command="nvidia-smi\0", comm="nvidia-smi"))
     collected = job.collect()
 
-    assert value_of(collected, INSTANCES, *LOADER) == 3
+    assert value_of(collected, INSTANCES, *LOADER_LABELS) == 3
     assert value_of(collected, INSTANCES, "r", "0", "other") == 2
 
 
@@ -225,15 +229,15 @@ def test_a_child_is_classified_only_after_it_had_time_to_exec(job: SimulatedJob,
     child.command = "nvidia-smi\0"
     collected_after_exec = job.collect()
 
-    assert value_of(collected_before_exec, INSTANCES, *LOADER) is None
-    assert value_of(collected_after_exec, CPU, "r", "0", "other", "user") == 0.25
+    assert value_of(collected_before_exec, INSTANCES, *LOADER_LABELS) is None
+    assert value_of(collected_after_exec, CPU_SECONDS, "r", "0", "other", "user") == 0.25
 
 
 def test_the_exporter_is_not_a_process_of_the_job_that_started_it(job: SimulatedJob, proc: Proc) -> None:
     proc.add(FakeProcess(999_999, parent=100))
     proc.add(FakeProcess(120, parent=999_999))
 
-    assert labels_of(job.collect(), INSTANCES) == [TRAINER]
+    assert labels_of(job.collect(), INSTANCES) == [TRAINER_LABELS]
 
 
 def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
@@ -242,7 +246,9 @@ def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
     job.add_recording(proc.add(FakeProcess(100)))
     collected = job.collect()
 
-    assert value_of(collected, INSTANCES, *TRAINER) == value_of(collected, INSTANCES, *LOADER) == 1
+    assert (
+        value_of(collected, INSTANCES, *TRAINER_LABELS) == value_of(collected, INSTANCES, *LOADER_LABELS) == 1
+    )
 
 
 @pytest.mark.parametrize("name", ["stat", "status", "statm", "io"])
@@ -256,7 +262,7 @@ def test_garbage_affects_only_its_process_and_names_it(
     collected = job.collector.collect()
 
     assert_sound(job.collector, collected)
-    assert value_of(collected, CPU, "r", "1", "trainer", "user") == 7.0
+    assert value_of(collected, CPU_SECONDS, "r", "1", "trainer", "user") == 7.0
     assert {reason for reason, _ in collected.problems} == {"malformed"}
     assert "100" in collected.problems[0][1]
 
@@ -270,7 +276,7 @@ def test_the_series_of_an_ended_run_linger_and_disappear(job: SimulatedJob) -> N
     job.collect(after_seconds=11.0)
     after_linger = job.collect()
 
-    assert value_of(lingering, CPU, *TRAINER, "user") == 1.0
+    assert value_of(lingering, CPU_SECONDS, *TRAINER_LABELS, "user") == 1.0
     assert after_linger == Collected()
 
 
@@ -281,7 +287,7 @@ def test_the_processes_of_the_runs_that_ended_last_are_shown(job: SimulatedJob, 
         job.collect()
     shown_runs = [f"run-{number:02}" for number in range(4, MAX_EXITED_RUNS + 5)]
 
-    assert sorted({run for run, *_ in labels_of(job.collect(), CPU)}) == shown_runs
+    assert sorted({run for run, *_ in labels_of(job.collect(), CPU_SECONDS)}) == shown_runs
 
 
 def counters(collected: Collected) -> dict[tuple[str, ...], float]:
@@ -346,8 +352,8 @@ def test_cpu_time_before_the_sidecar_started_is_no_increase(job: SimulatedJob, p
     initial = job.collect()
     trainer.user_seconds = 502.0
 
-    assert value_of(initial, CPU, *TRAINER, "user") == 0.0
-    assert value_of(job.collect(), CPU, *TRAINER, "user") == 2.0
+    assert value_of(initial, CPU_SECONDS, *TRAINER_LABELS, "user") == 0.0
+    assert value_of(job.collect(), CPU_SECONDS, *TRAINER_LABELS, "user") == 2.0
 
 
 def test_a_process_that_ended_before_the_tree_is_read_is_not_hidden() -> None:

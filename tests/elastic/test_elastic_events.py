@@ -22,7 +22,7 @@ from exporter.recording.events import EVENTS
 
 pytestmark = pytest.mark.timeout(120)  # includes the import of torch
 
-TORCH = "torch.distributed.elastic.events"
+TORCH_MODULE = "torch.distributed.elastic.events"
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     if request.param == "exporter":
         return events
     pytest.importorskip("torch", reason="torch is not installed")
-    return importlib.import_module(TORCH)
+    return importlib.import_module(TORCH_MODULE)
 
 
 class LinesInMemory(logging.Handler):
@@ -73,7 +73,7 @@ def count_of(event_type: str, severity: str = "info") -> int:
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:
-    torch_module = pytest.importorskip(TORCH, reason="torch is not installed")
+    torch_module = pytest.importorskip(TORCH_MODULE, reason="torch is not installed")
     imported_names = {"inspect", "logging", "os", "socket", "traceback", "Optional"}
 
     assert {name for name in dir(torch_module) if not name.startswith("_")} - imported_names <= set(
@@ -332,7 +332,7 @@ def test_a_level_silences_the_console_and_nothing_else(tmp_path: Path) -> None:
         assert sum_by_labels(page_of(feed), "training_events_total", type="quiet") == 1
 
 
-STATUS = """
+STATUS_FUNCTION = """
 import json
 from exporter.elastic import events
 def status(state, source, code=None, **more):
@@ -343,7 +343,7 @@ def status(state, source, code=None, **more):
 
 
 def test_the_end_of_workers_is_counted_from_worker_events_only(tmp_path: Path) -> None:
-    program = f"""{STATUS}
+    program = f"""{STATUS_FUNCTION}
 status("START", "WORKER"); status("START", "WORKER")
 status("FAILED", "WORKER", -11, raw_error="x" * 100_000)
 status("FAILED", "WORKER", "nonsense")
@@ -364,7 +364,7 @@ status("SUCCEEDED", "AGENT")
 
 
 def test_a_worker_event_with_an_invalid_worker_id_is_logged(tmp_path: Path) -> None:
-    program = f"""{STATUS}
+    program = f"""{STATUS_FUNCTION}
 status("FAILED", "WORKER", 1, worker_id="7" * 5000)
 status("FAILED", "WORKER", 1, worker_id="7")
 """
@@ -378,7 +378,9 @@ status("FAILED", "WORKER", 1, worker_id="7")
 
 
 def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> None:
-    run_program(tmp_path / "feed", f'{STATUS}status("START", "AGENT")', RANK="3", TORCHELASTIC_RUN_ID="run7")
+    run_program(
+        tmp_path / "feed", f'{STATUS_FUNCTION}status("START", "AGENT")', RANK="3", TORCHELASTIC_RUN_ID="run7"
+    )
 
     (labels,) = series(page_of(tmp_path / "feed"), "training_rank_info")
     assert 'rank="3"' in labels

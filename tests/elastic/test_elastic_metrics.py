@@ -23,7 +23,7 @@ from exporter.elastic import bridge, families, metrics
 
 pytestmark = pytest.mark.timeout(120)  # includes the import of torch
 
-TORCH = "torch.distributed.elastic.metrics"
+TORCH_MODULE = "torch.distributed.elastic.metrics"
 _name_numbers = itertools.count()
 
 
@@ -43,7 +43,7 @@ def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
         yield metrics
         return
     pytest.importorskip("torch", reason="torch is not installed")
-    torch_metrics = importlib.import_module(TORCH)
+    torch_metrics = importlib.import_module(TORCH_MODULE)
     yield torch_metrics
     api: Any = torch_metrics.api
     api._metrics_map.clear()
@@ -71,17 +71,17 @@ def new_name(prefix: str = "value") -> str:
 
 
 def test_every_public_name_of_the_torch_module_exists() -> None:
-    torch_module = pytest.importorskip(TORCH, reason="torch is not installed")
+    torch_module = pytest.importorskip(TORCH_MODULE, reason="torch is not installed")
 
     public_names = {name for name in dir(torch_module) if not name.startswith("_") and name != "Optional"}
-    api_names = set(importlib.import_module(f"{TORCH}.api").__all__)
+    api_names = set(importlib.import_module(f"{TORCH_MODULE}.api").__all__)
 
     assert public_names <= set(dir(metrics)) | {"api", "static_init"}
     assert api_names <= set(dir(importlib.import_module("exporter.elastic.metrics.api")))
 
 
 def test_signatures_name_the_same_arguments_in_the_same_order() -> None:
-    torch_module = pytest.importorskip(TORCH, reason="torch is not installed")
+    torch_module = pytest.importorskip(TORCH_MODULE, reason="torch is not installed")
 
     for name in ("configure", "getStream", "put_metric", "publish_metric", "prof", "get_elapsed_time_ms"):
         arguments, torch_arguments = (
@@ -382,7 +382,7 @@ def test_a_handler_that_emits_does_not_receive_its_own_metrics() -> None:
 
 
 def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_metrics = pytest.importorskip(TORCH, reason="torch is not installed")
+    torch_metrics = pytest.importorskip(TORCH_MODULE, reason="torch is not installed")
     # With the bridge installed, its hook would record the metric too.
     monkeypatch.setattr(bridge.CompatibilityHandlers, "is_installed", False)
     name = new_name("torch")

@@ -15,7 +15,7 @@ from exporter.collectors.gpu.collector import GpuCollector
 
 pytestmark = needs_fake_nvml
 
-ENERGY, BUSY = "gpu_energy_joules_total", "gpu_utilization_busy_seconds_total"
+ENERGY_JOULES, BUSY_SECONDS = "gpu_energy_joules_total", "gpu_utilization_busy_seconds_total"
 RECEIVE_BYTES, THROTTLED_SECONDS = "gpu_pcie_receive_bytes_total", "gpu_clocks_event_seconds_total"
 GARBAGE_FUNCTIONS = (
     "nvmlGpmMetricsGet",
@@ -34,7 +34,8 @@ def counter_values(collector: GpuCollector) -> dict[str, float]:
     families = collector.collect()
     reasons = values(families, THROTTLED_SECONDS)
     values_by_name = {
-        name: next(iter(values(families, name).values()), -1.0) for name in (ENERGY, BUSY, RECEIVE_BYTES)
+        name: next(iter(values(families, name).values()), -1.0)
+        for name in (ENERGY_JOULES, BUSY_SECONDS, RECEIVE_BYTES)
     }
     return {
         **values_by_name,
@@ -63,7 +64,7 @@ def test_rates_over_15_seconds_at_constant_load_are_within_five_percent(tmp_path
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake, Load(received_mebibytes_per_second=FAST_LINK))
     with running_collector(fake) as collector:
-        wait_until(lambda: counter_values(collector)[BUSY] > 1)
+        wait_until(lambda: counter_values(collector)[BUSY_SECONDS] > 1)
         samples = []
         start_time = time.monotonic()
         while time.monotonic() < start_time + 20.0:
@@ -77,8 +78,8 @@ def test_rates_over_15_seconds_at_constant_load_are_within_five_percent(tmp_path
     assert len(windows) >= 4
     for start_values, end_values, seconds in windows:
         rates = {name: (end_values[name] - start_values[name]) / seconds for name in start_values}
-        assert rates[ENERGY] == pytest.approx(300, rel=0.05)
-        assert rates[BUSY] == pytest.approx(0.5, rel=0.05)
+        assert rates[ENERGY_JOULES] == pytest.approx(300, rel=0.05)
+        assert rates[BUSY_SECONDS] == pytest.approx(0.5, rel=0.05)
         assert rates[RECEIVE_BYTES] == pytest.approx(FAST_LINK * 2**20, rel=0.05)
         assert rates[THROTTLED_SECONDS] == pytest.approx(0.25, rel=0.05)
 
@@ -90,20 +91,22 @@ def test_refused_readings_are_absent_and_their_energy_is_a_gap(
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake)
     with running_collector(fake) as collector:
-        wait_until(lambda: counter_values(collector)[BUSY] > 1)
+        wait_until(lambda: counter_values(collector)[BUSY_SECONDS] > 1)
         fault_time = time.time()
         fake.fail(
             *(f"{name} -1 0 {fault_time} {fault_time + GARBAGE_SECONDS} 0 1" for name in GARBAGE_FUNCTIONS)
         )
         wait_until(lambda: set(counter_values(collector).values()) == {-1.0})
         assert value(collector, "gpu_up") == 1
-        wait_until(lambda: counter_values(collector)[ENERGY] > 0)
+        wait_until(lambda: counter_values(collector)[ENERGY_JOULES] > 0)
         initial_values, start_time = counter_values(collector), time.monotonic()
         time.sleep(8)
         final_values, seconds = counter_values(collector), time.monotonic() - start_time
         (energy,) = collector.registry.energies()
 
-    assert (final_values[ENERGY] - initial_values[ENERGY]) / seconds == pytest.approx(300, rel=0.1)
+    assert (final_values[ENERGY_JOULES] - initial_values[ENERGY_JOULES]) / seconds == pytest.approx(
+        300, rel=0.1
+    )
     assert energy.gap_joules["no_reading"] == pytest.approx(300 * GARBAGE_SECONDS, rel=0.15)
     assert sum("exporter_energy_gap_joules_total" in line for line in caplog.messages) == 1
 
@@ -136,18 +139,18 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters(
     play_constant_load(fake)
     with running_collector(fake, retry=0.5) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        initial_joules = value(collector, ENERGY, "1") or 0.0
+        initial_joules = value(collector, ENERGY_JOULES, "1") or 0.0
         fault_time = time.time()
         fake.fail(f"* 1 15 {fault_time} {fault_time + 5}")  # GPU_IS_LOST
         fake.report_xid(fault_time, 1, 79)
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0})
         families_during_loss = collector.collect()
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        wait_until(lambda: (value(collector, ENERGY, "1") or 0.0) > initial_joules)
+        wait_until(lambda: (value(collector, ENERGY_JOULES, "1") or 0.0) > initial_joules)
         xids = values(collector.collect(), "gpu_xid_errors_total")
 
     assert {labels[0] for labels in values(families_during_loss, "gpu_power_watts")} == {"0"}
-    assert {labels[0] for labels in values(families_during_loss, BUSY)} == {"0"}
+    assert {labels[0] for labels in values(families_during_loss, BUSY_SECONDS)} == {"0"}
     assert [(labels[0], labels[2], count) for labels, count in xids.items()] == [("1", "79", 1.0)]
     messages = [message.rpartition(") ")[2] for message in caplog.messages]
     assert messages == ["does not answer: gpu_is_lost", "answers again"]
@@ -230,16 +233,16 @@ def test_a_slow_call_on_one_gpu_causes_no_gap_and_no_lost_busy_time_of_the_other
     play_constant_load(fake)
     families_with_gaps = set[str]()
     with running_collector(fake) as collector:
-        wait_until(lambda: (value(collector, BUSY, "1") or 0) > 0)
+        wait_until(lambda: (value(collector, BUSY_SECONDS, "1") or 0) > 0)
         fault_time = time.time()
         fake.fail(f"nvmlDeviceGetTotalEnergyConsumption 0 0 {fault_time} {fault_time + SLOW_SECONDS} 3")
-        start_time, initial_busy_seconds = time.monotonic(), value(collector, BUSY, "1") or 0
+        start_time, initial_busy_seconds = time.monotonic(), value(collector, BUSY_SECONDS, "1") or 0
         while time.monotonic() - start_time < SLOW_SECONDS:
             for name, labels in (("gpu_nvml_up", ()), ("gpu_up", ("0",)), ("gpu_up", ("1",))):
                 if value(collector, name, *labels) != 1:
                     families_with_gaps.add(name)
             time.sleep(0.2)
-        busy_seconds = (value(collector, BUSY, "1") or 0) - initial_busy_seconds
+        busy_seconds = (value(collector, BUSY_SECONDS, "1") or 0) - initial_busy_seconds
         elapsed_seconds = time.monotonic() - start_time
         restarts = sum(values(collector.collect(), "exporter_nvml_child_restarts_total").values())
         resets = sum(values(collector.collect(), "exporter_nvml_resets_total").values())
@@ -256,7 +259,7 @@ def test_a_gpu_is_up_while_any_call_answers(tmp_path: Path) -> None:
     call_names = ("UtilizationRates", "MemoryInfo", "MemoryInfo_v2", "PowerUsage")
     fake.fail(*(f"nvmlDeviceGet{name} 0 3 0 1e12" for name in call_names))  # NOT_SUPPORTED
     with running_collector(fake) as collector:
-        wait_until(lambda: counter_values(collector)[ENERGY] > 0)
+        wait_until(lambda: counter_values(collector)[ENERGY_JOULES] > 0)
 
         assert value(collector, "gpu_up") == 1
         assert value(collector, "gpu_temperature_celsius") == 50

@@ -28,8 +28,8 @@ from exporter.replay.machines import PACKAGE_DIRECTORY
 
 HAS_DRIVER = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
 
-ENERGY = "gpu_energy_joules_total"
-RESTARTS = "exporter_nvml_child_restarts_total"
+ENERGY_JOULES = "gpu_energy_joules_total"
+CHILD_RESTARTS = "exporter_nvml_child_restarts_total"
 
 
 def nvml_up(collector: GpuCollector) -> bool:
@@ -90,8 +90,8 @@ def test_a_missing_library_is_a_failure_only_if_gpus_are_expected(
 
 def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> None:
     with running_collector(write_machine(tmp_path)) as collector:
-        wait_until(lambda: (value(collector, ENERGY, "0") or 0) > 50)
-        first_pid, first_joules = collector.child_pid, value(collector, ENERGY, "0")
+        wait_until(lambda: (value(collector, ENERGY_JOULES, "0") or 0) > 50)
+        first_pid, first_joules = collector.child_pid, value(collector, ENERGY_JOULES, "0")
         assert first_pid is not None
         assert first_joules is not None
         os.kill(first_pid, signal.SIGKILL)
@@ -100,11 +100,11 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
         wait_until(lambda: nvml_up(collector))
 
         assert "SIGKILL" in after_crash.problems[0][1]
-        assert values(after_crash, ENERGY) == {}
+        assert values(after_crash, ENERGY_JOULES) == {}
         assert values(after_crash, "gpu_up") == {}  # unknown, therefore a gap
         assert collector.child_pid != first_pid
-        assert (value(collector, ENERGY, "0") or 0) >= first_joules
-        assert value(collector, RESTARTS, "crashed") == 1
+        assert (value(collector, ENERGY_JOULES, "0") or 0) >= first_joules
+        assert value(collector, CHILD_RESTARTS, "crashed") == 1
 
 
 def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
             assert values(during_hang, "gpu_power_watts") == {}
             assert values(during_hang, "gpu_up") == {}  # no GPU is identified as the cause
             assert is_alive(stopped_pid)
-            assert value(collector, RESTARTS, "hung") == 1
+            assert value(collector, CHILD_RESTARTS, "hung") == 1
         finally:
             os.kill(stopped_pid, signal.SIGCONT)
         wait_until(lambda: not is_alive(stopped_pid))
@@ -170,7 +170,7 @@ def test_other_gpus_have_readings_while_a_gpu_hangs_repeatedly(tmp_path: Path) -
     with running_collector(write_machine(tmp_path, *hangs), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         other_readings: list[float | None] = []
-        while value(collector, RESTARTS, "hung") != 2 or gpus_up(collector) != {"0": 1, "1": 0}:
+        while value(collector, CHILD_RESTARTS, "hung") != 2 or gpus_up(collector) != {"0": 1, "1": 0}:
             other_readings.append(value(collector, "gpu_power_watts", "0"))
             time.sleep(0.02)
         # On a busy machine the new child process may start later than the last readings expire.
@@ -183,11 +183,11 @@ def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
     delay = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
     with running_collector(write_machine(tmp_path, delay, 'at: 3s, driver: "590.44.01"')) as collector:
         wait_until(lambda: nvml_up(collector))
-        wait_until(lambda: value(collector, RESTARTS, "lib_rm_version_mismatch") == 1)
+        wait_until(lambda: value(collector, CHILD_RESTARTS, "lib_rm_version_mismatch") == 1)
         wait_until(lambda: any("590.44.01" in labels for labels in values(collector.collect(), "gpu_info")))
 
         assert gpus_up(collector) == {"0": 1, "1": 1}
-        assert value(collector, RESTARTS, "hung") == 0
+        assert value(collector, CHILD_RESTARTS, "hung") == 0
 
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
             max_children = max(max_children, len(nvml_children()))
             time.sleep(0.05)
 
-        assert value(collector, RESTARTS, "hung") == 1
+        assert value(collector, CHILD_RESTARTS, "hung") == 1
         assert max_children == 2
         stop_time = time.monotonic()
     assert time.monotonic() - stop_time < LIMIT_SECONDS  # the collector stops at the end of the block
@@ -235,12 +235,12 @@ def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
         wait_until(is_updated)
 
         assert missing_readings == 0
-        assert value(collector, RESTARTS, "lib_rm_version_mismatch") == 1
+        assert value(collector, CHILD_RESTARTS, "lib_rm_version_mismatch") == 1
 
 
 def test_a_gpu_that_nvml_no_longer_lists_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with running_collector(write_machine(tmp_path, "at: 1s, gpus: [1], removed: true")) as collector:
-        wait_until(lambda: value(collector, RESTARTS, "devices_changed") == 1)
+        wait_until(lambda: value(collector, CHILD_RESTARTS, "devices_changed") == 1)
         wait_until(lambda: list(gpus_up(collector)) == ["0"])
         wait_until(lambda: "NVML no longer lists GPU 1" in caplog.messages)
 
@@ -258,7 +258,7 @@ def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
 
         collector.reattach()
         wait_until(lambda: nvml_up(collector))
-        assert value(collector, RESTARTS, "crashed") == 0
+        assert value(collector, CHILD_RESTARTS, "crashed") == 0
 
 
 def test_a_detached_child_that_hangs_is_not_polled(tmp_path: Path) -> None:
@@ -424,4 +424,4 @@ def test_modules_in_the_current_directory_do_not_replace_the_child(
     with running_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
 
-        assert value(collector, RESTARTS, "crashed") == 0
+        assert value(collector, CHILD_RESTARTS, "crashed") == 0

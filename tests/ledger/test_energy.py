@@ -23,8 +23,8 @@ from exporter.ledger.energy.carbon_file import CarbonFile
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 
-ENERGY = "training_energy_joules_total"
-KWH = 3.6e6
+ENERGY_JOULES = "training_energy_joules_total"
+JOULES_PER_KWH = 3.6e6
 
 
 @dataclass
@@ -135,7 +135,7 @@ def observed_node(directory: Path, **options: Any) -> Node:
 
 
 def cpu_energy(page: Page, run: str = "r") -> float | None:
-    joules = page.get(ENERGY, run=run, component="cpu", method="cpu_share")
+    joules = page.get(ENERGY_JOULES, run=run, component="cpu", method="cpu_share")
     return None if joules is None else round(joules, 6)
 
 
@@ -144,8 +144,8 @@ def test_the_only_run_on_a_gpu_is_attributed_its_energy_starting_at_zero(tmp_pat
     first_page = node.collect()
     page = node.collect_after(5.0)
 
-    assert first_page.get(ENERGY, run="r", component="gpu", method="exclusive") == 0.0
-    assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == 2500.0
+    assert first_page.get(ENERGY_JOULES, run="r", component="gpu", method="exclusive") == 0.0
+    assert page.get(ENERGY_JOULES, run="r", component="gpu", method="exclusive") == 2500.0
     assert page.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-a") == 1.0
     assert page.get("training_energy_share_ratio", run="r", component="gpu", device="GPU-b") is None
 
@@ -173,7 +173,7 @@ def test_a_shared_gpu_is_divided_by_known_use_and_foreign_use_is_unattributed(
     node = Node(tmp_path, watts={"GPU-a": 100.0}, runs=runs)
     node.foreign_gpu_use = {} if foreign_use is None else {"GPU-a": foreign_use}
     node.collect()
-    joules_by_series = node.collect_after(10.0).all(ENERGY)
+    joules_by_series = node.collect_after(10.0).all(ENERGY_JOULES)
 
     assert {
         (dict(labels)["method"], dict(labels)["run"]): joules for labels, joules in joules_by_series.items()
@@ -192,7 +192,9 @@ def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: 
 def test_memory_energy_is_divided_by_resident_memory(tmp_path: Path) -> None:
     node = observed_node(tmp_path, watts={"dram0": 20.0}, runs={"r": Run(resident_bytes=250)})
 
-    assert node.collect_after(10.0).get(ENERGY, run="r", component="dram", method="memory_share") == 50.0
+    assert (
+        node.collect_after(10.0).get(ENERGY_JOULES, run="r", component="dram", method="memory_share") == 50.0
+    )
 
 
 def test_the_only_run_of_a_machine_is_attributed_all_energy_without_visible_processes(
@@ -202,7 +204,7 @@ def test_the_only_run_of_a_machine_is_attributed_all_energy_without_visible_proc
     node.has_visible_processes = False
     node.collect()
 
-    assert node.collect_after(10.0).get(ENERGY, run="r", component="cpu", method="whole") == 1000.0
+    assert node.collect_after(10.0).get(ENERGY_JOULES, run="r", component="cpu", method="whole") == 1000.0
 
 
 def test_energy_of_a_machine_without_a_job_is_unattributed(tmp_path: Path) -> None:
@@ -308,7 +310,7 @@ def test_only_a_carbon_file_with_a_plausible_number_is_accepted_and_a_pipe_does_
     with nullcontext() if is_valid else pytest.raises(CollectError, match=str(file)):
         carbon.read()
 
-    assert carbon.intensity == (Intensity(327.5 / KWH, "file", START - 1) if is_valid else None)
+    assert carbon.intensity == (Intensity(327.5 / JOULES_PER_KWH, "file", START - 1) if is_valid else None)
 
 
 def test_counters_continue_after_a_restart_and_the_gap_belongs_to_surviving_runs(
@@ -364,7 +366,7 @@ def test_the_energy_of_the_runs_that_ended_last_is_shown(tmp_path: Path) -> None
     page = node.collect_after(5.0)
     shown_runs = {f"short-{number}" for number in range(5, MAX_EXITED_RUNS + 5)}
 
-    assert {dict(labels)["run"] for labels in page.all(ENERGY)} == {"running", *shown_runs}
+    assert {dict(labels)["run"] for labels in page.all(ENERGY_JOULES)} == {"running", *shown_runs}
 
 
 def test_unsaved_totals_are_suppressed_and_not_lost(tmp_path: Path) -> None:
@@ -395,7 +397,9 @@ def test_a_restarted_counter_loses_no_energy_of_the_run(tmp_path: Path) -> None:
     node.joules["GPU-a"] = 0.0  # a configuration reload replaces the collector
     page = node.collect_after(5.0)
 
-    assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == pytest.approx(4000.0 + 2000.0)
+    assert page.get(ENERGY_JOULES, run="r", component="gpu", method="exclusive") == pytest.approx(
+        4000.0 + 2000.0
+    )
 
 
 LOCK_HOLDER = """

@@ -17,11 +17,11 @@ from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page as ExpositionPage
 from exporter.recording.values import Aggregation, EventsReading, WindowReading
 
-STEP = make_definition("train.step", Aggregation.MEAN, Aggregation.P95, unit="seconds")
+STEP_STAT = make_definition("train.step", Aggregation.MEAN, Aggregation.P95, unit="seconds")
 RANK_0_LABELS = {"run": "r", "rank": "0"}
 WINDOW = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.5, Aggregation.P95: 0.75})
 EMPTY_WINDOW = WindowReading(START - 60, START, 0, {})
-MEAN, SAMPLES, LAST, TOTAL = (
+MEAN_SERIES, SAMPLES_SERIES, LAST_SAMPLE_SERIES, COUNT_SERIES = (
     "train_step_window_mean_seconds",
     "train_step_window_samples",
     "train_step_last_sample_timestamp_seconds",
@@ -34,55 +34,55 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-ALL_SERIES = {MEAN, SAMPLES, LAST, TOTAL}
+ALL_SERIES = {MEAN_SERIES, SAMPLES_SERIES, LAST_SAMPLE_SERIES, COUNT_SERIES}
 
 
 def published_series(page: Page) -> set[str]:
     return {name for name in ALL_SERIES if page.get(name, **RANK_0_LABELS) is not None}
 
 
-TOTALS_ONLY = {LAST, TOTAL}
+TOTAL_SERIES = {LAST_SAMPLE_SERIES, COUNT_SERIES}
 
 
 @pytest.mark.parametrize("window", [EMPTY_WINDOW, None])
 def test_a_window_without_samples_has_no_aggregates(sidecar: Sidecar, window: WindowReading | None) -> None:
-    sidecar.feed.publish(make_snapshot(make_process(), make_reading(STEP, [0.25], window=window)))
+    sidecar.feed.publish(make_snapshot(make_process(), make_reading(STEP_STAT, [0.25], window=window)))
     page = sidecar.collect()
 
-    assert published_series(page) == ALL_SERIES - {MEAN}
-    assert page.get(SAMPLES, **RANK_0_LABELS) == 0
+    assert published_series(page) == ALL_SERIES - {MEAN_SERIES}
+    assert page.get(SAMPLES_SERIES, **RANK_0_LABELS) == 0
 
 
 def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
     sidecar: Sidecar,
 ) -> None:
     process = make_process()
-    sidecar.feed.publish(make_snapshot(process, make_reading(STEP, [0.25])))
+    sidecar.feed.publish(make_snapshot(process, make_reading(STEP_STAT, [0.25])))
     sidecar.collect()
     sidecar.feed.kill(process)
 
-    assert published_series(sidecar.collect_after(1)) == TOTALS_ONLY
+    assert published_series(sidecar.collect_after(1)) == TOTAL_SERIES
     sidecar.clock.wall += 86_400
-    assert published_series(sidecar.collect_after(899)) == TOTALS_ONLY
+    assert published_series(sidecar.collect_after(899)) == TOTAL_SERIES
     sidecar.clock.wall -= 2 * 86_400
     gap_page = sidecar.collect_after(2)
     assert published_series(gap_page) == set()
     assert gap_page.get("training_feed_alive", **RANK_0_LABELS) is None
     assert gap_page.get("training_feed_dropped_total", reason="nan", **RANK_0_LABELS) is None
-    sidecar.feed.publish(make_snapshot(make_process(started=START + 2000), make_reading(STEP, [0.25])))
-    assert sidecar.collect_after(1000).get(TOTAL, **RANK_0_LABELS) == 2
+    sidecar.feed.publish(make_snapshot(make_process(started=START + 2000), make_reading(STEP_STAT, [0.25])))
+    assert sidecar.collect_after(1000).get(COUNT_SERIES, **RANK_0_LABELS) == 2
 
 
 def test_a_stopped_process_has_a_last_update_and_no_windows(sidecar: Sidecar) -> None:
     process = make_process()
-    snapshot = make_snapshot(process, make_reading(STEP, [0.25], window=WINDOW), written=START + 1)
+    snapshot = make_snapshot(process, make_reading(STEP_STAT, [0.25], window=WINDOW), written=START + 1)
     sidecar.feed.publish(snapshot, age_seconds=9.9)
     assert published_series(sidecar.collect()) == ALL_SERIES
     sidecar.feed.publish(snapshot, age_seconds=10.1)
 
     page = sidecar.collect_after(1)
 
-    assert published_series(page) == TOTALS_ONLY
+    assert published_series(page) == TOTAL_SERIES
     assert page.get("training_feed_last_update_timestamp_seconds", **RANK_0_LABELS) == START + 1
     assert page.get("training_feed_alive", **RANK_0_LABELS) == 1
     sidecar.feed.publish(snapshot.replace(sequence=2), age_seconds=0.0)
@@ -91,29 +91,29 @@ def test_a_stopped_process_has_a_last_update_and_no_windows(sidecar: Sidecar) ->
 
 def test_windows_of_a_process_that_cannot_write_are_absent_immediately(sidecar: Sidecar) -> None:
     process = make_process()
-    sidecar.feed.publish(make_snapshot(process, make_reading(STEP, [0.25, 0.75], window=WINDOW)))
+    sidecar.feed.publish(make_snapshot(process, make_reading(STEP_STAT, [0.25, 0.75], window=WINDOW)))
     sidecar.feed.files[process.id] = replace(sidecar.feed.files[process.id], is_outdated=True)
 
-    assert published_series(sidecar.collect()) == TOTALS_ONLY
+    assert published_series(sidecar.collect()) == TOTAL_SERIES
 
 
 def test_a_writer_with_a_long_interval_is_not_stale_between_writes(sidecar: Sidecar) -> None:
-    snapshot = make_snapshot(make_process(), make_reading(STEP, [0.25], window=WINDOW))
+    snapshot = make_snapshot(make_process(), make_reading(STEP_STAT, [0.25], window=WINDOW))
     sidecar.feed.publish(snapshot.replace(flush_seconds=30.0), age_seconds=80.0)
 
     assert published_series(sidecar.collect()) == ALL_SERIES
 
 
 def test_a_time_window_without_its_successor_is_absent(sidecar: Sidecar) -> None:
-    sidecar.feed.publish(make_snapshot(make_process(), make_reading(STEP, [0.25], window=WINDOW)))
+    sidecar.feed.publish(make_snapshot(make_process(), make_reading(STEP_STAT, [0.25], window=WINDOW)))
 
     assert published_series(sidecar.collect_after(68)) == ALL_SERIES
-    assert published_series(sidecar.collect_after(3)) == TOTALS_ONLY
+    assert published_series(sidecar.collect_after(3)) == TOTAL_SERIES
 
 
 def test_a_process_whose_file_becomes_unreadable_is_alive_for_a_few_more_seconds(sidecar: Sidecar) -> None:
     process = make_process()
-    sidecar.feed.publish(make_snapshot(process, make_reading(STEP, [0.25])))
+    sidecar.feed.publish(make_snapshot(process, make_reading(STEP_STAT, [0.25])))
     sidecar.collect()
     sidecar.feed.files.clear()
     sidecar.feed.refused_files = ((f"{process.id}.feed", "checksum"),)

@@ -31,7 +31,7 @@ from ledger_support import (
 
 from exporter.feed.snapshot import ProcessIdentity
 
-LOSS = make_definition("loss", buckets=(1.0, 2.0))
+LOSS_STAT = make_definition("loss", buckets=(1.0, 2.0))
 
 
 class SidecarKilled(BaseException):
@@ -109,7 +109,7 @@ class Ledger(RuleBasedStateMachine):
         if job.is_running:
             job.sequence += 1
             job.written_samples = list(job.samples)
-            reading = make_reading(LOSS, job.written_samples, rejected={"nan": job.sequence})
+            reading = make_reading(LOSS_STAT, job.written_samples, rejected={"nan": job.sequence})
             self.feed.publish(make_snapshot(job.process, reading, sequence=job.sequence))
 
     @rule(job=consumes(jobs), is_orderly=st.booleans())
@@ -222,7 +222,7 @@ class Ledger(RuleBasedStateMachine):
             ]
             assert self.total(page, "loss_count", rank) == len(expected_samples)
             assert abs(self.total(page, "loss_sum", rank) - sum(expected_samples)) < 1e-6
-            for bound in LOSS.buckets:
+            for bound in LOSS_STAT.buckets:
                 bucket_count = self.total(page, "loss_bucket", rank, le=str(bound))
                 assert bucket_count == sum(sample <= bound for sample in expected_samples)
 

@@ -19,7 +19,7 @@ from exporter.ledger.rank_record import encode_rank
 from exporter.ledger.totals import WorkerSlot, sum_events
 from exporter.recording.values import EventsReading
 
-LOSS = make_definition("loss")
+LOSS_STAT = make_definition("loss")
 RANK_0_LABELS = {"run": "r", "rank": "0"}
 
 
@@ -166,7 +166,7 @@ def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
 
 def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> None:
     for life in (1, 2):
-        reading = make_reading(LOSS, [1.0], rejected={"nan": 2, "capture": 1}, overflows=3)
+        reading = make_reading(LOSS_STAT, [1.0], rejected={"nan": 2, "capture": 1}, overflows=3)
         snapshot = make_snapshot(make_process(started=START + life), reading, dropped={"write_failed": 4})
         events = EventsReading({("ckpt", "info"): 3 * life}, {("ckpt", "info"): 5.0 * life})
         recording = snapshot.recording.replace(events=events)
@@ -192,11 +192,11 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
 def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar, job_in_loop(session_tag="s"))
     job.job.train(3)
-    job.write(make_reading(LOSS, [2.0] * 3))
+    job.write(make_reading(LOSS_STAT, [2.0] * 3))
     sidecar.collect()
     sidecar.replace_state_by_file()
     job.job.train()
-    job.write(make_reading(LOSS, [2.0] * 4)).kill()
+    job.write(make_reading(LOSS_STAT, [2.0] * 4)).kill()
     collected = sidecar.collector.collect()
     page = sidecar.collect()
 

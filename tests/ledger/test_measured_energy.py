@@ -34,13 +34,13 @@ from exporter.ledger.energy.power_split import PowerSplitter
 from exporter.ledger.energy.work import PhaseInterval, ProcessWork, WorkUse, extend_intervals
 from exporter.training.kinds import MODEL_FORWARD
 
-FAMILY = "training_phase_energy_joules_total"
-QUALITY = "training_phase_energy_quality_ratio"
+PHASE_JOULES = "training_phase_energy_joules_total"
+QUALITY_RATIO = "training_phase_energy_quality_ratio"
 
 
 def test_phases_have_the_power_of_the_gpu_and_sum_to_its_counter(tmp_path: Path) -> None:
     page = Node(tmp_path).play()
-    measured_joules = joules(page, FAMILY, method="power_samples")
+    measured_joules = joules(page, PHASE_JOULES, method="power_samples")
     seconds = dict.fromkeys(PHASE_BY_MARK, 0.0)
     for name, start, end in TRACE["marks"]:
         seconds[name] += end - start
@@ -54,9 +54,9 @@ def test_phases_have_the_power_of_the_gpu_and_sum_to_its_counter(tmp_path: Path)
     assert sum(measured_joules.values()) == pytest.approx(
         energy_joules_at(PLAY_END_SECONDS) - energy_joules_at(PLAY_START_SECONDS), rel=0.003
     )
-    assert sum(joules(page, FAMILY).values()) == pytest.approx(energy_of(page), abs=1e-6)
+    assert sum(joules(page, PHASE_JOULES).values()) == pytest.approx(energy_of(page), abs=1e-6)
     # The quality of phases that are too short for the samples is low.
-    quality = joules(page, QUALITY)
+    quality = joules(page, QUALITY_RATIO)
     assert {phase for phase, ratio in quality.items() if ratio < 0.1} == {"optimizer", "zero_grad"}
     long_phases = ("forward", "backward", "data_loading", "logging", "validation")
     assert {quality[phase] for phase in long_phases} == {1.0}
@@ -65,7 +65,7 @@ def test_phases_have_the_power_of_the_gpu_and_sum_to_its_counter(tmp_path: Path)
 def test_a_gpu_shared_with_another_process_is_split_by_time(tmp_path: Path) -> None:
     page = Node(tmp_path, other_processes=1).play()
 
-    assert joules(page, FAMILY, method="power_samples") == {}
+    assert joules(page, PHASE_JOULES, method="power_samples") == {}
 
 
 # Simulated nodes -----------------------------------------------------------------------
@@ -134,11 +134,11 @@ def test_energy_after_the_last_known_phase_waits_for_the_next_snapshot(tmp_path:
     complete_page = gpu.collect_after(0.02)
 
     assert energy_of(incomplete_page) == pytest.approx(3200.0)
-    assert joules(incomplete_page, FAMILY, method="power_samples") == pytest.approx(
+    assert joules(incomplete_page, PHASE_JOULES, method="power_samples") == pytest.approx(
         {"forward": 1400.0, "data_loading": 200.0, "unattributed": 0.0}
     )
     assert energy_of(complete_page) == pytest.approx(3902.0)
-    assert joules(complete_page, FAMILY, method="power_samples")["forward"] == pytest.approx(2100.0)
+    assert joules(complete_page, PHASE_JOULES, method="power_samples")["forward"] == pytest.approx(2100.0)
 
 
 def test_waiting_for_phases_of_a_silent_job_is_bounded(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_an_interval_with_a_clock_step_is_split_by_time(tmp_path: Path) -> None:
     gpu.collect_after(4.0)
     page = gpu.collect_after(4.0)
 
-    assert joules(page, FAMILY, method="power_samples")["forward"] == pytest.approx(1400.0)
-    assert sum(joules(page, FAMILY, method="time_share").values()) == pytest.approx(3200.0)
+    assert joules(page, PHASE_JOULES, method="power_samples")["forward"] == pytest.approx(1400.0)
+    assert sum(joules(page, PHASE_JOULES, method="time_share").values()) == pytest.approx(3200.0)
 
 
 @pytest.mark.parametrize(("step_seconds", "has_samples"), [(1.0, True), (0.02, False)], ids=["rare", "none"])
@@ -165,9 +165,11 @@ def test_without_samples_energy_is_split_by_time(
     gpu.collect_after(1.0)
     page = gpu.collect_after(4.0)
 
-    assert joules(page, FAMILY, method="power_samples") == {}
-    assert joules(page, FAMILY, method="exclusive") == pytest.approx({"forward": 700, "data_loading": 100})
-    assert joules(page, FAMILY, method="time_share")["forward"] >= 800.0
+    assert joules(page, PHASE_JOULES, method="power_samples") == {}
+    assert joules(page, PHASE_JOULES, method="exclusive") == pytest.approx(
+        {"forward": 700, "data_loading": 100}
+    )
+    assert joules(page, PHASE_JOULES, method="time_share")["forward"] >= 800.0
 
 
 events = st.lists(
@@ -193,7 +195,7 @@ def test_phases_sum_to_the_energy_of_a_run_that_reports_training(
                 gpu.wall_offset += 100.0
             page = gpu.collect_after(seconds, flush=event != "no flush")
             true_joules.append(gpu.joules)
-            joules_by_phase = joules(page, FAMILY)
+            joules_by_phase = joules(page, PHASE_JOULES)
             assert sum(joules_by_phase.values()) == pytest.approx(energy_of(page), abs=1e-6)
             assert all(joules_by_phase[phase] >= value - 1e-9 for phase, value in previous_joules.items())
             previous_joules = joules_by_phase

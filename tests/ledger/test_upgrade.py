@@ -20,14 +20,14 @@ from exporter.ledger.state.codec import from_line
 from exporter.ledger.state.files import read_state_file
 from exporter.recording.values import END_REASONS
 
-STATE = Path(__file__).parents[1] / "data/state"
+STATE_FILES = Path(__file__).parents[1] / "data/state"
 SAVED_AT = Clock(wall=1_700_000_030.0, monotonic=129.0)
 RUN_LABELS = {"run": "llama"}
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    shutil.copytree(STATE, tmp_path / "ledger")
+    shutil.copytree(STATE_FILES, tmp_path / "ledger")
     return tmp_path
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 HOUR = dt.timedelta(hours=1)
-LONG = dt.timedelta(seconds=100)
+LONG_WINDOW = dt.timedelta(seconds=100)
 
 
 def module_of(name: str) -> ModuleType:
@@ -56,7 +56,7 @@ def events_of(events: list[Any], name: str) -> list[Any]:
 
 def test_b1_b4_a_full_window_closes_and_later_samples_are_discarded(monitor: Any) -> None:
     aggregations = monitor.Aggregation
-    stat = monitor.Stat("b4", [aggregations.COUNT, aggregations.SUM, aggregations.MEAN], LONG, 3)
+    stat = monitor.Stat("b4", [aggregations.COUNT, aggregations.SUM, aggregations.MEAN], LONG_WINDOW, 3)
     counts = []
     for sample in (1, 2, 3, 4):
         stat.add(sample)
@@ -108,7 +108,7 @@ def test_b8_an_event_has_its_arguments_and_needs_no_handler(monitor: Any) -> Non
 @pytest.mark.parametrize("collection", [list, tuple, set, frozenset])
 def test_aggregations_are_any_collection_and_duplicates_count_once(monitor: Any, collection: Any) -> None:
     low, high = monitor.Aggregation.MIN, monitor.Aggregation.MAX
-    stat = monitor.Stat("c", collection([low, high, low]), LONG, 6)
+    stat = monitor.Stat("c", collection([low, high, low]), LONG_WINDOW, 6)
     assert stat.get() == {high: 0.0, low: 0.0}
     for sample in (0, 5, -5, -6, 9, 2):
         stat.add(sample)

@@ -17,7 +17,7 @@ from exporter.families import FamilySpec
 from exporter.status.attention import Onsets
 from exporter.status.history import History
 
-RELOADED = FamilySpec(
+RELOAD_SUCCESS = FamilySpec(
     name="exporter_config_last_reload_successful", type="gauge", help="Success.", source="test"
 )
 
@@ -27,7 +27,7 @@ def page() -> Page:
     """Return a page whose largest family exceeds the limit, with metrics about the exporter in watched blocks."""
     page = page_of(wide_gauge("wild", 50), max_series=20)
     page.watch("exporter.page", page.families)
-    page.watch("exporter.configuration", lambda: [RELOADED.family({(): 0})])
+    page.watch("exporter.configuration", lambda: [RELOAD_SUCCESS.family({(): 0})])
     return page
 
 
