@@ -88,6 +88,7 @@ def board() -> Board:
             Row("The exporter itself", exporter_panels(), collapsed=True),
         ),
         annotations=(ALERTS_OF_NODE,),
+        bridges_missed_scrapes=True,
     )
 
 

@@ -29,9 +29,7 @@ from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, RUN_LINK, Panel, value_mappings, warn_below
 from dashboards.queries import (
     ENDING_RUNS,
-    HANG_LABELS,
     LAST_PROGRESS_TIME_BY_RUN,
-    ODD_GROUP_SIZE,
     feed_age_seconds,
 )
 from dashboards.rank_problems import (
@@ -84,11 +82,12 @@ _ENDED_RANKS = (
     f"and on (run, rank) {UP_BY_RANK_ON_NODE} == 0 unless on (run) {_RUNS_ENDING_OR_ENDED_NORMALLY}"
 )
 """Condition that the process of a rank on the node has ended, unless the run is ending or has ended normally."""
-_ODD_RANK = (
-    f"max by (run, rank, place) (label_join(training_hang_info{{@node_run}} and on (cluster, run, {HANG_LABELS})"
-    f' {ODD_GROUP_SIZE} == 1, "place", " ", "function", "location"))'
+_STANDSTILL_RANK = (
+    "max by (run, rank, cause) (run:training_standstill_rank:info{{@node_run_any_job, cause{matcher}}})"
 )
-"""PromQL for the rank on the node that alone holds up a hang, with the line as the label `place`."""
+"""Template of PromQL for the rank on the node that causes the standstill of its run, with the line or the phase as the label `cause`."""
+_PHASE_CAUSE, _LOST_GPU_CAUSE = "phase .+", "GPU lost"
+"""Regular expressions of `cause` before the stacks of the ranks are known, and of a rank whose GPU is lost, which has its own row."""
 _SLOW_RANKS = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the speed of the slowest slow ranks of each run on the node, at most `MAX_SLOW_RANKS`; without a value during a standstill."""
 _DATA_WAIT_RATIO_BY_RANK = (
@@ -145,12 +144,20 @@ _RANK_PROBLEMS = (
         "run",
     ),
     NodeProblem(
-        "holds up the other ranks: $1",
-        _ODD_RANK,
+        "this node holds up the run: $1",
+        _STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
+        LAST_PROGRESS_TIME_BY_RANK,
+        "read this line of the job; restart the run",
+        Impact.STOPS_RUN,
+        "cause",
+    ),
+    NodeProblem(
+        "this node holds up the run: $1",
+        _STANDSTILL_RANK.format(matcher=f'=~"{_PHASE_CAUSE}"'),
         LAST_PROGRESS_TIME_BY_RANK,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
-        "place",
+        "cause",
     ),
     NodeProblem(
         "process lives, but does not report",
@@ -192,10 +199,11 @@ def _alert_of_run(names: str, remedy: str, impact: Impact) -> NodeProblem:
     return NodeProblem("$1", f"{firing} and on (run) {RUNS_LIVE_ON_NODE}", since, remedy, impact, "alertname")
 
 
-_CAUSES_OF_STANDSTILL = (
-    f"({_ODD_RANK} or on (run) max by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) gpu_up{{@node}} == 0))"
+_CAUSE_ON_NODE = (
+    "(run:training_standstill_rank:info{@node_run_any_job}"
+    f" or on (run) max by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) gpu_up{{@node}} == 0))"
 )
-"""PromQL with a value for each run whose standstill has a cause on this node, which has its own row: an odd rank or a lost GPU."""
+"""PromQL with a value for each run whose standstill has a cause on this node, which has its own row: a rank or a lost GPU."""
 _CAUSE_ELSEWHERE = (
     'max by (run, place) (label_replace(label_join(run:training_standstill_rank:info{@run}, "place", " on ", "rank", "instance"),'
     ' "place", "rank $1", "place", "(.+)"))'
@@ -204,7 +212,7 @@ _CAUSE_ELSEWHERE = (
 _RUN_PROBLEMS = (
     NodeProblem(
         "no rank finishes a step; the cause is $1",
-        f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL}",
+        f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE}",
         LAST_PROGRESS_TIME_BY_RUN,
         "What is wrong on Run has the cause",
         Impact.STOPS_RUN,
@@ -212,7 +220,7 @@ _RUN_PROBLEMS = (
     ),
     NodeProblem(
         "no rank finishes a step; the cause is not known yet",
-        f"{RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSES_OF_STANDSTILL} unless on (run) {_CAUSE_ELSEWHERE}",
+        f"{RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE} unless on (run) {_CAUSE_ELSEWHERE}",
         LAST_PROGRESS_TIME_BY_RUN,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
@@ -422,7 +430,14 @@ def problems_of_node() -> Panel:
     )
 
 
+_LAST_RANK_BY_RECORDED_GPU = (
+    "topk by (instance, gpu) (1, 0 * max by (instance, gpu, run, rank) (rank:training_gpu:info{@node_run_any_job}"
+    " or on (instance, gpu) last_over_time(rank:training_gpu:info{@node_run_any_job}[$__range])))"
+)
+"""PromQL for the GPUs that a rank on the node used in the time range, with the last run and rank: shorter than `LAST_RANK_BY_GPU`."""
+
+
 def _on_single_node(expression: str) -> str:
     """Return PromQL for the variables of *Node*: the selectors of *GPUs* limit nodes by a condition, and *Node* has a single node."""
-    expression = expression.replace("training_rank_info{@cluster,", "training_rank_info{@node_run,")
+    expression = expression.replace(LAST_RANK_BY_GPU, _LAST_RANK_BY_RECORDED_GPU)
     return re.sub(r"@gpu(_any_run)?\b", "@node", expression)

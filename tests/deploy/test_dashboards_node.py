@@ -117,13 +117,31 @@ def _hang_info(rank: int, function: str) -> dict[str, str]:
     }
 
 
+def _phases(rank_in_forward: int) -> dict[str, str]:
+    """Return the series of a run in which one rank is in its forward pass, while the other rank waits for it."""
+    return {'training_world_size{job="training",run="a",instance="n2"}': "2x60"} | {
+        f'training_phase_active{{{RANK.format(rank=rank, node=rank + 1)},phase="{phase}"}}': "1x60"
+        for rank, phase in ((rank_in_forward, "forward"), (1 - rank_in_forward, "grad_sync"))
+    }
+
+
 @pytest.mark.parametrize(
     ("series", "row"),
     [
         pytest.param(
             _hang_info(0, "read"),
-            '{gpu="0",run="a",rank="0",problem="holds up the other ranks: read job.py:0",remedy="run training-exporter stacks on the node"}',
+            '{gpu="0",run="a",rank="0",problem="this node holds up the run: read job.py:0",remedy="read this line of the job; restart the run"}',
             id="on this node",
+        ),
+        pytest.param(
+            _phases(0),
+            '{gpu="0",run="a",rank="0",problem="this node holds up the run: phase forward",remedy="run training-exporter stacks on the node"}',
+            id="on this node, before the stacks are known",
+        ),
+        pytest.param(
+            _phases(1),
+            '{run="a",problem="no rank finishes a step; the cause is rank 1 on n2",remedy="What is wrong on Run has the cause"}',
+            id="on another node, before the stacks are known",
         ),
         pytest.param(
             _hang_info(1, "read"),
@@ -137,6 +155,32 @@ def test_a_hang_shows_whether_its_cause_is_on_the_node(
     tmp_path: Path, series: dict[str, str], row: str
 ) -> None:
     assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: Impact.STOPS_RUN})
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "expected"),
+    [
+        ("What is wrong", "B", {'{gpu="0",run="a",rank="0"}': 300_000}),
+        (
+            "Runs on this node, rates over 5 min",
+            "A",
+            {'{run="a",state="running",user="u",cause="standstill"}': 1},
+        ),
+        ("Runs on this node, rates over 5 min", "E", {'{run="a"}': 600}),
+        ("Ranks on this node, rates over 5 min", "A", {'{run="a",rank="0",gpu="0",phase="forward"}': 1}),
+        ("Ranks on this node, rates over 5 min", "E", {'{run="a",rank="0"}': 600}),
+    ],
+    ids=["start", "state", "last step of the run", "phase", "last step of the rank"],
+)
+def test_a_single_missed_scrape_hides_nothing_about_a_hang(
+    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+) -> None:
+    missed = {
+        name: values.replace("x60", "x59 stale") if name.startswith("training_") else values
+        for name, values in (_run(steps="0+15x20 300x38 stale") | _phases(0)).items()
+    }
+
+    assert_panel(tmp_path, "training-node", panel, missed, expected, query_id=query_id)
 
 
 def test_a_lost_gpu_does_not_stop_a_run_that_makes_steps(tmp_path: Path) -> None:
