@@ -118,10 +118,12 @@ def _with_percent(ratio: str) -> str:
     return f'count_values by (run, rank) ("percent", round(100 * ({ratio})))'
 
 
+_ENDED_FIRST = f"{_LAST_EXIT} == on (run) group_left () {_FIRST_EXIT}"
+"""PromQL for the exit of each rank on the node that ended first of its run."""
 _RANK_PROBLEMS = (
     NodeProblem(
         "process ended first: $1",
-        f"{_LAST_EXIT} == on (run) group_left () {_FIRST_EXIT} {_ENDED_RANKS}",
+        f"{_ENDED_FIRST} {_ENDED_RANKS}",
         _LAST_EXIT_OR_UPDATE,
         "read the log of this rank first",
         Impact.STOPS_RUN,
@@ -129,7 +131,7 @@ _RANK_PROBLEMS = (
     ),
     NodeProblem(
         "process ended: $1",
-        f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS}",
+        f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS} unless on (run, rank) ({_ENDED_FIRST})",
         _LAST_EXIT_OR_UPDATE,
         "read its log; Run has all exits",
         Impact.STOPS_RUN,
@@ -420,7 +422,7 @@ def problems_of_node() -> Panel:
         ),
         Column("remedy", "Remedy"),
     )
-    return table(
+    panel = table(
         PROBLEMS_TITLE,
         *(dataclasses.replace(column, source=_on_single_node(column.source)) for column in columns),
         sort="Impact",
@@ -428,6 +430,8 @@ def problems_of_node() -> Panel:
         h=5,
         max_data_points=120,
     )
+    panel.body["options"]["sortBy"].append({"displayName": "Since", "desc": False})
+    return panel
 
 
 _LAST_RANK_BY_RECORDED_GPU = (

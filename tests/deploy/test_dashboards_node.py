@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from dashboards_support import MODELS
 from panel_support import assert_panel
 from rules_support import needs_promtool
 
+from dashboards.board import all_panels
 from dashboards.gpu_problems import Impact
 
 pytestmark = needs_promtool
@@ -221,6 +223,20 @@ def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
         series,
         {row: Impact.STOPS_RUN} if row else {NOTHING_WRONG: NO_PROBLEM},
     )
+
+
+def test_the_rank_that_ended_first_has_no_other_problem_and_its_row_is_first(tmp_path: Path) -> None:
+    series = _run("lost", up="1x20 0x40", steps="0+15x20 300x40") | _exit(0, 301) | _exit(1, 302)
+    series |= {f"training_process_up{{{RANK.format(rank=1, node=2)}}}": "1x20 0x40"}
+
+    assert_panel(
+        tmp_path, "training-node", "What is wrong", series, {'{gpu="0",run="a",rank="0"}': 0}, query_id="E"
+    )
+    panel = next(panel for panel in all_panels(MODELS["training-node"]) if panel["title"] == "What is wrong")
+    assert panel["options"]["sortBy"] == [
+        {"displayName": "Impact", "desc": True},
+        {"displayName": "Since", "desc": False},
+    ]
 
 
 @pytest.mark.parametrize(
