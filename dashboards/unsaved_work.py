@@ -10,7 +10,11 @@ from dashboards.queries import instant_query
 OVERDUE_INTERVALS = 3
 """Multiple of the usual time between checkpoints from which a save is overdue, as in the alert TrainingCheckpointOverdue."""
 _UNCOMMITTED_SECONDS = "max(training_uncommitted_seconds{@run})"
-_SECONDS_WITHOUT_STEP = "max(timestamp(training_last_progress_timestamp_seconds{@run}) - training_last_progress_timestamp_seconds{@run})"
+_SECONDS_WITHOUT_STEP = (
+    "max(last_over_time((timestamp(training_last_progress_timestamp_seconds{@run})"
+    " - training_last_progress_timestamp_seconds{@run})[35s:5s]))"
+)
+"""PromQL for the longest time of a rank from its last step to its last scrape. A missed scrape changes no value, as for the minuend."""
 """PromQL for the largest time from the last step of a rank to its scrape."""
 UNSAVED_SECONDS = (
     f"(clamp_min({_UNCOMMITTED_SECONDS} - ({_SECONDS_WITHOUT_STEP} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"

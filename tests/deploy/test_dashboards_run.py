@@ -241,13 +241,15 @@ def test_unsaved_work_has_a_cost_and_is_bad_after_seven_intervals(
     assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {labels: value}, query_id=query_id)
 
 
-def test_the_time_of_a_hang_is_no_unsaved_work_before_the_exporter_decides(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["", " stale"], ids=["each scrape", "the last scrape missed"])
+def test_the_time_of_a_hang_is_no_unsaved_work_before_the_exporter_decides(tmp_path: Path, end: str) -> None:
+    samples = 18 if end else 20
     series = (
         RANKS
-        | run_series("uncommitted_seconds", "0+15x60")
-        | run_series("last_progress_timestamp_seconds", "0+15x40 600x20", labels=',rank="0"')
-        | run_series("step_longest_seconds", "1x60", labels=',rank="0"')
-        | run_series("phase_active", "1x60", labels=',rank="0",phase="forward"')
+        | run_series("uncommitted_seconds", f"0+15x{41 + samples}{end}")
+        | run_series("last_progress_timestamp_seconds", f"0+15x40 600x{samples}{end}", labels=',rank="0"')
+        | run_series("step_longest_seconds", f"1x{41 + samples}{end}", labels=',rank="0"')
+        | run_series("phase_active", f"1x{41 + samples}{end}", labels=',rank="0",phase="forward"')
     )
 
     assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {'{note="unsaved"}': 600})
