@@ -122,7 +122,7 @@ def _hang_info(rank: int, function: str) -> dict[str, str]:
 def _phases(rank_in_forward: int) -> dict[str, str]:
     """Return the series of a run in which one rank is in its forward pass, while the other rank waits for it."""
     return {'training_world_size{job="training",run="a",instance="n2"}': "2x60"} | {
-        f'training_phase_active{{{RANK.format(rank=rank, node=rank + 1)},phase="{phase}"}}': "1x60"
+        f'training_phase_active{{{RANK_LABELS.format(rank=rank, node=rank + 1)},phase="{phase}"}}': "1x60"
         for rank, phase in ((rank_in_forward, "forward"), (1 - rank_in_forward, "grad_sync"))
     }
 
@@ -227,7 +227,7 @@ def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
 
 def test_the_rank_that_ended_first_has_no_other_problem_and_its_row_is_first(tmp_path: Path) -> None:
     series = _run("lost", up="1x20 0x40", steps="0+15x20 300x40") | _exit(0, 301) | _exit(1, 302)
-    series |= {f"training_process_up{{{RANK.format(rank=1, node=2)}}}": "1x20 0x40"}
+    series |= {f"training_process_up{{{RANK_LABELS.format(rank=1, node=2)}}}": "1x20 0x40"}
 
     assert_panel(
         tmp_path, "training-node", "What is wrong", series, {'{gpu="0",run="a",rank="0"}': 0}, query_id="E"
