@@ -99,7 +99,7 @@ print(sorted(set(sys.modules) - before))
     assert "'exporter.bridges'" in run_bare(program, PROJECT, EXPORTER_AUTO="1").stdout
 
 
-def test_the_entry_point_never_raises(tmp_path: Path) -> None:
+def test_the_entry_point_of_a_broken_installation_raises_nothing(tmp_path: Path) -> None:
     (tmp_path / "exporter").mkdir()
     (tmp_path / "exporter/__init__.py").write_text("raise RuntimeError('a broken installation')")
     (tmp_path / "exporter_auto.py").write_text((PROJECT / "exporter_auto.py").read_text())

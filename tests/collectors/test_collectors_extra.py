@@ -72,7 +72,7 @@ def test_a_package_offers_its_collectors_by_an_entry_point(tmp_path: Path) -> No
         assert running.sample('queue_jobs{queue="night"}') == 2
 
 
-def test_built_in_collectors_can_be_registered_in_any_registry() -> None:
+def test_built_in_collectors_can_be_registered_in_a_registry_of_the_user() -> None:
     output = subprocess.run(
         [sys.executable, EXAMPLES / "own_registry.py"],
         env={"PYTHONPATH": str(PROJECT)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 from typing import Any
@@ -125,9 +126,10 @@ def test_json_that_is_not_a_message_is_refused(line: bytes) -> None:
         parse(line)
 
 
-def test_a_number_that_is_not_finite_is_never_sent() -> None:
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_refused(number: float) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        encode({"kind": "sample", "value": float("nan")})
+        encode({"kind": "sample", "value": number})
 
 
 # Against the binding, and the guide --------------------------------------------------------------------
