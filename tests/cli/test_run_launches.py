@@ -163,31 +163,48 @@ def test_a_job_without_further_steps_is_hung_and_its_gauges_are_absent(feed: Pat
         assert (sample_value(port, hung), sample_value(port, "training_loss{")) == (1, None)
 
 
+def wait_for_failure(port: int, *prefixes: str) -> list[float]:
+    """Wait until a page shows that run r has failed, and return the values of the series with these prefixes on this page.
+
+    The sidecar ends soon after the first scrape of the final values, so that a second scrape may fail.
+    """
+
+    def final_page() -> str:
+        exposition = page(port)
+        has_failed = 'training_run_state{run="r",state="failed"} 1' in exposition
+        return exposition if has_failed and all(f"\n{prefix}" in exposition for prefix in prefixes) else ""
+
+    lines = wait_until(final_page).splitlines()
+    return [
+        float(next(line for line in lines if line.startswith(prefix)).rpartition(" ")[2])
+        for prefix in prefixes
+    ]
+
+
 def test_a_job_that_reports_success_and_exits_with_an_error_has_failed(feed: Path) -> None:
     port = free_port()
     with running_process(command_of(feed, SLOWLY_FAILING_JOB, port, "--run.linger=60s"), feed):
-        wait_until(lambda: sample_value(port, 'training_run_state{run="r",state="failed"}') == 1)
-        wait_until(lambda: sample_value(port, "training_interruptions_total{") == 1)
+        interruptions, uncommitted_seconds = wait_for_failure(
+            port, "training_interruptions_total{", "training_uncommitted_seconds{"
+        )
 
-        assert (sample_value(port, "training_uncommitted_seconds{") or 0.0) > 0.2
+    assert interruptions == 1
+    assert uncommitted_seconds > 0.2
 
 
 def test_the_position_and_times_of_an_exited_run_are_still_shown(feed: Path) -> None:
     port, started_at = free_port(), time.time()
     with running_process(command_of(feed, SLOWLY_FAILING_JOB, port, "--run.linger=60s"), feed):
-        wait_until(lambda: sample_value(port, 'training_run_state{run="r",state="failed"}') == 1)
-
-        names = (
+        step, saved_step, saved_at, progress_at = wait_for_failure(
+            port,
             "training_step{",
             "training_checkpoint_last_step{",
+            "training_checkpoint_last_success_timestamp_seconds{",
             "training_last_progress_timestamp_seconds{",
         )
-        step, saved_step, progress_at = (sample_value(port, name) for name in names)
-        saved_at = sample_value(port, "training_checkpoint_last_success_timestamp_seconds{")
-        assert (step, saved_step) == (10, 5)
-        assert saved_at is not None
-        assert progress_at is not None
-        assert started_at < saved_at < progress_at < time.time()
+
+    assert (step, saved_step) == (10, 5)
+    assert started_at < saved_at < progress_at < time.time()
 
 
 def test_metrics_of_a_job_with_only_prometheus_client_are_on_the_page(feed: Path) -> None:

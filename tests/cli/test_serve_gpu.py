@@ -148,7 +148,7 @@ def test_only_the_series_of_a_failed_gpu_end_and_return_with_the_gpu(
 ) -> None:
     machine = tmp_path / "faulty.yaml"
     # A busy machine scrapes the start of the GPUs late, and restarts the child that a hanging GPU blocks late.
-    slowdown = min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 4), 4.0)
+    slowdown = min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2), 6.0)
     start_seconds, end_seconds = 8 * slowdown, 14 * slowdown
     event = f"at: {start_seconds:.0f}s, until: {end_seconds:.0f}s, {fault}"
     machine.write_text((PACKAGE_DIRECTORY / "h100.yaml").read_text() + f"timeline:\n  - {{{event}}}\n")
@@ -177,8 +177,8 @@ def test_only_the_series_of_a_failed_gpu_end_and_return_with_the_gpu(
     assert [series["metric"]["gpu"] for series in error_series] == ["3"]
     failed_gpu_gap_seconds = gap_seconds.pop(3)
     assert failed_gpu_gap_seconds > 1
-    # On a busy machine, one or two scrapes fail.
-    assert max(gap_seconds.values()) < max(1, failed_gpu_gap_seconds / 2), gap_seconds
+    # The other GPUs return before the failed GPU, once the child that a hanging GPU blocks is restarted.
+    assert max(gap_seconds.values()) < failed_gpu_gap_seconds, gap_seconds
 
 
 RANKS = 8
