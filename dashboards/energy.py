@@ -10,6 +10,7 @@ from dashboards.energy_overview import (
     CROSSCHECK_RATIO,
     MAX_CROSSCHECK_RATIO,
     MIN_CROSSCHECK_RATIO,
+    READING_VERDICTS,
     overview_panels,
 )
 from dashboards.losses_now import CAUSE_NAMES, COST_PER_HOUR_BY_RUN, RUNS_WITH_STALE_COST
@@ -258,10 +259,12 @@ def _source_panels() -> tuple[Panel, ...]:
             Column("name", "Device"),
             Column("source", "Read from", width=130),
             Column(
-                "measured",
-                "Measured?",
+                READING_VERDICTS,
+                "Reading",
                 width=110,
-                mappings=value_mappings({"true": ("measured", NEUTRAL), "false": ("modelled", WARNING)}),
+                mappings=value_mappings(
+                    {2: ("suspect", BAD), 1: ("modelled", WARNING), 0: ("measured", NEUTRAL)}
+                ),
             ),
             Column(
                 CROSSCHECK_RATIO,
@@ -289,9 +292,8 @@ def _source_panels() -> tuple[Panel, ...]:
                 width=140,
             ),
             Column("device", "Device id"),
-            row_query="max by (instance, component, device, source, measured, name) (exporter_energy_source_info{@energy_node})",
-            sort="Measured?",
-            descending=False,
+            row_query="max by (instance, component, device, source, name) (exporter_energy_source_info{@energy_node})",
+            sort="Reading",
             h=10,
         ),
     )

@@ -77,6 +77,15 @@ CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energ
 """PromQL for the ratio of the increase of each device's energy counter to its power, integrated over the same time."""
 MIN_CROSSCHECK_RATIO, MAX_CROSSCHECK_RATIO = 0.8, 1.25
 """Smallest and largest ratio of an energy counter to integrated power at which the two agree."""
+_SUSPECT_DEVICES = (
+    f"({CROSSCHECK_RATIO} < {MIN_CROSSCHECK_RATIO} or {CROSSCHECK_RATIO} > {MAX_CROSSCHECK_RATIO})"
+)
+READING_VERDICTS = (
+    f"0 * {_SUSPECT_DEVICES} + 2"
+    ' or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node, measured="false"}) + 1'
+    " or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node})"
+)
+"""PromQL for the verdict about the reading of each device: 2 if it is suspect, 1 if it is modelled, 0 if it is measured."""
 MIN_WATTS_PER_GPU = 1
 """Mean power of a GPU above which the energy of a cause is known. Even an idle GPU uses more."""
 INCOMPLETE = "runs unknown"
@@ -309,7 +318,7 @@ def _readings() -> Panel:
         instant_query(f"{measured} or 0 * {devices}", "measured"),
         instant_query(f"{modelled} or 0 * {devices}", "modelled"),
         instant_query(
-            f"count({CROSSCHECK_RATIO} < {MIN_CROSSCHECK_RATIO} or {CROSSCHECK_RATIO} > {MAX_CROSSCHECK_RATIO}) or 0 * {devices}",
+            f"count({_SUSPECT_DEVICES}) or 0 * {devices}",
             "suspect",
             BAD,
         ),

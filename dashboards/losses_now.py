@@ -19,7 +19,7 @@ from dashboards.queries import (
     ODD_GROUP_SIZE,
     blank_if_incomplete,
 )
-from dashboards.rank_problems import EXIT_REASON_PATTERN, FOLLOWING_EXITS_SECONDS
+from dashboards.rank_problems import EXIT_REASON_PATTERN, FOLLOWING_EXITS_SECONDS, MAX_DATA_WAIT_RATIO
 from dashboards.recorded_losses import (
     LARGE_LOSS_RATIO,
     LOSS_RATIO,
@@ -96,12 +96,14 @@ _ODD_RANKS = (
     f" and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 )
 """PromQL for the rank that holds up a hang, if it is a single rank."""
-_SLOWEST_RANKS = (
-    "bottomk by (run) (1, max by (run, instance, rank) (rank:training_straggler_score:ratio{@run}))"
+_SLOWEST_RANKS = "bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{@run}))"
+"""PromQL for the slowest rank of each run that a slow rank holds up, relative to the fastest rank of its pipeline stage."""
+_ALL_WAIT_FOR_DATA = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
+"""PromQL with a value for each run of which all ranks wait for data: no rank is then the cause."""
+_DATA_LOADING_RANKS = (
+    "topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{@run}))"
 )
-"""PromQL for the slowest rank of each run, relative to the fastest rank of its pipeline stage."""
-_DATA_LOADING_RANKS = 'topk by (run) (1, max by (run, instance, rank) (deriv(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
-"""PromQL for the rank of each run that spends the most time in `data_loading`, over five minutes."""
+"""PromQL for the rank of each run that waits longest for data, over five minutes."""
 _RECENT_EXITS = (
     "(max by (run, instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run}) > time() - 3600)"
 )
@@ -134,6 +136,7 @@ _RANK_CANDIDATES = (
     as_cause(_RANK_IN_ODD_PHASE, "standstill"),
     as_cause(_SLOWEST_RANK_WITH_THROTTLED_GPU, "slowest_rank"),
     as_cause(_SLOWEST_RANKS, "slowest_rank"),
+    as_cause(_with_reason(_ALL_WAIT_FOR_DATA, "all ranks wait"), "data_stall"),
     as_cause(_DATA_LOADING_RANKS, "data_stall"),
     as_cause(_FIRST_EXITED_RANK, "restarts"),
 )
@@ -147,11 +150,11 @@ RANKS_OF_LOSSES = (
     f" 0 * topk by (run, instance, rank) (1, {_GPUS_OF_RANKS})"
     f" or on (run, cause) {_RANK_BY_CAUSE}) + 1"
 )
-"""PromQL for a series of value 1 for each loss with a rank to inspect: run, cause, node and rank, and the GPU and reason if known.
+"""PromQL for a series of value 1 for each loss with a rank or a reason: run, cause, node and rank, and the GPU and reason if known.
 
     standstill    the rank with a lost GPU, otherwise the rank that holds up a hang, otherwise the rank for which all others wait
     slowest_rank  the slowest rank relative to the fastest rank of its pipeline stage
-    data_stall    the rank with the most time in `data_loading`
+    data_stall    the rank with the most time in `data_loading`; no rank if all ranks wait
     restarts      the rank that exited first
     other causes  none
 """

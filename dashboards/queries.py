@@ -340,7 +340,7 @@ COST_PER_HOUR_BY_CURRENCY = (
 """PromQL for the cost per hour of all selected runs together, by currency."""
 
 _REPORTING_RANKS_TEMPLATE = (
-    "count by ({by}) (group by (run, rank) (training_process_up{{@run}}"
+    "count by ({by}) (group by (run, rank) (last_over_time(training_process_up{{@run}}[35s])"
     " and count_over_time(training_process_up{{@run}}[$__rate_interval]) > 1))"
 )
 """Template of PromQL for the number of ranks with at least two samples in a rate interval, the fewest for a rate."""

@@ -107,19 +107,6 @@ def test_the_lost_share_is_weighted_by_cost_and_without_a_price_by_gpus(tmp_path
     assert_panel(tmp_path, "training-energy", panel, without_price, of_gpu_time, query_id="C", factor=100)
 
 
-def test_a_data_stall_names_the_rank_that_waits_longest(tmp_path: Path) -> None:
-    stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
-    phases = {
-        f'training_phase_seconds_total{{run="a",instance="n{rank}",rank="{rank}",phase="data_loading"}}': rate
-        for rank, rate in ((1, "0+7x60"), (2, "0+1x60"))
-    }
-    row = {'{run="a",cause="data_stall",rank="1",instance="n1"}': 50}
-
-    assert_panel(
-        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall | phases, row, factor=100
-    )
-
-
 def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
     series = COSTLY_RUN | run_series("badput_seconds_total", "0+7.5x60", labels=',cause="validation"')
     ended = {name: values for name, values in series.items() if "run_state" not in name} | run_series(
@@ -460,3 +447,51 @@ def test_no_loss_disappears_and_no_run_is_unknown_if_two_scrapes_of_its_exporter
     missed = {name: values.replace("x60", "x58 stale") for name, values in (COSTLY_RUN | stall).items()}
 
     assert_panel(tmp_path, "training-energy", panel, missed, expected, query_id=query_id)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [((1, 7), ',rank="2",instance="n2"'), ((7, 7), ',reason="all ranks wait"')],
+    ids=["one rank", "all ranks"],
+)
+def test_a_data_stall_names_a_rank_only_if_another_rank_does_not_wait(
+    tmp_path: Path, seconds: tuple[int, int], labels: str
+) -> None:
+    stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
+    phases = {
+        f'training_phase_seconds_total{{run="a",instance="n{rank}",rank="{rank}",phase="data_loading"}}': f"0+{rate}x60"
+        for rank, rate in enumerate(seconds, 1)
+    }
+    row = {f'{{run="a",cause="data_stall"{labels}}}': 50}
+
+    assert_panel(
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall | phases, row, factor=100
+    )
+
+
+def test_the_source_of_each_number_has_a_verdict(tmp_path: Path) -> None:
+    device = '{{instance="n1",device="{}"{}}}'
+    sources = {
+        "exporter_energy_source_info" + device.format(name, f',measured="{measured}"'): "1x60"
+        for name, measured in (("good", "true"), ("bad", "true"), ("cpu", "false"))
+    }
+    ratios = {
+        "exporter_energy_crosscheck" + device.format(name, ""): f"{ratio}x60"
+        for name, ratio in (("good", 1), ("bad", 0.5))
+    }
+    counting = {
+        'training_energy_joules_total{run="a",instance="n1"}': "0+1x60",
+    }
+    verdicts = {
+        device.format(name, "").replace("{{", "{"): verdict
+        for name, verdict in (("good", 0), ("bad", 2), ("cpu", 1))
+    }
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Source of each number",
+        sources | ratios | counting,
+        verdicts,
+        query_id="B",
+    )

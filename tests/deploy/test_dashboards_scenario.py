@@ -54,7 +54,7 @@ MACHINE_DASHBOARD = "training-node"
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", USUAL_LOSSES): {"Losses now, last 5 min": "EF"},
-    ("training-energy", TOO_SHORT): {"Source of each number": "B"},
+    ("training-energy", TOO_SHORT): {"Source of each number": "C"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
     ("training-gpus", THROTTLED): {"Throttling": "B"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
