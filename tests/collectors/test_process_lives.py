@@ -29,12 +29,13 @@ def errors_of_start_and_end(lives: ProcessLives) -> tuple[float, float]:
 
 
 def test_start_and_end_of_a_process_are_known_to_a_tenth_of_a_second() -> None:
-    lives = ProcessLives()
+    lives, errors = ProcessLives(), list[tuple[float, float]]()
     # A busy machine can start a process late, or wake the watching thread late.
-    errors = [errors_of_start_and_end(lives) for _ in range(5)]
+    while len(errors) < 30 and not (errors and max(map(abs, errors[-1])) < 0.1):
+        errors.append(errors_of_start_and_end(lives))
     lives.stop()
 
-    assert any(abs(start_error) < 0.1 and abs(end_error) < 0.1 for start_error, end_error in errors), errors
+    assert max(map(abs, errors[-1])) < 0.1, errors
 
 
 def test_a_process_that_does_not_exist_has_no_start_or_end() -> None:

@@ -284,7 +284,7 @@ def change_the_identity_while_the_feed_hangs() -> None:
     time.sleep(0.5)
     start_time = time.monotonic()
     exporter.configure(run="second")
-    assert time.monotonic() - start_time < 30
+    assert time.monotonic() - start_time < 60
     release.set()
     time.sleep(1.0)
     loss.add(1.0)
