@@ -349,15 +349,18 @@ _REPORTING_RANKS_TEMPLATE = (
 def blank_if_incomplete(expression: str, by: str = "") -> str:
     """Return PromQL for a sum over the ranks of a run that has no value while ranks are missing.
 
-    A rank is missing during an outage of its exporter, and until its counters have two samples. If no rank has a current sample,
-    the result is the sum, which then has a value for at most the range of its rates.
+    A rank is missing during an outage of its exporter, and until its counters have two samples. The result is also absent if no
+    rank has a current sample.
 
     Args:
         expression: PromQL for the sum.
         by: `run` if the sum is by run; empty for a sum over the single run of the dashboard.
     """
     rank_count = _REPORTING_RANKS_TEMPLATE.format(by=by)
-    return f"({expression}) unless on ({by}) ({rank_count} < max by ({by}) (training_world_size{{@run}}))"
+    return (
+        f"({expression}) and on ({by}) training_process_up{{@run}}"
+        f" unless on ({by}) ({rank_count} < max by ({by}) (training_world_size{{@run}}))"
+    )
 
 
 def instant_query(expression: str, legend: str = "__auto", color: str | None = None) -> Query:

@@ -338,6 +338,7 @@ def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> No
         COSTLY_RUN
         | run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
         | run_series("energy_joules_total", "0+60000x60")
+        | run_series("process_up", "1x60", labels=',rank="0"')
     )
 
     for query_id, value in (("G", 4000), ("F", 6)):

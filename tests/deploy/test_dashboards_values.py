@@ -119,6 +119,22 @@ def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
 
 
 @needs_promtool
+def test_throughput_is_blank_while_the_only_exporter_of_a_run_is_down(tmp_path: Path) -> None:
+    series = {
+        RANK_SERIES.format(
+            name="tokens_total", node=1, rank=0, labels=',mode="train"'
+        ): f"0+15000x20 {OUTAGE} 495000+15000x27",
+        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): f"1x20 {OUTAGE} 1x27",
+        RANK_SERIES.format(name="world_size", node=1, rank=0, labels=""): f"1x20 {OUTAGE} 1x27",
+    }
+
+    expected: dict[str, float | None] = {"4m": 1000, "5m15s": None, "5m30s": None, "5m45s": None, "12m": 1000}
+    messages = failures(tmp_path, "Throughput", series, expected)
+
+    assert not messages, messages
+
+
+@needs_promtool
 def test_throughput_of_a_job_that_reports_no_world_size_is_shown(tmp_path: Path) -> None:
     series = {
         RANK_SERIES.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
@@ -273,6 +289,8 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
         RANK_SERIES.format(name="rank_compute_seconds", node=2, rank=1, labels=""): f"{seconds}x20",
         RANK_SERIES.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
         RANK_SERIES.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
+        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x20",
+        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): "1x20",
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
     }
 
