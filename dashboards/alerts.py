@@ -125,6 +125,8 @@ class _ProblemStart:
 
 RECORDED_STATE_START = "max by (cluster, run) (timestamp(run:training_run_state:age_seconds) - run:training_run_state:age_seconds)"
 """PromQL for the start of the current state of each run in Unix seconds, by cluster and run."""
+_MEMORY_XIDS = "48|63|64|92|94|95"
+"""Regular expression of the Xids of memory errors."""
 _PROBLEM_STARTS = (
     _ProblemStart("TrainingHang", "cluster, run", RECORDED_LAST_PROGRESS_TIME),
     _ProblemStart(
@@ -133,6 +135,11 @@ _PROBLEM_STARTS = (
         f"run:training_first_exit:timestamp_seconds or on (cluster, run) {RECORDED_STATE_START}",
     ),
     _ProblemStart("GpuXidCritical|GpuXidWarning", "cluster, uuid, xid", "gpu:gpu_xid:timestamp_seconds"),
+    _ProblemStart(
+        "GpuEccUncorrected",
+        "cluster, uuid",
+        f'min by (cluster, uuid) (gpu:gpu_xid:timestamp_seconds{{xid=~"{_MEMORY_XIDS}"}})',
+    ),
     _ProblemStart("GpuLost", "cluster, uuid", "gpu:gpu_lost_start:timestamp_seconds"),
     _ProblemStart(
         "GpuThermalThrottle|GpuPowerBrake", "cluster, uuid", "gpu:gpu_throttled_start:timestamp_seconds"

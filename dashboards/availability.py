@@ -12,8 +12,14 @@ def last_time(condition: str) -> str:
     return f"max_over_time((time() * ({condition}))[$__range:$__interval])"
 
 
-EXPORTER_DOWN_SINCE = f"max by (instance) ({last_time('up{@target} == bool 1')}) and on (instance) min by (instance) (up{{@target}}) == 0"
-"""PromQL for the last time at which an exporter that is down now was up; 0 if it was down in the whole time range."""
+EXPORTER_DOWN_SINCE = (
+    "(max by (instance) (last_over_time(instance:exporter_last_sample:timestamp_seconds{@node_any_job}[$__range]))"
+    f" or on (instance) max by (instance) ({last_time('up{@target} == bool 1')})) and on (instance) min by (instance) (up{{@target}}) == 0"
+)
+"""PromQL for the last sample of an exporter that is down now, as on *Run* and *Fleet*.
+
+Without a recorded sample, the result is the last time in the time range at which the exporter was up; 0 if there is no such time.
+"""
 NOT_SCRAPED_SINCE = f"max by (instance) ({last_time('up{@target} >= bool 0')}) unless on (instance) max by (instance) (up{{@target}})"
 """PromQL for the last time at which an exporter that is no target of Prometheus any more was a target, by node."""
 EXPORTER_UP_SINCE = "max by (instance) (process_start_time_seconds{@node}) and on (instance) min by (instance) (up{@target}) == 1"

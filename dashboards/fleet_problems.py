@@ -21,7 +21,7 @@ from dashboards.alerts import (
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import RECORDED_LAST_PROGRESS_TIME
-from dashboards.rank_problems import MAX_DATA_WAIT_RATIO, SLOW_RATIO
+from dashboards.rank_problems import EXIT_REASON_PATTERN, MAX_DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.recorded_losses import (
     LARGE_LOSS_RATIO,
     LOSS_RATIO,
@@ -38,6 +38,8 @@ URGENCY_PARTLY_UNKNOWN = URGENCY_CRITICAL - 0.5
 """Urgency of a live run of which some ranks have no sample, above known losses."""
 URGENCY_RESTARTED = 1
 """Urgency of a run without a larger urgency that has lost time to a restart within the last hour."""
+URGENCY_EARLY_END = 0.7
+"""Urgency of a run that finished before its step target."""
 URGENCY_SLOW = 0.5
 """Urgency of a run without a larger urgency that is slowed a little by a slow rank or by waiting for data."""
 _STARTUP_CAUSES = "init|compile|checkpoint_load"
@@ -52,6 +54,7 @@ RUN_URGENCY_MAPPINGS = value_mappings(
         str(URGENCY_WARNING): ("warning", WARNING),
         str(URGENCY_PARTLY_UNKNOWN): ("partly unknown", WARNING),
         str(URGENCY_RESTARTED): ("restarted", WARNING),
+        str(URGENCY_EARLY_END): ("ended early", WARNING),
         str(URGENCY_SLOW): ("slow", WARNING),
         "0": ("no alert", NEUTRAL),
     }
@@ -117,6 +120,8 @@ _DATA_WAIT_RANK = (
 """
 _RANK_OF_FAULTY_GPU = "max by (run, instance, gpu, rank) (run_gpu:training_fault_rank:info{@cluster})"
 """PromQL for the rank of each GPU with a fault."""
+_EARLY_ENDS = "max by (run, steps) (run:training_early_end:info{@cluster})"
+"""PromQL for each run that finished before its step target, with its last step and the target as the label `steps`."""
 _RESTARTED_RUNS = 'max by (run) (run:training_lost:ratio{@cluster, cause="restarts"}) > 0.01'
 """PromQL with a value for each live run that lost more than 1 % of the last hour to a restart."""
 _HANGING_RANK = "max by (run, instance, rank, gpu) (run:training_standstill_rank:info{@cluster})"
@@ -127,6 +132,8 @@ _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RAN
 """PromQL for the rank that causes a standstill of each run, else the rank of `_SLOWING_RANK`."""
 _AVOIDABLE_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
 """PromQL for the share of the time that each run loses, except the time that every start of a run takes."""
+_OTHER_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}|restarts"')
+"""PromQL for the share of the time that each run loses, without its start and its restarts."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
 _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
 _STANDSTILL_WITHOUT_ALERT = (
@@ -155,6 +162,7 @@ def urgency_query() -> str:
             f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS_RATIO})",
             f"{URGENCY_WARNING} * {_firing_alerts('severity', 'warning')}",
             f"{URGENCY_RESTARTED} + 0 * ({_RESTARTED_RUNS})",
+            f"{URGENCY_EARLY_END} + 0 * max by (run) ({_EARLY_ENDS})",
             f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
             f"0 * {RUNS}",
         ]
@@ -259,6 +267,31 @@ def _main_loss() -> str:
     return f'max by (run, alertname) (label_replace({loss}, "alertname", "$1", "cause", "(.+)"))'
 
 
+def _restarts() -> str:
+    """Return PromQL for each run that lost time to a restart within the last hour, with the first exit before the restart if it is known.
+
+    Without a value for a run that loses much of its time to another cause.
+    """
+    exits = (
+        "max by (run, instance, rank, reason) (run:training_exit_before_restart:timestamp_seconds{@cluster})"
+    )
+    exit_row = (
+        f'label_replace({exits}, "alertname", "restarted after: $1", "reason", "{EXIT_REASON_PATTERN}")'
+    )
+    rows = (
+        f"max by (run, instance, rank, alertname) ({exit_row}) or on (run)"
+        f' label_replace({STATE_START_BY_RUN}, "alertname", "restarted in the last hour", "", "")'
+    )
+    return f"({rows}) and on (run) {_RESTARTED_RUNS} unless on (run) {_OTHER_LOSS} >= {LOSS_RATIO}"
+
+
+def _early_ends() -> str:
+    """Return PromQL for the end of each run that finished before its step target."""
+    early = f"0 * {_EARLY_ENDS} + on (run) group_left () {STATE_START_BY_RUN}"
+    with_text = f'label_replace({early}, "alertname", "finished early, at step $1", "steps", "(.+)")'
+    return f"max by (run, alertname) ({with_text})"
+
+
 def _unknown_ranks() -> str:
     """Return PromQL for each live run with ranks without a sample, with a node without samples if there is one, and with the value 0."""
     text = f'label_replace(count_values by (run) ("ranks", {_UNKNOWN_RANK_COUNT_BY_RUN}), "alertname", "ranks without news: $1", "ranks", "(.+)")'
@@ -269,15 +302,15 @@ def _unknown_ranks() -> str:
 def main_problem() -> str:
     """Return PromQL for the main problem of each run that has a problem: the first of the list that the run has."""
     alerts = f"{with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
-    restarted = f'label_replace({STATE_START_BY_RUN} and on (run) {_RESTARTED_RUNS}, "alertname", "restarted in the last hour", "", "")'
     problems = (
         f"{alerts} unless on (run) ({_EXITED_WITHOUT_CAUSE})",
         _exits(),
         _standstills(),
         _slow_ranks(),
+        _restarts(),
         _main_loss(),
         _unknown_ranks(),
-        restarted,
+        _early_ends(),
     )
     return f"({' or on (run) '.join(problems)})"
 

@@ -186,6 +186,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "gpu:gpu_lost_start:timestamp_seconds",
     "gpu:gpu_throttled:ratio2m",
     "gpu:gpu_throttled_start:timestamp_seconds",
+    "instance:exporter_last_sample:timestamp_seconds",
 }
 """Recorded series whose values also appear on *Fleet* or in alerts; a panel with a query of its own would show another value."""
 

@@ -21,6 +21,7 @@ GPU_SERIES = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
 N1_EXPORTER_DOWN = {
     'up{job="training",instance="n1"}': DOWN_AT_5_MIN,
     'up{job="training",instance="n2"}': "1x60",
+    'exporter_build_info{job="training",instance="n1"}': "1x19 stale",
 }
 
 
@@ -34,7 +35,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
     labels = f'{{instance="n1",run="a",problem="exporter down: node, GPUs unknown",remedy="{remedy}"}}'
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.UNKNOWN})
     assert_panel(
-        tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 300_000}, query_id="B"
+        tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 285_000}, query_id="B"
     )
 
 
@@ -634,7 +635,7 @@ def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_load
 
 @pytest.mark.parametrize(
     ("exporter", "state", "seconds"),
-    [(DOWN_AT_5_MIN, "down for", 600), ("1x60", "up for", 893), ("1x20 stale", "not scraped for", 600)],
+    [(DOWN_AT_5_MIN, "down for", 615), ("1x60", "up for", 893), ("1x20 stale", "not scraped for", 600)],
 )
 def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
     tmp_path: Path, exporter: str, state: str, seconds: int
@@ -642,6 +643,7 @@ def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
     series = {
         'up{job="training",instance="n1"}': exporter,
         'process_start_time_seconds{job="training",instance="n1"}': "7x60",
+        'exporter_build_info{job="training",instance="n1"}': "1x60" if state == "up for" else "1x19 stale",
     }
 
     labels = f'{{instance="n1",state="{state}"}}'

@@ -89,8 +89,8 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
                 f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
                 f'gpu_xid_last_timestamp_seconds{{instance="n1",{GPU_1},xid="79"}}': "_x21 305x39",
             },
-            {f'problem="GPU 1 lost (Xid 79)",{RANK_1},gpu="1"': 315_000},
-            id="lost GPU",
+            {f'problem="GPU 1 lost (Xid 79)",{RANK_1},gpu="1"': 305_000},
+            id="lost GPU, from its Xid",
         ),
         pytest.param(
             RANKS

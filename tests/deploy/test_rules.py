@@ -36,7 +36,7 @@ TARGET_LABELS = frozenset({"cluster", "job", "instance"})
 COMPUTED_LABELS = {
     "alerts-energy.yml": {"uuid"},
     "alerts-gpu.yml": {"signal"},
-    "recording-fleet.yml": {"cause"},
+    "recording-fleet.yml": {"cause", "steps", "target"},
     "recording-gpu.yml": {"uuid", "action"},
     "recording-training.yml": {"label_stage"},
 }
