@@ -1,4 +1,4 @@
-"""Servers in this process and in a child process, scrapes, and crowds of clients, for the tests of the web server."""
+"""Servers in this process and in a child process, requests, crowds of clients and certificates, for the tests of the web server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from exporter.web.server import Server
 
 @contextlib.contextmanager
 def serving(*endpoints: Endpoint, **options: Any) -> Iterator[Server]:
-    """Start a server in this process on a free port. By default the server serves `/metrics` (one sample) and `/-/healthy`."""
+    """Run a server in this process, by default on a free port of 127.0.0.1, until the end of the `with` block.
+
+    Without *endpoints*, the server serves `/metrics` (one sample) and `/-/healthy`. *options* are arguments of `Server`.
+    """
     all_endpoints = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
     server = Server(all_endpoints, **{"listen": ["127.0.0.1:0"], **options})
     server.start()
@@ -44,7 +47,7 @@ def port_of(server: Server) -> int:
 
 
 class ServerProcess:
-    """Server of a page of synthetic series, in a child process (`web_child.py`)."""
+    """Server of a page of synthetic series, in a child process: *options* are the JSON options of `web_child.py`."""
 
     def __init__(self, **options: Any) -> None:
         self._process = subprocess.Popen(
@@ -145,6 +148,7 @@ def scrape_repeatedly(port: int, count: int = 3, tls_context: ssl.SSLContext | N
 def exchange(port: int, payload: bytes, *, timeout: float = LIMIT_SECONDS) -> bytes:
     """Send bytes on a new connection and return all bytes that the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
+        # The server may answer and close the connection before it has read the payload.
         with contextlib.suppress(OSError):
             connection.sendall(payload)
         return read_to_end(connection)
@@ -167,9 +171,9 @@ def read_response(connection: socket.socket) -> tuple[int, bytes]:
 
 
 class ClientCrowd:
-    """Many connections to 127.0.0.1, on each of which the constructor sends the same bytes.
+    """Many connections to 127.0.0.1, on each of which the constructor tries to send *request*.
 
-    As a context manager, the crowd closes its connections on exit.
+    A connection that fails stays in `members`. As a context manager, the crowd closes its connections on exit.
     """
 
     def __init__(

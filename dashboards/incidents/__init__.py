@@ -20,12 +20,12 @@ class SessionRun(enum.Enum):
     HEALTHY = "healthy"  # no incident
     STRAGGLER = "straggler"  # heat throttles the GPU of one rank
     XID_ECC = "xid-ecc"  # Xids 48 and 63, with uncorrected ECC errors
-    LOST_GPU = "lost-gpu"  # Xid 79, after which the driver reports the GPU as lost
+    LOST_GPU = "lost-gpu"  # with Xid 79, the driver reports the GPU as lost
     LOADER_STALL = "loader-stall"  # the ranks wait for data for 60 % of the time
     NAN_LOSS = "nan-loss"  # the loss is NaN for half a minute
     FAILING_SAVES = "failing-saves"  # every save of a checkpoint after the start of the incidents fails
     HANG = "hang"  # rank 1 hangs in the forward pass
-    KILLED = "killed"  # rank 1 is killed, and both ranks restart
+    KILLED = "killed"  # rank 1 is killed, rank 0 is terminated, and both restart
     EXPORTER_DOWN = "exporter-down"  # the exporter of one of two nodes is down for a minute
     FINISHED = "finished"  # the run ends before its step target; *What is wrong* shows an early end
 

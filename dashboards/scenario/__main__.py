@@ -16,7 +16,7 @@ from dashboards.scenario.cluster import Cluster
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scenario until the end or a signal, remove its files, and return 0."""
+    """Run the scenario until its end, or with `--stay` until a signal. Remove its files and return 0. A signal ends the scenario early."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.scenario", description=__doc__)
     parser.add_argument(
         "--seconds",
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--stay",
         action="store_true",
-        help="keep Prometheus, the exporters and the jobs after the end, until Ctrl-C",
+        help="keep Prometheus, the exporters and the ranks after the end, until SIGINT (Ctrl-C) or SIGTERM",
     )
     options = parser.parse_args(arguments)
     stop_event = threading.Event()
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal_number, lambda *_: stop_event.set())
     directory = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
     with Cluster(directory, Timeline(duration_seconds=options.seconds)) as cluster:
-        print(f"Prometheus: {cluster.url}\nLogs: {directory}", flush=True)  # noqa: T201  # the command prints the address for its user
+        print(f"Prometheus: {cluster.url}\nLogs (removed after a normal end): {directory}", flush=True)  # noqa: T201  # the command prints the address for its user
         if not stop_event.wait(options.seconds):
             print("The scenario has ended.", flush=True)  # noqa: T201  # the command reports progress to its user
         if options.stay:

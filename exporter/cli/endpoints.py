@@ -19,7 +19,7 @@ from exporter.hangs.collector import HangReport
 from exporter.hangs.explanation import RankGroup, location_of, ranks_text
 from exporter.status.attention import Onsets
 from exporter.status.conditions import findings
-from exporter.status.document import policy
+from exporter.status.document import content_security_policy
 from exporter.status.document import render as render_status
 from exporter.status.history import History
 from exporter.status.runbook import render as render_runbook
@@ -57,7 +57,7 @@ class StatusSources:
 
     def document(self) -> Content:
         """Render the status page."""
-        headers = {"Content-Security-Policy": policy(), "Cache-Control": "no-store"}
+        headers = {"Content-Security-Policy": content_security_policy(), "Cache-Control": "no-store"}
         return Content(render_status(self._view(self.page.snapshot()), self.onsets), HTML, headers)
 
     def record(self) -> None:
@@ -90,7 +90,7 @@ class StatusSources:
 
 def runbook() -> Content:
     """Render the runbook of the alerts."""
-    return Content(render_runbook(), HTML, {"Content-Security-Policy": policy()})
+    return Content(render_runbook(), HTML, {"Content-Security-Policy": content_security_policy()})
 
 
 def hang_of(report: HangReport) -> Hang:

@@ -1,1 +1,4 @@
-"""Recording inside the training process, from `Stat.add` to closed windows, with the standard library only."""
+"""Stats and events of the training process: recording, aggregation and delivery to handlers.
+
+Importing the package needs only the standard library.
+"""

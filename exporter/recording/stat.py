@@ -59,7 +59,7 @@ class Registry:
     def on_window(self, handler: Callable[[Stat, WindowReading], object], match: str = "*") -> Handle:
         """Call *handler* for each closed, non-empty window of the Stats whose names match a shell pattern.
 
-        Calls `handler(stat, window)` in order, on a thread of the handler. Exceptions of the handler and windows dropped by a full
+        Calls `handler(stat, window)` in order, on a thread of its own. Exceptions of the handler and windows dropped by a full
         queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a handler that is
         not callable, and for a pattern that is not a str.
         """
@@ -91,8 +91,8 @@ class Stat:
 
     Args:
         name: Words of letters, digits and `_`, joined by dots, such as `training.batch.latency`.
-        aggregations: Aggregations of each window; None for MEAN, MAX, P50, P90, P95 and P99. The number of samples and their sum
-            are published with any aggregations.
+        aggregations: Aggregations of each window; None for MEAN, MAX, P50, P90, P95 and P99. The number of samples is published
+            with any aggregations, and so is their sum if no sample was negative and the sum is finite.
         window_seconds: Length of a window, at least 0.1. Windows end at multiples of the length on the wall clock, so that the
             windows of all ranks coincide. None for count windows.
         window_samples: Number of samples that closes a window. With both limits, the first that is reached closes the window.
@@ -105,8 +105,8 @@ class Stat:
             comparable with the mean of many.
 
     Attributes:
-        add: Records an int or float. Other values and values that are not finite are counted, and excluded from all aggregates.
-            Never raises and never waits. For tensors, see `add_tensor`.
+        add: Records an int, float or bool, or a real number of numpy. Other values and values that are not finite are counted, and
+            excluded from all aggregates. Never raises and never waits. For tensors, see `add_tensor`.
 
     Raises:
         DefinitionError: The definition is invalid, or differs from an earlier definition of the same Stat.
@@ -194,10 +194,12 @@ class Stat:
     def add_tensor(self, tensor: object) -> None:
         """Record the value of a torch tensor or JAX array of one element. Never waits for a device and never raises.
 
-        A CPU tensor is read at once. The value of a CUDA tensor is recorded by a later call, or by `exporter.flush()`, on the same
-        thread. These tensors are refused and counted:
+        A CPU tensor is read at once, and a JAX array if its value has been computed. Other values are recorded by a later call, or by
+        `exporter.flush()`, on the same thread. These objects are refused and counted:
 
-        - tensors that do not have exactly one element, or that are on a device other than CPU and CUDA
+        - objects that are neither a torch tensor nor a JAX array
+        - tensors and arrays that do not have exactly one element
+        - torch tensors on a device other than CPU and CUDA
         - DTensors that are not replicated
         - tensors that are added during the capture of a CUDA graph
         - tensors above the limit of copies in flight
@@ -232,7 +234,7 @@ class Stat:
 
     @property
     def enabled(self) -> bool:
-        """True if samples are recorded; see `Registry.switch` and the configuration's `recording:` rules."""
+        """False if `Registry.switch` or a rule in the configuration's `recording:` disabled the Stat."""
         return self._state.enabled
 
     @property

@@ -1,7 +1,8 @@
 """Status page as an HTML document, readable without JavaScript and on small screens.
 
-jinja2 escapes all texts except style and scripts, which are files of this package; the Content-Security-Policy names their hashes.
-uPlot draws the plots if scripts run.
+jinja2 escapes all texts except the style sheet, the scripts and the SVG paths. The style sheet and the scripts are files of this
+package, and the Content-Security-Policy names their hashes. The SVG paths contain only numbers of this package. uPlot draws the plots
+if scripts run.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ class InlineAssets:
     """Style sheet and scripts that the page contains."""
 
     style_sheet: str
-    library: str  # uPlot, which draws the plots
-    script: str  # the page's own script
+    plot_library: str
+    page_script: str
 
 
 @lru_cache(maxsize=1)
 def _inline_assets() -> InlineAssets:
-    library_style, style, library, script = (
+    library_style, page_style, plot_library, page_script = (
         (_FOLDER / name).read_text(encoding="utf-8")
         for name in ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "live.js")
     )
-    return InlineAssets(library_style + style, library, script)
+    return InlineAssets(library_style + page_style, plot_library, page_script)
 
 
 @lru_cache(maxsize=1)
-def policy() -> str:
-    """Return the Content-Security-Policy, which allows only the page's own style, scripts and address."""
+def content_security_policy() -> str:
+    """Return a policy that allows the page's own style, scripts and address, and `data:` images (the empty icon)."""
     assets = _inline_assets()
-    style, library, script = map(_source_hash, (assets.style_sheet, assets.library, assets.script))
+    style, library, script = map(_source_hash, (assets.style_sheet, assets.plot_library, assets.page_script))
     return (
         f"default-src 'none'; style-src {style}; script-src {library} {script}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -75,7 +76,7 @@ def _source_hash(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def environment() -> Environment:
+def template_environment() -> Environment:
     """Return the template environment. Templates are compiled on first use."""
     templates = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
@@ -94,11 +95,11 @@ def environment() -> Environment:
 
 @lru_cache(maxsize=1)
 def _template() -> Template:
-    return environment().get_template("page.html")
+    return template_environment().get_template("page.html")
 
 
 def _printable(value: object) -> object:
-    """Return text with a bounded length and without control characters. Markup is unchanged."""
+    """Shorten a text, and replace its characters that are not printable. Markup and objects of other types are unchanged."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     text = value if len(value) <= MAX_TEXT_LENGTH else value[: MAX_TEXT_LENGTH - 1] + "…"
@@ -109,7 +110,7 @@ def _utc(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(timestamp)) + " UTC"
 
 
-def style() -> str:
+def style_sheet() -> str:
     """Return the style sheet of the page."""
     return _inline_assets().style_sheet
 
@@ -125,8 +126,8 @@ def render(view: View, onsets: Onsets) -> bytes:
     text = _template().render(
         exporter=view.exporter,
         style=assets.style_sheet,
-        library=assets.library,
-        script=assets.script,
+        library=assets.plot_library,
+        script=assets.page_script,
         headline=headline(view, page_findings, onsets),
         finding_groups=groups[:MAX_ROWS],
         alert_count=sum(bool(condition.alert_name) for condition in CONDITIONS),

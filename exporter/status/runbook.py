@@ -11,7 +11,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from exporter.status.document import environment, style
+from exporter.status.document import style_sheet, template_environment
 
 SOURCE = Path(__file__).resolve().parents[1] / "assets" / "runbook.md"
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -27,7 +27,12 @@ def render() -> bytes:
     """Render the runbook as UTF-8. The id of a section is the name of the alert in lower case."""
     text = _COMMENT.sub("", SOURCE.read_text(encoding="utf-8"))
     blocks = Markup("\n").join(_block(block) for block in re.split(r"\n\s*\n", text) if block.strip())
-    return environment().get_template("runbook.html").render(style=style(), blocks=blocks).encode()
+    return (
+        template_environment()
+        .get_template("runbook.html")
+        .render(style=style_sheet(), blocks=blocks)
+        .encode()
+    )
 
 
 def _block(block: str) -> Markup:

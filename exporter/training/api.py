@@ -1,7 +1,8 @@
 """Public training API: blocks.
 
-A *hot* block is entered in each step, a *rare* block seldom. The blocks are used on the job's threads. The body of a block
-runs, and exceptions of the body propagate unchanged. An invalid value of an argument is counted as misuse and raises nothing.
+A *hot* block is entered in each step, a *rare* block seldom. A block never suppresses an exception of its body. An invalid value of
+an argument raises nothing, except that the iteration over `batches` raises TypeError for an object that is not iterable. Most invalid
+values are counted as misuse.
 
 In a job that configures one-logger with PROPAGATE_EXCEPTIONS, misuse may raise OneLoggerError. A block whose entry raises does not
 run its body.
@@ -29,8 +30,9 @@ Item = TypeVar("Item")
 Block = HotBlock | RareBlock
 
 _CLOCK = TRAINING.clock
-# Blocks that the main thread reuses while they are not open, because creating a block takes as long as entering it.
-# Other threads do not, because two threads that enter a block at the same time would overwrite its state.
+# Blocks that the main thread (the first thread that enters a block) reuses while they are not open, because creating a block takes
+# as long as entering it. Other threads get a new block for each call, because two threads that enter the same block would overwrite
+# its state.
 _ITERATION = IterationBlock(kinds.TRAINING_ITERATION)
 _DATA_LOADING = HotBlock(kinds.DATA_LOADING)
 _FORWARD = HotBlock(kinds.MODEL_FORWARD)
@@ -177,7 +179,13 @@ def training_loop(
 
 
 def inferred_loop(start: int, samples: int | None = None, target: int | None = None) -> RareBlock:
-    """Return a block of a loop that a bridge infers. The job's own blocks replace inferred blocks."""
+    """Return a block of a loop that a bridge infers. The job's own blocks replace inferred blocks.
+
+    Args:
+        start: Number of steps before this loop.
+        samples: Number of samples before this loop; None for the steps times the global batch size.
+        target: Step at which the loop is expected to end; None for the configured target.
+    """
     return RareBlock(kinds.INFERRED_LOOP, lambda: loop_values("training_loop", start, samples, target, None))
 
 
@@ -192,7 +200,17 @@ def span(
     start_event_attributes: Attributes | None = None,
     **attributes: Any,
 ) -> RareBlock:
-    """Return a block of any name. Its time counts for the phase of that name if there is one, else for the surrounding phase."""
+    """Return a block of any name.
+
+    Its time counts for the phase with that name or span name (`forward` or `model_forward`) if there is one, else for the surrounding
+    phase.
+
+    Args:
+        name: Name of the span.
+        span_attributes: Attributes of the span, which replace `attributes` of the same name.
+        start_event_attributes: Attributes of the start event of the span.
+        **attributes: Further attributes of the span.
+    """
     merged_attributes = Attributes(attributes)
     merged_attributes.add_attributes(Attributes.of(span_attributes))
     kind = kinds.named_kind(name, is_phase=False)

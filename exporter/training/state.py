@@ -318,6 +318,8 @@ class TrainingState:
 
     def _background_ended(self, record: BackgroundEnded) -> None:
         task = clean_text(record.task)[:MAX_SPAN_LABEL_CHARACTERS] if type(record.task) is str else ""
+        if type(record.task) is not str:
+            report("background", "task", f"the name of the task, not {safe_repr(record.task)}")
         self.families.counter("training.background", "seconds", task=task or OTHER).add(record.seconds)
 
     def _span_ended(self, record: SpanEnded) -> None:

@@ -22,7 +22,7 @@ from status_support import (
     step_durations,
 )
 
-from exporter.status.document import environment
+from exporter.status.document import template_environment
 from exporter.status.elements import MAX_ROWS, plot
 from exporter.status.history import History
 from exporter.status.numbers import duration, energy, number, rank_names, size
@@ -324,7 +324,7 @@ def test_slow_and_silent_ranks_are_listed_first() -> None:
 def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
     points = [(NOW - 1800 + 300 * index, value) for index, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
     (step_time_plot,) = plot("step time", {"step time": points}, "seconds", NOW, owner="<night>", latest=1.5)
-    template = environment().from_string(
+    template = template_environment().from_string(
         '{% import "elements.html" as elements %}{{ elements.plot(step_time_plot) }}'
     )
     html = template.render(step_time_plot=step_time_plot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -254,6 +255,14 @@ def test_values_whose_class_attribute_raises_never_raise(class_name: str) -> Non
 
     assert body_count == 5
     assert misuse_counts()
+
+
+def test_a_background_task_that_is_no_string_is_counted_as_misuse_and_as_other() -> None:
+    with training.background(object()):  # type: ignore[arg-type]  # bad input
+        time.sleep(0.01)
+
+    assert misuse_counts() == {("background", "task"): 1}
+    assert published_value("training.background", task="other") >= 0.01
 
 
 def test_an_exception_with_an_error_number_that_cannot_be_hashed_propagates_unchanged() -> None:
