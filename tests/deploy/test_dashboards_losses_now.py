@@ -8,6 +8,7 @@ import pytest
 from loss_panel_support import COSTLY_RUN, HANG
 from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
+from run_panel_support import SLOW_RANK
 
 pytestmark = needs_promtool
 
@@ -495,4 +496,20 @@ def test_the_source_of_each_number_has_a_verdict(tmp_path: Path) -> None:
         sources | ratios | counting,
         verdicts,
         query_id="B",
+    )
+
+
+def test_the_wait_for_a_slow_rank_starts_at_the_recorded_start_of_its_slowness(tmp_path: Path) -> None:
+    durations = run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"') | run_series(
+        "step_duration_seconds_count", "0+10x60", labels=',mode="train"'
+    )
+    row = {'{run="a",cause="slowest_rank"}': 315_000}
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Losses now, last 5 min",
+        COSTLY_RUN | SLOW_RANK | durations,
+        row,
+        query_id="E",
     )
