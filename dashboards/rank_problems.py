@@ -170,7 +170,20 @@ _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPRE
 """PromQL for the exits of the last attempt: those at most `MAX_EXIT_SPREAD_SECONDS` before the last exit."""
 ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
 """PromQL for the first exit of the last attempt; several ranks if they exited at the same time."""
-_ENDED_LATER = f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST})"
+_ENDING = 'max(training_run_state{@run, state="ending"}) == 1'
+"""PromQL with a value while the processes of the run have ended and the outcome is not decided."""
+_WITHOUT_OUTCOME = (
+    f"({_LAST_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {_LAST_EXIT} and on () {_ENDING})"
+)
+"""PromQL for the last update of each ended rank without a failed exit, until the outcome of the run is decided."""
+ENDING_WITHOUT_FAILED_EXIT = f"({_ENDING} unless on () {_KNOWN_EXITS})"
+"""PromQL with a value while the processes of the run have ended, the outcome is not decided, and no exit has failed."""
+WITHOUT_OUTCOME_ROWS = with_text(f"bottomk({MAX_ROWS}, {_WITHOUT_OUTCOME})", "ended, outcome not known yet")
+"""PromQL for the rows of these ranks, at most `MAX_ROWS`. The ranks of a run that finishes have such a row for a moment."""
+_ENDED_LATER = (
+    f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST}"
+    f" unless on (instance, rank) {_WITHOUT_OUTCOME})"
+)
 """PromQL for the exits of all other ended ranks, also of earlier attempts; without an exit, the last update of the feed."""
 FIRST_ENDED_ROWS = with_text(
     f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", EXIT_REASON_PATTERN
@@ -205,6 +218,13 @@ SILENT_RANKS = (
 
 # Hangs -------------------------------------------------------------------------------------------------------
 
+
+def _with_gpu(rows: str) -> str:
+    """Return PromQL that adds one GPU to rows of ranks; a rank without a known GPU and a row without a rank remain unchanged."""
+    gpus = f"topk by (instance, rank) (1, {LAST_GPUS_BY_RANK})"
+    return f"({rows} + on (instance, rank) group_left (gpu) 0 * {gpus} or on (instance, rank) {rows})"
+
+
 ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 """PromQL for a series of value 1 for the rank that holds up a hang, by the rule of the alert TrainingHang, with the position as labels.
 
@@ -230,7 +250,9 @@ It has a value during a standstill until the stacks of the ranks are known.
 _LAST_PROGRESS_TIME = "max(training_last_progress_timestamp_seconds{@run})"
 """PromQL for the time of the last step or validation batch of any rank, in Unix seconds, without labels."""
 HANGING_PLACE_ROWS = with_text(
-    f"({_HANGING_PLACES}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}", "holds up the others: $1", "place"
+    _with_gpu(f"({_HANGING_PLACES}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}"),
+    "holds up the others: $1",
+    "place",
 )
 """PromQL for the rank or the group that holds up a hang, with the line in the label `problem`. The start is the last step of the run."""
 _RANK_IN_ODD_PHASE = with_text(
@@ -238,7 +260,7 @@ _RANK_IN_ODD_PHASE = with_text(
     "all other ranks wait for this rank: phase $1",
     "phase",
 )
-ODD_PHASE_ROW = f"({_RANK_IN_ODD_PHASE}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}"
+ODD_PHASE_ROW = _with_gpu(f"({_RANK_IN_ODD_PHASE}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}")
 """PromQL for the rank for which all other ranks wait, with the phase in the label `problem`; without a value if the GPU is lost."""
 STANDSTILL_START = f"({_LAST_PROGRESS_TIME} and on () {STANDSTILL_BY_RULE})"
 """PromQL for the time of the last step or validation batch of a run with an overdue step, or that is stalled or hung."""

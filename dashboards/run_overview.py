@@ -52,6 +52,7 @@ from dashboards.queries import (
     instant_query,
 )
 from dashboards.rank_problems import (
+    ENDING_WITHOUT_FAILED_EXIT,
     LIVE_RANK_COUNT,
     LOOKBACK,
     MISSING_RANK_COUNT,
@@ -142,7 +143,7 @@ def _state_panels() -> tuple[Panel, ...]:
             instant_query(f"{LIVE_RANK_COUNT} or 0 * max(training_run_state{{@run}})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
             instant_query(
-                f"{MISSING_RANK_COUNT} unless on () ({only_unknown}) unless on () {ENDED_NORMALLY}",
+                f"{MISSING_RANK_COUNT} unless on () ({only_unknown}) unless on () ({ENDED_NORMALLY} or {ENDING_WITHOUT_FAILED_EXIT})",
                 "missing",
                 BAD,
             ),

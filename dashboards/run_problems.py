@@ -41,6 +41,7 @@ from dashboards.rank_problems import (
     THROTTLED_GPU_ROWS,
     UNKNOWN_RANK_COUNT_BY_NODE,
     UP_BY_RANK_AND_NODE,
+    WITHOUT_OUTCOME_ROWS,
     XIDS_OF_GPUS,
     with_number,
     with_suffix,
@@ -245,6 +246,7 @@ PROBLEMS = (
     RunProblem(ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
     RunProblem(FIRST_ENDED_ROWS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
     RunProblem(LATER_ENDED_ROWS, RunImpact.STOPS_RUN),
+    RunProblem(WITHOUT_OUTCOME_ROWS, RunImpact.UNKNOWN, "wait a minute; then State has the outcome"),
     RunProblem(
         f"{with_text(STANDSTILL_START, 'no rank finishes a step')} unless on () ({LOST_GPU_STARTS})",
         RunImpact.STOPS_RUN,

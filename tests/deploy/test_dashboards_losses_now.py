@@ -50,10 +50,10 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
             id="half of the time is a data stall",
         ),
         pytest.param(
-            run_series("badput_seconds_total", "0x40 900x20", labels=',cause="lost_progress"'),
+            run_series("badput_seconds_total", "0x40 225x20", labels=',cause="lost_progress"'),
             "restarts",
             9,
-            id="a restart lost a quarter of an hour",
+            id="a restart lost a quarter of the time of a run younger than an hour",
         ),
         pytest.param(
             run_series("rank_compute_seconds", "0.5x60", labels=',rank="0"')
@@ -294,7 +294,7 @@ RANK_1 = 'run="a",instance="n1",rank="1"'
             id="GPU from the local rank, whose labels change",
         ),
         pytest.param(
-            run_series("badput_seconds_total", "0x40 900x20", labels=',cause="lost_progress"')
+            run_series("badput_seconds_total", "0x40 225x20", labels=',cause="lost_progress"')
             | run_series(
                 "rank_last_exit_timestamp_seconds", "_x41 600x20", labels=',rank="1",reason="signal SIGKILL"'
             )

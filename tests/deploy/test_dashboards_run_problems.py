@@ -32,6 +32,7 @@ REMEDIES = {
     "wait for this rank": "run training-exporter stacks on this node",
     "holds up": "read this line of the job; restart the run",
     "ended first": "read the log of this rank first",
+    "outcome not known": "wait a minute; then State has the outcome",
     "no rank finishes": "run training-exporter stacks on each node",
     "saves failed": "check the free space and the quota of the checkpoints",
     "NaN": "end the run; resume from a checkpoint before the first such step",
@@ -53,6 +54,7 @@ IMPACTS = {
     "holds up": 6,
     "ended first": 6,
     "ended:": 5,
+    "outcome not known": 3,
     "none recently": 1,
     "a later save": 1,
     "saves failed": 4,
@@ -129,6 +131,23 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
                 'problem="no rank finishes a step"': 300_000,
             },
             id="hang",
+        ),
+        pytest.param(
+            HUNG | HANG | RANK_1_ON_GPU_1,
+            {
+                f'problem="holds up the others: read data.py:40",{RANK_1},gpu="1"': 300_000,
+                'problem="no rank finishes a step"': 300_000,
+            },
+            id="hang on a known GPU",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("run_state", "1x58 0x2", labels=',state="running"')
+            | run_series("run_state", "0x58 1x2", labels=',state="ending"')
+            | run_series("process_up", "1x58 0x2", labels=',rank="1"')
+            | run_series("feed_last_update_timestamp_seconds", "0+15x58 870x2", labels=',rank="1"'),
+            {f'problem="ended, outcome not known yet",{RANK_1}': 870_000},
+            id="ended rank of a run that may have finished",
         ),
         pytest.param(
             HUNG | PHASES_OF_HANG,
