@@ -159,9 +159,9 @@ def _problem_columns() -> tuple[Column, ...]:
         ),
         Column(
             f"sum by (run) ({CLUSTER_LOST_PER_HOUR}) and on (run) ({worst_problems()}) or {no_problem}",
-            "Lost/h",
+            "Lost/h of run",
             decimals=2,
-            width=75,
+            width=120,
             mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
         Column("remedy", "Remedy"),
