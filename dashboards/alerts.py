@@ -136,7 +136,7 @@ _PROBLEM_STARTS = (
     ),
     _ProblemStart("GpuXidCritical|GpuXidWarning", "cluster, uuid, xid", "gpu:gpu_xid:timestamp_seconds"),
     _ProblemStart(
-        "GpuEccUncorrected",
+        "GpuEccUncorrected|GpuRecoveryActionNeeded",
         "cluster, uuid",
         f'min by (cluster, uuid) (gpu:gpu_xid:timestamp_seconds{{xid=~"{_MEMORY_XIDS}"}})',
     ),

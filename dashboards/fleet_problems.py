@@ -132,8 +132,6 @@ _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RAN
 """PromQL for the rank that causes a standstill of each run, else the rank of `_SLOWING_RANK`."""
 _AVOIDABLE_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
 """PromQL for the share of the time that each run loses, except the time that every start of a run takes."""
-_OTHER_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}|restarts"')
-"""PromQL for the share of the time that each run loses, without its start and its restarts."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
 _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
 _STANDSTILL_WITHOUT_ALERT = (
@@ -268,10 +266,7 @@ def _main_loss() -> str:
 
 
 def _restarts() -> str:
-    """Return PromQL for each run that lost time to a restart within the last hour, with the first exit before the restart if it is known.
-
-    Without a value for a run that loses much of its time to another cause.
-    """
+    """Return PromQL for each run that lost time to a restart within the last hour, with the first exit before the restart if it is known."""
     exits = (
         "max by (run, instance, rank, reason) (run:training_exit_before_restart:timestamp_seconds{@cluster})"
     )
@@ -282,7 +277,7 @@ def _restarts() -> str:
         f"max by (run, instance, rank, alertname) ({exit_row}) or on (run)"
         f' label_replace({STATE_START_BY_RUN}, "alertname", "restarted in the last hour", "", "")'
     )
-    return f"({rows}) and on (run) {_RESTARTED_RUNS} unless on (run) {_OTHER_LOSS} >= {LOSS_RATIO}"
+    return f"({rows}) and on (run) {_RESTARTED_RUNS}"
 
 
 def _early_ends() -> str:
