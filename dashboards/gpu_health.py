@@ -131,7 +131,7 @@ def _health_columns() -> tuple[Column, ...]:
 
 
 def _new_errors() -> Panel:
-    """Return the plot of new errors by kind; the series `no error` is 0 while a GPU is known."""
+    """Return the plot of new errors by kind; the series `no error` is 0 while a GPU has a sample."""
     errors = [
         f'label_replace({event_counts(f"{family}{{@gpu}}", by, starts_at_first_event=True)} > 0, "error", "{name}", "{by}", "(.*)")'
         for family, by, name in (
@@ -165,7 +165,7 @@ def _new_errors() -> Panel:
 
 
 def _xid_table() -> Panel:
-    """Return the table of the Xids of each GPU since the start of the exporter, or a row that says that there are none."""
+    """Return the table of the Xids of each GPU since the start of the exporter, or a row *none*, or *unknown* without a sample of the GPUs."""
     no_xid = placeholder_row(
         "gpu_xid_errors_total{@gpu}",
         "xid",

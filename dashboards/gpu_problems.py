@@ -13,9 +13,15 @@ from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
 from exporter.status.xids import XID_MEANINGS
 
 THROTTLED_RATIO_FAMILY = "gpu:gpu_throttled:ratio2m"
-"""Family of the share of the last two minutes with throttling by heat or the power brake, by GPU."""
+"""Family of the share of time with throttling by heat or the power brake, by GPU.
+
+The time is the last two minutes, or five with long scrape intervals.
+"""
 THROTTLED_START_FAMILY = "gpu:gpu_throttled_start:timestamp_seconds"
-"""Family of the start of the throttling, by GPU. All dashboards show the same start, whatever their time range."""
+"""Family of the start of the throttling, by GPU, which may be before the share exceeds `MAX_THROTTLED_RATIO`.
+
+All dashboards show the same start, whatever their time range.
+"""
 MAX_THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
 XID_PROBLEM_SECONDS = 3600
@@ -144,7 +150,7 @@ def _gpu_flag(family: str, text: str, remedy: str, impact: Impact) -> NodeProble
 def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> NodeProblem:
     """Return the problem of recent Xids.
 
-    *matcher* selects or excludes the critical Xids. The problem starts at the last occurrence.
+    *matcher* is a template whose `{}` becomes the alternatives of the critical Xids: it selects or excludes them. The problem starts at the last occurrence.
     """
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
@@ -155,14 +161,19 @@ def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> NodeProblem
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
 _LAST_DRIVER_READING = "max by (instance) (max_over_time(timestamp(gpu_devices{@node})[1m:5s]))"
+_TWO_SCRAPES = "35s"
+"""Time that contains at least two scrapes at a scrape interval of 15 s."""
 DRIVER_NOT_READ = (
-    "(max by (instance) (last_over_time(gpu_devices{@node}[35s])) unless on (instance) gpu_devices{@node}"
+    f"(max by (instance) (last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])) unless on (instance) gpu_devices{{@node}}"
     " and on (instance) up{@target} == 1)"
 )
-"""PromQL with a value for each node whose driver was read within two scrapes, but not at the last scrape: its GPUs are unknown."""
+"""PromQL with a value for each node whose driver was read within `_TWO_SCRAPES`, but not at the last scrape, while its exporter is up.
+
+The GPUs of the node are unknown.
+"""
 
 
-_MISSING_GPUS = (
+_UNLISTED_GPUS = (
     "max by (instance) (last_over_time(gpu_devices_expected{@node}[1m]) - last_over_time(gpu_devices{@node}[1m]))"
     " - on (instance) (sum by (instance) (min by (instance, gpu) (last_over_time(gpu_up{@node}[1m])) == bool 0)"
     " or on (instance) 0 * max by (instance) (gpu_devices{@node})) > 0"
@@ -189,7 +200,7 @@ NODE_PROBLEMS = (
         "driver does not respond: $1",
         "max by (instance, reason) (gpu_nvml_error_info{@node})"
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
-        " unless on (instance) last_over_time(gpu_devices{@node}[35s])",
+        f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
         f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
         "nvidia-smi; reload the driver or reboot",
         Impact.STOPS_RUN,
@@ -207,7 +218,7 @@ NODE_PROBLEMS = (
     ),
     NodeProblem(
         "GPUs not listed by the driver: $1",
-        f'count_values by (instance) ("gpus", {_MISSING_GPUS})',
+        f'count_values by (instance) ("gpus", {_UNLISTED_GPUS})',
         f"max by (instance) ({last_time('gpu_devices{@node} >= bool gpu_devices_expected{@node}')})",
         "read the kernel log; reboot",
         Impact.POSSIBLE,
@@ -274,18 +285,21 @@ NODES_WITH_EXPORTER_DOWN = f"({' or '.join(problem.condition for problem in _EXP
 
 
 def _last_of(family: str, selector: str) -> str:
-    """Return PromQL for the last values of a family within two scrapes."""
-    return f"({family}{{{selector}}} or last_over_time({family}{{{selector}}}[35s]))"
+    """Return PromQL for the last values of a family within `_TWO_SCRAPES`."""
+    return f"({family}{{{selector}}} or last_over_time({family}{{{selector}}}[{_TWO_SCRAPES}]))"
 
 
-def lost_gpus(selector: str) -> str:
-    """Return PromQL for the number of lost GPUs; a GPU that was read within two scrapes is not lost, as in the rule `instance:gpu_missing:sum`."""
+def missing_gpus(selector: str) -> str:
+    """Return PromQL for the number of expected GPUs that do not respond, as in the rule `instance:gpu_missing:sum`.
+
+    A GPU that was read within `_TWO_SCRAPES` is not missing.
+    """
     expected = _last_of("gpu_devices_expected", selector)
     return f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices', selector)} or 0 * ({expected})), 0)"
 
 
 def unknown_gpus(selector: str, target_selector: str) -> str:
-    """Return PromQL for the number of GPUs of nodes whose exporter is down, or whose driver was read within two scrapes, but not at the last."""
+    """Return PromQL for the number of GPUs of the nodes without an exporter that is up, and of the nodes of `DRIVER_NOT_READ`."""
     return (
         f"count(group by (instance, gpu) (last_over_time(gpu_up{{{selector}}}[$__range])) unless on (instance)"
         f" (group by (instance) (up{{{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}))"

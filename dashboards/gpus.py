@@ -29,7 +29,7 @@ from dashboards.gpu_problems import (
     RUNS_ON_NODES,
     SELECTED_NODES,
     THROTTLED_RATIO_FAMILY,
-    lost_gpus,
+    missing_gpus,
     unknown_gpus,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
@@ -117,7 +117,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             instant_query(f"sum(gpu_devices{{@gpu_node}}) or 0 * ({known_gpus})", "up"),
-            instant_query(lost_gpus("@gpu_node"), "lost", BAD),
+            instant_query(missing_gpus("@gpu_node"), "lost", BAD),
             instant_query(
                 f"{unknown_gpus('@gpu', '@gpu_target')} or 0 * ({known_gpus})",
                 "unknown",

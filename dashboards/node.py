@@ -11,7 +11,7 @@ from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
 from dashboards.exporter_health import exporter_panels
-from dashboards.gpu_problems import lost_gpus, unknown_gpus
+from dashboards.gpu_problems import missing_gpus, unknown_gpus
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
 from dashboards.node_problems import WAITS_FOR_DATA, problems_of_node
@@ -108,7 +108,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             instant_query("sum(gpu_devices{@node})", "up"),
-            instant_query(f"{lost_gpus('@node')} unless on () {UNKNOWN_GPU_COUNT}", "lost", BAD),
+            instant_query(f"{missing_gpus('@node')} unless on () {UNKNOWN_GPU_COUNT}", "lost", BAD),
             instant_query(UNKNOWN_GPU_COUNT, "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",

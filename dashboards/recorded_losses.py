@@ -6,7 +6,7 @@ from dashboards.palette import NEUTRAL
 from dashboards.panels import value_mappings, warn_from
 
 LOSS_RATIO, LARGE_LOSS_RATIO = 0.15, 0.3
-"""Shares of lost time that are a loss and a large loss. Saves, short waits for data and small differences between ranks are normal."""
+"""Shares of the time from which lost time is a *loss* or a *large loss*. Saves, short waits for data and small differences between ranks are normal."""
 LOST_THRESHOLDS = warn_from(LOSS_RATIO, LARGE_LOSS_RATIO)
 SHORT_CAUSE_NAMES = {
     "standstill": "no step",
@@ -52,7 +52,7 @@ def lost_per_hour(selector: str) -> str:
 
 
 def recorded_standstill(selector: str) -> str:
-    """Return PromQL with the value 1 for each run that stands still, by the recording rule."""
+    """Return PromQL with the value 1 for each run that stands still, as decided by the rule `run:training_standstill:info`."""
     return f"max by (run) (run:training_standstill:info{{{selector}}})"
 
 
@@ -64,4 +64,4 @@ def main_cause(selector: str) -> str:
 CLUSTER_COST_PER_HOUR = cost_per_hour("@cluster")
 CLUSTER_LOST_SHARE = lost_share("@cluster")
 CLUSTER_LOST_PER_HOUR = lost_per_hour("@cluster")
-"""The cost per hour, the lost share of the time and its cost per hour, for each run of the selected clusters."""
+"""PromQL for the cost per hour, the lost share of the time and the lost cost per hour of each run of the selected clusters."""

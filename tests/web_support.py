@@ -186,7 +186,7 @@ class ClientCrowd:
         tls_context: ssl.SSLContext | None = None,
     ) -> None:
         # A crowd has up to 1,000 connections, and the usual soft limit is 1,024 descriptors. The limit is raised for the whole
-        # test process, and stays raised. A hard limit below 4,096 stays as it is.
+        # test process, and stays raised. If the hard limit is below 4,096, the soft limit stays as it is.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard == resource.RLIM_INFINITY or hard >= 4096:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
@@ -239,7 +239,7 @@ class CertificateAuthority:
         return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
 
     def write_web_config(self, further_yaml: str = "") -> Path:
-        """Write a web.config.yml with the certificate of the server and *further_yaml*, and return its path."""
+        """Write a web.config.yml that names the certificate and key of the server, with *further_yaml*, and return its path."""
         path = self.directory / "web.config.yml"
         path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + further_yaml)
         return path

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
             print("The scenario has ended.", flush=True)  # noqa: T201  # the command reports progress to its user
         if options.stay:
             stop_event.wait()
-    # After an error the logs stay, because the error message names them.
+    # After an error the directory stays, because it has the logs.
     shutil.rmtree(directory, ignore_errors=True)
     return 0
 
