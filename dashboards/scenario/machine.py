@@ -27,7 +27,7 @@ def h100_machine(
 
     Args:
         timeline: Timeline of the scenario.
-        first_uuid: Number in the UUID of the first GPU; distinct machines have distinct UUIDs.
+        first_uuid: Number in the UUID of the first GPU; the numbers of two machines must differ by at least eight.
         has_faults: A GPU overheats, a second GPU has memory errors, and a third GPU is lost.
         is_steady: The run neither pauses nor crashes.
     """

@@ -24,7 +24,7 @@ class Intervals:
     """Scrape and rule evaluation intervals of a Prometheus server."""
 
     scrape_seconds: float
-    rule_evaluation_seconds: float | None = None  # None for the interval of each rule group
+    rule_evaluation_seconds: float | None = None  # None keeps the interval of each rule group
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ StatPattern = Annotated[
         "a pattern of a Stat's name: letters, digits, _ and ., with * and ? for any", r"^[A-Za-z0-9_.*?]+$"
     ),
 ]
-"""Pattern for `exporter.recording.definition.matches`. A text with other characters matches no Stat."""
+"""Pattern for `fnmatchcase`, as `exporter.recording.definition.apply_rules` uses it. Other characters, such as `[`, are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Rule:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem if windows would have neither a length nor a number of samples, or if the buckets are invalid."""
+        """Yield the problems: windows with neither a length nor a number of samples, invalid buckets, and buckets without a histogram."""
         if self.window_seconds is None and self.window_samples is None:
             yield (
                 "window_samples",

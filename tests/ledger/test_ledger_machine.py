@@ -1,4 +1,4 @@
-"""State machine of the ledger: in any order of events, totals never decrease and equal the recorded values."""
+"""State machine of the ledger: in any order of events, totals never decrease, and equal the values that were read while the state can be saved."""
 
 from __future__ import annotations
 
@@ -141,22 +141,20 @@ class Ledger(RuleBasedStateMachine):
         self.sidecar.clock.advance(1.0)
         page = self.sidecar.collect()
         self.record_reads(initial_files)
-        self.check_monotony(page)
+        self.check_monotonicity(page)
         if not self.is_state_broken:
             self.record_saves()
             self.check_totals(page)
 
     @rule(moment=st.sampled_from(["before save", "after save", "before remove", "after remove"]))
     def kill_sidecar_within_pass(self, moment: str) -> None:
-        state, saves = self.sidecar.state, 0
+        state = self.sidecar.state
         original_save = state.save
 
         def save(key: tuple[str, ...], content: bytes) -> None:
-            nonlocal saves
             if moment == "before save":
                 raise SidecarKilled
             original_save(key, content)
-            saves += 1
             if moment == "after save":
                 raise SidecarKilled
 
@@ -173,10 +171,10 @@ class Ledger(RuleBasedStateMachine):
         if "remove" in moment and not self.is_state_broken:
             self.record_saves()
         if page is not None:
-            self.check_monotony(page)
+            self.check_monotonicity(page)
         self.restart_sidecar()
         if moment == "after save" and not self.is_state_broken:
-            self.run_pass()  # one rank was saved and one was not: determine which
+            self.run_pass()  # some ranks may be unsaved: a complete pass saves them
 
     @rule()
     def restart_sidecar(self) -> None:
@@ -201,7 +199,7 @@ class Ledger(RuleBasedStateMachine):
     def set_removable(self, removable: bool) -> None:
         self.feed.is_removable = removable
 
-    # Invariants --------------------------------------------------------------------------------------
+    # Model and invariants --------------------------------------------------------------------------------------
 
     def record_reads(self, initial_files: set[str]) -> None:
         for job in self.all_jobs:
@@ -233,7 +231,7 @@ class Ledger(RuleBasedStateMachine):
             value for series_labels, value in page.all(name).items() if expected_labels <= set(series_labels)
         )
 
-    def check_monotony(self, page: Page) -> None:
+    def check_monotonicity(self, page: Page) -> None:
         for name, family in page.families.items():
             if name.startswith(("loss", "training")) and family.type not in {"gauge", "info"}:
                 for sample in family.samples:
@@ -247,7 +245,7 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
-TestLedger.pytestmark = pytest.mark.timeout(120)  # type: ignore[attr-defined]  # thousands of passes
+TestLedger.pytestmark = pytest.mark.timeout(120)  # type: ignore[attr-defined]  # hundreds of passes
 TestLedger.settings = settings(
     max_examples=50,
     stateful_step_count=40,

@@ -24,8 +24,8 @@ def has_ipv6() -> bool:
     return True
 
 
-def is_healthy(address_url: str) -> bool:
-    return fetch(f"{address_url}/-/healthy") == "healthy\n"
+def is_healthy(base_url: str) -> bool:
+    return fetch(f"{base_url}/-/healthy") == "healthy\n"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def is_healthy(address_url: str) -> bool:
         ("node-7.cluster:65535", "node-7.cluster", 65535),
     ],
 )
-def test_an_address_is_host_and_port(text: str, host: str, port: int) -> None:
+def test_host_and_port_of_an_address_are_parsed(text: str, host: str, port: int) -> None:
     address = parse_address(text)
 
     assert address.text == text
@@ -55,18 +55,28 @@ def test_an_invalid_address_is_named_in_the_error(text: str) -> None:
         parse_address(text)
 
 
-def test_several_addresses_are_served_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_several_addresses_are_served_and_the_wildcard_address_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     listen = ["127.0.0.1:0", "localhost:0", ":0", *(["[::1]:0"] if has_ipv6() else [])]
     with caplog.at_level(logging.INFO, "exporter"), serving(listen=listen) as server:
-        wildcard_port = server.urls[2].rpartition(":")[2]
+        wildcard_index = listen.index(":0")
+        wildcard_port = server.urls[wildcard_index].rpartition(":")[2]
 
         assert len(set(server.urls)) == len(listen)
-        assert all(is_healthy(address_url) for address_url in server.urls)
-        assert re.match(r"listening on http://(\[::\]|0\.0\.0\.0):", caplog.messages[2])
+        assert all(is_healthy(base_url) for base_url in server.urls)
+        assert re.match(r"listening on http://(\[::\]|0\.0\.0\.0):", caplog.messages[wildcard_index])
         assert not has_ipv6() or is_healthy(f"http://[::1]:{wildcard_port}")
 
 
-@pytest.mark.parametrize("text", ["203.0.113.7:0", "no-such-host.invalid:0", "a" * 70 + ".x:0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("203.0.113.7:0", id="address-of-no-interface"),
+        pytest.param("no-such-host.invalid:0", id="unknown-host"),
+        pytest.param("a" * 70 + ".x:0", id="label-too-long"),
+    ],
+)
 def test_an_address_that_cannot_be_bound_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(ListenError, match=r"choose another with --web\.listen-address"):
         bind(parse_address(text), 1)

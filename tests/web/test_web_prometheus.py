@@ -18,9 +18,9 @@ SCRAPE_CONFIG_TEMPLATE = """\
     basic_auth: {{username: prometheus, password: good}}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
-PAGE_SERIES = 2000
+SERIES_COUNT = 2000
 MIN_SCRAPES = 8
-"""Number of scrapes of each job, about four seconds of scrapes twice a second."""
+"""Scrapes of each job before the assertions: about four seconds at two scrapes per second."""
 
 
 def client_ports_of(process: ServerProcess) -> set[int]:
@@ -33,11 +33,8 @@ def client_ports_of(process: ServerProcess) -> set[int]:
     }
 
 
-def protected_config(authority: CertificateAuthority, directory: Path) -> Path:
-    """Write a client certificate, and the configuration of a server that requires the certificate and a password.
-
-    Returns the path of the configuration.
-    """
+def write_protected_config(authority: CertificateAuthority, directory: Path) -> Path:
+    """Write a client certificate and the configuration of a server that requires the certificate and a password; return its path."""
     client_certificate = authority.ca.issue_cert("prometheus")
     client_certificate.private_key_and_cert_chain_pem.write_to_path(str(directory / "client.pem"))
     client_auth_lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
@@ -50,10 +47,10 @@ def protected_config(authority: CertificateAuthority, directory: Path) -> Path:
 @needs_prometheus
 @pytest.mark.timeout(60)
 def test_every_scrape_of_prometheus_succeeds_on_a_single_connection(tmp_path: Path) -> None:
-    config = protected_config(CertificateAuthority(tmp_path), tmp_path)
+    config = write_protected_config(CertificateAuthority(tmp_path), tmp_path)
     with (
-        ServerProcess(series=PAGE_SERIES) as plain,
-        ServerProcess(series=PAGE_SERIES, web_config=str(config)) as protected,
+        ServerProcess(series=SERIES_COUNT) as plain,
+        ServerProcess(series=SERIES_COUNT, web_config=str(config)) as protected,
     ):
         servers = {"plain": plain, "protected": protected}
         client_ports: dict[str, set[int]] = {job: set() for job in servers}
@@ -76,5 +73,5 @@ def test_every_scrape_of_prometheus_succeeds_on_a_single_connection(tmp_path: Pa
 
             for job, ports in client_ports.items():
                 assert prometheus.value(f'min_over_time(up{{job="{job}"}}[1m])') == 1
-                assert prometheus.value(f'scrape_samples_scraped{{job="{job}"}}') == PAGE_SERIES
+                assert prometheus.value(f'scrape_samples_scraped{{job="{job}"}}') == SERIES_COUNT
                 assert len(ports) == 1

@@ -72,7 +72,7 @@ class PhaseMethod:
 
 @dataclass(frozen=True, slots=True)
 class SettledWork:
-    """Work seconds of a session whose energy was moved from the pool to productive or wasted energy."""
+    """Productive and wasted work seconds of a session, as of its last account."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
         "productive_seconds": "productive",
@@ -87,7 +87,7 @@ class SettledWork:
 
 @dataclass(slots=True)
 class RunRecord:
-    """Counters of a run: joules, grams and money."""
+    """Saved state of a run: counters of joules, grams and money, and the pool that is not settled yet."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
         "blurred_joules": "blurred",
@@ -132,7 +132,7 @@ def decode_run(content: bytes) -> RunRecord:
         return record
 
 
-# Releases before 0.3 saved rows of numbers, by name.
+# Older records are rows of numbers, by name.
 
 
 def _rows(body: Any) -> _OldRows:
