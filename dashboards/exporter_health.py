@@ -112,5 +112,5 @@ def exporter_panels() -> tuple[Panel, ...]:
 
 
 def _zero_line(label: str) -> str:
-    """Return PromQL for a line at 0 with the value "none" of a label, also beside events: without events, the panel shows 0, not "No data"."""
+    """Return PromQL for a constant 0 with *label* set to "none", so that a panel without events shows 0 instead of "No data"."""
     return f'label_replace(0 * max(exporter_series{{@node}}), "{label}", "none", "", "")'

@@ -313,7 +313,7 @@ EXPORTER_IS_UP = "up{@target} == 1"
 UNKNOWN_GPU_VALUE = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
 """Value of the table *Health of each GPU* for a GPU of a node without an exporter that is up."""
 MAX_GPUS = 200
-"""Maximum number of GPUs of which the table *Health of each GPU* also shows those without a problem."""
+"""Number of GPUs above which the table *Health of each GPU* shows only the GPUs with a problem."""
 _ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
 
 

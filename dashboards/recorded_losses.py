@@ -1,4 +1,4 @@
-"""Time and cost that live runs lose now, from the recorded series of the runs: PromQL of all dashboards, so that their values agree."""
+"""PromQL for the time and cost that live runs lose now, from recorded series. The dashboards share it, so that their values agree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORT_CAUSE_NAMES = {
 }
 """Short texts of the causes, for narrow columns. `dashboards.losses_now` has the texts of *Energy and cost* and *Run*."""
 MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in SHORT_CAUSE_NAMES.items()})
-"""Value mappings from causes to texts. The share of the time has the color, so that a small loss looks normal."""
+"""Value mappings from causes to texts. The column with the share has the color, so that a small loss looks normal."""
 MIN_MAIN_CAUSE_SHARE = 0.03
 """Share of the time above which the largest loss of a run is displayed."""
 

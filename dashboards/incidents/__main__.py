@@ -37,7 +37,7 @@ SCRAPE_JOB = "training"
 GPU_MEMORY_BYTES, IDLE_GPU_MEMORY_BYTES = 71_000_000_000, 552_599_552
 GPU_ENERGY_COUNTER = {"idle": 71_000, "busy": 692_000, "counter_from": 1}
 """Energy counter of a GPU in the notation of the replay; the growth per second is in millijoules."""
-HOT_GPU, FAULTY_GPU, LOST_GPU = 2, 5, 1
+HOT_GPU, MEMORY_ERROR_GPU, LOST_GPU = 2, 5, 1
 """Indexes of the GPUs of rank 2 of `straggler`, rank 1 of `xid-ecc`, and rank 1 of `lost-gpu`."""
 
 
@@ -316,7 +316,7 @@ def _faults(node: str) -> list[dict[str, Any]]:
         }
         return [
             {"at": incident_start, "gpus": [HOT_GPU], "set": overheating},
-            {"at": incident_start, "gpus": [FAULTY_GPU], "xid": [48, 63], "set": ecc_errors},
+            {"at": incident_start, "gpus": [MEMORY_ERROR_GPU], "xid": [48, 63], "set": ecc_errors},
         ]
     if node == "gpu-10":
         return [

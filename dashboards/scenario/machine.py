@@ -12,7 +12,7 @@ from exporter import replay
 from exporter.replay.machine import SHIFT_SECONDS
 
 MACHINE_DIRECTORY = Path(replay.__file__).parent / "described"
-HOT_GPU, FAULTY_GPU, LOST_GPU = 1, 5, 6
+HOT_GPU, MEMORY_ERROR_GPU, LOST_GPU = 1, 5, 6
 """Index of the straggler's GPU, of the GPU with memory errors, and of the lost GPU."""
 
 GPUS_PER_NODE = 8
@@ -101,7 +101,7 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
         },
         {
             "at": memory_fault_start,
-            "gpus": [FAULTY_GPU],
+            "gpus": [MEMORY_ERROR_GPU],
             "xid": [63],
             "set": {"ecc_corrected_dram": 4, "remapping_pending": 1},
         },

@@ -66,6 +66,7 @@ def start_prometheus(
             for group in rule_file["groups"]:
                 group["interval"] = f"{intervals.rule_evaluation_seconds:g}s"
         (directory / path.name).write_text(yaml.safe_dump(rule_file), encoding="utf-8")
+    # The suffix is not `.yml`, so that `rule_files` of the configuration does not match it.
     configuration_path = directory / "prometheus.yaml"
     configuration_path.write_text(
         yaml.safe_dump(_configuration(directory, job, port_by_instance, intervals)), encoding="utf-8"
@@ -108,7 +109,7 @@ def _configuration(
     directory: Path, job: str, port_by_instance: Mapping[str, int], intervals: Intervals
 ) -> dict[str, Any]:
     scrape_interval = f"{int(intervals.scrape_seconds * 1000)}ms"
-    # Prometheus refuses a timeout above the interval; 10 s is its default.
+    # Prometheus refuses a timeout above the interval; the default timeout is 10 s.
     scrape_timeout = f"{int(min(intervals.scrape_seconds, 10.0) * 1000)}ms"
     static_configs = [
         {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance}}
