@@ -18,7 +18,7 @@ from exporter.status.conditions import findings
 from exporter.status.history import History
 
 GPU_3 = {"gpu": "3", "uuid": "GPU-3"}
-MEMORY_ERROR_GPU: Rows = JOB | {
+FAULTY_GPU: Rows = JOB | {
     "gpu_up": [(GPU_3, 1.0)],
     "training_rank_info": run_sample(1.0, rank="0", **GPU_3),
     "gpu_xid_last_timestamp_seconds": [({**GPU_3, "xid": "48"}, NOW - 300)],
@@ -43,7 +43,7 @@ def test_a_page_without_problems_has_no_headline() -> None:
 
 
 def test_the_headline_counts_groups_and_names_start_and_gpu() -> None:
-    summary = headline_of(MEMORY_ERROR_GPU)
+    summary = headline_of(FAULTY_GPU)
 
     assert summary is not None
     assert summary.text == "1 urgent problem since 1970-01-01 02:41 UTC, and 1 warning"
@@ -53,7 +53,7 @@ def test_the_headline_counts_groups_and_names_start_and_gpu() -> None:
 
 def test_the_headline_of_warnings_is_not_urgent() -> None:
     summary = headline_of(
-        JOB | {"training_rank_compute_seconds": MEMORY_ERROR_GPU["training_rank_compute_seconds"]}
+        JOB | {"training_rank_compute_seconds": FAULTY_GPU["training_rank_compute_seconds"]}
     )
 
     assert summary is not None
@@ -72,7 +72,7 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
             ]
         }
 
-    summary = headline_of(MEMORY_ERROR_GPU, history_of(13, cost))
+    summary = headline_of(FAULTY_GPU, history_of(13, cost))
 
     assert summary is not None
     assert (
@@ -81,7 +81,7 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
 
 
 def test_all_problems_of_a_gpu_are_in_one_group_with_urgent_findings_first() -> None:
-    view = view_of(MEMORY_ERROR_GPU)
+    view = view_of(FAULTY_GPU)
     groups = finding_groups(view, findings(view), Onsets())
 
     assert [(group.title, group.is_urgent, len(group.findings)) for group in groups] == [
@@ -93,7 +93,7 @@ def test_all_problems_of_a_gpu_are_in_one_group_with_urgent_findings_first() -> 
 
 def test_a_slow_rank_and_a_missing_gpu_are_in_the_group_of_their_gpu() -> None:
     view = view_of(
-        MEMORY_ERROR_GPU
+        FAULTY_GPU
         | {
             "gpu_up": [(GPU_3, 0.0)],
             "gpu_devices": [({}, 7.0)],
@@ -124,17 +124,17 @@ def test_a_hang_is_in_the_group_of_the_lost_gpu_and_has_the_remedy_of_the_gpu() 
 
 
 def test_the_headline_precedes_the_state_of_the_exporter() -> None:
-    page_text = status_page(MEMORY_ERROR_GPU).visible_text
+    page_text = status_page(FAULTY_GPU).visible_text
 
     assert page_text.index("1 urgent problem") < page_text.index("Exporter ready")
 
 
 def test_the_table_of_gpus_names_the_faults_of_a_gpu() -> None:
-    assert "up Xid 48, recovery requested" in status_page(MEMORY_ERROR_GPU).visible_text
+    assert "up Xid 48, recovery requested" in status_page(FAULTY_GPU).visible_text
 
 
 def test_the_age_of_a_new_problem_has_tenths_of_a_second() -> None:
-    view = view_of(MEMORY_ERROR_GPU)
+    view = view_of(FAULTY_GPU)
     current_findings = findings(view)
     onsets = Onsets()
     onsets.record(NOW - 60, [])
@@ -144,7 +144,7 @@ def test_the_age_of_a_new_problem_has_tenths_of_a_second() -> None:
 
 
 def test_an_xid_is_explained() -> None:
-    explanations = [finding.text for finding in finding_views_of(MEMORY_ERROR_GPU)]
+    explanations = [finding.text for finding in finding_views_of(FAULTY_GPU)]
 
     assert "GPU 3 (rank 0 of night) reported Xid 48 (uncorrectable memory error)." in explanations
 
