@@ -349,7 +349,8 @@ def test_no_rank_is_named_while_all_ranks_wait_for_data_and_a_restart_has_a_verd
         | {'training_wall_seconds_total{run="a"}': "0+15x60"}
     )
     restart = _hung_lost_and_healthy_runs() | {
-        'training_badput_seconds_total{run="a",cause="downtime"}': "0x20 180x40"
+        'training_badput_seconds_total{run="a",cause="downtime"}': "0x20 180x40",
+        'training_wall_seconds_total{run="a"}': "3600+15x60",
     }
 
     assert_panel(
