@@ -74,6 +74,7 @@ STEP_NUMBER = "max by (run) (training_step{@compared_run})"
 LAST_STEP_NUMBER = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
 """PromQL for the last step of each compared run in the time range."""
 ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP_NUMBER}))) - 1))"
+"""PromQL for the power of ten to which the distance between two rows is rounded up."""
 ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
@@ -110,7 +111,7 @@ def _comparison_columns(
 
 
 def _at_last_common_step(value_query: str) -> str:
-    """Return PromQL for a value of each compared run: the last sample up to the last step that all compared runs have reached."""
+    """Return PromQL for a value of each compared run: the latest sample at or before the last step that all compared runs have reached."""
     return f"last_over_time(({value_query} and on (run) {STEP_NUMBER} <= scalar(min({LAST_STEP_NUMBER})))[$__range:$__interval])"
 
 
@@ -160,7 +161,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column("currency", "Currency", width=90),
             sort="Tokens/s",
-            max_data_points=100,  # resolution of the subqueries of the columns at the same step
+            max_data_points=100,  # limits `$__interval` in the subqueries of *Same-step loss* and *Same-step cost*
             h=6,
         ),
         matrix(
