@@ -74,13 +74,14 @@ STEP_NUMBER = "max by (run) (training_step{@compared_run})"
 LAST_STEP_NUMBER = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
 """PromQL for the last step of each compared run in the time range."""
 ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP_NUMBER}))) - 1))"
-"""PromQL for the power of ten to which the distance between two rows is rounded up."""
+"""PromQL for the power of ten of which the distance between two rows is a multiple."""
 ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
 The distance is a tenth of the largest step number, rounded up to one significant digit.
 """
 BASELINE_MATCHERS = 'cluster=~"$cluster", run="$baseline"'
+"""Matchers of the baseline."""
 OTHER_RUNS_MATCHERS = '@compared_run, run!="$baseline"'
 """Matchers of the compared runs without the baseline."""
 
@@ -117,8 +118,8 @@ def _at_last_common_step(value_query: str) -> str:
 
 def comparison_panels() -> tuple[Panel, ...]:
     """Return the panels that compare the runs: a table with differences from the baseline, phases, and losses by step and by time."""
-    lower_is_better = threshold_steps((None, BLUE), (-0.02, NEUTRAL), (0.02, VERMILION))
-    higher_is_better = threshold_steps((None, VERMILION), (-0.02, NEUTRAL), (0.02, BLUE))
+    lower_is_better_thresholds = threshold_steps((None, BLUE), (-0.02, NEUTRAL), (0.02, VERMILION))
+    higher_is_better_thresholds = threshold_steps((None, VERMILION), (-0.02, NEUTRAL), (0.02, BLUE))
     return (
         table(
             "Runs against the baseline",
@@ -128,10 +129,10 @@ def comparison_panels() -> tuple[Panel, ...]:
                 "Tokens/s",
                 "locale",
                 0,
-                higher_is_better,
+                higher_is_better_thresholds,
             ),
-            *_comparison_columns(_ideal_step_seconds, "Ideal step", "s", 3, lower_is_better),
-            *_comparison_columns(_joules_per_token, "J/token", "joule", 3, lower_is_better),
+            *_comparison_columns(_ideal_step_seconds, "Ideal step", "s", 3, lower_is_better_thresholds),
+            *_comparison_columns(_joules_per_token, "J/token", "joule", 3, lower_is_better_thresholds),
             Column(
                 "max by (run) (last_over_time(training_productive_seconds_total{@compared_run}[$__range]))"
                 " / max by (run) (last_over_time(training_wall_seconds_total{@compared_run}[$__range]))",

@@ -10,7 +10,7 @@ from dashboards.tables import Column, table
 
 
 def exporter_panels() -> tuple[Panel, ...]:
-    """Return the panels about the exporter: collectors, feeds, lost data, series, CPU time and NVML errors."""
+    """Return the panels about the exporter: collectors, feeds, lost data and refused files, series, CPU usage and NVML errors."""
     return (
         table(
             "Collectors",
@@ -112,5 +112,8 @@ def exporter_panels() -> tuple[Panel, ...]:
 
 
 def _zero_line(label: str) -> str:
-    """Return PromQL for a constant 0 with *label* set to "none", so that a panel without events shows 0 instead of "No data"."""
+    """Return PromQL for a constant 0 with *label* set to "none".
+
+    The line is drawn beside any events, so that a panel without events shows 0 instead of "No data".
+    """
     return f'label_replace(0 * max(exporter_series{{@node}}), "{label}", "none", "", "")'

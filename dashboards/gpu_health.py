@@ -44,7 +44,7 @@ def health_panels() -> tuple[Panel, ...]:
 
 
 def _health_table() -> Panel:
-    """Return the table of the GPUs. With more than `MAX_GPUS` GPUs, the GPUs without a problem are omitted."""
+    """Return the table of the GPUs. With more than `MAX_GPUS` GPUs, GPUs in a known state without a problem are omitted."""
     in_table = f"and on (instance, gpu) {GPUS_OF_HEALTH_TABLE}"
     columns = [
         dataclasses.replace(column, source=f"({column.source}) {in_table}") if column.is_value else column
@@ -81,14 +81,14 @@ def _health_columns() -> tuple[Column, ...]:
         Column(
             f"count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{{@gpu}} < {XID_PROBLEM_SECONDS})"
             " or on (instance, gpu) max by (instance, gpu) (gpu_up{@gpu} * 0)",
-            "Xids, 1 h",
+            "Xid codes, 1 h",
             decimals=0,
             width=80,
             thresholds=warn_from(1),
         ),
         percent_column(
             f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
-            "Throttled, 2 min",
+            "Throttled",
             130,
             warn_from(0.01, 0.1),
         ),
@@ -100,11 +100,11 @@ def _health_columns() -> tuple[Column, ...]:
         ),
         Column(
             'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
-            "ECC errors",
+            "Uncorrected ECC",
             width=100,
             thresholds=bad_from(1),
         ),
-        # Two flags in one number: 2 for a failed remap, 1 for a remap that waits for a reset.
+        # Two flags in one number: 2 for a failed remap, 1 for a remap that waits for a reset, 3 for both.
         Column(
             "2 * max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})"
             " + max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",

@@ -22,7 +22,7 @@ from dashboards.gpu_problems import (
     SELECTED_GPUS,
     SELECTED_NODES,
     Impact,
-    NodeProblem,
+    Problem,
 )
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
@@ -47,12 +47,12 @@ _ANY_NODE = "max(up{@gpu_target})"
 """PromQL with a value if Prometheus has a target of a selected node. Without such a target, the panels are empty."""
 
 
-def _impact_and_priority(problems: Sequence[NodeProblem]) -> str:
+def _impact_and_priority(problems: Sequence[Problem]) -> str:
     """Return PromQL for the impact and priority of all current problems as one number; the first problem has the highest priority."""
     return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
-def _starts(problems: Sequence[NodeProblem]) -> str:
+def _starts(problems: Sequence[Problem]) -> str:
     """Return PromQL for the earliest start among the problems of each node and GPU, in Unix seconds; 0 if before the time range."""
     starts = " or ".join(
         f'label_replace({problem.start_by_gpu}, "problem", "{index}", "", "")'

@@ -25,8 +25,8 @@ All dashboards show the same start, whatever their time range.
 MAX_THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
 XID_PROBLEM_SECONDS = 3600
-"""Time for which an Xid is a problem."""
-LAST_XID_BY_GPU = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_PROBLEM_SECONDS}) * 0 + 1"
+"""Time after an Xid for which the Xid counts as a problem."""
+LAST_XID_BY_UUID = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_PROBLEM_SECONDS}) * 0 + 1"
 """PromQL for the last Xid of each GPU as a label, if the Xid occurred in the last `XID_PROBLEM_SECONDS`."""
 _ZERO_FOR_EACH_GPU = (
     "(0 * gpu_up{@gpu_any_run} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu_any_run}[$__range]))"
@@ -44,11 +44,11 @@ LAST_RANK_BY_GPU = (
 Each index has one result, also if several GPUs had the index in the time range, or if the exporters of a node number the GPUs differently.
 """
 SELECTED_GPUS = "on (instance, gpu) last_over_time(gpu_up{@gpu}[$__range])"
-"""PromQL for the condition that a series belongs to a GPU of the selected runs."""
+"""Right operand of `and` that keeps the series of the GPUs of the selected runs."""
 GPUS_AND_LAST_RANKS = f"({LAST_RANK_BY_GPU} or on (instance, gpu) max by (instance, gpu) ({_ZERO_FOR_EACH_GPU})) and {SELECTED_GPUS}"
 """PromQL for each GPU of the selected runs in the time range, with the last run and rank if a rank used the GPU."""
 SELECTED_NODES = f"on (instance) ({NODES_OF_RUN})"
-"""PromQL for the condition that a series belongs to a node of the selected runs."""
+"""Right operand of `and` that keeps the series of the nodes of the selected runs."""
 
 
 class Impact(enum.IntEnum):
@@ -108,21 +108,21 @@ ERROR_TEXTS = {
     "reset_required": "GPU does not respond: needs a reset",
     "gpu_not_found": "GPU lost: the driver does not list it",
 }
-"""Texts of errors of NVML."""
+"""Texts shown instead of the names of some NVML errors."""
 RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@cluster}[$__range]))"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeProblem:
+class Problem:
     """Problem of a node, or of a GPU, a rank or a run on the node."""
 
     text: str  # `$1` is the value of `label`
     condition: str  # PromQL with a value for each node or GPU with the problem
-    since: str  # PromQL for the start in Unix seconds, at least where `condition` has a value; of an Xid, the last occurrence
+    since: str  # PromQL for the start in Unix seconds; the start of an Xid is its last occurrence
     remedy: str
     impact: Impact
     label: str = "instance"
-    summary: str = ""  # name of the problem if `text` has the value of a label
+    summary: str = ""  # `name`, if `text` contains `$1`
 
     @property
     def name(self) -> str:
@@ -141,13 +141,13 @@ class NodeProblem:
         return f"min by (instance, gpu) ({self.since} and on (instance, gpu) ({self.condition}))"
 
 
-def _gpu_flag(family: str, text: str, remedy: str, impact: Impact) -> NodeProblem:
-    """Return the problem of a GPU that begins when the values of a family become larger than 0."""
-    value = f"max by (instance, gpu) ({family})"
-    return NodeProblem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
+def _nonzero_gpu_problem(selector: str, text: str, remedy: str, impact: Impact) -> Problem:
+    """Return the problem of a GPU that begins when a value of the selected series becomes larger than 0."""
+    value = f"max by (instance, gpu) ({selector})"
+    return Problem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
 
 
-def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> NodeProblem:
+def _xid_problem(matcher: str, remedy: str, impact: Impact, summary: str) -> Problem:
     """Return the problem of recent Xids.
 
     *matcher* is a template whose `{}` becomes the alternatives of the critical Xids: it selects or excludes them. The problem starts at the last occurrence.
@@ -155,7 +155,7 @@ def _xid(matcher: str, remedy: str, impact: Impact, summary: str) -> NodeProblem
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
     recent = f"({last} > time() - {XID_PROBLEM_SECONDS})"
-    return NodeProblem("Xid $1", recent, recent, remedy, impact, "xid", summary)
+    return Problem("Xid $1", recent, recent, remedy, impact, "xid", summary)
 
 
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
@@ -180,14 +180,14 @@ _UNLISTED_GPUS = (
 )
 """PromQL for the number of expected GPUs of each node that the driver does not list; a lost GPU has a problem of its own."""
 _EXPORTER_PROBLEMS = (
-    NodeProblem(
+    Problem(
         "exporter down: node, GPUs unknown",
         "min by (instance) (up{@target}) == 0",
         EXPORTER_DOWN_SINCE,
         "check the machine and the exporter's log",
         Impact.UNKNOWN,
     ),
-    NodeProblem(
+    Problem(
         "exporter not scraped any more",
         NOT_SCRAPED_SINCE,
         NOT_SCRAPED_SINCE,
@@ -196,7 +196,7 @@ _EXPORTER_PROBLEMS = (
     ),
 )
 NODE_PROBLEMS = (
-    NodeProblem(
+    Problem(
         "driver does not respond: $1",
         "max by (instance, reason) (gpu_nvml_error_info{@node})"
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
@@ -207,7 +207,7 @@ NODE_PROBLEMS = (
         "reason",
         "driver does not respond",
     ),
-    NodeProblem(
+    Problem(
         "no reading of the driver for $1 s",
         f'count_values by (instance) ("seconds", round(time() - {_LAST_DRIVER_READING} and on (instance) {DRIVER_NOT_READ}))',
         _LAST_DRIVER_READING,
@@ -216,7 +216,7 @@ NODE_PROBLEMS = (
         "seconds",
         "no reading of the driver",
     ),
-    NodeProblem(
+    Problem(
         "GPUs not listed by the driver: $1",
         f'count_values by (instance) ("gpus", {_UNLISTED_GPUS})',
         f"max by (instance) ({last_time('gpu_devices{@node} >= bool gpu_devices_expected{@node}')})",
@@ -228,7 +228,7 @@ NODE_PROBLEMS = (
     *_EXPORTER_PROBLEMS,
 )
 GPU_PROBLEMS = (
-    NodeProblem(
+    Problem(
         f"{NO_RESPONSE_PREFIX}$1",
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
@@ -238,41 +238,41 @@ GPU_PROBLEMS = (
         "reason",
         "GPU does not respond",
     ),
-    _xid('xid=~"{}"', "drain; reset the GPU or reboot", Impact.ENDANGERS_WORK, "critical Xid"),
-    NodeProblem(
+    _xid_problem('xid=~"{}"', "drain; reset the GPU or reboot", Impact.ENDANGERS_WORK, "critical Xid"),
+    Problem(
         "uncorrected memory errors",
         f"{_UNCORRECTED} > 0",
         last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
         "resume from an older save; reset the GPU",
         Impact.ENDANGERS_WORK,
     ),
-    _gpu_flag(
+    _nonzero_gpu_problem(
         "gpu_remapped_rows_failed{@gpu_any_run}",
         "a memory row could not be remapped",
         "replace the GPU",
         Impact.ENDANGERS_WORK,
     ),
-    _gpu_flag(
+    _nonzero_gpu_problem(
         "gpu_recovery_action{@gpu_any_run}",
         "the driver requests a recovery",
         "drain, then do what the driver requests",
         Impact.ENDANGERS_WORK,
     ),
-    NodeProblem(
+    Problem(
         "throttled by heat or the power brake",
         f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO}",
         f"min by (instance, gpu) ({THROTTLED_START_FAMILY}{{@gpu_any_run}})",
         "check cooling and power supply",
         Impact.SLOWS_RUN,
     ),
-    _gpu_flag(
+    _nonzero_gpu_problem(
         'gpu_nvlink_links{@gpu_any_run, state="inactive"}',
         "NVLinks are down",
         "reset the GPU; check the links",
         Impact.SLOWS_RUN,
     ),
-    _xid('xid!~"{}"', "read the job's log; reset if repeated", Impact.POSSIBLE, "other Xid"),
-    _gpu_flag(
+    _xid_problem('xid!~"{}"', "read the job's log; reset if repeated", Impact.POSSIBLE, "other Xid"),
+    _nonzero_gpu_problem(
         "gpu_remapped_rows_pending{@gpu_any_run}",
         "a memory row waits for a reset",
         "reset the GPU when free",
@@ -290,9 +290,9 @@ def _last_of(family: str, selector: str) -> str:
 
 
 def missing_gpus(selector: str) -> str:
-    """Return PromQL for the number of expected GPUs that do not respond, as in the rule `instance:gpu_missing:sum`.
+    """Return PromQL for the number of expected GPUs that do not respond, over all selected nodes and at least 0.
 
-    A GPU that was read within `_TWO_SCRAPES` is not missing.
+    While the driver of a node is not read, the last numbers of the node within `_TWO_SCRAPES` count.
     """
     expected = _last_of("gpu_devices_expected", selector)
     return f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices', selector)} or 0 * ({expected})), 0)"
@@ -313,12 +313,12 @@ EXPORTER_IS_UP = "up{@target} == 1"
 UNKNOWN_GPU_VALUE = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
 """Value of the table *Health of each GPU* for a GPU of a node without an exporter that is up."""
 MAX_GPUS = 200
-"""Number of GPUs above which the table *Health of each GPU* shows only the GPUs with a problem."""
+"""Number of GPUs above which the table *Health of each GPU* omits GPUs in a known state without a problem."""
 _ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
 
 
 def worst_gpu_problems() -> str:
-    """Return PromQL for the impact and priority of the worst problem of each GPU with a problem, as one number.
+    """Return PromQL for the impact and priority of the worst problem of each GPU with a problem or an unknown state, as one number.
 
     The value is `UNKNOWN_GPU_VALUE` while no exporter of the node is up, whatever the GPU's last problem.
     """
@@ -330,7 +330,7 @@ def worst_gpu_problems() -> str:
     return f"({unknown} or on (instance, gpu) ({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS})"
 
 
-def _gpu_problem_values() -> dict[int, NodeProblem]:
+def _gpu_problem_values() -> dict[int, Problem]:
     """Return the problems of GPUs by impact and priority, the worst first."""
     count = len(GPU_PROBLEMS)
     return {
@@ -342,7 +342,7 @@ def _gpu_problem_values() -> dict[int, NodeProblem]:
 GPUS_OF_HEALTH_TABLE = (
     f"({worst_gpu_problems()} or on (instance, gpu) {_ALL_GPUS} unless on () count({_ALL_GPUS}) > {MAX_GPUS})"
 )
-"""PromQL for the rows of the table *Health of each GPU*: the GPUs with a problem, and all others unless there are too many."""
+"""PromQL for the rows of the table *Health of each GPU*: GPUs with a problem or an unknown state, and all others unless there are too many."""
 
 
 def xid_color(xid: int) -> str:

@@ -9,7 +9,7 @@ A loss is a series with the labels `run` and `cause`. A share is a ratio of the 
 from __future__ import annotations
 
 from dashboards.energy_loss import RUN_POWER_5M, as_cause
-from dashboards.gpu_problems import LAST_XID_BY_GPU, MAX_THROTTLED_RATIO, THROTTLED_RATIO_FAMILY
+from dashboards.gpu_problems import LAST_XID_BY_UUID, MAX_THROTTLED_RATIO, THROTTLED_RATIO_FAMILY
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import (
@@ -85,7 +85,7 @@ _LOST_GPUS = (
     " and on (run, instance, rank) training_process_up{@run} == 1"
 )
 """PromQL for the lost GPUs of live ranks."""
-_LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (run, instance, rank) ({_LOST_GPUS})"
+_LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_BY_UUID}) or on (run, instance, rank) ({_LOST_GPUS})"
 """PromQL for the lost GPUs of live ranks, with a recent Xid as the label `xid`."""
 _THROTTLED_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"

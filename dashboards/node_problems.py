@@ -22,7 +22,7 @@ from dashboards.gpu_problems import (
     PROBLEMS_TITLE,
     THROTTLED_RATIO_FAMILY,
     Impact,
-    NodeProblem,
+    Problem,
 )
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
@@ -121,7 +121,7 @@ def _with_percent(ratio: str) -> str:
 _ENDED_FIRST = f"{_LAST_EXIT} == on (run) group_left () {_FIRST_EXIT}"
 """PromQL for the exit of each rank on the node that ended first of its run."""
 _RANK_PROBLEMS = (
-    NodeProblem(
+    Problem(
         "process ended first: $1",
         f"{_ENDED_FIRST} {_ENDED_RANKS}",
         _LAST_EXIT_OR_UPDATE,
@@ -129,7 +129,7 @@ _RANK_PROBLEMS = (
         Impact.STOPS_RUN,
         "reason",
     ),
-    NodeProblem(
+    Problem(
         "process ended: $1",
         f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS} unless on (run, rank) ({_ENDED_FIRST})",
         _LAST_EXIT_OR_UPDATE,
@@ -137,7 +137,7 @@ _RANK_PROBLEMS = (
         Impact.STOPS_RUN,
         "reason",
     ),
-    NodeProblem(
+    Problem(
         "process ended, outcome not known yet",
         f"{UP_BY_RANK_ON_NODE} == 0 and on (run) {ENDING_RUNS}",
         _LAST_UPDATE,
@@ -145,7 +145,7 @@ _RANK_PROBLEMS = (
         Impact.UNKNOWN,
         "run",
     ),
-    NodeProblem(
+    Problem(
         "this node holds up the run: $1",
         _STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
         LAST_PROGRESS_TIME_BY_RANK,
@@ -153,7 +153,7 @@ _RANK_PROBLEMS = (
         Impact.STOPS_RUN,
         "cause",
     ),
-    NodeProblem(
+    Problem(
         "this node holds up the run: $1",
         _STANDSTILL_RANK.format(matcher=f'=~"{_PHASE_CAUSE}"'),
         LAST_PROGRESS_TIME_BY_RANK,
@@ -161,7 +161,7 @@ _RANK_PROBLEMS = (
         Impact.STOPS_RUN,
         "cause",
     ),
-    NodeProblem(
+    Problem(
         "process lives, but does not report",
         f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
         _LAST_UPDATE,
@@ -169,7 +169,7 @@ _RANK_PROBLEMS = (
         Impact.UNKNOWN,
         "run",
     ),
-    NodeProblem(
+    Problem(
         "computes at $1 % of the fastest rank",
         _with_percent(_SLOW_RANKS),
         f"max by (run, rank) (rank:training_slow_start:timestamp_seconds{{@run}}) unless on (run, rank) {_RANKS_OF_THROTTLED_GPUS}",
@@ -177,7 +177,7 @@ _RANK_PROBLEMS = (
         Impact.SLOWS_RUN,
         "percent",
     ),
-    NodeProblem(
+    Problem(
         "waits for data $1 % of the time",
         _with_percent(_RANKS_WAITING_FOR_DATA),
         f"0 * {_DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}"
@@ -190,7 +190,7 @@ _RANK_PROBLEMS = (
 """Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""
 
 
-def _alert_of_run(names: str, remedy: str, impact: Impact) -> NodeProblem:
+def _alert_of_run(names: str, remedy: str, impact: Impact) -> Problem:
     """Return the problem of the runs on the node for which one of some alerts without a node fires.
 
     *names* is the regular expression of the names. The text of the problem is the name of the alert, which the table replaces by the title.
@@ -198,7 +198,7 @@ def _alert_of_run(names: str, remedy: str, impact: Impact) -> NodeProblem:
     selector = f'alertname=~"{names}"'
     firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
     since = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
-    return NodeProblem("$1", f"{firing} and on (run) {RUNS_LIVE_ON_NODE}", since, remedy, impact, "alertname")
+    return Problem("$1", f"{firing} and on (run) {RUNS_LIVE_ON_NODE}", since, remedy, impact, "alertname")
 
 
 _CAUSE_ON_NODE = (
@@ -212,7 +212,7 @@ _CAUSE_ELSEWHERE = (
 )
 """PromQL for the rank that causes the standstill of each run, on any node, as the label `place`: `rank 3 on node-2`."""
 _RUN_PROBLEMS = (
-    NodeProblem(
+    Problem(
         "no rank finishes a step; the cause is $1",
         f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE}",
         LAST_PROGRESS_TIME_BY_RUN,
@@ -220,7 +220,7 @@ _RUN_PROBLEMS = (
         Impact.STOPS_RUN,
         "place",
     ),
-    NodeProblem(
+    Problem(
         "no rank finishes a step; the cause is not known yet",
         f"{RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE} unless on (run) {_CAUSE_ELSEWHERE}",
         LAST_PROGRESS_TIME_BY_RUN,
@@ -228,7 +228,7 @@ _RUN_PROBLEMS = (
         Impact.STOPS_RUN,
         "run",
     ),
-    NodeProblem(
+    Problem(
         "all ranks wait for data for $1 % or more",
         f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
         _DATA_WAIT_START,
@@ -254,7 +254,7 @@ _RUN_PROBLEMS = (
 )
 """Problems of runs with a live process on the node: without a rank or GPU of the node as the cause."""
 _COLLECTOR_PROBLEMS = (
-    NodeProblem(
+    Problem(
         "collector $1 fails",
         "min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s])) == 0",
         last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
@@ -316,7 +316,7 @@ def _with_gpus(ranks: str) -> str:
     )
 
 
-def _rows(problems: Sequence[NodeProblem], first_priority: int = 0) -> str:
+def _rows(problems: Sequence[Problem], first_priority: int = 0) -> str:
     """Return PromQL for the impact and priority of all current problems as one number.
 
     The first problem has the highest priority, the last one *first_priority* plus 1.
@@ -326,7 +326,7 @@ def _rows(problems: Sequence[NodeProblem], first_priority: int = 0) -> str:
     )
 
 
-def _starts(problems: Sequence[NodeProblem], by: str) -> str:
+def _starts(problems: Sequence[Problem], by: str) -> str:
     """Return PromQL for the starts of all current problems in Unix seconds, by labels and `problem`, the index of the problem."""
     return " or ".join(
         f'label_replace(min by ({by}) ({problem.since} and on ({by}) ({problem.condition})), "problem", "{index}", "", "")'
@@ -334,7 +334,7 @@ def _starts(problems: Sequence[NodeProblem], by: str) -> str:
     )
 
 
-def _union_of_problems(build_rows: Callable[[Sequence[NodeProblem], str], str]) -> str:
+def _union_of_problems(build_rows: Callable[[Sequence[Problem], str], str]) -> str:
     """Return PromQL for the union of the rows of all problems, with `gpu`, `run` and `rank` where known.
 
     While no exporter is up, the row of the node replaces the rows of GPUs and ranks, because recorded series keep a problem for minutes.
@@ -353,7 +353,7 @@ def _union_of_problems(build_rows: Callable[[Sequence[NodeProblem], str], str]) 
     )
 
 
-def _rows_by_labels(problems: Sequence[NodeProblem], by: str) -> str:
+def _rows_by_labels(problems: Sequence[Problem], by: str) -> str:
     """Return PromQL for the impact and priority of problems. A problem of a GPU without a run has the impact `NO_RUN`, which is 0.
 
     The remainder of the division by `PRIORITIES_PER_IMPACT` is the priority.

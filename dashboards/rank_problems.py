@@ -7,7 +7,7 @@ problem in Unix seconds, and the label `problem` is its text. Most other names a
 from __future__ import annotations
 
 from dashboards.gpu_problems import (
-    LAST_XID_BY_GPU,
+    LAST_XID_BY_UUID,
     MAX_THROTTLED_RATIO,
     THROTTLED_RATIO_FAMILY,
     THROTTLED_START_FAMILY,
@@ -105,7 +105,7 @@ LOST_GPU_STARTS = (
 )
 """PromQL for the start of the loss of each lost GPU of the ranks, by node, rank, GPU index and UUID."""
 _LOST_GPUS_WITH_NOTE = (
-    f"label_replace({LOST_GPU_STARTS} * on (uuid) group_left (xid) ({LAST_XID_BY_GPU}) or on (instance, rank, gpu) {LOST_GPU_STARTS},"
+    f"label_replace({LOST_GPU_STARTS} * on (uuid) group_left (xid) ({LAST_XID_BY_UUID}) or on (instance, rank, gpu) {LOST_GPU_STARTS},"
     ' "note", " (Xid $1)", "xid", "(.+)")'
 )
 """PromQL for the lost GPUs with their last Xid, if it is recent, as the label `note`."""

@@ -216,7 +216,7 @@ def _rank_table() -> Panel:
         ),
         percent_column(
             gpu_values_by_rank(THROTTLED_RATIO_FAMILY),
-            "Throttled, 2 min",
+            "Throttled",
             130,
             warn_from(0.01, 0.1),
         ),

@@ -1,4 +1,7 @@
-"""PromQL for the time and cost that live runs lose now, from recorded series. The dashboards share it, so that their values agree."""
+"""PromQL for the cost of runs and for the share of their time that they lose, from recorded series.
+
+Dashboards that use it show the same values.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ SHORT_CAUSE_NAMES = {
     "downtime": "down between attempts",
     "other": "other",
 }
-"""Short texts of the causes, for narrow columns. `dashboards.losses_now` has the texts of *Energy and cost* and *Run*."""
+"""Short texts of the causes, for narrow columns and legends. `dashboards.losses_now` has the texts of *Energy and cost* and *Run*."""
 MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in SHORT_CAUSE_NAMES.items()})
-"""Value mappings from causes to texts. The column with the share has the color, so that a small loss looks normal."""
+"""Value mappings from causes to neutral texts: the column with the share is colored instead."""
 MIN_MAIN_CAUSE_SHARE = 0.03
 """Share of the time above which the largest loss of a run is displayed."""
 
@@ -62,6 +65,8 @@ def main_cause(selector: str) -> str:
 
 
 CLUSTER_COST_PER_HOUR = cost_per_hour("@cluster")
+"""PromQL for the cost per hour of each run of the selected clusters, by currency."""
 CLUSTER_LOST_SHARE = lost_share("@cluster")
+"""PromQL for the share of the time that each run of the selected clusters loses."""
 CLUSTER_LOST_PER_HOUR = lost_per_hour("@cluster")
-"""PromQL for the cost per hour, the lost share of the time and the lost cost per hour of each run of the selected clusters."""
+"""PromQL for the cost per hour of the lost time of each run of the selected clusters, by currency."""

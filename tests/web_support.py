@@ -47,7 +47,7 @@ def port_of(server: Server) -> int:
 
 
 class ServerProcess:
-    """Server of a page of synthetic series, in a child process: *options* are the JSON options of `web_child.py`."""
+    """Server of a page of synthetic series, in a child process. *options* are the JSON options of `web_child.py`."""
 
     def __init__(self, **options: Any) -> None:
         self._process = subprocess.Popen(
@@ -146,7 +146,7 @@ def scrape_repeatedly(port: int, count: int = 3, tls_context: ssl.SSLContext | N
 
 
 def exchange(port: int, payload: bytes, *, timeout: float = LIMIT_SECONDS) -> bytes:
-    """Send bytes on a new connection and return all bytes that the server sends until it closes the connection."""
+    """Send bytes on a new connection and return all bytes that the server sends until it closes or resets the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
         # The server may answer and close the connection before it has read the payload.
         with contextlib.suppress(OSError):
@@ -232,7 +232,7 @@ class CertificateAuthority:
         self.issue_server_certificate()
 
     def issue_server_certificate(self, name: str = "127.0.0.1") -> bytes:
-        """Write a new certificate and key for the server, and return the certificate in DER form."""
+        """Replace the certificate and key of the server, valid for *name* and localhost, and return the certificate in DER form."""
         certificate = self.ca.issue_cert(name, "localhost")
         certificate.private_key_pem.write_to_path(str(self.directory / "key.pem"))
         certificate.cert_chain_pems[0].write_to_path(str(self.directory / "cert.pem"))

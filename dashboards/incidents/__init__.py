@@ -1,4 +1,4 @@
-"""Session of training runs with incidents, for screenshots of the dashboards: 24 minutes of Prometheus data.
+"""Session of 24 minutes: training runs with incidents, for screenshots of the dashboards.
 
 Eleven training runs use fourteen nodes: a healthy run of 64 ranks, nine small runs with one incident each, and a small run that
 ends before its step target. The exporters, the ranks and Prometheus are real processes; the GPUs are replayed. Prometheus has a
@@ -19,10 +19,10 @@ class SessionRun(enum.Enum):
 
     HEALTHY = "healthy"  # no incident
     STRAGGLER = "straggler"  # heat throttles the GPU of one rank
-    XID_ECC = "xid-ecc"  # Xids 48 and 63, with uncorrected ECC errors
+    XID_ECC = "xid-ecc"  # a GPU has Xids 48 and 63, and uncorrected ECC errors
     LOST_GPU = "lost-gpu"  # with Xid 79, the driver reports the GPU as lost
     LOADER_STALL = "loader-stall"  # the ranks wait for data for 60 % of the time
-    NAN_LOSS = "nan-loss"  # the loss is NaN for half a minute
+    NAN_LOSS = "nan-loss"  # the loss and the gradient norm are NaN for half a minute
     FAILING_SAVES = "failing-saves"  # every save of a checkpoint after the start of the incidents fails
     HANG = "hang"  # rank 1 hangs in the forward pass
     KILLED = "killed"  # rank 1 is killed, rank 0 is terminated, and both restart

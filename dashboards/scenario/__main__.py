@@ -16,8 +16,14 @@ from dashboards.scenario.cluster import Cluster
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scenario until its end, or with `--stay` until a signal. Remove its files and return 0. A signal ends the scenario early."""
-    parser = argparse.ArgumentParser(prog="python -m dashboards.scenario", description=__doc__)
+    """Run the scenario and return 0.
+
+    A signal ends the scenario early; with `--stay`, only a signal ends it. The files of the scenario are removed, except after an error.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m dashboards.scenario",
+        description="Run the scenario and print the address of its Prometheus.",
+    )
     parser.add_argument(
         "--seconds",
         type=float,
@@ -40,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
             print("The scenario has ended.", flush=True)  # noqa: T201  # the command reports progress to its user
         if options.stay:
             stop_event.wait()
-    # After an error the directory stays, because it has the logs.
+    # Not in a finally block: after an error, the directory with the logs must stay.
     shutil.rmtree(directory, ignore_errors=True)
     return 0
 

@@ -28,8 +28,8 @@ def h100_machine(
     Args:
         timeline: Timeline of the scenario.
         first_uuid: Number in the UUID of the first GPU; the numbers of two machines must differ by at least eight.
-        has_faults: A GPU overheats, a second GPU has memory errors, and a third GPU is lost.
-        is_steady: The run neither pauses nor crashes.
+        has_faults: Whether a GPU overheats, a second GPU has memory errors, and a third GPU is lost.
+        is_steady: Whether the run neither pauses nor crashes.
     """
     machine: dict[str, Any] = yaml.safe_load((MACHINE_DIRECTORY / "h100.yaml").read_text(encoding="utf-8"))
     machine["description"] = "Eight H100 of the dashboards' scenario."
@@ -53,10 +53,10 @@ def h100_machine(
     return machine
 
 
-def _load(timeline: Timeline, lead_seconds: float) -> list[dict[str, Any]]:
+def _load(timeline: Timeline, shift_seconds: float) -> list[dict[str, Any]]:
     """Return the load of a GPU over the timeline.
 
-    The replay runs the load of each GPU `lead_seconds` ahead; the first segment is longer by this time, so that all GPUs change
+    The replay runs the load of each GPU `shift_seconds` ahead; the first segment is longer by this time, so that all GPUs change
     their load at the same time.
     """
     pause_start, pause_end = timeline.pause_range
@@ -72,7 +72,7 @@ def _load(timeline: Timeline, lead_seconds: float) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     previous_end = 0.0
     for segment_end, level in segments:
-        seconds = timeline.to_seconds(segment_end - previous_end) + (0.0 if steps else lead_seconds)
+        seconds = timeline.to_seconds(segment_end - previous_end) + (0.0 if steps else shift_seconds)
         steps.append({"seconds": _duration(seconds), "level": level})
         previous_end = segment_end
     return steps
@@ -102,9 +102,10 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
         {
             "at": memory_fault_start,
             "gpus": [MEMORY_ERROR_GPU],
-            "xid": [63],
+            "xid": [63],  # a row remapping is recorded
             "set": {"ecc_corrected_dram": 4, "remapping_pending": 1},
         },
+        # Xid 79: the GPU has fallen off the bus. Recovery action 1: reset the GPU.
         {"at": lost_start, "gpus": [LOST_GPU], "xid": [79]},
         {"at": lost_start, "until": lost_end, "gpus": [LOST_GPU], "lost": True},
         {"at": lost_end, "gpus": [LOST_GPU], "set": {"recovery_action": 1}},

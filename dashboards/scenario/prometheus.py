@@ -41,18 +41,18 @@ def start_prometheus(
     port_by_instance: Mapping[str, int],
     intervals: Intervals,
 ) -> PrometheusServer:
-    """Start a Prometheus server and wait until the server is ready. The server continues with earlier data in the directory.
+    """Start a Prometheus server and wait until the server is ready. Earlier data in the directory is kept.
 
     Args:
         directory: Directory for the configuration, copies of the rules, the log and the data. Its parent must exist.
-        job: Label `job` of the targets.
+        job: Label `job` of the targets. The rules expect `training` or `training-…`.
         port_by_instance: Ports on 127.0.0.1 by the value of the label `instance`. Without ports, nothing is scraped.
         intervals: Scrape and rule evaluation intervals.
 
     Raises:
-        FileNotFoundError: Prometheus is not installed.
-        RuntimeError: Prometheus exited before it was ready.
-        TimeoutError: Prometheus is not ready within `START_TIMEOUT_SECONDS`.
+        FileNotFoundError: Prometheus is not on PATH, or the parent of *directory* does not exist.
+        RuntimeError: Prometheus exited before it was ready, for example because another process took the port.
+        TimeoutError: Prometheus was not ready within `START_TIMEOUT_SECONDS`.
     """
     prometheus_path = shutil.which("prometheus")
     if prometheus_path is None:
@@ -100,7 +100,7 @@ def _wait_until_ready(server: PrometheusServer, log_path: Path) -> None:
             message = f"Prometheus has exited with status {server.process.returncode}; see {log_path}"
             raise RuntimeError(message)
         if time.monotonic() > deadline:
-            message = f"Prometheus is not ready after {START_TIMEOUT_SECONDS:g} s; see {log_path}"
+            message = f"Prometheus was not ready after {START_TIMEOUT_SECONDS:g} s; see {log_path}"
             raise TimeoutError(message)
         time.sleep(0.1)
 

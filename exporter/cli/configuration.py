@@ -1,6 +1,7 @@
 """Configuration from flags, environment, file and defaults, read at the start and at each reload.
 
-Flags override the environment, and the environment overrides the file. A relative path in a file is relative to the file.
+Flags override the file. The variable `EXPORTER_FEED_DIR` overrides `feed.dir` of the file, and `--feed.dir` overrides both. A relative
+path in a file is relative to the file.
 """
 
 from __future__ import annotations
@@ -57,10 +58,14 @@ class Rule:
         example=frozenset({Aggregation.MEAN, Aggregation.P95, Aggregation.HISTOGRAM}),
     )
     window_seconds: Annotated[Duration, Range(MIN_WINDOW_SECONDS)] | None = option(
-        UNCHANGED, "Length of a window. null: only the number of samples ends a window.", example=30.0
+        UNCHANGED,
+        "Length of a window. null: no limit by time. Without any limit, the limits of the definition apply.",
+        example=30.0,
     )
     window_samples: Annotated[int, Range(1, 1_000_000_000)] | None = option(
-        UNCHANGED, "Number of samples that ends a window. null: only the time ends a window.", example=None
+        UNCHANGED,
+        "Number of samples that ends a window. null: no limit by number. Without any limit, the limits of the definition apply.",
+        example=None,
     )
     buckets: tuple[float, ...] = option(
         UNCHANGED,
@@ -69,7 +74,7 @@ class Rule:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield the problems: windows with neither a length nor a number of samples, invalid buckets, and buckets without a histogram."""
+        """Yield a problem if both limits of the window are null, for invalid buckets, and if the aggregations exclude the histogram of the buckets."""
         if self.window_seconds is None and self.window_samples is None:
             yield (
                 "window_samples",
@@ -84,7 +89,7 @@ class Rule:
                 yield "buckets", "require histogram among the aggregations"
 
     def as_override(self) -> dict[str, object]:
-        """Return the rule as JSON for the training processes, without unset keys."""
+        """Return the set keys of the rule, ready for `json.dumps`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.aggregations is not UNCHANGED:
             values["aggregations"] = sorted(aggregation.value for aggregation in self.aggregations)
@@ -119,7 +124,7 @@ class Configuration:
             yield "recording", f"has {len(self.recording)} rules, at most {MAX_RULES} are allowed"
 
     def overrides(self) -> list[dict[str, object]]:
-        """Return all rules for the training processes, as JSON objects."""
+        """Return the set keys of each rule for the training processes, ready for `json.dumps`."""
         return [rule.as_override() for rule in self.recording]
 
 
@@ -138,7 +143,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
     file = value_of(flags, "--config.file")
     if file is not None and parse_value("--config.file", file, Path) is not None:
         try:
-            configuration = _relative_to(Path(file).absolute().parent, load_file(file, Configuration))
+            configuration = _with_absolute_paths(Path(file).absolute().parent, load_file(file, Configuration))
         except ConfigurationError as error:
             problems.extend(error.problems)
     changes = _changes(flags, environ, configuration, parse_value)
@@ -190,7 +195,7 @@ def _changes(
     return changes
 
 
-def _relative_to(directory: Path, configuration: Configuration) -> Configuration:
+def _with_absolute_paths(directory: Path, configuration: Configuration) -> Configuration:
     """Resolve the relative paths of a file against the file's directory."""
     changes: dict[str, Any] = {
         section.name: _resolved(directory, getattr(configuration, section.name))

@@ -1,7 +1,7 @@
 """Stat: a named statistic of the job, and the public registry of all Stats.
 
 All methods may be called on any thread. `Stat.add` is the bound method `append` of the Stat's buffer and takes no lock. The first
-construction of a Stat takes a lock. The recording thread aggregates the samples.
+construction of a Stat, `switch` and `on_window` take a lock. The recording thread aggregates the samples.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class Registry:
         self._table.set_enabled(pattern, enabled=enabled)
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object], match: str = "*") -> Handle:
-        """Call *handler* for each closed, non-empty window of the Stats whose names match a shell pattern.
+        """Call *handler* for each closed window with a sample, of the Stats whose names match a shell pattern.
 
-        Calls `handler(stat, window)` in order, on a thread of its own. Exceptions of the handler and windows dropped by a full
-        queue are counted. The `unregister` method of the returned handle ends the delivery. Raises TypeError for a handler that is
-        not callable, and for a pattern that is not a str.
+        Calls `handler(stat, window)` in order, on a thread of its own. With fewer than `min_samples` samples, `window.values`
+        is empty. Exceptions of the handler and windows dropped by a full queue are counted. The `unregister` method of the
+        returned handle ends the delivery. Raises TypeError for a handler that is not callable, and for a pattern that is not a
+        str.
         """
         if not isinstance(match, str):
             raise TypeError(f"match must be a pattern such as 'training.*', not {match!r}")
@@ -84,7 +85,7 @@ class Registry:
 
 
 class Stat:
-    """Named statistic: windows, quantiles, a histogram, and cumulative count and sum of recorded numbers.
+    """Named statistic: windows, quantiles, cumulative count and sum of recorded numbers, and a histogram if requested.
 
     A Stat is identified by its name and labels: the same definition returns the same Stat. Above the limit of Stats, and in a
     process without recording, a new object is returned, which records nothing.
@@ -99,10 +100,10 @@ class Stat:
         unit: Base unit (`seconds`, `bytes`, `ratio`, …); None for a plain number.
         help: Single line for readers of the dashboard.
         labels: Constant labels.
-        buckets: Upper bounds of the histogram; None for the default of the unit.
+        buckets: Only with HISTOGRAM: upper bounds of the histogram; None for the default of the unit.
         stale_seconds: Time without a sample after which a count window has no data.
-        min_samples: Number of samples below which a window has no data except this number. The mean of a few samples is not
-            comparable with the mean of many.
+        min_samples: A window with fewer samples publishes only its number of samples. The mean of a few samples is not comparable
+            with the mean of many.
 
     Attributes:
         add: Records an int, float or bool, or a real number of numpy. Other values and values that are not finite are counted, and
@@ -209,13 +210,16 @@ class Stat:
         self._state.tensors.add(tensor)
 
     def time(self) -> Timer:
-        """Return a context manager and decorator that records the duration of a block or call in seconds."""
+        """Return a context manager and decorator that records the duration of a block or call in seconds.
+
+        Raises DefinitionError if the Stat has a unit other than seconds.
+        """
         unit = self._state.definition.unit
         require(unit in {None, "seconds"}, "unit", unit, f"seconds or None for {self.name!r} to time")
         return Timer(self.add)
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object]) -> Handle:
-        """Call *handler* for each closed, non-empty window of this Stat; see `Registry.on_window`."""
+        """Call *handler* for each closed window of this Stat with a sample; see `Registry.on_window`."""
         return REGISTRY.register_window_handler(handler, lambda state: state is self._state)
 
     def get(self) -> dict[Aggregation, float]:

@@ -1,8 +1,8 @@
 """Status page as an HTML document, readable without JavaScript and on small screens.
 
 jinja2 escapes all texts except the style sheet, the scripts and the SVG paths. The style sheet and the scripts are files of this
-package, and the Content-Security-Policy names their hashes. The SVG paths contain only numbers of this package. uPlot draws the plots
-if scripts run.
+package, and the Content-Security-Policy names their hashes. The SVG paths contain only numbers that this package has formatted.
+uPlot draws the plots if scripts run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from exporter.status.sections import (
 from exporter.status.view import View
 
 MAX_TEXT_LENGTH = 300
-"""Length above which a text is shortened, because users choose names."""
+"""Maximum length of a text on the page. A name that a user has chosen can have any length."""
 _FOLDER = Path(__file__).parent
 _LINKS = (
     ("/metrics", "Metrics"),
@@ -62,7 +62,7 @@ def _inline_assets() -> InlineAssets:
 
 @lru_cache(maxsize=1)
 def content_security_policy() -> str:
-    """Return a policy that allows the page's own style, scripts and address, and `data:` images (the empty icon)."""
+    """Return a policy that allows the page's own style sheet and scripts, requests to the exporter, and `data:` images (the empty icon)."""
     assets = _inline_assets()
     style, library, script = map(_source_hash, (assets.style_sheet, assets.plot_library, assets.page_script))
     return (

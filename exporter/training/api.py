@@ -169,9 +169,11 @@ def training_loop(
 
     Args:
         train_iterations_start: Number of steps before this loop, such as the steps of a restored checkpoint.
-        train_samples_start: Number of samples before this loop; None for the steps times the global batch size.
+        train_samples_start: Number of samples before this loop; None for the steps times the global batch size. Used only
+            in jobs that configure one-logger.
         train_iterations_target_or_fn: Step at which the loop is expected to end; None for the configured target.
-        train_samples_target_or_fn: Number of samples at which the loop is expected to end; None for the configured target.
+        train_samples_target_or_fn: Number of samples at which the loop is expected to end; None for the configured target. Used only in
+            jobs that configure one-logger.
     """
     targets = (train_iterations_target_or_fn, train_samples_target_or_fn)
     arguments = (train_iterations_start, train_samples_start, *targets)
@@ -183,7 +185,8 @@ def inferred_loop(start: int, samples: int | None = None, target: int | None = N
 
     Args:
         start: Number of steps before this loop.
-        samples: Number of samples before this loop; None for the steps times the global batch size.
+        samples: Number of samples before this loop; None for the steps times the global batch size. Used only
+            in jobs that configure one-logger.
         target: Step at which the loop is expected to end; None for the configured target.
     """
     return RareBlock(kinds.INFERRED_LOOP, lambda: loop_values("training_loop", start, samples, target, None))
@@ -202,8 +205,8 @@ def span(
 ) -> RareBlock:
     """Return a block of any name.
 
-    Its time counts for the phase with that name or span name (`forward` or `model_forward`) if there is one, else for the surrounding
-    phase.
+    Its time counts for the phase with that name, if there is one. The names `model_forward`, `model_backward` and `optimizer_update` count
+    for `forward`, `backward` and `optimizer`. The time under any other name counts for the surrounding phase.
 
     Args:
         name: Name of the span.

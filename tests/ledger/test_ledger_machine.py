@@ -1,4 +1,4 @@
-"""State machine of the ledger: in any order of events, totals never decrease, and equal the values that were read while the state can be saved."""
+"""State machine of the ledger: in any order of events, totals never decrease. While the state can be saved, they equal the samples that were read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SidecarKilled(BaseException):
 
 
 class KillingFeed(MemoryFeed):
-    """Feed that kills the sidecar directly before or after the removal of a file, if `kill_moment` says so."""
+    """Feed that kills the sidecar directly before or after the removal of a file, if `kill_moment` is "before remove" or "after remove"."""
 
     kill_moment = ""
 
@@ -53,10 +53,10 @@ class KillingFeed(MemoryFeed):
 
 
 @dataclass
-class Job:
-    """Process of a job, with its recorded, written, read and saved samples."""
+class RecordedProcess:
+    """Training process, with its recorded, written, read and saved samples."""
 
-    process: ProcessIdentity
+    identity: ProcessIdentity
     rank: int
     is_running: bool = True
     samples: list[float] = field(default_factory=list)
@@ -66,17 +66,17 @@ class Job:
     saved_count: int = 0  # written samples that a state file has
 
 
-class Ledger(RuleBasedStateMachine):
-    """Ledger under processes that record and end, and under kills, restarts and a broken state directory."""
+class LedgerMachine(RuleBasedStateMachine):
+    """Random order of processes, kills and restarts of the sidecar, and a broken state directory around one ledger."""
 
-    jobs = Bundle("jobs")
+    processes = Bundle("processes")
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="ledger-"))
         self.feed = KillingFeed()
         self.sidecar = Sidecar(self.directory, self.feed)
-        self.all_jobs: list[Job] = []
+        self.all_processes: list[RecordedProcess] = []
         self.highest_values: dict[tuple[object, ...], float] = {}
         self.is_state_broken = False
 
@@ -84,52 +84,53 @@ class Ledger(RuleBasedStateMachine):
         self.sidecar.state.close()
         shutil.rmtree(self.directory)
 
-    # The job ---------------------------------------------------------------------------------------------
+    # The training processes ------------------------------------------------------------------------------
 
-    @initialize(target=jobs)
-    def start_first_process(self) -> Job:
-        return self.new_job(0)
+    @initialize(target=processes)
+    def start_first_process(self) -> RecordedProcess:
+        return self.new_process(0)
 
-    @rule(target=jobs, rank=st.integers(0, 1))
-    def start_process(self, rank: int) -> Job:
-        return self.new_job(rank)
+    @rule(target=processes, rank=st.integers(0, 1))
+    def start_process(self, rank: int) -> RecordedProcess:
+        return self.new_process(rank)
 
-    def new_job(self, rank: int) -> Job:
-        job = Job(make_process(rank=rank, started=self.sidecar.clock.wall), rank)
-        self.all_jobs.append(job)
-        return job
+    def new_process(self, rank: int) -> RecordedProcess:
+        process = RecordedProcess(make_process(rank=rank, started=self.sidecar.clock.wall), rank)
+        self.all_processes.append(process)
+        return process
 
-    @rule(job=jobs, samples=st.lists(st.sampled_from([0.1, 0.7, 1.5, 3.3]), min_size=1, max_size=3))
-    def add(self, job: Job, samples: list[float]) -> None:
-        if job.is_running:
-            job.samples += samples
+    @rule(process=processes, samples=st.lists(st.sampled_from([0.1, 0.7, 1.5, 3.3]), min_size=1, max_size=3))
+    def add(self, process: RecordedProcess, samples: list[float]) -> None:
+        if process.is_running:
+            process.samples += samples
 
-    @rule(job=jobs)
-    def flush(self, job: Job) -> None:
-        if job.is_running:
-            job.sequence += 1
-            job.written_samples = list(job.samples)
-            reading = make_reading(LOSS_STAT, job.written_samples, rejected={"nan": job.sequence})
-            self.feed.publish(make_snapshot(job.process, reading, sequence=job.sequence))
+    @rule(process=processes)
+    def flush(self, process: RecordedProcess) -> None:
+        if process.is_running:
+            process.sequence += 1
+            process.written_samples = list(process.samples)
+            reading = make_reading(LOSS_STAT, process.written_samples, rejected={"nan": process.sequence})
+            self.feed.publish(make_snapshot(process.identity, reading, sequence=process.sequence))
 
-    @rule(job=consumes(jobs), is_orderly=st.booleans())
-    def end_process(self, job: Job, is_orderly: bool) -> None:
+    @rule(process=consumes(processes), is_orderly=st.booleans())
+    def end_process(self, process: RecordedProcess, is_orderly: bool) -> None:
         if is_orderly:
-            self.flush(job)
-        job.is_running = False
-        if job.process.id in self.feed.files:
-            self.feed.kill(job.process)
+            self.flush(process)
+        process.is_running = False
+        if process.identity.id in self.feed.files:
+            self.feed.kill(process.identity)
 
-    @rule(job=jobs, collects_first=st.booleans())
-    def delete_feed_file(self, job: Job, collects_first: bool) -> None:
+    @rule(process=processes, collects_first=st.booleans())
+    def delete_feed_file(self, process: RecordedProcess, collects_first: bool) -> None:
         """Delete the feed file of a process. A running process writes a new file."""
-        if self.feed.files.pop(job.process.id, None) is not None:
+        if self.feed.files.pop(process.identity.id, None) is not None:
             if collects_first:
                 self.run_pass()
-            self.flush(job)
+            self.flush(process)
 
     @rule(seconds=st.sampled_from([1.0, 5.0, -3600.0]))
-    def wait(self, seconds: float) -> None:
+    def move_wall_clock(self, seconds: float) -> None:
+        # The wall clock may be set back; the monotonic clock never goes back.
         self.sidecar.clock.wall += seconds
         self.sidecar.clock.monotonic += max(seconds, 0.0)
 
@@ -179,8 +180,8 @@ class Ledger(RuleBasedStateMachine):
     @rule()
     def restart_sidecar(self) -> None:
         self.sidecar.restart()
-        for job in self.all_jobs:
-            job.read_count = job.saved_count
+        for process in self.all_processes:
+            process.read_count = process.saved_count
 
     @precondition(lambda self: not self.is_state_broken)
     @rule()
@@ -202,21 +203,21 @@ class Ledger(RuleBasedStateMachine):
     # Model and invariants --------------------------------------------------------------------------------------
 
     def record_reads(self, initial_files: set[str]) -> None:
-        for job in self.all_jobs:
-            if job.process.id in initial_files:
-                job.read_count = len(job.written_samples)
+        for process in self.all_processes:
+            if process.identity.id in initial_files:
+                process.read_count = len(process.written_samples)
 
     def record_saves(self) -> None:
-        for job in self.all_jobs:
-            job.saved_count = job.read_count
+        for process in self.all_processes:
+            process.saved_count = process.read_count
 
     def check_totals(self, page: Page) -> None:
         for rank in (0, 1):
             expected_samples = [
                 sample
-                for job in self.all_jobs
-                if job.rank == rank
-                for sample in job.written_samples[: job.read_count]
+                for process in self.all_processes
+                if process.rank == rank
+                for sample in process.written_samples[: process.read_count]
             ]
             assert self.total(page, "loss_count", rank) == len(expected_samples)
             assert abs(self.total(page, "loss_sum", rank) - sum(expected_samples)) < 1e-6
@@ -225,7 +226,7 @@ class Ledger(RuleBasedStateMachine):
                 assert bucket_count == sum(sample <= bound for sample in expected_samples)
 
     def total(self, page: Page, name: str, rank: int, **labels: str) -> float:
-        """Return the sum over all workers of a rank."""
+        """Return the sum of the values of a family over the series of a rank with *labels*."""
         expected_labels = {("rank", str(rank)), *labels.items()}
         return sum(
             value for series_labels, value in page.all(name).items() if expected_labels <= set(series_labels)
@@ -244,7 +245,7 @@ class Ledger(RuleBasedStateMachine):
         assert self.sidecar.state.damaged_files == 0
 
 
-TestLedger = Ledger.TestCase
+TestLedger = LedgerMachine.TestCase
 TestLedger.pytestmark = pytest.mark.timeout(120)  # type: ignore[attr-defined]  # hundreds of passes
 TestLedger.settings = settings(
     max_examples=50,

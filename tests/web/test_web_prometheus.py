@@ -20,7 +20,7 @@ SCRAPE_CONFIG_TEMPLATE = """\
 """
 SERIES_COUNT = 2000
 MIN_SCRAPES = 8
-"""Scrapes of each job before the assertions: about four seconds at two scrapes per second."""
+"""Minimum number of scrapes of each job before the assertions: about four seconds at two scrapes per second."""
 
 
 def client_ports_of(process: ServerProcess) -> set[int]:
@@ -34,7 +34,10 @@ def client_ports_of(process: ServerProcess) -> set[int]:
 
 
 def write_protected_config(authority: CertificateAuthority, directory: Path) -> Path:
-    """Write a client certificate and the configuration of a server that requires the certificate and a password; return its path."""
+    """Write a client certificate and the configuration of a server that requires the certificate and a password.
+
+    Returns the path of the configuration.
+    """
     client_certificate = authority.ca.issue_cert("prometheus")
     client_certificate.private_key_and_cert_chain_pem.write_to_path(str(directory / "client.pem"))
     client_auth_lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"

@@ -27,11 +27,11 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeRecord:
-    """Last charged time of a run on a GPU."""
+    """Share of a GPU that a run uses, and the time until which its cost is counted."""
 
     run: str
     device: str
-    ratio: float  # of the GPU
+    ratio: float  # share of the GPU
     charged_until: float  # monotonic time
 
 
@@ -72,7 +72,7 @@ class PhaseMethod:
 
 @dataclass(frozen=True, slots=True)
 class SettledWork:
-    """Productive and wasted work seconds of a session, as of its last account."""
+    """Seconds of productive, lost and hung work of a session, as of its last account."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
         "productive_seconds": "productive",
