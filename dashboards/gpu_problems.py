@@ -33,6 +33,7 @@ _ZERO_FOR_EACH_GPU = (
 )
 """PromQL with the value 0 for each GPU of the time range, except former GPUs whose index another GPU has now."""
 _LOCAL_RANKS = 'label_replace(last_over_time(training_rank_info{@cluster, uuid="", local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")'
+"""PromQL for the ranks without the UUID of a GPU, with the local rank as the label `gpu`."""
 LAST_RANK_BY_GPU = (
     f"topk by (instance, gpu) (1, max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (uuid) group_left (run, rank)"
     ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
@@ -110,6 +111,7 @@ ERROR_TEXTS = {
 }
 """Texts shown instead of the names of some NVML errors."""
 RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@cluster}[$__range]))"
+"""PromQL with the value 1 for each node and each run that had a process on the node in the time range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ def _xid_problem(matcher: str, remedy: str, impact: Impact, summary: str) -> Pro
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
 _LAST_DRIVER_READING = "max by (instance) (max_over_time(timestamp(gpu_devices{@node})[1m:5s]))"
+"""PromQL for the time of the last reading of each node's driver within a minute, in Unix seconds."""
 _TWO_SCRAPES = "35s"
 """Time that contains at least two scrapes at a scrape interval of 15 s."""
 DRIVER_NOT_READ = (
@@ -315,6 +318,7 @@ UNKNOWN_GPU_VALUE = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
 MAX_GPUS = 200
 """Number of GPUs above which the table *Health of each GPU* omits GPUs in a known state without a problem."""
 _ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
+"""PromQL with the value 0 for each GPU of the selected runs in the time range."""
 
 
 def worst_gpu_problems() -> str:

@@ -37,9 +37,9 @@ class EventTimes:
     incident_start_seconds: float = 480.0  # start of all incidents
     nan_end_seconds: float = 510.0  # first finite loss after the NaN losses
     exporter_restart_seconds: float = 540.0  # restart of the killed exporter
-    killed_run_restart_seconds: float = 555.0  # restart of the killed run
+    killed_run_restart_seconds: float = 555.0
     finished_run_end_seconds: float = 660.0  # end of the run `finished`
-    end_seconds: float = 1440.0  # end of the session
+    end_seconds: float = 1440.0
 
 
 TIMES = EventTimes()

@@ -82,7 +82,7 @@ def template_environment() -> Environment:
         loader=FileSystemLoader(_FOLDER / "templates"),
         autoescape=True,
         auto_reload=False,
-        finalize=_printable,
+        finalize=_display_text,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
@@ -98,7 +98,7 @@ def _template() -> Template:
     return template_environment().get_template("page.html")
 
 
-def _printable(value: object) -> object:
+def _display_text(value: object) -> object:
     """Shorten a text, and replace its characters that are not printable. Markup and objects of other types are unchanged."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value

@@ -46,8 +46,8 @@ _OPTIMIZER = HotBlock(kinds.OPTIMIZER_UPDATE)
 
 def training_iteration() -> IterationBlock:
     """Return a block of a training iteration: a step of the optimizer with all its microbatches."""
-    is_free = get_ident() == _CLOCK.thread and not _ITERATION.is_open
-    return _ITERATION if is_free else IterationBlock(kinds.TRAINING_ITERATION)
+    is_reusable = get_ident() == _CLOCK.thread and not _ITERATION.is_open
+    return _ITERATION if is_reusable else IterationBlock(kinds.TRAINING_ITERATION)
 
 
 def inferred_iteration() -> IterationBlock:
@@ -67,32 +67,32 @@ def testing_iteration() -> EvaluationBlock:
 
 def data_loading() -> HotBlock:
     """Return a block of waiting for data."""
-    is_free = get_ident() == _CLOCK.thread and not _DATA_LOADING.is_open
-    return _DATA_LOADING if is_free else HotBlock(kinds.DATA_LOADING)
+    is_reusable = get_ident() == _CLOCK.thread and not _DATA_LOADING.is_open
+    return _DATA_LOADING if is_reusable else HotBlock(kinds.DATA_LOADING)
 
 
 def model_forward() -> HotBlock:
     """Return a block of a forward pass."""
-    is_free = get_ident() == _CLOCK.thread and not _FORWARD.is_open
-    return _FORWARD if is_free else HotBlock(kinds.MODEL_FORWARD)
+    is_reusable = get_ident() == _CLOCK.thread and not _FORWARD.is_open
+    return _FORWARD if is_reusable else HotBlock(kinds.MODEL_FORWARD)
 
 
 def model_backward() -> HotBlock:
     """Return a block of a backward pass."""
-    is_free = get_ident() == _CLOCK.thread and not _BACKWARD.is_open
-    return _BACKWARD if is_free else HotBlock(kinds.MODEL_BACKWARD)
+    is_reusable = get_ident() == _CLOCK.thread and not _BACKWARD.is_open
+    return _BACKWARD if is_reusable else HotBlock(kinds.MODEL_BACKWARD)
 
 
 def zero_grad() -> HotBlock:
     """Return a block of setting gradients to zero."""
-    is_free = get_ident() == _CLOCK.thread and not _ZERO_GRAD.is_open
-    return _ZERO_GRAD if is_free else HotBlock(kinds.ZERO_GRAD)
+    is_reusable = get_ident() == _CLOCK.thread and not _ZERO_GRAD.is_open
+    return _ZERO_GRAD if is_reusable else HotBlock(kinds.ZERO_GRAD)
 
 
 def optimizer_update() -> HotBlock:
     """Return a block of a step of the optimizer."""
-    is_free = get_ident() == _CLOCK.thread and not _OPTIMIZER.is_open
-    return _OPTIMIZER if is_free else HotBlock(kinds.OPTIMIZER_UPDATE)
+    is_reusable = get_ident() == _CLOCK.thread and not _OPTIMIZER.is_open
+    return _OPTIMIZER if is_reusable else HotBlock(kinds.OPTIMIZER_UPDATE)
 
 
 def phase(name: str) -> Block:

@@ -77,7 +77,7 @@ def test_several_addresses_are_served_and_the_wildcard_address_is_logged(
         pytest.param("a" * 70 + ".x:0", id="label-too-long"),
     ],
 )
-def test_an_address_that_cannot_be_bound_is_refused_with_the_remedy(text: str) -> None:
+def test_an_address_that_cannot_be_bound_raises_an_error_that_names_the_option(text: str) -> None:
     with pytest.raises(ListenError, match=r"choose another with --web\.listen-address"):
         bind(parse_address(text), 1)
 
@@ -99,7 +99,7 @@ def test_two_scrapes_determine_when_the_next_is_expected() -> None:
     assert scrapers.next_expected(146.0) is None  # gone
 
 
-def test_differing_gaps_are_not_an_interval() -> None:
+def test_differing_gaps_are_not_an_interval_until_two_gaps_agree() -> None:
     scrapers = scrapers_after(100.0, 103.0, 140.0)
     expected_after_differing_gaps = scrapers.next_expected(141.0)
     scrapers.record("10.0.0.1", "Prometheus/3", 176.0)

@@ -58,21 +58,21 @@ def test_every_scrape_of_prometheus_succeeds_on_a_single_connection(tmp_path: Pa
         servers = {"plain": plain, "protected": protected}
         client_ports: dict[str, set[int]] = {job: set() for job in servers}
         scrape_config = SCRAPE_CONFIG_TEMPLATE.format(directory=tmp_path, port=protected.port)
-        plain_target = {"plain": f"127.0.0.1:{plain.port}"}
+        targets = {"plain": f"127.0.0.1:{plain.port}"}
 
         def collect_client_ports() -> None:
             for job, server in servers.items():
                 client_ports[job] |= client_ports_of(server)
 
-        def both_jobs_scraped_often() -> bool:
+        def collect_ports_and_check_scrapes() -> bool:
             collect_client_ports()
             scrape_counts = [
                 prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0 for job in servers
             ]
             return min(scrape_counts) >= MIN_SCRAPES
 
-        with Prometheus(tmp_path / "prometheus", plain_target, extra_config=scrape_config) as prometheus:
-            wait_until(both_jobs_scraped_often, 40)
+        with Prometheus(tmp_path / "prometheus", targets, extra_config=scrape_config) as prometheus:
+            wait_until(collect_ports_and_check_scrapes, 40)
 
             for job, ports in client_ports.items():
                 assert prometheus.value(f'min_over_time(up{{job="{job}"}}[1m])') == 1
