@@ -169,10 +169,10 @@ def training_loop(
 
     Args:
         train_iterations_start: Number of steps before this loop, such as the steps of a restored checkpoint.
-        train_samples_start: Number of samples before this loop; None for the steps times the global batch size. Used only
+        train_samples_start: Number of samples before this loop; None for the steps times the global batch size. Exported only
             in jobs that configure one-logger.
         train_iterations_target_or_fn: Step at which the loop is expected to end; None for the configured target.
-        train_samples_target_or_fn: Number of samples at which the loop is expected to end; None for the configured target. Used only in
+        train_samples_target_or_fn: Number of samples at which the loop is expected to end; None for the configured target. Exported only in
             jobs that configure one-logger.
     """
     targets = (train_iterations_target_or_fn, train_samples_target_or_fn)
@@ -185,7 +185,7 @@ def inferred_loop(start: int, samples: int | None = None, target: int | None = N
 
     Args:
         start: Number of steps before this loop.
-        samples: Number of samples before this loop; None for the steps times the global batch size. Used only
+        samples: Number of samples before this loop; None for the steps times the global batch size. Exported only
             in jobs that configure one-logger.
         target: Step at which the loop is expected to end; None for the configured target.
     """
