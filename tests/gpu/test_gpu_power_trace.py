@@ -106,6 +106,56 @@ def test_energy_after_the_last_sample_is_not_counted_twice_if_the_counter_is_rea
     )
 
 
+def add_constant_power(
+    energy: GpuEnergy, seconds: int, *, counter_delay: float | None, is_paused: bool = False
+) -> None:
+    """Add a pass at 500 W to an energy. The counter is read *counter_delay* seconds after the last sample; not for None."""
+    block = PowerBlock(
+        integral_joules=500.0 * seconds,
+        end_time=float(seconds),
+        first_microseconds=seconds * 1_000_000,
+        step_microseconds=[1_000_000],
+        milliwatts=[500_000],
+    )
+    counter_seconds = seconds + (counter_delay or 0.0)
+    millijoules = None if counter_delay is None else 500_000.0 * counter_seconds
+    energy.add(block, millijoules, counter_seconds, child=1, is_paused=is_paused)
+
+
+@pytest.mark.parametrize("counter_delay", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("first_counter_seconds", [0, 25])
+def test_energy_after_a_pause_is_counted_in_full(counter_delay: float, first_counter_seconds: int) -> None:
+    energy = GpuEnergy()
+    for seconds in range(3601):
+        has_counter = seconds >= first_counter_seconds and seconds % 10 == 0
+        delay = counter_delay if has_counter else None
+        add_constant_power(energy, seconds, counter_delay=delay, is_paused=True)
+    assert energy.total_joules == pytest.approx(0)
+
+    for seconds in range(3601, 3701):
+        add_constant_power(energy, seconds, counter_delay=None if seconds % 10 else counter_delay)
+
+    # The counter also counts the energy between the last sample of the pause and its last reading.
+    assert energy.total_joules == pytest.approx(500.0 * 100, abs=1)
+
+
+@pytest.mark.parametrize("counter_delay", [0.0, 0.1, 3.0])
+def test_the_total_and_the_gap_of_an_outage_are_the_energy_of_the_counter(counter_delay: float) -> None:
+    energy = GpuEnergy()
+    for seconds in (*range(101), *range(160, 601)):
+        add_constant_power(energy, seconds, counter_delay=None if seconds % 10 else counter_delay)
+
+    assert energy.total_joules is not None
+    assert energy.total_joules + energy.gap_joules == pytest.approx(500.0 * 600)
+
+
+def test_energy_is_counted_once_if_the_first_reading_of_the_counter_follows_power_readings() -> None:
+    energy = GpuEnergy()
+    for seconds in range(31):
+        add_constant_power(energy, seconds, counter_delay=None if seconds < 10 else 0.0)
+        assert energy.total_joules == pytest.approx(500.0 * seconds)
+
+
 def test_the_counter_has_the_time_at_which_the_call_returned() -> None:
     result = replay(small_machine("at: 0s, delay: {nvmlDeviceGetPowerUsage: 50ms}", count=1), 12)
     delays = [

@@ -91,7 +91,12 @@ class GpuEnergy:
         raw = None if self._counter is None else self._counter.raw
         if raw is None:
             return None
-        return raw * _RULE.scale + max(0.0, self._integral_joules - self._integral_at_base_joules)
+        return raw * _RULE.scale + self._joules_since_counter
+
+    @property
+    def _joules_since_counter(self) -> float:
+        """Power integral since the last reading of the counter."""
+        return max(0.0, self._integral_joules - self._integral_at_base_joules)
 
     def add(
         self, power: PowerBlock | None, millijoules: float | None, time: float, child: int, *, is_paused: bool
@@ -103,9 +108,12 @@ class GpuEnergy:
         is_first_counter = millijoules is not None and self._counter is None
         if is_first_counter:
             self._counter = MonotonicCounter(_RULE)
+            self._integral_at_base_joules = self._integral_joules
         if power is not None:
             self._add_power(power, child, is_paused=is_paused)
         if is_first_counter:
+            # The counter counts from its first reading. The energy of this pass before the reading is the power integral.
+            self._base_joules += self._joules_since_counter
             self._integral_at_base_joules = self._integral_joules
         if millijoules is not None and self._counter is not None:
             self._add_counter(self._counter, millijoules, time, child, is_paused=is_paused)
@@ -118,14 +126,15 @@ class GpuEnergy:
             self._record_reading(block.end_time)
         if child != self._child:  # the samples of a new child begin after the last reading of the counter
             self._integral_at_base_joules = min(self._integral_at_base_joules, self._integral_joules)
+        joules_since_counter = self._joules_since_counter
         increase_joules = max(0.0, block.integral_joules - previous_joules)
         self._child_integral_joules, self._child = block.integral_joules, child
         self._integral_joules += increase_joules
         self._integral_time = block.end_time
         if block.milliwatts:
             self._last_watts = block.milliwatts[-1] / 1000
-        if is_paused:
-            self._base_joules -= increase_joules
+        if self._counter is not None and is_paused:
+            self._base_joules -= self._joules_since_counter - joules_since_counter
         if self._counter is None:
             self.joules[INTEGRAL_SOURCE] = self.joules.get(INTEGRAL_SOURCE, 0.0) + (
                 0.0 if is_paused else increase_joules
@@ -143,21 +152,21 @@ class GpuEnergy:
             return
         self._record_reading(time)
         self._counter_time = time
-        integral_joules = self._integral_joules - self._integral_at_base_joules
+        # On a busy machine, the counter is read later than the last sample. The energy in between is part of the counter, and the
+        # samples of the next pass contain this energy again.
+        later_seconds = min(max(0.0, time - self._integral_time), MAX_LATER_SECONDS)
+        later_joules = (self._last_watts or 0.0) * later_seconds
         if is_paused:
-            self._base_joules += integral_joules
+            self._base_joules += self._joules_since_counter
         elif self._has_outage and previous_raw is not None:
-            gap_joules = max(0.0, increase_joules - integral_joules)
+            gap_joules = max(0.0, increase_joules - self._joules_since_counter - later_joules)
             self.gap_joules += gap_joules
             self.new_gap_joules += gap_joules
             self._base_joules += increase_joules - gap_joules
         else:
             self._base_joules += increase_joules
         self._has_outage = False
-        # On a busy machine, the counter is read later than the last sample. The energy in between is part of the counter, and the
-        # samples of the next pass contain this energy again.
-        later_seconds = min(max(0.0, time - self._integral_time), MAX_LATER_SECONDS)
-        self._integral_at_base_joules = self._integral_joules + (self._last_watts or 0.0) * later_seconds
+        self._integral_at_base_joules = self._integral_joules + later_joules
         self._publish_counter()
 
     def reading(
@@ -206,10 +215,9 @@ class GpuEnergy:
         self.time = max(self.time, time)
 
     def _publish_counter(self) -> None:
-        increase_joules = max(0.0, self._integral_joules - self._integral_at_base_joules)
         # A total never decreases: after a downward correction it stays constant until the counter has caught up.
         previous_joules = self.joules.get(COUNTER_SOURCE, 0.0)
-        self.joules[COUNTER_SOURCE] = max(previous_joules, self._base_joules + increase_joules)
+        self.joules[COUNTER_SOURCE] = max(previous_joules, self._base_joules + self._joules_since_counter)
 
     def _add_to_history(self) -> None:
         total = self.total_joules
