@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partialmethod
 from importlib import import_module
 from importlib.util import find_spec
+from os.path import normpath
 from typing import Any
 
 from exporter import training
@@ -289,7 +290,7 @@ class LightningCallback(Source):
 
 def _around_write(_checkpoint: Any = None, path: Any = None, *_args: Any, **kwargs: Any) -> Around:
     """Report the write of a queued checkpoint, on Lightning's thread. Other writes, such as of weights, are not reported."""
-    path = str(kwargs.get("path", path))
+    path = normpath(str(kwargs.get("path", path)))  # some strategies pass `Path("./a")`, which is "a"
     queued = next((queued for queued in tuple(_queued_saves) if queued.path == path), None)
     if queued is not None:
         _queued_saves.remove(queued)
@@ -343,7 +344,7 @@ def _around_save(
     )
     source = active or next((source for source in sources if ACTIVE.activate(source)), None)
     if source is not None:
-        path = str(kwargs.get("filepath", filepath))
+        path = normpath(str(kwargs.get("filepath", filepath)))
         yield from source.checkpoint(path, is_resumable=not kwargs.get("weights_only", weights_only))
         if active is None:
             ACTIVE.release(source)

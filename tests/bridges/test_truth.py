@@ -38,6 +38,8 @@ exit_statuses = [subprocess.run([sys.executable, *sys.argv[1:]]).returncode for 
 """Program that runs a job twice, like a shell loop under one `run`: the first attempt crashes, the second resumes."""
 STEPS = 10
 """Steps of every job, as in `truth/diary.py`."""
+BATCH_SECONDS = 0.03
+"""Time that a batch sleeps, as in `truth/diary.py`."""
 MAX_DURATION_RATIO = 1.5
 """Upper tolerance of a duration, for the time in hooks and for scheduling between the two clock readings."""
 
@@ -186,7 +188,9 @@ def check_durations(truth: Truth) -> None:
 
     assert shown_train_seconds > 0.9 * (train_seconds - first_step_seconds)
     assert shown_train_seconds < MAX_DURATION_RATIO * train_seconds + 1
-    assert shown_validation_seconds > MIN_VALIDATION_RATIO * validation_seconds
+    # Compared with the sleeps, because on a busy machine the batch outside the block may be the longest.
+    min_seconds = BATCH_SECONDS * len(truth.entries("validation"))
+    assert shown_validation_seconds > MIN_VALIDATION_RATIO * min_seconds
     assert shown_validation_seconds < MAX_DURATION_RATIO * validation_seconds + 0.5
     for mode, steps in (("train", truth.steps), ("validation", truth.entries("validation"))):
         assert sum_by_labels(truth.final_page, "training_step_duration_seconds_count", mode=mode) == len(

@@ -81,6 +81,7 @@ EMPTY_RECORDS = {
     "gpu:gpu_throttled:timestamp_seconds": "no GPU is throttled",
     "gpu:gpu_throttled_onset:timestamp_seconds": "no GPU is throttled",
     "gpu:gpu_throttled_start:timestamp_seconds": "no GPU is throttled",
+    "run:training_early_end:info": "no run has ended",
     "run:training_odd_phase:info": "the ranks are in one phase",
     "run:training_standstill:info": "no run stands still",
     "run:training_unknown:info": "no run and no rank is without samples",

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader, IterableDataset
 
 from programs.lightning_parts import Module, loader, pl, recorded_trainer
@@ -107,17 +108,25 @@ def async_checkpoints_and_weights() -> None:
             self.has_queued_all.wait(60)
             super().save_checkpoint(checkpoint, path, storage_options)
 
+    class PassesPaths(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning has no types here
+        """Passes a `Path` to the writer, as the strategies for FSDP and model parallelism do."""
+
+        def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
+            super().save_checkpoint(checkpoint, Path(filepath), storage_options)
+
     class SaveThreeCheckpoints(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
         def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
-            trainer.save_checkpoint("first.ckpt")
+            trainer.save_checkpoint("./first.ckpt")
             trainer.save_checkpoint("weights.ckpt", weights_only=True)
             trainer.save_checkpoint("bad.ckpt")
             FirstWriteIsSlow.has_queued_all.set()
 
     with contextlib.suppress(OSError):
-        recorded_trainer([SaveThreeCheckpoints()], plugins=[AsyncCheckpointIO(FirstWriteIsSlow())]).fit(
-            Module(), loader(4)
-        )
+        recorded_trainer(
+            [SaveThreeCheckpoints()],
+            strategy=PassesPaths(device="cpu"),
+            plugins=[AsyncCheckpointIO(FirstWriteIsSlow())],
+        ).fit(Module(), loader(4))
 
 
 def async_checkpoints_over_two_fits() -> None:
