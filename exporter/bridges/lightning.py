@@ -35,7 +35,10 @@ class _QueuedSave:
     save: AsyncSave
 
 
-_queued_saves: deque[_QueuedSave] = deque()
+MAX_QUEUED_SAVES = 64
+"""Number of queued checkpoints to remember. Ranks whose strategy writes nothing never take theirs from the queue."""
+
+_queued_saves: deque[_QueuedSave] = deque(maxlen=MAX_QUEUED_SAVES)
 """Queued checkpoints that are not being written yet, the oldest first."""
 
 

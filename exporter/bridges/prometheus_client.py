@@ -8,7 +8,7 @@ a collector no longer returns are removed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import inf, isfinite
 from operator import lt, sub
@@ -44,6 +44,7 @@ class _Poll:
 
     collector_id: int
     started_at: float  # monotonic
+    gauges: set[Key] = field(default_factory=set)  # exported so far
 
 
 class _Series:
@@ -108,7 +109,7 @@ class Registries(Periodic):
         """Poll if due, and stop polling a collector that hangs."""
         poll = self._poll
         if poll is not None and monotonic() - poll.started_at > HANG_SECONDS:
-            self._abandon(poll.collector_id)
+            self._abandon(poll)
         else:
             super().tick()
 
@@ -135,30 +136,31 @@ class Registries(Periodic):
     def _poll_collector(self, collector: Any) -> bool:
         """Poll a collector. Return False if the poll has hung, so that another thread polls now."""
         self._poll = poll = _Poll(id(collector), monotonic())
-        gauges: set[Key] = set()
         try:
             for family in collector.collect():
                 if self._poll is not poll:  # the collector has hung, and its series are hidden
                     return False
                 if not family.name.startswith(_SIDECAR_PREFIXES):
-                    self._record(family, gauges)
+                    self._record(family, poll.gauges)
         except Exception as error:  # noqa: BLE001  # the collector is code of the job
             name = f"the collector {type(collector).__qualname__} of prometheus_client"
             log_once(name, f"{name} raised: {error!r}")
         if self._poll is not poll:
             return False
         self._poll = None
-        self._hide(self._gauges.get(id(collector), set()) - gauges)
-        self._gauges[id(collector)] = gauges
+        self._hide(self._gauges.get(id(collector), set()) - poll.gauges)
+        self._gauges[id(collector)] = poll.gauges
         return True
 
-    def _abandon(self, collector_id: int) -> None:
-        """Stop polling a collector that hangs, and continue on a new thread."""
-        self._hung_ids.add(collector_id)
+    def _abandon(self, poll: _Poll) -> None:
+        """Stop polling a collector that hangs, hide its gauges, and continue on a new thread."""
+        self._hung_ids.add(poll.collector_id)
         self._poll = None
         message = f"did not return within {HANG_SECONDS:g} s and is no longer polled"
-        log_once(f"prometheus_client hangs {collector_id}", f"a collector of prometheus_client {message}")
-        self._hide(self._gauges.pop(collector_id, set()))
+        log_once(
+            f"prometheus_client hangs {poll.collector_id}", f"a collector of prometheus_client {message}"
+        )
+        self._hide(self._gauges.pop(poll.collector_id, set()) | poll.gauges)
         self.restart()
 
     def _hide(self, gauges: set[Key]) -> None:

@@ -74,7 +74,7 @@ class Rule:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem if both limits of the window are null, for invalid buckets, and if the aggregations exclude the histogram of the buckets."""
+        """Yield a problem for a window without any limit, for invalid buckets, and for buckets without the aggregation `histogram`."""
         if self.window_seconds is None and self.window_samples is None:
             yield (
                 "window_samples",

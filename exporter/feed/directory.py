@@ -1,7 +1,8 @@
 """Path and checks of the feed directory.
 
-Used in training processes and in the sidecar. The default directory is refused if it is a symbolic link, belongs to another user, or
-if other users can write to it. A configured directory at any other path is trusted. On systems other than Linux there is no feed: every directory is refused.
+Used in training processes and in the sidecar. The default directory is refused if it is a symbolic link, belongs to another user,
+or if other users can write to it. A configured directory at any other path is trusted. On systems other than Linux there is no
+feed: every directory is refused.
 """
 # This package uses string paths in the job and in the sidecar.
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116

@@ -61,8 +61,9 @@ def _tags(value: object) -> str | list[str]:
 
 
 def _metadata(value: object) -> dict[str, Any]:
-    is_valid = isinstance(value, Mapping) and all(isinstance(key, str) and key.strip() for key in value)
-    assert_that(is_valid, "must be a mapping with non-empty strings as keys")
+    assert_that(isinstance(value, Mapping), "must be a mapping")
+    are_keys_valid = all(isinstance(key, str) and key.strip() for key in value)  # type: ignore[attr-defined]  # checked above
+    assert_that(are_keys_valid, "keys must be non-empty strings")  # the words of one-logger
     return dict(value)  # type: ignore[call-overload,no-any-return]  # checked above
 
 

@@ -268,8 +268,7 @@ class ExportQueue:
         if not self._closing.is_set():
             self._closing.set()
             self.worker.put(ExportCall("close"), bounded=False)
-            if hasattr(self.exporter, "shut_down"):
-                self.worker.put(ExportCall("shut_down"), bounded=False)
+            self.worker.put(ExportCall("shut_down"), bounded=False)
         wait_for_worker = self.worker.finish()
 
         def wait(timeout_seconds: float) -> None:
@@ -284,7 +283,8 @@ class ExportQueue:
 
     def _process(self, call: ExportCall) -> None:
         if call.method == "shut_down":
-            self._attempt(call)
+            if hasattr(type(self.exporter), "shut_down"):
+                self._attempt(call)
             return
         if self._is_closed and call.method in {"write_out", "close"}:
             return

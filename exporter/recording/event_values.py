@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from math import isfinite
 from typing import Any
 
@@ -25,7 +26,9 @@ from exporter.recording.value_class import Value
 from exporter.recording.values import ProcessIdentity
 
 MAX_EVENT_NAME_CHARACTERS = 512
-"""Maximum length of the type of an event, of the names of its data and of its span id. Longer texts are cut."""
+"""Maximum length of the type of an event, of the names of its data, and of its ids of a span and of parents. Longer texts are cut."""
+MAX_PARENTS = 100
+"""Maximum number of parents of an event. Further ids are not read, because an iterator may never end."""
 _UNLIMITED_CHARACTERS = 1 << 62
 _INT64_LIMIT = 1 << 63
 
@@ -236,8 +239,8 @@ def check_timestamp(timestamp: Any) -> float:
 
 
 def check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids of the events that caused an event. Raises TypeError unless they are a collection of str."""
-    parents = tuple(parent_ids)
+    """Return the first `MAX_PARENTS` ids of the events that caused an event. Raises TypeError unless they are a collection of str."""
+    parents = tuple(islice(parent_ids, MAX_PARENTS))
     if isinstance(parent_ids, str) or not all(isinstance(parent, str) for parent in parents):
-        raise TypeError(f"parent_ids must be a collection of ids, which are str, not {parent_ids!r}")
-    return parents
+        raise TypeError(f"parent_ids must be a collection of ids, which are str, not {safe_repr(parent_ids)}")
+    return tuple([str.__str__(parent)[:MAX_EVENT_NAME_CHARACTERS] for parent in parents])

@@ -29,7 +29,7 @@ _STATE_STYLES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed",
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """RunProgress of a run towards its last step."""
+    """Progress of a run towards its step target."""
 
     text: str
     ratio: float | None  # share of the steps that are complete; None if the target is unknown

@@ -178,3 +178,26 @@ while not slow.has_returned:
 
     assert "app_trains" in page
     assert series(page, "app_slow") == {}
+
+
+def test_a_gauge_that_first_appears_in_a_poll_that_hangs_is_not_published(tmp_path: Path) -> None:
+    program = """
+class Slow:
+    has_returned = False
+    def collect(self):
+        try:
+            yield prom.metrics_core.GaugeMetricFamily("app_slow", "Slow.", value=7)
+            time.sleep(2)
+        finally:
+            self.has_returned = True
+registry, slow = prom.CollectorRegistry(auto_describe=False), Slow()
+registry._collector_to_names[slow] = []
+bridge.export(registry)
+exporter.Stat("app.trains").add(1.0)
+while not slow.has_returned:
+    time.sleep(0.05)
+"""
+    page = run_job(tmp_path, PRELUDE + program + PRINT_PAGE).process.stdout
+
+    assert "app_trains" in page
+    assert series(page, "app_slow") == {}

@@ -117,6 +117,12 @@ def test_an_invalid_value_is_refused_with_the_name_of_the_field(
         config_class(**fields)
 
 
+@pytest.mark.parametrize("key", ["", "   "])
+def test_the_message_about_an_empty_key_has_the_words_of_one_logger(key: str) -> None:
+    with pytest.raises(OneLoggerError, match="custom_metadata keys must be non-empty strings"):
+        OneLoggerConfig(**APPLICATION, custom_metadata={key: "value", "key2": "value2"})
+
+
 def test_throughput_needs_the_flops_of_a_sample() -> None:
     with pytest.raises(ValueError, match="flops_per_sample must"):
         TrainingTelemetryConfig(**TRAINING, is_log_throughput_enabled_or_fn=True)

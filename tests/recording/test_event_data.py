@@ -6,13 +6,14 @@ import contextlib
 import datetime as dt
 import decimal
 import io
+import itertools
 import json
 import logging
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import thread_time
 from types import SimpleNamespace
@@ -26,7 +27,13 @@ from waiting import LIMIT_SECONDS
 
 import exporter
 from exporter.recording.event_log import EventLog
-from exporter.recording.event_values import MAX_EVENT_NAME_CHARACTERS, Event, check_data, check_timestamp
+from exporter.recording.event_values import (
+    MAX_EVENT_NAME_CHARACTERS,
+    MAX_PARENTS,
+    Event,
+    check_data,
+    check_timestamp,
+)
 from exporter.recording.handlers import (
     ConsoleHandler,
     JsonLinesHandler,
@@ -106,6 +113,23 @@ def test_the_type_of_an_event_is_cut(events: EventLog) -> None:
     events.log("a" * 2000)
 
     assert [event.type for event in events.recent()] == ["a" * MAX_EVENT_NAME_CHARACTERS] * 2
+
+
+@pytest.mark.parametrize(
+    ("parent_ids", "expected"),
+    [
+        (map(str, itertools.count()), tuple(map(str, range(MAX_PARENTS)))),
+        (["p" * 1000], ("p" * MAX_EVENT_NAME_CHARACTERS,)),
+        (range(10**12), ()),
+    ],
+    ids=["endless", "long", "no text"],
+)
+def test_the_number_and_the_length_of_parents_are_limited(
+    events: EventLog, parent_ids: Iterable[Any], expected: tuple[str, ...]
+) -> None:
+    events.log("step", parent_ids=parent_ids)
+
+    assert [event.parent_ids for event in events.recent()] == [expected]
 
 
 def test_an_event_is_recorded_without_parents_that_cannot_be_read(events: EventLog) -> None:

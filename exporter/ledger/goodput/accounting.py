@@ -3,11 +3,11 @@
     wall = productive + uncommitted + badput by cause
 
 This equation holds after each update. Work is *productive* if a successful save covers it, or if the process has completed the
-training; other work is *uncommitted*. Validation is productive too if the options say so, otherwise badput. When the next process starts training at step s, uncommitted work of steps up to s becomes
-productive, because a save must have covered it, and work of later steps becomes `lost_progress`. If a process resumes before an
-earlier save, productive time does not decrease: the repetition counts as `lost_progress` until the training reaches the earlier
-step. In a hang, the work seconds of the open step count as `hang`, and are deducted from the step's work when the step ends. Time
-without any other purpose is `other`.
+training; other work is *uncommitted*. Validation is productive too if the options say so, otherwise badput. When the next process
+starts training at step s, uncommitted work of steps up to s becomes productive, because a save must have covered it, and work of
+later steps becomes `lost_progress`. If a process resumes before an earlier save, productive time does not decrease: the
+repetition counts as `lost_progress` until the training reaches the earlier step. In a hang, the work seconds of the open step
+count as `hang`, and are deducted from the step's work when the step ends. Time without any other purpose is `other`.
 """
 
 from __future__ import annotations

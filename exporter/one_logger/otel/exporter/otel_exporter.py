@@ -1,7 +1,7 @@
 """Exporter to OpenTelemetry: passes spans to a span exporter of the SDK, for example as OTLP.
 
-A span is sent after its end or when the exporter is closed, and again if the backend rejects it. The tracing of the job is not affected, because no context is
-attached and the tracer provider is separate.
+A span is sent after its end or when the exporter is closed, and again if the backend rejects it. The tracing of the job is not
+affected, because no context is attached and the tracer provider is separate.
 """
 
 from __future__ import annotations
