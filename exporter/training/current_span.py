@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from threading import get_ident
 
 from exporter.training.spans import Span
 
@@ -15,6 +16,7 @@ class CurrentSpan:
 
     def __init__(self) -> None:
         self._current: ContextVar[Span | None] = ContextVar("exporter-training-span", default=None)
+        self._setting_threads: set[int] = set()  # in a call of `_set`
 
     def get(self) -> Span | None:
         """Return the innermost open span, or None."""
@@ -40,10 +42,25 @@ class CurrentSpan:
 
     def enter(self, span: Span) -> None:
         """Make a span the current span."""
-        self._current.set(span)
+        self._set(span)
 
     def leave(self, span: Span) -> None:
         """Make the nearest open ancestor the current span again."""
         if self._current.get() is span:
-            self._current.set(span.parent_span)
-            self._current.set(self.get())
+            self._set(span.parent_span)
+            self._set(self.get())
+
+    def _set(self, span: Span | None) -> None:
+        """Set the variable, unless a call on the same thread is interrupted.
+
+        `ContextVar.set` of CPython is not reentrant: its allocations can start the garbage collection, which runs finalizers and signal
+        handlers. If these set the variable, too, the interpreter can crash. Their spans do not become the current span.
+        """
+        thread = get_ident()
+        if thread in self._setting_threads:
+            return
+        self._setting_threads.add(thread)
+        try:
+            self._current.set(span)
+        finally:
+            self._setting_threads.discard(thread)

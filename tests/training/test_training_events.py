@@ -18,6 +18,7 @@ import exporter
 from exporter import training
 from exporter.recording.handlers import JsonLinesHandler
 from exporter.training import kinds
+from exporter.training.current_span import CurrentSpan
 from exporter.training.kinds import BlockKind
 from exporter.training.recorder import TRAINING
 
@@ -64,6 +65,30 @@ def test_concurrent_asyncio_tasks_have_separate_spans(received_events: list[expo
     asyncio.run(main())
 
     assert {event.type: event.span_id for event in received_events} == {"doc.a": ids["a"], "doc.b": ids["b"]}
+
+
+class VariableWithFinalizer:
+    """Stands for a ContextVar whose `set` starts a garbage collection, with a finalizer that enters a span."""
+
+    def __init__(self, finalizer: Callable[[], None]) -> None:
+        self._finalizer = finalizer
+        self.values: list[object] = []
+
+    def set(self, value: object) -> None:
+        self._finalizer()
+        self.values.append(value)
+
+
+def test_a_finalizer_that_enters_a_span_does_not_set_the_variable_in_the_middle_of_a_call() -> None:
+    outer, of_finalizer = object(), object()
+    current: Any = CurrentSpan()
+    current._current = variable = VariableWithFinalizer(lambda: current.enter(of_finalizer))
+
+    current.enter(outer)
+    current.enter(outer)
+
+    # A nested `ContextVar.set` can crash the interpreter.
+    assert variable.values == [outer, outer]
 
 
 def test_a_forked_child_has_no_open_span_of_its_parent() -> None:
