@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
+from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.energy_devices import (
     ENERGY_UNIT,
     GPU_ENERGY,
@@ -36,12 +37,12 @@ from dashboards.losses_now import (
     ENDED_RUNS,
     INCOMPLETE_RUNS,
     LOSS_SINCE,
+    LOST_COST_PER_HOUR_BY_CURRENCY,
     LOST_COST_SHARE_NOW,
+    LOST_COST_SINCE_START,
     LOST_GPU_SHARE_NOW,
-    LOST_PER_HOUR_BY_CURRENCY,
     LOST_POWER_BY_CAUSE,
     LOST_SHARE_NOW,
-    LOST_SINCE_START,
     MIN_DISPLAYED_SHARE,
     NO_COST,
     NO_LOSS,
@@ -68,7 +69,6 @@ from dashboards.queries import (
     blank_if_incomplete,
     instant_query,
 )
-from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.tables import Column, percent_column, table
 
 COMPLETE_RUN_POWER = blank_if_incomplete(RUN_POWER, "run")
@@ -190,7 +190,7 @@ def _lost_now() -> Panel:
     return stat(
         "Lost per hour, last 5 min",
         instant_query(
-            f"{LOST_PER_HOUR_BY_CURRENCY} or sum by (currency) ({COST_PER_HOUR_BY_RUN}) * 0 or {NO_COST}",
+            f"{LOST_COST_PER_HOUR_BY_CURRENCY} or sum by (currency) ({COST_PER_HOUR_BY_RUN}) * 0 or {NO_COST}",
             "{{currency}}",
         ),
         instant_query(
@@ -357,7 +357,7 @@ def _losses_now() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        Column(f"max by (run, cause) ({LOST_SINCE_START})", "Lost since", decimals=2, width=103),
+        Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost since", decimals=2, width=103),
         Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=80),
         row_query=row_query,
         sort="Verdict",

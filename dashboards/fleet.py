@@ -10,6 +10,13 @@ from __future__ import annotations
 from dashboards.alerts import firing_alerts
 from dashboards.board import RUNBOOK, Annotation, Board, Row
 from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
+from dashboards.cost_and_loss import (
+    CLUSTER_COST_PER_HOUR,
+    CLUSTER_LOST_COST_PER_HOUR,
+    CLUSTER_LOST_SHARE,
+    LOST_THRESHOLDS,
+    SHORT_CAUSE_NAMES,
+)
 from dashboards.fleet_nodes import CONDITION_COUNT_BY_NODE, node_panels
 from dashboards.fleet_problems import NO_PROGRESS_RUNS, RUNS_WITH_LIVE_RANKS, UNSEEN_RUNS
 from dashboards.fleet_runs import run_panels
@@ -35,13 +42,6 @@ from dashboards.panels import (
     warn_below,
 )
 from dashboards.queries import Query, instant_query
-from dashboards.recorded_losses import (
-    CLUSTER_COST_PER_HOUR,
-    CLUSTER_LOST_PER_HOUR,
-    CLUSTER_LOST_SHARE,
-    LOST_THRESHOLDS,
-    SHORT_CAUSE_NAMES,
-)
 from dashboards.tables import Column
 
 UID = "training-fleet"
@@ -193,7 +193,7 @@ def _cost_per_hour() -> Panel:
     return stat(
         "Cost per hour, 5 min",
         instant_query(f"sum by (currency) ({CLUSTER_COST_PER_HOUR})", "{{currency}}"),
-        instant_query(f"sum by (currency) ({CLUSTER_LOST_PER_HOUR})", "{{currency}} lost"),
+        instant_query(f"sum by (currency) ({CLUSTER_LOST_COST_PER_HOUR})", "{{currency}} lost"),
         # Weighted by the devices of each run: a hang of a large run costs more than a hang of a small run.
         instant_query(
             f"sum({CLUSTER_LOST_SHARE} * on (run) {gpus}) / sum({gpus} and on (run) {CLUSTER_LOST_SHARE})",
@@ -296,7 +296,7 @@ def _cluster_panels() -> tuple[Panel, ...]:
                 "{{currency}}",
             ),
             Query(
-                f"sum by (currency) ({CLUSTER_LOST_PER_HOUR}) {_RUNS_COMPLETE}",
+                f"sum by (currency) ({CLUSTER_LOST_COST_PER_HOUR}) {_RUNS_COMPLETE}",
                 "{{currency}} lost",
                 VERMILION,
             ),

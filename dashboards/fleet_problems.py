@@ -18,22 +18,22 @@ from dashboards.alerts import (
     urgency,
     with_xid,
 )
+from dashboards.cost_and_loss import (
+    MIN_LARGE_LOSS_SHARE,
+    MIN_LOSS_SHARE,
+    largest_loss_share_by_run,
+    lost_share_by_run,
+    standstill_by_run,
+)
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import RECORDED_LAST_PROGRESS_TIME
 from dashboards.rank_problems import EXIT_REASON_PATTERN, MAX_DATA_WAIT_RATIO, SLOW_RATIO
-from dashboards.recorded_losses import (
-    LARGE_LOSS_RATIO,
-    LOSS_RATIO,
-    lost_share,
-    main_cause,
-    recorded_standstill,
-)
 
 URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
 """Urgency of a run without a current sample: no alert about the run can fire, and the run may have stopped."""
 URGENCY_LOSES_MUCH, URGENCY_LOSES = URGENCY_WARNING + 0.3, URGENCY_WARNING + 0.2
-"""Urgencies of a run that loses at least `LARGE_LOSS_RATIO` or `LOSS_RATIO` of the time, above the warnings: many warnings cost less."""
+"""Urgencies of a run that loses at least `MIN_LARGE_LOSS_SHARE` or `MIN_LOSS_SHARE` of the time, above the warnings: many warnings cost less."""
 URGENCY_PARTLY_UNKNOWN = URGENCY_CRITICAL - 0.5
 """Urgency of a live run of which some ranks have no sample, above known losses."""
 URGENCY_RESTARTED = 1
@@ -130,12 +130,12 @@ _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
 """PromQL for the slow rank of each run, else the rank that waits longest for data."""
 _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
 """PromQL for the rank that causes a standstill of each run, else the rank of `_SLOWING_RANK`."""
-_AVOIDABLE_LOSS = lost_share(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
+_AVOIDABLE_LOSS = lost_share_by_run(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
 """PromQL for the share of the time that each run loses, except the time that every start of a run takes."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
 _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
 _STANDSTILL_WITHOUT_ALERT = (
-    f"{recorded_standstill('@cluster')} unless on (run) {_firing_alerts('severity', 'critical')}"
+    f"{standstill_by_run('@cluster')} unless on (run) {_firing_alerts('severity', 'critical')}"
 )
 """PromQL with a value for each run that stands still without a critical alert.
 
@@ -156,8 +156,8 @@ def urgency_query() -> str:
             f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
             f"{URGENCY_CRITICAL} * {_firing_alerts('severity', 'critical')}",
             f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANK_COUNT_BY_RUN}",
-            f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {LARGE_LOSS_RATIO})",
-            f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {LOSS_RATIO})",
+            f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {MIN_LARGE_LOSS_SHARE})",
+            f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {MIN_LOSS_SHARE})",
             f"{URGENCY_WARNING} * {_firing_alerts('severity', 'warning')}",
             f"{URGENCY_RESTARTED} + 0 * ({_RESTARTED_RUNS})",
             f"{URGENCY_EARLY_END} + 0 * max by (run) ({_EARLY_ENDS})",
@@ -255,13 +255,13 @@ def _standstills() -> str:
         f" or 0 * {rank} + on (cluster, run) group_left () {RECORDED_LAST_PROGRESS_TIME}"
     )
     with_rank = f'label_replace({with_start}, "alertname", "{text}; this rank: $1", "cause", "(.+)")'
-    without_rank = f'label_replace({RECORDED_LAST_PROGRESS_TIME_BY_RUN} and on (run) {recorded_standstill("@cluster")}, "alertname", "{text}", "", "")'
+    without_rank = f'label_replace({RECORDED_LAST_PROGRESS_TIME_BY_RUN} and on (run) {standstill_by_run("@cluster")}, "alertname", "{text}", "", "")'
     return f"max by ({labels}) ({with_rank}) or on (run) {without_rank}"
 
 
 def _main_loss() -> str:
-    """Return PromQL for the main cause of each run that loses at least `LOSS_RATIO` of its time, with the value 0: no start is recorded."""
-    loss = f"0 * ({main_cause('@cluster')} and on (run) {_AVOIDABLE_LOSS} >= {LOSS_RATIO})"
+    """Return PromQL for the main cause of each run that loses at least `MIN_LOSS_SHARE` of its time, with the value 0: no start is recorded."""
+    loss = f"0 * ({largest_loss_share_by_run('@cluster')} and on (run) {_AVOIDABLE_LOSS} >= {MIN_LOSS_SHARE})"
     return f'max by (run, alertname) (label_replace({loss}, "alertname", "$1", "cause", "(.+)"))'
 
 

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, title_mappings
+from dashboards.cost_and_loss import (
+    CLUSTER_COST_PER_HOUR,
+    CLUSTER_LOST_COST_PER_HOUR,
+    CLUSTER_LOST_SHARE,
+    LOST_THRESHOLDS,
+    SHORT_CAUSE_TEXTS,
+    largest_loss_share_by_run,
+)
 from dashboards.fleet_problems import (
     RECORDED_LAST_PROGRESS_TIME_BY_RUN,
     RUN_URGENCY_MAPPINGS,
@@ -24,14 +32,6 @@ from dashboards.panels import (
     value_mappings,
     warn_below,
     warn_from,
-)
-from dashboards.recorded_losses import (
-    CLUSTER_COST_PER_HOUR,
-    CLUSTER_LOST_PER_HOUR,
-    CLUSTER_LOST_SHARE,
-    LOST_THRESHOLDS,
-    MAIN_CAUSE_TEXTS,
-    main_cause,
 )
 from dashboards.tables import Column, percent_column, table
 
@@ -78,7 +78,7 @@ def _rows() -> str:
         "max by (run, user) (run:training_run:info{@cluster})"
         f" * on (run) group_left (state) ({_LATEST_STATE} or on (run) {RUNS})"
         f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {main_problem()} + 1 or on (run) {RUNS})"
-        f" * on (run) group_left (cause) (0 * {main_cause('@cluster')} + 1 or on (run) {RUNS})"
+        f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@cluster')} + 1 or on (run) {RUNS})"
     )
     return f"({_unseen_rows()}) or on (run) {with_problem}"
 
@@ -103,7 +103,7 @@ def _all_runs() -> Panel:
         ),
         Column(urgency_query(), "Verdict", decimals=0, width=120, mappings=RUN_URGENCY_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
-        Column("alertname", "What is wrong", mappings=[*title_mappings(), *MAIN_CAUSE_TEXTS]),
+        Column("alertname", "What is wrong", mappings=[*title_mappings(), *SHORT_CAUSE_TEXTS]),
         Column("rank", "Rank", width=64),
         Column("instance", "Node", width=110, links=(NODE_LINK,)),
         Column("gpu", "GPU", width=60),
@@ -117,9 +117,9 @@ def _all_runs() -> Panel:
         Column("user", "Owner", width=75),
         Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 58, decimals=0),
         Column(f"max by (run) ({CLUSTER_COST_PER_HOUR})", "Cost/h", "locale", 70, decimals=2),
-        Column(f"max by (run) ({CLUSTER_LOST_PER_HOUR})", "Lost/h", "locale", 70, decimals=2),
+        Column(f"max by (run) ({CLUSTER_LOST_COST_PER_HOUR})", "Lost/h", "locale", 70, decimals=2),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 65, LOST_THRESHOLDS),
-        Column("cause", "Lost to", width=140, mappings=MAIN_CAUSE_TEXTS),
+        Column("cause", "Lost to", width=140, mappings=SHORT_CAUSE_TEXTS),
         row_query=_rows(),
         sort="Verdict",
         h=13,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
+from dashboards.cost_and_loss import CLUSTER_LOST_COST_PER_HOUR, standstill_by_run
 from dashboards.gpu_problems import (
     ERROR_TEXTS,
     EXPORTER_IS_UP,
@@ -26,7 +27,6 @@ from dashboards.gpu_problems import (
 )
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
-from dashboards.recorded_losses import CLUSTER_LOST_PER_HOUR, recorded_standstill
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -37,7 +37,7 @@ PROBLEM_TEXTS = value_mappings(
 )
 """Texts of the column *Problem*: no problem, NVML errors and Xids by name. The column *Impact* has the color."""
 _RUNS_WITHOUT_PROGRESS = (
-    f"({recorded_standstill('@cluster')}"
+    f"({standstill_by_run('@cluster')}"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
 """PromQL for the runs that make no step, or that died. A lost GPU endangers any other run."""
@@ -158,7 +158,7 @@ def _problem_columns() -> tuple[Column, ...]:
             ),
         ),
         Column(
-            f"sum by (run) ({CLUSTER_LOST_PER_HOUR}) and on (run) ({worst_problems()}) or {no_problem}",
+            f"sum by (run) ({CLUSTER_LOST_COST_PER_HOUR}) and on (run) ({worst_problems()}) or {no_problem}",
             "Lost/h of run",
             decimals=2,
             width=120,

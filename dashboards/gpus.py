@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL_SORT, RUN, Board, Row, Variable
+from dashboards.cost_and_loss import CLUSTER_COST_PER_HOUR, CLUSTER_LOST_COST_PER_HOUR
 from dashboards.gpu_health import health_panels
 from dashboards.gpu_load import (
     GPUS_OF_LIVE_RANKS,
@@ -43,7 +44,6 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import NODES_OF_RUN, Query, instant_query
-from dashboards.recorded_losses import CLUSTER_COST_PER_HOUR, CLUSTER_LOST_PER_HOUR
 
 UID = "training-gpus"
 RUN_VARIABLE = Variable(
@@ -227,7 +227,7 @@ def _loss_of_runs_with_a_problem() -> Panel:
     )
     return stat(
         "Loss of these runs, 5 min",
-        instant_query(of_known_runs(CLUSTER_LOST_PER_HOUR), "{{currency}}/h lost"),
+        instant_query(of_known_runs(CLUSTER_LOST_COST_PER_HOUR), "{{currency}}/h lost"),
         instant_query(of_known_runs(CLUSTER_COST_PER_HOUR), "{{currency}}/h cost"),
         instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", "runs unknown"),
         unit="none",

@@ -8,6 +8,15 @@ A loss is a series with the labels `run` and `cause`. A share is a ratio of the 
 
 from __future__ import annotations
 
+from dashboards.cost_and_loss import (
+    MIN_LARGE_LOSS_SHARE,
+    MIN_LOSS_SHARE,
+    cost_per_hour_by_run,
+    lost_cost_per_hour_by_run,
+    lost_share_by_cause,
+    lost_share_by_run,
+    standstill_by_run,
+)
 from dashboards.energy_loss import RUN_POWER_5M, as_cause
 from dashboards.gpu_problems import LAST_XID_BY_UUID, MAX_THROTTLED_RATIO, THROTTLED_RATIO_FAMILY
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
@@ -20,28 +29,19 @@ from dashboards.queries import (
     blank_if_incomplete,
 )
 from dashboards.rank_problems import EXIT_REASON_PATTERN, FOLLOWING_EXITS_SECONDS, MAX_DATA_WAIT_RATIO
-from dashboards.recorded_losses import (
-    LARGE_LOSS_RATIO,
-    LOSS_RATIO,
-    cost_per_hour,
-    lost_by_cause,
-    lost_per_hour,
-    lost_share,
-    recorded_standstill,
-)
 from dashboards.tables import NO_SAMPLE_OF_RUN
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120
 """Time without a step or validation batch from which a run in state `running` stands still, as in `run:training_standstill:info`."""
-STANDSTILL_BY_RUN = recorded_standstill("@run")
+STANDSTILL_BY_RUN = standstill_by_run("@run")
 """PromQL with the value 1 for each selected run that stands still."""
-COST_PER_HOUR_BY_RUN = cost_per_hour("@run")
+COST_PER_HOUR_BY_RUN = cost_per_hour_by_run("@run")
 """PromQL for the cost per hour of each selected run, by run and currency."""
 _LIVE_RUNS = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 """PromQL with the value 1 for each run that has neither ended nor started to end."""
-LOST_SHARE_NOW = lost_by_cause("@run")
+LOST_SHARE_NOW = lost_share_by_cause("@run")
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause."""
-_LOST_SHARE_OF_RUN = f"({lost_share('@run')} or on (run) 0 * ({_LIVE_RUNS}))"
+_LOST_SHARE_OF_RUN = f"({lost_share_by_run('@run')} or on (run) 0 * ({_LIVE_RUNS}))"
 """PromQL for the share of the time that each live run loses now, over all causes and at most 1; 0 for a run without a loss."""
 _GPU_COUNT_BY_RUN = (
     f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
@@ -50,10 +50,10 @@ _GPU_COUNT_BY_RUN = (
 LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
 """PromQL for the share of the GPU time that all live runs together lose now."""
 _COST_BY_CURRENCY = f"sum by (currency) ({COST_PER_HOUR_BY_RUN})"
-LOST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({lost_per_hour('@run')})"
+LOST_COST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({lost_cost_per_hour_by_run('@run')})"
 """PromQL for the cost per hour of the time that all live runs together lose now, by currency."""
 LOST_COST_SHARE_NOW = (
-    f"(sum({LOST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_BY_CURRENCY}) / (sum({_COST_BY_CURRENCY}) > 0)"
+    f"(sum({LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_BY_CURRENCY}) / (sum({_COST_BY_CURRENCY}) > 0)"
     f" and on () count({_COST_BY_CURRENCY}) == 1)"
 )
 """PromQL for the share of the cost per hour that all live runs together lose now.
@@ -161,7 +161,9 @@ RANKS_OF_LOSSES = (
 
 # Amount and start of a loss ----------------------------------------------------------------------------------
 
-LOST_PER_HOUR_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
+LOST_COST_PER_HOUR_BY_CAUSE = (
+    f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
+)
 """PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
 LOST_POWER_BY_CAUSE = (
     f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(RUN_POWER_5M, 'run')}) > 0)"
@@ -192,17 +194,17 @@ _START_OF_LOSS = (
     f" or {_recorded_start('rank:training_slow_start:timestamp_seconds', 'slowest_rank')}"
     f" or {_recorded_start('run:training_data_wait_start:timestamp_seconds', 'data_stall')}"
     f" or {_LAST_TIME_BEFORE_ONSET})"
-    f" and on (run, cause) {LOST_SHARE_NOW} >= {LOSS_RATIO}"
+    f" and on (run, cause) {LOST_SHARE_NOW} >= {MIN_LOSS_SHARE}"
 )
-"""PromQL for the start of each loss of at least `LOSS_RATIO`, in Unix seconds. A smaller loss is usual and has no start.
+"""PromQL for the start of each loss of at least `MIN_LOSS_SHARE`, in Unix seconds. A smaller loss is usual and has no start.
 
     standstill  the last progress
     restarts    the start of the current attempt, which is the end of the loss
     others      the recorded start of the slow rank or of the wait for data, else the last time in the range at which the share was
                 small; 0 if the loss began before the range
 """
-LOST_SINCE_START = (
-    f"{LOST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left () (time() - ({_START_OF_LOSS} > 0))"
+LOST_COST_SINCE_START = (
+    f"{LOST_COST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left () (time() - ({_START_OF_LOSS} > 0))"
     f" / 3600 and on (cause) {as_cause('vector(1)', 'standstill')}"
 )
 """PromQL for the cost of each standstill since its start: the current cost per hour times the hours.
@@ -269,7 +271,7 @@ _COST_PER_HOUR_WHILE_KNOWN = (
 )
 """PromQL for the highest cost per hour of each run in the last hour, by run and currency: the cost while all ranks were known."""
 _REST_OF_COST = (
-    f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_PER_HOUR_BY_CAUSE})"
+    f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_COST_PER_HOUR_BY_CAUSE})"
     f" or {_COST_PER_HOUR_WHILE_KNOWN})"
 )
 """PromQL for the cost per hour of each run that is not among its known losses, by run and currency."""
@@ -288,7 +290,7 @@ UNKNOWN_COST = (
     no_news         the highest cost of the last hour minus the known losses
     partly_unknown  the highest cost of the last hour times the share of the ranks without a sample
 """
-COST_OF_LOSSES = f"{LOST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
+COST_OF_LOSSES = f"{LOST_COST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
 NO_LOSS = (
     f"({as_cause('0 * max(run:training_live:info{@run})', 'nothing')} or on () {as_cause(f'0 * max({ENDING_RUNS})', 'ending')}"
@@ -307,12 +309,12 @@ _USUAL_VERDICT, _LOSS_VERDICT, _UNKNOWN_VERDICT, _LARGE_LOSS_VERDICT = 0, 1, 2, 
 """Numbers of the verdicts, in ascending order of urgency."""
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
 VERDICTS = (
-    f"({_KNOWN_LOSSES} >= bool {LOSS_RATIO}) + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {LARGE_LOSS_RATIO})"
+    f"({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE}) + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE})"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN_VERDICT}"
 )
 """PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual.
 
-A share of at least `LOSS_RATIO` counts 1, which is `_LOSS_VERDICT`. A share of at least `LARGE_LOSS_RATIO` also counts the difference
+A share of at least `MIN_LOSS_SHARE` counts 1, which is `_LOSS_VERDICT`. A share of at least `MIN_LARGE_LOSS_SHARE` also counts the difference
 between the two verdicts.
 """
 VERDICT_TEXTS = value_mappings(

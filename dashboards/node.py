@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dashboards.alerts import firing_alerts
 from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
+from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.exporter_health import exporter_panels
 from dashboards.gpu_problems import missing_gpus, unknown_gpus
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
@@ -41,7 +42,6 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import Query, instant_query
-from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.tables import Column
 
 UID = "training-node"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, titles
 from dashboards.availability import NO_EXPORTER_UP, last_time
+from dashboards.cost_and_loss import standstill_by_run
 from dashboards.gpu_problems import (
     ERROR_TEXTS,
     GPU_PROBLEMS,
@@ -39,13 +40,12 @@ from dashboards.rank_problems import (
     SILENT_SECONDS,
     SLOW_RATIO,
 )
-from dashboards.recorded_losses import recorded_standstill
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
 SPEED_RATIO_BY_RANK = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
 """PromQL for the speed of each rank on the node relative to the fastest rank of its pipeline stage, on any node, by run and rank."""
-RECORDED_STANDSTILL = recorded_standstill("@run")
+RECORDED_STANDSTILL = standstill_by_run("@run")
 """PromQL with the value 1 for each run that stands still."""
 _RUNS_WITHOUT_PROGRESS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
 """PromQL with a value for each run that stands still or has died."""

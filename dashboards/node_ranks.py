@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import NO_EXPORTER_UP
+from dashboards.cost_and_loss import LOST_THRESHOLDS, SHORT_CAUSE_TEXTS, largest_loss_share_by_run
 from dashboards.fleet_runs import RUN_STATES
 from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
@@ -17,7 +18,6 @@ from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import RUN_LINK, Panel, value_mappings, warn_below, warn_from
 from dashboards.queries import STATE_BY_RUN
 from dashboards.rank_problems import SILENT_SECONDS
-from dashboards.recorded_losses import LOST_THRESHOLDS, MAIN_CAUSE_TEXTS, main_cause
 from dashboards.tables import Column, percent_column, table
 
 _ALIVE, _ENDED, _UNKNOWN, _SILENT = 1, 0, -1, 2
@@ -67,7 +67,7 @@ def runs_table() -> Panel:
     rows = (
         f"{runs} * on (run) group_left (state) ({states} or on (run) {runs})"
         f" * on (run) group_left (user) ({owners} or on (run) {runs})"
-        f" * on (run) group_left (cause) (0 * {main_cause('@run')} + 1 or on (run) {runs})"
+        f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@run')} + 1 or on (run) {runs})"
     )
     return table(
         "Runs on this node, rates over 5 min",
@@ -125,7 +125,7 @@ def runs_table() -> Panel:
             mappings=_UNKNOWN_TEXTS,
         ),
         percent_column(f"{RUN_LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
-        Column("cause", "Lost to", mappings=MAIN_CAUSE_TEXTS),
+        Column("cause", "Lost to", mappings=SHORT_CAUSE_TEXTS),
         row_query=rows,
         sort="Lost",
         w=24,

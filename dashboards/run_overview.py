@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, firing_alerts
+from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.losses_now import CAUSE_TEXTS, COST_PER_HOUR_BY_RUN, LOST_SHARE_NOW, MIN_DISPLAYED_SHARE
 from dashboards.palette import (
     BAD,
@@ -60,7 +61,6 @@ from dashboards.rank_problems import (
     STATE_START,
     UNKNOWN_RANK_COUNT,
 )
-from dashboards.recorded_losses import LOST_THRESHOLDS
 from dashboards.run_problems import (
     ALL_WAIT_FOR_DATA,
     DATA_WAIT_RATIO_BY_RANK,

@@ -9,12 +9,12 @@ import pytest
 from dashboards_support import MODELS
 
 from dashboards import (
+    cost_and_loss,
     gpu_load,
     gpu_problems,
     gpus,
     losses_now,
     rank_problems,
-    recorded_losses,
     unsaved_work,
 )
 from dashboards.board import all_panels
@@ -59,17 +59,17 @@ def minutes(seconds: float) -> str:
         (
             "training-node",
             "Runs on this node, rates over 5 min",
-            f"the largest cause above {percent(recorded_losses.MIN_MAIN_CAUSE_SHARE)}",
+            f"the largest cause above {percent(cost_and_loss.MIN_DISPLAYED_CAUSE_SHARE)}",
         ),
         (
             "training-fleet",
             "All runs, rates over 5 min",
-            f"more than {percent(recorded_losses.LOSS_RATIO)} of its time ({percent(recorded_losses.LARGE_LOSS_RATIO)}: red)",
+            f"more than {percent(cost_and_loss.MIN_LOSS_SHARE)} of its time ({percent(cost_and_loss.MIN_LARGE_LOSS_SHARE)}: red)",
         ),
         (
             "training-fleet",
             "All runs, rates over 5 min",
-            f"the largest cause above {percent(recorded_losses.MIN_MAIN_CAUSE_SHARE)}",
+            f"the largest cause above {percent(cost_and_loss.MIN_DISPLAYED_CAUSE_SHARE)}",
         ),
         ("training-fleet", "Runs that progress", minutes(losses_now.RUNNING_WITHOUT_PROGRESS_SECONDS)),
         (
@@ -92,17 +92,17 @@ def minutes(seconds: float) -> str:
         (
             "training-energy",
             "Losses now, last 5 min",
-            f"*large loss* is at least {percent(recorded_losses.LARGE_LOSS_RATIO)} of the time",
+            f"*large loss* is at least {percent(cost_and_loss.MIN_LARGE_LOSS_SHARE)} of the time",
         ),
         (
             "training-energy",
             "Losses now, last 5 min",
-            f"*loss* at least {percent(recorded_losses.LOSS_RATIO)}",
+            f"*loss* at least {percent(cost_and_loss.MIN_LOSS_SHARE)}",
         ),
         (
             "training-run",
             "Losses now, by cause",
-            f"more than {percent(recorded_losses.LOSS_RATIO)} of the time after the start",
+            f"more than {percent(cost_and_loss.MIN_LOSS_SHARE)} of the time after the start",
         ),
     ],
 )

@@ -1,6 +1,6 @@
-"""PromQL for the cost of runs and for the share of their time that they lose, from recorded series.
+"""Cost and lost time of runs: PromQL from recorded series, thresholds, and texts of the causes.
 
-Dashboards that use it show the same values.
+All dashboards that display a current cost or loss use these queries, so that they show the same values.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dashboards.palette import NEUTRAL
 from dashboards.panels import value_mappings, warn_from
 
-LOSS_RATIO, LARGE_LOSS_RATIO = 0.15, 0.3
+MIN_LOSS_SHARE, MIN_LARGE_LOSS_SHARE = 0.15, 0.3
 """Shares of the time from which lost time is a *loss* or a *large loss*. Saves, short waits for data and small differences between ranks are normal."""
-LOST_THRESHOLDS = warn_from(LOSS_RATIO, LARGE_LOSS_RATIO)
+LOST_THRESHOLDS = warn_from(MIN_LOSS_SHARE, MIN_LARGE_LOSS_SHARE)
 SHORT_CAUSE_NAMES = {
     "standstill": "no step",
     "restarts": "restarts, last hour",
@@ -28,45 +28,45 @@ SHORT_CAUSE_NAMES = {
     "other": "other",
 }
 """Short texts of the causes, for narrow columns and legends. `dashboards.losses_now` has the texts of *Energy and cost* and *Run*."""
-MAIN_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in SHORT_CAUSE_NAMES.items()})
+SHORT_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in SHORT_CAUSE_NAMES.items()})
 """Value mappings from causes to neutral texts: the column with the share is colored instead."""
-MIN_MAIN_CAUSE_SHARE = 0.03
+MIN_DISPLAYED_CAUSE_SHARE = 0.03
 """Share of the time above which the largest loss of a run is displayed."""
 
 
-def lost_by_cause(selector: str) -> str:
+def lost_share_by_cause(selector: str) -> str:
     """Return PromQL for the share of the time that each run loses, by cause."""
     return f"max by (run, cause) (run:training_lost:ratio{{{selector}}})"
 
 
-def lost_share(selector: str) -> str:
+def lost_share_by_run(selector: str) -> str:
     """Return PromQL for the share of the time that each run loses, over all causes and at most 1."""
-    return f"clamp_max(sum by (run) ({lost_by_cause(selector)}), 1)"
+    return f"clamp_max(sum by (run) ({lost_share_by_cause(selector)}), 1)"
 
 
-def cost_per_hour(selector: str) -> str:
+def cost_per_hour_by_run(selector: str) -> str:
     """Return PromQL for the cost per hour of each run, by currency, over five minutes."""
     return f"3600 * max by (run, currency) (run:training_cost:rate5m{{{selector}}})"
 
 
-def lost_per_hour(selector: str) -> str:
+def lost_cost_per_hour_by_run(selector: str) -> str:
     """Return PromQL for the cost per hour of the time that each run loses, by currency, over all causes."""
-    return f"{cost_per_hour(selector)} * on (run) group_left () {lost_share(selector)}"
+    return f"{cost_per_hour_by_run(selector)} * on (run) group_left () {lost_share_by_run(selector)}"
 
 
-def recorded_standstill(selector: str) -> str:
+def standstill_by_run(selector: str) -> str:
     """Return PromQL with the value 1 for each run that stands still, as decided by the rule `run:training_standstill:info`."""
     return f"max by (run) (run:training_standstill:info{{{selector}}})"
 
 
-def main_cause(selector: str) -> str:
-    """Return PromQL for the share of the largest loss of each run, by cause, if it is above `MIN_MAIN_CAUSE_SHARE`."""
-    return f"topk by (run) (1, {lost_by_cause(selector)} > {MIN_MAIN_CAUSE_SHARE})"
+def largest_loss_share_by_run(selector: str) -> str:
+    """Return PromQL for the share of the largest loss of each run, by cause, if it is above `MIN_DISPLAYED_CAUSE_SHARE`."""
+    return f"topk by (run) (1, {lost_share_by_cause(selector)} > {MIN_DISPLAYED_CAUSE_SHARE})"
 
 
-CLUSTER_COST_PER_HOUR = cost_per_hour("@cluster")
+CLUSTER_COST_PER_HOUR = cost_per_hour_by_run("@cluster")
 """PromQL for the cost per hour of each run of the selected clusters, by currency."""
-CLUSTER_LOST_SHARE = lost_share("@cluster")
+CLUSTER_LOST_SHARE = lost_share_by_run("@cluster")
 """PromQL for the share of the time that each run of the selected clusters loses."""
-CLUSTER_LOST_PER_HOUR = lost_per_hour("@cluster")
+CLUSTER_LOST_COST_PER_HOUR = lost_cost_per_hour_by_run("@cluster")
 """PromQL for the cost per hour of the lost time of each run of the selected clusters, by currency."""
