@@ -123,15 +123,17 @@ class Wiring:
         self._energy = EnergyCollector(
             Sources(
                 readings=self._readings,
-                use=self._machine_use,
+                machine_use=self._machine_use,
                 gpu_use=self._gpu_use,
                 alive_runs=self._active_runs,
                 work=lambda: jobs.work,
-                power=lambda after: {} if self.gpu is None else self.gpu.registry.power_samples(after),
-                listings=lambda: () if self.gpu is None else self.gpu.registry.listings(),
-                uuids=lambda: {} if self.gpu is None else self.gpu.registry.uuids(),
-                lives=self._lives.watch,
-                job=lambda: jobs.processes,
+                power_samples=lambda after: (
+                    {} if self.gpu is None else self.gpu.registry.power_samples(after)
+                ),
+                gpu_listings=lambda: () if self.gpu is None else self.gpu.registry.listings(),
+                gpu_uuids=lambda: {} if self.gpu is None else self.gpu.registry.uuids(),
+                process_lives=self._lives.watch,
+                job_processes=lambda: jobs.processes,
             ),
             self._state,
             self._lock,

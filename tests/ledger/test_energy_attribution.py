@@ -185,7 +185,7 @@ def test_a_process_that_exited_before_a_list_is_attributed_energy_by_the_gpu_in_
 
     assert not first.slices
     assert joules(second.slices, "a") == pytest.approx(WATTS * 0.8)
-    assert second.gaps == third.gaps == {}
+    assert second.gap_joules == third.gap_joules == {}
     assert not third.slices
 
 
@@ -224,7 +224,7 @@ def test_energy_before_the_last_list_without_a_process_is_not_attributed_to_the_
     )
 
     assert joules(division.slices, "a") == pytest.approx(WATTS * 0.9 if has_used_cuda else 0.0)
-    assert division.gaps == ({} if has_used_cuda else {NOT_LISTED: pytest.approx(WATTS * 0.9)})
+    assert division.gap_joules == ({} if has_used_cuda else {NOT_LISTED: pytest.approx(WATTS * 0.9)})
 
 
 def test_the_energy_of_a_process_without_a_known_gpu_is_a_gap() -> None:
@@ -238,7 +238,7 @@ def test_the_energy_of_a_process_without_a_known_gpu_is_a_gap() -> None:
     )
 
     assert not division.slices
-    assert division.gaps == {NOT_LISTED: pytest.approx(WATTS * 0.8)}
+    assert division.gap_joules == {NOT_LISTED: pytest.approx(WATTS * 0.8)}
 
 
 def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
@@ -273,7 +273,7 @@ def test_energy_of_two_runs_without_utilization_and_memory_is_a_gap() -> None:
     division = divide_until(new_attribution(), 2, lists, lives, {7: "a", 8: "b"})
 
     assert not division.slices
-    assert division.gaps == {SHARE_UNKNOWN: pytest.approx(WATTS * 2)}
+    assert division.gap_joules == {SHARE_UNKNOWN: pytest.approx(WATTS * 2)}
 
 
 def test_energy_since_the_last_division_is_complete_after_a_long_pause() -> None:
@@ -314,7 +314,7 @@ def test_a_process_that_the_driver_lists_on_one_gpu_leaves_no_gap_on_another() -
     assert joules([attributed.gpu_slice for attributed in attributed_slices], "a") == pytest.approx(
         WATTS * 3.9
     )
-    assert [gpu.gaps for gpu in gpus] == [{}, {}]
+    assert [gpu.gap_joules for gpu in gpus] == [{}, {}]
 
 
 @pytest.mark.parametrize(("is_mig", "name"), [(False, "NVIDIA A100"), (True, "")])

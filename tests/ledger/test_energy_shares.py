@@ -43,7 +43,12 @@ class Node(EnergyNode):
         self.state = state or StateStore(self.directory, sidecar="here")
         self.collector = EnergyCollector(
             Sources(
-                self.readings, self.use, self.gpu_use, self.alive, listings=self.listings, lives=self.lives
+                self.readings,
+                self.use,
+                self.gpu_use,
+                self.alive,
+                gpu_listings=self.listings,
+                process_lives=self.lives,
             ),
             self.state,
             self.lock,

@@ -81,7 +81,7 @@ class Run:
     def check(self) -> None:
         """Check that both sums equal the energy since the run reports training. Uncommitted work is part of the second sum."""
         joules_by_phase = self.counters("training_phase_energy_joules_total")
-        pending_joules = self.energy.record.pool_joules
+        pending_joules = self.energy.record.uncommitted_joules
         assert sum(joules_by_phase.values()) == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)
         total_joules = self.productive_joules() + sum(self.wasted_joules().values()) + pending_joules
         assert total_joules == pytest.approx(self.divided_joules, rel=1e-6, abs=1e-4)

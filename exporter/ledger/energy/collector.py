@@ -26,7 +26,7 @@ from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 from exporter.ledger.energy.power_split import PhaseSplit, PowerSplitter
 from exporter.ledger.energy.records import DevicesRecord, decode_devices
-from exporter.ledger.energy.shares import Share, shares_of
+from exporter.ledger.energy.shares import Share, compute_shares
 from exporter.ledger.energy.sources import Sources
 from exporter.ledger.energy.work import WorkUse
 from exporter.ledger.state.store import StateRecord, StateStore
@@ -115,14 +115,15 @@ class EnergyCollector:
         return collected
 
     def _reset(self) -> None:
-        """Discard all data in memory, because another exporter counts the energy."""
+        """Release the state for other exporters, and discard all data in memory."""
         self._state.release()
         self._runs.release_all()
         self._devices = EnergyDevices(self._boot)
         self._is_loaded = False
-        # Monotonic times.
+        # Monotonic time of the last division; None before the first pass. Moved to the current time if no division is possible for
+        # `MAX_INTERVAL_SECONDS`.
         self._divided_at: float | None = None
-        self._started_at = 0.0  # first pass of this sidecar
+        self._started_at = 0.0  # monotonic time of the first pass of this sidecar
         self._last_use: MachineUse | None = None
         self._shares = LatestShares()
         self._splitter = PowerSplitter()
@@ -140,7 +141,7 @@ class EnergyCollector:
     # Loading --------------------------------------------------------------------------------------------
 
     def _load_devices(self, collected: Collected) -> bool:
-        """Load the devices once. Return False if their state is unreadable or locked by a different sidecar."""
+        """Load the devices if they are not loaded. Return False if their state is unreadable or locked by a different sidecar."""
         if not self._is_loaded:
             with collected.part():
                 if self._state.claim():
@@ -158,10 +159,13 @@ class EnergyCollector:
     # Counting -------------------------------------------------------------------------------------------
 
     def _count(self, collected: Collected) -> None:
-        """Read the sources, divide the energy since the last pass among the runs, and save the counters."""
+        """Read the sources, divide the energy since the last pass among the runs, and save the counters.
+
+        Energy that cannot be divided within `MAX_INTERVAL_SECONDS` is attributed to no run.
+        """
         now, alive_runs, gpu_use = self._monotonic(), self._sources.alive_runs(), self._sources.gpu_use()
         self._update_devices(gpu_use, alive_runs, now=now)
-        work, machine_use, only_run = self._sources.work(), self._sources.use(), None
+        work, machine_use, only_run = self._sources.work(), self._sources.machine_use(), None
         if self._options.whole_machine and alive_runs is not None and len(alive_runs) == 1:
             (only_run,) = alive_runs
             machine_use = machine_use or MachineUse(now, (), None, 1, None)
@@ -205,7 +209,7 @@ class EnergyCollector:
         busy_uuids = {use.uuid for use in gpu_use}
         is_idle_known = bool(busy_uuids) or (alive_runs is not None and not alive_runs)
         is_working_without_processes = False if is_idle_known else None
-        self._splitter.read(self._sources.power, wall=self._clock(), now=now)
+        self._splitter.read(self._sources.power_samples, wall=self._clock(), now=now)
         self._devices.update(
             self._sources.readings(),
             now,
@@ -213,7 +217,10 @@ class EnergyCollector:
         )
 
     def _apply_outcomes(self, work: WorkUse, *, is_divided: bool) -> None:
-        """Apply the outcomes of the work. The outcomes of a running run wait until its energy is divided."""
+        """Apply the outcomes of the work.
+
+        In a pass without a division, the outcomes of running runs wait, because the energy of the work is not counted yet.
+        """
         running_runs = {process.run for process in work.processes if process.is_alive}
         for name, run in self._runs:
             if is_divided or name not in running_runs:
@@ -230,9 +237,9 @@ class EnergyCollector:
         now: float,
         attributed_uuids: Collection[str],
     ) -> None:
-        """Add each run's share of the energy since the last division.
+        """Add each run's share of the energy since the last division, except for the GPUs in *attributed_uuids*.
 
-        Raises CollectError before any change if the state of a run is unreadable.
+        Raises CollectError before any change of the counters if the state of a run is unreadable.
         """
         names = {run.run for run in use.runs} if only_run is None else {only_run}
         runs = {name: self._runs.load(name, collected) for name in sorted(names)}
@@ -262,7 +269,7 @@ class EnergyCollector:
     ) -> None:
         """Add each run's share of the energy of a device."""
         reading, previous_use = device.reading, division.previous_use
-        shares = shares_of(
+        shares = compute_shares(
             reading, previous_use or division.use, division.use, division.gpu_use, division.only_run
         )
         split = self._measured_split(device, shares, division.work, division.now)
@@ -289,10 +296,10 @@ class EnergyCollector:
         self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float
     ) -> None:
         """Add the energy of the GPUs with known processes to the runs of these processes."""
-        job, listings = self._sources.job() or (), self._sources.listings()
+        job, listings = self._sources.job_processes() or (), self._sources.gpu_listings()
         pids = {process.pid for listing in listings for process in listing.processes}
-        lives = self._sources.lives(pids | running_pids(job))
-        snapshot = GpuSnapshot(job, use, work, listings, lives, self._sources.uuids())
+        lives = self._sources.process_lives(pids | running_pids(job))
+        snapshot = GpuSnapshot(job, use, work, listings, lives, self._sources.gpu_uuids())
         for slice_with_phases in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
             is_added = False
             with collected.part():
@@ -310,7 +317,7 @@ class EnergyCollector:
                     self._shares.discard_gpu(reading.device)
 
     def _add_slice(self, slice_with_phases: GpuSliceWithPhases, collected: Collected, *, now: float) -> None:
-        """Add the energy of a slice to its run."""
+        """Add the energy and the GPU time of a slice to its run. Raises CollectError if the state of the run is unreadable."""
         device, gpu_slice = slice_with_phases.device, slice_with_phases.gpu_slice
         reading, run = device.reading, self._runs.load(gpu_slice.run, collected)
         run.counters.mark_alive(now)
@@ -323,7 +330,7 @@ class EnergyCollector:
             )
         joules, seconds = gpu_slice.joules, gpu_slice.end - gpu_slice.start
         if run.spans_restart:
-            joules += device.take_bridged(gpu_slice.ratio)
+            joules += device.take_bridged_joules(gpu_slice.ratio)
         run.counters.add_energy(
             reading, gpu_slice.method, joules, seconds, self._options, self._intensity, split
         )
@@ -354,9 +361,10 @@ class EnergyCollector:
     def _measured_split(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
     ) -> PhaseSplit | None:
-        """Return the measured energy by phase of a GPU.
+        """Return the measured energy by phase of a GPU that a single run uses.
 
-        Returns None for a device that is not used by a single run, and for an incomplete measurement.
+        Returns None for a device that several runs or no run use, for energy of the time without a sidecar, and for an incomplete
+        measurement.
         """
         uuid, ranks = device.reading.device, []
         if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged_joules:
@@ -369,6 +377,7 @@ class EnergyCollector:
         return self._splitter.split_since_last_call(uuid, ranks, now)
 
     def _save(self, collected: Collected) -> None:
+        """Save the devices, and then the counters of the runs, unless the devices could not be saved."""
         is_saved = False
         with collected.part():
             self._state.save(replace(self._devices.record(), gpu_times=self._gpu_time.records()))
@@ -378,6 +387,7 @@ class EnergyCollector:
     # Publishing -----------------------------------------------------------------------------------------
 
     def _publish(self, collected: Collected) -> None:
+        """Add all families. The counters of a run are added only if they are saved."""
         families.add_devices(collected, self._devices)
         families.add_tariffs(collected, self._options, self._intensity)
         for name, run in self._runs:

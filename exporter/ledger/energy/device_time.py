@@ -34,7 +34,7 @@ class _Charge:
     ratio: float
     charged_until: float  # monotonic time
     is_resumed: bool = False  # charged by the previous sidecar
-    is_lost: bool = False
+    is_lost: bool = False  # charged while the GPU was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,11 @@ class DeviceTime:
         )
 
     def charge(self, time: GpuTime, *, spans_restart: bool) -> float:
-        """Return the seconds to charge for a time of a run on a GPU.
+        """Record a time of a run on a GPU as charged, and return the seconds to charge.
 
         The first time after a restart of the sidecar starts at the last charged time, if the run was alive before the restart
-        (*spans_restart*). Time that the previous sidecar charged, or that was charged while the GPU was lost, is not charged again.
+        (*spans_restart*) and the outage was at most `MAX_INTERVAL_SECONDS` long. Time that the previous sidecar charged, or that was
+        charged while the GPU was lost, is not charged again.
         """
         key = _ChargeKey(time.run, time.device)
         charge = self._charges.setdefault(key, _Charge(time.ratio, time.start))
@@ -83,9 +84,12 @@ class DeviceTime:
     def lost_gpu_times(
         self, now: float, readable_uuids: Collection[str], alive_runs: Collection[str]
     ) -> Iterator[GpuTime]:
-        """Yield the time to charge for lost GPUs since the last call.
+        """Yield the time to charge for lost GPUs since the last call, and forget the runs that have ended or left the GPU.
 
-        *readable_uuids* are the UUIDs of the GPUs with a recent reading.
+        Args:
+            now: Monotonic time.
+            readable_uuids: UUIDs of the GPUs with a reading in the last `LOST_SECONDS`.
+            alive_runs: Runs with a running process on this machine.
         """
         for key, charge in list(self._charges.items()):
             seconds = now - charge.charged_until

@@ -20,7 +20,7 @@ CROSSCHECK_SECONDS = 300.0
 MIN_CROSSCHECK_RATIO = 0.9
 """Minimum share of `CROSSCHECK_SECONDS` that a comparison covers."""
 MAX_MOMENTS = 600
-"""Maximum number of stored moments of the comparison."""
+"""Maximum number of stored moments of the comparison, enough for `CROSSCHECK_SECONDS` at a reading every half second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class DeviceEnergy:
 
     reading: EnergyReading  # the latest
     saved_record: DeviceRecord | None = None  # by the previous sidecar, in the same boot
-    # unattributed energy of the previous sidecar, and of the time without a sidecar
+    # energy that the previous sidecar had not divided, and energy of the time without a sidecar
     bridged_joules: float = 0.0
     pending_joules: float = 0.0  # undivided energy that this sidecar has read
     idle: IdlePower = field(default_factory=IdlePower)
-    gaps: dict[str, float] = field(default_factory=dict)  # joules attributed to no run, by reason
+    gap_joules: dict[str, float] = field(default_factory=dict)  # attributed to no run, by reason
     _initial_bridged_joules: float = 0.0
     _joules: float | None = None  # of the last reading with a value
     _read_at: float = 0.0  # monotonic time of that reading
@@ -61,7 +61,7 @@ class DeviceEnergy:
         """Mark the energy as divided, except for *waiting_joules*."""
         self.pending_joules, self.bridged_joules = waiting_joules, 0.0
 
-    def take_bridged(self, ratio: float) -> float:
+    def take_bridged_joules(self, ratio: float) -> float:
         """Remove and return a share of the bridged energy, or the remainder if the remainder is smaller."""
         joules = min(self.bridged_joules, self._initial_bridged_joules * ratio)
         self.bridged_joules -= joules
@@ -87,7 +87,7 @@ class DeviceEnergy:
 
     def add_gap(self, reason: str, joules: float) -> None:
         """Add energy that was attributed to no run."""
-        self.gaps[reason] = self.gaps.get(reason, 0.0) + joules
+        self.gap_joules[reason] = self.gap_joules.get(reason, 0.0) + joules
 
     def _joules_since_save(self, reading: EnergyReading) -> float:
         """Return the undivided energy of the saved record, plus the energy from the record to the first reading."""

@@ -304,7 +304,7 @@ def add_devices(collected: Collected, devices: Iterable[DeviceEnergy]) -> None:
         collected.add(CROSSCHECK, device.crosscheck(), reading.device)
         for reason, seconds in reading.gap_seconds.items():
             collected.add(GAP, seconds, reading.component, reading.device, reason)
-        for reason, joules in {**reading.gap_joules, **device.gaps}.items():
+        for reason, joules in {**reading.gap_joules, **device.gap_joules}.items():
             collected.add(GAP_JOULES, joules, reading.component, reading.device, reason)
         for reason, count in reading.resets.items():
             resets[reading.device, reason] += int(count)

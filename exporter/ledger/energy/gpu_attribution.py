@@ -34,8 +34,8 @@ FREE_INTERVAL_SECONDS = 60.0
 """Retention of intervals without a holder, equal to the retention of energy readings."""
 LIFE_TOLERANCE_SECONDS = 1.5
 """Tolerance when a lifetime from the feed is compared with the times of the driver's lists."""
-MAX_SETTLED_PIDS = 4096
-"""Maximum number of remembered pids of settled processes. The oldest are forgotten first."""
+MAX_IGNORED_PIDS = 4096
+"""Maximum number of pids whose further reports by the feed are ignored. Further pids replace the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +66,23 @@ class Division:
     """Result of a division: slices of the runs, and the joules that belong to no run, by reason."""
 
     slices: list[GpuSlice] = field(default_factory=list)
-    gaps: Counter[str] = field(default_factory=Counter)
+    gap_joules: Counter[str] = field(default_factory=Counter)
 
     def add_gap(self, reason: str, joules: float) -> None:
         """Add energy that is attributed to no run."""
-        self.gaps[reason] += joules  # type: ignore[assignment]  # typeshed: a Counter holds integers only
+        self.gap_joules[reason] += joules  # type: ignore[assignment]  # typeshed: a Counter holds integers only
 
 
 @dataclass(slots=True)
 class _Holder:
     """Process that holds or held the GPU, with the interval and the utilization."""
 
-    pid: int
-    start: float
+    pid: int  # or a negative number, see `GpuHolders`
+    start: float  # monotonic time
     end: float | None = None  # None while the process holds the GPU
-    sm_ratio: float | None = None
-    memory_bytes: int | None = None
-    stored_slices: list[GpuSlice] = field(default_factory=list)  # of a process without a run
+    sm_ratio: float | None = None  # None if unknown
+    memory_bytes: int | None = None  # None if unknown
+    stored_slices: list[GpuSlice] = field(default_factory=list)  # of a process whose run is unknown
 
 
 FindRun = Callable[[int], str]
@@ -90,7 +90,7 @@ FindRun = Callable[[int], str]
 
 
 class GpuAttribution:
-    """Attribution of a GPU's energy to runs; `start` is the first reading."""
+    """Attribution of a GPU's energy to runs; *start* is the first reading."""
 
     def __init__(self, start: EnergyPoint) -> None:
         self._divided_point = start
@@ -99,13 +99,13 @@ class GpuAttribution:
         self._holders: dict[int, _Holder] = {}
         self._past_holders: list[_Holder] = []  # previous intervals of processes that hold the GPU again
         self._free_intervals = FreeIntervals()
-        # Latest possible start of each settled process, by pid: of a process that was listed, or whose energy was divided without
-        # a list. A process that starts later has the same pid again.
-        self._latest_starts: dict[int, float] = {}
+        # A process that was listed, or whose energy was divided without a list, must not claim energy again when the feed
+        # reports it. By pid: the latest possible start of this process. A process that starts later has the same pid again.
+        self._ignored_start_by_pid: dict[int, float] = {}
 
     @property
     def pids(self) -> set[int]:
-        """Pids with energy that is not fully divided."""
+        """Pids of the holders whose energy is not fully divided, or whose run is not known yet."""
         return set(self._holders)
 
     @property
@@ -127,7 +127,7 @@ class GpuAttribution:
         reported_processes: Sequence[ReportedProcess] = (),
         phases_until: float = inf,
     ) -> Division:
-        """Divide the energy since the last call among the runs, at most up to `phases_until`.
+        """Divide the energy since the last call among the runs, at most up to *phases_until*.
 
         Args:
             history: Energy readings, oldest first.
@@ -199,7 +199,7 @@ class GpuAttribution:
                     self._past_holders.append(holder)
                 started_at = self._listed_at if life is None else life.started_at
                 holder = self._holders[pid] = _Holder(pid, max(started_at, self._listed_at))
-                self._mark_settled(pid, listing.time)
+                self._ignore_reports(pid, listing.time)
             holder.memory_bytes = use.memory_bytes
             holder.sm_ratio = use.ratios.get("sm", holder.sm_ratio)
         for pid, holder in self._holders.items():
@@ -215,9 +215,9 @@ class GpuAttribution:
         self, life: ProcessLife, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
     ) -> None:
         """Add a holder for a process that no list contains, and attribute the energy of the free intervals since its start."""
-        if life.pid in self._holders or self._is_settled(life):
+        if life.pid in self._holders or self._ignores_reports(life):
             return
-        self._mark_settled(life.pid, life.started_at + LIFE_TOLERANCE_SECONDS)
+        self._ignore_reports(life.pid, life.started_at + LIFE_TOLERANCE_SECONDS)
         self._claim_stored_slices(life, find_run, division)
         if points:
             for interval in self._free_intervals.take(life.started_at, self._divided_point.time):
@@ -232,9 +232,9 @@ class GpuAttribution:
         Does nothing until the energy up to the exit is divided.
         """
         life = process.life
-        if life.ended_at is None or life.ended_at > self._divided_point.time or self._is_settled(life):
+        if life.ended_at is None or life.ended_at > self._divided_point.time or self._ignores_reports(life):
             return
-        self._mark_settled(life.pid, life.ended_at)
+        self._ignore_reports(life.pid, life.ended_at)
         list_times = [
             listed_at
             for listed_at in self._list_times
@@ -275,7 +275,7 @@ class GpuAttribution:
                 holder.stored_slices.clear()
 
     def _horizon(self) -> float:
-        """Return the time up to which all holders are known."""
+        """Return the time up to which all holders are known: the last list, or a later exit if all holders have exited."""
         ends = [holder.end for holder in self._all_holders]
         known_ends = [end for end in ends if end is not None]
         if known_ends and len(known_ends) == len(ends):
@@ -297,7 +297,7 @@ class GpuAttribution:
     ) -> None:
         """Divide the energy of an interval in which the holders did not change.
 
-        Without a holder, the interval is stored as free. The energy of a process without a known run is stored with the process. If
+        Without a holder, the interval is stored as free. The energy of a process whose run is unknown is stored with the process. If
         no method of division applies, the energy is a gap, unless the runs of all holders are unknown.
         """
         if end <= start:
@@ -313,7 +313,7 @@ class GpuAttribution:
         if not holders:
             self._free_intervals.add(start, end)
             return
-        # The owner of a process without a known run is the pid, marked by a NUL, which no name of a run contains.
+        # The owner is the run. For a process whose run is unknown, the owner is "\0" and the pid: no name of a run contains a NUL.
         holders_by_owner: dict[str, list[_Holder]] = {}
         for holder in holders:
             holders_by_owner.setdefault(find_run(holder.pid) or f"\0{holder.pid}", []).append(holder)
@@ -332,18 +332,22 @@ class GpuAttribution:
             else:
                 division.slices.append(gpu_slice)
 
-    def _mark_settled(self, pid: int, latest_start: float) -> None:
+    def _ignore_reports(self, pid: int, latest_start: float) -> None:
         """Ignore later reports of the feed about a process that had the pid and started by *latest_start*."""
-        self._latest_starts.pop(pid, None)  # inserted again as the newest entry
-        self._latest_starts[pid] = latest_start
-        while len(self._latest_starts) > MAX_SETTLED_PIDS:
-            del self._latest_starts[next(iter(self._latest_starts))]
+        self._ignored_start_by_pid.pop(pid, None)  # inserted again as the newest entry
+        self._ignored_start_by_pid[pid] = latest_start
+        while len(self._ignored_start_by_pid) > MAX_IGNORED_PIDS:
+            del self._ignored_start_by_pid[next(iter(self._ignored_start_by_pid))]
 
-    def _is_settled(self, life: ProcessLife) -> bool:
-        return life.started_at <= self._latest_starts.get(life.pid, -inf)
+    def _ignores_reports(self, life: ProcessLife) -> bool:
+        """Return True if the energy of the process was already divided, or is divided by the driver's lists."""
+        return life.started_at <= self._ignored_start_by_pid.get(life.pid, -inf)
 
     def _discard_divided(self, find_run: FindRun) -> None:
-        """Discard holders whose energy is divided, and old intervals without a holder."""
+        """Discard holders whose energy is divided, and free intervals that ended over `FREE_INTERVAL_SECONDS` ago.
+
+        A holder whose run is unknown is kept for `UNKNOWN_RUN_SECONDS` after its exit, because the run may become known.
+        """
 
         def is_over(holder: _Holder) -> bool:
             if holder.end is None or holder.end > self._divided_point.time:

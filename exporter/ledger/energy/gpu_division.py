@@ -57,7 +57,7 @@ class GpuDivision:
     def divide(
         self, devices: Iterable[DeviceEnergy], snapshot: GpuSnapshot, *, wall: float, now: float
     ) -> Iterator[GpuSliceWithPhases]:
-        """Yield the runs' slices of the energy since the last call, and add the rest to `device.gaps` with its reason.
+        """Yield the runs' slices of the energy since the last call, and add the rest to `device.gap_joules` with its reason.
 
         The devices are updated while the iterator is consumed.
 
@@ -98,7 +98,7 @@ class GpuDivision:
                 ],
                 phases_until=holders.phases_until(attribution.pids, now=now),
             )
-            for reason, joules in division.gaps.items():
+            for reason, joules in division.gap_joules.items():
                 device.add_gap(reason, joules)
             # Saved with the device's record, so that the next sidecar divides this energy.
             device.pending_joules = (

@@ -46,7 +46,7 @@ class GpuHolders:
         self._intervals_by_process_id: dict[str, tuple[PhaseInterval, ...]] = {}
         self._process_ids_by_run: dict[str, list[str]] = {}
         self._last_number = 0
-        # True if the pids of the feed are visible in this pid namespace, as for the last running process
+        # True if the last running process of the feed had a pid in the sidecar's pid namespace
         self._sees_pids = True
 
     def update(
@@ -90,7 +90,11 @@ class GpuHolders:
             self._process_ids_by_run.setdefault(process_work.run, []).append(process_work.process_id)
 
     def _bind(self, process: JobProcess, wall_clock_offset: float, now: float) -> None:
-        """Assign a pid or a negative number to a process of the feed, and store the lifetime of a negative number."""
+        """Assign a pid or a negative number to a process of the feed, and store the lifetime of a negative number.
+
+        The pid is, in this order: the pid that the sidecar sees; for an exited process, the pid that the process reported of itself,
+        if a process with this pid lived when the recording started; the pid or number of the previous pass; a new negative number.
+        """
         identity = process.identity
         start = identity.started - wall_clock_offset
         exited_at = None if process.ended_at is None else max(start, process.ended_at - wall_clock_offset)
@@ -153,9 +157,11 @@ class GpuHolders:
         return run in self._process_ids_by_run
 
     def phases_until(self, pids: Collection[int], *, now: float) -> float:
-        """Return the monotonic time up to which energy can be split among the phases of the processes.
+        """Return the monotonic time up to which energy can be split among the phases of the processes; infinity without a limit.
 
-        Later phases may still arrive in a snapshot.
+        Later phases may still arrive in a snapshot: of a running process for `MAX_PHASE_WAIT_SECONDS`, of an exited process for
+        `LAST_SNAPSHOT_SECONDS` after the exit. A process without phases sets no limit, except that the exit of a process without a
+        pid is noticed up to `STALE_FEED_SECONDS` late.
         """
         limit = inf
         for pid in pids:
@@ -221,6 +227,7 @@ class GpuHolders:
             self._discard_run(next(iter(self._run_by_pid)))
 
     def _discard_run(self, pid: int) -> None:
+        """Discard the run and the feed's process of a pid."""
         del self._run_by_pid[pid], self._known_at_by_pid[pid]
         self._process_id_by_pid.pop(pid, None)
 

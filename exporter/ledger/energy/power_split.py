@@ -15,7 +15,7 @@ from exporter.ledger.energy.work import PhaseInterval
 
 UNATTRIBUTED = "unattributed"
 
-PATIENCE_SECONDS = 20.0
+MAX_SAMPLE_WAIT_SECONDS = 20.0
 """Maximum time for which power samples wait for the phases of the same time."""
 MAX_SAMPLE_INTERVAL_SECONDS = 0.2
 """Longest mean interval between samples at which phases can be distinguished."""
@@ -29,10 +29,10 @@ RETENTION_SECONDS = 60.0
 """Retention of samples, longer than the usual time between two splits. Older energy is split by time."""
 MIN_COVERED_RATIO = 0.8
 """Minimum share of an interval that samples must cover."""
-MIN_CLEAR_SAMPLES = 2.5
-"""Minimum length of a clearly measured phase interval, in samples.
+MIN_ACCURATE_SAMPLES = 2.5
+"""Minimum length of a phase interval whose energy is accurate, in samples.
 
-Shorter intervals blur into their neighbors: for two phases of 40 ms, samples every 20 ms gave 732 W and 316 W instead of
+Samples of a shorter interval overlap its neighbors: for two phases of 40 ms, samples every 20 ms gave 732 W and 316 W instead of
 784 W and 142 W."""
 
 PowerSource = Callable[[Mapping[str, float]], Mapping[str, Sequence[tuple[float, float]]]]
@@ -58,7 +58,9 @@ class PhaseSplit:
     """
 
     weight_by_phase: Mapping[str, float]  # joules, summed over the ranks; empty if no time was split
-    blurred_weight_by_phase: Mapping[str, float]  # in intervals of fewer samples than `MIN_CLEAR_SAMPLES`
+    inaccurate_weight_by_phase: Mapping[
+        str, float
+    ]  # in intervals of fewer samples than `MIN_ACCURATE_SAMPLES`
     waiting_joules: float  # energy of the GPU after the interval, which a later split contains
 
 
@@ -66,13 +68,16 @@ class PowerSplitter:
     """Splitter of GPU power samples among phases."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[PowerSample]] = {}
+        self._samples: dict[str, list[PowerSample]] = {}  # by UUID, as the other mappings
         self._last_sample_at: dict[str, float] = {}  # Unix time of the last sample
         self._split_until: dict[str, float] = {}  # monotonic end of the last split
         self._wall_clock_offset: float | None = None
 
     def read(self, source: PowerSource, *, wall: float, now: float) -> None:
-        """Read the new samples of a source; *wall* is Unix time, *now* is monotonic."""
+        """Read the new samples of a source; *wall* is Unix time, *now* is monotonic.
+
+        A sample covers the time since the previous sample. If the wall clock was set, all earlier samples are discarded.
+        """
         offset, previous_offset = wall - now, self._wall_clock_offset
         self._wall_clock_offset = offset
         if previous_offset is not None and abs(offset - previous_offset) > MIN_CLOCK_STEP_SECONDS:
@@ -118,7 +123,7 @@ class PowerSplitter:
             rank_intervals,
             start,
             end,
-            min_clear_seconds=MIN_CLEAR_SAMPLES * mean_sample_seconds,
+            min_accurate_seconds=MIN_ACCURATE_SAMPLES * mean_sample_seconds,
         )
 
     def split_since_last_call(
@@ -126,8 +131,9 @@ class PowerSplitter:
     ) -> PhaseSplit | None:
         """Split the energy of a GPU since the last call among the phases of the ranks on the GPU.
 
-        If the result is None, split all pending energy by time instead. If `weight_by_phase` of the result is empty, keep all
-        energy for the next call.
+        Returns None in the first call and for an incomplete measurement: split all pending energy by time instead. The next call
+        then starts after the newest sample. If `weight_by_phase` of the result is empty, the phases of the samples are not known
+        yet: keep all energy for the next call.
         """
         power_samples, start = self._samples.pop(uuid, []), self._split_until.pop(uuid, None)
         if not power_samples and start is None:
@@ -140,7 +146,7 @@ class PowerSplitter:
             1, len(power_samples)
         )
         end = max(start, min([newest_end, *(intervals[-1].end for intervals in rank_intervals)]))
-        is_late = now - end > PATIENCE_SECONDS or (
+        is_late = now - end > MAX_SAMPLE_WAIT_SECONDS or (
             power_samples and power_samples[0].start > start + MAX_GAP_SECONDS
         )
         if is_late or mean_sample_seconds > MAX_SAMPLE_INTERVAL_SECONDS:
@@ -150,8 +156,8 @@ class PowerSplitter:
         waiting_joules = sum(
             sample.watts * (sample.end - max(sample.start, end)) for sample in self._samples[uuid]
         )
-        min_clear_seconds = MIN_CLEAR_SAMPLES * mean_sample_seconds
-        split = _split(power_samples, rank_intervals, start, end, min_clear_seconds=min_clear_seconds)
+        min_accurate_seconds = MIN_ACCURATE_SAMPLES * mean_sample_seconds
+        split = _split(power_samples, rank_intervals, start, end, min_accurate_seconds=min_accurate_seconds)
         return replace(split, waiting_joules=waiting_joules)
 
 
@@ -161,18 +167,18 @@ def _split(
     start: float,
     end: float,
     *,
-    min_clear_seconds: float,
+    min_accurate_seconds: float,
 ) -> PhaseSplit:
-    """Split the energy of samples between two moments among the phases of the ranks."""
+    """Split the energy of samples between two moments among the phases of the ranks, with `waiting_joules` of 0."""
     weight_by_phase: dict[str, float] = {}
-    blurred_weight_by_phase: dict[str, float] = {}
+    inaccurate_weight_by_phase: dict[str, float] = {}
     for intervals in rank_intervals:
         for interval, joules in _joules_by_piece(samples, intervals, start, end):
             phase = UNATTRIBUTED if interval is None else interval.phase
             weight_by_phase[phase] = weight_by_phase.get(phase, 0.0) + joules
-            if interval is not None and interval.end - interval.start < min_clear_seconds:
-                blurred_weight_by_phase[phase] = blurred_weight_by_phase.get(phase, 0.0) + joules
-    return PhaseSplit(weight_by_phase, blurred_weight_by_phase, waiting_joules=0.0)
+            if interval is not None and interval.end - interval.start < min_accurate_seconds:
+                inaccurate_weight_by_phase[phase] = inaccurate_weight_by_phase.get(phase, 0.0) + joules
+    return PhaseSplit(weight_by_phase, inaccurate_weight_by_phase, waiting_joules=0.0)
 
 
 def _joules_by_piece(

@@ -46,24 +46,24 @@ class DevicesRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentMethod:
-    """Labels of a run's energy."""
+class EnergyLabels:
+    """Labels of a run's energy, as in `training_energy_joules_total`."""
 
     component: str
     method: str
 
 
 @dataclass(frozen=True, slots=True)
-class CostKind:
-    """Labels of a run's cost."""
+class CostLabels:
+    """Labels of a run's cost, as in `training_cost_total`."""
 
     kind: str
     currency: str
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseMethod:
-    """Labels of a run's energy by phase."""
+class PhaseEnergyLabels:
+    """Labels of a run's energy by phase, as in `training_phase_energy_joules_total`."""
 
     phase: str
     component: str
@@ -71,8 +71,8 @@ class PhaseMethod:
 
 
 @dataclass(frozen=True, slots=True)
-class SettledWork:
-    """Seconds of productive, lost and hung work of a session, as of its last account."""
+class WorkOutcomes:
+    """Total seconds of productive, lost and hung work of a session, up to the account that was applied last."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
         "productive_seconds": "productive",
@@ -87,27 +87,30 @@ class SettledWork:
 
 @dataclass(slots=True)
 class RunRecord:
-    """Saved state of a run: counters of joules, grams and money, and the pool that is not settled yet."""
+    """Saved state of a run: counters of joules, grams and money, and the energy of uncommitted work."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
-        "blurred_joules": "blurred",
+        "energy_joules": "energy",
+        "carbon_grams": "carbon",
+        "phase_joules": "phases",
+        "inaccurate_joules": "blurred",
         "productive_joules": "productive",
         "wasted_joules": "wasted",
         "is_split": "splits",
-        "pool_joules": "pool",
-        "settled_work": "settled",
+        "uncommitted_joules": "pool",
+        "applied_outcomes": "settled",
     }
-    energy: dict[ComponentMethod, float] = field(default_factory=dict)
-    carbon: dict[str, float] = field(default_factory=dict)  # by component
-    cost: dict[CostKind, float] = field(default_factory=dict)
-    phases: dict[PhaseMethod, float] = field(default_factory=dict)
-    # by phase, in intervals that are too short for the power samples
-    blurred_joules: dict[str, float] = field(default_factory=dict)
+    energy_joules: dict[EnergyLabels, float] = field(default_factory=dict)
+    carbon_grams: dict[str, float] = field(default_factory=dict)  # by component
+    cost: dict[CostLabels, float] = field(default_factory=dict)  # in the currency of the key
+    phase_joules: dict[PhaseEnergyLabels, float] = field(default_factory=dict)
+    # by phase, in intervals of fewer power samples than `MIN_ACCURATE_SAMPLES`
+    inaccurate_joules: dict[str, float] = field(default_factory=dict)
     productive_joules: float = 0.0
     wasted_joules: dict[str, float] = field(default_factory=dict)  # by cause
-    is_split: bool = False  # True if energy is divided among phases, because the job reports training
-    pool_joules: float = 0.0  # energy of uncommitted work
-    settled_work: SettledWork | None = None
+    is_split: bool = False  # True once energy was divided among phases, because the job reports training
+    uncommitted_joules: float = 0.0
+    applied_outcomes: WorkOutcomes | None = None  # None before the first account
     boot: str = ""
     alive_at: float | None = None  # monotonic time of the last pass with the run, in this boot
 
@@ -132,7 +135,7 @@ def decode_run(content: bytes) -> RunRecord:
         return record
 
 
-# Older records are rows of numbers, by name.
+# Older records are rows of numbers by name, such as {("cost", "electricity", "EUR"): (1.5,)}.
 
 
 def _rows(body: Any) -> _OldRows:
@@ -160,23 +163,23 @@ def _run_of_rows(rows: _OldRows) -> RunRecord:
         value = values[0] or 0.0
         match kind:
             case "energy":
-                record.energy[ComponentMethod(*labels)] = value
+                record.energy_joules[EnergyLabels(*labels)] = value
             case "carbon":
-                record.carbon[labels[0]] = value
+                record.carbon_grams[labels[0]] = value
             case "cost":
-                record.cost[CostKind(*labels)] = value
+                record.cost[CostLabels(*labels)] = value
             case "phase":
-                record.phases[PhaseMethod(*labels)] = value
+                record.phase_joules[PhaseEnergyLabels(*labels)] = value
             case "blurred":
-                record.blurred_joules[labels[0]] = value
+                record.inaccurate_joules[labels[0]] = value
             case "productive":
                 record.productive_joules = value
             case "wasted":
                 record.wasted_joules[labels[0]] = value
             case "pool":
-                record.pool_joules, record.is_split = value, True
+                record.uncommitted_joules, record.is_split = value, True
             case "flow":
-                record.settled_work = SettledWork(labels[0], *[seconds or 0.0 for seconds in values])
+                record.applied_outcomes = WorkOutcomes(labels[0], *[seconds or 0.0 for seconds in values])
             case "alive":
                 record.boot, record.alive_at = labels[0], values[0]
     return record

@@ -3,9 +3,9 @@
     energy since the job reports training = phases + unattributed
                                           = productive + wasted by cause + energy of uncommitted work
 
-Energy of work stays in a pool until goodput decides the outcome of the work: if a share of the uncommitted seconds becomes
-productive, lost or hung, the same share of the pool is moved to the matching counter. When a new session of the run starts, the
-remaining pool is lost. The counters never decrease and are saved.
+Energy of work is uncommitted until goodput decides the outcome of the work: if a share of the uncommitted seconds becomes
+productive, lost or hung, the same share of the uncommitted energy is moved to the matching counter. When a new session of the run
+starts, the remaining uncommitted energy is lost. The counters never decrease and are saved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from exporter.families import FamilySpec
 from exporter.ledger.energy import families
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 from exporter.ledger.energy.power_split import UNATTRIBUTED, PhaseSplit
-from exporter.ledger.energy.records import ComponentMethod, CostKind, PhaseMethod, RunRecord, SettledWork
+from exporter.ledger.energy.records import (
+    CostLabels,
+    EnergyLabels,
+    PhaseEnergyLabels,
+    RunRecord,
+    WorkOutcomes,
+)
 from exporter.ledger.energy.work import ProcessWork, WorkAccount
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES, CAUSE_OF_PHASE
 from exporter.training.phases import WORK_PHASES
@@ -63,7 +69,7 @@ class RunEnergy:
         self.record = RunRecord(boot=boot)
         self.has_changes = False  # since the last save
         self._boot = boot
-        self._reports_training = False  # True if the job reports training
+        self._reports_training = False  # True once the job has reported training
         self._is_validation_productive = False
         # Seconds by phase at the last division, by process id.
         self._previous_phases: dict[str, Mapping[str, float]] = {}
@@ -77,7 +83,7 @@ class RunEnergy:
     @property
     def session(self) -> str:
         """Session whose outcomes were applied last, or an empty text before the first."""
-        return "" if self.record.settled_work is None else self.record.settled_work.session
+        return "" if self.record.applied_outcomes is None else self.record.applied_outcomes.session
 
     def resume(self, record: RunRecord) -> None:
         """Continue from a saved record, before the first count."""
@@ -100,17 +106,17 @@ class RunEnergy:
     def samples(self) -> Iterator[RunSample]:
         """Yield the values of all families of the run."""
         record = self.record
-        for energy, joules in record.energy.items():
+        for energy, joules in record.energy_joules.items():
             yield RunSample(families.ENERGY, (energy.component, energy.method), joules)
-        for component, grams in record.carbon.items():
+        for component, grams in record.carbon_grams.items():
             yield RunSample(families.CARBON, (component,), grams)
         for cost, money in record.cost.items():
             yield RunSample(families.COST, (cost.kind, cost.currency), money)
-        for key, joules in record.phases.items():
+        for key, joules in record.phase_joules.items():
             yield RunSample(families.PHASE_ENERGY, (key.phase, key.component, key.method), joules)
             if key.method == POWER_SAMPLES and joules and key.phase != UNATTRIBUTED:
-                blurred_joules = record.blurred_joules.get(key.phase, 0.0)
-                quality_ratio = max(0.0, 1 - blurred_joules / joules)
+                inaccurate_joules = record.inaccurate_joules.get(key.phase, 0.0)
+                quality_ratio = max(0.0, 1 - inaccurate_joules / joules)
                 yield RunSample(families.PHASE_QUALITY, (key.phase,), quality_ratio)
         if record.is_split:
             yield RunSample(families.PRODUCTIVE_ENERGY, (), record.productive_joules)
@@ -129,15 +135,16 @@ class RunEnergy:
     ) -> None:
         """Add the run's part of a device's energy over *seconds*, with carbon and cost.
 
-        *split* is the measured ratio of the energy among phases, if the run used the device alone and the measurement is complete.
+        *split* is the measured division of the energy among phases, or None if another run used the device too or power samples are
+        missing. Without *split*, the energy is divided by the time in each phase.
         """
         component, record = reading.component, self.record
         site_joules = joules * (1.0 if options.pue is None else options.pue)
-        _add(record.energy, ComponentMethod(component, method), joules)
+        _add(record.energy_joules, EnergyLabels(component, method), joules)
         if intensity is not None:
-            _add(record.carbon, component, site_joules * intensity.grams_per_joule)
+            _add(record.carbon_grams, component, site_joules * intensity.grams_per_joule)
         if options.price_per_joule is not None:
-            electricity = CostKind("electricity", options.currency or "")
+            electricity = CostLabels("electricity", options.currency or "")
             _add(record.cost, electricity, site_joules * options.price_per_joule)
         self.has_changes = True
         if self._reports_training:
@@ -147,7 +154,7 @@ class RunEnergy:
         """Add the price of GPU time, if a price is configured."""
         price = options.gpu_price_per_second
         if price is not None:
-            _add(self.record.cost, CostKind("device_time", options.currency or ""), gpu_seconds * price)
+            _add(self.record.cost, CostLabels("device_time", options.currency or ""), gpu_seconds * price)
             self.has_changes = True
 
     def start_division(self, processes: Sequence[ProcessWork]) -> None:
@@ -165,34 +172,38 @@ class RunEnergy:
         self._reports_training = self._reports_training or bool(processes)
 
     def apply_outcomes(self, account: WorkAccount | None) -> None:
-        """Move the energy of work whose outcome has become known from the pool to the counters."""
+        """Move the energy of work whose outcome has become known from the uncommitted energy to the counters.
+
+        The seconds of an account are compared with the previous account of the same session. The first account of a session only
+        moves the uncommitted energy of the previous session to lost progress. Without an account, the counters do not change.
+        """
         if account is None:
             return
         self._is_validation_productive = account.is_validation_productive
-        record, previous = self.record, self.record.settled_work
-        settled_work = SettledWork(
+        record, previous = self.record, self.record.applied_outcomes
+        applied_outcomes = WorkOutcomes(
             account.session, account.productive_seconds, account.lost_seconds, account.hung_seconds
         )
-        record.settled_work = settled_work
-        self.has_changes = self.has_changes or previous != settled_work
+        record.applied_outcomes = applied_outcomes
+        self.has_changes = self.has_changes or previous != applied_outcomes
         if previous is not None and previous.session != account.session:
             # A new session has started: the unsaved work of the previous session is lost.
-            if record.pool_joules:
-                _add(record.wasted_joules, "lost_progress", record.pool_joules)
-            record.pool_joules = 0.0
+            if record.uncommitted_joules:
+                _add(record.wasted_joules, "lost_progress", record.uncommitted_joules)
+            record.uncommitted_joules = 0.0
             return
         if previous is None or not record.is_split:
             return
-        productive_seconds = settled_work.productive_seconds - previous.productive_seconds
-        lost_seconds = settled_work.lost_seconds - previous.lost_seconds
-        hung_seconds = settled_work.hung_seconds - previous.hung_seconds
-        settled_seconds = productive_seconds + lost_seconds + hung_seconds
-        if settled_seconds > 0 and min(productive_seconds, lost_seconds, hung_seconds) >= 0:
-            pool_watts = record.pool_joules / (settled_seconds + account.uncommitted_seconds)
-            record.pool_joules = max(0.0, record.pool_joules - settled_seconds * pool_watts)
-            record.productive_joules += productive_seconds * pool_watts
-            _add(record.wasted_joules, "lost_progress", lost_seconds * pool_watts)
-            _add(record.wasted_joules, "hang", hung_seconds * pool_watts)
+        productive_seconds = applied_outcomes.productive_seconds - previous.productive_seconds
+        lost_seconds = applied_outcomes.lost_seconds - previous.lost_seconds
+        hung_seconds = applied_outcomes.hung_seconds - previous.hung_seconds
+        decided_seconds = productive_seconds + lost_seconds + hung_seconds
+        if decided_seconds > 0 and min(productive_seconds, lost_seconds, hung_seconds) >= 0:
+            mean_watts = record.uncommitted_joules / (decided_seconds + account.uncommitted_seconds)
+            record.uncommitted_joules = max(0.0, record.uncommitted_joules - decided_seconds * mean_watts)
+            record.productive_joules += productive_seconds * mean_watts
+            _add(record.wasted_joules, "lost_progress", lost_seconds * mean_watts)
+            _add(record.wasted_joules, "hang", hung_seconds * mean_watts)
 
     def _divide_among_phases(
         self, component: str, device: str, joules: float, seconds: float, split: PhaseSplit | None
@@ -208,8 +219,8 @@ class RunEnergy:
         total_weight = 0.0 if split is None else sum(split.weight_by_phase.values())
         if split is not None and total_weight > 0:
             weights = _PhaseWeights(POWER_SAMPLES, split.weight_by_phase, total_weight)
-            for phase, blurred_weight in split.blurred_weight_by_phase.items():
-                _add(record.blurred_joules, phase, joules * blurred_weight / total_weight)
+            for phase, inaccurate_weight in split.inaccurate_weight_by_phase.items():
+                _add(record.inaccurate_joules, phase, joules * inaccurate_weight / total_weight)
         else:
             weights = self._time_weights(device, seconds)
         unattributed_joules = joules
@@ -217,15 +228,18 @@ class RunEnergy:
             if phase != UNATTRIBUTED:
                 phase_joules = joules * weight / weights.total_weight
                 unattributed_joules -= phase_joules
-                _add(record.phases, PhaseMethod(phase, component, weights.method), phase_joules)
+                _add(record.phase_joules, PhaseEnergyLabels(phase, component, weights.method), phase_joules)
                 self._count_phase(phase, phase_joules)
         unattributed_joules = max(0.0, unattributed_joules)
         method = TIME_SHARE if weights.method == EXCLUSIVE else weights.method
-        _add(record.phases, PhaseMethod(UNATTRIBUTED, component, method), unattributed_joules)
+        _add(record.phase_joules, PhaseEnergyLabels(UNATTRIBUTED, component, method), unattributed_joules)
         _add(record.wasted_joules, "other", unattributed_joules)
 
     def _time_weights(self, device: str, seconds: float) -> _PhaseWeights:
-        """Return the time by phase of the lowest rank that uses only this device, otherwise of the run's lowest rank."""
+        """Return the time by phase of the lowest rank that uses only this device, otherwise of the run's lowest rank.
+
+        Without a running process, there is no time by phase, and all energy is unattributed.
+        """
         spent_times = [
             spent_time for spent_time in self._spent_times if spent_time.process.device == device
         ] or self._spent_times
@@ -240,10 +254,10 @@ class RunEnergy:
         return _PhaseWeights(method, spent_time.seconds_by_phase, total_seconds)
 
     def _count_phase(self, phase: str, joules: float) -> None:
-        """Add the energy of a phase to the pool, to productive energy, or to the wasted energy of the phase's cause."""
+        """Add the energy of a phase to the uncommitted, the productive or the wasted energy."""
         cause = CAUSE_OF_PHASE.get(phase, "other")
         if phase in WORK_PHASES:
-            self.record.pool_joules += joules
+            self.record.uncommitted_joules += joules
         elif cause == "validation" and self._is_validation_productive:
             self.record.productive_joules += joules
         else:
@@ -251,4 +265,5 @@ class RunEnergy:
 
 
 def _add(counters: dict[_Key, float], key: _Key, increment: float) -> None:
+    """Increase a counter, which starts at 0. A negative increment is ignored."""
     counters[key] = counters.get(key, 0.0) + max(0.0, increment)

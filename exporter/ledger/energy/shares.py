@@ -29,7 +29,7 @@ class Share:
     ratio: float
 
 
-def shares_of(
+def compute_shares(
     reading: EnergyReading,
     previous: MachineUse,
     current: MachineUse,
