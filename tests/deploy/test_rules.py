@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,3 +202,34 @@ def test_every_threshold_is_used_and_named_in_the_condition_of_its_alert() -> No
     assert threshold_names
     assert used_thresholds == threshold_names
     assert unnamed_alerts == []
+
+
+@pytest.mark.parametrize(
+    ("sample_count", "interval_seconds", "age_seconds"),
+    [(3, 60, 120), (50, 60, None), (2100, 300, 604800)],
+    ids=["a new problem starts with its first sample", "an older one has no start", "a week ago"],
+)
+@pytest.mark.parametrize(
+    "start", [rule for rule in records() if "_onset:" in rule.expr], ids=lambda rule: rule.name
+)
+@needs_promtool
+def test_the_start_of_a_problem_without_a_recorded_onset_is_never_too_early(
+    tmp_path: Path, start: Rule, sample_count: int, interval_seconds: int, age_seconds: int | None
+) -> None:
+    """The onset may be missing: the database has deleted it, or writes a sample after the next rule has read it."""
+    problem = start.expr.rsplit("and ", 1)[1]
+    values = f"_x20 {20 * interval_seconds}+{interval_seconds}x{sample_count - 1}"
+    end = interval_seconds * (19 + sample_count)
+    ages = [] if age_seconds is None else [{"labels": "{}", "value": age_seconds}]
+    age = f"time() - ({start.expr})"
+    case = {
+        "interval": f"{interval_seconds}s",
+        "input_series": [{"series": problem, "values": values}],
+        "promql_expr_test": [{"expr": age, "eval_time": f"{end}s", "exp_samples": ages}],
+    }
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps({"evaluation_interval": "5m", "tests": [case]}), encoding="utf-8")
+
+    completed = promtool("test", "rules", path)
+
+    assert completed.returncode == 0, completed.stdout + completed.stderr
