@@ -140,4 +140,5 @@ class FamilyOwners:
 
 
 def _are_identical(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Return True if two sequences contain the same objects in the same order."""
     return len(first) == len(second) and all(map(is_, first, second))

@@ -90,6 +90,7 @@ def decode_rank(content: bytes) -> RankRecord:
 def _definition(  # parameters in the order of a row
     name: str, unit: str | None, help: str, labels: Any, buckets: Any, kind: str
 ) -> StatDefinition:
+    """Return the definition of a row. Of the aggregations, only the histogram has totals and is restored."""
     return StatDefinition(
         from_json(str, name),
         frozenset({Aggregation.HISTOGRAM} if buckets else ()),

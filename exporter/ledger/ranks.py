@@ -127,6 +127,7 @@ class RankTotals:
                 return
 
     def _free_slot(self) -> WorkerSlot:
+        """Return the lowest slot without a running process, created if necessary."""
         occupied_numbers = {slot.number for slot, process in self.processes() if process.is_alive}
         number = next(number for number in range(len(occupied_numbers) + 1) if number not in occupied_numbers)
         return self.slots.setdefault(number, WorkerSlot(number))
@@ -321,6 +322,7 @@ class Ranks:
             self._state.tidy()
 
     def _state_key(self, key: RankKey) -> StateKey:
+        """Return the key of a rank's state file."""
         if key.rank is not None:
             return (STATE_KIND, key.run, str(key.rank), "", "")
         # Processes without a rank are counted per node, because each node of a run may have an agent.

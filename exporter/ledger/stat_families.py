@@ -143,7 +143,10 @@ class StatMetrics:
             self._add(families.last_sample, None, series, total.last_sample)
 
     def _add_windows(self, plan: StatPlan, series: StatSeries, window: WindowReading | None) -> None:
-        """Add the gauges of the last closed window, unless the next window should have closed long ago."""
+        """Add the gauges of the last closed window.
+
+        Adds nothing if the next window should have closed more than `GapRules.stale_after_seconds` ago.
+        """
         window_seconds = plan.definition.window_seconds
         if (
             window is not None
@@ -162,6 +165,7 @@ class StatMetrics:
     def _add(
         self, name: str, aggregation: Aggregation | None, series: StatSeries, value: float | Distribution
     ) -> None:
+        """Add a value to a family, whose specification is created on first use."""
         samples = self._samples.get(name)
         if samples is None:
             samples = self._samples[name] = {}
@@ -193,7 +197,7 @@ def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
 def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Family:
     """Return the specification of a family of a Stat: the main family, a window gauge, the number of samples or the last sample.
 
-    *aggregation* is the one of a window gauge, and None for other families.
+    *aggregation* is the aggregation of a window gauge, and None for other families.
     """
     if name in TRAINING_FAMILIES:
         return TRAINING_FAMILIES[name]

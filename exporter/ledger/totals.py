@@ -194,7 +194,10 @@ class ProcessTotals(StatTotals):
         return self.identity.trains or _has_trained(self.training)
 
     def update_step_times(self, now: Moment) -> None:
-        """Update the times of the latest step from the snapshot."""
+        """Update the times of the latest step from the snapshot.
+
+        The monotonic time is estimated from the reported Unix time at the first step, and is the current time at each later step.
+        """
         last_step_at = None if self.training is None else self.training.last_progress
         is_first = self.last_step_at is None
         # The reported time moves by microseconds between snapshots without a step.
@@ -207,7 +210,7 @@ class ProcessTotals(StatTotals):
         self.last_step_at = last_step_at
 
     def count(self, snapshot: Snapshot) -> None:
-        """Replace the totals with the cumulative readings of a newer snapshot.
+        """Replace the totals with the cumulative readings of a snapshot; an older snapshot is ignored.
 
         The readings of Stats that are not admitted are counted as refused.
         """
@@ -232,6 +235,7 @@ class ProcessTotals(StatTotals):
 
 
 def _has_trained(reading: TrainingReading | None) -> bool:
+    """Return True if the process has started a training loop or finished a step."""
     return reading is not None and (reading.loop > 0 or reading.steps > 0)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar, make_process, make_snapshot
 
-from exporter.ledger.goodput.endings import started_at
+from exporter.ledger.goodput.endings import find_process_start
 from exporter.ledger.goodput.families import SPECS
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.ledger.state.files import file_name
@@ -281,7 +281,9 @@ def test_the_start_of_a_process_comes_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "7" / "stat").write_text("7 (py) thon) S " + " ".join(["0"] * 18) + " 5000 0 0")
 
     def process_start(pid: int | None, recorded_at: float) -> float:
-        return started_at(pid, recorded_at, proc=tmp_path, clock=lambda: 1000.0, boottime=lambda: 100.0)
+        return find_process_start(
+            pid, recorded_at, proc=tmp_path, clock=lambda: 1000.0, boottime=lambda: 100.0
+        )
 
     assert process_start(7, 960.0) == 950.0
     assert [process_start(None, 960.0), process_start(8, 960.0)] == [960.0, 960.0]

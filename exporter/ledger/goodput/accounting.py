@@ -39,7 +39,7 @@ INFERRED_LOOP_SECONDS = 60.0
 
 @dataclass(slots=True, eq=False)
 class Goodput:
-    """Accounting of all attempts at a task, and of earlier tasks with the same name."""
+    """Accounting of all attempts at a task, and of earlier tasks of the same session or run."""
 
     JSON_KEYS: ClassVar[Mapping[str, str]] = {
         "productive_seconds": "productive",
@@ -51,6 +51,7 @@ class Goodput:
         "counted_gap_seconds": "gap_counted",
         "clock_seconds": "target",
         "process_ids": "taken",
+        "uncommitted_steps": "pending",
     }
     productive_seconds: float = 0.0
     validation_seconds: float = 0.0  # part of `productive_seconds`
@@ -61,7 +62,7 @@ class Goodput:
     interruptions: dict[str, int] = field(default_factory=dict)  # by reason
     attempt: Attempt | None = None  # the latest
     # uncommitted work of ended attempts, until the next attempt reports a first step
-    pending: list[UncommittedSteps] = field(default_factory=list)
+    uncommitted_steps: list[UncommittedSteps] = field(default_factory=list)
     highest_step: int | None = None  # highest step with productive work; None if steps are not comparable
     saved_step: int | None = None  # step of the latest save
     gap_seconds: float = 0.0  # seconds between attempts that may belong to different tasks
@@ -79,7 +80,7 @@ class Goodput:
     @property
     def uncommitted_seconds(self) -> float:
         """Work of the current and of earlier attempts that is not covered by a save."""
-        earlier_seconds = sum(segment.seconds for segment in self.pending)
+        earlier_seconds = sum(segment.seconds for segment in self.uncommitted_steps)
         if self.attempt is None:
             return earlier_seconds
         return earlier_seconds + self.attempt.uncommitted_seconds + self.attempt.open_seconds
@@ -117,20 +118,27 @@ class Goodput:
             else:
                 attempt.number = previous.number + 1
                 self.restarts[previous.reason] += 1
-                self.pending += previous.unsaved_steps()
+                self.uncommitted_steps += previous.unsaved_steps()
                 self.gap_seconds += gap_seconds - self.counted_gap_seconds
                 attempt.is_resumed = False
                 if attempt.has_tag or self.gap_seconds <= new_after_seconds:
                     self._count_gap()
             started_at = max(started_at, previous_end + gap_seconds)
         self.counted_gap_seconds = 0.0
-        self._lose("init", attempt.recorded_at - started_at)
+        self._count_badput("init", attempt.recorded_at - started_at)
         self._balance()
 
     def update(
         self, reading: TrainingReading | None, *, written_at: float, is_final: bool, is_hanging: bool = False
     ) -> None:
-        """Count a snapshot of the latest attempt; *is_hanging* is the result of the hang rule."""
+        """Count a snapshot of the latest attempt.
+
+        Args:
+            reading: Reports of the process; None before the process reports training, which counts as initialization.
+            written_at: Unix time of the snapshot.
+            is_final: True if the snapshot was written at a normal exit.
+            is_hanging: Result of the hang rule.
+        """
         attempt = self.latest
         attempt.is_final = attempt.is_final or is_final
         # Assigned even if the wall clock was set back and the time decreases.
@@ -154,7 +162,11 @@ class Goodput:
         self._balance()
 
     def end(self, ended_at: float, reason: str, *, is_completed: bool, hang: HangRule) -> None:
-        """Record the end of the latest attempt after its outcome is decided; *reason* is from `END_REASONS`."""
+        """Record the end of the latest attempt after its outcome is decided; *reason* is from `END_REASONS`.
+
+        The time from the last snapshot to the end belongs to the phase of the last snapshot. The open iteration of an attempt that has
+        not completed the training is lost, or a hang if its step was overdue.
+        """
         attempt = self.latest
         attempt.ended_at, attempt.has_completed = ended_at, is_completed
         attempt.reason = "exit" if is_completed else reason
@@ -199,7 +211,7 @@ class Goodput:
             return
         downtime_seconds = seconds_since_end - DOWNTIME_LAG_SECONDS
         if downtime_seconds > self.counted_gap_seconds:
-            self._lose("downtime", downtime_seconds - self.counted_gap_seconds)
+            self._count_badput("downtime", downtime_seconds - self.counted_gap_seconds)
             self.counted_gap_seconds = downtime_seconds
             self._balance()
 
@@ -281,7 +293,11 @@ class Goodput:
             attempt.committed_step = self.saved_step = step
 
     def _credit(self, step_before: int | None, last_step: int | None, seconds: float) -> None:
-        """Count work of the steps after *step_before* up to *last_step* as productive, and repeated steps as lost progress."""
+        """Count work of the steps after *step_before* up to *last_step* as productive, and repeated steps as lost progress.
+
+        For example, if the training had reached step 100 and the steps 81 to 120 are committed, half of their seconds are lost. If a
+        step is unknown, no step counts as repeated.
+        """
         repeated_ratio = 0.0
         if (
             step_before is not None
@@ -297,11 +313,15 @@ class Goodput:
             self.highest_step = last_step if self.highest_step is None else max(self.highest_step, last_step)
 
     def _resume(self, attempt: Attempt, reading: TrainingReading) -> None:
-        """Settle the uncommitted work of earlier attempts, once the first step of this attempt is known."""
+        """Count the uncommitted work of earlier attempts as productive or lost, once the first step of this attempt is known.
+
+        If the time before this attempt is not counted yet (`gap_seconds`), a process that starts at step 0 or at an unknown step and
+        has loaded no checkpoint starts a new task instead.
+        """
         if attempt.is_resumed:
             return
         attempt.is_resumed = True
-        if attempt.number == 1 and not self.pending:
+        if attempt.number == 1 and not self.uncommitted_steps:
             return
         first_step, has_loaded = reading.first_step, attempt.seconds_by_cause.get("checkpoint_load", 0.0) > 0
         if self.gap_seconds > 0:
@@ -314,16 +334,18 @@ class Goodput:
         else:
             # A process that loads a checkpoint and counts from 0 is assumed to resume from the latest save.
             resume_step, is_comparable = self.saved_step or 0, False
-        for segment in self.pending:
-            steps = segment.last - segment.first + 1
-            kept_steps = min(max(resume_step - segment.first + 1, 0), steps)
+        for segment in self.uncommitted_steps:
+            steps = segment.last_step - segment.first_step + 1
+            kept_steps = min(max(resume_step - segment.first_step + 1, 0), steps)
             if kept_steps:
                 self._credit(
-                    segment.first - 1, segment.first - 1 + kept_steps, segment.seconds * kept_steps / steps
+                    segment.first_step - 1,
+                    segment.first_step - 1 + kept_steps,
+                    segment.seconds * kept_steps / steps,
                 )
             self.badput["lost_progress"] += segment.seconds * (steps - kept_steps) / steps
             self.lost_steps += steps - kept_steps
-        self.pending = []
+        self.uncommitted_steps = []
         if self.saved_step is not None:
             self.lost_steps += max(0, self.saved_step - resume_step)
         self.saved_step = resume_step
@@ -332,11 +354,14 @@ class Goodput:
             self.highest_step = self.saved_step = None
 
     def _start_over(self, previous: Attempt | None) -> None:
-        """Start a new task. The uncommitted work is lost, and the time between the tasks is not counted."""
+        """Start a new task. The uncommitted work is lost, and the time between the tasks is not counted.
+
+        *previous* is the last attempt of the previous task, or None if its work is already part of `uncommitted_steps`.
+        """
         if previous is not None:
-            self.pending += previous.unsaved_steps()
-        self.badput["lost_progress"] += sum(segment.seconds for segment in self.pending)
-        self.pending = []
+            self.uncommitted_steps += previous.unsaved_steps()
+        self.badput["lost_progress"] += sum(segment.seconds for segment in self.uncommitted_steps)
+        self.uncommitted_steps = []
         self.highest_step = self.saved_step = None
         self.gap_seconds = 0.0
         if self.attempt is not None:
@@ -344,11 +369,11 @@ class Goodput:
 
     def _count_gap(self) -> None:
         """Count the time between the attempts as downtime, once they are known to belong to one task."""
-        self._lose("downtime", self.gap_seconds)
+        self._count_badput("downtime", self.gap_seconds)
         self.gap_seconds = 0.0
 
-    def _lose(self, cause: str, seconds: float) -> None:
-        """Count measured time that no phase contains as badput."""
+    def _count_badput(self, cause: str, seconds: float) -> None:
+        """Count measured time outside the phases of all attempts as badput. A negative time, after a clock step, is ignored."""
         seconds = max(0.0, seconds)
         self.badput[cause] += seconds
         self.clock_seconds += seconds

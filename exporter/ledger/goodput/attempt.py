@@ -16,8 +16,9 @@ NO_READING = TrainingReading(phase="init")
 class UncommittedSteps:
     """Seconds of uncommitted work of consecutive steps, which are numbered from 1."""
 
-    first: int
-    last: int  # inclusive
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {"first_step": "first", "last_step": "last"}
+    first_step: int
+    last_step: int  # inclusive
     seconds: float
 
 
@@ -84,12 +85,12 @@ class Attempt:
     committed_seconds: float = 0.0  # work that was counted as productive
     committed_step: int | None = None  # last step covered by a save
     first_step_seconds: float | None = None  # from the start of the process to the end of the first step
-    is_resumed: bool = False  # True once the first step is known and the work of earlier attempts is settled
+    # True once the first step is known, and the work of earlier attempts is counted as productive or lost
+    is_resumed: bool = False
     is_final: bool = False  # the last snapshot was written at a normal exit
     ended_at: float | None = None  # set when the outcome is decided
-    reason: str = (
-        ""  # exit reason, from END_REASONS; "exit" if the training was completed, empty before the end
-    )
+    # exit reason, from END_REASONS; "exit" if the training was completed, empty before the end
+    reason: str = ""
     has_completed: bool = False  # the process completed the training
     is_credited: bool = False  # all work is counted as productive, without a save
 
@@ -116,7 +117,10 @@ class Attempt:
         return self.reading.first_step if self.committed_step is None else self.committed_step
 
     def unsaved_steps(self) -> list[UncommittedSteps]:
-        """Return the work that no save covers, by step ranges if the process reports them."""
+        """Return the work that no save covers, by the step ranges that the process reports, otherwise as a single range.
+
+        The list is empty if all work is covered.
+        """
         unsaved_seconds, segments = self.uncommitted_seconds, self.reading.segments
         reported_seconds = sum(seconds for *_, seconds in segments)
         if unsaved_seconds > 0 and reported_seconds > 0:

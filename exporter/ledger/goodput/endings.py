@@ -30,8 +30,8 @@ from exporter.recording.values import END_REASONS
 
 LAUNCH_SECONDS = 60.0
 """Maximum time from the exit of a process to the end of the launch whose status applies to the process."""
-SETTLE_SECONDS = 3.0
-"""Time after the exit of a process during which reports of other processes may arrive, if no launch has ended."""
+REPORT_DELAY_SECONDS = 3.0
+"""Time after the exit of a process during which reports of other processes may arrive, unless the launch has ended."""
 EXITING_SECONDS = 10.0
 """Time for a process to exit after it closed the feed, because torch may still tear down a device."""
 MAX_START_DELAY_SECONDS = 600.0
@@ -68,7 +68,7 @@ class ExitedProcess:
     has_agent: bool = False  # True if torchrun's agent may still report an exit status or restart the process
 
 
-def started_at(
+def find_process_start(
     pid: int | None,
     recorded_at: float,
     *,
@@ -95,15 +95,14 @@ class ExitEvidence:
     """Sources of evidence about exited processes. The ledger's thread calls the functions."""
 
     oom_kills: Callable[[], float | None] = lambda: None  # number of OOM kills since boot
-    ends: Callable[[], Sequence[ProcessEnd]] = (
-        lambda: ()
-    )  # exit statuses of jobs of `run` and of torchrun's workers
+    # exit statuses of jobs of `run` and of torchrun's workers
+    ends: Callable[[], Sequence[ProcessEnd]] = lambda: ()
     launches: Callable[[], Collection[str]] = lambda: ()  # ids of running launches of `run`
-    start_of: Callable[[int | None, float], float] = started_at
+    find_start: Callable[[int | None, float], float] = find_process_start
     machine: MachineIdentity = field(default_factory=MachineIdentity)
 
     def outcome(self, process: ExitedProcess) -> Outcome | None:
-        """Return the outcome of a process, or None if evidence may still arrive."""
+        """Return the outcome of a process by the rules of this module, or None if evidence may still arrive."""
         ends = [end for end in map(_without_shell, self.ends()) if _is_near(end, process)]
         process_end = next((end for end in ends if _is_end_of_process(end, process)), None)
         if process_end is not None:
@@ -118,7 +117,7 @@ class ExitEvidence:
         launch_end = next((end for end in ends if _is_end_of_launch(end, process)), None)
         is_undecided = launch_end is None and not process.is_superseded
         if process.exception or process.failure:
-            if is_undecided and process.seconds_since_exit < SETTLE_SECONDS:
+            if is_undecided and process.seconds_since_exit < REPORT_DELAY_SECONDS:
                 return None
             status = launch_end.status if launch_end is not None and launch_end.status else None
             return Outcome(
@@ -155,11 +154,14 @@ class ExitEvidence:
         return bool(launch) and launch in self.launches()
 
     def _patience_seconds(self, process: ExitedProcess) -> float:
-        # A process that released the feed may still be running, and the exit status may still arrive.
+        """Return the time after the exit during which evidence may arrive for a process without a running launch.
+
+        A process that has closed the feed after the end of the application may still be running, and its exit status may arrive.
+        """
         is_exiting = (
-            process.is_finished and self.start_of(process.pid, process.recorded_at) < process.recorded_at
+            process.is_finished and self.find_start(process.pid, process.recorded_at) < process.recorded_at
         )
-        return EXITING_SECONDS if is_exiting else SETTLE_SECONDS
+        return EXITING_SECONDS if is_exiting else REPORT_DELAY_SECONDS
 
     def reason(
         self,
@@ -172,8 +174,11 @@ class ExitEvidence:
     ) -> str:
         """Return the reason, from `END_REASONS`, for which an attempt ended before the training was completed.
 
+        The first of these that applies decides: the most specific reported reason; a reboot of the machine; an OOM kill; the exit
+        status or signal; the last snapshot. A reported lost connection is no reason if another process ended without a report.
+
         *oom_kills_before* is the kernel's count of OOM kills before the exit. *is_silent* is True if the process, or another
-        process of the run that exited at about the same time, wrote no final snapshot.
+        process of the run that exited within `LAUNCH_SECONDS` of it, wrote no final snapshot.
         """
         peers = exited_peers(attempt, outcome.exited_at, processes)
         reported_reasons = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)} - {
@@ -251,7 +256,7 @@ class Endings:
         self._moment = Moment(0.0, 0.0)
 
     def begin_pass(self, processes: Sequence[ProcessTotals], now: Moment) -> ExitEvidence:
-        """Store the evidence and the processes of a new pass, and return the evidence."""
+        """Store the evidence and the processes of a new pass. Return the evidence, whose sources are read once in the pass."""
         self._pass, self._processes, self._moment = self.evidence.with_cached_sources(), processes, now
         return self._pass
 
@@ -282,6 +287,7 @@ class Endings:
     def _facts(
         self, process: ProcessTotals, exited_at: float, successor: ProcessTotals | None
     ) -> ExitedProcess:
+        """Return the facts by which the outcome of an exited process is decided."""
         identity, reading = process.identity, process.training
         peers = _exited_near(identity.run, identity.started, exited_at, self._processes)
         is_silent = not process.is_final or not all(peer.is_final for peer in peers)
@@ -327,10 +333,12 @@ def _without_shell(end: ProcessEnd) -> ProcessEnd:
 
 
 def _is_near(end: ProcessEnd, process: ExitedProcess) -> bool:
+    """Return True if an end was noticed after the recording started, and within `LAUNCH_SECONDS` of the exit."""
     return end.noticed_at >= process.recorded_at and abs(end.noticed_at - process.exited_at) <= LAUNCH_SECONDS
 
 
 def _is_end_of_process(end: ProcessEnd, process: ExitedProcess) -> bool:
+    """Return True if an end is the process's own. Equal pids of different launches are different processes."""
     has_launches = bool(end.launch and process.launch)
     return end.pid == process.pid and (end.launch == process.launch or not has_launches)
 

@@ -146,7 +146,7 @@ class RunStates:
     ) -> None:
         """Update the states, and add the families of the runs in *visible_runs* that have a process of rank 0 on this node.
 
-        Runs without ranks are included.
+        A run without ranks is included. The owner of the feed directory saves the states.
         """
         runs: dict[str, list[ProcessTotals]] = {}
         for process in processes:
@@ -193,6 +193,7 @@ class RunStates:
         return None
 
     def _save(self, run: str, state: RunState) -> None:
+        """Save the state of a run, unless another sidecar holds the record. Errors are ignored, because `Ranks` reports them."""
         with contextlib.suppress(CollectError):
             record = self._record(run)
             if record.claim():
@@ -200,6 +201,7 @@ class RunStates:
                 self._saved_states[run] = state
 
     def _record(self, run: str) -> StateRecord[RunState]:
+        """Return the state record of a run, created on first use."""
         if run not in self._records:
             self._records[run] = self._store.record("state", partial(from_line, RunState), run=run)
         return self._records[run]

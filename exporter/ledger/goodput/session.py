@@ -40,7 +40,7 @@ class SessionPass:
 class Session:
     """Attempts with the same session tag, or attempts of the same run without a tag."""
 
-    key: StateKey
+    key: StateKey  # ("goodput", tag or run, "session" or "run", rank, sidecar); rank and sidecar are "" for rank 0
     goodput: Goodput = field(default_factory=Goodput)
     is_loaded: bool = False  # True after the state was loaded
     is_saved: bool = False  # True if the last save succeeded; otherwise the totals are not shown
@@ -74,14 +74,17 @@ class Session:
         return kind == "session"
 
     def count_snapshot(self, process: ProcessTotals, session_pass: SessionPass) -> None:
-        """Count the latest snapshot of a process, which is the latest attempt or starts a new attempt."""
+        """Count the latest snapshot of a process, which is the latest attempt or starts a new attempt.
+
+        Does nothing for a process that is neither, see `_may_start`.
+        """
         goodput, snapshot, now = self.goodput, process.snapshot, session_pass.moment.monotonic
         assert snapshot is not None  # noqa: S101 - the caller passes only processes with a snapshot
         attempt = goodput.attempt
         if attempt is None or attempt.process_id != process.identity.id:
             if not self._may_start(process, session_pass):
                 return
-            start = session_pass.evidence.start_of(
+            start = session_pass.evidence.find_start(
                 session_pass.pids.get(process.identity.id), process.identity.started
             )
             if attempt is not None and attempt.ended_at is None:
@@ -107,7 +110,7 @@ class Session:
             if self._finished_monotonic is not None and now - self._finished_monotonic >= FINISHED_SECONDS:
                 goodput.complete()
 
-    def follow_end(self, session_pass: SessionPass, *, linger_seconds: float) -> None:
+    def count_end(self, session_pass: SessionPass, *, linger_seconds: float) -> None:
         """Count the end of the latest process once its outcome is decided, and after that the downtime."""
         attempt, moment = self.goodput.attempt, session_pass.moment
         if attempt is None:
@@ -160,6 +163,7 @@ class Session:
         return False
 
     def _start(self, process: ProcessTotals, start: float, session_pass: SessionPass) -> Attempt:
+        """Start an attempt of a process that started at the Unix time *start*, and return the attempt."""
         identity = process.identity
         attempt = Attempt(
             process_id=identity.id,
@@ -222,7 +226,11 @@ class Session:
         is_observed: bool,
         latest_end: float = inf,
     ) -> None:
-        """Count the end of an attempt. *latest_end* is the start of the next process, if there is one."""
+        """Count the end of an attempt, and log an attempt that ended early.
+
+        *is_observed* is True if this sidecar has a record of the process. *latest_end* is the start of the next process, or infinity
+        if there is none.
+        """
         ended_at = attempt.written_at
         if is_observed and not attempt.is_final:
             ended_at = max(

@@ -61,7 +61,7 @@ class Sessions:
     def work_accounts(self) -> Mapping[str, WorkAccount]:
         """Return the outcome of the work by run, for the attribution of energy."""
         accounts = {}
-        for session in self._latest():
+        for session in self._latest_sessions():
             goodput = session.goodput
             accounts[goodput.latest.run] = WorkAccount(
                 session=file_name(session.key),
@@ -99,7 +99,7 @@ class Sessions:
         self._count_snapshots(session_pass)
         for session in self._sessions.values():
             if session.is_loaded and not session.is_released:
-                session.follow_end(session_pass, linger_seconds=rules.linger_seconds)
+                session.count_end(session_pass, linger_seconds=rules.linger_seconds)
                 self._save(session)
         self._held_ids = frozenset(self._needed_ids(leading_processes, now))
         self._release_ended(now)
@@ -179,10 +179,12 @@ class Sessions:
         )
 
     def _release(self, key: StateKey) -> None:
+        """Release a session for other sidecars, and discard it from memory."""
         self._state.release(key)
         del self._sessions[key]
 
     def _release_all(self) -> None:
+        """Release all sessions, because a different sidecar owns the feed directory."""
         for key in list(self._sessions):
             self._release(key)
         self._key_by_process.clear()
@@ -243,7 +245,11 @@ class Sessions:
                 yield process_id
 
     def _release_ended(self, now: Moment) -> None:
-        """Release each session after its last attempt: at once in a shared state directory, otherwise after the retention time."""
+        """Release each session after its last attempt: at once in a shared state directory, otherwise after the retention time.
+
+        In both cases the session stays in memory for the retention time. A session that could not be loaded is discarded once no
+        process is bound to it.
+        """
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
             is_over = session.is_saved and attempt is not None and attempt.ended_at is not None
@@ -265,7 +271,7 @@ class Sessions:
             return self._linger_seconds
         return min(self._linger_seconds, RETENTION_SECONDS)
 
-    def _latest(self) -> Iterator[Session]:
+    def _latest_sessions(self) -> Iterator[Session]:
         """Yield the latest session of each run that trains, if the session is saved."""
         started_sessions = [
             session
@@ -282,7 +288,7 @@ class Sessions:
     def add_families(self, collected: Collected, shown_runs: Collection[str]) -> None:
         """Add the families of the latest session of each shown run, if the session belongs to rank 0 and is saved."""
         self._shown_runs = shown_runs
-        for session in self._latest():
+        for session in self._latest_sessions():
             if session.rank == 0 and session.goodput.latest.run in shown_runs:
                 add_goodput(collected, session.goodput)
 

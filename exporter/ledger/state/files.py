@@ -22,8 +22,8 @@ from exporter.ledger.state.codec import parse
 StateKey = tuple[str, ...]
 """Kind of content, run (empty if the content does not belong to a run), and further parts that make the key unique."""
 
-SUFFIX, ASIDE = ".ledger", ".damaged-"
-"""End of the name of a state file, and the text that follows it in the name of an unusable file, before the Unix time."""
+SUFFIX, DAMAGED_MARK = ".ledger", ".damaged-"
+"""Parts of a file name: `<key>.ledger` is a state file, and `<key>.ledger.damaged-<unix time>` an unusable state file."""
 MAX_BYTES = 32 << 20
 """Maximum size of a state file. Larger files are neither written nor read."""
 _MAGIC = b"training-exporter-ledger"

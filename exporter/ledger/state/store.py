@@ -24,7 +24,7 @@ from exporter.feed.entries import ForeignEntry, foreign_entry, foreign_uid, own_
 from exporter.feed.files import replace_file
 from exporter.ledger.state.codec import DecodedT, to_line
 from exporter.ledger.state.files import (
-    ASIDE,
+    DAMAGED_MARK,
     SUFFIX,
     DamagedFileError,
     StateFile,
@@ -212,7 +212,8 @@ class StateStore:
         self, subject: str, decode: Callable[[bytes], RecordT], *, run: str = ""
     ) -> StateRecord[RecordT]:
         """Return the record of a subject, of the whole machine or of a run. Opens no file."""
-        # The key contains the sidecar, because each machine counts separately in a shared state directory.
+        # The key contains the sidecar, because each machine counts separately in a shared state directory. The kind is "page" in the
+        # files of all releases.
         return StateRecord(self, ("page", run, subject, self.sidecar), decode)
 
     @contextlib.contextmanager
@@ -234,7 +235,7 @@ class StateStore:
 
     def _move_aside(self, path: Path, error: Exception) -> None:
         """Rename an unusable file, so that the next save does not overwrite it."""
-        aside = path.rename(path.with_name(f"{path.name}{ASIDE}{int(self._clock())}"))
+        aside = path.rename(path.with_name(f"{path.name}{DAMAGED_MARK}{int(self._clock())}"))
         self.damaged_files += 1
         _log.error(
             "state file %s is unusable: %s; the file was renamed to %s, and totals that only this file contains restart at 0",
