@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from elastic_support import page_of, run_program, series
 from places import PROJECT, TESTS
+from program_support import page_of, run_program, series
 
 STEPS, VALIDATION_STEPS, SAMPLES = (
     "steps_total mode=train",
@@ -47,7 +47,7 @@ from programs.loops import begin, gauges
 
 PRINT_PAGE = """
 import os, pathlib
-from elastic_support import page_of
+from program_support import page_of
 exporter.flush()
 print(page_of(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
 """

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from container_support import ContainedSidecar
 from fake_nvml_support import FakeNvml, Load, play_constant_load
-from serve_support import Sidecar, environment
+from run_support import child_environment
+from serve_support import Sidecar
 from waiting import wait_until
 
 WATTS = 500.0
@@ -53,7 +54,7 @@ class Job:
     ) -> None:
         self.run, self.started_at = run, time.monotonic()
         identity = {"EXPORTER_RUN": run, "RANK": str(rank)}
-        env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), **identity, **variables)
+        env = child_environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), **identity, **variables)
         self.process = subprocess.Popen([sys.executable, "-c", code, str(seconds)], env=env)
         self._ended_at = 0.0
         self._waiter = threading.Thread(target=self._wait)

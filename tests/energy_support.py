@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from ledger_support import Clock, Page, Sidecar
 
 from exporter.collectors.energy.rapl import RaplCollector
@@ -195,15 +192,3 @@ def gpu_reading(joules: float | None, read_at: float, watts: float | None = None
 def energy_of(page: Page) -> float:
     """Return the energy that was attributed to runs."""
     return sum(page.all("training_energy_joules_total").values())
-
-
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """Run a block without root privileges, so that files of root cannot be read."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can change to another user")
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)

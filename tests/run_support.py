@@ -126,7 +126,7 @@ def fetch(url: str) -> str | None:
     return None
 
 
-def page(port: int, path: str = "/metrics") -> str:
+def fetch_page(port: int, path: str = "/metrics") -> str:
     """Return a page of the sidecar, or an empty text without a successful response."""
     return fetch(f"http://127.0.0.1:{port}{path}") or ""
 
@@ -137,7 +137,7 @@ def scrape(port: int, path: str = "/metrics") -> str:
     Raises:
         OSError: No server listens, or the response is empty or an error.
     """
-    body = page(port, path)
+    body = fetch_page(port, path)
     if not body:
         raise OSError(path)
     return body
@@ -145,12 +145,12 @@ def scrape(port: int, path: str = "/metrics") -> str:
 
 def is_ready(port: int, path: str = "/-/ready") -> bool:
     """Return True if a server returns a page with content, by default that of `/-/ready`."""
-    return page(port, path) != ""
+    return fetch_page(port, path) != ""
 
 
 def sample_value(port: int, prefix: str) -> float | None:
     """Return the value of the first series with this prefix, or None without a series."""
-    lines = [line for line in page(port).splitlines() if line.startswith(prefix)]
+    lines = [line for line in fetch_page(port).splitlines() if line.startswith(prefix)]
     return float(lines[0].rpartition(" ")[2]) if lines else None
 
 

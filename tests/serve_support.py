@@ -13,18 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import run_support
+from run_support import child_environment, run_to_completion, short_interval_flags
 from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
-environment = run_support.child_environment
 
-
-def exporter(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_exporter(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line of the exporter to its end."""
     command = [sys.executable, "-m", "exporter", *arguments]
-    return run_support.run_to_completion(command, env=environment(**variables), timeout=LIMIT_SECONDS)
+    return run_to_completion(command, env=child_environment(**variables), timeout=LIMIT_SECONDS)
 
 
 @dataclass
@@ -87,13 +85,13 @@ def sidecar(
     default_flags = [
         "--web.listen-address=127.0.0.1:0",
         f"--feed.dir={feed}",
-        *run_support.short_interval_flags(flags),
+        *short_interval_flags(flags),
     ]
     with log.open("wb") as stderr:
         command = [sys.executable, "-m", "exporter", *default_flags, *flags]
         if machines is not None:
             variables[DIRECTORY_VARIABLE] = str(machines)
-        process = subprocess.Popen(command, env=environment(**variables), stderr=stderr)
+        process = subprocess.Popen(command, env=child_environment(**variables), stderr=stderr)
     running = Sidecar(process, log)
     try:
         wait_until(lambda: "listening on" in running.log or process.poll() is not None)
@@ -114,7 +112,7 @@ def recording(tmp_path: Path, code: str, rank: int, run: str = "r") -> Iterator[
     """Run a recording process of a run, which prints `recording` and exits after reading a line."""
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
-    env = environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN=run, RANK=str(rank))
+    env = child_environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN=run, RANK=str(rank))
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, text=True, stdin=pipe, stdout=pipe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import places
 from bridges_support import needs
-from elastic_support import page_of, run_program
+from program_support import page_of, run_program
 
 from exporter.one_logger import StandardTrainingJobSpanName
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from bridges_support import run_job
-from elastic_support import run_program
 from places import PROJECT
+from program_support import run_program
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import places
 import pytest
-from elastic_support import run_program
+from program_support import run_program
 
 from exporter.ledger.family_owners import TRAINING_FAMILIES
 

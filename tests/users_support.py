@@ -1,4 +1,4 @@
-"""Commands as a real other user, for tests that run as root."""
+"""Commands and blocks of code as another user, for tests that run as root."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 NOBODY = 65534
 """User id of `nobody`."""
 
 
-def as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
+def command_as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
     """Return a command that runs another command as an unprivileged user.
 
     If the interpreter is below a directory that only root can enter, such as /root, the command has a mount namespace in which
@@ -42,8 +45,20 @@ def reason_to_skip() -> str:
         return "only root can become another user"
     if shutil.which("unshare") is None or shutil.which("setpriv") is None:
         return "needs unshare and setpriv (util-linux)"
-    command = as_user([sys.executable, "-c", "import exporter"])
+    command = command_as_user([sys.executable, "-c", "import exporter"])
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=60)
     return (
         f"{sys.executable} does not run as another user: {result.stderr.strip()}" if result.returncode else ""
     )
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Run a block as the effective user `nobody`, who cannot read files of root. Skip the test unless it runs as root."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can change to another user")
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

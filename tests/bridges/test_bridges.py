@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 from bridges_support import PRINT_PAGE, STEPS, installed_distribution, needs, run_job
-from elastic_support import page_of, run_program, series, sum_by_labels, total
 from places import PROJECT
+from program_support import page_of, run_program, series, sum_by_labels, total
 
 import exporter
 import exporter_auto

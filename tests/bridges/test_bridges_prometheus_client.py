@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import PRINT_PAGE, run_job
-from elastic_support import series, sum_by_labels
+from program_support import series, sum_by_labels
 
 PRELUDE = """
 import os, time

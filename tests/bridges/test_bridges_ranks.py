@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import SAVES, STEPS, needs, run_script
-from elastic_support import series
+from program_support import series
 
 pytestmark = [needs("torch"), pytest.mark.timeout(240)]
 

@@ -13,9 +13,16 @@ from pathlib import Path
 
 import pytest
 from bridges_support import installed_distribution, needs
-from elastic_support import page_of, sum_by_labels
 from places import TESTS
-from run_support import child_environment, free_port, page, run_command, run_to_completion, running_process
+from program_support import page_of, sum_by_labels
+from run_support import (
+    child_environment,
+    fetch_page,
+    free_port,
+    run_command,
+    run_to_completion,
+    running_process,
+)
 from waiting import PATIENCE, wait_until
 
 pytestmark = [needs("torch"), pytest.mark.timeout(180)]
@@ -67,10 +74,10 @@ def run_job(
         running_process(command, path, env=env, stdout=stdout, stderr=stderr, cwd=path) as process,
     ):
         if sigterm_when is not None:
-            wait_until(lambda: sigterm_when() and (page(port) or not is_under_run), 60)
+            wait_until(lambda: sigterm_when() and (fetch_page(port) or not is_under_run), 60)
             process.send_signal(signal.SIGTERM)
         while process.poll() is None:
-            last_page = page(port) or last_page  # as a regular scraper, for which `run` waits
+            last_page = fetch_page(port) or last_page  # as a regular scraper, for which `run` waits
             time.sleep(0.3)
     return Outcome(
         process.returncode, normalized_lines(path / "out"), normalized_lines(path / "err"), last_page

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from bridges_support import QUIET, installed_distribution, needs
-from elastic_support import sum_by_labels
 from places import PROJECT, TESTS
+from program_support import sum_by_labels
 from run_support import (
     child_environment,
     free_port,

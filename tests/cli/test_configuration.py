@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import PROJECT
 from rules_support import load_script
-from serve_support import exporter
+from serve_support import run_exporter
 
 from exporter.cli.configuration import Configuration, Rule, resolve
 from exporter.cli.flags import Parser, add_flags
@@ -180,7 +180,7 @@ def test_an_unknown_command_is_reported_with_the_nearest_command(capsys: pytest.
 
 
 def test_version_and_help_exit_with_status_0() -> None:
-    version, usage = exporter("--version"), exporter("-h")
+    version, usage = run_exporter("--version"), run_exporter("-h")
 
     assert (version.returncode, version.stderr, usage.returncode) == (0, "", 0)
     assert version.stdout.startswith("training-exporter, version ")

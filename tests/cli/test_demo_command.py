@@ -18,8 +18,8 @@ import pytest
 from places import DATA
 from run_support import (
     child_environment,
+    fetch_page,
     free_port,
-    page,
     processes_naming,
     run_to_completion,
     running_process,
@@ -66,9 +66,13 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
     tmp_path: Path,
 ) -> None:
     with demo(tmp_path) as (process, port):
-        wait_until(lambda: set(WINDOW.findall(page(port))) == set(steps_by_rank(page(port))) == {"0", "1"})
-        wait_until(lambda: page(port).count("\ngpu_up{") == RANKS)
-        exposition = page(port)
+        wait_until(
+            lambda: (
+                set(WINDOW.findall(fetch_page(port))) == set(steps_by_rank(fetch_page(port))) == {"0", "1"}
+            )
+        )
+        wait_until(lambda: fetch_page(port).count("\ngpu_up{") == RANKS)
+        exposition = fetch_page(port)
         os.killpg(process.pid, signal.SIGINT)
         output = process.stdout.read() if process.stdout else ""
 
@@ -84,9 +88,9 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
 def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) -> None:
     prefixes = ("training_energy_joules_total{", "training_carbon_grams_total{", "training_cost_total{")
     with demo(tmp_path) as (_, port):
-        wait_until(lambda: all(f"\n{name}" in page(port) for name in prefixes))
+        wait_until(lambda: all(f"\n{name}" in fetch_page(port) for name in prefixes))
         gpus_and_ranks = wait_until(
-            lambda: pairs if len(pairs := set(GPU_AND_RANK.findall(page(port)))) == RANKS else None
+            lambda: pairs if len(pairs := set(GPU_AND_RANK.findall(fetch_page(port)))) == RANKS else None
         )
 
     assert sorted(rank for _, rank in gpus_and_ranks) == ["0", "1"]
@@ -115,7 +119,7 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
         # On a busy machine, the start, the gap and the crash may each take as long as a wait.
         deadline = time.monotonic() + 3 * LIMIT_SECONDS
         while time.monotonic() < deadline and not is_past_the_crash(pages):
-            pages.append(page(port))
+            pages.append(fetch_page(port))
             time.sleep(0.15)
         process.send_signal(signal.SIGINT)
         process.wait()
@@ -146,7 +150,7 @@ def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     rank_marker = '"directory": '  # in the arguments of each simulated rank
     initial_ranks = processes_naming(rank_marker)
     with demo(tmp_path) as (process, port):
-        wait_until(lambda: len(steps_by_rank(page(port))) == 2)
+        wait_until(lambda: len(steps_by_rank(fetch_page(port))) == 2)
         ranks = processes_naming(rank_marker) - initial_ranks
         process.kill()
         process.wait()
@@ -196,7 +200,7 @@ def test_a_directory_served_by_another_exporter_is_refused(tmp_path: Path) -> No
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags)]
     with running_process(command, tmp_path):
-        wait_until(lambda: page(port))
+        wait_until(lambda: fetch_page(port))
         result = run_to_completion(demo_command(f"--feed.dir={tmp_path}"))
 
     assert result.returncode == 2

@@ -14,7 +14,14 @@ from typing import Any
 import bcrypt
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
-from run_support import child_environment, free_port, page, run_to_completion, running_process, web_server
+from run_support import (
+    child_environment,
+    fetch_page,
+    free_port,
+    run_to_completion,
+    running_process,
+    web_server,
+)
 from waiting import LIMIT_SECONDS, wait_until
 from web_support import CertificateAuthority, serving
 
@@ -243,9 +250,9 @@ def test_node_exporter_shows_the_file_on_its_page(server: Server, tmp_path: Path
     flags = ["--collector.disable-defaults", "--collector.textfile"]
     flags += [f"--collector.textfile.directory={tmp_path}", f"--web.listen-address=127.0.0.1:{port}"]
     with running_process(["prometheus-node-exporter", *flags], tmp_path, stderr=subprocess.DEVNULL):
-        wait_until(lambda: "train_loss 0.5" in page(port))
+        wait_until(lambda: "train_loss 0.5" in fetch_page(port))
 
-        assert "process_cpu_seconds_total" in page(port)
+        assert "process_cpu_seconds_total" in fetch_page(port)
 
 
 # OTLP -------------------------------------------------------------------------------------------------

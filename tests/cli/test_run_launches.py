@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from run_support import (
+    fetch_page,
     free_port,
-    page,
     run_command,
     running_process,
     sample_value,
@@ -140,7 +140,7 @@ def test_emptying_the_feed_directory_of_a_run_loses_neither_sidecar_nor_totals(
 ) -> None:
     port = free_port()
     with running_process(command_of(feed, RECORDING_JOB, port), feed):
-        wait_until(lambda: "train_loss_count{" in page(port))
+        wait_until(lambda: "train_loss_count{" in fetch_page(port))
         initial_sidecars = sidecars(feed)
         for path in feed.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -170,7 +170,7 @@ def wait_for_failure(port: int, *prefixes: str) -> list[float]:
     """
 
     def final_page() -> str:
-        exposition = page(port)
+        exposition = fetch_page(port)
         has_failed = 'training_run_state{run="r",state="failed"} 1' in exposition
         return exposition if has_failed and all(f"\n{prefix}" in exposition for prefix in prefixes) else ""
 

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 from bridges_support import needs
-from elastic_support import series, sum_by_labels
 from places import TESTS
-from run_support import child_environment, free_port, page, run_command, run_to_completion, running_process
+from program_support import series, sum_by_labels
+from run_support import (
+    child_environment,
+    fetch_page,
+    free_port,
+    run_command,
+    run_to_completion,
+    running_process,
+)
 from waiting import wait_until
 
 pytestmark = [needs("torch"), pytest.mark.timeout(300)]
@@ -49,8 +56,8 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
         wait_until((tmp_path / "rank0").exists)
         wait_until((tmp_path / "rank1").exists)
         ports_by_rank = [wait_until(partial(port_of_rank, rank, ports)) for rank in (0, 1)]
-        wait_until(lambda: "training_run_state{" in page(ports_by_rank[0]))
-        pages = [page(port) for port in ports_by_rank]
+        wait_until(lambda: "training_run_state{" in fetch_page(ports_by_rank[0]))
+        pages = [fetch_page(port) for port in ports_by_rank]
         (tmp_path / "pages-read").touch()
 
     logged_names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in log_files}  # type: ignore[union-attr]  # None fails the test
@@ -74,7 +81,7 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
 def port_of_rank(rank: int, ports: list[int]) -> int | None:
     """Return the port of the sidecar whose page has all steps of a rank, or None."""
     steps = {
-        port: sum_by_labels(page(port), "training_steps_total", rank=str(rank), mode="train")
+        port: sum_by_labels(fetch_page(port), "training_steps_total", rank=str(rank), mode="train")
         for port in ports
     }
     return next((port for port in ports if steps[port] == STEPS), None)

@@ -17,8 +17,8 @@ from ledger_support import make_process
 from places import PROJECT
 from run_support import (
     child_environment,
+    fetch_page,
     free_port,
-    page,
     run_to_completion,
     running_process,
     scrape,
@@ -227,8 +227,8 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
         running_process(command, feed, stderr=stderr, cwd=tmp_path, env=child_environment(PYTHONPATH="")),
     ):
         wait_until(lambda: "has recorded nothing" in log_file.read_text(), 40)
-        wait_until(lambda: "training_run_silent{" in page(port))
-        status_page, metrics = scrape(port, "/"), page(port)
+        wait_until(lambda: "training_run_silent{" in fetch_page(port))
+        status_page, metrics = scrape(port, "/"), fetch_page(port)
         check_command = [*LAUNCHER, "check", f"--feed.dir={feed}", "--web.listen-address=127.0.0.1:0"]
         check_output = run_to_completion(check_command).stdout
 
@@ -267,7 +267,7 @@ def test_a_module_named_exporter_of_the_job_shadows_nothing(tmp_path: Path, name
     command = [*LAUNCHER, "run", *flags, sys.executable, "-c", program]
     settings = {"cwd": tmp_path, "env": child_environment(PYTHONPATH=path), "stdin": subprocess.PIPE}
     with running_process(command, feed, stdout=subprocess.PIPE, **settings) as run:
-        wait_until(lambda: "exporter_build_info" in page(port))
+        wait_until(lambda: "exporter_build_info" in fetch_page(port))
         output, _ = run.communicate("\n", timeout=LIMIT_SECONDS)
 
     assert (run.returncode, output) == (0, "the job of the user\n")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import free_port, is_alive, is_ready, page, start_run
-from serve_support import environment, exporter, sidecar
+from run_support import child_environment, fetch_page, free_port, is_alive, is_ready, start_run
+from serve_support import run_exporter, sidecar
 from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.cli.launches import LingerPeriod
@@ -32,7 +32,7 @@ def test_an_attached_sidecar_yields_silently_to_a_running_exporter(tmp_path: Pat
             f"--feed.dir={tmp_path / 'feed'}",
             "--run.attached",
         ]
-        result = exporter(*flags)
+        result = run_exporter(*flags)
 
     assert (result.returncode, result.stdout, result.stderr) == (3, "", "")
 
@@ -104,7 +104,7 @@ def attached_job(
     feed: Path, port: int, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], int | None]]:
     """Run a job that starts a sidecar, and yield the job and the pid of the sidecar. The job's input is closed at the end."""
-    env, pipe = environment(EXPORTER_FEED_DIR=str(feed), **variables), subprocess.PIPE
+    env, pipe = child_environment(EXPORTER_FEED_DIR=str(feed), **variables), subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", JOB, str(port)], env=env, stdin=pipe, stdout=pipe, text=True
     ) as job:
@@ -118,7 +118,7 @@ def test_a_sidecar_started_by_the_job_serves_and_ends_with_the_job(tmp_path: Pat
     port = free_port()
     with attached_job(tmp_path, port) as (job, sidecar_pid):
         assert sidecar_pid is not None
-        wait_until(lambda: "train_loss_count" in page(port))
+        wait_until(lambda: "train_loss_count" in fetch_page(port))
         if ending == "kill":
             job.kill()
 

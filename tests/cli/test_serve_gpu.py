@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prometheus_support import Prometheus, needs_prometheus
 from rules_support import needs_promtool
-from serve_support import Sidecar, exporter, recording, sidecar
+from serve_support import Sidecar, recording, run_exporter, sidecar
 from waiting import wait_until
 
 from exporter.replay.machines import PACKAGE_DIRECTORY
@@ -89,7 +89,7 @@ def test_a_reload_detaches_and_reattaches_the_described_machine(tmp_path: Path) 
 
 @pytest.mark.parametrize("flags", [(), ("--config.check",)], ids=["start", "check"])
 def test_an_unknown_machine_is_reported_and_nothing_starts(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    result = exporter("--gpu.replay=h1000", f"--feed.dir={tmp_path}", *flags)
+    result = run_exporter("--gpu.replay=h1000", f"--feed.dir={tmp_path}", *flags)
 
     assert result.returncode == 2
     assert '--gpu.replay: no machine "h1000" to replay; choose one of a100-mig' in result.stderr

@@ -24,7 +24,7 @@ from run_support import (
     running_process,
     short_interval_flags,
 )
-from serve_support import exporter, sidecar
+from serve_support import run_exporter, sidecar
 from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.cli.main import main
@@ -77,7 +77,7 @@ def test_the_sidecar_finishes_an_open_response_unless_signaled_twice(tmp_path: P
 def test_a_port_in_use_is_reported_in_one_line_and_changes_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        result = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
+        result = run_exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
 
     assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
     assert result.stderr.startswith(f"exporter: cannot listen on 127.0.0.1:{port}: the port is in use")

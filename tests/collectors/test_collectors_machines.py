@@ -24,9 +24,9 @@ from collectors_support import (
     text_of,
     value_of,
 )
-from energy_support import without_privileges
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from users_support import without_privileges
 
 from exporter.collectors.catalogue import CollectorEntry
 from exporter.collectors.host.cpu import CpuCollector

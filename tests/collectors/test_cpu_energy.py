@@ -8,10 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 from collectors_support import assert_golden, assert_sound, text_of, value_of
-from energy_support import MACHINES, RANGE_JOULES, Machine, without_privileges
+from energy_support import MACHINES, RANGE_JOULES, Machine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import DATA
+from users_support import without_privileges
 
 from exporter.collectors.energy.counter import EnergyCounter, RegisterReading, joules_between
 from exporter.collectors.energy.rapl import RaplCollector

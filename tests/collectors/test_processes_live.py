@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from collectors_support import assert_sound, value_of
-from energy_support import without_privileges
 from ledger_support import make_process
 from places import TESTS
 from programs import code_of
 from programs.trainer import WRITTEN_BYTES, obey_commands
+from users_support import without_privileges
 from waiting import wait_until
 
 from exporter.collectors.job import JobProcess

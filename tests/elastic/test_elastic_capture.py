@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from elastic_support import page_of, run_function, series, sum_by_labels
 from places import DATA
+from program_support import page_of, run_function, series, sum_by_labels
 from programs.elastic import replay_capture
 
 CAPTURE = DATA / "torchelastic-capture.json"

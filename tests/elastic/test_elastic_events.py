@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from elastic_support import page_of, run_program, series, sum_by_labels
+from program_support import page_of, run_program, series, sum_by_labels
 
 import exporter
 from exporter.elastic import bridge, events

@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from elastic_support import page_of, run_program, stat_state, sum_by_labels, total
 from hypothesis import given
 from hypothesis import strategies as st
+from program_support import page_of, run_program, stat_state, sum_by_labels, total
 
 from exporter import registry
 from exporter.elastic import bridge, families, metrics

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from energy_support import without_privileges
 from feed_support import new_identity, new_recording
+from users_support import without_privileges
 
 from exporter.feed import runs
 from exporter.feed.overrides import OverridesReader, has_overrides, read_overrides, write_overrides

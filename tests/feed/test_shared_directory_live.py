@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from hangs_support import kill_tree
-from run_support import child_environment, free_port, page
-from users_support import NOBODY, as_user, reason_to_skip
+from run_support import child_environment, fetch_page, free_port
+from users_support import NOBODY, command_as_user, reason_to_skip
 from waiting import wait_until
 
 ATTACKER = 12345
@@ -64,11 +64,11 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
     ]
     command = [sys.executable, "-m", "exporter", "run", *flags, "--", sys.executable, "-c", JOB]
     env = child_environment(HOME="/tmp")
-    run = subprocess.Popen(as_user(command), env=env, cwd="/", start_new_session=True)
+    run = subprocess.Popen(command_as_user(command), env=env, cwd="/", start_new_session=True)
     try:
         exposition = wait_until(lambda: page_with("training_steps_total{", port))
         stacks = subprocess.run(
-            as_user(
+            command_as_user(
                 [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={squatted_directory}"]
             ),
             env=env,
@@ -91,5 +91,5 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
 
 def page_with(family_start: str, port: int) -> str:
     """Return the page if it has a line that starts with this text, otherwise an empty string."""
-    exposition = page(port)
+    exposition = fetch_page(port)
     return exposition if f"\n{family_start}" in exposition else ""

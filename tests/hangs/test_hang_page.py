@@ -16,7 +16,8 @@ import pytest
 from bridges_support import needs
 from container_support import reason_to_skip, sidecar_in_namespaces
 from hangs_support import JOBS, kill_tree, stall_command
-from serve_support import Sidecar, environment, sidecar
+from run_support import child_environment
+from serve_support import Sidecar, sidecar
 from waiting import wait_until
 
 HANG_AFTER_SECONDS = 3.0
@@ -40,7 +41,7 @@ def job_with_sidecar(tmp_path: Path, *command: str, configuration: str = CONFIGU
     file = tmp_path / "config.yaml"
     file.write_text(configuration)
     with sidecar(tmp_path, f"--config.file={file}") as running:
-        env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN="job", RANK="0")
+        env = child_environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN="job", RANK="0")
         if "torch.distributed.run" in command:
             del env["RANK"]
         job = subprocess.Popen([sys.executable, *command], env=env, start_new_session=True)
@@ -122,7 +123,7 @@ def test_a_sidecar_in_another_pid_namespace_explains_answers_and_names_missing_e
 ) -> None:
     feed = tmp_path / "feed"
     feed.mkdir(mode=0o700)
-    env = environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="job", RANK="0")
+    env = child_environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="job", RANK="0")
     job = subprocess.Popen([sys.executable, str(JOBS / "deadlock.py")], env=env)
     container_configuration = "\n".join(CONFIGURATION.splitlines()[2:])
     with sidecar_in_namespaces(tmp_path, feed, container_configuration) as running:

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from energy_support import without_privileges
 from ledger_support import Page, Sidecar, make_process
-from users_support import NOBODY
+from users_support import NOBODY, without_privileges
 
 from exporter.feed import runs
 from exporter.feed.entries import foreign_uid

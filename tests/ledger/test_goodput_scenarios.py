@@ -23,7 +23,8 @@ from goodput_support import check_seconds_add_up, training_value
 from ledger_support import Page
 from places import TESTS
 from prometheus_client.parser import text_string_to_metric_families
-from serve_support import Sidecar, environment, sidecar
+from run_support import child_environment
+from serve_support import Sidecar, sidecar
 from waiting import PATIENCE, wait_until
 
 JOB = TESTS / "goodput_job.py"
@@ -72,7 +73,7 @@ def running_job(
     tmp_path: Path, steps: int, *arguments: str, run: str = "job-1"
 ) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, str(JOB), str(tmp_path / "job"), str(steps), *arguments]
-    env = environment(
+    env = child_environment(
         EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN=run, EXPORTER_FLUSH_SECONDS="0.2"
     )
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)

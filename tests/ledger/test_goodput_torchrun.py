@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from goodput_support import check_seconds_add_up, counts_by_reason, training_value
 from places import PROJECT, TESTS
-from serve_support import environment, sidecar
+from run_support import child_environment
+from serve_support import sidecar
 from test_goodput_scenarios import read_page, wait_for
 from waiting import PATIENCE
 
@@ -43,7 +44,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
         "--monitor-interval=2",  # gives a rank whose peer died time to log its failed step
         str(script),
     ]
-    env = environment(
+    env = child_environment(
         EXPORTER_FEED_DIR=str(tmp_path / "feed"),
         EXPORTER_FLUSH_SECONDS="0.2",
         OMP_NUM_THREADS="1",

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from energy_support import without_privileges
 from feed_support import TrainingProcess, new_identity, new_recording, read_only_view, training_process
 from ledger_support import Page
 from places import PROJECT, TESTS
 from programs import code_of
 from programs.sidecar import print_counts_until_killed
 from run_support import child_environment
+from users_support import without_privileges
 from waiting import wait_until
 
 from exporter.errors import CollectError

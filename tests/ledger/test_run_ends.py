@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import needs
-from run_support import free_port, page, run_command, running_process
+from run_support import fetch_page, free_port, run_command, running_process
 from waiting import wait_until
 
 JOB = """
@@ -71,7 +71,7 @@ def observe_states(tmp_path: Path, command: list[str], final_state: str) -> tupl
 
         def is_over() -> bool:
             nonlocal last_page
-            exposition = page(port)
+            exposition = fetch_page(port)
             all_states.update(current_states(exposition))
             last_page = exposition or last_page
             return run.poll() is not None

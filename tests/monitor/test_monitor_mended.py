@@ -17,7 +17,7 @@ from typing import Any
 
 import programs.monitor
 import pytest
-from elastic_support import run_function, run_program, stat_state
+from program_support import run_function, run_program, stat_state
 from waiting import LIMIT_SECONDS, wait_until
 
 import exporter

@@ -14,7 +14,7 @@ from typing import Any
 
 import programs.monitor
 import pytest
-from elastic_support import run_function
+from program_support import run_function
 from waiting import LIMIT_SECONDS, wait_until
 
 import exporter

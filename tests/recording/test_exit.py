@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic_support import run, single_reading, snapshots
+from program_support import run, single_reading, snapshots
 
 HANGING_JOB = """
     def hang(*_):

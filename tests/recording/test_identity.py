@@ -9,7 +9,7 @@ from typing import Any
 
 import programs.recording
 import pytest
-from elastic_support import run, run_function, snapshots
+from program_support import run, run_function, snapshots
 
 import exporter
 

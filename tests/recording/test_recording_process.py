@@ -8,7 +8,7 @@ from pathlib import Path
 
 import programs.recording
 import pytest
-from elastic_support import run, run_function, run_program, single_reading, snapshots
+from program_support import run, run_function, run_program, single_reading, snapshots
 from waiting import LIMIT_SECONDS
 
 PREPARE_STAT_AND_FILE = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import programs.recording
 import pytest
-from elastic_support import run, run_function, single_reading, snapshots
+from program_support import run, run_function, single_reading, snapshots
 
 from exporter.recording.values import Aggregation
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from elastic_support import run, single_reading, snapshots
 from places import PROJECT, TESTS
+from program_support import run, single_reading, snapshots
 
 from exporter import Stat, flush
 from exporter.recording.tensors import SLOTS, TensorReader

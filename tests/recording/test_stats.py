@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_support import run, snapshots
+from program_support import run, snapshots
 from waiting import LIMIT_SECONDS, wait_until
 
 import exporter
