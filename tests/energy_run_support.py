@@ -84,7 +84,7 @@ def joules(running: Sidecar | ContainedSidecar, family: str, run: str, label: st
     return sum(float(value) for value in re.findall(pattern, running.page, re.MULTILINE))
 
 
-def settled_joules(running: Sidecar | ContainedSidecar, *runs: str) -> list[float]:
+def wait_for_final_joules(running: Sidecar | ContainedSidecar, *runs: str) -> list[float]:
     """Wait until UNCHANGED_PASSES passes in a row have not changed the energies of ended runs, and return the energies."""
     last_joules: list[float] = []
     unchanged_passes, last_pass = 0, ""

@@ -143,11 +143,14 @@ class EnergyNode:
     def power(self, _later_than: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return {}
 
+    def sources(self) -> Sources:
+        return Sources(self.readings, self.use, self.gpu_use, self.alive, self.work, self.power)
+
     def start(self, state: StateStore | None = None) -> None:
         self.lock = NodeLock(self.directory, self.boot)
         self.state = state or StateStore(self.directory, sidecar="here")
         self.collector = EnergyCollector(
-            Sources(self.readings, self.use, self.gpu_use, self.alive, self.work, self.power),
+            self.sources(),
             self.state,
             self.lock,
             boot=self.boot,
@@ -179,8 +182,11 @@ class SidecarNode(EnergyNode):
 
 
 def gpu_reading(joules: float | None, read_at: float, watts: float | None = None) -> EnergyReading:
+    """Return a reading of the energy counter of the GPU `GPU-a`."""
     return EnergyReading(
-        *("gpu", "GPU-a", "nvml_counter"),
+        component="gpu",
+        device="GPU-a",
+        source="nvml_counter",
         is_measured=True,
         joules=joules,
         watts=watts,

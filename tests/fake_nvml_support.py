@@ -60,13 +60,13 @@ class Load:
     busy_percent: float = 50.0
     received_mebibytes_per_second: float = 100.0  # over PCIe
     sent_mebibytes_per_second: float = 50.0  # over PCIe
-    throttled_ratio: float = 0.25  # share of the time under a power cap
+    power_cap_ratio: float = 0.25  # ratio of the time under a power cap
 
 
 def _schedule_line(gpu: int, start_time: float, load: Load) -> str:
     """Return a line of the file `schedule`. Its fields are described in fakenvml.c."""
     pcie = f"{load.received_mebibytes_per_second} {load.sent_mebibytes_per_second}"
-    return f"{gpu} {start_time:.6f} {load.watts} {load.busy_percent} 20 60 40 30 {pcie} {load.throttled_ratio} 0\n"
+    return f"{gpu} {start_time:.6f} {load.watts} {load.busy_percent} 20 60 40 30 {pcie} {load.power_cap_ratio} 0\n"
 
 
 @dataclass(slots=True)
@@ -111,7 +111,11 @@ class FakeNvml:
         )
 
     def fail(self, *lines: str) -> None:
-        """Let NVML functions fail. Each line has: function, GPU, code, start, end, seconds of a hang, kind of garbage."""
+        """Let NVML functions fail.
+
+        Each line has the fields of the file `errors` in fakenvml.c: function, GPU (-1 for all), code that the function returns, start
+        and end (Unix time), and optionally the seconds of a hang and the kind of impossible values.
+        """
         self._write("errors", "".join(f"{line}\n" for line in lines))
 
     def hold(self, *processes: tuple[int, int]) -> None:

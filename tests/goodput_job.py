@@ -1,9 +1,10 @@
 """Small training job for the tests of goodput. The job saves, resumes from its save, and logs its steps.
 
-    goodput_job.py DIRECTORY STEPS [--session S] [--perf P] [--save-every N] [--from-nothing] [--pause-at STEP]
+    goodput_job.py DIRECTORY STEPS [--session S] [--perf P] [--world-size N] [--save-every N] [--from-nothing] [--pause-at N]
 
 Every step is a line of DIRECTORY/log with the process id, the step, and the duration in seconds without and with the entry and exit
-of the block, measured by the job. The checkpoint is the file DIRECTORY/saved. After --pause-at steps the job prints a line and waits to be killed.
+of the block, measured by the job. The checkpoint is the file DIRECTORY/saved. With --session, the job configures one-logger.
+With --from-nothing, the job ignores the checkpoint. When N steps are complete, --pause-at prints a line and waits to be killed.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def training_value(page: Page, name: str, run: str = "r", **labels: str) -> floa
 
 
 def badput_seconds(page: Page, run: str = "r") -> dict[str, float]:
-    """Return the lost seconds by cause."""
+    """Return the lost seconds by cause, without the causes that have none."""
     causes = {
         cause: training_value(page, "badput_seconds_total", run, cause=cause) for cause in BADPUT_CAUSES
     }
@@ -118,7 +118,7 @@ def badput_seconds(page: Page, run: str = "r") -> dict[str, float]:
 
 
 def counts_by_reason(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
-    """Return the interruptions or restarts by reason."""
+    """Return the number of interruptions or restarts by reason, without the reasons that have none."""
     counts = {reason: training_value(page, f"{family}_total", run, reason=reason) for reason in END_REASONS}
     return {reason: count for reason, count in counts.items() if count}
 

@@ -84,6 +84,7 @@ class TracedGpu:
 
 
 PLAY_START_SECONDS, PLAY_END_SECONDS = 0.01, 19.51
+"""Part of the trace that a test replays, from the start of the first phase to a moment after the end of the last, in seconds."""
 MONOTONIC_START_SECONDS = 5000.0
 """Time of the monotonic clock at the start of the trace."""
 JOB_PID = 7
@@ -116,6 +117,7 @@ class Node(SidecarNode):
         self.traced_gpu, self.other_processes = TracedGpu(), other_processes
         self.job = SimulatedTraining(start_seconds=MONOTONIC_START_SECONDS)
         self.process = make_process(started=EPOCH)
+        # Sorted, so that a phase ends before another phase starts at the same time.
         ends = [(end, False, phase) for phase, _, end in phase_spans]
         self.phase_boundaries = sorted([*((start, True, phase) for phase, start, _ in phase_spans), *ends])
         self.sequence, self.seconds = 0, 0.0

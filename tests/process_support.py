@@ -129,7 +129,8 @@ class SimulatedJob:
     gpus: list[GpuProcessUse] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        wall, self.proc.wall = self.proc.wall, START - 60.0  # before the processes of the job
+        # The collector starts before the processes of the job.
+        wall, self.proc.wall = self.proc.wall, START - 60.0
         psutil.PROCFS_PATH = str(self.proc.root)  # the fixture of the tests restores the path
         self.collector = ProcessCollector(
             job=lambda: self.processes,

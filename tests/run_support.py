@@ -1,4 +1,4 @@
-"""Real command lines, jobs that log their signals, and /proc, for the tests of the commands."""
+"""Command lines, jobs that log their signals, pages of sidecars, a web server and processes, for the tests of the commands."""
 
 from __future__ import annotations
 

@@ -158,11 +158,15 @@ def test_an_exited_run_keeps_wall_time_and_position_and_drops_last_values(sideca
         )
         for name, labels in (("training.step", ()), ("training.loss", (("mode", "train"),)))
     ]
-    training.write(*[gauge.replace(value=7.0) for gauge in gauges], final=True)
+    values = [gauge.replace(value=7.0) for gauge in gauges]
+    training.write(*values)
+    running_page = sidecar.collect()
+    training.write(*values, final=True)
     pages = [training.die(4.0), *(sidecar.collect_after(100.0) for _ in range(3))]
     sidecar.restart()
     pages.append(sidecar.collect_after(1.0))
 
+    assert running_page.get("training_loss", run="r", mode="train") == 7
     assert {training_value(page, "wall_seconds_total") for page in pages} == {9}
     assert {page.get("training_step", run="r") for page in pages} == {7}
     assert all("training_loss" not in page.families for page in pages)

@@ -109,7 +109,7 @@ class Node(EnergyNode):
             for pid, (name, run) in enumerate(self.runs.items(), 1)
         )
         return (
-            MachineUse(self.clock.monotonic, runs, self.busy_seconds, 4, 1000)
+            MachineUse(self.clock.monotonic, runs, self.busy_seconds, cpus=4, memory_used_bytes=1000)
             if self.has_visible_processes
             else None
         )
@@ -185,13 +185,14 @@ def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: 
     node.idle_watts, node.foreign_cpus = 40.0, 1.0
     node.collect()
 
-    # Of 1000 J, 600 are for work, with a share of 3/4; the run has half of the CPUs for the idle 400.
+    # Of 1000 J, 600 are for work, of which the run does 3/4; the run may use half of the CPUs, and has half of the idle 400.
     assert cpu_energy(node.collect_after(10.0)) == 450.0 + 200.0
 
 
 def test_memory_energy_is_divided_by_resident_memory(tmp_path: Path) -> None:
     node = observed_node(tmp_path, watts={"dram0": 20.0}, runs={"r": Run(resident_bytes=250)})
 
+    # The run uses a quarter of the memory.
     assert (
         node.collect_after(10.0).get(ENERGY_JOULES, run="r", component="dram", method="memory_share") == 50.0
     )
@@ -341,7 +342,7 @@ def test_a_run_that_returns_after_its_series_have_ended_continues_without_the_en
     node.collect_after(10.0)
     run = node.runs.pop("r")
     page_while_lingering = node.collect_after(100.0)
-    final_page = [node.collect_after(100.0) for _ in range(10)][-1]
+    final_page = [node.collect_after(100.0) for _ in range(10)][-1]  # the series end after 900 s
     node.runs["r"] = run
     node.collect_after(5.0)
 
@@ -410,6 +411,7 @@ lock = NodeLock(Path(sys.argv[1]), "boot")
 print(lock.acquire(), flush=True)
 sys.stdin.readline()
 """
+"""Program that holds the lock of the machine until its input closes."""
 
 
 def test_the_second_exporter_of_a_machine_counts_after_the_first_ends(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def divide_until(
     runs: Mapping[int, str] | None = None,
     reported_processes: Sequence[ReportedProcess] = (),
 ) -> Division:
+    """Divide the energy up to a time. *lives* and *runs* are by pid; a reported process brings its own lifetime."""
     all_lives = {**(lives or {}), **{process.life.pid: process.life for process in reported_processes}}
     return gpu.divide(
         history(end_seconds),
@@ -166,7 +167,7 @@ def test_a_process_that_the_driver_lists_again_keeps_its_earlier_energy() -> Non
     assert joules(division.slices, "a") == pytest.approx(WATTS * (2 + 2))
 
 
-def test_an_ended_process_that_the_driver_still_lists_is_attributed_no_energy() -> None:
+def test_an_ended_process_that_the_driver_still_lists_is_attributed_no_energy_after_its_end() -> None:
     gpu, slices = new_attribution(), list[GpuSlice]()
     for second in range(2, 602, 2):
         lives = {7: ProcessLife(7, 1.0, 20.0 if second >= 20 else None)}

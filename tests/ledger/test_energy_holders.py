@@ -91,12 +91,13 @@ def test_a_running_process_without_a_pid_is_not_listable() -> None:
 
 
 @pytest.mark.parametrize(
-    "process_without_gpu",
+    "process",
     [
         job_process("0", has_used_cuda=False),
         job_process("0", rank=None),
         job_process("0", started_at=20.0, ended_at=30.0),
     ],
+    ids=["without CUDA", "without a rank", "ended 70 s ago"],
 )
-def test_a_process_that_uses_no_gpu_is_not_reported(process_without_gpu: JobProcess) -> None:
-    assert reported_processes(process_without_gpu) == {}
+def test_a_process_that_cannot_hold_its_gpu_is_not_reported(process: JobProcess) -> None:
+    assert reported_processes(process) == {}

@@ -20,6 +20,7 @@ from exporter.ledger.state.store import StateStore
 
 PASS_SECONDS = 10.0
 START_SECONDS = 5000.0
+"""Time of the monotonic clock at the start."""
 
 
 class Node(EnergyNode):

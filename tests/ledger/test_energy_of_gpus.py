@@ -16,8 +16,8 @@ from energy_run_support import (
     Job,
     energy_flag,
     joules,
-    settled_joules,
     start_fake_nvml,
+    wait_for_final_joules,
 )
 from fake_nvml_support import needs_fake_nvml
 from serve_support import Sidecar, sidecar
@@ -52,7 +52,7 @@ def test_two_runs_share_a_gpu_and_a_third_run_uses_two_gpus(
         a_pid, b_pid, c_pid = (job.process.pid for job in jobs)
         fake.hold((a_pid, 0), (b_pid, 0), (c_pid, 1), (c_pid, 2))
         lifetimes = [job.wait() for job in jobs]
-        run_joules = settled_joules(running, "a", "b", "c")
+        run_joules = wait_for_final_joules(running, "a", "b", "c")
 
     # The deviations of two runs add up.
     assert run_joules[0] + run_joules[1] == pytest.approx(WATTS * max(lifetimes[:2]), rel=0.03)
@@ -83,7 +83,7 @@ def test_a_run_on_eight_gpus_loses_at_most_the_energy_of_the_downtime_of_the_sid
         for rank in ranks:
             rank.process.kill()
         lifetimes = [rank.wait() for rank in ranks]
-        (run_joules,) = settled_joules(running, "a")
+        (run_joules,) = wait_for_final_joules(running, "a")
 
     assert share_sums == {8.0}
     # A process that the driver lists late has the GPU from the last list without the process.
@@ -96,12 +96,13 @@ def test_without_a_process_list_a_run_is_attributed_energy_by_the_gpu_in_the_fee
 ) -> None:
     fake = start_fake_nvml(tmp_path, monkeypatch, count=2)
     fake.draw(100.0, WATTS)
+    # Both versions of the call return NVML_ERROR_NOT_SUPPORTED (3) for all GPUs.
     fake.fail(*(f"nvmlDeviceGetComputeRunningProcesses_v{version} -1 3 0 1e12" for version in (2, 3)))
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         job = Job(tmp_path, "a", 4.0, code=CRASHING_JOB, CUDA_VISIBLE_DEVICES=SECOND_GPU)
         lifetime_seconds = job.wait()
-        (run_joules,) = settled_joules(running, "a")
+        (run_joules,) = wait_for_final_joules(running, "a")
         load_joules = joules(running, "training_phase_energy_joules_total", "a", 'phase="checkpoint_load"')
 
     assert WATTS * 4.0 * 0.98 <= run_joules <= WATTS * lifetime_seconds * 1.02
@@ -119,7 +120,7 @@ def test_a_sidecar_in_another_pid_namespace_finds_the_gpu_of_a_run_in_its_feed(
         job = Job(tmp_path, "a", TRAINING_SECONDS, CUDA_VISIBLE_DEVICES="1")
         fake.hold((job.process.pid, 1))  # a pid that the sidecar does not know
         lifetime_seconds = job.wait()
-        (run_joules,) = settled_joules(running, "a")
+        (run_joules,) = wait_for_final_joules(running, "a")
 
     assert WATTS * TRAINING_SECONDS * 0.98 <= run_joules <= WATTS * lifetime_seconds * 1.02
 

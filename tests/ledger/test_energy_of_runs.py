@@ -14,8 +14,8 @@ from energy_run_support import (
     hold,
     idle_watts,
     joules,
-    settled_joules,
     start_fake_nvml,
+    wait_for_final_joules,
 )
 from fake_nvml_support import Load, needs_fake_nvml, play_constant_load
 from serve_support import sidecar
@@ -36,7 +36,7 @@ def test_a_run_is_attributed_the_energy_of_its_whole_lifetime(
         if is_killed:
             time.sleep(13)
         lifetime_seconds = job.kill() if is_killed else job.wait()
-        (run_joules,) = settled_joules(running, "a")
+        (run_joules,) = wait_for_final_joules(running, "a")
         other_joules = running.sample('training_wasted_energy_joules_total{run="a",cause="other"}')
 
     assert run_joules == pytest.approx(WATTS * lifetime_seconds, rel=0.02)
@@ -56,7 +56,7 @@ def test_an_attempt_of_two_seconds_is_attributed_its_energy_and_cause(
         next_attempt = Job(tmp_path, "a", 10)
         hold(fake, [next_attempt])
         lifetime_seconds = crash_seconds + next_attempt.wait()
-        (run_joules,) = settled_joules(running, "a")
+        (run_joules,) = wait_for_final_joules(running, "a")
         load_joules = joules(running, "training_wasted_energy_joules_total", "a", 'cause="checkpoint_load"')
 
     assert run_joules == pytest.approx(WATTS * lifetime_seconds, rel=0.05)

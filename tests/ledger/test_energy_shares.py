@@ -19,10 +19,7 @@ from exporter.collectors.job import (
     ProcessLife,
     RunUse,
 )
-from exporter.ledger.energy.collector import EnergyCollector
-from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.sources import Sources
-from exporter.ledger.state.store import StateStore
 
 RUNS = {7: "a", 8: "b"}
 """Run of each process."""
@@ -38,24 +35,8 @@ class Node(EnergyNode):
         self.points: list[EnergyPoint] = []
         super().__init__(directory)
 
-    def start(self, state: StateStore | None = None) -> None:
-        self.lock = NodeLock(self.directory, self.boot)
-        self.state = state or StateStore(self.directory, sidecar="here")
-        self.collector = EnergyCollector(
-            Sources(
-                self.readings,
-                self.use,
-                self.gpu_use,
-                self.alive,
-                gpu_listings=self.listings,
-                process_lives=self.lives,
-            ),
-            self.state,
-            self.lock,
-            boot=self.boot,
-            clock=lambda: self.clock.wall,
-            monotonic=lambda: self.clock.monotonic,
-        )
+    def sources(self) -> Sources:
+        return replace(super().sources(), gpu_listings=self.listings, process_lives=self.lives)
 
     def readings(self) -> Sequence[EnergyReading]:
         joules = None if self.is_lost else WATTS * self.clock.monotonic
@@ -136,7 +117,7 @@ def test_energy_used_while_no_sidecar_was_running_is_attributed_once(node: Node,
     assert joules == pytest.approx(WATTS * (node.clock.monotonic - seconds_before))
 
 
-def test_a_lost_gpu_has_no_shares(node: Node) -> None:
+def test_a_gpu_has_no_shares_after_40_seconds_without_a_reading(node: Node) -> None:
     node.shares()
     node.is_lost = True
 

@@ -173,7 +173,7 @@ def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
 @pytest.mark.parametrize(
     ("second_run", "perf"),
     [("job-1", "perf"), ("job-2", "perf"), ("job-2", "faster")],
-    ids=["4", "4-slurm", "5"],
+    ids=["4-same-run-name", "4-other-run-name", "5-faster-code"],
 )
 def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
     tmp_path: Path, flags: list[str], second_run: str, perf: str

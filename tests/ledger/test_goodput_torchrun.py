@@ -82,7 +82,8 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     finished_seconds = sum(sum(steps.values()) for steps in seconds_by_step)
     lost_seconds = finished_seconds - productive_seconds + unfinished_seconds
 
-    ((((_, run),), _),) = page.all("training_attempt").items()  # one run, although unnamed
+    (labels,) = page.all("training_attempt")  # one run, although unnamed
+    run = dict(labels)["run"]
     assert run.startswith("train-")
     assert training_value(page, "attempt", run) == 3
     assert training_value(page, "attempt_steps", run) == 20

@@ -95,7 +95,7 @@ def test_a_lost_gpu_is_charged_after_a_restart_of_the_sidecar(node: Node) -> Non
     ("outage_seconds", "expected_seconds"),
     [
         (60, 100 + 60 + 100),
-        # After a long outage, the time is charged from the first pass, which is five seconds after the restart.
+        # After an hour, the time is charged from the first pass, which is five seconds after the restart.
         (3600, 100 + 95),
     ],
 )

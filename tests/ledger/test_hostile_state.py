@@ -41,16 +41,13 @@ def raise_version(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"ledger 3 ", b"ledger 4 ", 1))
 
 
+def remove_content(path: Path) -> None:
+    path.write_bytes(b"")
+
+
 @pytest.mark.parametrize(
     "damage",
-    [
-        nest_deeply,
-        flip_bit,
-        replace_by_link,
-        extend_sparsely,
-        raise_version,
-        lambda path: path.write_bytes(b""),
-    ],
+    [nest_deeply, flip_bit, replace_by_link, extend_sparsely, raise_version, remove_content],
 )
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_an_unusable_state_file_is_moved_aside_counted_and_logged(

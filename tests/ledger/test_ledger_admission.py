@@ -41,12 +41,12 @@ CONFLICTS = {
     "sample name": (make_definition("a", buckets=(1.0,)), make_definition("a.bucket")),
     "sum and family": (make_definition("a"), make_definition("a.sum")),
     "window gauge and family": (make_definition("a"), make_definition("a.window.mean")),
-    "window gauges of two": (make_definition("a", unit="seconds"), make_definition("a")),
+    "two window gauges": (make_definition("a", unit="seconds"), make_definition("a")),
 }
 
 
 @pytest.mark.parametrize(("accepted", "conflicting"), CONFLICTS.values(), ids=CONFLICTS)
-def test_the_first_live_definition_wins_and_the_other_is_counted(
+def test_the_definition_of_the_process_that_started_first_wins_and_the_other_is_counted(
     sidecar: Sidecar, accepted: StatDefinition, conflicting: StatDefinition
 ) -> None:
     record_stats(sidecar, 1, conflicting)

@@ -126,9 +126,9 @@ def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, miss
     for rank in (0, 1):
         sidecar.record_loss(make_process(rank=rank), 3 + rank, alive=False)
     sidecar.collect()
-    files = {path.name.split("_")[2][0]: path for path in (tmp_path / "ledger").glob("rank*.ledger")}
-    state_of_rank_1 = files["1"].read_bytes()
-    files["0"].write_bytes(state_of_rank_1[: len(state_of_rank_1) - missing_bytes])
+    file_of_rank_0, file_of_rank_1 = sorted((tmp_path / "ledger").glob("rank*.ledger"))
+    state_of_rank_1 = file_of_rank_1.read_bytes()
+    file_of_rank_0.write_bytes(state_of_rank_1[: len(state_of_rank_1) - missing_bytes])
     sidecar.restart()
     page = sidecar.collect_after(1.0)
 
@@ -136,7 +136,7 @@ def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, miss
     assert page.count("loss", run="r", rank="1") == 4
     assert count_after_restart_of_rank(sidecar) == 1
     assert sidecar.state.damaged_files == 1
-    assert files["1"].read_bytes() == state_of_rank_1
+    assert file_of_rank_1.read_bytes() == state_of_rank_1
 
 
 def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) -> None:

@@ -44,15 +44,11 @@ def collect_page(sidecar: JobCollector) -> Page:
 
 def flood(child: TrainingProcess, seconds: float) -> int:
     """Let a process write as fast as possible, kill the process, and return the reported number of samples."""
-    assert child.process.stdin is not None
-    assert child.process.stdout is not None
-    child.process.stdin.write("flood\n")
-    child.process.stdin.flush()
-    first_lines = [child.process.stdout.readline() for _ in range(2)]
+    child.send("flood")
+    first_lines = [child.read_line() for _ in range(2)]
     time.sleep(seconds)
     complete_lines = [*first_lines, *child.kill().split("\n")[:-1]]
-    reported_counts = [int(line) for line in complete_lines if line.strip().isdigit()]
-    return reported_counts[-1]
+    return int(complete_lines[-1])
 
 
 def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Path) -> None:
@@ -152,8 +148,8 @@ def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_pat
         assert page.get("training_feed_alive", **RANK_0_LABELS) == 1
         earlier_process.execute("finish")
         earlier_process.kill()
-        while page.count("train_stat0", **RANK_0_LABELS) is None:
-            page = collect_page(sidecar)
+        wait_until(lambda: collect_page(sidecar).count("train_stat0", **RANK_0_LABELS) is not None)
+        page = collect_page(sidecar)
 
     assert page.count("train_stat0", **RANK_0_LABELS) == 2
     assert page.get("exporter_ledger_suppressed_ranks") == 0

@@ -29,19 +29,17 @@ MEAN_SERIES, SAMPLES_SERIES, LAST_SAMPLE_SERIES, COUNT_SERIES = (
 )
 
 
+TOTAL_SERIES = {LAST_SAMPLE_SERIES, COUNT_SERIES}
+ALL_SERIES = TOTAL_SERIES | {MEAN_SERIES, SAMPLES_SERIES}
+
+
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-ALL_SERIES = {MEAN_SERIES, SAMPLES_SERIES, LAST_SAMPLE_SERIES, COUNT_SERIES}
-
-
 def published_series(page: Page) -> set[str]:
     return {name for name in ALL_SERIES if page.get(name, **RANK_0_LABELS) is not None}
-
-
-TOTAL_SERIES = {LAST_SAMPLE_SERIES, COUNT_SERIES}
 
 
 @pytest.mark.parametrize("window", [EMPTY_WINDOW, None])
@@ -53,16 +51,19 @@ def test_a_window_without_samples_has_no_aggregates(sidecar: Sidecar, window: Wi
     assert page.get(SAMPLES_SERIES, **RANK_0_LABELS) == 0
 
 
-def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
+def test_totals_of_a_dead_rank_linger_for_15_minutes_and_return_with_a_restart(
     sidecar: Sidecar,
 ) -> None:
     process = make_process()
     sidecar.feed.publish(make_snapshot(process, make_reading(STEP_STAT, [0.25])))
     sidecar.collect()
     sidecar.feed.kill(process)
+    page_after_death = sidecar.collect_after(1)
 
-    assert published_series(sidecar.collect_after(1)) == TOTAL_SERIES
-    sidecar.clock.wall += 86_400
+    assert published_series(page_after_death) == TOTAL_SERIES
+    assert page_after_death.get("training_feed_alive", **RANK_0_LABELS) == 0
+    assert page_after_death.get("training_feed_dropped_total", reason="nan", **RANK_0_LABELS) == 0
+    sidecar.clock.wall += 86_400  # only the monotonic clock decides
     assert published_series(sidecar.collect_after(899)) == TOTAL_SERIES
     sidecar.clock.wall -= 2 * 86_400
     gap_page = sidecar.collect_after(2)

@@ -170,7 +170,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.feed.kill_moment = ""
         self.record_reads(initial_files)
         if "remove" in moment and not self.is_state_broken:
-            self.record_saves()
+            self.record_saves()  # a pass saves all ranks before it removes a file
         if page is not None:
             self.check_monotonicity(page)
         self.restart_sidecar()

@@ -37,10 +37,6 @@ def save_record(store: StateStore, content: bytes = b"seven", key: tuple[str, ..
     return store.directory / file_name(key)
 
 
-def identity(content: bytes) -> bytes:
-    return content
-
-
 @few_examples
 @given(st.lists(st.text(ANY_CHARACTER, max_size=300), min_size=2, max_size=4))
 def test_any_key_becomes_a_short_ascii_file_name(parts: list[str]) -> None:
@@ -65,7 +61,7 @@ def test_a_damaged_byte_other_than_white_space_is_detected_and_the_file_moved_as
     damaged_content = valid_content[:position] + bytes([new_byte]) + valid_content[position + 1 :]
     path.write_bytes(damaged_content)
     initial_count = store.damaged_files
-    loaded_content = store.load(KEY, identity)
+    loaded_content = store.load(KEY, bytes)
 
     # Other white space between the fields of the first line is accepted.
     assert loaded_content in {None, b'{"some": "content", "of": 17}'}
@@ -82,7 +78,7 @@ def test_a_file_of_a_later_version_is_moved_aside_and_logged(
     path = save_record(store)
     later_content = path.read_bytes().replace(b"ledger 3", b"ledger 4", 1)
     path.write_bytes(later_content)
-    loaded_content = store.load(KEY, identity)
+    loaded_content = store.load(KEY, bytes)
 
     (preserved_file,) = path.parent.glob("*.damaged-*")
     assert loaded_content is None
@@ -98,13 +94,13 @@ def test_a_symbolic_link_is_neither_read_nor_followed_by_a_write(store: StateSto
     target.write_bytes(valid_content)
     path.unlink()
     path.symlink_to(target)
-    loaded_content = store.load(KEY, identity)
+    loaded_content = store.load(KEY, bytes)
     store.save(KEY, b"new")
 
     assert loaded_content is None
     assert target.read_bytes() == valid_content
     assert not path.is_symlink()
-    assert store.load(KEY, identity) == b"new"
+    assert store.load(KEY, bytes) == b"new"
 
 
 def test_a_linked_directory_is_refused(tmp_path: Path) -> None:
@@ -224,7 +220,7 @@ def test_a_save_on_a_full_tmpfs_fails_and_keeps_the_previous_content(tmp_path: P
 
         with pytest.raises(StateError, match="No space left"):
             store.save(KEY, b"y" * 50_000)
-        assert store.load(KEY, identity) == b"x" * 20_000
+        assert store.load(KEY, bytes) == b"x" * 20_000
         assert sorted(file.name for file in path.parent.iterdir()) == sorted([path.name, "locks"])
         store.save(KEY, b"z" * 20_000)
         store.close()

@@ -31,6 +31,10 @@ if status < 0:
     time.sleep(600)
 sys.exit(status)
 """
+"""Job that trains 20 steps, writes its seconds of work to a file, and exits with a status.
+
+Arguments: STATUS FILE. With a negative status, the job is an actor that waits until its launcher kills it.
+"""
 
 ACTOR_KILLING_LAUNCHER = """
 import os, subprocess, sys, time
@@ -40,6 +44,7 @@ while not os.path.exists(sys.argv[-1]):
 actor.kill()
 actor.wait()
 """
+"""Program that starts a job as an actor, kills the actor once its file exists, and exits normally."""
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
 RENDEZVOUS = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=llama"]

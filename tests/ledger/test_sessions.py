@@ -174,6 +174,7 @@ store = StateStore(Path(sys.argv[1]), sidecar="elsewhere")
 print(store.claim(("goodput", "s", "session", "", "")), flush=True)
 sys.stdin.read()
 """
+"""Program that holds the session `s`, as a sidecar of another node, until its input closes."""
 
 
 def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar: Sidecar) -> None:
@@ -224,9 +225,10 @@ def test_a_late_session_tag_is_accepted(sidecar: Sidecar) -> None:
     assert (sidecar.directory / "ledger" / file_name(("goodput", "s", "session", "", ""))).exists()
 
 
-@pytest.mark.parametrize("duration_seconds", [1.0, 40.0])
+# A process that has not trained may still report a session tag for 30 s. Until then, it is no attempt.
+@pytest.mark.parametrize(("duration_seconds", "attempts"), [(1.0, 2), (40.0, 3)])
 def test_an_evaluation_between_attempts_does_not_complete_the_task(
-    sidecar: Sidecar, duration_seconds: float
+    sidecar: Sidecar, duration_seconds: float, attempts: int
 ) -> None:
     first_attempt = MonitoredJob(sidecar, job_in_loop())
     first_attempt.job.train(5)
@@ -244,7 +246,7 @@ def test_an_evaluation_between_attempts_does_not_complete_the_task(
 
     assert training_value(page, "lost_steps_total") == 2
     assert training_value(page, "productive_seconds_total") == 5
-    assert training_value(page, "attempt") == (2 if duration_seconds < 30 else 3)
+    assert training_value(page, "attempt") == attempts
     check_seconds_add_up(page)
 
 
@@ -260,6 +262,7 @@ def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Side
     second_attempt.job.spend("validation", 10.0)
     page = second_attempt.write_and_collect()
 
+    # Both validations of the first attempt are lost time, although the option changed before the second.
     assert badput_seconds(page)["validation"] == 6
     assert training_value(page, "productive_seconds_total") == 10
 
