@@ -34,7 +34,13 @@ DATA = Path(__file__).parent / "data" / "gpu"
 UPDATE_GOLDEN = os.environ.get("UPDATE_GOLDEN") == "1"
 """True to write the expected expositions instead of comparing. Review the difference."""
 
-SHORT_TIMINGS = Timings(deadline=1.5, start_deadline=10, patience=0.3, first_backoff=0.2, max_backoff=1.0)
+SHORT_TIMINGS = Timings(
+    deadline_seconds=1.5,
+    start_deadline_seconds=10,
+    replacement_delay_seconds=0.3,
+    first_backoff_seconds=0.2,
+    max_backoff_seconds=1.0,
+)
 """Short timings of the supervisor, long enough for a busy machine."""
 
 SMALL_MACHINE = """{head}

@@ -277,7 +277,7 @@ class Wiring:
             on_change=publish,
             on_sample=on_sample,
             counts_energy=self._lock.acquire,
-            detached=self.gpu is not None and self.gpu.detached,
+            is_detached=self.gpu is not None and self.gpu.is_detached,
             **collector_arguments,
         )
         self._replace_gpus(collector)

@@ -110,7 +110,7 @@ class EnergyReading:
     name: str = ""  # model of the device
     index: str = ""
     power_joules: float | None = None  # integral of power measured independently of `joules`
-    resets: Mapping[str, float] = field(default_factory=dict)  # corrections by reason
+    corrections: Mapping[str, float] = field(default_factory=dict)  # of the counter, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
     gap_joules: Mapping[str, float] = field(default_factory=dict)  # energy in the gaps, not part of `joules`
     is_mig: bool = False  # True for a GPU in MIG mode, of which a process uses a part

@@ -155,7 +155,7 @@ def test_only_one_of_two_sidecars_on_a_machine_counts_energy(tmp_path: Path) -> 
     with sidecar(tmp_path, flag) as first:
         wait_until(lambda: first.sample(COUNTING) == 1)
         with sidecar(second_state, flag) as second:
-            wait_until(lambda: "another exporter on this machine counts its energy" in second.log)
+            wait_until(lambda: "another exporter on this machine counts the energy" in second.log)
             wait_until(lambda: second.sample(COUNTING) == 0)
             page = second.page
             assert first.end() == 0

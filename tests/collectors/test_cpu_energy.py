@@ -58,7 +58,7 @@ def test_an_implausible_register_is_bridged_with_the_last_power(register: float,
     counter.update(register + 400.0, 25.0)
 
     assert counter.joules == 500.0 + 500.0 + 400.0
-    assert {name: count for name, count in counter.resets.items() if count} == {reason: 1}
+    assert {name: count for name, count in counter.corrections.items() if count} == {reason: 1}
 
 
 def test_several_wraps_between_two_readings_are_found_by_the_last_power() -> None:
@@ -68,7 +68,7 @@ def test_several_wraps_between_two_readings_are_found_by_the_last_power() -> Non
     counter.update((2_500.0 + 500.0 * 300) % 65_532.0, 305.0)
 
     assert counter.joules == 2_500.0 + 500.0 * 300
-    assert counter.resets["wrap"] == 2
+    assert counter.corrections["wrap"] == 2
 
 
 @pytest.mark.parametrize("read_at", [2000.0, 3.0])

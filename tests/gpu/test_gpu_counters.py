@@ -36,12 +36,12 @@ def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, fl
 
         assert increase >= 0
         assert counter.total >= previous_total
-        assert set(counter.resets) <= set(CORRECTION_REASONS)
+        assert set(counter.corrections) <= set(CORRECTION_REASONS)
         previous_total = counter.total
 
 
 @pytest.mark.parametrize(
-    ("readings", "total", "resets"),
+    ("readings", "total", "corrections"),
     [
         ([5_000_000, 5_100_000], 100_000, {}),  # energy starts at zero
         # A register of 32 bits.
@@ -55,11 +55,13 @@ def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, fl
     ],
     ids=["order", "wrap", "reset", "jump", "backwards", "glitch"],
 )
-def test_a_reset_counter_is_corrected(readings: list[float], total: float, resets: dict[str, int]) -> None:
+def test_a_reset_counter_is_corrected(
+    readings: list[float], total: float, corrections: dict[str, int]
+) -> None:
     counter = MonotonicCounter(ENERGY_RULE)
 
     assert advance_each_second(counter, readings) == total
-    assert counter.resets == resets
+    assert counter.corrections == corrections
 
 
 def test_seconds_that_exceed_the_elapsed_time_are_absent() -> None:

@@ -131,7 +131,7 @@ def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
 def test_a_hanging_gpu_is_skipped_until_its_call_returns(tmp_path: Path) -> None:
     hang = 'at: 1s, until: 17s, gpus: [1], hang: ["*"]'
     # Long enough for a new process on a busy machine.
-    timings = dataclasses.replace(SHORT_TIMINGS, deadline=8.0)
+    timings = dataclasses.replace(SHORT_TIMINGS, deadline_seconds=8.0)
     with running_collector(write_machine(tmp_path, hang), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         other_readings = [value(collector, "gpu_power_watts", "0")]
@@ -150,7 +150,7 @@ def test_a_gpu_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> N
     loss = "at: 1s, until: 3s, gpus: [1], lost: true"
     hang = "at: 3s, gpus: [1], hang: [nvmlDeviceGetPowerUsage]"
     # Long enough for a pass on a busy machine.
-    timings = dataclasses.replace(SHORT_TIMINGS, deadline=4.0)
+    timings = dataclasses.replace(SHORT_TIMINGS, deadline_seconds=4.0)
     with running_collector(write_machine(tmp_path, loss, hang), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         reasons: set[str] = set()
@@ -166,7 +166,9 @@ def test_a_gpu_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> N
 def test_other_gpus_have_readings_while_a_gpu_hangs_repeatedly(tmp_path: Path) -> None:
     hangs = (f'at: {start}s, until: {start + 4}s, gpus: [1], hang: ["*"]' for start in (1, 6))
     # Enough for a new process on a busy machine, and a visible gap.
-    timings = dataclasses.replace(SHORT_TIMINGS, deadline=3.0, first_backoff=5.0, max_backoff=5.0)
+    timings = dataclasses.replace(
+        SHORT_TIMINGS, deadline_seconds=3.0, first_backoff_seconds=5.0, max_backoff_seconds=5.0
+    )
     with running_collector(write_machine(tmp_path, *hangs), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         other_readings: list[float | None] = []
@@ -193,7 +195,12 @@ def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
     hang = 'at: 500ms, hang: ["*", nvmlInitWithFlags]'
     timings = dataclasses.replace(
-        SHORT_TIMINGS, deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, max_backoff=0.1
+        SHORT_TIMINGS,
+        deadline_seconds=0.5,
+        start_deadline_seconds=8,
+        replacement_delay_seconds=0.1,
+        first_backoff_seconds=0.1,
+        max_backoff_seconds=0.1,
     )
     with running_collector(write_machine(tmp_path, hang), timings=timings) as collector:
         wait_until(lambda: reason(collector) == "hung")
@@ -222,7 +229,7 @@ def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
     update = 'at: 3s, driver: "590.44.01"'
     # Long enough for a new process on a busy machine.
     with running_collector(
-        write_machine(tmp_path, update), timings=dataclasses.replace(SHORT_TIMINGS, deadline=8.0)
+        write_machine(tmp_path, update), timings=dataclasses.replace(SHORT_TIMINGS, deadline_seconds=8.0)
     ) as collector:
         wait_until(lambda: nvml_up(collector))
         missing_readings = 0
@@ -276,7 +283,7 @@ def test_a_detached_child_that_hangs_is_not_polled(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         collector.detach()
         wait_until(lambda: reason(collector) == "detached")
-        time.sleep(SHORT_TIMINGS.deadline)
+        time.sleep(SHORT_TIMINGS.deadline_seconds)
         clock_reads = 0
         time.sleep(1.0)
         clock_reads_after_deadline = clock_reads

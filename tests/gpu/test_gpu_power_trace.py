@@ -93,7 +93,7 @@ def test_energy_after_the_last_sample_is_not_counted_twice_if_the_counter_is_rea
         block = PowerBlock(
             integral_joules=500.0 * end_seconds,
             end_time=end_seconds,
-            first_microseconds=int(end_seconds * 1e6),
+            start_microseconds=int(end_seconds * 1e6),
             step_microseconds=[1_000_000],
             milliwatts=[500_000],
         )
@@ -107,13 +107,21 @@ def test_energy_after_the_last_sample_is_not_counted_twice_if_the_counter_is_rea
 
 
 def add_constant_power(
-    energy: GpuEnergy, seconds: int, *, counter_delay: float | None, is_paused: bool = False
+    energy: GpuEnergy,
+    seconds: int,
+    *,
+    counter_delay: float | None,
+    is_paused: bool = False,
+    outage_seconds: int = 0,
 ) -> None:
-    """Add a pass at 500 W to an energy. The counter is read *counter_delay* seconds after the last sample; not for None."""
+    """Add a pass at 500 W to an energy. The counter is read *counter_delay* seconds after the last sample; not for None.
+
+    The power integral lacks *outage_seconds*, in which no power was read.
+    """
     block = PowerBlock(
-        integral_joules=500.0 * seconds,
+        integral_joules=500.0 * (seconds - outage_seconds),
         end_time=float(seconds),
-        first_microseconds=seconds * 1_000_000,
+        start_microseconds=seconds * 1_000_000,
         step_microseconds=[1_000_000],
         milliwatts=[500_000],
     )
@@ -147,6 +155,20 @@ def test_the_total_and_the_gap_of_an_outage_are_the_energy_of_the_counter(counte
 
     assert energy.total_joules is not None
     assert energy.total_joules + energy.gap_joules == pytest.approx(500.0 * 600)
+
+
+def test_a_wrong_number_after_an_outage_does_not_move_the_energy_of_the_gap_to_the_total() -> None:
+    energy = GpuEnergy()
+    for seconds in range(101):
+        add_constant_power(energy, seconds, counter_delay=None if seconds % 10 else 0.0)
+    energy.add(None, 0.0, 160.0, child=1, is_paused=False)  # the counter returns a wrong number
+    for seconds in range(161, 601):
+        delay = None if seconds % 10 else 0.0
+        add_constant_power(energy, seconds, counter_delay=delay, outage_seconds=60)
+
+    # No power was read from 100 s to 160 s.
+    assert energy.gap_joules == pytest.approx(500.0 * 60)
+    assert energy.total_joules == pytest.approx(500.0 * 540)
 
 
 def test_energy_is_counted_once_if_the_first_reading_of_the_counter_follows_power_readings() -> None:

@@ -41,7 +41,7 @@ class Node(EnergyNode):
 
     def wraps(self) -> float:
         """Return the wraps of all registers since the start of the sidecar."""
-        return sum(reading.resets["wrap"] for reading in self.rapl.readings)
+        return sum(reading.corrections["wrap"] for reading in self.rapl.readings)
 
     @property
     def wall(self) -> float:

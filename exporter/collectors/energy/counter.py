@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RESET_REASONS = ("wrap", "reset", "backwards", "jump")
+CORRECTION_REASONS = ("wrap", "reset", "backwards", "jump")
 """Reasons of a correction, see above."""
 
 MAX_WATTS = 4000.0
@@ -38,7 +38,7 @@ class EnergyCounter:
         self.watts: float | None = None  # mean power between the last two readings
         self.register_joules: float | None = None  # last reading
         self.time = 0.0  # monotonic time of the last reading
-        self.resets: dict[str, float] = dict.fromkeys(RESET_REASONS, 0.0)
+        self.corrections: dict[str, float] = dict.fromkeys(CORRECTION_REASONS, 0.0)
         self.range_joules = range_joules
         self._max_watts = max_watts
 
@@ -74,16 +74,16 @@ class EnergyCounter:
         max_joules = self._max_watts * seconds + SLACK_JOULES
         if increase_joules > max_joules or increase_joules < 0:
             if not has_fallen:
-                self.resets["jump"] += 1
+                self.corrections["jump"] += 1
             else:
-                self.resets["reset" if current <= max_joules else "backwards"] += 1
+                self.corrections["reset" if current <= max_joules else "backwards"] += 1
             return None
         extra_wraps = 0
         if self.range_joules > 0 and self.watts is not None:
             expected_wraps = round((self.watts * seconds - increase_joules) / self.range_joules)
             max_wraps = int((max_joules - increase_joules) / self.range_joules)
             extra_wraps = max(0, min(expected_wraps, max_wraps))
-        self.resets["wrap"] += has_fallen + extra_wraps
+        self.corrections["wrap"] += has_fallen + extra_wraps
         return increase_joules + extra_wraps * self.range_joules
 
 
@@ -104,5 +104,5 @@ def joules_between(earlier: RegisterReading, later: RegisterReading, *, range_jo
     counter = EnergyCounter(range_joules=range_joules)
     counter.register_joules, counter.time, counter.watts = earlier.joules, earlier.time, earlier.watts
     seconds = counter.update(later.joules, later.time)
-    is_estimated = any(counter.resets[reason] for reason in ("reset", "backwards", "jump"))
+    is_estimated = any(counter.corrections[reason] for reason in ("reset", "backwards", "jump"))
     return None if seconds is None or is_estimated else counter.joules

@@ -87,7 +87,7 @@ class EnergyDevice:
             index=self.index,
             register_joules=self.counter.register_joules if self.is_readable else None,
             range_joules=self.counter.range_joules,
-            resets=dict(self.counter.resets),
+            corrections=dict(self.counter.corrections),
             gap_seconds=dict(self.gap_seconds),
         )
 

@@ -110,12 +110,12 @@ class RaplCollector:
         self._last_pass_time: float | None = None
 
     def collect(self) -> Collected:
-        """Read the registers and meters, unless another exporter on this machine counts their energy."""
+        """Read the registers and meters, unless another exporter on this machine counts the energy."""
         collected = Collected()
         if not self._counts_energy():
             self._pause()
             collected.unsupported.append(
-                "another exporter on this machine counts its energy; the energy families are absent here"
+                "another exporter on this machine counts the energy; the families of CPUs and memory are absent here"
             )
             return collected
         now = self._monotonic()
@@ -140,7 +140,7 @@ class RaplCollector:
         return collected
 
     def _pause(self) -> None:
-        """Discard the last readings, because a different exporter counts the energy."""
+        """Discard the last readings, because another exporter counts the energy."""
         self.readings = ()
         self._last_pass_time = None
         for device in self._devices.values():

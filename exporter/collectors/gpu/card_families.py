@@ -190,8 +190,8 @@ CLOCKS_EVENT_SECONDS = GpuFamily(
         ),
     ),
     sources=(ReadingSource(reading="clocks_event_nanoseconds", rule=NANOSECONDS),),
-    # These reasons are rare: zeros would be three uninformative series per GPU.
-    rare=frozenset({"board_limit", "reliability", "sync_boost"}),
+    # These reasons are rare: zeros would be three series per GPU without information.
+    omitted_at_zero=frozenset({"board_limit", "reliability", "sync_boost"}),
 )
 SM_ACTIVITY = GpuFamily(
     spec=FamilySpec(

@@ -19,15 +19,16 @@ from typing import Any
 import exporter
 from exporter.collectors.gpu.nvml import MessageReader, encode
 
-CHILD = "exporter.collectors.gpu.nvml.child"
+CHILD_MODULE = "exporter.collectors.gpu.nvml.child"
 """Module of the child process."""
 
 _STDERR_BYTES = 2000
+"""Length of the end of the error output in which the last line is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowCall:
-    """NVML call that has not returned for long."""
+    """NVML call in progress for at least the `slow_call_seconds` of the message `start`."""
 
     gpu: int | None  # NVML's index; None for a call without a GPU
     call: str  # pynvml's function
@@ -78,7 +79,7 @@ class NvmlChild:
         return self._stdout.fileno()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the received messages, or None at the end of the pipe. Raises ProtocolError."""
+        """Read once, and return the complete messages, or None at the end of the pipe. Raises ProtocolError."""
         return self._reader.receive()
 
     @property
@@ -94,14 +95,10 @@ class NvmlChild:
                 data = data[self._stdin.write(data) :]
 
     def terminate(self) -> None:
-        """Kill the child if it is running, and wait at most 200 ms, because the kernel may delay the exit."""
+        """Kill the child if it is running, close the pipes, and wait at most 200 ms, because the kernel may delay the exit."""
         self._process.kill()  # no effect after the exit
         self.close()
         self.wait(0.2)
-
-    def has_exited(self) -> bool:
-        """Return True if the child has exited."""
-        return self._process.poll() is not None
 
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` for the exit of the child."""
@@ -114,8 +111,8 @@ class NvmlChild:
         self._stdout.close()
         self._stderr.close()
 
-    def cause(self) -> str:
-        """Return how the child ended, as text, with the last line of its error output."""
+    def exit_description(self) -> str:
+        """Describe the end of the child, such as `ended with status 1: …` with the last line of the error output."""
         status = self._process.poll()
         if status is None:
             description = "closed its pipe"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from exporter.collectors.gpu.child_process import CHILD, NvmlChild, command_of
+from exporter.collectors.gpu.child_process import CHILD_MODULE, NvmlChild, command_of
 from exporter.collectors.gpu.energy import OUTAGE_SECONDS
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expected_devices
@@ -31,6 +31,7 @@ LOG = logging.getLogger("exporter.collectors.gpu")
 # The configuration section has more keys than the options that the child receives.
 _CHILD_OPTIONS = tuple(field.name for field in dataclasses.fields(GpuOptions))
 _NVML_DOWN = "nvml_down"
+"""Reason of a failed pass, a value of the label `reason` of exporter_collector_errors_total."""
 
 
 class GpuCollector:
@@ -40,13 +41,13 @@ class GpuCollector:
         options: Selection of GPUs and period of the passes.
         replay: Description of a machine, as plain values, that is replayed in place of NVML.
         visible: The job's CUDA_VISIBLE_DEVICES.
-        timings: Timeouts and delays of the supervisor.
+        timings: Timeouts and delays of the supervisor. The deadline grows with a period above 1 s.
         kernel_log: Source of Xid errors besides NVML; /dev/kmsg by default.
         command: Command line of the child; by default the module `nvml.child`.
         on_change: Called when NVML fails or works again, and when a GPU is listed, lost, removed or returns; must not block.
         on_sample: Called after each pass of the child; must not block.
-        counts_energy: Returns False if a different exporter counts the GPU energy of this machine.
-        detached: True to start without loading NVML.
+        counts_energy: Returns False while another exporter counts the energy of this machine.
+        is_detached: True to start without loading NVML.
         monotonic: The clock.
     """
 
@@ -65,38 +66,40 @@ class GpuCollector:
         on_change: Callable[[], None] = lambda: None,
         on_sample: Callable[[], None] = lambda: None,
         counts_energy: Callable[[], bool] = lambda: True,
-        detached: bool = False,
+        is_detached: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._visible = visible if replay is None else None
         self._replay = replay
         self._kernel_log = KernelLog() if kernel_log is None else kernel_log
-        self._command = tuple(command or command_of(CHILD))
+        self._command = tuple(command or command_of(CHILD_MODULE))
         self._timings = timings
         self.on_change = on_change
         self._on_sample = on_sample
         self._counts_energy = counts_energy
-        self.detached = detached
+        self.is_detached = is_detached
         self._monotonic = monotonic
         # Start of a replay's timeline: monotonic time of the first message of the first child.
         self._replay_origin: float | None = None
         # The lock of the registry also guards the next three attributes.
         self.registry = GpuRegistry(outage_seconds=max(OUTAGE_SECONDS, 2.5 * options.period))
         self._reason, self._message = STARTING, ""
-        self._was_up = False
+        self._was_up = False  # True once NVML was up
         self._supervisor = Supervisor(
             start_child=self._start_child,
             on_message=self._handle_message,
             on_state=self._handle_state,
             # A child sends no message between two passes.
-            timings=dataclasses.replace(timings, deadline=timings.deadline + max(0.0, options.period - 1.0)),
+            timings=dataclasses.replace(
+                timings, deadline_seconds=timings.deadline_seconds + max(0.0, options.period - 1.0)
+            ),
             monotonic=monotonic,
         )
         self._is_started = False
         self._block = GpuBlock()
         # State of the log lines; used only by the supervisor's thread.
-        self._logged_failures: dict[int, tuple[str, str]] = {}
+        self._logged_failures: dict[int, tuple[str, str]] = {}  # name and reason by NVML's index
         self._known_indices: set[int] = set()
 
     def start(self) -> None:
@@ -105,7 +108,7 @@ class GpuCollector:
             return
         if self._replay is None:
             self._kernel_log.open()
-        if self.detached:
+        if self.is_detached:
             self._supervisor.detach()
         self._supervisor.start()
         self._is_started = True
@@ -136,7 +139,7 @@ class GpuCollector:
             has_gpus = bool(self.registry.gpus)
         if is_paused and has_gpus:
             collected.unsupported.append(
-                "another exporter on this machine counts its energy; gpu_energy_joules_total is absent here"
+                "another exporter on this machine counts the energy; gpu_energy_joules_total is absent here"
             )
         if reason in {"", STARTING, DETACHED}:
             return collected
@@ -158,21 +161,21 @@ class GpuCollector:
 
     def detach(self) -> None:
         """Stop the child, so that the driver can be unloaded or a GPU reset."""
-        self.detached = True
+        self.is_detached = True
         self._supervisor.detach()
 
     def reattach(self) -> None:
         """Restart the child after `detach`."""
-        self.detached = False
+        self.is_detached = False
         self._supervisor.reattach()
 
     def toggle(self) -> bool:
         """Detach from NVML, or reattach if detached. Return True if NVML is detached now."""
-        if self.detached:
+        if self.is_detached:
             self.reattach()
         else:
             self.detach()
-        return self.detached
+        return self.is_detached
 
     @property
     def is_exclusive_replay(self) -> bool:
@@ -185,6 +188,7 @@ class GpuCollector:
         return self._supervisor.pid
 
     def _start_child(self, skip: tuple[int, ...], avoid: tuple[tuple[int, str], ...]) -> NvmlChild:
+        """Start a child with the message `start`. Raises OSError."""
         start_message = {
             "kind": "start",
             "parent": os.getpid(),
@@ -193,13 +197,14 @@ class GpuCollector:
             "skip": skip,
             "avoid": avoid,
             # Shorter than the deadline, so that the GPU of a hanging call is known at the deadline.
-            "slow_call_seconds": 0.75 * self._timings.deadline,
+            "slow_call_seconds": 0.75 * self._timings.deadline_seconds,
             "replay": self._replay,
             "origin": self._replay_origin,
         }
         return NvmlChild(start_message, now=self._monotonic(), command=self._command)
 
     def _handle_message(self, message: Mapping[str, Any], child: int) -> None:
+        """Store a message `machine` or `sample`. Log and report the changes of GPUs in a `sample`."""
         if message["kind"] == "machine":
             self.registry.machine = dict(message)
             self._replay_origin = self._replay_origin or self._monotonic()
@@ -211,9 +216,10 @@ class GpuCollector:
         self._on_sample()
 
     def _log_gaps(self) -> None:
+        """Log the energy that the counters measured for outages since the last message."""
         for job_index, joules in self.registry.new_energy_gaps():
             LOG.warning(
-                "GPU %s: %.0f J that were used while the GPU had no energy readings are counted in exporter_energy_gap_joules_total",
+                "GPU %s used %.0f J while its energy was not read; exporter_energy_gap_joules_total counts them",
                 job_index,
                 joules,
             )
@@ -234,6 +240,7 @@ class GpuCollector:
         self._known_indices = set(gpus)
 
     def _handle_state(self, reason: str, message: str, gpu: int | None) -> None:
+        """Store the state of NVML, and clear the readings unless NVML is up. `gpu` is the GPU of a hanging call."""
         with self.registry.lock:
             self._reason, self._message = reason, message
             self._was_up |= reason == ""

@@ -1,8 +1,9 @@
 """Monotonic counters computed from raw counters that wrap, restart and glitch.
 
 Runs in the sidecar. Raw counters restart at 0 after a reload of the driver, 32-bit registers wrap, and a failing GPU
-returns unrelated numbers. An impossible step (backwards, or faster than the maximum rate) is not accepted at once:
-the next number decides whether the step was a glitch or a restart.
+returns unrelated numbers. An impossible step (backwards and not a wrap, or faster than the maximum rate) is not accepted at
+once: the next number decides whether the step was a glitch or a restart. After 100, 3 and 104, for example, the 3 was a glitch;
+after 100, 3 and 7, the counter has restarted.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ CORRECTION_REASONS = ("wrap", "reset", "glitch")
 # The maximum increase has a margin of a tenth and 0.25 s, because the driver updates a counter between two readings.
 _RATE_MARGIN = 1.1
 _SLACK_SECONDS = 0.25
-_REGISTER_RANGE = 1 << 32
+_REGISTER_RANGE = 1 << 32  # of the registers that wrap
 _MAX_DOUBTS = 2
 """Number of consecutive impossible numbers after which the total is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterRule:
-    """Unit, maximum rate and start of a raw counter."""
+    """Unit, maximum rate, and start of the total of a raw counter."""
 
     scale: float = 1.0  # factor from the raw unit to the unit of the family
     max_per_second: float | None = None  # highest possible rate in the unit of the family; None for no limit
     starts_at_zero: bool = False  # True if the total starts at 0, False if at the first raw number
-    restarts_with_child: bool = False  # True for counters that start at 0 in each NVML child
+    restarts_with_child: bool = False  # True for counters of the NVML child, which start at 0 in each child
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,16 @@ class RawReading:
 
 @dataclass(slots=True)
 class MonotonicCounter:
-    """Total of a raw counter. The total never decreases."""
+    """Total of a raw counter. The total never decreases, and does not grow while a number is in doubt."""
 
     rule: CounterRule
     total: float = 0  # in the raw unit
-    resets: dict[str, int] = field(default_factory=dict)  # corrections by reason
+    corrections: dict[str, int] = field(default_factory=dict)  # number of corrections by reason
     _last: RawReading | None = None
-    _suspect: RawReading | None = None
+    _suspect: RawReading | None = None  # latest number, if it is impossible after the last accepted number
     # Number of consecutive impossible numbers, which continue neither the last accepted number nor the suspect.
     _doubts: int = 0
-    _child: int | None = None
+    _child: int | None = None  # child of the last number, for counters that restart with the child
 
     def advance(self, raw: float, time: float, child: int) -> float:
         """Add a raw number that a child read at a monotonic time. Return the increase of the total, in the raw unit."""
@@ -83,12 +84,14 @@ class MonotonicCounter:
         return None if self._doubts >= _MAX_DOUBTS else self.total * self.rule.scale
 
     def _accept(self, increase: float, reading: RawReading, reason: str) -> None:
+        """Add an increase of the raw counter, and count the correction unless the reason is empty."""
         if reason:
-            self.resets[reason] = self.resets.get(reason, 0) + 1
+            self.corrections[reason] = self.corrections.get(reason, 0) + 1
         self.total += increase
         self._last, self._suspect, self._doubts = reading, None, 0
 
     def _restart(self, last: RawReading, suspect: RawReading, reading: RawReading) -> None:
+        """Accept a number that continues the suspect and not the last accepted number."""
         increase = reading.raw - suspect.raw
         if suspect.raw < last.raw and suspect.raw <= self._max_increase(suspect.time - last.time):
             # The raw counter restarted at 0. Otherwise, the increase before the suspect is unknown.
@@ -96,9 +99,11 @@ class MonotonicCounter:
         self._accept(increase, reading, "reset")
 
     def _continues(self, last: RawReading, reading: RawReading) -> bool:
+        """Return True if the step between two numbers is possible without a wrap."""
         return 0 <= reading.raw - last.raw <= self._max_increase(reading.time - last.time)
 
     def _wraps(self, last: RawReading, reading: RawReading) -> bool:
+        """Return True if a 32-bit register may have wrapped once: from its upper half to its lower half."""
         if not reading.raw < _REGISTER_RANGE // 2 <= last.raw < _REGISTER_RANGE:
             return False
         # Without a maximum rate, a wrap is assumed only for an increase below 2^29.
@@ -107,6 +112,7 @@ class MonotonicCounter:
         return reading.raw + _REGISTER_RANGE - last.raw <= max_increase
 
     def _max_increase(self, seconds: float) -> float:
+        """Return the largest possible increase of the raw counter in a time, in the raw unit."""
         if self.rule.max_per_second is None:
             return float("inf")
         return self.rule.max_per_second / self.rule.scale * (seconds * _RATE_MARGIN + _SLACK_SECONDS)

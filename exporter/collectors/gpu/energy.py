@@ -2,8 +2,8 @@
 
 Runs in the sidecar and performs no I/O. The counter is read about every 10 s, because a reading takes milliseconds. In
 between, the total grows by the integral of the driver's power samples; the next reading of the counter replaces this
-integral. The energy of an outage, in which neither the counter nor the power was read, is counted as a gap and is not part
-of the total.
+integral. A GPU without a counter has the integral only. The energy of an outage, in which neither the counter nor the power
+was read, is counted as a gap and is not part of the total.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_READING = "no_reading"
 """Reason of a gap: neither the counter nor the power was read."""
 
 OUTAGE_SECONDS = 12.0
-"""Minimum time without energy readings that counts as a gap. Longer than a restart of the child."""
+"""Minimum time without energy readings that counts as an outage. Longer than a restart of the child."""
 
 POWER_SAMPLES_SECONDS = 30.0
 """Retention of power samples, for the attribution of energy to phases."""
@@ -35,7 +35,7 @@ MAX_LATER_SECONDS = 5.0
 CLOCK_STEP_SECONDS = 5.0
 """If a sample is earlier than the last sample by more than this time, the wall clock was set back."""
 
-# No GPU draws 10 kW; a counter that grows faster is not the energy.
+# No GPU draws 10 kW: a counter that grows faster does not count energy.
 _RULE = CounterRule(scale=0.001, max_per_second=10_000.0, starts_at_zero=True)
 
 PowerSample = tuple[float, float]
@@ -44,23 +44,30 @@ PowerSample = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class PowerBlock:
-    """Power samples of a pass, as sent by the child."""
+    """Power samples of a pass, as sent by the child.
+
+    The steps (0, 20000) after 5000000 stand for samples at the Unix times 5.00 s and 5.02 s.
+    """
 
     integral_joules: float  # since the child started
     end_time: float  # monotonic time of the last sample in the integral
-    first_microseconds: int  # Unix time at the start of the first step
-    step_microseconds: Sequence[int] = ()  # microseconds between samples
-    milliwatts: Sequence[int] = ()
+    start_microseconds: int  # Unix time at which the first step starts
+    step_microseconds: Sequence[int] = ()  # time from the previous sample to each sample
+    milliwatts: Sequence[int] = ()  # power of each sample
 
 
 @dataclass(slots=True)
 class GpuEnergy:
-    """Energy of a GPU since the exporter started to count."""
+    """Energy of a GPU since the exporter started to count.
+
+    With a counter, the total of the counter is `_base_joules`, plus the growth of the power integral since the last reading of the
+    counter. Each reading of the counter moves this growth to the base, corrected by the counter.
+    """
 
     outage_seconds: float = OUTAGE_SECONDS
     joules: dict[str, float] = field(default_factory=dict)  # by source; only one source grows at a time
     time: float = 0.0  # monotonic time of the last reading
-    resets: dict[str, int] = field(default_factory=dict)
+    corrections: dict[str, int] = field(default_factory=dict)  # of the counter, by reason
     gap_seconds: float = 0.0  # time of outages
     gap_joules: float = 0.0  # energy of outages, measured by the counter
     new_gap_joules: float = 0.0  # part of gap_joules that is not logged yet
@@ -71,9 +78,9 @@ class GpuEnergy:
     _base_joules: float = 0.0  # total at the last reading of the counter
     _integral_at_base_joules: float = 0.0  # `_integral_joules` at the time of that reading
     _integral_time: float = 0.0  # monotonic time of the last sample in `_integral_joules`
-    _last_watts: float | None = None  # of that sample
+    _last_watts: float | None = None  # power of that sample
     _child_integral_joules: float = 0.0  # of the power, as the current child reported it last
-    _child: int | None = None
+    _child: int | None = None  # the current child; None before the first power samples
     _counter_time: float = 0.0  # monotonic time of the counter's last accepted reading
     _has_outage: bool = False  # since the last reading of the counter
 
@@ -120,6 +127,7 @@ class GpuEnergy:
         self._add_to_history()
 
     def _add_power(self, block: PowerBlock, child: int, *, is_paused: bool) -> None:
+        """Add the samples, and the growth of the integral since the previous block. The integral of a new child starts at 0."""
         self._add_power_samples(block)
         previous_joules = self._child_integral_joules if child == self._child else 0.0
         if child != self._child or block.end_time > self.time:
@@ -134,6 +142,7 @@ class GpuEnergy:
         if block.milliwatts:
             self._last_watts = block.milliwatts[-1] / 1000
         if self._counter is not None and is_paused:
+            # The growth since the last reading of the counter includes the pause: the base decreases by the same amount.
             self._base_joules -= self._joules_since_counter - joules_since_counter
         if self._counter is None:
             self.joules[INTEGRAL_SOURCE] = self.joules.get(INTEGRAL_SOURCE, 0.0) + (
@@ -145,10 +154,14 @@ class GpuEnergy:
     def _add_counter(
         self, counter: MonotonicCounter, millijoules: float, time: float, child: int, *, is_paused: bool
     ) -> None:
-        previous_raw = counter.raw
+        """Add a reading of the counter in place of the power integral since the last reading.
+
+        After an outage, the increase is divided: the energy of the power samples before and after the outage belongs to the total,
+        and the rest to the gap.
+        """
         increase_joules = counter.advance(millijoules, time, child) * _RULE.scale
-        self.resets = counter.resets
-        if counter.raw is None:  # in doubt until the next number
+        self.corrections = counter.corrections
+        if counter.raw is None:  # the number is in doubt until the next reading
             return
         self._record_reading(time)
         self._counter_time = time
@@ -158,7 +171,7 @@ class GpuEnergy:
         later_joules = (self._last_watts or 0.0) * later_seconds
         if is_paused:
             self._base_joules += self._joules_since_counter
-        elif self._has_outage and previous_raw is not None:
+        elif self._has_outage:
             gap_joules = max(0.0, increase_joules - self._joules_since_counter - later_joules)
             self.gap_joules += gap_joules
             self.new_gap_joules += gap_joules
@@ -186,7 +199,7 @@ class GpuEnergy:
             index=str(job_index),
             # Without a counter the integral is `joules` itself.
             power_joules=self._integral_joules if has_counter else None,
-            resets=dict(self.resets),
+            corrections=dict(self.corrections),
             gap_seconds={NO_READING: self.gap_seconds} if self.gap_seconds else {},
             gap_joules={NO_READING: self.gap_joules} if self.gap_joules else {},
             register_joules=self.register_joules,
@@ -208,36 +221,39 @@ class GpuEnergy:
         return [sample for sample in self.power_samples if sample[0] > after]
 
     def _record_reading(self, time: float) -> None:
-        """Record the time of an accepted reading, and the outage if the previous reading is too old."""
+        """Record the time of an accepted reading, and an outage if the previous reading is at least `outage_seconds` older."""
         if self.joules and time - self.time >= self.outage_seconds:
             self.gap_seconds += time - self.time
             self._has_outage = True
         self.time = max(self.time, time)
 
     def _publish_counter(self) -> None:
+        """Set the total of the counter."""
         # A total never decreases: after a downward correction it stays constant until the counter has caught up.
         previous_joules = self.joules.get(COUNTER_SOURCE, 0.0)
         self.joules[COUNTER_SOURCE] = max(previous_joules, self._base_joules + self._joules_since_counter)
 
     def _add_to_history(self) -> None:
-        total = self.total_joules
-        if total is None or (self.history and self.history[-1].time >= self.time):
+        """Add the total at the time of the last reading, unless the history has this time already."""
+        total_joules = self.total_joules
+        if total_joules is None or (self.history and self.history[-1].time >= self.time):
             return
-        self.history.append(EnergyPoint(self.time, total))
+        self.history.append(EnergyPoint(self.time, total_joules))
         while self.history[0].time < self.time - HISTORY_SECONDS:
             self.history.popleft()
 
     def _add_power_samples(self, block: PowerBlock) -> None:
-        samples, microseconds = self.power_samples, block.first_microseconds
+        """Add the samples after the last one, and discard old ones. If the wall clock was set back, discard all earlier samples."""
+        samples, microseconds = self.power_samples, block.start_microseconds
         if not block.step_microseconds:
             return
-        newest = (microseconds + sum(block.step_microseconds)) / 1e6
-        if samples and newest < samples[-1][0] - CLOCK_STEP_SECONDS:
+        newest_time = (microseconds + sum(block.step_microseconds)) / 1e6
+        if samples and newest_time < samples[-1][0] - CLOCK_STEP_SECONDS:
             samples.clear()
-        last = samples[-1][0] if samples else 0.0
-        for step, power in zip(block.step_microseconds, block.milliwatts, strict=True):
-            microseconds += step
-            if microseconds / 1e6 > last:  # not already sent by the previous child
-                samples.append((microseconds / 1e6, power / 1000))
-        while samples[0][0] < newest - POWER_SAMPLES_SECONDS:
+        last_time = samples[-1][0] if samples else 0.0
+        for step_microseconds, milliwatts in zip(block.step_microseconds, block.milliwatts, strict=True):
+            microseconds += step_microseconds
+            if microseconds / 1e6 > last_time:  # the previous child may have sent earlier samples
+                samples.append((microseconds / 1e6, milliwatts / 1000))
+        while samples[0][0] < newest_time - POWER_SAMPLES_SECONDS:
             samples.popleft()

@@ -1,4 +1,4 @@
-"""Notation of GPU families: the family, the readings of the NVML child, and the rules of counters."""
+"""Rows of the tables of GPU families: a family, the readings that fill it, and the rules of counters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ GPU = ("gpu", "uuid")
 CHILD_COUNTER = CounterRule(restarts_with_child=True)
 """Rule of totals that start at 0 in each NVML child."""
 DRIVER_COUNTER = CounterRule()
+"""Rule of counters without a maximum rate that the driver has counted since it was loaded."""
 # A counter of time cannot run faster than the clock. A faster counter is a different metric under the same field id.
 NANOSECONDS = CounterRule(scale=1e-9, max_per_second=1.0)
 # Above the highest possible rate: all links of NVLink 5 together transfer 1.8e12 bytes per second.
@@ -30,16 +31,16 @@ class ReadingSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFamily:
-    """GPU family with alternative sources, of which each GPU has one.
+    """GPU family with alternative sources, of which a GPU has at most one at a time.
 
     Attributes:
-        spec: Specification. Its labels are `gpu` and `uuid`, then those of the reading.
+        spec: Specification. Its labels are `gpu` and `uuid`, then the labels of the reading (except the link with `by_link`).
         sources: Alternative sources.
-        by_link: True if the value is a sum over the NVLinks. The first label of the reading is then the link.
-        rare: Values of the last label whose series are omitted while they are 0.
+        by_link: True if the value is a sum over the NVLinks. The first label of the reading is then the link, or "" for the sum.
+        omitted_at_zero: Values of the last label whose series are absent while the value is 0.
     """
 
     spec: FamilySpec
     sources: tuple[ReadingSource, ...]
     by_link: bool = False
-    rare: frozenset[str] = frozenset()
+    omitted_at_zero: frozenset[str] = frozenset()

@@ -1,6 +1,6 @@
 """Families of NVML itself, energy, Xids and MIG devices, and the publication of all GPU families.
 
-Runs in the sidecar, under the registry's lock: families are computed from a `GpuRegistry` and the state of NVML.
+Runs in the sidecar, under the registry's lock: `GpuBlock` computes the families from a `GpuRegistry` and the state of NVML.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ ENERGY = FamilySpec(
     details=(
         "`nvml_counter`: the GPU's energy counter, read every 10 s, with power samples in between.",
         "`nvml_power`: power, integrated over time.",
-        ("The energy that was used while readings were missing is in `exporter_energy_gap_joules_total`."),
+        "Energy that was used while readings were missing is in `exporter_energy_gap_joules_total`.",
     ),
 )
 XID_ERRORS = FamilySpec(
@@ -178,11 +178,11 @@ XID_TIME = FamilySpec(
     absent="before the first Xid error",
     source="nvmlEventSetWait_v2 and /dev/kmsg",
 )
-_MIG = (*GPU, "mig_uuid")
+_MIG_LABELS = (*GPU, "mig_uuid")
 MIG_INFO = FamilySpec(
     name="gpu_mig_info",
     type="info",
-    labels=(*_MIG, "gi", "ci", "profile"),
+    labels=(*_MIG_LABELS, "gi", "ci", "profile"),
     help=(
         "MIG device: ids of the GPU instance (gi) and the compute instance (ci), profile, and name in CUDA"
         " (mig_uuid)."
@@ -194,7 +194,7 @@ MIG_MEMORY_TOTAL = FamilySpec(
     name="gpu_mig_memory_total_bytes",
     type="gauge",
     unit="bytes",
-    labels=_MIG,
+    labels=_MIG_LABELS,
     help="Device memory of a MIG device.",
     absent="while MIG is disabled",
     source="nvmlDeviceGetMemoryInfo_v2().total",
@@ -203,7 +203,7 @@ MIG_MEMORY_USED = FamilySpec(
     name="gpu_mig_memory_used_bytes",
     type="gauge",
     unit="bytes",
-    labels=_MIG,
+    labels=_MIG_LABELS,
     help="Allocated device memory of a MIG device.",
     absent="while MIG is disabled",
     source="nvmlDeviceGetMemoryInfo_v2().used",
@@ -212,7 +212,7 @@ MIG_SM_ACTIVITY = FamilySpec(
     name="gpu_mig_sm_activity_ratio",
     type="gauge",
     unit="ratio",
-    labels=_MIG,
+    labels=_MIG_LABELS,
     help="Share of SM cycles of a MIG device in which at least one warp was resident.",
     absent="before Hopper or where the option `gpu.gpm` is false",
     source="nvmlGpmMigSampleGet, GPM 2 / 100",
@@ -223,19 +223,19 @@ STATUS_SPECS = (
     *(NVML_UP, NVML_ERROR, DEVICES, DEVICES_EXPECTED, GPU_UP, GPU_ERROR, RESET_REQUIRED, INFO),
     *(CALLS, CALL_SECONDS, ERRORS, CHILD_RESTARTS, CHILD_MEMORY, CHILD_CPU, RESETS),
 )
-EVENT_SPECS = (ENERGY, XID_ERRORS, XID_TIME, MIG_INFO, MIG_MEMORY_TOTAL, MIG_MEMORY_USED, MIG_SM_ACTIVITY)
-SPECS = (*STATUS_SPECS, *(family.spec for family in GPU_FAMILIES), *EVENT_SPECS)
-OTHER_SPECS = (*STATUS_SPECS, *EVENT_SPECS)
+DEVICE_SPECS = (ENERGY, XID_ERRORS, XID_TIME, MIG_INFO, MIG_MEMORY_TOTAL, MIG_MEMORY_USED, MIG_SM_ACTIVITY)
+SPECS = (*STATUS_SPECS, *(family.spec for family in GPU_FAMILIES), *DEVICE_SPECS)
+SPECS_WITHOUT_READING = (*STATUS_SPECS, *DEVICE_SPECS)
 """Families that do not come from a reading: all families except `GPU_FAMILIES`."""
 
-Samples = dict[Labels, float]
+Values = dict[Labels, float]
 """Values of a family by label values."""
 
 
 class GpuBlock:
     """Builder of the families of all GPUs, which reuses unchanged families of the previous pass.
 
-    A pass brings new values of a part of the readings: a family without a new value keeps the values of the previous pass.
+    A pass brings new values of a part of the readings: a family without a new value keeps the values of the previous call.
     """
 
     def __init__(self) -> None:
@@ -250,97 +250,98 @@ class GpuBlock:
             registry: All GPUs; the caller holds the registry's lock.
             reason: Reason of NVML's failure; "" if NVML is up.
             restarts: Restarts of the child by reason.
-            expected: Minimum number of GPUs by CUDA_VISIBLE_DEVICES, or None.
+            expected: Number of GPUs in CUDA_VISIBLE_DEVICES, or None if the variable names no GPU.
         """
         gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.job_index, gpu.index))
-        block: dict[str, Samples] = {spec.name: {} for spec in OTHER_SPECS}
-        block[NVML_UP.name][()] = float(not reason)
+        values_by_name: dict[str, Values] = {spec.name: {} for spec in SPECS_WITHOUT_READING}
+        values_by_name[NVML_UP.name][()] = float(not reason)
         if reason:
-            block[NVML_ERROR.name][reason,] = 1
+            values_by_name[NVML_ERROR.name][reason,] = 1
         else:
-            block[DEVICES.name][()] = sum(gpu.failure == "" for gpu in gpus)
+            values_by_name[DEVICES.name][()] = sum(gpu.failure == "" for gpu in gpus)
         expected_count = max(expected or 0, registry.max_gpu_count)
         if expected_count:
-            block[DEVICES_EXPECTED.name][()] = expected_count
+            values_by_name[DEVICES_EXPECTED.name][()] = expected_count
         for gpu in gpus:
-            _add_status(block, gpu, registry.machine)
+            _add_status(values_by_name, gpu, registry.machine)
             if gpu.failure == "":
                 if gpu.energy.is_current(registry.time) and not registry.energy_is_paused:
                     for source, joules in gpu.energy.joules.items():
-                        block[ENERGY.name][gpu.labels(source)] = joules
-                _add_instances(block, gpu)
-            _add_xids(block, gpu)
-        _add_child(block, registry)
+                        values_by_name[ENERGY.name][gpu.labels(source)] = joules
+                _add_instances(values_by_name, gpu)
+            _add_xids(values_by_name, gpu)
+        _add_child(values_by_name, registry)
         if not reason and registry.resident_bytes:
-            block[CHILD_MEMORY.name][()] = registry.resident_bytes
-        block[CHILD_RESTARTS.name] = {
+            values_by_name[CHILD_MEMORY.name][()] = registry.resident_bytes
+        values_by_name[CHILD_RESTARTS.name] = {
             (restart_reason,): count for restart_reason, count in sorted(restarts.items())
         }
         gpus_up = [gpu for gpu in gpus if gpu.failure == ""]
         updated_readings = registry.take_changes()
-        values: dict[str, Mapping[Labels, float]] = dict(block)
+        all_values: dict[str, Mapping[Labels, float]] = dict(values_by_name)
         for family in GPU_FAMILIES:
-            values[family.spec.name] = self._readings(family, gpus_up, updated_readings)
+            all_values[family.spec.name] = self._values(family, gpus_up, updated_readings)
         collected = Collected()
-        collected += filter(None, [self._cache.family(spec, values[spec.name]) for spec in SPECS])
+        collected += filter(None, [self._cache.family(spec, all_values[spec.name]) for spec in SPECS])
         return collected
 
-    def _readings(
+    def _values(
         self, family: GpuFamily, gpus: Sequence[GpuState], updated_readings: set[str] | None
     ) -> Mapping[Labels, float]:
-        """Return the values of a family.
+        """Return the values of a family: of the previous call if none of the family's readings is in *updated_readings*.
 
-        If none of its readings is in *updated_readings*, these are the values of the previous pass. All values are computed if
-        *updated_readings* is None.
+        All values are computed again if *updated_readings* is None or the family was absent.
         """
         previous = self._cache.values(family.spec)
         if previous is not None and updated_readings is not None:
             readings = {source.reading for source in family.sources}
             if readings.isdisjoint(updated_readings):
                 return previous
-        samples: Samples = {}
+        family_values: Values = {}
         for gpu in gpus:
-            _add_readings(samples, gpu, family)
-        return samples
+            _add_readings(family_values, gpu, family)
+        return family_values
 
 
-def _add_status(block: dict[str, Samples], gpu: GpuState, machine: Mapping[str, Any]) -> None:
+def _add_status(values_by_name: dict[str, Values], gpu: GpuState, machine: Mapping[str, Any]) -> None:
+    """Add the state of a GPU, and its identity if the GPU is up. Add nothing if the state is unknown."""
     if gpu.failure is None:
         return
-    block[GPU_UP.name][gpu.labels()] = float(not gpu.failure)
-    block[RESET_REQUIRED.name][gpu.labels()] = float(gpu.failure == "reset_required")
+    values_by_name[GPU_UP.name][gpu.labels()] = float(not gpu.failure)
+    values_by_name[RESET_REQUIRED.name][gpu.labels()] = float(gpu.failure == "reset_required")
     if gpu.failure:
-        block[GPU_ERROR.name][gpu.labels(gpu.failure)] = 1
+        values_by_name[GPU_ERROR.name][gpu.labels(gpu.failure)] = 1
         return
     identity = (str(gpu.identity.get(name, "")) for name in INFO_IDENTITY)
     driver = (str(machine.get(name, "")) for name in ("driver_version", "cuda_version"))
-    block[INFO.name][gpu.labels(*identity, *driver, str(gpu.index))] = 1
+    values_by_name[INFO.name][gpu.labels(*identity, *driver, str(gpu.index))] = 1
 
 
-def _add_readings(samples: Samples, gpu: GpuState, family: GpuFamily) -> None:
+def _add_readings(family_values: Values, gpu: GpuState, family: GpuFamily) -> None:
+    """Add the values of a GPU to a family. A source without readings of the GPU adds nothing."""
     gpu_labels = gpu.labels()
     for source in family.sources:
         latest_values = gpu.values.get(source.reading)
         if not latest_values:
             continue
         if source.rule is None:
-            samples.update({(*gpu_labels, *labels): value for labels, value in latest_values.items()})
+            family_values.update({(*gpu_labels, *labels): value for labels, value in latest_values.items()})
             continue
         for labels, counter in gpu.counters[source.reading].items():
             total = counter.value()
-            # A sum over links includes inactive links, because a counter must not decrease.
+            # A sum over links includes the links that became inactive, because a counter must not decrease.
             if total is None or not (family.by_link or labels in latest_values):
                 continue
-            if not total and labels and labels[-1] in family.rare:
+            if not total and labels and labels[-1] in family.omitted_at_zero:
                 continue
             # The family of a reading by link has no label for the link.
             series_labels = (*gpu_labels, *(labels[1:] if family.by_link else labels))
-            samples[series_labels] = samples.get(series_labels, 0) + total
+            family_values[series_labels] = family_values.get(series_labels, 0) + total
 
 
-def _add_instances(block: dict[str, Samples], gpu: GpuState) -> None:
+def _add_instances(values_by_name: dict[str, Values], gpu: GpuState) -> None:
     for instance in gpu.instances:
-        block[MIG_INFO.name][
+        values_by_name[MIG_INFO.name][
             gpu.labels(instance.uuid, str(instance.gi), str(instance.ci), instance.profile)
         ] = 1
         for spec, value in (
@@ -349,23 +350,27 @@ def _add_instances(block: dict[str, Samples], gpu: GpuState) -> None:
             (MIG_SM_ACTIVITY, instance.sm_activity_ratio),
         ):
             if value is not None:
-                block[spec.name][gpu.labels(instance.uuid)] = value
+                values_by_name[spec.name][gpu.labels(instance.uuid)] = value
 
 
-def _add_xids(block: dict[str, Samples], gpu: GpuState) -> None:
-    # NVML's events and the kernel log report the same errors. Each lacks the errors before it was opened.
+def _add_xids(values_by_name: dict[str, Values], gpu: GpuState) -> None:
+    """Add the numbers and times of the Xids."""
+    # NVML's events and the kernel log report the same errors, but neither has the errors from before it was opened.
     for xid in sorted({*gpu.xids, *gpu.kernel_xids}):
         event_count = gpu.xids[xid].total if xid in gpu.xids else 0
-        block[XID_ERRORS.name][gpu.labels(xid)] = max(event_count, gpu.kernel_xids.get(xid, 0))
+        values_by_name[XID_ERRORS.name][gpu.labels(xid)] = max(event_count, gpu.kernel_xids.get(xid, 0))
     for xid, unix_time in gpu.xid_times.items():
-        block[XID_TIME.name][gpu.labels(xid)] = unix_time
+        values_by_name[XID_TIME.name][gpu.labels(xid)] = unix_time
 
 
-def _add_child(block: dict[str, Samples], registry: GpuRegistry) -> None:
-    block[ERRORS.name] = {labels: counter.total for labels, counter in sorted(registry.errors.items())}
+def _add_child(values_by_name: dict[str, Values], registry: GpuRegistry) -> None:
+    """Add the errors of NVML calls, and once a child has initialized NVML, the cost of the calls and the corrections."""
+    values_by_name[ERRORS.name] = {
+        labels: counter.total for labels, counter in sorted(registry.errors.items())
+    }
     if registry.machine:
-        block[CALLS.name][()] = registry.calls.total
-        block[CALL_SECONDS.name][()] = registry.call_seconds.total
-        block[CHILD_CPU.name][()] = registry.cpu_seconds.total
-        resets = registry.resets()
-        block[RESETS.name] = {(reason,): resets.get(reason, 0) for reason in CORRECTION_REASONS}
+        values_by_name[CALLS.name][()] = registry.calls.total
+        values_by_name[CALL_SECONDS.name][()] = registry.call_seconds.total
+        values_by_name[CHILD_CPU.name][()] = registry.cpu_seconds.total
+        corrections = registry.corrections()
+        values_by_name[RESETS.name] = {(reason,): corrections.get(reason, 0) for reason in CORRECTION_REASONS}

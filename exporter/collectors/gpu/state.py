@@ -8,8 +8,7 @@ after the absence of a GPU, but not after a restart of the sidecar.
 from __future__ import annotations
 
 import threading
-from collections import Counter as Tally
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,16 +50,18 @@ class GpuState:
     job_index: int  # index in the job's numbering; the label `gpu`
     uuid: str = ""  # empty before the first read
     failure: str | None = None  # reason; "" if the GPU is up, None if unknown because no child works
-    identity: Mapping[str, str] = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)  # model and identity by label of gpu_info
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)  # latest readings by name and labels
-    counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)
+    counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)  # by name and labels
     energy: GpuEnergy = field(default_factory=GpuEnergy)
-    processes: tuple[GpuProcessUse, ...] = ()
-    listings: deque[GpuListing] = field(default_factory=deque)  # of the last minute, oldest first
+    processes: tuple[GpuProcessUse, ...] = ()  # as of the last list
+    listings: deque[GpuListing] = field(
+        default_factory=deque
+    )  # process lists of the last minute, oldest first
     instances: tuple[MigInstance, ...] = ()
-    xids: dict[str, MonotonicCounter] = field(default_factory=dict)  # of NVML's events, by number
-    kernel_xids: dict[str, int] = field(default_factory=dict)  # of the kernel log, by number
-    xid_times: dict[str, float] = field(default_factory=dict)  # Unix time of the last error, by number
+    xids: dict[str, MonotonicCounter] = field(default_factory=dict)  # number of NVML's events by Xid
+    kernel_xids: dict[str, int] = field(default_factory=dict)  # number of records in the kernel log by Xid
+    xid_times: dict[str, float] = field(default_factory=dict)  # Unix time of the last error by Xid
 
     def labels(self, *label_values: str) -> Labels:
         """Return the values of the labels `gpu` and `uuid`, followed by *label_values*."""
@@ -73,7 +74,10 @@ class GpuState:
         self.processes, self.instances = (), ()
 
     def add_readings(self, entry: Mapping[str, Any], time: float, child: int, *, is_paused: bool) -> None:
-        """Add the readings of a pass from a message. With `is_paused`, the total energy does not grow."""
+        """Add the readings of a pass from the GPU's entry in a message `sample`, and discard readings that became absent.
+
+        `time` is the monotonic time of the pass. With `is_paused`, the total energy does not grow.
+        """
         for reading, values in entry["replaced"].items():
             self.values.pop(reading, None)
             self._set_reading(reading, values, time, child)
@@ -114,6 +118,7 @@ class GpuState:
         return replace(reading, is_mig=bool(self.instances))
 
     def _set_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
+        """Set the values of a reading, and advance its counters. *pairs* are label values with a number, or None for absent."""
         values, rule = self.values.setdefault(reading, {}), COUNTER_RULES.get(reading)
         for label_values, value in pairs:
             labels = tuple(label_values)
@@ -144,8 +149,9 @@ class GpuRegistry:
         self.machine: Mapping[str, Any] = {}  # first message of the child, or empty
         self.resident_bytes: float | None = None  # of the child; None without a child or message
         self.max_gpu_count = 0  # largest number of GPUs in a message, including lost GPUs
-        self.energy_is_paused = False  # True if a different exporter counts the energy
-        self.time = 0.0  # monotonic time of the last sample
+        self.energy_is_paused = False  # True while another exporter counts the energy
+        self.time = 0.0  # monotonic time of the last pass
+        # Cost of NVML calls and of the child, over all children.
         self.calls = MonotonicCounter(CHILD_COUNTER)
         self.call_seconds = MonotonicCounter(CHILD_COUNTER)
         self.cpu_seconds = MonotonicCounter(CHILD_COUNTER)
@@ -155,10 +161,10 @@ class GpuRegistry:
         # Since the last `take_changes`: names of the received readings, and whether a GPU was added, removed, lost, renumbered
         # or has returned.
         self._updated_readings: set[str] = set()
-        self._gpus_changed = True
+        self._have_gpus_changed = True
 
     def add_sample(self, message: Mapping[str, Any], child: int) -> bool:
-        """Add a pass of a child. Return True if a GPU was added, removed or lost, or has returned.
+        """Add a pass of a child. Return True if a GPU was added, removed or lost, has returned, or is down for another reason.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: The message is invalid.
@@ -185,14 +191,17 @@ class GpuRegistry:
             return has_changed
 
     def take_changes(self) -> set[str] | None:
-        """Return the names of the readings received since the last call. Returns None if all families must be computed again."""
+        """Return the names of the readings received since the last call.
+
+        Returns None if a GPU has changed since then, so that all families must be computed again.
+        """
         with self.lock:
-            updated_readings = None if self._gpus_changed else self._updated_readings
-            self._updated_readings, self._gpus_changed = set(), False
+            updated_readings = None if self._have_gpus_changed else self._updated_readings
+            self._updated_readings, self._have_gpus_changed = set(), False
             return updated_readings
 
     def add_kernel_xids(self, kernel_xids: KernelXids) -> None:
-        """Add the Xids of the kernel log, counted since the sidecar started."""
+        """Set the numbers of Xids in the kernel log, counted since the log was opened, for the listed GPUs."""
         with self.lock:
             for gpu in self.gpus.values():
                 for xid, (count, unix_time) in kernel_xids.get(
@@ -202,23 +211,24 @@ class GpuRegistry:
                     gpu.xid_times[xid] = max(unix_time, gpu.xid_times.get(xid, 0.0))
 
     def clear_readings(self, *, hanging: int | None = None) -> None:
-        """Clear the readings of all GPUs, because no child works. `hanging` is the GPU of a hanging call."""
+        """Clear the readings of all GPUs, because no child works. A GPU that was down stays down; `hanging` is the GPU of a hanging call."""
         with self.lock:
             for gpu in self.gpus.values():
                 gpu.lose("hung" if gpu.index == hanging else gpu.failure or None)
             self.resident_bytes = None
-            self._gpus_changed = True
+            self._have_gpus_changed = True
 
-    def resets(self) -> Mapping[str, int]:
-        """Return the number of corrections of counters by reason, over all GPUs."""
-        corrections: Tally[str] = Tally()
+    def corrections(self) -> Mapping[str, int]:
+        """Return the number of corrections of counters by reason, over all GPUs that NVML has listed."""
+        corrections_by_reason: Counter[str] = Counter()
         with self.lock:
             for gpu in (*self.gpus.values(), *self._removed_gpus.values()):
                 counters = [counter for by_label in gpu.counters.values() for counter in by_label.values()]
                 # Called every second for hundreds of counters, nearly all of which were never corrected.
-                for resets in filter(None, [gpu.energy.resets, *[counter.resets for counter in counters]]):
-                    corrections.update(resets)
-        return corrections
+                all_corrections = [gpu.energy.corrections, *[counter.corrections for counter in counters]]
+                for corrections in filter(None, all_corrections):
+                    corrections_by_reason.update(corrections)
+        return corrections_by_reason
 
     def new_energy_gaps(self) -> list[tuple[int, float]]:
         """Return each GPU with new gaps since the last call: the job's index, and the joules of these gaps."""
@@ -238,7 +248,7 @@ class GpuRegistry:
             return tuple(process for gpu in self.gpus.values() for process in gpu.processes)
 
     def listings(self) -> tuple[GpuListing, ...]:
-        """Return the process lists of the last minute, of all GPUs. A GPU whose driver lists no processes has no lists."""
+        """Return the process lists of the last minute of all GPUs. A GPU whose driver does not list processes has none."""
         with self.lock:
             return tuple(listing for gpu in self.gpus.values() for listing in gpu.listings)
 
@@ -275,10 +285,11 @@ class GpuRegistry:
         for index in moved_indices:
             gpu = self.gpus.pop(index)
             self._removed_gpus[gpu.uuid] = gpu
-            self._gpus_changed = True
+            self._have_gpus_changed = True
         return bool(moved_indices)
 
     def _add_gpu_entry(self, entry: Mapping[str, Any], time: float, child: int) -> bool:
+        """Add the entry of a GPU, and the GPU if it is new. Return True for a new, lost or returned GPU, or another reason of a loss."""
         index, uuid = int(entry["index"]), str(entry["uuid"])
         gpu = self.gpus.get(index)
         is_new = gpu is None
@@ -286,7 +297,7 @@ class GpuRegistry:
             new_gpu = GpuState(index, index, energy=GpuEnergy(outage_seconds=self._outage_seconds))
             gpu = self.gpus[index] = self._removed_gpus.pop(uuid, new_gpu)
             gpu.index = index
-            self._gpus_changed = True
+            self._have_gpus_changed = True
         previous_labels, previous_reason = gpu.labels(), gpu.failure
         gpu.uuid = uuid or gpu.uuid
         gpu.job_index = int(entry["job_index"])
@@ -299,7 +310,7 @@ class GpuRegistry:
                 gpu.identity = dict(entry["identity"])
             gpu.add_readings(entry, time, child, is_paused=self.energy_is_paused)
             self._updated_readings.update(entry["replaced"], entry["values"])
-        self._gpus_changed |= previous_labels != gpu.labels() or previous_reason != gpu.failure
+        self._have_gpus_changed |= previous_labels != gpu.labels() or previous_reason != gpu.failure
         if gpu.failure:
             return is_new or previous_reason != gpu.failure
         return is_new or bool(previous_reason)  # after None, no GPU has returned: the child was replaced

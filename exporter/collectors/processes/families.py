@@ -42,7 +42,7 @@ CPU = FamilySpec(
     unit="seconds",
     labels=("run", "rank", "role", "mode"),
     help=(
-        "CPU time of the processes by mode (user, system) since the sidecar started, including processes that"
+        "CPU time of the processes by mode (user, system) since the exporter started, including processes that"
         " have exited."
     ),
     absent=_HIDDEN,
@@ -62,7 +62,7 @@ IO_READ = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Bytes that the processes read from storage since the sidecar started.",
+    help="Bytes that the processes read from storage since the exporter started.",
     absent=_NO_IO,
     source="/proc/<pid>/io read_bytes",
     details=("Includes processes that have exited.",),
@@ -72,7 +72,7 @@ IO_WRITTEN = FamilySpec(
     type="counter",
     unit="bytes",
     labels=("run", "rank", "role"),
-    help="Bytes that the processes wrote to storage since the sidecar started.",
+    help="Bytes that the processes wrote to storage since the exporter started.",
     absent=_NO_IO,
     source="/proc/<pid>/io write_bytes",
     details=("Includes processes that have exited.",),

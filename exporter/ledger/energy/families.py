@@ -292,7 +292,7 @@ SPECS = (
 
 def add_devices(collected: Collected, devices: Iterable[DeviceEnergy]) -> None:
     """Add the families of the devices."""
-    resets: Counter[tuple[str, str]] = Counter()
+    corrections: Counter[tuple[str, str]] = Counter()
     for device in devices:
         reading = device.reading
         measured_label = "true" if reading.is_measured else "false"
@@ -306,9 +306,9 @@ def add_devices(collected: Collected, devices: Iterable[DeviceEnergy]) -> None:
             collected.add(GAP, seconds, reading.component, reading.device, reason)
         for reason, joules in {**reading.gap_joules, **device.gap_joules}.items():
             collected.add(GAP_JOULES, joules, reading.component, reading.device, reason)
-        for reason, count in reading.resets.items():
-            resets[reading.device, reason] += int(count)
-    for labels, total in (+resets).items():
+        for reason, count in reading.corrections.items():
+            corrections[reading.device, reason] += int(count)
+    for labels, total in (+corrections).items():
         collected.add(RESETS, total, *labels)
 
 

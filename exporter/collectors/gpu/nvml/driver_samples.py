@@ -100,15 +100,15 @@ class DriverSamples:
         newest_microseconds = self._power.newest_microseconds
         if new_samples is None or newest_microseconds is None:
             return
-        first_microseconds = new_samples[0][0] if new_samples else newest_microseconds
+        start_microseconds = new_samples[0][0] if new_samples else newest_microseconds
         readings.power = {
             "integral_joules": self._power.integral,
             "end_time": self._device.pass_time - (wall - newest_microseconds / 1e6),
-            "first_microseconds": first_microseconds,
+            "start_microseconds": start_microseconds,
             "step_microseconds": [
                 later - earlier
                 for earlier, later in itertools.pairwise(
-                    (first_microseconds, *(time for time, _ in new_samples))
+                    (start_microseconds, *(time for time, _ in new_samples))
                 )
             ],
             "milliwatts": [round(power * 1000) for _, power in new_samples],
