@@ -17,10 +17,10 @@ from exporter.bridges.loss import TensorReadLimit, readable
 from exporter.bridges.sources import EXIT
 from exporter.patching import Around
 from exporter.training import api
+from exporter.training.iteration_phases import IterationPhases
 from exporter.training.iterations import IterationBlock
 from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
-from exporter.training.successions import Phases
 
 
 class Level(Enum):
@@ -65,7 +65,7 @@ class LoopTracker:
         self._iteration = api.inferred_iteration() if is_replaceable else IterationBlock(TRAINING_ITERATION)
         self._read_limit = TensorReadLimit()
         self._open: list[_OpenBlock] = []
-        self.phases = Phases(self._iteration)
+        self.phases = IterationPhases(self._iteration)
         self.phase = self.phases.switch_to
 
     def is_open(self, level: Level) -> bool:

@@ -32,7 +32,7 @@ _INITIALIZATIONS = frozenset(
 )
 _ALWAYS_RECORDED = _INITIALIZATIONS | {kinds.APPLICATION}
 """Kinds of spans that are always recorded."""
-_RECORDED_BY_BLOCKS = kinds.STEPS | frozenset(kinds.PHASE_ONLY)
+_RECORDED_BY_BLOCKS = kinds.STEPS | frozenset(kinds.PHASE_KINDS)
 """Standard kinds that blocks record, besides the training loop. Callbacks, which accept a time, record the other standard kinds."""
 
 
@@ -70,7 +70,7 @@ class _SpanSource(Source):
         """Record the start of a span."""
         if span is None:
             return
-        kind = kinds.by_span_name(_text(span.name))
+        kind = kinds.standard_kind(_text(span.name))
         if kind is kinds.APPLICATION or kind is kinds.TRAINING_LOOP:
             _describe()
         if kind not in _ALWAYS_RECORDED and not ACTIVE.activate(self):

@@ -14,10 +14,10 @@ from exporter import training
 from exporter.bridges.loop import Discarded, LoopTracker
 from exporter.bridges.sources import Source, world_size
 from exporter.patching import version_of
+from exporter.training.iteration_phases import IterationPhases
 from exporter.training.iterations import IterationBlock
 from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
-from exporter.training.successions import Phases
 
 
 class LoopState(Enum):
@@ -51,7 +51,7 @@ BACKWARD, GRADIENTS, OPTIMIZER = LoopState.BACKWARD, LoopState.GRADIENTS, LoopSt
 # In a silent state, the source reports nothing. In the states between steps, no step is under way.
 SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
 BETWEEN_STEPS = (WATCHING, EVALUATING, PAUSED)
-_NO_PHASES = Phases(IterationBlock(TRAINING_ITERATION))
+_NO_PHASES = IterationPhases(IterationBlock(TRAINING_ITERATION))
 
 
 class TrainingThread(Source):

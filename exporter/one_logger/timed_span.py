@@ -99,7 +99,7 @@ class timed_span:  # noqa: N801  # one-logger's name
             return None
         if type(recorder) is not TrainingRecorder:
             return None
-        kind = kinds.by_span_name(to_name(self._name))
+        kind = kinds.standard_kind(to_name(self._name))
         create_block = None if kind is None else HOT_BLOCKS.get(kind)
         if kind is None or create_block is None:
             return None

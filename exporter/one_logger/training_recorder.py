@@ -249,7 +249,7 @@ def _open_iterations() -> list[Span]:
 
 def _kind_of(name: SpanName) -> BlockKind:
     text = to_name(name)
-    return kinds.by_span_name(text) or kinds.named_kind(text, is_phase=False)
+    return kinds.standard_kind(text) or kinds.named_kind(text, is_phase=False)
 
 
 def _milliseconds(timestamp: TracingTimestamp | None) -> float | None:

@@ -1,8 +1,10 @@
 """Public training API: blocks.
 
-A *hot* block is entered in each step, a *rare* block seldom. A block never suppresses an exception of its body. An invalid value of
-an argument raises nothing, except that the iteration over `batches` raises TypeError for an object that is not iterable. Most invalid
-values are counted as misuse.
+A block measures an activity of the job, such as a forward pass or a save. It is a context manager for the code of the activity, and
+a decorator for a function that performs the activity. A *hot* block is entered in each step; all other blocks are *rare*.
+
+A block never suppresses an exception of its body. An invalid value of an argument raises nothing, except that the iteration over
+`batches` raises TypeError for an object that is not iterable. Most invalid values are counted as misuse.
 
 In a job that configures one-logger with PROPAGATE_EXCEPTIONS, misuse may raise OneLoggerError. A block whose entry raises does not
 run its body.
@@ -45,60 +47,60 @@ _OPTIMIZER = HotBlock(kinds.OPTIMIZER_UPDATE)
 
 
 def training_iteration() -> IterationBlock:
-    """Return a block of a training iteration: a step of the optimizer with all its microbatches."""
+    """Return a block for a training iteration: a step of the optimizer with all its microbatches."""
     is_reusable = get_ident() == _CLOCK.thread and not _ITERATION.is_open
     return _ITERATION if is_reusable else IterationBlock(kinds.TRAINING_ITERATION)
 
 
 def inferred_iteration() -> IterationBlock:
-    """Return a block of an iteration that a bridge infers. The job's own blocks replace inferred blocks."""
+    """Return a block for an iteration that a bridge infers. The job's own blocks replace inferred blocks."""
     return InferredIterationBlock(kinds.INFERRED_ITERATION)
 
 
 def validation_iteration() -> EvaluationBlock:
-    """Return a block of a validation batch."""
+    """Return a block for a batch of a validation."""
     return EvaluationBlock(kinds.VALIDATION_ITERATION)
 
 
 def testing_iteration() -> EvaluationBlock:
-    """Return a block of a test batch."""
+    """Return a block for a batch of a test."""
     return EvaluationBlock(kinds.TESTING_ITERATION)
 
 
 def data_loading() -> HotBlock:
-    """Return a block of waiting for data."""
+    """Return a block for the wait for a batch."""
     is_reusable = get_ident() == _CLOCK.thread and not _DATA_LOADING.is_open
     return _DATA_LOADING if is_reusable else HotBlock(kinds.DATA_LOADING)
 
 
 def model_forward() -> HotBlock:
-    """Return a block of a forward pass."""
+    """Return a block for a forward pass."""
     is_reusable = get_ident() == _CLOCK.thread and not _FORWARD.is_open
     return _FORWARD if is_reusable else HotBlock(kinds.MODEL_FORWARD)
 
 
 def model_backward() -> HotBlock:
-    """Return a block of a backward pass."""
+    """Return a block for a backward pass."""
     is_reusable = get_ident() == _CLOCK.thread and not _BACKWARD.is_open
     return _BACKWARD if is_reusable else HotBlock(kinds.MODEL_BACKWARD)
 
 
 def zero_grad() -> HotBlock:
-    """Return a block of setting gradients to zero."""
+    """Return a block for setting the gradients to zero."""
     is_reusable = get_ident() == _CLOCK.thread and not _ZERO_GRAD.is_open
     return _ZERO_GRAD if is_reusable else HotBlock(kinds.ZERO_GRAD)
 
 
 def optimizer_update() -> HotBlock:
-    """Return a block of a step of the optimizer."""
+    """Return a block for the update of the parameters by the optimizer."""
     is_reusable = get_ident() == _CLOCK.thread and not _OPTIMIZER.is_open
     return _OPTIMIZER if is_reusable else HotBlock(kinds.OPTIMIZER_UPDATE)
 
 
 def phase(name: str) -> Block:
-    """Return a block of a phase, named as in `training_phase_seconds_total`.
+    """Return a block for a phase. *name* is a value of the label `phase` of `training_phase_seconds_total`, such as `compile`.
 
-    An unknown name is counted as misuse, and the block becomes a span.
+    An unknown name is counted as misuse. The result is then a span with this name, whose time counts for the surrounding phase.
     """
     kind = kinds.named_kind(name, is_phase=True)
     return RareBlock(kind) if kind.phase is None else HotBlock(kind)
@@ -120,42 +122,42 @@ def batches(loader: Iterable[Item]) -> Iterator[Item]:
 
 
 def application() -> RareBlock:
-    """Return a block of the whole job."""
+    """Return a block for the whole job."""
     return RareBlock(kinds.APPLICATION)
 
 
 def distributed_init() -> RareBlock:
-    """Return a block of the rendezvous of the ranks."""
+    """Return a block for the rendezvous of the ranks."""
     return RareBlock(kinds.DISTRIBUTED_INIT)
 
 
 def model_init() -> RareBlock:
-    """Return a block of the construction of the model."""
+    """Return a block for the construction of the model."""
     return RareBlock(kinds.MODEL_INIT)
 
 
 def dataloader_init() -> RareBlock:
-    """Return a block of the construction of the data loaders."""
+    """Return a block for the construction of the data loaders."""
     return RareBlock(kinds.DATALOADER_INIT)
 
 
 def optimizer_init() -> RareBlock:
-    """Return a block of the construction of the optimizer."""
+    """Return a block for the construction of the optimizer."""
     return RareBlock(kinds.OPTIMIZER_INIT)
 
 
 def checkpoint_load() -> RareBlock:
-    """Return a block of loading a checkpoint."""
+    """Return a block for loading a checkpoint."""
     return RareBlock(kinds.CHECKPOINT_LOAD)
 
 
 def validation_loop() -> RareBlock:
-    """Return a block of a validation."""
+    """Return a block for a validation."""
     return RareBlock(kinds.VALIDATION_LOOP)
 
 
 def testing_loop() -> RareBlock:
-    """Return a block of a test."""
+    """Return a block for a test."""
     return RareBlock(kinds.TESTING_LOOP)
 
 
@@ -165,7 +167,7 @@ def training_loop(
     train_iterations_target_or_fn: int | Callable[[], int] | None = None,
     train_samples_target_or_fn: int | Callable[[], int] | None = None,
 ) -> RareBlock:
-    """Return a block of a training loop.
+    """Return a block for a training loop.
 
     Args:
         train_iterations_start: Number of steps before this loop, such as the steps of a restored checkpoint.
@@ -181,7 +183,7 @@ def training_loop(
 
 
 def inferred_loop(start: int, samples: int | None = None, target: int | None = None) -> RareBlock:
-    """Return a block of a loop that a bridge infers. The job's own blocks replace inferred blocks.
+    """Return a block for a loop that a bridge infers. The job's own blocks replace inferred blocks.
 
     Args:
         start: Number of steps before this loop.
@@ -193,7 +195,7 @@ def inferred_loop(start: int, samples: int | None = None, target: int | None = N
 
 
 def checkpoint_save(global_step: int) -> RareBlock:
-    """Return a block of the save of a step. A synchronous save succeeds if the block ends without an exception."""
+    """Return a block for saving the checkpoint of a step. A synchronous save succeeds if the block ends without an exception."""
     return RareBlock(kinds.CHECKPOINT_SAVE, lambda: {"global_step": to_scalar(global_step)})
 
 
@@ -203,10 +205,10 @@ def span(
     start_event_attributes: Attributes | None = None,
     **attributes: Any,
 ) -> RareBlock:
-    """Return a block of any name.
+    """Return a block for an activity with a name of the job's choice.
 
-    Its time counts for the phase with that name, if there is one. The names `model_forward`, `model_backward` and `optimizer_update` count
-    for `forward`, `backward` and `optimizer`. The time under any other name counts for the surrounding phase.
+    The time counts for the phase with that name, if there is one. The names `model_forward`, `model_backward` and `optimizer_update` count
+    for `forward`, `backward` and `optimizer`. The time of a block with any other name counts for the surrounding phase.
 
     Args:
         name: Name of the span.
@@ -224,7 +226,7 @@ def span(
 
 @final
 class background:  # noqa: N801  # called like a function
-    """Block of background work on any thread, such as `checkpoint_upload`. Its time belongs to no phase."""
+    """Block for background work on any thread, such as `checkpoint_upload`. Its time belongs to no phase."""
 
     __slots__ = ("_began", "_task")
 

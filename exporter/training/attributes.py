@@ -1,4 +1,4 @@
-"""Attributes and timestamps of spans and events, compatible with one-logger's.
+"""Attributes and timestamps of spans and events, compatible with the classes of one-logger.
 
 A change of a collection is a single operation in C, so that another thread sees the collection before or after the change.
 """
@@ -65,8 +65,8 @@ class TracingTimestamp:
     ) -> TracingTimestamp:
         """Return the timestamp of a Unix time. *perf_counter* is the performance counter at that time.
 
-        Without *perf_counter*, the performance counter is estimated from the current time of both clocks. A time that is not finite is
-        replaced by the current time. With validation, so is a time more than ten minutes ahead.
+        Without *perf_counter*, the performance counter is estimated from the current time of both clocks. The current time replaces a
+        time that is not finite, and, if *validate_timestamp* is true, a time more than ten minutes ahead.
         """
         wall = time.time()
         if not math.isfinite(timestamp_sec) or (
@@ -91,7 +91,7 @@ class TracingTimestamp:
 
 
 def to_timestamp(value: object) -> TracingTimestamp:
-    """Return a timestamp unchanged, or the current time for None. Any other object is misuse, and also becomes the current time."""
+    """Return a timestamp unchanged, and the current time for any other object. An object other than None is reported as misuse."""
     if type(value) is TracingTimestamp:
         return value
     if value is not None:
@@ -158,14 +158,14 @@ class Attributes(dict[str, Attribute]):
         return attribute
 
     def add_attributes(self, other_attributes: Attributes) -> None:
-        """Set all attributes of another collection."""
+        """Set attributes from another mapping."""
         self.update(Attributes.of(other_attributes))
 
     @classmethod
     def of(cls, value: object) -> Attributes:
         """Return an `Attributes` itself, the attributes of another mapping, or no attributes for None.
 
-        Any other object is misuse, and the result has no attributes.
+        Any other object is reported as misuse, and the result has no attributes.
         """
         if issubclass(type(value), Attributes):
             return value  # type: ignore[return-value]  # a subclass, as checked by `issubclass`

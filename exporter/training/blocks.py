@@ -1,7 +1,7 @@
-"""Blocks that are entered in each step, as context managers and decorators.
+"""Hot blocks: blocks that are entered in each step, as context managers and decorators.
 
-On the main thread a hot block updates the clock inline; all other cases (asyncio tasks, observers, other threads,
-blocks left out of order) take the slow path.
+On the main thread, a hot block usually updates the clock inline, without a call. The slow path handles all other cases, such as
+asyncio tasks, observers, other threads, the first entry of a phase, and blocks that are not left in reverse order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ _CLOCK = TRAINING.clock
 
 
 class HotBlock(StackEntry, NonRecordingSpan):
-    """Block of a phase that is entered in each step. Reusable as a context manager, and a decorator."""
+    """Context manager and decorator of a hot block. The object may be entered repeatedly.
+
+    A block without an observer is also the span that the entry returns.
+
+    Attributes:
+        twins: Open blocks that replace this object in entries while it is open, such as recursive entries and entries on other threads.
+        observed: The span of the open block with its details; None without an observer.
+        began: Start of the block in monotonic seconds, set by the slow path and by iterations.
+        thread: Thread that entered the block, set by the slow path and by iterations.
+    """
 
     __slots__ = ("kind", "twins", "observed", "began", "thread")
 
@@ -39,7 +48,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         self.has_phase = True
         self.thread: int | None = None
         self.observed: ObservedBlock | None = None
-        self.twins: list[HotBlock] = []  # open blocks of reentrant uses
+        self.twins: list[HotBlock] = []
 
     def __enter__(self) -> Span | NonRecordingSpan:
         clock = _CLOCK
@@ -94,6 +103,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
     # The slow path ---------------------------------------------------------------------------------------
 
     def _enter_slowly(self, now: float) -> Span | NonRecordingSpan:
+        """Enter the block, or a twin if the block is open. Return the span."""
         if self.is_open:
             twin = type(self)(self.kind)
             twin.thread = get_ident()
@@ -104,6 +114,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         return self if self.observed is None else self.observed.span
 
     def _leave_slowly(self, now: float, error: BaseException | None) -> None:
+        """Leave the latest open twin of this thread; without such a twin, leave the block."""
         thread = get_ident()
         for twin in reversed(self.twins):
             if twin.thread == thread:
@@ -114,7 +125,13 @@ class HotBlock(StackEntry, NonRecordingSpan):
             self.end(now, error)
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
-        """Begin the block on any thread, at the earlier time *began* if given."""
+        """Begin the block on any thread.
+
+        The phase is counted from *now*. The duration of an iteration or a batch, and the span, start at *began*, by default *now*.
+
+        Raises:
+            OneLoggerError: An observer raised the error. The block is ended.
+        """
         clock = _CLOCK
         if clock.thread is None:
             TRAINING.start_on(get_ident())
@@ -132,12 +149,12 @@ class HotBlock(StackEntry, NonRecordingSpan):
                 raise
 
     def begin_on_device(self) -> None:
-        """Record the start on the GPU, if the step is timed."""
+        """Report the start to the GPU timer, if the timing is on."""
         if TRAINING.gpu.is_on:
             TRAINING.gpu.begin(self.kind, str(self.kind.phase))
 
     def _observe(self, call: str) -> None:
-        """Create the span of the block and notify the observers."""
+        """Create the span of the block and notify the observers, unless an observer refuses the block."""
         began = TracingTimestamp(self.began + time() - monotonic(), self.began)
         span = Span.create(self.kind.span_name, TRAINING.spans.parent(), None, None, began)
         span.on_event = lambda span, event: TRAINING.observers.notify(
@@ -162,7 +179,11 @@ class HotBlock(StackEntry, NonRecordingSpan):
         ended: float | None = None,
         is_complete: bool = True,
     ) -> None:
-        """End the block on any thread, at the earlier time *ended* if given. An incomplete block counts no step."""
+        """End the block on any thread.
+
+        The phase is counted until *now*. The duration of an iteration or a batch, and the span, end at *ended*, by default *now*. An
+        incomplete block counts no iteration and no batch.
+        """
         end_time = now if ended is None else ended
         if get_ident() == _CLOCK.thread:
             if TRAINING.gpu.is_on:
@@ -174,14 +195,15 @@ class HotBlock(StackEntry, NonRecordingSpan):
         finally:
             self._stop_observing(end_time, error, is_complete=is_complete)
 
-    def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
+    def finish(self, end_time: float, error: BaseException | None, *, is_complete: bool) -> None:
         """Count the iteration or batch of the block. Other blocks have nothing to count."""
 
-    def _stop_observing(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
+    def _stop_observing(self, end_time: float, error: BaseException | None, *, is_complete: bool) -> None:
+        """Stop the span, if any, and notify the observers."""
         observed, self.observed = self.observed, None
         if observed is None:
             return
-        timestamp = TracingTimestamp(now + time() - monotonic(), now)
+        timestamp = TracingTimestamp(end_time + time() - monotonic(), end_time)
         observed.span.stop(None, timestamp)
         TRAINING.spans.leave(observed.span)
         if TRAINING.observers.logs_spans():
@@ -197,7 +219,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             TRAINING.observers.notify(lambda observer: observer.block_discarded(observed), propagates=False)
 
     def abandon(self, now: float) -> None:
-        """End the block without counting a step, after the clock has removed the entry."""
+        """End the block without counting an iteration or a batch, after the clock has removed the entry."""
         self.end(now, None, is_complete=False)
 
     # Use as a decorator and as a span -----------------------------------------------------------------------------
@@ -218,7 +240,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
 
     @property
     def span(self) -> Span | None:
-        """Span of the open block; None without an observer."""
+        """Span of the open block; None if the block is not observed."""
         return None if self.observed is None else self.observed.span
 
     def __reduce__(self) -> tuple[Callable[..., HotBlock], tuple[type[HotBlock], str, str]]:
@@ -230,7 +252,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
 
 
 class EvaluationBlock(HotBlock):
-    """Batch of a validation or test."""
+    """Block for a batch of a validation or a test."""
 
     __slots__ = ()
 
@@ -240,17 +262,17 @@ class EvaluationBlock(HotBlock):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave_slowly(monotonic(), error)
 
-    def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
-        """Count the batch, unless the body raised."""
+    def finish(self, end_time: float, error: BaseException | None, *, is_complete: bool) -> None:
+        """Notify the observers of a complete batch, and count the batch unless the body raised."""
         if not is_complete:
             return
         kind, began = self.kind, self.began
         TRAINING.observers.notify(
-            lambda observer: observer.iteration_ended(kind, began, now, error is not None)
+            lambda observer: observer.iteration_ended(kind, began, end_time, error is not None)
         )
         if error is None:
             mode = "validation" if kind is kinds.VALIDATION_ITERATION else "test"
-            TRAINING.append(EvaluationStepEnded(mode, max(now - began, 0.0), now))
+            TRAINING.append(EvaluationStepEnded(mode, max(end_time - began, 0.0), end_time))
 
 
 def _restored(block: type[HotBlock], span_name: str, call: str) -> HotBlock:

@@ -13,7 +13,7 @@ from time import monotonic
 from exporter.recording.conversion import to_scalar
 from exporter.training import kinds
 from exporter.training.blocks import HotBlock
-from exporter.training.iterations import hot_block
+from exporter.training.iterations import new_hot_block
 from exporter.training.kinds import BlockKind
 from exporter.training.loop_values import loop_values
 from exporter.training.rare_blocks import begin_block, end_block, timestamp_of
@@ -31,9 +31,10 @@ def _end(kind: BlockKind, finish_time_msec: float | None) -> None:
 
 
 def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonRecordingSpan:
+    """Begin a new block of a hot kind. Return the span; without an observer, the block itself, which ignores attributes and events."""
     now, call = monotonic(), kind.begin_name
     began = None if start_time_msec is None else timestamp_of(start_time_msec, call).perf_counter_seconds
-    block = hot_block(kind)
+    block = new_hot_block(kind)
     block.is_lexical = False
     if TRAINING.is_on and _discard_open_block(kind, call, now):
         block.begin(now, call, began)
@@ -43,7 +44,10 @@ def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonReco
 
 
 def _discard_open_block(kind: BlockKind, call: str, now: float) -> bool:
-    """Discard the open block of a kind before the next starts. Return False if an observer refuses the new block instead."""
+    """Discard the open block of a kind before the next block starts. Return False if an observer refuses the next block instead.
+
+    An open iteration is not discarded here, because `IterationBlock.begin` discards it.
+    """
     open_block = None if kind in kinds.ITERATIONS else _find_open(kind, in_process=False)
     if open_block is None:
         return True

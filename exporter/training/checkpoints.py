@@ -20,8 +20,9 @@ from exporter.training.records import SaveReported
 MAX_PENDING_SAVES = 1000
 """Limit of unconfirmed asynchronous saves. Above the limit, the oldest save is dropped."""
 INTERVAL_SAVES = 5
-"""Number of latest successful saves between which the median interval is computed."""
+"""Number of latest successful saves whose intervals have the published median."""
 SAVE_KINDS = ("sync", "async", "local")
+"""Values of the label `kind`. A `local` save is stored on the node, and is lost with the node."""
 MAX_SEGMENTS = 64
 """Limit of the segments of uncovered work. Above the limit, the two oldest segments are merged."""
 
@@ -92,7 +93,10 @@ class Work:
             self._keep([segment for segment in self._segments if segment.started_saves >= number], step)
 
     def commit_steps(self, step: int) -> None:
-        """Record the success of a save whose start was not recorded. The save covers the work up to a step."""
+        """Record the success of a save whose start was not recorded. The save covers the work of the steps before *step*.
+
+        Of a segment that is covered in part, each step has the same work: for the steps 10 to 19 and *step* 15, one half is covered.
+        """
         for segment in self._segments:
             steps = segment.last - segment.first + 1
             covered_steps = min(max(step - segment.first, 0), steps)
@@ -101,6 +105,7 @@ class Work:
         self._keep([segment for segment in self._segments if segment.first <= segment.last], step)
 
     def _keep(self, segments: list[Segment], step: int | None) -> None:
+        """Set the segments that a save has not covered. All other work is committed."""
         self._segments = segments
         uncommitted_seconds = sum([segment.seconds for segment in segments])
         self.committed_seconds = max(self.committed_seconds, self.seconds - uncommitted_seconds)
@@ -120,7 +125,7 @@ class Save:
     step: int
     strategy: str
     start_time: float  # monotonic
-    completed_steps: int  # at the start
+    completed_steps: int  # of the training when the save started
     number: int  # from `Work.begin_save`
     is_confirmed: bool = False
 
@@ -136,7 +141,7 @@ class Checkpoints:
         self.furthest_step: int | None = None  # last step of this loop with a confirmed save
 
     def begin(self, step: int, strategy: str, start_time: float, completed_steps: int) -> Save:
-        """Record the start of a save."""
+        """Record the start of a save. The save replaces an unconfirmed save of the same step."""
         save = Save(step, strategy, start_time, completed_steps, self._work.begin_save())
         self.pending_saves.pop(step, None)
         self.pending_saves[step] = save
@@ -166,7 +171,7 @@ class Checkpoints:
             self._count(save.strategy, "failed")
 
     def observe_blocking(self, kind: str, seconds: float) -> None:
-        """Observe the time for which a save blocked the training."""
+        """Add the time for which a save blocked the training to the histogram."""
         self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
 
     def report(self, save: SaveReported) -> str | None:
@@ -204,12 +209,13 @@ class Checkpoints:
     def _count_success(
         self, kind: str, step: int, end_time: float, unix_seconds: float, seconds: float | None
     ) -> None:
+        """Count a successful save, and publish its step, its time and the interval between saves. *seconds* is None if unknown."""
         families = self._families
         self._count(kind, "ok")
         if seconds is not None:
             families.histogram("training.checkpoint_duration", kind=kind, part="total").observe(seconds)
         if kind == "local":
-            return  # a local save is lost with the node
+            return  # the training may not be able to resume from it
         families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(unix_seconds)
         # Asynchronous saves may succeed out of order, and the training resumes from the furthest step.
         self.furthest_step = step if self.furthest_step is None else max(step, self.furthest_step)

@@ -1,8 +1,8 @@
 """Phase clock: exclusive seconds, entries and durations of the phases of the main thread.
 
-Blocks update the clock when they are entered and left. Such a change of the phase is an *edge*. The updates of an edge contain no
-call, so neither a signal handler nor an exception can interrupt an update: the seconds of all phases sum to the wall time up to the
-latest edge.
+The entry and the exit of a block are *edges*: times at which the phase may change. At an edge, the clock adds the time since the
+previous edge to the current phase. This addition contains no call, so neither a signal handler nor an exception can interrupt it:
+the seconds of all phases sum to the wall time up to the latest edge.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StackEntry:
         totals: The block's phase, or the phase of the surrounding block.
         has_phase: True for a block with a phase; otherwise the surrounding phase continues.
         is_nested: True directly inside a block of the same phase, or without a phase.
-        entry_seconds: Seconds of the phase when the block was entered, or when it continued in the phase.
+        entry_seconds: Seconds of the phase when the block was entered, or when it continued in the phase; 0 if nested.
         task: The asyncio task that entered the block, or None.
         is_lexical: True for a block entered by a context manager, False for the block of a callback.
         is_open: False before the entry, and after the block was left. If another thread leaves the block, the entry stays on the
@@ -67,7 +67,7 @@ class ClockReading(Value):
     time: float  # monotonic seconds
     active: str  # current phase
     active_since: float  # monotonic seconds
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by phase, without the phases of 0 s
     work: float  # seconds of all phases that are work
     open_work: float  # of these, seconds of the open iteration
     history: HistoryReading
@@ -77,24 +77,34 @@ class PhaseClock:
     """Clock of the main thread: all time counts for the phase of the innermost block.
 
     Where no block is open, the phase is `init` until the first training loop, iteration or reported step, and `other` afterwards.
+    All times are in monotonic seconds.
 
     Attributes:
         phases: Totals of all phases by name.
-        work: The entered phases that are work; `waits` are the entered phases in which a rank waits.
-        thread: The main thread, which is the first thread that enters a block; None before.
         entered_phases: `init`, `other` and the phases that were entered. The other phases have no time.
-        limit: Time from which an edge takes the slow path: the end of the history bin; -inf while the clock is watched or defers.
-        deferring: The innermost block, if the clock defers the block's edges; otherwise None.
-        iteration: The open training iteration; `iteration_work` is the work in seconds at the start of the iteration.
-        accepts_iteration: True if the next iteration may begin on the fast path.
+        work: The entered phases that are work.
+        waits: The entered phases in which a rank waits.
+        thread: The main thread, which is the first thread that enters a block; None before.
+        began: Time from which the phases are counted.
+        is_initialized: True after the first training loop, iteration or reported step has started.
         stack: The open blocks, innermost last, above the entry `base`, which stands for the time outside blocks.
         active: Totals of the current phase, which started at `since`.
-        last: The time of the latest edge; also the version that the reader compares.
+        last: Time of the latest edge; also the version that `read` compares.
+        limit: Time from which an edge takes the slow path: the end of the history bin; -inf while the clock is watched or defers.
+        is_watched: True if observers or the GPU timer need the slow path for all edges.
+        iteration: The open training iteration, or None.
+        iteration_work: Seconds of work at the start of the open iteration.
+        iteration_phase: Totals of the phase `iteration`.
+        accepts_iteration: True if the next iteration may begin on the fast path.
+        deferring: The innermost block, if the clock defers the block's edges; otherwise None.
+        step_edges: The edges that are deferred.
+        history: Phases of the last seconds.
+        running_loop: `asyncio._get_running_loop`; None until asyncio is loaded.
     """
 
     __slots__ = (
         *("phases", "thread", "stack", "active", "last", "since", "limit", "began", "is_watched"),
-        *("base", "is_training", "running_loop", "iteration", "iteration_work", "accepts_iteration"),
+        *("base", "is_initialized", "running_loop", "iteration", "iteration_work", "accepts_iteration"),
         *("work", "waits", "history", "deferring", "step_edges", "iteration_phase"),
         "entered_phases",
     )
@@ -104,7 +114,7 @@ class PhaseClock:
         self.work: tuple[PhaseTotals, ...] = ()
         self.waits: tuple[PhaseTotals, ...] = ()
         self.entered_phases: tuple[PhaseTotals, ...] = ()
-        self.running_loop: Callable[[], object] | None = None  # None until asyncio is loaded
+        self.running_loop: Callable[[], object] | None = None
         self.iteration_phase = self.phases[ITERATION]
         self.step_edges = StepEdges()
         self.deferring: StackEntry | None = None
@@ -123,7 +133,7 @@ class PhaseClock:
         self.base = StackEntry()
         self.base.totals = self.active = self.phases[INIT]
         self.stack: list[StackEntry] = [self.base]
-        self.is_training = False
+        self.is_initialized = False
         self.iteration: StackEntry | None = None
         self.accepts_iteration = False
         self.iteration_work = 0.0
@@ -135,7 +145,7 @@ class PhaseClock:
 
     def reset(self, now: float) -> None:
         """Count from zero. Open blocks stay open."""
-        self.settle()
+        self.count_pending_edges()
         for totals in self.phases.values():
             totals.reset()
         for entry in self.stack:
@@ -148,7 +158,7 @@ class PhaseClock:
     def watch(self, *, on: bool) -> None:
         """Turn the slow path for all edges on, as observers and the GPU timer need, or off.
 
-        Turning it off takes effect at the end of the current history bin. May be called on any thread.
+        The slow path stays in use until the end of the current history bin. May be called on any thread.
         """
         self.is_watched = on
         if on:
@@ -174,8 +184,8 @@ class PhaseClock:
             self.since = now
 
     def enter(self, entry: StackEntry, phase: str | None, now: float) -> None:
-        """Push a block onto the stack. For the phase None, the surrounding phase continues."""
-        self.settle()
+        """Push a block onto the stack. For the phase None, the surrounding phase continues. If the stack is full, end the oldest block."""
+        self.count_pending_edges()
         if now >= self.history.bin_end:
             self.remove_ended(now)
         entry.task = self.current_task()
@@ -206,10 +216,10 @@ class PhaseClock:
             self.waits = (*self.waits, totals)
 
     def leave(self, entry: StackEntry, now: float, *, ends_all: bool = False) -> None:
-        """Remove a block, which need not be the innermost, and end the open blocks inside.
+        """Remove a block, which need not be the innermost.
 
-        A context manager ends the inner context managers of the same task; *ends_all* also ends the inner blocks of callbacks
-        and of other tasks.
+        A context manager ends the open context managers of the same task inside it, and the block of a callback ends no inner block.
+        With *ends_all*, all inner blocks are ended. A block that was removed before is only marked as closed.
         """
         if now >= self.history.bin_end:
             self.remove_ended(now)
@@ -226,8 +236,8 @@ class PhaseClock:
         self.remove([entry], now)
 
     def remove(self, entries: list[StackEntry], now: float) -> None:
-        """Remove blocks from the stack and count their durations."""
-        self.settle()
+        """Remove blocks from the stack, count their durations, and switch to the phase of the innermost remaining block."""
+        self.count_pending_edges()
         self.switch_to(self.active, now)
         for entry in entries:
             if entry not in self.stack:
@@ -243,17 +253,18 @@ class PhaseClock:
         self.switch_to(outer, now)
 
     def _count_duration(self, entry: StackEntry) -> None:
+        """Count the exclusive seconds of a block in its phase, unless the block is part of an outer block of the same phase."""
         if not entry.is_nested:
             entry.totals.count_duration(entry.totals.seconds - entry.entry_seconds)
 
     def continue_in(self, entry: StackEntry, totals: PhaseTotals, now: float) -> None:
-        """Continue an open block in a different phase."""
-        self.settle()
+        """Continue an open block in a different phase, and count its duration in the previous phase. The caller counts the entry."""
+        self.count_pending_edges()
         if now >= self.history.bin_end:
             self.remove_ended(now)
         self.switch_to(self.active, now)
         if entry not in self.stack:
-            return  # ended with its task
+            return  # `remove_ended` has ended the block with its task
         if not totals.is_entered:
             self._include_phase(totals)
         self._count_duration(entry)
@@ -262,19 +273,23 @@ class PhaseClock:
         self.remove([], now)
 
     def _abandon(self, entries: list[StackEntry], now: float) -> None:
+        """Remove blocks that were left open, and end them as incomplete."""
         self.remove(entries, now)
         for entry in entries:
             entry.abandon(now)
 
     def begin_training(self, now: float) -> None:
         """Switch the time outside blocks from `init` to `other`, at the end of the initialization."""
-        if not self.is_training:
-            self.is_training = True
+        if not self.is_initialized:
+            self.is_initialized = True
             self.base.totals = self.phases[OTHER]
             self.remove([], now)
 
     def current_task(self) -> ref[Any] | None:
-        """Return a reference to the running asyncio task, or None outside of a task. Inside a task, also remove ended blocks."""
+        """Return a reference to the running asyncio task, or None outside of a task.
+
+        While an event loop is running, the call also removes ended blocks.
+        """
         if self.running_loop is None:
             self.running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
         if self.running_loop is None or self.running_loop() is None:
@@ -284,27 +299,31 @@ class PhaseClock:
         return None if task is None else ref(task)
 
     def remove_ended(self, now: float) -> None:
-        """Remove blocks ended by other threads, and blocks of finished tasks."""
+        """Remove the blocks that other threads have closed, and end the open blocks of finished tasks."""
         if all(entry.task is None and entry.is_open for entry in self.stack[1:]):
             return
         closed_entries = [entry for entry in self.stack[1:] if not entry.is_open]  # by other threads
         if closed_entries:
             self.remove(closed_entries, now)
         orphaned_entries = [
-            entry for entry in self.stack[1:] if entry.task is not None and is_over(entry.task())
+            entry for entry in self.stack[1:] if entry.task is not None and is_done(entry.task())
         ]
         if orphaned_entries:
             self._abandon(orphaned_entries[::-1], now)
 
     def _close_bin(self, now: float) -> None:
-        """Close the history bin and start the bin of *now*."""
+        """Close the bins of the history up to the bin of *now*."""
         self.history.close_bin(self.entered_phases, self.active, self.last, now)
         self._restore_limit()
 
     # Edges of a block that continues in a different phase --------------------------------------------------
 
     def advance(self, entry: StackEntry, totals: PhaseTotals, now: float) -> None:
-        """Continue the innermost block in a phase that was entered before."""
+        """Continue the innermost block in a phase that was entered before.
+
+        Count the duration in the previous phase, and an entry of the new phase. Entries of the phase `iteration` are counted by the
+        caller, because an iteration may return to this phase several times.
+        """
         if now >= self.history.bin_end:
             self._close_bin(now)
         last = self.last
@@ -322,17 +341,19 @@ class PhaseClock:
         ended.count_duration(duration)
 
     def defer(self, entry: StackEntry) -> None:
-        """Defer the edges of the innermost block until `settle`. All other edges take the slow path.
+        """Defer the edges of the innermost block until `count_pending_edges`. All other edges take the slow path.
 
-        If a bin of the history ends meanwhile, `settle` closes the bin. Edges are deferred until the end of the next bin.
+        Has no effect if *entry* is not the innermost block, or while the clock is watched.
+
+        `count_pending_edges` closes a bin of the history that ends meanwhile. Edges are deferred until the end of the next bin at most.
         """
         if self.stack[-1] is entry and self.deferring is None and not self.is_watched:
             self.step_edges.limit = self.history.bin_end + BIN_SECONDS
             self.deferring = entry
             self.limit = -inf
 
-    def settle(self) -> None:
-        """Count the pending edges, and stop deferring. Any other change of the clock begins with this call."""
+    def count_pending_edges(self) -> None:
+        """Count the pending edges, and stop deferring. All other changes of the clock call this first."""
         entry = self.deferring
         if entry is not None:
             self.step_edges.limit = -inf
@@ -357,18 +378,22 @@ class PhaseClock:
         return any(totals.entries for name, totals in self.phases.items() if name != INIT)
 
     def possible_work_seconds(self, now: float) -> float:
-        """Return the seconds that may have been work in a job that reports no iterations."""
+        """Return the seconds that may have been work in a job that reports no iterations: the phases that are work, and `other`.
+
+        The result is up to date on the main thread. On other threads, the time since the latest edge is missing.
+        """
         if self.thread in {None, get_ident()}:
-            self.settle()
+            self.count_pending_edges()
             self.switch_to(self.active, now)
         return self.work_seconds() + self.phases[OTHER].seconds
 
     # On the recording thread -----------------------------------------------------------------------------
 
     def read(self, end_time: float | None = None) -> ClockReading:
-        """Return a copy whose seconds sum to the wall time; a torn copy misses at most an edge.
+        """Return a copy whose seconds sum to the wall time. *end_time* replaces the current time in simulations.
 
-        *end_time* replaces the current time in simulations.
+        The main thread takes no lock. If an edge occurs during the copy, `last` changes, and the copy is repeated. The hundredth copy is
+        returned in any case; its phases may miss or repeat the time of an edge.
         """
         for attempt in range(100):
             version = last = self.last
@@ -391,6 +416,6 @@ class PhaseClock:
         )
 
 
-def is_over(task: Any) -> bool:
-    """Return True for a finished or deleted task."""
+def is_done(task: Any) -> bool:
+    """Return True for a task that is finished or deleted."""
     return task is None or bool(task.done())

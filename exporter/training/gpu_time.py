@@ -25,7 +25,7 @@ from exporter.training.phases import PHASES
 MIN_STEP_SECONDS = 0.005
 """Duration of an ordinary step up to which no step of the job is timed."""
 STEPS_PER_SECOND = 10
-"""Maximum number of timed steps per second, on average. After a pause, up to as many steps again may be timed at once."""
+"""Maximum number of timed steps per second, on average. After a second without timed steps, up to ten steps in a row are timed."""
 MAX_COST_RATIO = 0.005
 """Maximum share of the thread's time that recording events may take. `EXPORTER_GPU_TIME` replaces this default."""
 MAX_EVENTS = 1024
@@ -35,7 +35,7 @@ COLLECT_EVENTS = 256
 MAX_COST_SECONDS = 1e-4
 """Upper bound for the measured cost of an event. Any longer time is attributed to other threads or processes."""
 MAX_DEPTH = 64
-"""Limit of open blocks. Above the limit, the oldest block is forgotten."""
+"""Limit of tracked open blocks. Above the limit, the oldest block is no longer tracked."""
 OTHER = "other"
 STANDALONE_PHASES = frozenset(
     {"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"}
@@ -71,7 +71,9 @@ class TimedStep:
     step_seconds: float | None = None  # from start to end of the step; None if the end is unknown
     idle_seconds: float = 0.0  # idle time between the work of two steps
     total_seconds: float = 0.0
-    has_work: bool = False
+    has_work: bool = (
+        False  # True after a phase that is work, such as `forward`; the phase `iteration` does not count
+    )
 
     def add(self, phase: str, seconds: float) -> None:
         """Add the device time of a phase between two events."""
@@ -90,19 +92,21 @@ class GpuTimer:
         self.completed_steps: deque[TimedStep] = deque(maxlen=1000)  # not published yet
         self._cost_ratio = number_within(environment, "EXPORTER_GPU_TIME", MAX_COST_RATIO, 0.0, 1.0)
         self._clock = clock
-        self._thread: int | None = None
-        self._open: list[tuple[BlockKind, str]] = []
+        self._thread: int | None = None  # main thread
+        self._open: list[tuple[BlockKind, str]] = []  # open blocks with their phases, innermost last
         self._pending_events: deque[RecordedEvent] = deque()
-        self._free_events: list[Any] = []
+        self._free_events: list[Any] = []  # CUDA events to record again
         self._last_event: Any = None  # latest collected event
         self._current_step: TimedStep | None = None  # not complete yet
-        self._is_timing = self._has_stale_events = False
-        self._next_step_at = self._cost_seconds = 0.0
+        self._is_timing = False  # True in a step, or a phase outside of steps, that is timed
+        self._has_stale_events = False  # True until the first step after the timing was turned on
+        self._next_step_at = 0.0  # earliest start of the next timed step, on `clock`
+        self._cost_seconds = 0.0  # cost of recording since the start of the latest timed step
 
     # On the job's thread --------------------------------------------------------------------------------
 
     def begin(self, kind: BlockKind, phase: str) -> None:
-        """Record the start of a block of a phase."""
+        """Record the start of a block. Outside of a timed step, only a step and the phases in `STANDALONE_PHASES` start the timing."""
         if not self.is_on or get_ident() != self._thread:
             return
         previous_phase = self._active_phase
@@ -146,6 +150,7 @@ class GpuTimer:
         return open_blocks[-1][1] if open_blocks else OTHER
 
     def _begin_step(self, previous_phase: str) -> None:
+        """Decide whether to time the step that starts now, and end the timing of the previous step."""
         self._collect()
         if not self._cost_ratio:  # a CUDA error has ended the timing; `is_on` may be stale
             return
@@ -155,7 +160,8 @@ class GpuTimer:
         now, was_timing = self._clock(), self._is_timing
         self._is_timing = now >= self._next_step_at
         if self._is_timing:
-            # The next time depends on the previous one, at most a second ago, so that all steps of 0.1 s can be timed.
+            # The interval starts at the planned time and not at *now*: otherwise, late starts would add up, and not all steps of 0.1 s
+            # would be timed.
             self._next_step_at = max(self._next_step_at, now - 1.0) + max(
                 1 / STEPS_PER_SECOND, self._cost_seconds / self._cost_ratio
             )
@@ -165,6 +171,7 @@ class GpuTimer:
             self._record_event(previous_phase, EventReason.CLOSE)
 
     def _record_event(self, previous_phase: str, reason: EventReason) -> None:
+        """Record an event on the current stream, unless too many events are pending or the stream is being captured into a CUDA graph."""
         start_time = perf_counter()
         try:
             cuda = sys.modules["torch"].cuda
@@ -173,6 +180,7 @@ class GpuTimer:
             event = self._free_events.pop() if self._free_events else cuda.Event(enable_timing=True)
             event.record()
             self._pending_events.append(RecordedEvent(event, previous_phase, reason))
+            # At every 16th event, because reading a device that has not completed the oldest event is in vain.
             if len(self._pending_events) >= COLLECT_EVENTS and not len(self._pending_events) % 16:
                 self._collect()
         except Exception as error:  # noqa: BLE001  # the job's own CUDA calls raise the same error

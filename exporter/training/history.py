@@ -56,7 +56,11 @@ class PhaseHistory:
     def close_bin(
         self, phases: Iterable[PhaseSeconds], active: PhaseSeconds, last: float, now: float
     ) -> None:
-        """Append the intervals of the bins up to *now*. *active* is the phase since the latest edge, at *last*."""
+        """Append the intervals of the bins up to *now*. *active* is the phase since the latest edge, at *last*.
+
+        The order of the intervals in a bin is not recorded: the phase at the start of the bin is first, *active* is last, and the other
+        phases keep the order of *phases*.
+        """
         closed_intervals = []
         active_seconds = 0.0
         for phase in phases:

@@ -1,6 +1,6 @@
-"""Training iterations: blocks of a step of the optimizer, with all microbatches.
+"""Training iterations: blocks for a step of the optimizer with all its microbatches.
 
-Each finished iteration appends one record.
+Each complete iteration appends one record.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from exporter.training.spans import NonRecordingSpan, Span
 
 _CLOCK, _RECORDS = TRAINING.clock, TRAINING.records
 MAX_THREADS = 64
-"""Limit of threads, besides the main thread, whose open iterations are tracked."""
+"""Limit of threads, besides the main thread, whose open iterations are tracked. The thread that was tracked first is removed first."""
 
 
 class IterationBlock(HotBlock):
-    """Training iteration reported by the job."""
+    """Training iteration reported by the job.
+
+    Attributes:
+        work: Seconds of all phases that are work, at the start of the iteration; 0 on a thread other than the main thread.
+        waits: Seconds of all phases in which a rank waits, at the start of the iteration; 0 on a thread other than the main thread.
+    """
 
     __slots__ = ("work", "waits")
 
@@ -104,7 +109,7 @@ class IterationBlock(HotBlock):
         return None
 
     def begin_next(self, now: float) -> None:
-        """End the iteration on the main thread, and begin the next iteration at the same time."""
+        """End the iteration on the main thread, and begin the next iteration at the same time. The clock's stack stays unchanged."""
         start_work, start_waits = self.work, self.waits
         self._read_totals()
         record: IterationEnded = (
@@ -133,7 +138,11 @@ class IterationBlock(HotBlock):
         self.waits = waits
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
-        """Begin the iteration, unless an observer refuses it or a bridge inferred it in an instrumented job."""
+        """Begin the iteration, unless a bridge inferred it in an instrumented job.
+
+        Open iterations of the same task, or of the same thread outside the main thread, are ended as incomplete. On the main thread,
+        an observer may refuse the new iteration instead.
+        """
         clock, kind = _CLOCK, self.kind
         if kind.inferred and TRAINING.job_is_instrumented:
             return
@@ -160,7 +169,8 @@ class IterationBlock(HotBlock):
         if not is_main and self.is_open:
             TRAINING.iterations_elsewhere[get_ident()] = self
             if len(TRAINING.iterations_elsewhere) > MAX_THREADS:
-                oldest_thread = list(TRAINING.iterations_elsewhere)[0]  # noqa: RUF015  # in one call, because other threads change the dict
+                # In one call of `list`, because other threads change the dictionary.
+                oldest_thread = list(TRAINING.iterations_elsewhere)[0]  # noqa: RUF015  # see above
                 TRAINING.iterations_elsewhere.pop(oldest_thread, None)
         if is_main and self.is_open:
             clock.accepts_iteration = False
@@ -168,10 +178,11 @@ class IterationBlock(HotBlock):
             clock.iteration_work = self.work
             clock.iteration = self
 
-    def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
-        """Append the record of the iteration. An iteration that raised is recorded as failed."""
+    def finish(self, end_time: float, error: BaseException | None, *, is_complete: bool) -> None:
+        """Append the record of a complete iteration. An iteration that raised is recorded as failed."""
         clock, kind, began = _CLOCK, self.kind, self.began
-        self.totals = clock.phases[str(kind.phase)]  # not of the phase in which the iteration has continued
+        # The iteration may have continued in another phase. The next entry of this object begins in the phase of the kind again.
+        self.totals = clock.phases[str(kind.phase)]
         work, waits = 0.0, None
         if self.thread == clock.thread:
             if clock.iteration is self:
@@ -179,14 +190,16 @@ class IterationBlock(HotBlock):
                 clock.accepts_iteration = TRAINING.job_is_instrumented
             work, waits = clock.work_seconds() - self.work, clock.wait_seconds() - self.waits
         elif self.thread is not None and TRAINING.iterations_elsewhere.get(self.thread) is self:
-            TRAINING.iterations_elsewhere.pop(self.thread, None)  # another thread may have displaced it
+            TRAINING.iterations_elsewhere.pop(
+                self.thread, None
+            )  # None: another thread may have removed the entry meanwhile
         if is_complete:
             is_failed = error is not None
             TRAINING.observers.notify(
-                lambda observer: observer.iteration_ended(kind, began, now, is_failed),
+                lambda observer: observer.iteration_ended(kind, began, end_time, is_failed),
                 propagates=not is_failed,
             )
-            TRAINING.append((began, now, work, waits, is_failed, TRAINING.expected))
+            TRAINING.append((began, end_time, work, waits, is_failed, TRAINING.expected))
 
 
 class InferredIterationBlock(IterationBlock):
@@ -201,8 +214,8 @@ class InferredIterationBlock(IterationBlock):
         self._leave_slowly(monotonic(), error)
 
 
-def hot_block(kind: BlockKind) -> HotBlock:
-    """Return a block of a hot kind."""
+def new_hot_block(kind: BlockKind) -> HotBlock:
+    """Return a new block for a hot kind that is not inferred."""
     if kind is kinds.TRAINING_ITERATION:
         return IterationBlock(kind)
     return EvaluationBlock(kind) if kind in kinds.STEPS else HotBlock(kind)

@@ -1,7 +1,7 @@
-"""Kinds of blocks: the standard kinds with one-logger's span names, and user-defined names.
+"""Kinds of blocks: the standard kinds with one-logger's span names, and kinds with user-defined names.
 
-The time of a block counts for the phase of its kind; without a phase, for the surrounding phase. A block for a new phase needs
-a row in `phases.py`, a constant here and a function in `api.py`.
+The time of a block counts for the phase of its kind, or, if the kind has no phase, for the surrounding phase. A block for a new phase
+needs a row in `phases.py`, a constant in this file and a function in `api.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from exporter.training.misuse import report
 from exporter.training.phases import PHASES
 
 MAX_USER_KINDS = 1000
-"""Limit of user-defined names. Further names become `other`."""
+"""Limit of user-defined kinds. Further names become `other`."""
 MAX_BLOCK_NAME_CHARACTERS = 256
 """Maximum length of a user-defined name. Longer names are cut."""
 OTHER = "other"
@@ -22,7 +22,7 @@ OTHER = "other"
 class BlockKind:
     """Kind of a block: its phase, span name, callbacks and nesting rules."""
 
-    call: str  # the API call that creates the block
+    call: str  # the API call that creates the block, such as `data_loading` or `span('name')`
     phase: str | None  # phase of the block's time; None for the surrounding phase
     span_name: str  # the exported name
     callback_stem: str = ""  # common part of the names of the two callbacks; "" without callbacks
@@ -62,6 +62,7 @@ VALIDATION_ITERATION = BlockKind(
     "validation_iteration", "validation", "validation_single_iteration", "validation_single_iteration"
 )
 TESTING_LOOP = BlockKind("testing_loop", "test", "testing_loop", "testing")
+# In one-logger, this span name is in capitals, and there is no callback.
 TESTING_ITERATION = BlockKind("testing_iteration", "test", "TESTING_SINGLE_ITERATION")
 CHECKPOINT_SAVE = BlockKind(
     "checkpoint_save", "checkpoint_save_sync", "checkpoint_save_sync", "save_checkpoint"
@@ -74,11 +75,15 @@ OPTIMIZER_UPDATE = BlockKind("optimizer_update", "optimizer", "optimizer_update"
 INFERRED_LOOP = BlockKind("training_loop", None, "training_loop", inferred=True)
 INFERRED_ITERATION = BlockKind("training_iteration", "iteration", "training_single_iteration", inferred=True)
 
-PHASE_ONLY = (DATA_LOADING, MODEL_FORWARD, MODEL_BACKWARD, ZERO_GRAD, OPTIMIZER_UPDATE)
-"""Kinds of blocks that enter a phase in each step; they have a span only if an observer requests one."""
+PHASE_KINDS = (DATA_LOADING, MODEL_FORWARD, MODEL_BACKWARD, ZERO_GRAD, OPTIMIZER_UPDATE)
+"""Kinds of the phases inside a step."""
 LOOPS = frozenset({TRAINING_LOOP, INFERRED_LOOP})
 ITERATIONS = frozenset({TRAINING_ITERATION, INFERRED_ITERATION})
 STEPS = ITERATIONS | {VALIDATION_ITERATION, TESTING_ITERATION}
+"""Kinds of training iterations, and of the batches of validations and tests.
+
+Blocks of `STEPS` and `PHASE_KINDS` are *hot*. They have a span only if an observer or an event handler requests spans of the kind.
+"""
 KINDS = (
     APPLICATION,
     DISTRIBUTED_INIT,
@@ -93,27 +98,30 @@ KINDS = (
     TESTING_LOOP,
     TESTING_ITERATION,
     CHECKPOINT_SAVE,
-    *PHASE_ONLY,
+    *PHASE_KINDS,
 )
 """Standard kinds, without the inferred kinds."""
 
 _BY_SPAN_NAME = {kind.span_name: kind for kind in KINDS} | {"checkpoint_save_async": CHECKPOINT_SAVE}
-_PHASE_ONLY_BY_PHASE = {str(kind.phase): kind for kind in PHASE_ONLY}
-_PHASE_ONLY_BY_SPAN_NAME = {kind.span_name: kind for kind in PHASE_ONLY}
+_PHASE_KIND_BY_PHASE = {str(kind.phase): kind for kind in PHASE_KINDS}
+_PHASE_KIND_BY_SPAN_NAME = {kind.span_name: kind for kind in PHASE_KINDS}
 _USER_KINDS: dict[tuple[str, bool], BlockKind] = {}
 
 
-def by_span_name(name: object) -> BlockKind | None:
-    """Return the standard kind of a span name, or None."""
+def standard_kind(name: object) -> BlockKind | None:
+    """Return the standard kind that has a span name, or None."""
     return _BY_SPAN_NAME.get(to_name(name))
 
 
 def named_kind(name: object, *, is_phase: bool) -> BlockKind:
     """Return the kind of `phase(name)` if *is_phase* is true, otherwise the kind of `span(name)`.
 
-    A span with the name of a phase, or with the span name of such a phase, counts for the phase. Unlike a block of a standard
-    kind, the span can be nested in a span of the same name. For a phase of an unknown name, report misuse and return a kind
-    without a phase.
+    The time counts for the phase *name*, or, for the span name of a member of `PHASE_KINDS`, for the phase of the member:
+    `span("model_forward")` counts for the phase `forward`. For any other name, the kind has no phase, and the first `phase(name)` is
+    reported as misuse.
+
+    `phase(name)` has a standard kind if the name belongs to a member of `PHASE_KINDS`. Blocks of all other kinds returned here can be
+    nested in a block of the same kind.
     """
     text = to_name(name)[:MAX_BLOCK_NAME_CHARACTERS] or OTHER
     if not text.isprintable():
@@ -121,12 +129,12 @@ def named_kind(name: object, *, is_phase: bool) -> BlockKind:
     known_kind = _USER_KINDS.get((text, is_phase))
     if known_kind is not None:
         return known_kind
-    phase_only_kind = _PHASE_ONLY_BY_PHASE.get(text) or _PHASE_ONLY_BY_SPAN_NAME.get(text)
-    if is_phase and phase_only_kind is not None:
-        return phase_only_kind
+    phase_kind = _PHASE_KIND_BY_PHASE.get(text) or _PHASE_KIND_BY_SPAN_NAME.get(text)
+    if is_phase and phase_kind is not None:
+        return phase_kind
     phase = text if text in PHASES else None
-    if phase_only_kind is not None:
-        phase = phase_only_kind.phase
+    if phase_kind is not None:
+        phase = phase_kind.phase
     if is_phase and phase is None:
         report("phase", "unknown_phase", f"one of {', '.join(PHASES)}, not {text!r}; use span(name)")
     if len(_USER_KINDS) >= MAX_USER_KINDS and text != OTHER:

@@ -82,7 +82,10 @@ class Numbers:
             tensors.count_lost(is_process_ending=is_process_ending)
 
     def add_batch(self, samples: int | None, tokens: int | None) -> None:
-        """Count a training batch, with its samples and tokens if known."""
+        """Count a training batch, with its samples and tokens if known.
+
+        After the first batch, the numbers are added here, because a call of `record` would take longer than the addition.
+        """
         train = self.train
         if samples is not None:
             if train.samples:
@@ -100,7 +103,7 @@ class Numbers:
             self.record("microbatches", "train", 1)
 
     def record(self, field: str, mode: str, value: object) -> None:
-        """Record a number of any class. An invalid value is misuse. The value of a tensor is recorded when it arrives."""
+        """Record a number of any class. An invalid value is reported as misuse. The value of a tensor is recorded when it arrives."""
         if type(value) is not float and type(value) is not int:
             if is_asynchronous(value):
                 self._record_tensor(field, mode, value)
@@ -146,6 +149,7 @@ class Numbers:
             self.epochs += number - previous
 
     def _record_gauge(self, field: str, mode: str, value: object) -> str | None:
+        """Set a gauge, or count a loss or gradient norm that is not finite. Return what an invalid value was expected to be, else None."""
         if type(value) is not float and type(value) is not int:
             return "to be a number"
         kind = NONFINITE_KINDS.get(field)
@@ -172,6 +176,7 @@ class Numbers:
 
 
 def _report_tensor(field: str, reason: str) -> None:
+    """Report a tensor whose value is lost as misuse. *reason* is from `TensorReader`."""
     # The last tensor of a job is often in flight when the process ends, which is no mistake of the job: no log line.
     is_logged = reason != "thread_ended"
     expected = f"{field} to be a number, or a tensor of one element that can be copied" if is_logged else ""

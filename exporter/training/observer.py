@@ -30,8 +30,9 @@ class ObservedBlock:
 class TrainingObserver(Protocol):
     """Consumer of blocks.
 
-    An exception of a method is logged and ignored. Only a OneLoggerError reaches the job, and only from calls for which the
-    caller of `Observers.notify` allows that: an exception of the job's own code is never replaced.
+    An exception of a method is logged and ignored. Only a OneLoggerError can reach the job, and only if `Observers.notify` was called
+    with `propagates=True`. A block that ends with an exception of the job is not such a call, because the job's exception must not be
+    replaced.
     """
 
     def observes(self, kind: BlockKind) -> bool:

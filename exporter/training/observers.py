@@ -13,7 +13,7 @@ from exporter.training.kinds import BlockKind
 from exporter.training.misuse import report
 from exporter.training.observer import TrainingObserver
 
-_HOT_KINDS = (*kinds.STEPS, *kinds.PHASE_ONLY)
+_HOT_KINDS = (*kinds.STEPS, *kinds.PHASE_KINDS)
 
 
 class Observers:

@@ -14,9 +14,9 @@ from exporter.training.numbers import Numbers
 from exporter.training.records import Expectation
 
 LONGEST_STEP_WINDOW, IDEAL_STEP_WINDOW, COMPUTE_WINDOW = 100, 200, 50
-"""Numbers of latest steps from which the longest step, the ideal duration and the compute time are computed."""
+"""Numbers of latest steps from which the longest step, the ideal duration and the compute time (without waiting) are computed."""
 MIN_COMPARED_STEPS = 5
-"""Number of steps after which a step can be recognized as slow."""
+"""Number of durations from which the ideal duration is known, so that later steps can be recognized as slow."""
 SKIPPED = ("overflow", "nonfinite")
 """Reasons for which a step does not change the model."""
 
@@ -44,10 +44,10 @@ class Progress:
         self._numbers = numbers
         self._recent_durations: deque[float] = deque(maxlen=IDEAL_STEP_WINDOW)
         self._compute_seconds: deque[float] = deque(maxlen=COMPUTE_WINDOW)
-        self.ideal_seconds = 0.0  # duration of an ordinary step; 0 if unknown
+        self.ideal_seconds = 0.0  # mean duration of an ordinary step; 0 if unknown
         self._slow_seconds = 0.0  # duration above which a step is slow; 0 if unknown
-        self._has_new_durations = False
-        self.expected: Expectation | None = None
+        self._has_new_durations = False  # since the latest `publish`
+        self.expected: Expectation | None = None  # of the latest step, not counted yet
         self.reset()
 
     def reset(self) -> None:
@@ -58,7 +58,7 @@ class Progress:
         self.is_over = False
         self._cells = [0] * (len(CELLS) + 1)  # number of training steps by duration
         self._duration_seconds = 0.0
-        # totals of recorded samples and tokens that are already published, by name and mode
+        # Totals of recorded samples and tokens that are already published, by name and mode.
         self._published_totals: dict[tuple[str, str], float] = {}
 
     def count_evaluation_batch(self, mode: str, seconds: float | None, end_time: float) -> None:
@@ -95,7 +95,10 @@ class Progress:
             self._compare(steady_durations)
 
     def _compare(self, durations: list[float]) -> None:
-        """Count the time of slow steps above the ideal duration, and append all durations to the recent durations."""
+        """Count the time of slow steps above the ideal duration, and append all durations to the recent durations.
+
+        The first `MIN_COMPARED_STEPS` durations are not compared: the ideal duration is computed from them.
+        """
         recent = self._recent_durations
         missing_steps = max(MIN_COMPARED_STEPS - len(recent), 0)
         if missing_steps:
@@ -120,7 +123,10 @@ class Progress:
         durations.replace(self._duration_seconds, counts, native_buckets(self._cells))
 
     def _update_ideal(self) -> None:
-        """Recompute the duration of an ordinary step, and the duration above which a step is slow."""
+        """Recompute the ideal duration, and the duration above which a step is slow.
+
+        A step is slow above the median plus three times the median absolute deviation. The ideal duration is the mean of all other steps.
+        """
         sorted_durations = sorted(self._recent_durations)
         median_seconds = median(sorted_durations)
         deviations = [abs(seconds - median_seconds) for seconds in sorted_durations]
@@ -129,15 +135,15 @@ class Progress:
         self.ideal_seconds = sum(ordinary_durations) / len(ordinary_durations)
 
     def expect(self, expected: Expectation | None) -> None:
-        """Set the configured samples and tokens of the latest step, and count those of the step before.
+        """Set the configured samples and tokens of the latest step, and count the configured numbers of the previous step.
 
-        They are counted one step later, because the job may still record its own numbers of the latest step.
+        The numbers of a step are counted one step later, because the job may still record its own numbers of the latest step.
         """
         self.count_expected()
         self.expected = expected
 
     def count_expected(self) -> None:
-        """Count the configured samples and tokens of the latest step, unless the job records its own."""
+        """Count the configured samples and tokens of the latest step. A number that the job records itself is not counted."""
         expected, self.expected = self.expected, None
         if expected is None:
             return
@@ -146,6 +152,7 @@ class Progress:
                 self._add(field, number, "train")
 
     def _add(self, field: str, number: float, mode: str) -> None:
+        """Count samples or tokens, and the FLOPs of the training with them. FLOPs per token take precedence over FLOPs per sample."""
         self._families.counter(f"training.{field}", mode=mode).add(number)
         if mode != "train":
             return
@@ -205,6 +212,7 @@ class Progress:
             self._families.gauge(name, **labels).set(value)
 
     def _count(self, field: str, mode: str, total: float) -> None:
+        """Count the increase of a total since it was last published."""
         published = self._published_totals.get((field, mode), 0.0)
         if total > published:
             self._published_totals[field, mode] = total

@@ -1,7 +1,7 @@
 """Rare blocks: application, loops, saves, initialization, and spans with user-defined names.
 
-A *hot* block is entered in each step (see `blocks.py`); all other blocks are *rare*. A rare block has a span, which the job may
-change until the block ends.
+A *hot* block is entered in each step (see `blocks.py`); all other blocks are *rare*. A rare block always has a span, to which the job
+may add attributes and events until the block ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,15 @@ _SINGLE_IN_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
 
 
 class StartedBlock(StackEntry):
-    """Rare block after its start. On the main thread, it is also an entry of the clock's stack while `is_open` is true."""
+    """Rare block after its start. On the main thread, it is also an entry of the clock's stack while `is_open` is true.
+
+    Attributes:
+        key: Number of the block in the order of the starts in this process.
+        policy: Properties of a save; the defaults for other kinds.
+        thread: Thread that started the block.
+        is_logged: True after the start was logged for event handlers.
+        is_ended: True after the end, also if the entry is still on the clock's stack.
+    """
 
     __slots__ = ("kind", "key", "observed", "policy", "thread", "is_logged", "is_ended")
 
@@ -81,8 +89,8 @@ def timestamp_now() -> TracingTimestamp:
 def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
     """Return the timestamp of a time in milliseconds since the epoch.
 
-    Return the current time for None, for 0 and for a time more than ten minutes ahead. A negative number, or an object that is not
-    a number, also becomes the current time and is reported as misuse.
+    Return the current time for None, for 0 and for a time more than ten minutes ahead. A number that is negative or not finite, or an
+    object that is not a number, also becomes the current time and is reported as misuse.
     """
     wall, now = time(), monotonic()
     if milliseconds is None:
@@ -103,7 +111,13 @@ def timestamp_of(milliseconds: object, call: str) -> TracingTimestamp:
 
 
 class RareBlock:
-    """Context manager and decorator of a rare block. Entering returns the span. The object may be entered repeatedly."""
+    """Context manager and decorator of a rare block. Entering returns the span. The object may be entered repeatedly.
+
+    Args:
+        kind: Kind of the block.
+        values: Function that returns the converted arguments of the start. It is called at each entry.
+        **arguments: Further arguments of `begin_block`.
+    """
 
     __slots__ = ("kind", "_values", "_arguments", "_open")
 
@@ -171,7 +185,22 @@ def begin_block(
     parent: Span | None = None,
     values: Mapping[str, object] | None = None,
 ) -> tuple[Span, StartedBlock | None]:
-    """Start a rare block. Return the span and the block; the block is None if the recording is off or the start is refused."""
+    """Start a rare block. Return the span and the block; the block is None if the recording is off or the start is refused.
+
+    Args:
+        kind: Kind of the block.
+        call: API call of the job, for the reports of misuse.
+        timestamp: Start of the block; None for the current time.
+        is_lexical: True if a context manager starts the block, False for a callback.
+        span_name: Name of the span; None for the span name of the kind.
+        span_attributes: Attributes of the span.
+        start_event_attributes: Attributes of the start event of the span.
+        parent: Parent of the span; None for the innermost open span.
+        values: Converted arguments of the start.
+
+    Raises:
+        OneLoggerError: An observer raised the error. A block that was started before is ended as incomplete.
+    """
     began = timestamp or timestamp_now()
     is_save = kind is kinds.CHECKPOINT_SAVE
     policy = TRAINING.current_save_policy() if is_save and TRAINING.is_on else SavePolicy()
@@ -205,7 +234,10 @@ def begin_block(
 def _prepare_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
     """End or discard the blocks that the start of a block replaces. Return False if the start is refused.
 
-    An application ends the hot blocks that callbacks have left open. A training loop discards the blocks that a bridge has inferred.
+    An application ends the hot blocks that callbacks have left open. A training loop discards the blocks that a bridge has inferred,
+    and is refused and reported as misuse if its start is not a number of steps or samples. An inferred block is refused in an
+    instrumented job, and while a loop is open.
+
     If the kind allows only one open block, the open block is discarded, unless an observer refuses the new block.
     """
     if kind.inferred:
@@ -231,6 +263,7 @@ def _prepare_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> 
 
 
 def _push(block: StartedBlock, phase: str | None) -> None:
+    """Add a block to the open blocks, and on the main thread to the clock's stack. Above the limit, end the oldest open block."""
     now = monotonic()
     clock = TRAINING.clock
     if clock.thread is None:
@@ -253,6 +286,7 @@ def _push(block: StartedBlock, phase: str | None) -> None:
 
 
 def _begin_record(block: StartedBlock) -> Record | None:
+    """Return the record of the start of a block; None for a kind whose start is not recorded, or a save that is not recorded."""
     values, began = block.observed.values, block.observed.began.perf_counter_seconds
     if block.kind in kinds.LOOPS:
         start, target = values["train_iterations_start"], values.get("train_iterations_target")
@@ -282,7 +316,10 @@ def end_block(
     span: Span | None = None,
     attributes: Attributes | None = None,
 ) -> None:
-    """End the open block of a kind, or the block of a span. If no such block is open, the observers are notified."""
+    """End the block of a span, or, without a span, the open block of a kind.
+
+    If no such block is open, notify the observers. If the recording is off, only stop the span.
+    """
     if not TRAINING.is_on:
         if span is not None:
             span.stop(attributes, timestamp)
@@ -302,7 +339,11 @@ def end_open_block(
     attributes: Attributes | None = None,
     is_complete: bool = True,
 ) -> None:
-    """End a block. *is_complete* is False if the job did not end the block itself, for example if the surrounding block ended."""
+    """End a block that is still open.
+
+    An application and a training loop also end the blocks that were started inside. *is_complete* is False if the job did not end the
+    block itself, for example if the surrounding block ended.
+    """
     if TRAINING.open_rare_blocks.get(block.key) is not block:
         return
     kind, span = block.kind, block.observed.span
@@ -329,7 +370,10 @@ def end_open_block(
 
 
 def _close(block: StartedBlock) -> None:
-    """Remove a block from the open blocks, and on the main thread from the clock's stack."""
+    """Remove a block from the open blocks, and on the main thread from the clock's stack.
+
+    If another thread closes a block of the main thread, the main thread removes the entry from the stack later.
+    """
     now = monotonic()
     if TRAINING.gpu.is_on:
         TRAINING.gpu.end(block.kind)
@@ -349,6 +393,7 @@ def _append_end(
     is_orderly: bool,
     is_complete: bool,
 ) -> None:
+    """Append the records of the end of a block: the duration of a span without a phase, and the end of a loop, application or save."""
     kind, end_time = block.kind, timestamp.perf_counter_seconds
     failure = "" if error is None else reason_of(error)
     seconds = max(end_time - block.observed.began.perf_counter_seconds, 0.0)
@@ -367,7 +412,10 @@ def _append_end(
 
 
 def end_blocks_since(block: StartedBlock) -> None:
-    """End the blocks that were started inside an application or a training loop and are still open, the latest first."""
+    """End the blocks that were started inside an application or a training loop and are still open, the latest first.
+
+    A training loop ends only blocks of its thread.
+    """
     for inner in reversed(_open_rare()):
         if inner.key > block.key and (block.kind is kinds.APPLICATION or inner.thread == block.thread):
             end_open_block(inner, timestamp_now(), is_complete=False)
@@ -390,7 +438,10 @@ def _open_rare() -> list[StartedBlock]:
 
 
 def find_open(kind: BlockKind, *, in_process: bool) -> StartedBlock | None:
-    """Return the latest open block of a kind in this thread or task. With *in_process*, fall back to all threads and tasks."""
+    """Return the latest open block of a kind in this thread or task, or None. An inferred loop is also a training loop.
+
+    With *in_process*, fall back to the latest block of all threads and tasks.
+    """
     thread = get_ident()
     task = TRAINING.clock.current_task() if thread == TRAINING.clock.thread else None
     candidate = None

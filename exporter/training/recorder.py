@@ -85,8 +85,9 @@ class TrainingRecording:
         self.callback_blocks: deque[OpenHotBlock] = deque(maxlen=MAX_CALLBACK_BLOCKS)
         self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, except the main thread
         self.is_on = RECORDER.is_recording
+        # Functions that flush and close the span exporters within a timeout in seconds.
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
-        # Timers of the parents, kept because freeing their events would call CUDA.
+        # Timers of the parent processes, kept because freeing their events would call CUDA in the forked child.
         self._retired_timers: list[GpuTimer] = []
         self._initialize(monotonic() - max(time() - RECORDER.started_at, 0.0))
 
@@ -148,6 +149,7 @@ class TrainingRecording:
             close(max(deadline - monotonic(), 0.1))
 
     def _watch(self) -> None:
+        """Make all edges of the clock take the slow path if observers or the GPU timer need them."""
         self.clock.watch(on=self.observers.is_watching() or self.gpu.is_on)
 
     # The job's threads -----------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ class TrainingRecording:
         return self.spans.id()
 
     def start_on(self, thread: int) -> None:
-        """Make the thread of the first block the main thread, and start the recording thread."""
+        """Make the thread of the first block the main thread of the clock, and start the recording thread."""
         if self.clock.thread is None and self.is_on:
             self.clock.thread = thread
             self.start_recording()
@@ -168,7 +170,7 @@ class TrainingRecording:
             RECORDER.start()
 
     def append(self, record: Record) -> None:
-        """Append a record. If the queue is full, the record is dropped and counted."""
+        """Append a record. If many records are queued, apply them first. If the queue is full, drop and count the record."""
         if not self.is_on:
             return
         self.has_records = True
@@ -181,7 +183,13 @@ class TrainingRecording:
             self.dropped_records += 1
 
     def report_step(self, number: int | None, seconds: float | None, mode: str) -> None:
-        """Record a step that has just completed. Inside an open iteration, the iteration is counted instead."""
+        """Record a step or batch that has just completed. Inside an open iteration, the iteration is counted instead of a training step.
+
+        Args:
+            number: Number of completed steps including this step; None for one more than before.
+            seconds: Duration of the step; None for the time since the previous step.
+            mode: `train`, `validation` or `test`.
+        """
         now, clock = monotonic(), self.clock
         self.start_recording()
         if mode != "train":
@@ -225,7 +233,7 @@ class TrainingRecording:
     def describe(
         self, values: Mapping[str, object], parameters: Mapping[str, AttributeValue | None] | None = None
     ) -> None:
-        """Record converted facts about the run, and parameters with names of the job's choice."""
+        """Record converted facts about the run, and parameters with user-defined names."""
         self.start_recording()
         self.append(RunDescribed(dict(values), dict(parameters or {})))
 
@@ -250,7 +258,7 @@ class TrainingRecording:
         return self.current_save_policy().enabled
 
     def current_save_policy(self) -> SavePolicy:
-        """Return the policy for a save that starts now."""
+        """Return the policy for a save that starts now; the default policy if the function of `set_save_policy` fails."""
         try:
             policy = None if self.save_policy is None else self.save_policy()
         except Exception:  # noqa: BLE001  # the function belongs to an observer
@@ -279,7 +287,7 @@ class TrainingRecording:
         self.callback_blocks.clear()
 
     def discard_iteration(self) -> None:
-        """Discard the open iteration of this thread, or else of the main thread. Bridges call this."""
+        """Discard the open iteration of this thread or, if this thread has none, of the main thread. Bridges call this."""
         other_thread_iteration = self.iterations_elsewhere.get(threading.get_ident())
         if other_thread_iteration is not None:
             other_thread_iteration.abandon(monotonic())
@@ -297,18 +305,18 @@ class TrainingRecording:
         return self._has_reported() or bool(PENDING_REPORTS or self._series)
 
     def _has_reported(self) -> bool:
+        """Return True if the job has entered a block, appended a record or recorded a number."""
         return self.clock.thread is not None or self.has_records or self.numbers.is_used
 
     def trains(self) -> bool:
         """Return True if the job has reported a phase, a step or a number."""
         return self.is_training or self.numbers.is_used or self.clock.has_entries()
 
-    def _apply(self, max_records: int) -> bool:
-        """Apply the oldest records, under the lock. Return True if records are left."""
+    def _apply(self, max_records: int) -> None:
+        """Apply the oldest records. The caller holds the lock."""
         state, records = self._state, self.records
         state.wall_clock_offset = time() - monotonic()
         state.apply([records.popleft() for _ in range(min(max_records, len(records)))])
-        return bool(records)
 
     def drain(self) -> None:
         """Apply the records that are queued at the call. Return early if another thread holds the lock for a second."""
@@ -341,6 +349,7 @@ class TrainingRecording:
         return self._series
 
     def _publish(self) -> Sequence[StatReading]:
+        """Count misuse, update the training reading and return the readings of all series. The caller holds the lock."""
         self.observers.check_handlers()
         state, is_used = self._state, self.in_use()
         state.count_misuse(self._take_dropped_records())

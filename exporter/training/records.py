@@ -44,10 +44,10 @@ class EvaluationStepEnded(Value):
 class StepReported(Value):
     """Step that the job reports after the end of the step."""
 
-    number: int | None
-    seconds: float | None
+    number: int | None  # completed steps including this step; None for one more than before
+    seconds: float | None  # None for the time since the previous step
     end_time: float
-    possible_work_seconds: float  # of the process so far: time that may have been work
+    possible_work_seconds: float  # `PhaseClock.possible_work_seconds` of the process up to this step
     expected: Expectation | None
 
 
@@ -55,8 +55,8 @@ class StepReported(Value):
 class LoopBegan(Value):
     """Start of a training loop."""
 
-    start: int
-    target: int | None
+    start: int  # completed steps before the loop
+    target: int | None  # completed steps at which the loop is expected to end
     start_time: float
     is_inferred: bool
 
@@ -128,7 +128,7 @@ class SaveReported(Value):
 
 @value_class
 class RunDescribed(Value):
-    """Converted facts about the run, and parameters with names of the job's choice."""
+    """Converted facts about the run, and parameters with user-defined names."""
 
     values: Mapping[str, object]
     parameters: Mapping[str, AttributeValue | None]
@@ -166,7 +166,10 @@ class SpanEnded(Value):
 
 @value_class
 class SpanLogged(Value):
-    """Event about a span, for event handlers. `parameters` requests that the facts of the run are added."""
+    """Event about a span, for event handlers.
+
+    `parameters` requests that the facts of the run (`training.begin`) or its result (`training.end`) are added.
+    """
 
     type: str
     span_id: str

@@ -1,6 +1,7 @@
 """Public training API: numbers, facts and results that the job reports.
 
-Used on the job's threads. A call does not raise, and does not wait for a GPU: a later call collects the value of a tensor.
+The job calls these functions on its threads. A call does not raise, and does not wait for a GPU: a later call collects the value of
+a tensor.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def record(
 
 
 def _report_unknown_names(call: str, names: Mapping[str, object]) -> None:
-    """Report the use of unknown names as misuse."""
+    """Report unknown keyword arguments of a call as misuse."""
     expected = f"known names, not {', '.join(sorted(names))}; record other numbers with a Stat"
     report(call, "name", expected)
 
@@ -152,7 +153,7 @@ def skipped_step(reason: str) -> None:
 
 
 def interruption(reason: str) -> None:
-    """Record why the process is about to exit. The reason is a value of the label of `training_interruptions_total`."""
+    """Record why the process is about to exit. *reason* is a value of the label `reason` of `training_interruptions_total`."""
     cause = to_scalar(reason)
     if type(cause) is str and cause in END_REASONS:
         TRAINING.append(Interrupted(cause))
@@ -174,7 +175,7 @@ def checkpoint_saved(
 
     Args:
         step: Step that was saved.
-        kind: `sync`, `async` or `local`.
+        kind: `sync`, `async`, or `local` for a save that is stored on the node.
         ok: True if the save succeeded.
         seconds: Time from the start of the save until the checkpoint was complete.
         bytes: Size of the checkpoint.
@@ -197,7 +198,7 @@ def checkpoint_saved(
 
 
 def step(step: int | None = None, *, seconds: float | None = None, mode: str = _TRAIN) -> None:
-    """Record a step that has just completed, for code without blocks.
+    """Record a step or batch that has just completed, for code without blocks. Inside an open iteration, a training step is ignored.
 
     Args:
         step: Number of completed steps including this step; None for one more than before.

@@ -195,6 +195,7 @@ class TelemetryDataError(Event):
 
 
 def _message(value: object) -> str:
+    """Return a text unchanged, and the representation of any other object."""
     return value if isinstance(value, str) else safe_repr(value)
 
 
@@ -226,7 +227,7 @@ class Span:
         self.id = id
         self.name = name
         self.parent_span = parent_span if isinstance(parent_span, Span) else None
-        self.exported_parent = self.parent_span  # nearest ancestor that is exported
+        self.exported_parent = self.parent_span  # in copies for exporters, the nearest exported ancestor
         self.start_event = start_event
         self.stop_event: Event | None = None  # None if active
         self._events: deque[Event] | None = None
@@ -244,7 +245,7 @@ class Span:
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Return a new span, which is not exported. The start time defaults to the current time."""
+        """Return a new span. The start time defaults to the current time. Nothing exports the span before an observer requests it."""
         start = Event(SPAN_START, to_timestamp(start_time), start_event_attributes)
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
@@ -254,7 +255,7 @@ class Span:
         return to_name(self.name)
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
-        """Add initial attributes. Attributes that the job has set take precedence."""
+        """Add initial attributes. Attributes that the job has set take precedence. The collection *attributes* is changed and used."""
         attributes.update(self.initial_attributes)
         self.initial_attributes = attributes
 
@@ -288,7 +289,7 @@ class Span:
         self.add_attribute(DURATION, max(round(seconds * 1000), 0))
 
     def add_event(self, event: Event) -> Event:
-        """Add an event. After the stop, the event is ignored and counted as misuse."""
+        """Add an event. An event after the stop, and an object that is not an event, are ignored and counted as misuse."""
         candidate: object = event
         if not isinstance(candidate, Event) or self.stop_event is not None:
             expected = f"an Event before the end of the span {self.name_str}"
@@ -310,7 +311,7 @@ class Span:
         return self.updated_attributes.add_attribute(Attribute(name, value))
 
     def add_attributes(self, attributes: Attributes) -> None:
-        """Set all attributes of a collection."""
+        """Set attributes from a mapping."""
         self.updated_attributes.update(Attributes.of(attributes))
 
     def duration_msec(self) -> int:

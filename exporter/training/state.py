@@ -143,8 +143,7 @@ class TrainingState:
     def apply(self, records: Sequence[Record]) -> None:
         """Apply records in order.
 
-        Consecutive records of one type are applied together. An unexpected exception is logged, and the rest of these records is
-        lost.
+        Consecutive records of one type are a group. After an unexpected exception, which is logged, the rest of the group is lost.
         """
         for record_type, group in groupby(records, type):
             try:
@@ -177,7 +176,7 @@ class TrainingState:
     # Steps -----------------------------------------------------------------------------------------------
 
     def _iterations_ended(self, records: Iterable[IterationEnded]) -> None:
-        """Count consecutive iterations together. Most records are iterations, and this is faster than one by one."""
+        """Count consecutive iterations together, which is faster than one by one. Most records are iterations."""
         progress, last_end_time, total_work_seconds = self.progress, 0.0, 0.0
         durations: list[float] = []
         compute: list[float] = []
@@ -211,6 +210,11 @@ class TrainingState:
         self.work.add_completed(loop.number, first_step, first_step + steps - 1, work_seconds)
 
     def _step_reported(self, record: StepReported) -> None:
+        """Count a step of a job that reports no iterations.
+
+        The work of the step is the possible work since the previous step, at most the duration of the step. Without a previous step, the
+        work is the reported duration, or 0.
+        """
         seconds, previous_end, work = record.seconds, self._last_step_end, record.seconds or 0.0
         if previous_end is not None:
             seconds = max(record.end_time - previous_end, 0.0) if seconds is None else seconds
@@ -233,6 +237,10 @@ class TrainingState:
     # Loops and the application ---------------------------------------------------------------------------
 
     def _enter_loop(self, start: int, *, is_inferred: bool) -> Loop:
+        """Return a new loop, which becomes the latest loop.
+
+        `first_step` of the reading is the start of the first loop; if a bridge inferred that loop, of the first loop of the job.
+        """
         self._loop_count += 1
         self.loop = Loop(self._loop_count, start, start)
         if self._start_of_first_loop is None or (self._is_loop_inferred and not is_inferred):
@@ -256,6 +264,7 @@ class TrainingState:
         self._failure = self._failure or record.failure
 
     def _application_began(self, _: ApplicationBegan) -> None:
+        """Clear the outcome. An application that starts after the end of an earlier one also starts without a loop and pending saves."""
         if self._has_application_ended:
             self._has_application_ended = False
             self.loop = None
@@ -274,6 +283,7 @@ class TrainingState:
     # Saves -----------------------------------------------------------------------------------------------
 
     def _save_began(self, record: SaveBegan) -> None:
+        """Record the start of a save. A save of an invalid step is reported as misuse, and counts as a save of the latest step."""
         step = record.step
         if type(step) is not int or not is_count(abs(step)):
             report(record.call, "global_step", f"global_step to be an integer, not {safe_repr(step)}")
@@ -284,6 +294,10 @@ class TrainingState:
         )
 
     def _save_ended(self, record: SaveEnded) -> None:
+        """Record the end of the blocking part of a save.
+
+        A synchronous save has then succeeded or failed. An asynchronous save that did not fail stays pending until it is confirmed.
+        """
         save = self._saves.pop(record.key, None)
         if save is None:
             return
@@ -327,6 +341,7 @@ class TrainingState:
         self.families.summary("training.span_duration", span=name or OTHER).observe(record.seconds)
 
     def _span_logged(self, record: SpanLogged) -> None:
+        """Record an event about a span, with the facts or the result of the run if requested."""
         event_kind = RECORDER.events.kind(record.type, "info")
         if not event_kind.enabled:
             return

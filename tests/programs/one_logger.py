@@ -158,7 +158,7 @@ def import_every_name() -> None:
 
 def train_with_an_added_phase() -> None:
     """Enter a phase that the table has in a copy of the package, and print its entries and all misuse."""
-    kind = kinds.by_span_name("data_transfer")
+    kind = kinds.standard_kind("data_transfer")
     assert kind is not None
     configure()
     with application(), training_loop(train_iterations_start=0):

@@ -1,9 +1,9 @@
-"""Phases that follow each other in training iterations, for the bridges.
+"""Phases of training iterations that a bridge reports: phases that follow each other without nesting.
 
 A job spends its time in torch. When a hook runs, the exporter's code and data are therefore no longer in the caches of the
 processor, and each line costs several times as much as in a loop. For this reason, the start of a phase changes the phase of the
-iteration on the clock's stack instead of entering a block. In a usual step, the start of a phase only stores the time. The phases
-are counted together at the end of the step.
+iteration on the clock's stack instead of entering a block. In a usual step, the start of a phase only stores the time (see
+`step_edges.py`). The phases are counted together at the end of the step.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from exporter.training.totals import PhaseTotals
 _CLOCK, _STEP, _RECORDS = TRAINING.clock, TRAINING.clock.step_edges, TRAINING.records
 
 
-class Phases:
-    """Phases of a training, of which at most one is open.
+class IterationPhases:
+    """Phases of the iterations of a training, of which at most one is open.
 
     Usually the block of the iteration continues in the phase. A phase has a separate block in four cases: blocks are observed or
     timed on a GPU; a block of the job is open inside the iteration; no iteration is open; or the thread is not the main thread.
 
     Attributes:
         iteration: Block that is entered again for each iteration.
-        outside: Totals of the phase that has the time of an iteration outside of the other phases.
+        outside: Totals of the phase `iteration`, which has the time of an iteration outside of the other phases.
         defers: True if the caller stores the edges of usual steps in the clock's `step_edges`.
     """
 
@@ -51,11 +51,14 @@ class Phases:
         self._block: HotBlock | None = None  # separate block of the open phase
 
     def switch_to(self, name: str | None) -> None:
-        """Leave the open phase, if any, and enter the named phase at the same time. For None, no phase is entered."""
+        """Leave the open phase, if any, and enter the named phase at the same time. Has no effect if the named phase is open.
+
+        For None, no phase is entered, and the time counts as the time of the iteration outside of its phases.
+        """
         totals = self.outside if name is None else _CLOCK.phases[name]
         is_main = get_ident() == _CLOCK.thread
         if is_main:
-            _CLOCK.settle()
+            _CLOCK.count_pending_edges()
         block, iteration = self._block, self.iteration
         if totals is (iteration.totals if block is None else block.totals):
             return
@@ -88,14 +91,14 @@ class Phases:
         return True
 
     def _continue_in(self, totals: PhaseTotals) -> None:
-        """Continue the iteration in a phase, also in the cases in which `_advance` returns False."""
+        """Continue the iteration in a phase, also in the cases in which `_advance` returns False. Count an entry of the phase."""
         if totals is not self.iteration.totals:
             _CLOCK.continue_in(self.iteration, totals, monotonic())
             if totals is not self.outside:
                 totals.entries += 1
 
     def end(self, error: BaseException | None = None) -> None:
-        """Leave the open phase, if any."""
+        """Leave the open phase, if any. *error* is the exception that ended the phase."""
         block = self._block
         if block is None:
             self.switch_to(None)
@@ -109,7 +112,7 @@ class Phases:
             return
         clock, iteration = _CLOCK, self.iteration
         if get_ident() == clock.thread:
-            clock.settle()
+            clock.count_pending_edges()
         if iteration.totals is not self.outside and self._advance(self.outside):
             self.outside.entries += 1
             iteration.begin_next(clock.last)
@@ -123,7 +126,10 @@ class Phases:
     # Usual steps ------------------------------------------------------------------------------------------------
 
     def _defer(self) -> None:
-        """Defer the edges of usual steps. Has no effect inside a phase or another block, and before the first entry of a phase."""
+        """Defer the edges of the next step. Has no effect on a thread other than the main thread or inside a phase.
+
+        The phases of a usual step must have been entered before: the first entry of a phase includes the phase in the history.
+        """
         if (
             get_ident() != _CLOCK.thread
             or self._block is not None
@@ -135,7 +141,7 @@ class Phases:
             _CLOCK.defer(self.iteration)
 
     def count_batch(self) -> None:
-        """Count the fetch, the forward pass and the backward pass of an accumulated batch, if pending."""
+        """Count the fetch, the forward pass and the backward pass of a batch whose gradients are accumulated, if they are pending."""
         clock, step = _CLOCK, _STEP
         if step.backward_ended <= clock.last:
             return
@@ -153,7 +159,11 @@ class Phases:
         self._backward.count_entry(backward_seconds)
 
     def end_usual_step(self) -> bool:
-        """Count the pending phases of a step, and begin the next iteration. Return False, without a change, in other steps."""
+        """Count the pending phases of a usual step, and begin the next iteration. Return False in other steps.
+
+        In a usual step, all edges are deferred, and the phases follow each other in the order of `StepEdges`: fetch, forward pass,
+        backward pass, optimizer. The step ends before `StepEdges.limit`.
+        """
         clock, step, iteration = _CLOCK, _STEP, self.iteration
         outside, data_loading, forward = self.outside, self._data_loading, self._forward
         backward, optimizer = self._backward, self._optimizer
@@ -209,9 +219,12 @@ class Phases:
         return True
 
     def _end_step_in_new_bin(self, now: float) -> bool:
-        """End a step during which a bin of the history ended, as `end_usual_step` does."""
+        """Count the pending phases of a usual step during which a bin of the history ended, and begin the next iteration.
+
+        Return False, after the phases are counted, if the iteration was closed by another thread or ended with its task.
+        """
         clock, iteration = _CLOCK, self.iteration
-        clock.settle()
+        clock.count_pending_edges()
         clock.remove_ended(now)
         if clock.stack[-1] is not iteration:
             return False

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,10 +22,10 @@ from training_support import fresh_recorder, publish_and_read
 from exporter import training
 from exporter.recording.recorder import RECORDER
 from exporter.training.history import BIN_SECONDS
+from exporter.training.iteration_phases import IterationPhases
 from exporter.training.iterations import IterationBlock
 from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
-from exporter.training.successions import Phases
 
 PHASES_OF_A_STEP = ("data_loading", "forward", "backward", None, "optimizer")
 
@@ -36,10 +36,10 @@ def _recorder() -> Iterator[None]:
         yield
 
 
-def train_in_succession(steps: int) -> Phases:
+def train_in_succession(steps: int) -> IterationPhases:
     """Train with iterations that follow one another in a single block."""
     iteration = IterationBlock(TRAINING_ITERATION)
-    phases = Phases(iteration)
+    phases = IterationPhases(iteration)
     with training.training_loop(0):
         iteration.__enter__()
         for _ in range(steps):
@@ -60,14 +60,20 @@ class Iteration:
     wait_seconds: float
 
 
-def recorded_iterations() -> list[Iteration]:
-    """Return the recorded iterations of the main thread that the recording thread has not applied."""
+def recorded_iterations(train: Callable[[], object]) -> list[Iteration]:
+    """Run a training on the main thread, and return its recorded iterations. Meanwhile, the recording thread applies no records."""
     iterations = []
-    for record in TRAINING.records:
-        if isinstance(record, tuple):
-            start_time, end_time, work_seconds, wait_seconds, _, _ = record
-            assert wait_seconds is not None
-            iterations.append(Iteration(start_time, end_time, work_seconds, wait_seconds))
+
+    def train_and_collect() -> None:
+        TRAINING.records.clear()
+        train()
+        for record in TRAINING.records:
+            if isinstance(record, tuple):
+                start_time, end_time, work_seconds, wait_seconds, _, _ = record
+                assert wait_seconds is not None
+                iterations.append(Iteration(start_time, end_time, work_seconds, wait_seconds))
+
+    assert RECORDER.thread.run_step(train_and_collect)
     return iterations
 
 
@@ -95,9 +101,7 @@ def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
 
 
 def test_an_iteration_in_succession_ends_at_the_start_of_the_next() -> None:
-    TRAINING.records.clear()
-    train_in_succession(20)
-    iterations = recorded_iterations()
+    iterations = recorded_iterations(lambda: train_in_succession(20))
 
     assert len(iterations) == 20 + 1
     assert all(current.end_time == following.start_time for current, following in pairwise(iterations))
@@ -109,7 +113,7 @@ def test_an_iteration_in_succession_ends_at_the_start_of_the_next() -> None:
 
 def test_a_block_of_the_job_inside_a_phase_keeps_its_own_time() -> None:
     iteration = IterationBlock(TRAINING_ITERATION)
-    phases = Phases(iteration)
+    phases = IterationPhases(iteration)
     with training.training_loop(0):
         iteration.__enter__()
         slept_seconds = 0.0
@@ -133,7 +137,7 @@ def test_a_block_of_the_job_inside_a_phase_keeps_its_own_time() -> None:
 
 def test_a_phase_of_the_job_around_an_edge_counts_once() -> None:
     iteration = IterationBlock(TRAINING_ITERATION)
-    phases = Phases(iteration)
+    phases = IterationPhases(iteration)
     with training.training_loop(0):
         iteration.__enter__()
         for _ in range(20):
@@ -155,7 +159,7 @@ def test_a_phase_of_the_job_around_an_edge_counts_once() -> None:
 
 def test_an_edge_inside_a_span_of_the_job_starts_the_next_phase_in_the_span() -> None:
     iteration = IterationBlock(TRAINING_ITERATION)
-    phases = Phases(iteration)
+    phases = IterationPhases(iteration)
     train_in_succession(2)
     seconds_before = TRAINING.clock.phases["backward"].seconds
     with training.training_loop(0):
@@ -183,7 +187,7 @@ class UsualLoop:
     """Loop that stores its edges as the hooks on torch do."""
 
     def __init__(self) -> None:
-        self.phases = Phases(IterationBlock(TRAINING_ITERATION))
+        self.phases = IterationPhases(IterationBlock(TRAINING_ITERATION))
         self.phases.defers = True
         self.deferred_steps = 0
 
@@ -252,13 +256,10 @@ def test_a_step_during_which_a_bin_of_the_history_ends_is_a_usual_step() -> None
 
 
 def test_seconds_of_usual_steps_sum_to_the_wall_time_and_to_the_records() -> None:
-    TRAINING.records.clear()
     start = TRAINING.clock.read()
     loop = UsualLoop()
-    # During `run_step`, the recording thread applies no records.
-    RECORDER.thread.run_step(lambda: loop.run(2000, batches=2))
+    iterations = recorded_iterations(lambda: loop.run(2000, batches=2))
     end = TRAINING.clock.read()
-    iterations = recorded_iterations()
     increase = {name: seconds - start.seconds.get(name, 0.0) for name, seconds in end.seconds.items()}
 
     assert len(iterations) == 2001
@@ -271,7 +272,6 @@ def test_seconds_of_usual_steps_sum_to_the_wall_time_and_to_the_records() -> Non
 
 def test_a_step_that_a_gradient_scaler_skips_counts_its_batch_once() -> None:
     loop = UsualLoop()
-    TRAINING.records.clear()
 
     def run() -> None:
         with training.training_loop(0):
@@ -285,8 +285,7 @@ def test_a_step_that_a_gradient_scaler_skips_counts_its_batch_once() -> None:
             loop.phases.end()
             loop.phases.iteration.__exit__(None, None, None)
 
-    RECORDER.thread.run_step(run)
-    iterations = recorded_iterations()
+    iterations = recorded_iterations(run)
 
     assert {name: entries()[name] for name in PHASES} == dict.fromkeys(PHASES, 500)
     assert all(record.wait_seconds >= 0 and record.work_seconds > 0 for record in iterations)
@@ -369,7 +368,7 @@ def test_a_reader_sees_the_phase_of_a_deferred_edge_and_its_start() -> None:
 
 def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None:
     executed_lines = 0
-    files = ("successions.py", "clock.py", "step_edges.py", "totals.py", "iterations.py")
+    files = ("iteration_phases.py", "clock.py", "step_edges.py", "totals.py", "iterations.py")
 
     def interrupt(frame: Any, event: str, _: object) -> Any:
         nonlocal executed_lines
