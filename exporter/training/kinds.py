@@ -12,7 +12,7 @@ from exporter.training.misuse import report
 from exporter.training.phases import PHASES
 
 MAX_USER_KINDS = 1000
-"""Limit of user-defined kinds. Further names become `other`."""
+"""Limit of user-defined kinds. Further names that are not names of phases have the kind `UNNAMED`."""
 MAX_BLOCK_NAME_CHARACTERS = 256
 """Maximum length of a user-defined name. Longer names are cut."""
 OTHER = "other"
@@ -101,6 +101,8 @@ KINDS = (
     *PHASE_KINDS,
 )
 """Standard kinds, without the inferred kinds."""
+UNNAMED = BlockKind("span", None, OTHER, is_exclusive=False)
+"""Kind of a block whose name is empty or above the limit `MAX_USER_KINDS`."""
 
 _BY_SPAN_NAME = {kind.span_name: kind for kind in KINDS} | {"checkpoint_save_async": CHECKPOINT_SAVE}
 _PHASE_KIND_BY_PHASE = {str(kind.phase): kind for kind in PHASE_KINDS}
@@ -123,7 +125,7 @@ def named_kind(name: object, *, is_phase: bool) -> BlockKind:
     `phase(name)` has a standard kind if the name belongs to a member of `PHASE_KINDS`. Blocks of all other kinds returned here can be
     nested in a block of the same kind.
     """
-    text = to_name(name)[:MAX_BLOCK_NAME_CHARACTERS] or OTHER
+    text = to_name(name)[:MAX_BLOCK_NAME_CHARACTERS]
     if not text.isprintable():
         text = "".join(character if character.isprintable() else "?" for character in text)
     known_kind = _USER_KINDS.get((text, is_phase))
@@ -137,8 +139,8 @@ def named_kind(name: object, *, is_phase: bool) -> BlockKind:
         phase = phase_kind.phase
     if is_phase and phase is None:
         report("phase", "unknown_phase", f"one of {', '.join(PHASES)}, not {text!r}; use span(name)")
-    if len(_USER_KINDS) >= MAX_USER_KINDS and text != OTHER:
-        return named_kind(OTHER, is_phase=False)
+    if not text or (phase is None and len(_USER_KINDS) >= MAX_USER_KINDS):
+        return UNNAMED
     call = f"{'phase' if is_phase else 'span'}({text!r})"
     kind = BlockKind(call, phase, text, is_exclusive=False)
     return _USER_KINDS.setdefault((text, is_phase), kind)
@@ -146,6 +148,8 @@ def named_kind(name: object, *, is_phase: bool) -> BlockKind:
 
 def restored_kind(span_name: str, call: str) -> BlockKind:
     """Return the kind of a block that is unpickled or copied. The block of an inferred kind becomes a block of the standard kind."""
+    if call == UNNAMED.call:
+        return UNNAMED
     if "(" in call:  # the call of a user-defined kind has its name as argument
         return named_kind(span_name, is_phase=call.startswith("phase"))
     return _BY_SPAN_NAME[span_name]

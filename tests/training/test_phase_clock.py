@@ -309,6 +309,18 @@ def test_an_unknown_phase_is_recorded_as_a_span_and_reported_once() -> None:
         assert published_value("training.span_duration", span=name) == 3
 
 
+def test_spans_with_an_empty_name_or_with_too_many_names_count_for_the_surrounding_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert kinds.named_kind("", is_phase=False).phase is None
+
+    monkeypatch.setattr(kinds, "MAX_USER_KINDS", 0)
+
+    further_kind = kinds.named_kind(f"name{time.monotonic_ns()}", is_phase=False)
+    assert (further_kind.span_name, further_kind.phase) == ("other", None)
+    assert kinds.named_kind("restart", is_phase=True).phase == "restart"  # the name of a phase has no limit
+
+
 def test_the_name_of_a_span_is_printable_and_limited() -> None:
     assert kinds.named_kind("two\nlines" * 99, is_phase=False).span_name == ("two?lines" * 99)[:256]
 
