@@ -124,7 +124,7 @@ def _restart() -> None:
     RECORDER.process.after_fork()  # drops the rank that a test claimed
 
 
-def configured(
+def configure(
     *, telemetry: dict[str, Any] | None = None, export: tuple[Any, ...] = (), **base: Any
 ) -> InMemoryExporter:
     """Configure the provider and return its exporter, which keeps its records in memory.
@@ -149,7 +149,7 @@ def configured(
     return memory
 
 
-def exported(memory: InMemoryExporter) -> InMemoryExporter:
+def wait_for_delivery(memory: InMemoryExporter) -> InMemoryExporter:
     """Wait until all records have been delivered, and return the exporter."""
     assert TRAINING.flush(LIMIT_SECONDS)
     return memory

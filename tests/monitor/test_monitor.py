@@ -39,7 +39,7 @@ def compatibility_module() -> Any:
 
 @pytest.fixture
 def events(monitor: Any) -> Iterator[list[Any]]:
-    """Return the events that a registered handler receives."""
+    """Yield the list of the events that a registered handler receives."""
     events: list[Any] = []
     handle = monitor.register_event_handler(events.append)
     yield events

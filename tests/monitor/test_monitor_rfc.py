@@ -46,6 +46,8 @@ def delivered_events() -> Iterator[list[Event]]:
 
 
 class RdzvEvent(Event):
+    """Event of the RFC's example, with a constructor."""
+
     def __init__(self, run_id: str, rank: int, message: str | None = None) -> None:
         super().__init__(
             type="torch.elastic.RdzvEvent", message=message, metadata={"run_id": run_id, "rank": rank}
@@ -53,7 +55,9 @@ class RdzvEvent(Event):
 
 
 @dataclass
-class Saved(Event):
+class SavedEvent(Event):
+    """Event of a dataclass with an attribute."""
+
     type: str = "ckpt.saved"
     step: int = 0
 
@@ -78,17 +82,17 @@ def test_the_example_of_a_handler_that_writes_lines(tmp_path: Path) -> None:
                 file.write(json.dumps(event.asdict()) + "\n")
 
     handle = register(JsonHandler())
-    log(Saved(message="m", step=7))
+    log(SavedEvent(message="m", step=7))
     log("plain", "said", x=1)
     unregister(handle)
-    unregister(handle)
-    first, second = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    unregister(handle)  # has no effect
+    saved, plain = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
 
-    assert first["type"] == "ckpt.saved"
-    assert first["step"] == 7
-    assert first["message"] == "m"
-    assert second["type"] == "plain"
-    assert second["metadata"] == {"x": 1}
+    assert saved["type"] == "ckpt.saved"
+    assert saved["step"] == 7
+    assert saved["message"] == "m"
+    assert plain["type"] == "plain"
+    assert plain["metadata"] == {"x": 1}
 
 
 def test_the_example_of_a_reporting_loop() -> None:
@@ -125,7 +129,7 @@ class CollectorInMemory(StatCollector):
         self.samples.append((stat.key, v))
 
 
-def test_a_collector_receives_every_raw_sample_off_the_adding_thread() -> None:
+def test_a_collector_receives_every_raw_sample_and_does_not_delay_the_adding_thread() -> None:
     collector = CollectorInMemory()
     exporter.Stat("others.before").add(1.0)
     handle = register_stat_collector(collector)
@@ -147,12 +151,12 @@ def test_a_collector_receives_every_raw_sample_off_the_adding_thread() -> None:
 
 
 def test_a_raising_collector_loses_only_its_own_samples() -> None:
-    class Broken(StatCollector):
+    class RaisingCollector(StatCollector):
         def handle(self, stat: Stat, v: float) -> None:
             raise ValueError
 
     aggregating = AggregatingStatCollector()
-    handles = [register_stat_collector(Broken()), register_stat_collector(aggregating)]
+    handles = [register_stat_collector(RaisingCollector()), register_stat_collector(aggregating)]
     stat = Stat("rfc.broken", [StatType.SUM])
     stat.add(2.0)
     stat.add(float("nan"))
@@ -163,7 +167,7 @@ def test_a_raising_collector_loses_only_its_own_samples() -> None:
 
     assert report == {"rfc.broken.sum": 2.0}
     (dropped_count,) = [
-        count for (name, _), count in EVENTS.reading().dropped.items() if name.endswith("Broken")
+        count for (name, _), count in EVENTS.reading().dropped.items() if name.endswith("RaisingCollector")
     ]
     assert dropped_count >= 1
 

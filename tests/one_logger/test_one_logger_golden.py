@@ -1,4 +1,4 @@
-"""One-logger's golden vectors: 24 jobs, replayed step by step through the public API in fresh processes."""
+"""One-logger's golden vectors, each of which is a job: replayed step by step through the public API in fresh processes."""
 
 from __future__ import annotations
 

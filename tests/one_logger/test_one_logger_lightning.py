@@ -24,6 +24,7 @@ def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(program: str, tmp
     code = f"from programs.one_logger_lightning import {program}\n{program}()\n"
     completed = run_python(code, tmp_path, timeout=200)
     assert completed.returncode == 0, completed.stderr
+    # The options of the job, or its own class of Trainer.
     assert "unchanged True\n" in completed.stdout
     assert "pickled True\n" in completed.stdout
     assert (tmp_path / "good.ckpt").exists()

@@ -103,7 +103,7 @@ def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_the_command_prints_a_diff_and_changes_files_only_with_write(tmp_path: Path) -> None:
+def test_the_command_without_write_prints_a_diff_and_changes_no_file(tmp_path: Path) -> None:
     script = tmp_path / "deep" / "train.py"
     script.parent.mkdir()
     script.write_text(JOB, encoding="utf-8")
@@ -143,7 +143,7 @@ def test_a_file_that_is_not_python_is_listed_and_kept(tmp_path: Path) -> None:
     assert "missing.py: " in completed.stderr
 
 
-def test_modules_offer_the_same_objects_as_the_package() -> None:
+def test_a_module_has_the_same_object_as_the_package() -> None:
     spans = importlib.import_module("exporter.one_logger.training_telemetry.api.spans")
 
     assert spans.StandardTrainingJobSpanName is StandardTrainingJobSpanName

@@ -121,6 +121,8 @@ def main():
 main()
 """
 
+JOB_RECORDS = 38
+"""Number of records that the job writes."""
 MIGRATED_IMPORTS = PEER_IMPORTS.replace("nv_one_logger", "exporter.one_logger")
 """The same imports from the package of the exporter. Only the top-level name differs."""
 
@@ -150,7 +152,7 @@ def test_the_same_job_with_only_its_imports_changed_writes_the_same_records(tmp_
         attributes_by_source[name] = [stable_attributes(json.loads(line)) for line in lines]
     peer_shapes, own_shapes = (shapes(tmp_path / name / "telemetry.json") for name in ("peer", "own"))
 
-    assert len(own_shapes) == 38
+    assert len(own_shapes) == JOB_RECORDS
     assert own_shapes == peer_shapes
     assert attributes_by_source["own"] == attributes_by_source["peer"]
 
@@ -175,7 +177,7 @@ def test_an_exporter_of_one_logger_works_here(tmp_path: Path) -> None:
 
     assert completed.returncode == 0, completed.stderr
     records = shapes(tmp_path / "telemetry.json")
-    assert len(records) == 38
+    assert len(records) == JOB_RECORDS
     assert {name for _, name, _, _ in records} >= {"application", "training_loop", "custom", "happened"}
 
 
@@ -212,7 +214,7 @@ def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path
     completed = run_python(MIGRATED_IMPORTS + exporter_code + JOB.replace("FileExporter(", "Own("), tmp_path)
 
     assert completed.returncode == 0, completed.stderr
-    assert len(shapes(tmp_path / "telemetry.json")) == 38
+    assert len(shapes(tmp_path / "telemetry.json")) == JOB_RECORDS
 
 
 RE_EXPORTING_MODULES = ("nv_one_logger.api", "nv_one_logger.training_telemetry.api", "nv_one_logger.exporter")

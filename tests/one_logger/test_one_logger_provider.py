@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import APPLICATION, TELEMETRY, InMemoryExporter, configured, exported
+from one_logger_support import APPLICATION, TELEMETRY, InMemoryExporter, configure, wait_for_delivery
 from training_support import collect_misuse, publish_and_read
 from waiting import LIMIT_SECONDS
 
@@ -26,8 +27,7 @@ from exporter.training import application, training_iteration, training_loop, va
 
 pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
-FLUSH_SECONDS = 10.0
-"""Longest time that a flush may take on a busy machine."""
+
 PROPAGATE = one_logger.OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
 
 
@@ -47,7 +47,7 @@ def test_the_configuration_is_readable() -> None:
     with pytest.raises(OneLoggerError, match="the provider is not configured"):
         _ = provider().config
 
-    configured(telemetry={})
+    configure(telemetry={})
 
     observer = current()
     assert observer is not None
@@ -127,7 +127,7 @@ def test_an_invalid_configuration_object_is_refused_clearly(
 def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
     call: str, arguments: tuple[Any, ...], rule: str
 ) -> None:
-    configured(telemetry={})
+    configure(telemetry={})
     observer, config = current(), provider().config
 
     with collect_misuse() as reports:
@@ -141,7 +141,7 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
 
 
 def test_the_propagating_strategy_raises_at_the_call_and_later_bodies_still_run() -> None:
-    configured(telemetry={}, error_handling_strategy=PROPAGATE)
+    configure(telemetry={}, error_handling_strategy=PROPAGATE)
     with pytest.raises(OneLoggerError, match="on_train_end"):
         training.on_train_end()
     finished_bodies = []
@@ -157,7 +157,7 @@ def test_the_propagating_strategy_raises_at_the_call_and_later_bodies_still_run(
 
 
 def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None:
-    memory = configured(telemetry={}, error_handling_strategy=PROPAGATE)
+    memory = configure(telemetry={}, error_handling_strategy=PROPAGATE)
     for _ in range(2):
         with application():
             with pytest.raises(OneLoggerError, match="application"), application():
@@ -168,7 +168,7 @@ def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None
                 with training_iteration():
                     pass
 
-    records = exported(memory).named_records
+    records = wait_for_delivery(memory).named_records
     assert records.count(("stop", "application")) == records.count(("stop", "training_loop")) == 2
     # Each application has one completed iteration.
     assert records.count(("event", "training_metrics_update")) == 2
@@ -202,12 +202,12 @@ def test_a_later_training_configuration_is_merged() -> None:
 def test_d32_the_provider_accepts_every_mode_of_span_selection(
     export: tuple[Any, ...], exported_names: list[str]
 ) -> None:
-    memory = configured(export=export)
+    memory = configure(export=export)
 
     with application(), timed_span("a"), training_iteration(), timed_span("b"):
         pass
 
-    assert exported(memory).names() == exported_names
+    assert wait_for_delivery(memory).names() == exported_names
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_d32_the_provider_accepts_every_mode_of_span_selection(
     ],
 )
 def test_d37_each_switch_disables_its_event(field: str, event: str) -> None:
-    memory = configured(telemetry={field: lambda: False, "log_every_n_train_iterations": 1})
+    memory = configure(telemetry={field: lambda: False, "log_every_n_train_iterations": 1})
     with application(), training_loop(train_iterations_start=0):
         with training_iteration():
             pass
@@ -227,7 +227,7 @@ def test_d37_each_switch_disables_its_event(field: str, event: str) -> None:
             pass
 
     updates = {"training_metrics_update", "validation_metrics_update", "testing_metrics_update"}
-    assert updates & set(exported(memory).names("event")) == updates - {event}
+    assert updates & set(wait_for_delivery(memory).names("event")) == updates - {event}
 
 
 def test_exporters_can_come_from_a_configuration(tmp_path: Path) -> None:
@@ -238,34 +238,34 @@ def test_exporters_can_come_from_a_configuration(tmp_path: Path) -> None:
     with application():
         pass
 
-    assert exporter.flush(FLUSH_SECONDS)
+    assert exporter.flush(LIMIT_SECONDS)
     assert json.loads(path.read_text(encoding="ascii").splitlines()[0])["name"] == "application"
 
 
-def test_a_disabled_rank_exports_nothing_and_opens_nothing(tmp_path: Path) -> None:
+def test_a_disabled_rank_exports_nothing_and_opens_no_file(tmp_path: Path) -> None:
     logs = one_logger.LoggerConfig(log_file_path_for_err=tmp_path / "err")
-    memory = configured(enable_for_current_rank=False, logger_config=logs)
+    memory = configure(enable_for_current_rank=False, logger_config=logs)
 
     with application() as span:
         span.add_attribute("a", 1)
 
-    assert exporter.flush(FLUSH_SECONDS)
+    assert exporter.flush(LIMIT_SECONDS)
     assert memory.calls == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_force_disabling_ends_the_export() -> None:
-    memory = configured()
+    memory = configure()
     provider().force_disable_logging()
     with application():
         pass
 
-    assert exported(memory).named_records == [("initialize", "")]
+    assert wait_for_delivery(memory).named_records == [("initialize", "")]
     assert not one_logger.OneLoggerProvider.instance().one_logger_enabled
 
 
 def test_timed_span_exports_attributes_and_error() -> None:
-    memory = configured()
+    memory = configure()
     with (
         contextlib.suppress(ZeroDivisionError),
         timed_span("mine", one_logger.Attributes({"a": 1}), one_logger.Attributes({"s": 2})) as span,
@@ -273,7 +273,7 @@ def test_timed_span_exports_attributes_and_error() -> None:
         span.add_attribute("b", 2)
         _ = 1 / 0
 
-    assert exported(memory).named_records[1:] == [
+    assert wait_for_delivery(memory).named_records[1:] == [
         ("start", "mine"),
         ("error", "Error in mine: "),
         ("stop", "mine"),
@@ -285,20 +285,20 @@ def test_timed_span_exports_attributes_and_error() -> None:
 
 
 def test_d47_timed_span_takes_any_name_and_decorates_functions() -> None:
-    memory = configured()
+    memory = configure()
 
     @timed_span("custom")
     def work(depth: int) -> int:
         return depth if depth == 0 else work(depth - 1)
 
     assert work(2) == 0
-    starts = exported(memory).records_of("start")
+    starts = wait_for_delivery(memory).records_of("start")
     assert [span.name_str for span in starts] == ["custom"] * 3
     assert starts[2].parent_span.id == starts[1].id
 
 
 def test_manual_and_standard_spans_form_one_tree() -> None:
-    memory, recorder = configured(telemetry={}), provider().recorder
+    memory, recorder = configure(telemetry={}), provider().recorder
     with application(), training_loop(train_iterations_start=0) as loop:
         manual_span = recorder.start("mine", parent_span=None)
         assert recorder.get_active_spans_by_name(one_logger.StandardTrainingJobSpanName.TRAINING_LOOP) == [
@@ -308,22 +308,29 @@ def test_manual_and_standard_spans_form_one_tree() -> None:
         recorder.stop(manual_span)
         recorder.stop(recorder.start("of the loop", parent_span=loop))
 
-    parents = {span.name_str: span.parent_span for span in exported(memory).records_of("start")}
+    parents = {span.name_str: span.parent_span for span in wait_for_delivery(memory).records_of("start")}
     assert parents["mine"].id == parents["of the loop"].id == loop.id
     assert parents["training_loop"].name_str == "application"
 
 
 def test_the_initialization_record_identifies_the_job() -> None:
-    memory = configured()
+    memory = configure()
     with application():
         pass
 
-    (attributes,) = exported(memory).attributes("one_logger_initialization")
-    assert attributes["one_logger_training_telemetry_version"] == "2.3.1"
+    (attributes,) = wait_for_delivery(memory).attributes("one_logger_initialization")
+    expected = {
+        "session_tag": "session",
+        "world_size": 1,
+        "rank": 0,
+        "node_name": os.uname().nodename,
+        "one_logger_training_telemetry_version": "2.3.1",
+    }
+    assert attributes.items() >= expected.items()
 
 
 def test_the_methods_of_the_recorder_are_the_callbacks() -> None:
-    memory, recorder = configured(telemetry={}), provider().recorder
+    memory, recorder = configure(telemetry={}), provider().recorder
     pairs = ["distributed_init", "model_init", "dataloader_init", "load_checkpoint", "optimizer_init"]
     recorder.on_app_start(one_logger.TracingTimestamp.now())
     for name in (*pairs, "testing", "validation", "training_single_iteration", "validation_single_iteration"):
@@ -341,12 +348,12 @@ def test_the_methods_of_the_recorder_are_the_callbacks() -> None:
     recorder.on_app_end()
 
     assert event.name == "sync_checkpoint_metrics_update"
-    assert len(exported(memory).names("start")) == len(memory.names("stop")) == 10
+    assert len(wait_for_delivery(memory).names("start")) == len(memory.names("stop")) == 10
     assert "save_checkpoint_success" in memory.names("event")
     recorder.close()
     with application():
         pass
-    assert exported(memory).named_records[-2:] == [("stop", "application"), ("close", "")]
+    assert wait_for_delivery(memory).named_records[-2:] == [("stop", "application"), ("close", "")]
 
 
 def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
@@ -371,7 +378,7 @@ def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
 
     parents = {
         span.name_str: span.parent_span and span.parent_span.name_str
-        for span in exported(memory).records_of("start")
+        for span in wait_for_delivery(memory).records_of("start")
     }
     assert parents == {
         "root": None,
@@ -437,7 +444,7 @@ def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
 
 @pytest.fixture
 def _default_notices() -> Iterator[None]:
-    """Restore the notices of this process after a test."""
+    """Forget the logged notices of this process before a test. After the test, close its log files and write to stderr again."""
     NOTICES._logged_keys.clear()  # a process logs each notice once, and earlier tests may have logged it
     yield
     NOTICES.is_quiet = False
@@ -450,7 +457,7 @@ def _default_notices() -> Iterator[None]:
 def test_d36_a_log_file_exists_only_if_configured_and_has_the_notices(tmp_path: Path) -> None:
     paths = {"log_file_path_for_info": tmp_path / "info", "log_file_path_for_err": tmp_path / "no" / "err"}
     with collect_misuse() as reports:
-        configured(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))
+        configure(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))
     log_once(f"{tmp_path}", "a notice")
     NOTICES.flush(LIMIT_SECONDS)
 
@@ -468,13 +475,13 @@ def test_with_base_config_twice_raises_if_the_first_configuration_propagates_exc
 
 
 def test_the_end_of_the_application_closes_the_exporters_and_another_start_opens_them_again() -> None:
-    memory = configured()
+    memory = configure()
     for _ in range(2):
         with application():
             pass
 
     exporter_calls = [
-        name for name in exported(memory).calls if name in {"initialize", "start", "stop", "close"}
+        name for name in wait_for_delivery(memory).calls if name in {"initialize", "start", "stop", "close"}
     ]
     assert exporter_calls == ["initialize", "start", "stop", "close"] * 2
 
@@ -483,7 +490,7 @@ def test_the_end_of_the_application_closes_the_exporters_and_another_start_opens
 def test_a_session_tag_does_not_change_the_counted_steps_and_saves(
     training_config: dict[str, Any] | None,
 ) -> None:
-    configured(telemetry=training_config)
+    configure(telemetry=training_config)
     with training_loop(train_iterations_start=0):
         for step in range(3):
             with training_iteration():
@@ -504,9 +511,9 @@ def test_the_session_of_the_process_is_the_tag_of_a_configuration_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EXPORTER_SESSION", "pretraining-7")
-    memory = configured(session_tag_or_fn="")
+    memory = configure(session_tag_or_fn="")
     with application():
         pass
 
-    (attributes,) = exported(memory).attributes("one_logger_initialization")
+    (attributes,) = wait_for_delivery(memory).attributes("one_logger_initialization")
     assert attributes["session_tag"] == "pretraining-7"

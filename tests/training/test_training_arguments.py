@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_logger_support import configured, exported, unconfigured
+from one_logger_support import configure, unconfigured, wait_for_delivery
 from training_support import misuse_counts, publish_and_read, published_value, summary_values, train
 
 from exporter import one_logger, training
@@ -113,7 +113,7 @@ def test_no_argument_raises_or_prevents_a_body_from_running(
     hostile_value: Any, is_configured: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if is_configured:
-        configured(telemetry={}, export=EXPORT_ALL)
+        configure(telemetry={}, export=EXPORT_ALL)
     block_count = body_count = 0
     for name in CALLS:
         for arguments in hostile_arguments(name, hostile_value):
@@ -153,11 +153,11 @@ def test_static_and_class_methods_can_be_decorated_from_outside() -> None:
 
 
 def test_a_span_whose_name_is_no_text_is_exported_under_the_name_of_its_type() -> None:
-    memory = configured(telemetry={}, export=EXPORT_ALL)
+    memory = configure(telemetry={}, export=EXPORT_ALL)
     with training.application(), one_logger.timed_span([1]), training.span(RaisingObject()):  # type: ignore[arg-type]  # as in untyped jobs
         pass
 
-    assert exported(memory).names() == ["application", "<list>", "<RaisingObject>"]
+    assert wait_for_delivery(memory).names() == ["application", "<list>", "<RaisingObject>"]
 
 
 argument_values: st.SearchStrategy[Any] = st.sampled_from(
@@ -189,7 +189,7 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
 ) -> None:
     with unconfigured():
         strategy = "async" if is_asynchronous else "sync"
-        memory = configured(telemetry={"save_checkpoint_strategy": strategy, "seq_length_or_fn": 8})
+        memory = configure(telemetry={"save_checkpoint_strategy": strategy, "seq_length_or_fn": 8})
         training.on_app_start()
         open_blocks: list[Any] = []
 
@@ -199,11 +199,11 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
             open_blocks.pop().__exit__(None, None, None)
         training.on_app_end()
         initial_steps = published_value("training.steps", mode="train") or 0
-        exported(memory).records.clear()
+        wait_for_delivery(memory).records.clear()
         with training.application(), training.training_loop(train_iterations_start=10):
             train(5)
 
-        updates = exported(memory).attributes("training_metrics_update")
+        updates = wait_for_delivery(memory).attributes("training_metrics_update")
         assert [update["num_iterations"] for update in updates] == [2, 4, 5]
         assert [update["current_iteration"] for update in updates] == [11, 13, 14]
         assert updates[-1]["train_tokens"] == 5 * 4 * 8
@@ -275,7 +275,7 @@ def test_an_exception_with_an_error_number_that_cannot_be_hashed_propagates_unch
 
 
 def test_an_iteration_left_open_ends_when_the_next_application_starts() -> None:
-    memory = configured(telemetry={})
+    memory = configure(telemetry={})
     with training.application():
         pass
     training.on_training_single_iteration_start()
@@ -283,5 +283,5 @@ def test_an_iteration_left_open_ends_when_the_next_application_starts() -> None:
         train(2)
 
     assert [
-        update["num_iterations"] for update in exported(memory).attributes("training_metrics_update")
+        update["num_iterations"] for update in wait_for_delivery(memory).attributes("training_metrics_update")
     ] == [2]

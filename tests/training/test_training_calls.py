@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from one_logger_support import configured, exported
+from one_logger_support import configure, wait_for_delivery
 from training_support import (
     misuse_counts,
     publish_and_read,
@@ -367,7 +367,7 @@ def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> No
 
 
 def test_asynchronous_saves_commit_the_work_before_their_start() -> None:
-    configured(telemetry={"save_checkpoint_strategy": "async"})
+    configure(telemetry={"save_checkpoint_strategy": "async"})
     with training.application(), training.training_loop(train_iterations_start=0):
         for step in (1, 2, 3):
             train(1, 0.004)
@@ -386,7 +386,7 @@ def test_asynchronous_saves_commit_the_work_before_their_start() -> None:
 
 
 def test_another_thread_can_confirm_a_save_with_the_time_of_a_host_whose_clock_is_ahead() -> None:
-    memory = configured(telemetry={"save_checkpoint_strategy": "async"})
+    memory = configure(telemetry={"save_checkpoint_strategy": "async"})
     ahead_time = time.time() + 300
     with training.application():
         for step in (5, 6):
@@ -398,14 +398,14 @@ def test_another_thread_can_confirm_a_save_with_the_time_of_a_host_whose_clock_i
         training.on_save_checkpoint_success(6, (ahead_time + 3600) * 1000)
 
     assert misuse_counts() == {}
-    first, second = exported(memory).attributes("save_checkpoint_success")
+    first, second = wait_for_delivery(memory).attributes("save_checkpoint_success")
     assert first["latest_successful_save_checkpoint_timestamp_sec"] == pytest.approx(ahead_time)
     # A time more than ten minutes ahead is replaced by the current time.
     assert second["latest_successful_save_checkpoint_timestamp_sec"] < ahead_time
 
 
 def test_a_signal_handler_can_save_during_an_iteration() -> None:
-    memory = configured(telemetry={})
+    memory = configure(telemetry={})
 
     def save(*_: object) -> None:
         with training.checkpoint_save(1):
@@ -421,7 +421,7 @@ def test_a_signal_handler_can_save_during_an_iteration() -> None:
         signal.signal(signal.SIGUSR1, old_handler)
 
     assert misuse_counts() == {}
-    assert len(exported(memory).attributes("save_checkpoint_success")) == 20
+    assert len(wait_for_delivery(memory).attributes("save_checkpoint_success")) == 20
     assert published_value("training.steps", mode="train") == 20
 
 
@@ -465,7 +465,7 @@ def test_before_configuration_only_an_invalid_value_is_reported_as_misuse() -> N
 
 
 def test_open_spans_accept_attributes_and_events() -> None:
-    memory = configured(telemetry={}, export=(one_logger.ExportCustomizationMode.EXPORT_ALL_SPANS,))
+    memory = configure(telemetry={}, export=(one_logger.ExportCustomizationMode.EXPORT_ALL_SPANS,))
     with training.application() as application:
         application.add_attribute("color", "green")
         with training.training_loop(train_iterations_start=0) as loop:
@@ -480,7 +480,7 @@ def test_open_spans_accept_attributes_and_events() -> None:
                     pass
             assert not iteration.active
 
-    stopped_spans = {span.name_str: span for span in exported(memory).records_of("stop")}
+    stopped_spans = {span.name_str: span for span in wait_for_delivery(memory).records_of("stop")}
     events = {name: [event.name for event in span.events] for name, span in stopped_spans.items()}
     assert stopped_spans["application"].attributes.to_json()["color"] == "green"
     assert stopped_spans["training_single_iteration"].attributes.to_json().keys() >= {"size", "more"}
@@ -533,7 +533,7 @@ def test_error_counters_start_at_zero() -> None:
 
 
 def test_tasks_and_threads_have_separate_span_trees_that_are_released() -> None:
-    configured(telemetry={})
+    configure(telemetry={})
 
     async def iterate(times: int) -> None:
         for _ in range(times):
