@@ -35,7 +35,7 @@ from exporter.feed.directory import check_directory, default_directory, own_uid
 from exporter.feed.files import holder
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.feed.writer import RIVAL_SECONDS
+from exporter.feed.writer import CONFLICT_SECONDS
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.version import __version__
 
@@ -189,7 +189,7 @@ def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
     """Report processes that train as the same rank. A new process is ignored, because it may be about to replace the old one."""
     first_by_rank: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(processes, key=lambda process: process.started):
-        if process.trains and time.time() - process.started >= RIVAL_SECONDS:
+        if process.trains and time.time() - process.started >= CONFLICT_SECONDS:
             first = first_by_rank.setdefault((process.run, process.rank), process)
             if first is not process:
                 problem = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'

@@ -260,7 +260,7 @@ class Supervision:
         if self._is_terminating:
             linger_seconds = min(self._plan.linger_seconds, TERMINATION_LINGER_SECONDS)
         sidecar_exit = SidecarExit(sidecar, linger_seconds=linger_seconds)
-        while self._is_alive(sidecar, joined_pid) and not runs.any_active(self._plan.feed_directory):
+        while self._is_alive(sidecar, joined_pid) and not runs.needs_sidecar(self._plan.feed_directory):
             if not sidecar_exit.advance():
                 return
             info = signal.sigtimedwait(HANDLED_SIGNALS, sidecar_exit.wait_seconds())

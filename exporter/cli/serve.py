@@ -81,7 +81,7 @@ def serve(
             if not sidecar.acquire_feed():
                 _log.debug("another sidecar serves this feed directory")
                 return EXIT_JOINED
-            is_active = partial(runs.any_active, sidecar.feed_directory, launcher=os.getppid())
+            is_active = partial(runs.needs_sidecar, sidecar.feed_directory, launcher=os.getppid())
             linger_period = LingerPeriod(sidecar, is_active=is_active, linger_seconds=linger_seconds)
         try:
             sidecar.start()

@@ -138,7 +138,7 @@ def install_command(python: str, site: str) -> str:
 def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
     """Return why a job records nothing. Return None if the job records, or if it has no Python process."""
     processes = _tree(pid)
-    if runs.recording_processes(feed_directory) & {process.pid for process in processes}:
+    if runs.recording_pids(feed_directory) & {process.pid for process in processes}:
         return None
     with suppress(FeedError):
         scan = FeedReader(feed_directory).scan()

@@ -115,7 +115,7 @@ class Wiring:
         jobs.endings.evidence = ExitEvidence(
             oom_kills=read_oom_kills,
             ends=lambda: runs.process_ends(feed_directory),
-            launches=lambda: runs.launches(feed_directory),
+            launches=lambda: runs.launch_ids(feed_directory),
             machine=MachineIdentity(socket.gethostname(), boot_id),
         )
         self._lock = NodeLock(self._initial_energy.lock_dir, boot_id)

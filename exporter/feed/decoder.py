@@ -72,7 +72,7 @@ MAX_OTHER_BYTES = 1 << 20
 """Maximum memory of the facts, events and phases of a process. 500 event types and all handlers use half of it."""
 MAX_EXPONENTIAL_BUCKETS = 40_000
 """Maximum number of exponential buckets of a process. Further histograms are published without exponential buckets."""
-ROOM_BYTES = 24 << 20
+SNAPSHOT_MEMORY_BYTES = 24 << 20
 """Default memory limit of the snapshot of a process."""
 MAX_ERROR_CHARACTERS = 200
 """Maximum length of an error's text in a message, because the text may contain a value of the file."""
@@ -89,7 +89,7 @@ class Decoder:
     exporter's own families take precedence over Stats of users, then earlier over later Stats.
 
     Attributes:
-        cost: Estimated memory of the snapshot and its series in the sidecar, in bytes.
+        memory_bytes: Estimated memory of the snapshot and its series in the sidecar.
     """
 
     def __init__(self) -> None:
@@ -101,34 +101,41 @@ class Decoder:
         self._definitions: tuple[StatDefinition, ...] = ()
         self._windows: tuple[WindowReading | None, ...] = ()
         self._is_kept: tuple[bool, ...] = ()
-        self._definitions_cost = 0
-        self.cost = 0
+        self._definitions_bytes = 0
+        self.memory_bytes = 0
 
-    def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
-        """Return the snapshot of a file, within *room* bytes of memory. Raises `FeedFormatError` for invalid content."""
+    def decode(self, data: bytes, memory_limit_bytes: int = SNAPSHOT_MEMORY_BYTES) -> Snapshot:
+        """Return the snapshot of a file, within *memory_limit_bytes*. Raises `FeedFormatError` for invalid content.
+
+        After an error, the next file is parsed completely.
+        """
         try:
             file = _feed_file(data)
             section_hash = _hash(file.definitions)
             if section_hash != self._definitions_hash or file.process_id != self._identity.id:
                 self._reset()
-                _parse(file.definitions, lambda body: self._decode_definitions(body, file.process_id, room))
+                _parse(
+                    file.definitions,
+                    lambda body: self._decode_definitions(body, file.process_id, memory_limit_bytes),
+                )
                 self._definitions_hash = section_hash
             section_hash = _hash(file.windows)
             if section_hash != self._windows_hash:
                 _parse(file.windows, self._decode_windows)
                 self._windows_hash = section_hash
-            return _parse(file.totals, lambda body: self._snapshot(body, file.sequence, room))
+            return _parse(file.totals, lambda body: self._snapshot(body, file.sequence, memory_limit_bytes))
         except FeedFormatError:
             self._reset()
             raise
 
-    def _decode_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
+    def _decode_definitions(self, body: dict[str, Any], process_id: str, memory_limit_bytes: int) -> None:
+        """Store the identity and the definitions of section 1, without the Stats that do not fit into the memory limit."""
         stats = [to_object(stat) for stat in to_list(body["stats"])]
         is_kept, total_bytes = [False] * len(stats), 0
         # The exporter's own families take precedence over Stats of users. The sort is stable.
         for index in sorted(range(len(stats)), key=lambda index: stats[index].get("kind", "stat") == "stat"):
-            stat_bytes = _cost(stats[index])
-            if total_bytes + stat_bytes <= room:
+            stat_bytes = _definition_bytes(stats[index])
+            if total_bytes + stat_bytes <= memory_limit_bytes:
                 is_kept[index] = True
                 total_bytes += stat_bytes
         shared_values: dict[object, Any] = {}
@@ -137,20 +144,28 @@ class Decoder:
             refuse("duplicate Stat")
         self._identity = _identity(process_id, to_object(body["process"]))
         self._definitions, self._is_kept = tuple(definitions), tuple(is_kept)
-        self._definitions_cost = self.cost = total_bytes
+        self._definitions_bytes = self.memory_bytes = total_bytes
 
     def _decode_windows(self, body: dict[str, Any]) -> None:
+        """Store the windows of section 2; None for a Stat without a closed window."""
         values = self._select_kept(body["windows"])
         self._windows = tuple([None if window is None else _window(window) for window in values])
 
     def _select_kept(self, values: object) -> list[Any]:
+        """Return the items of the Stats that fit into the memory limit, from a list with an item for each Stat of the file."""
         if len(to_list(values)) != len(self._is_kept):
             refuse(f"{len(to_list(values))} items for {len(self._is_kept)} Stats")
         return list(compress(to_list(values), self._is_kept))
 
-    def _snapshot(self, body: dict[str, Any], sequence: int, room: int) -> Snapshot:
+    def _snapshot(self, body: dict[str, Any], sequence: int, memory_limit_bytes: int) -> Snapshot:
+        """Return the snapshot from section 3 and the stored definitions and windows.
+
+        The exponential buckets of a histogram that do not fit into the memory limit are omitted.
+        """
         totals = [to_object(total) for total in self._select_kept(body["stats"])]
-        max_buckets = min(MAX_EXPONENTIAL_BUCKETS, max(room - self._definitions_cost, 0) // BUCKET_BYTES)
+        max_buckets = min(
+            MAX_EXPONENTIAL_BUCKETS, max(memory_limit_bytes - self._definitions_bytes, 0) // BUCKET_BYTES
+        )
         used_buckets = 0
         for total in totals:
             if "exponential" in total:
@@ -160,14 +175,16 @@ class Decoder:
                 else:
                     used_buckets += bucket_count
         readings = tuple(map(_reading, self._definitions, self._windows, totals))
-        recording = Recording(readings, **convert_fields(body, _RECORDING))
-        snapshot = Snapshot(self._identity, sequence, recording=recording, **convert_fields(body, _REST))
+        recording = Recording(readings, **convert_fields(body, _RECORDING_CONVERTERS))
+        snapshot = Snapshot(
+            self._identity, sequence, recording=recording, **convert_fields(body, _SNAPSHOT_CONVERTERS)
+        )
         _check_times(snapshot)
         if not all(self._is_kept):
             snapshot = snapshot.replace(dropped={**snapshot.dropped, "memory": self._is_kept.count(False)})
-        other_bytes = _other_cost(snapshot)
+        other_bytes = _other_bytes(snapshot)
         check_size(other_bytes, MAX_OTHER_BYTES, "bytes of events and training data")
-        self.cost = self._definitions_cost + used_buckets * BUCKET_BYTES + other_bytes
+        self.memory_bytes = self._definitions_bytes + used_buckets * BUCKET_BYTES + other_bytes
         return snapshot
 
 
@@ -177,6 +194,7 @@ def decode(data: bytes) -> Snapshot:
 
 
 def _hash(section: bytes) -> bytes:
+    """Return the hash by which a changed section is recognized."""
     return blake2b(section, digest_size=16).digest()
 
 
@@ -238,22 +256,23 @@ _JSON = json.JSONDecoder(parse_constant=lambda name: refuse(f"{name} is not a nu
 
 _counts = converter(Mapping[str, int])
 _window = converter(WindowReading)  # the end may precede the start, after a step of the wall clock
-_PROCESS = field_converters(ProcessIdentity, "id")
-_DEFINITION = field_converters(StatDefinition, "min_samples")
-_RECORDING = field_converters(Recording, "stats")
-_REST = field_converters(Snapshot, "process", "sequence", "recording")
+_PROCESS_CONVERTERS = field_converters(ProcessIdentity, "id")
+_DEFINITION_CONVERTERS = field_converters(StatDefinition, "min_samples")
+_RECORDING_CONVERTERS = field_converters(Recording, "stats")
+_SNAPSHOT_CONVERTERS = field_converters(Snapshot, "process", "sequence", "recording")
 
 
 def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:
-    identity = ProcessIdentity(id=process_id, **convert_fields(body, _PROCESS))
+    """Return the identity of a process, whose id is in the header."""
+    identity = ProcessIdentity(id=process_id, **convert_fields(body, _PROCESS_CONVERTERS))
     for text in (identity.run, identity.node, identity.role, identity.version):
         check_text(text, MAX_IDENTITY_CHARACTERS, "a text of the identity")
     _check_labels(identity.labels)
     return identity
 
 
-def _cost(body: dict[str, Any]) -> int:
-    """Check the limits of a definition, and return its memory with a series for each aggregation and bucket."""
+def _definition_bytes(body: dict[str, Any]) -> int:
+    """Check the limits of a definition, and return its estimated memory with a series for each aggregation and bucket."""
     labels, buckets, aggregations = body.get("labels", []), body.get("buckets", []), body["aggregations"]
     check_size(len(to_list(labels)), MAX_STAT_LABELS, "labels")
     check_size(len(to_list(buckets)), MAX_BUCKETS, "buckets")
@@ -263,6 +282,7 @@ def _cost(body: dict[str, Any]) -> int:
 
 
 def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
+    """Check the number and the lengths of labels."""
     check_size(len(labels), MAX_STAT_LABELS, "labels")
     for name, value in labels:
         check_text(name, MAX_STAT_NAME_CHARACTERS, "a label's name")
@@ -271,7 +291,7 @@ def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
 
 def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatDefinition:
     """Return a checked definition. Equal aggregations and buckets are replaced by the objects in *shared_values*."""
-    values = convert_fields(body, _DEFINITION)
+    values = convert_fields(body, _DEFINITION_CONVERTERS)
     # Most Stats of a process share these values; sharing the objects saves a third of the memory.
     for name in ("aggregations", "buckets"):
         values[name] = shared_values.setdefault(values.get(name, ()), values.get(name, ()))
@@ -301,7 +321,10 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
 
 
 def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:
-    # Called about once per second for each Stat of each process, more often than any other function of the sidecar.
+    """Return the reading of a Stat from its definition, its window and its item of section 3.
+
+    Called about once per second for each Stat of each process, more often than any other function of the sidecar.
+    """
     total_sum, last_sample, value = total["sum"], total.get("last_sample"), total.get("value")
     bucket_counts = tuple(map(to_count, total["bucket_counts"])) if "bucket_counts" in total else ()
     if len(bucket_counts) != len(definition.buckets):
@@ -321,6 +344,7 @@ def _reading(definition: StatDefinition, window: WindowReading | None, total: di
 
 
 def _rejected(counts: Any) -> dict[str, int]:
+    """Return the counts of rejected samples by reason."""
     check_size(len(counts), MAX_REASONS, "reasons")
     counts_by_reason: dict[str, int] = _counts(counts)
     for reason in counts_by_reason:
@@ -329,7 +353,7 @@ def _rejected(counts: Any) -> dict[str, int]:
 
 
 def _exponential(value: Any) -> dict[int, int]:
-    """Return the counts by exponential bucket. The two lists must have the same length."""
+    """Return the counts by exponential bucket, from `[[bucket, ...], [count, ...]]` with lists of the same length."""
     buckets, counts = value
     if {*map(type, buckets), *map(type, counts)} - {int}:
         refuse("exponential buckets or counts are not integers")
@@ -357,8 +381,8 @@ def _check_times(snapshot: Snapshot) -> None:
         refuse(f"a time is out of range; at most {MAX_SECONDS:g} s are allowed")
 
 
-def _other_cost(snapshot: Snapshot) -> int:
-    """Return the memory of the events, the drop reasons and the training reading of a snapshot."""
+def _other_bytes(snapshot: Snapshot) -> int:
+    """Return the estimated memory of the events, the drop reasons and the training reading of a snapshot, in bytes."""
     events, training = snapshot.recording.events, snapshot.recording.training
     texts = [
         *(

@@ -75,7 +75,7 @@ MAX_BYTES = 4 << 20
 in a log line."""
 MAX_COUNT = (1 << 63) - 1
 """Largest count and sequence number that a reader accepts."""
-_BATCH = 32
+_BATCH_VALUES = 32
 """Number of values that are rendered before the job's threads may take the interpreter lock, about 0.1 ms."""
 
 _dumps: Callable[[object], str] = JSONEncoder(
@@ -130,6 +130,7 @@ class Encoder:
         )
 
     def _training_text(self, training: TrainingReading) -> bytes:
+        """Return `,"training":{...}`, in which the text of unchanged groups of intervals is reused."""
         text = _dumps(_body(training, "intervals")).encode()[:-1]
         if training.intervals:
             comma = b"," if len(text) > 1 else b""
@@ -137,6 +138,7 @@ class Encoder:
         return b',"training":%b}' % text
 
     def _process_text(self, process: ProcessIdentity) -> bytes:
+        """Return the JSON object of the identity, rendered again only for a new object."""
         if self._process is None or self._process[0] is not process:
             self._process = process, _dumps(_body(process, "id")).encode()  # the id is in the header
         return self._process[1]
@@ -145,7 +147,7 @@ class Encoder:
 class _Column:
     """JSON list with an item for each Stat. The text of a batch of unchanged objects is reused."""
 
-    def __init__(self, to_json: Callable[[Any], object], *, batch: int = _BATCH) -> None:
+    def __init__(self, to_json: Callable[[Any], object], *, batch: int = _BATCH_VALUES) -> None:
         self._to_json = to_json
         self._batch = batch
         # By the identities of the values. The stored references keep the identities valid.
@@ -203,7 +205,7 @@ def _to_json(item: Any) -> Any:
 
 
 def _total(stat: StatReading) -> dict[str, object]:
-    # Called for each Stat at each flush. Most rows have three numbers.
+    """Return the item of a Stat in section 3. Called for each Stat at each flush; most items have three numbers."""
     row: dict[str, object] = {"count": stat.count, "sum": _finite(stat.sum)}
     if stat.last_sample is not None:
         row["last_sample"] = _finite(stat.last_sample)
@@ -221,4 +223,5 @@ def _total(stat: StatReading) -> dict[str, object]:
 
 
 def _finite(number: float | None) -> float | None:
+    """Return a number, or None for an infinite number and NaN, which JSON cannot represent."""
     return None if number is None or not isfinite(number) else float(number)

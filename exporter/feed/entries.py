@@ -137,6 +137,7 @@ def foreign_entry(path: str, replacement: str) -> ForeignEntry | None:
 
 
 def _stat_entry(path: str) -> TrustedEntry | None:
+    """Return an entry with its status, or None without an entry. The caller has checked the user."""
     try:
         return TrustedEntry(path, os.lstat(path))
     except OSError:
@@ -144,12 +145,16 @@ def _stat_entry(path: str) -> TrustedEntry | None:
 
 
 def _alternative(path: str, uid: int) -> str:
+    """Return the alternative with a user id: `owner-1000.lock` for `owner.lock`."""
     stem, suffix = os.path.splitext(path)
     return f"{stem}-{uid}{suffix}"
 
 
 def _alternatives(path: str, uid: str, also_trusted: Collection[int] = ()) -> list[str]:
-    """Return the paths of the existing alternatives of trusted users, sorted. *uid* is a regular expression."""
+    """Return the paths of the existing alternatives of trusted users, sorted.
+
+    *uid* is a regular expression for the user id in the name.
+    """
     directory, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
     alternative = re.compile(rf"{re.escape(stem)}-{uid}(-[0-9a-f]{{16}})?{re.escape(suffix)}")

@@ -7,7 +7,7 @@ Used in training processes and in the sidecar, on Linux. A process has these fil
 - `<id>.stacks`: the answer to a stack request
 - `<id>.tmp`: the next snapshot, before it replaces the last snapshot
 
-The sidecar has `owner.lock` and `overrides.json`.
+The sidecar has `owner.lock`, `overrides.json` and `stacks.request`, and `run` has the directory `runs`.
 """
 # ruff: noqa: PTH105, PTH108, PTH118 - this package uses string paths in the job and in the sidecar
 
@@ -71,6 +71,7 @@ def open_regular(path: str, *, directory: int | None = None) -> tuple[int, os.st
 
 
 def _check_regular(status: os.stat_result, path: str) -> None:
+    """Raise OSError for an entry that is not a regular file with at most one link."""
     if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "a symbolic link", path)
     if not stat.S_ISREG(status.st_mode):
@@ -80,11 +81,11 @@ def _check_regular(status: os.stat_result, path: str) -> None:
         raise OSError(errno.EMLINK, "a file with several links", path)
 
 
-def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
-    """Return at most `size` bytes from the start of a regular file, and the file's status. Raises OSError."""
+def read_file(path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Return at most *max_bytes* from the start of a regular file, and the file's status. Raises OSError."""
     descriptor, status = open_regular(path)
     try:
-        return os.pread(descriptor, size, 0), status
+        return os.pread(descriptor, max_bytes, 0), status
     finally:
         os.close(descriptor)
 
@@ -92,8 +93,8 @@ def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
 def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
     """Replace a file, or a symbolic link, atomically: a reader finds the old content or the new content.
 
-    `temporary` is a path in the same directory with the suffix `.tmp`. A leftover file of that name is removed. If it cannot be
-    removed, a random name is used instead. After an OSError the old file is unchanged.
+    *temporary* is a path in the same directory with the suffix `.tmp`. A leftover file of that name is removed. If the leftover
+    file cannot be removed, a random name is used instead. After an OSError the old file is unchanged.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -176,7 +177,10 @@ class RecordLock:
             self._pid = -1
 
     def _is_own(self) -> bool:
-        # After a job has closed all descriptors, the descriptor's number may belong to a file of the job.
+        """Return True if the descriptor is still the lock file's, in the process that took the lock.
+
+        After a job has closed all descriptors, the descriptor's number may belong to a file of the job.
+        """
         try:
             return self._pid == os.getpid() and _inode(os.fstat(self._descriptor)) == self._inode
         except OSError:
@@ -238,6 +242,7 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
 
 
 def _is_held_here(path: str, *, directory: int | None = None) -> bool:
+    """Return True if this process holds the lock of a file. Opens no file, because closing the file would drop the lock."""
     try:
         status = os.stat(path, dir_fd=directory, follow_symlinks=False)
     except OSError:
@@ -246,10 +251,12 @@ def _is_held_here(path: str, *, directory: int | None = None) -> bool:
 
 
 def _inode(status: os.stat_result) -> tuple[int, int]:
+    """Return device and inode, which identify a file under all of its names."""
     return status.st_dev, status.st_ino
 
 
 def _try_lock(descriptor: int) -> bool:
+    """Lock an open file without waiting. Return False if a different process holds the lock. Raises OSError."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError as error:

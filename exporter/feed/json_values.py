@@ -16,7 +16,7 @@ from exporter.errors import FeedFormatError
 from exporter.feed.encoder import MAX_COUNT
 from exporter.recording.values import Aggregation
 
-MAX_TEXT = 4096
+MAX_TEXT_CHARACTERS = 4096
 """Maximum number of characters of a text."""
 MAX_ITEMS = 5000
 """Maximum number of items of a list or mapping, except lists of Stats. The longest list of a writer has 2,100: the phases of a
@@ -122,12 +122,14 @@ def convert_fields(body: Mapping[str, Any], converter_by_field: Mapping[str, Con
 
 
 def _short_list(value: object) -> list[Any]:
+    """Return *value* if the value is a JSON list of at most `MAX_ITEMS` items."""
     items = to_list(value)
     check_size(len(items), MAX_ITEMS, "items")
     return items
 
 
 def _short_object(value: object) -> dict[str, Any]:
+    """Return *value* if the value is a JSON object of at most `MAX_ITEMS` keys."""
     items = to_object(value)
     check_size(len(items), MAX_ITEMS, "keys")
     return items
@@ -138,8 +140,8 @@ def _boolean(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    if type(value) is not str or len(value) > MAX_TEXT or "\0" in value:
-        refuse(f"not a text of at most {MAX_TEXT} characters without NUL")
+    if type(value) is not str or len(value) > MAX_TEXT_CHARACTERS or "\0" in value:
+        refuse(f"not a text of at most {MAX_TEXT_CHARACTERS} characters without NUL")
     value.encode()  # raises for a lone surrogate
     return value
 

@@ -18,9 +18,11 @@ from exporter.feed.entries import FileStamp, newest_entry, own_entry
 from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE, read_file, replace_file
 
 Rule = Mapping[str, object]
+"""Recording rule as in the file, such as `{"match": "train.*", "enabled": False}`. The recording checks the other keys."""
 VERSION = 1
 """Version of the file format."""
 MAX_BYTES = 1 << 20
+"""Maximum size of the file. A larger file is refused."""
 MAX_RULES = 1000
 """Maximum number of rules that are read. Further rules are ignored."""
 
@@ -116,5 +118,6 @@ def _read(path: str) -> tuple[Rule, ...] | None:
 
 
 def _unusable(message: str, path: str) -> FeedDirectoryError:
+    """Return the error of an unreadable or foreign file of rules."""
     remedy = f"remove {os.path.basename(path)}; the sidecar restores the file"
     return refusal(message, os.path.dirname(path), remedy)

@@ -67,6 +67,7 @@ class DirectoryOwnership:
 
 
 def _has_holder(path: str) -> bool:
+    """Return True if a process holds a lock file. An unreadable file counts as unlocked."""
     try:
         return holder(path) is not None
     except OSError:

@@ -17,14 +17,20 @@ from pathlib import Path
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed import files
-from exporter.feed.decoder import ROOM_BYTES, Decoder
+from exporter.feed.decoder import SNAPSHOT_MEMORY_BYTES, Decoder
 from exporter.feed.directory import check_directory, is_trusted, own_uid
 from exporter.feed.encoder import HEADER, MAX_BYTES
 from exporter.feed.entries import ForeignEntry, foreign_uid, own_entry
 from exporter.feed.files import FEED, LOCK, holder, open_regular, process_of, remove_process
 from exporter.feed.ownership import DirectoryOwnership
 from exporter.feed.runs import own_name
-from exporter.feed.shares import ChangedFile, FileCost, files_of_pass, files_of_users, files_to_displace
+from exporter.feed.shares import (
+    ChangedFile,
+    FileMemory,
+    select_files_of_pass,
+    select_files_of_users,
+    select_files_to_displace,
+)
 from exporter.feed.snapshot import Snapshot
 from exporter.feed.stacks import REQUEST
 
@@ -34,9 +40,9 @@ FIRST_PASS_BYTES, PASS_BYTES = 16 << 20, 4 << 20
 """Bytes of changed files that the first pass and each later pass read. The other files wait for a later pass. All snapshots that
 fit into memory together have about 3 MiB of content."""
 USER_STATS_LIMIT_BYTES = 52 << 20
-"""Memory of all snapshots above which a further snapshot receives only `MIN_ROOM_BYTES`. Stats of users that do not fit are ignored
+"""Memory of all snapshots above which a further snapshot receives only `MIN_SNAPSHOT_MEMORY_BYTES`. Stats of users that do not fit are ignored
 and counted."""
-MIN_ROOM_BYTES = 1 << 20
+MIN_SNAPSHOT_MEMORY_BYTES = 1 << 20
 """Minimum memory that a snapshot receives, for the exporter's own families."""
 MAX_DECODED_BYTES = 64 << 20
 """Memory of all snapshots above which further files are refused, or displace other files."""
@@ -91,14 +97,14 @@ class _CachedFile:
 
     state: _FileState | None = None  # of the content that was read last
     last_state: _FileState | None = None  # as of the last pass
-    outcome: Snapshot | str = ""  # the snapshot, the reason for the refusal, or empty before the first read
+    outcome: Snapshot | str = ""  # the snapshot, the reason of the refusal, or empty before the first read
     pid: int | None = None  # holder of the lock, 0 in an invisible pid namespace
-    uid: int = -1
+    uid: int = -1  # user of the file; -1 before the first pass
     size: int = 0  # bytes
     required_bytes: int = 0  # memory of a snapshot that was refused for memory
     is_changed: bool = True  # True if the current content is not read yet
     skipped_passes: int = 0  # consecutive passes in which the changed file was not read
-    is_outdated: bool = False
+    is_outdated: bool = False  # see `FeedEntry`
     sequence: int | None = None  # of the last valid snapshot
     changed_at: float = 0.0  # monotonic time of the last change
     decoder: Decoder = field(default_factory=Decoder)
@@ -206,7 +212,7 @@ class FeedReader:
         """Update the states of the files, read the changed files of this pass, and return the result."""
         existing_names = set(names)
         self._decoded_bytes = sum(
-            file.decoder.cost for name, file in self._files.items() if name in existing_names
+            file.decoder.memory_bytes for name, file in self._files.items() if name in existing_names
         )
         feeds = [name for name in names if name.endswith(FEED)]
         process_files = sorted([name for name in feeds if process_of(name)], key=self._precedence)
@@ -214,7 +220,7 @@ class FeedReader:
         if len(process_files) > self._max_files:
             users = {name: _uid(name, directory) for name in process_files}
             reason_by_name |= dict.fromkeys(process_files, "too_many")
-            process_files = files_of_users(users, self._max_files)
+            process_files = select_files_of_users(users, self._max_files)
         files_by_name: dict[str, _CachedFile] = {}
         for name in process_files:
             reason_by_name.pop(name, None)
@@ -235,7 +241,7 @@ class FeedReader:
             for name, file in self._files.items()
             if file.is_changed
         ]
-        for name in files_of_pass(changed_files, PASS_BYTES if self._pass_count else FIRST_PASS_BYTES):
+        for name in select_files_of_pass(changed_files, PASS_BYTES if self._pass_count else FIRST_PASS_BYTES):
             reason = self._attempt(self._read, directory, name, self._files[name])
             if reason is not None:
                 del self._files[name]
@@ -250,7 +256,10 @@ class FeedReader:
         name: str,
         file: _CachedFile,
     ) -> str | None:
-        """Return the result of a call: None, the reason of a refusal, or "" if the file was removed since the listing."""
+        """Return the result of *call* for a file: None after a success, otherwise the reason of the refusal.
+
+        Returns "" if the file was removed since the listing, and the reason of an OSError, such as "symlink" or "unreadable".
+        """
         try:
             return call(directory, name, file)
         except FileNotFoundError:
@@ -315,7 +324,7 @@ class FeedReader:
         return None
 
     def _read(self, directory: int, name: str, file: _CachedFile) -> None:
-        """Read and decode a file."""
+        """Read and decode a file. Raises OSError, but no error for invalid content, which is the outcome of the file."""
         descriptor, status = open_regular(name, directory=directory)
         try:
             state = _state(descriptor, status)
@@ -329,15 +338,15 @@ class FeedReader:
     def _decode(self, data: bytes, name: str, file: _CachedFile, *, modified_at: float) -> None:
         """Decode a file, and store the snapshot or the reason of the refusal as its outcome."""
         try:
-            self._decoded_bytes -= file.decoder.cost
-            available_bytes = min(ROOM_BYTES, USER_STATS_LIMIT_BYTES - self._decoded_bytes)
-            snapshot = file.decoder.decode(data, max(MIN_ROOM_BYTES, available_bytes))
+            self._decoded_bytes -= file.decoder.memory_bytes
+            available_bytes = min(SNAPSHOT_MEMORY_BYTES, USER_STATS_LIMIT_BYTES - self._decoded_bytes)
+            snapshot = file.decoder.decode(data, max(MIN_SNAPSHOT_MEMORY_BYTES, available_bytes))
         except FeedFormatError as error:
             file.outcome = error.reason
             return
         finally:
-            self._decoded_bytes += file.decoder.cost
-        if not self._make_room(name, file):
+            self._decoded_bytes += file.decoder.memory_bytes
+        if not self._fit_into_memory(name, file):
             self._refuse_for_memory(file)
             return
         if snapshot.process.id + FEED != name:  # a copy, whose samples would count twice
@@ -351,30 +360,34 @@ class FeedReader:
             file.changed_at = now
         file.outcome, file.sequence = snapshot, snapshot.sequence
 
-    def _make_room(self, name: str, file: _CachedFile) -> bool:
+    def _fit_into_memory(self, name: str, file: _CachedFile) -> bool:
         """Return True if a decoded file fits into `MAX_DECODED_BYTES`, possibly after other files are displaced."""
         excess_bytes = self._decoded_bytes - MAX_DECODED_BYTES
         if excess_bytes <= 0:
             return True
-        other_costs = [
-            FileCost(other_name, other_file.uid, other_file.decoder.cost)
+        other_files = [
+            FileMemory(other_name, other_file.uid, other_file.decoder.memory_bytes)
             for other_name, other_file in self._files.items()
-            if other_name != name and other_file.decoder.cost
+            if other_name != name and other_file.decoder.memory_bytes
         ]
-        displaced_names = files_to_displace(
-            FileCost(name, file.uid, file.decoder.cost), other_costs, excess_bytes
+        displaced_names = select_files_to_displace(
+            FileMemory(name, file.uid, file.decoder.memory_bytes), other_files, excess_bytes
         )
         for other_name in displaced_names:
             self._refuse_for_memory(self._files[other_name])
         return bool(displaced_names)
 
     def _refuse_for_memory(self, file: _CachedFile) -> None:
-        file.outcome, file.required_bytes = "memory", file.decoder.cost
-        self._decoded_bytes -= file.decoder.cost
+        """Discard the snapshot of a file. The file is read again once its memory is available."""
+        file.outcome, file.required_bytes = "memory", file.decoder.memory_bytes
+        self._decoded_bytes -= file.decoder.memory_bytes
         file.decoder = Decoder()
 
     def _clear_leftovers(self, names: list[str]) -> None:
-        """Remove old files of processes that exited before the first snapshot, and old empty feed files."""
+        """Remove the files of processes without a snapshot, `LEFTOVER_SECONDS` after they were first observed.
+
+        These are lock and temporary files without a feed file, and empty feed files. Requires ownership.
+        """
         if not self.ownership.keep():
             return
         now = self._monotonic()
@@ -395,6 +408,7 @@ class FeedReader:
 
 
 def _uid(name: str, directory: int) -> int:
+    """Return the user of a file in an open directory, or -1 for a missing file."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
     except OSError:
@@ -402,5 +416,6 @@ def _uid(name: str, directory: int) -> int:
 
 
 def _state(descriptor: int, status: os.stat_result) -> _FileState:
+    """Return the state of an open feed file."""
     header = os.pread(descriptor, HEADER.size, 0)
     return _FileState(status.st_ino, status.st_mtime_ns, status.st_size, header)

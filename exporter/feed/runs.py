@@ -52,7 +52,7 @@ class Silence:
     """Diagnosis of a job without records."""
 
     reason: str  # value of the label `reason`
-    found: str  # sentence about the cause, with the interpreter or file
+    found: str  # sentence about the cause, with the interpreter or the file
     remedy: str  # sentence about what to do
 
 
@@ -139,6 +139,7 @@ class Registration:
         self._write(END_SUFFIX, {**end, "launch": job.launch})
 
     def _write(self, suffix: str, content: Mapping[str, object]) -> None:
+        """Write a JSON file next to the lock file. An OSError is ignored."""
         path = os.fspath(self._path.with_suffix(suffix))
         with contextlib.suppress(OSError):
             replace_file(path, json.dumps(content).encode(), temporary=f"{path}.tmp", mode=0o644)
@@ -151,11 +152,11 @@ class Registration:
                 self._lock.release()
 
 
-def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
+def needs_sidecar(feed_directory: Path, *, launcher: int | None = None) -> bool:
     """Return True if the sidecar is needed: a launch is running, or a process is recording after its launch was killed.
 
-    Removes the files of killed launches otherwise. `launcher` is the pid of the launch that started the sidecar: if it is still the
-    parent and all files were removed, the launch is about to restore its registration.
+    Otherwise, the files of killed launches are removed. *launcher* is the pid of the launch that started the sidecar: if this launch
+    is still the parent and all files were removed, the launch is about to restore its registration.
     """
     lock_files = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in lock_files):
@@ -164,7 +165,7 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
         return True
     # A file that disappeared after the listing belonged to a launch that ended normally.
     abandoned_files = [path for path in lock_files if _exists(path)]
-    if abandoned_files and recording_processes(feed_directory):
+    if abandoned_files and recording_pids(feed_directory):
         return True
     for path in abandoned_files:
         _remove_registration(path)
@@ -212,7 +213,7 @@ def jobs(feed_directory: Path) -> list[Job]:
     return running_jobs
 
 
-def launches(feed_directory: Path) -> set[str]:
+def launch_ids(feed_directory: Path) -> set[str]:
     """Return the launch ids of the jobs of running launches. The set contains "" for a launch of an older release."""
     return {job.launch for job in jobs(feed_directory)}
 
@@ -260,6 +261,7 @@ def _directories(feed_directory: Path) -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
+    """Return True if a directory belongs to this user."""
     try:
         return path.lstat().st_uid == own_uid()
     except OSError:
@@ -267,6 +269,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _files(feed_directory: Path, *suffixes: str) -> list[Path]:
+    """Return the files of all launches with these suffixes, at most `MAX_FILES` of another user's directory."""
     paths: list[Path] = []
     for directory in _directories(feed_directory):
         limit = None if _is_own(directory) else MAX_FILES
@@ -276,6 +279,7 @@ def _files(feed_directory: Path, *suffixes: str) -> list[Path]:
 
 
 def _documents(feed_directory: Path, suffix: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the path and the JSON object of each file with a suffix. Unreadable and invalid files are skipped."""
     for path in _files(feed_directory, suffix):
         try:
             body = json.loads(read_file(os.fspath(path), MAX_BYTES)[0])
@@ -286,12 +290,13 @@ def _documents(feed_directory: Path, suffix: str) -> Iterator[tuple[Path, dict[s
 
 
 def _remove_registration(lock_file: Path) -> None:
+    """Remove the description of the job and the lock file of a launch. The exit status stays."""
     for path in (lock_file.with_suffix(JOB_SUFFIX), lock_file):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def recording_processes(feed_directory: Path) -> set[int]:
+def recording_pids(feed_directory: Path) -> set[int]:
     """Return the pids of processes with a feed; 0 for a process in an invisible pid namespace."""
     try:
         locks = [path for path in feed_directory.iterdir() if path.suffix == LOCK and process_of(path.name)]

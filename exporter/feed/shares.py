@@ -22,15 +22,15 @@ class ChangedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FileCost:
-    """Memory cost of the snapshot of a file."""
+class FileMemory:
+    """Memory of the snapshot of a file, and the user to whom the file belongs."""
 
     name: str
     uid: int
-    cost: int  # bytes
+    memory_bytes: int
 
 
-def files_of_pass(changed_files: Iterable[ChangedFile], max_bytes: int) -> list[str]:
+def select_files_of_pass(changed_files: Iterable[ChangedFile], max_bytes: int) -> list[str]:
     """Return the names of the files to read in a pass, about *max_bytes* in total.
 
     Half of the bytes is for small files, files of running processes first. The other half is for the files with the longest delay.
@@ -48,7 +48,10 @@ def files_of_pass(changed_files: Iterable[ChangedFile], max_bytes: int) -> list[
 
 
 def _within(files: Sequence[ChangedFile], max_bytes: int) -> dict[str, None]:
-    """Return the names of the first files, as an ordered set of at most *max_bytes* in total."""
+    """Return the names of the first files that have at most *max_bytes* in total, as an ordered set.
+
+    The first file that exceeds the total ends the selection, also if a later file would fit.
+    """
     names: dict[str, None] = {}
     total_bytes = 0
     for file in files:
@@ -59,7 +62,7 @@ def _within(files: Sequence[ChangedFile], max_bytes: int) -> dict[str, None]:
     return names
 
 
-def files_of_users(user_by_name: Mapping[str, int], max_files: int) -> list[str]:
+def select_files_of_users(user_by_name: Mapping[str, int], max_files: int) -> list[str]:
     """Return at most *max_files* names of files: the first file of each user, then the second of each user, and so on."""
     names_by_user: dict[int, list[str]] = defaultdict(list)
     for name, uid in user_by_name.items():
@@ -68,31 +71,34 @@ def files_of_users(user_by_name: Mapping[str, int], max_files: int) -> list[str]
     return list(islice(names, max_files))
 
 
-def files_to_displace(new_file: FileCost, other_files: Iterable[FileCost], excess_bytes: int) -> list[str]:
+def select_files_to_displace(
+    new_file: FileMemory, other_files: Iterable[FileMemory], excess_bytes: int
+) -> list[str]:
     """Return the files that a new file displaces to free *excess_bytes*; empty if the new file is refused.
 
-    A new file displaces larger files of the same user, and files of users whose files cost more than those of the new file's user.
-    The files of the users with the highest cost come first.
+    A new file displaces larger files of the same user, and files of users whose files need more memory than the files of the new
+    file's user. The files of the users with the most memory are displaced first, the largest file of a user first.
     """
     other_files = list(other_files)
-    cost_by_user: Counter[int] = Counter()
+    bytes_by_user: Counter[int] = Counter()
     for file in (new_file, *other_files):
-        cost_by_user[file.uid] += file.cost
-    cost_of_new_user = cost_by_user[new_file.uid]
+        bytes_by_user[file.uid] += file.memory_bytes
+    bytes_of_new_user = bytes_by_user[new_file.uid]
     names: list[str] = []
-    for file in _largest_first(other_files, cost_by_user):
+    for file in _largest_first(other_files, bytes_by_user):
         if excess_bytes <= 0:
             break
         if file.uid == new_file.uid:
-            is_displaced = file.cost > new_file.cost
+            is_displaced = file.memory_bytes > new_file.memory_bytes
         else:
-            is_displaced = cost_by_user[file.uid] > cost_of_new_user
+            is_displaced = bytes_by_user[file.uid] > bytes_of_new_user
         if is_displaced:
             names.append(file.name)
-            cost_by_user[file.uid] -= file.cost
-            excess_bytes -= file.cost
+            bytes_by_user[file.uid] -= file.memory_bytes
+            excess_bytes -= file.memory_bytes
     return names if excess_bytes <= 0 else []
 
 
-def _largest_first(files: Iterable[FileCost], cost_by_user: Mapping[int, int]) -> Iterator[FileCost]:
-    return iter(sorted(files, key=lambda file: (cost_by_user[file.uid], file.cost), reverse=True))
+def _largest_first(files: Iterable[FileMemory], bytes_by_user: Mapping[int, int]) -> Iterator[FileMemory]:
+    """Return the files of the user with the most memory first, and the largest files of a user first."""
+    return iter(sorted(files, key=lambda file: (bytes_by_user[file.uid], file.memory_bytes), reverse=True))

@@ -36,7 +36,7 @@ MAX_ANSWER_BYTES = 32 * 1024
 MAX_SHORTENED_CHARACTERS = 100
 """Maximum length of a file, function or thread name in an answer that would exceed `MAX_ANSWER_BYTES`."""
 MAX_NUMBER = 1e18
-"""Bound of the absolute values of numbers. NaN and booleans are refused too."""
+"""Bound that the absolute value of a number must not reach. NaN and booleans are refused too."""
 MAX_GROUPS = 16
 """Maximum number of process groups in an answer."""
 
@@ -163,6 +163,7 @@ def _encode(answer: StackAnswer) -> bytes:
 
 
 def _omit_threads(answer: StackAnswer) -> StackAnswer:
+    """Return an answer without the last half of the other threads."""
     return answer.replace(others=answer.others[: len(answer.others) // 2])
 
 
@@ -211,6 +212,7 @@ def _read(directory: str, name: str, max_bytes: int, owner: int | None = None) -
 
 
 def _invalid(name: str, expected: str) -> FeedFormatError:
+    """Return the error of a field that is not *expected*, such as "a number below 1e+18"."""
     return FeedFormatError(f"stacks: {name} is not {expected}", reason="content")
 
 

@@ -25,16 +25,17 @@ from exporter.feed.files import FEED, LOCK, RecordLock, holder, process_of, remo
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
 
-OLD_SECONDS = 86_400.0
-"""Age after which a new writer removes the files of an exited process."""
-BUSY_SECONDS = 1.0
+RETENTION_SECONDS = 86_400.0
+"""Time after the last change after which a new writer removes the files of an exited process."""
+MAX_WAIT_SECONDS = 1.0
 """Maximum time for which a thread waits for the write of another thread."""
-RIVAL_SECONDS = 10.0
-"""Minimum overlap of two running processes of the same rank before a notice. A restart overlaps for less time."""
+CONFLICT_SECONDS = 10.0
+"""Minimum overlap of two running processes of the same rank before a notice. After a restart, the old and the new process overlap for
+less time."""
 MAX_NAMED_STATS = 5
 """Maximum number of omitted Stats that a notice names."""
 MAX_CHECKED_NAMES = 10_000
-"""Maximum number of names in a directory that a search checks."""
+"""Maximum number of names in the feed directory that are checked for conflicts and for files of exited processes."""
 
 
 class FeedWriter:
@@ -73,8 +74,8 @@ class FeedWriter:
         self.notice: str | None = None  # sentence to log in the job
         self._pid = os.getpid()
         self._has_removed_old_files = False
-        # Unix time from which rivals of this rank are searched; infinite before the first snapshot, -inf after the search
-        self._search_rival_at = float("inf")
+        # Unix time from which a conflicting process is searched; infinite before the first snapshot, -inf after the search
+        self._conflict_search_at = float("inf")
         self._is_closed = False
 
     def publish(self, recording: Recording) -> bool:
@@ -82,7 +83,11 @@ class FeedWriter:
 
         Errors of the file system, of the encoding and of the memory are counted and stored in `problem`.
         """
-        if self._is_closed or self._pid != os.getpid() or not self._write_lock.acquire(timeout=BUSY_SECONDS):
+        if (
+            self._is_closed
+            or self._pid != os.getpid()
+            or not self._write_lock.acquire(timeout=MAX_WAIT_SECONDS)
+        ):
             return False
         try:
             self._write(recording)
@@ -97,7 +102,7 @@ class FeedWriter:
             self.problem = None
             self._set_outdated(is_outdated=False)
         if self.identity.trains and self.identity.run_given and self.identity.rank is not None:
-            self._search_rival()
+            self._search_conflict()
         return True
 
     def close(self) -> None:
@@ -106,11 +111,13 @@ class FeedWriter:
         self._drop_lock()
 
     def _set_outdated(self, *, is_outdated: bool) -> None:
+        """Mark the last snapshot as outdated or current, if the lock file exists. Errors are ignored."""
         with suppress(OSError):
             if self._lock is not None:
                 self._lock.mark(is_outdated=is_outdated)
 
     def _drop_lock(self) -> None:
+        """Release the lock, except in a forked child."""
         if self._pid == os.getpid() and self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -182,27 +189,29 @@ class FeedWriter:
             )
         return data
 
-    def _search_rival(self) -> None:
-        """Search once for another process of this rank, `RIVAL_SECONDS` after the first snapshot."""
+    def _search_conflict(self) -> None:
+        """Search once for another running process of this rank, `CONFLICT_SECONDS` after the first snapshot."""
         now, identity = self._clock(), self.identity
-        self._search_rival_at = min(self._search_rival_at, now + RIVAL_SECONDS)
-        if now < self._search_rival_at:
+        self._conflict_search_at = min(self._conflict_search_at, now + CONFLICT_SECONDS)
+        if now < self._conflict_search_at:
             return
-        self._search_rival_at = float("-inf")
+        self._conflict_search_at = float("-inf")
         try:
             names = [name for name in os.listdir(self.directory)[:MAX_CHECKED_NAMES] if name.endswith(FEED)]
         except OSError:
             return
-        rival = next((pid for name in names if (pid := _rival(self.directory, name, identity))), None)
-        if rival is not None:
+        conflicting_pid = next(
+            (pid for name in names if (pid := _conflicting_pid(self.directory, name, identity))), None
+        )
+        if conflicting_pid is not None:
             self.notice = (
-                f"process {rival} also records as rank {identity.rank} of run {identity.run!r}; this process"
+                f"process {conflicting_pid} also records as rank {identity.rank} of run {identity.run!r}; this process"
                 f" ({identity.pid}) is shown as a second worker of the rank; set a different rank for each process"
                 " (launcher, RANK or exporter.configure(rank=…)), or a different run name"
             )
 
     def _remove_old_files(self) -> None:
-        """Remove the files of processes that exited more than a day ago."""
+        """Remove the files of exited processes that did not change for `RETENTION_SECONDS`."""
         latest_by_process: dict[str, float] = {}
         try:
             for name in os.listdir(self.directory)[:MAX_CHECKED_NAMES]:
@@ -212,13 +221,13 @@ class FeedWriter:
                         status = os.lstat(os.path.join(self.directory, name))
                         latest_by_process[process] = max(latest_by_process.get(process, 0.0), status.st_mtime)
             for process, modified_at in latest_by_process.items():
-                if self._clock() - modified_at > OLD_SECONDS:
+                if self._clock() - modified_at > RETENTION_SECONDS:
                     remove_process(self.directory, process)
         except OSError:
             return  # permissions are missing
 
 
-def _rival(directory: str, name: str, identity: ProcessIdentity) -> int | None:
+def _conflicting_pid(directory: str, name: str, identity: ProcessIdentity) -> int | None:
     """Return the pid of the process with a feed file if it is running, trains as the same rank and started earlier.
 
     Returns None for an unreadable or invalid file, which another user may have written.
@@ -229,13 +238,13 @@ def _rival(directory: str, name: str, identity: ProcessIdentity) -> int | None:
             return None
         data, _ = files.read_file(path, MAX_BYTES)
         section = data[HEADER.size :][: HEADER.unpack_from(data)[-3]]
-        rival = json.loads(section)["process"]
-        is_same_rank = (rival["run"], rival["rank"], rival.get("trains")) == (
+        other_process = json.loads(section)["process"]
+        is_same_rank = (other_process["run"], other_process["rank"], other_process.get("trains")) == (
             identity.run,
             identity.rank,
             True,
         )
-        is_earlier = (rival["started"], name) < (identity.started, identity.id + FEED)
-        return int(rival["pid"]) if is_same_rank and is_earlier else None
+        is_earlier = (other_process["started"], name) < (identity.started, identity.id + FEED)
+        return int(other_process["pid"]) if is_same_rank and is_earlier else None
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, struct.error):
         return None

@@ -313,7 +313,7 @@ class JobCollector:
         for rank in self._ranks:
             if rank.key.rank is None or sum(process.is_alive for _, process in rank.processes()) < 2:
                 continue
-            rivals = [
+            conflicting_processes = [
                 process
                 for _, process in rank.processes()
                 if process.is_alive
@@ -321,8 +321,10 @@ class JobCollector:
                 and process.identity.run_given
                 and now.monotonic - process.first_seen_monotonic >= CONFLICT_SECONDS
             ]
-            if len(rivals) > 1:
-                collected.add(feed.CONFLICTS, len(rivals) - 1, rank.key.run, str(rank.key.rank))
+            if len(conflicting_processes) > 1:
+                collected.add(
+                    feed.CONFLICTS, len(conflicting_processes) - 1, rank.key.run, str(rank.key.rank)
+                )
 
     # Clean up -------------------------------------------------------------------------------------------
 

@@ -44,13 +44,13 @@ def start_writer(feed: Path) -> subprocess.Popen[str]:
 
 
 def test_a_run_is_active_until_its_end_and_leaves_no_file(tmp_path: Path) -> None:
-    assert not runs.any_active(tmp_path)
+    assert not runs.needs_sidecar(tmp_path)
     first_run, second_run = start_run(tmp_path), start_run(tmp_path)
     first_run.communicate()
 
-    assert runs.any_active(tmp_path)
+    assert runs.needs_sidecar(tmp_path)
     second_run.communicate()
-    assert not runs.any_active(tmp_path)
+    assert not runs.needs_sidecar(tmp_path)
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -60,23 +60,23 @@ def test_a_killed_run_is_active_until_its_job_stops_recording_and_later_writers_
     kill_process(start_run(tmp_path))
     job = start_writer(tmp_path)
 
-    assert runs.any_active(tmp_path)
+    assert runs.needs_sidecar(tmp_path)
     kill_process(job)
-    assert not runs.any_active(tmp_path)
+    assert not runs.needs_sidecar(tmp_path)
     later_job = start_writer(tmp_path)
-    assert not runs.any_active(tmp_path)
+    assert not runs.needs_sidecar(tmp_path)
     kill_process(later_job)
 
 
 def test_writers_without_a_run_and_an_owning_sidecar_do_not_keep_a_sidecar_alive(tmp_path: Path) -> None:
     job, sidecar = start_writer(tmp_path), start_program(LOCK_HOLDER, tmp_path / "owner.lock")
 
-    assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == ({job.pid}, sidecar.pid)
-    assert not runs.any_active(tmp_path)
+    assert (runs.recording_pids(tmp_path), runs.owner(tmp_path)) == ({job.pid}, sidecar.pid)
+    assert not runs.needs_sidecar(tmp_path)
     assert runs.attached_owner(tmp_path) is None  # its command line does not attach it to a run
     kill_process(job)
     kill_process(sidecar)
-    assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == (set(), None)
+    assert (runs.recording_pids(tmp_path), runs.owner(tmp_path)) == (set(), None)
 
 
 RECORDING_JOB = """

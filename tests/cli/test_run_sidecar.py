@@ -151,7 +151,7 @@ def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
             scrape(launch.port)
             time.sleep(3)
         launch.continue_file.touch()
-        wait_until(lambda: not runs.any_active(launch.feed))
+        wait_until(lambda: not runs.needs_sidecar(launch.feed))
         time.sleep(0.2)
         run.send_signal(signal.SIGINT)
 
@@ -340,7 +340,7 @@ def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) ->
     with running_process(
         supervise_command(feed, job, sidecar=sigterm_ignoring_sidecar, linger_seconds=60), feed
     ) as run:
-        wait_until(lambda: ready.exists() and not runs.any_active(feed))
+        wait_until(lambda: ready.exists() and not runs.needs_sidecar(feed))
         time.sleep(0.3)
         # `run` is stopped when the time limit of the sidecar expires.
         for signal_number, seconds in ((signal.SIGTERM, 0.5), (signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):

@@ -221,7 +221,7 @@ def test_an_encoding_error_is_counted_and_not_raised(tmp_path: Path) -> None:
 def test_a_hanging_write_delays_another_thread_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(writer_module, "MAX_WAIT_SECONDS", 0.01)
     writer = FeedWriter(tmp_path, new_identity())
     writer._write_lock.acquire()
 
@@ -289,7 +289,7 @@ def test_an_invalid_feed_file_of_another_process_does_not_disturb_the_search_for
     section = f'{{"process":{process_json}}}'.encode()
     header = HEADER.pack(MAGIC, VERSION, 0, 0, bytes.fromhex(other_identity.id), 1, len(section), 0, 0)
     (tmp_path / f"{other_identity.id}.feed").write_bytes(header + section)
-    times = itertools.count(100.0, writer_module.RIVAL_SECONDS)
+    times = itertools.count(100.0, writer_module.CONFLICT_SECONDS)
     identity = new_identity(run="r", rank=0, trains=True, run_given=True)
     writer = FeedWriter(tmp_path, identity, clock=lambda: next(times))
 

@@ -213,9 +213,9 @@ def test_a_launch_is_registered_despite_foreign_directories_with_its_name(
 
     assert [job.run for job in runs.jobs(shared_directory)] == runs_read_by_others == ["mine"]
     assert [end.run for end in runs.process_ends(shared_directory)] == ["mine"]
-    assert runs.any_active(shared_directory)
+    assert runs.needs_sidecar(shared_directory)
     registration.release()
-    assert not runs.any_active(shared_directory)
+    assert not runs.needs_sidecar(shared_directory)
 
 
 def test_no_other_user_can_take_the_names_of_a_launch(shared_directory: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_foreign_directory_of_launches_without_search_permission_is_ignored(sh
         (foreign_directory / "1-00000000.lock").touch()
         foreign_directory.chmod(0o744)  # the names can be listed, and the files are inaccessible
 
-    assert not runs.any_active(shared_directory)
+    assert not runs.needs_sidecar(shared_directory)
 
 
 @pytest.mark.parametrize("number", ["Infinity", "1e999", "9" * 400])

@@ -15,7 +15,13 @@ from test_feed_limits import definition, feed_file, many_stats, unknown_keys, wi
 
 from exporter.feed.encoder import MAX_BYTES, encode
 from exporter.feed.reader import FIRST_PASS_BYTES, FeedReader
-from exporter.feed.shares import ChangedFile, FileCost, files_of_pass, files_of_users, files_to_displace
+from exporter.feed.shares import (
+    ChangedFile,
+    FileMemory,
+    select_files_of_pass,
+    select_files_of_users,
+    select_files_to_displace,
+)
 from exporter.feed.snapshot import Snapshot
 from exporter.feed.writer import FeedWriter
 
@@ -28,7 +34,7 @@ def test_every_file_is_read_within_a_bounded_number_of_passes(sizes: list[int]) 
     unread_files = {f"f{index}": ChangedFile(f"f{index}", size, False, 0) for index, size in enumerate(sizes)}
     passes = 0
     while unread_files:
-        selected_names = files_of_pass(unread_files.values(), PASS_BYTES)
+        selected_names = select_files_of_pass(unread_files.values(), PASS_BYTES)
         assert sum(unread_files[name].size for name in selected_names) <= PASS_BYTES
         assert len(set(selected_names)) == len(selected_names) > 0
         for name in selected_names:
@@ -41,27 +47,29 @@ def test_every_file_is_read_within_a_bounded_number_of_passes(sizes: list[int]) 
 def test_a_large_file_is_read_even_if_small_files_change_in_each_pass() -> None:
     small_files = [ChangedFile(f"s{index}", 100_000, True, 0) for index in range(200)]
 
-    assert "large" in files_of_pass([*small_files, ChangedFile("large", MAX_BYTES, False, 3)], PASS_BYTES)
+    assert "large" in select_files_of_pass(
+        [*small_files, ChangedFile("large", MAX_BYTES, False, 3)], PASS_BYTES
+    )
 
 
 def test_users_with_few_files_are_not_displaced_by_a_user_with_many_files() -> None:
     user_by_file = {f"a{index}": 1 for index in range(5000)} | {"mine": 2}
 
-    assert "mine" in files_of_users(user_by_file, 4096)
-    assert len(files_of_users(user_by_file, 4096)) == 4096
+    assert "mine" in select_files_of_users(user_by_file, 4096)
+    assert len(select_files_of_users(user_by_file, 4096)) == 4096
 
 
 def test_a_new_file_displaces_the_largest_file_of_its_user_and_not_a_smaller_one() -> None:
-    costs = [FileCost("large", 1, 900), FileCost("small", 1, 50)]
+    other_files = [FileMemory("large", 1, 900), FileMemory("small", 1, 50)]
 
-    assert files_to_displace(FileCost("new", 1, 100), costs, excess_bytes=80) == ["large"]
-    assert files_to_displace(FileCost("new", 1, 1000), costs, excess_bytes=80) == []
+    assert select_files_to_displace(FileMemory("new", 1, 100), other_files, excess_bytes=80) == ["large"]
+    assert select_files_to_displace(FileMemory("new", 1, 1000), other_files, excess_bytes=80) == []
 
 
 def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
-    costs = [FileCost(f"{index}", 1, 20) for index in range(100)]
+    other_files = [FileMemory(f"{index}", 1, 20) for index in range(100)]
 
-    assert len(files_to_displace(FileCost("new", 2, 100), costs, excess_bytes=100)) == 5
+    assert len(select_files_to_displace(FileMemory("new", 2, 100), other_files, excess_bytes=100)) == 5
 
 
 def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:

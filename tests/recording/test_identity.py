@@ -132,7 +132,7 @@ def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) ->
 def test_a_second_live_trainer_of_a_rank_is_reported_once(feed: Path) -> None:
     program = """
         import exporter.feed.writer
-        exporter.feed.writer.RIVAL_SECONDS = 0.5
+        exporter.feed.writer.CONFLICT_SECONDS = 0.5
         with training.training_loop(train_iterations_start=0):
             with training.training_iteration():
                 time.sleep(1)
