@@ -10,9 +10,9 @@ from dashboards.cost_and_loss import (
     LOST_THRESHOLDS,
     SHORT_CAUSE_TEXTS,
     largest_loss_share_by_run,
+    standstill_by_run,
 )
 from dashboards.fleet_problems import (
-    RECORDED_LAST_PROGRESS_TIME_BY_RUN,
     RUN_URGENCY_MAPPINGS,
     RUNS,
     UNSEEN_NODE,
@@ -35,9 +35,12 @@ from dashboards.panels import (
 )
 from dashboards.tables import Column, percent_column, table
 
+_NO_STEP = "no step"
+"""State of a run that stands still before its exporter decides that the run hangs. The exporter reports such a run as `running`."""
 RUN_STATES = {
     "starting": ("starting", NEUTRAL),
     "running": ("running", GOOD),
+    _NO_STEP: (_NO_STEP, WARNING),
     "stalled": ("stalled", WARNING),
     "hung": ("hung", BAD),
     "ending": ("ending", WARNING),
@@ -49,10 +52,15 @@ RUN_STATES = {
 }
 """Texts and colors of the states of a run."""
 STATE_MAPPINGS = value_mappings(RUN_STATES)
-_LATEST_STATE = (
+_NEWEST_STATE = (
     "topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{@cluster}))) * 0 + 1"
 )
 """PromQL for a series of value 1 for each run, with the state of the newest sample as the label `state`."""
+_LATEST_STATE = (
+    f'(label_replace({_NEWEST_STATE} and on (run) {standstill_by_run("@cluster")}, "state", "{_NO_STEP}", "state", "running")'
+    f" or on (run) {_NEWEST_STATE})"
+)
+"""PromQL for the same series, with the state `_NO_STEP` instead of `running` if the run stands still."""
 
 
 def _unseen_rows() -> str:
@@ -142,7 +150,7 @@ def _speed() -> Panel:
         Column("model", "Model"),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 80, LOST_THRESHOLDS),
         Column(
-            f'time() - {RECORDED_LAST_PROGRESS_TIME_BY_RUN} unless on (run) run:training_run_state:info{{@cluster, state=~"finished|stopped"}}',
+            'max by (run) (run:training_last_progress:age_seconds{@cluster}) unless on (run) run:training_run_state:info{@cluster, state=~"finished|stopped"}',
             "Last step",
             unit="s",
             decimals=0,

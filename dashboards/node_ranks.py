@@ -9,14 +9,13 @@ from dashboards.fleet_runs import RUN_STATES
 from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
 from dashboards.node_problems import (
-    LAST_PROGRESS_TIME_BY_RANK,
     SPEED_RATIO_BY_RANK,
     TRAINER_FEED_AGE_SECONDS,
     UP_BY_RANK_ON_NODE,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import RUN_LINK, Panel, value_mappings, warn_below, warn_from
-from dashboards.queries import STATE_BY_RUN
+from dashboards.queries import STATE_BY_RUN, progress_age_seconds
 from dashboards.rank_problems import SILENT_SECONDS
 from dashboards.tables import Column, percent_column, table
 
@@ -97,10 +96,7 @@ def runs_table() -> Panel:
             width=45,
         ),
         Column(
-            or_unknown(
-                "time() - max by (run) (training_last_progress_timestamp_seconds{@node_run})"
-                f" unless on (run) {RUNS_ENDED_NORMALLY}"
-            ),
+            or_unknown(f"{progress_age_seconds('@node_run', 'run')} unless on (run) {RUNS_ENDED_NORMALLY}"),
             "Last step",
             unit="s",
             decimals=0,
@@ -182,7 +178,7 @@ def ranks_table() -> Panel:
             width=70,
         ),
         Column(
-            f"time() - {LAST_PROGRESS_TIME_BY_RANK} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
+            f"{progress_age_seconds('@node_run', 'run, rank')} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
             "Last step",
             unit="s",
             decimals=0,

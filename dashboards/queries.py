@@ -235,21 +235,29 @@ def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = Fa
     return f"clamp_min({current} - {previous}, 0)"
 
 
-RECORDED_LAST_PROGRESS_TIME = (
-    "max by (cluster, run) (timestamp(run:training_last_progress:age_seconds{@cluster})"
-    " - run:training_last_progress:age_seconds{@cluster})"
-)
-"""PromQL for the time of the last step or validation batch of each run: the time of the recorded sample minus the recorded age."""
+RECORDED_LAST_PROGRESS_TIME = "max by (cluster, run) (run:training_last_progress:timestamp_seconds{@cluster})"
+"""PromQL for the time of the last step or validation batch of each run, in Unix seconds."""
 WALL_SECONDS = "max(training_wall_seconds_total{@run})"
 """PromQL for the wall time of the run since its first attempt in seconds, without labels."""
-PROGRESS_AGE_SECONDS = (
-    "min(last_over_time((timestamp(training_last_progress_timestamp_seconds{@run})"
-    " - training_last_progress_timestamp_seconds{@run})[35s:5s]))"
-)
-"""PromQL for the seconds from the last step or validation batch of any rank to the last scrape, without labels.
 
-`time()` would add the time since the scrape. Without a value if the last scrape of all ranks is more than 35 s old.
-"""
+
+def progress_age_seconds(selector: str, by: str = "") -> str:
+    """Return PromQL for the seconds from the last step or validation batch of any rank to the last scrape, by labels.
+
+    `time()` would add the time since the scrape. Without a value if the last scrape is more than 35 s old.
+
+    Args:
+        selector: Matchers of the ranks.
+        by: Labels to keep.
+    """
+    last_progress = f"training_last_progress_timestamp_seconds{{{selector}}}"
+    return f"min by ({by}) (last_over_time((timestamp({last_progress}) - {last_progress})[35s:5s]))"
+
+
+PROGRESS_AGE_SECONDS = progress_age_seconds("@run")
+"""PromQL for the seconds from the last step or validation batch of any rank to the last scrape, without labels."""
+WORK_PHASES = "|".join(sorted(phases.WORK_PHASES))
+"""Regular expression of the phases that are work."""
 STEP_OVERDUE = f"{PROGRESS_AGE_SECONDS} > clamp_min(5 * max(training_step_longest_seconds{{@run}}), 30)"
 """PromQL for the seconds since the last step, while they exceed both 30 and five times the longest of the last steps."""
 STANDSTILL_BY_STEP_AGE = (
@@ -257,13 +265,21 @@ STANDSTILL_BY_STEP_AGE = (
 )
 """PromQL with a value while a step is overdue, or while the ledger has decided that the run is stalled or hung.
 
-The value appears when the step becomes overdue, before the next evaluation of the rule that `STANDSTILL_BY_RULE` reads.
+Unlike `STANDSTILL`, the value is present in all phases, also during a long save.
 """
-STANDSTILL_BY_RULE = (
-    "(max(run:training_step_overdue:seconds{@run}) > 0"
+STEP_OVERDUE_IN_WORK = (
+    f'({STEP_OVERDUE} and on () max(training_run_state{{@run, state="running"}}) == 1'
+    f' and on () max(training_phase_active{{@run, phase=~"{WORK_PHASES}"}}) == 1)'
+)
+"""PromQL for the seconds since the last step, while a step is overdue and the ledger still counts the time as work.
+
+The conditions are those of the rule `run:training_step_overdue:seconds`, which is evaluated later.
+"""
+STANDSTILL = (
+    f"(max(run:training_step_overdue:seconds{{@run}}) > 0 or on () {STEP_OVERDUE_IN_WORK}"
     ' or on () max(training_run_state{@run, state=~"hung|stalled"}) == 1)'
 )
-"""PromQL with a value while the rule finds an overdue step, or while the run is stalled or hung. The rule applies only in compute phases."""
+"""PromQL with a value while a step is overdue in a phase of work, or while the run is stalled or hung."""
 LIVE_STATE = 'max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
 """PromQL with a value while the run has neither ended nor started to end."""
 ENDED_NORMALLY = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
@@ -288,8 +304,6 @@ COST_SO_FAR_BY_CURRENCY = "sum by (currency) (last_over_time(training_cost_total
 JOULES_SO_FAR = "sum(last_over_time(training_energy_joules_total{@run}[15m]))"
 """PromQL for the joules of the selected runs since their start, until 15 minutes after their last sample."""
 
-WORK_PHASES = "|".join(sorted(phases.WORK_PHASES))
-"""Regular expression of the phases that are work."""
 SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput == "checkpoint_save")
 """Regular expression of the phases of a save."""
 OBSERVED_RATIO = (

@@ -16,7 +16,7 @@ from dashboards.gpu_problems import (
 from dashboards.queries import (
     HANG_LABELS,
     ODD_GROUP_SIZE,
-    STANDSTILL_BY_RULE,
+    STANDSTILL,
     feed_age_seconds,
 )
 from exporter.status.conditions.gpus import CRITICAL_XIDS
@@ -262,7 +262,7 @@ _RANK_IN_ODD_PHASE = with_text(
 )
 ODD_PHASE_ROW = _with_gpu(f"({_RANK_IN_ODD_PHASE}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}")
 """PromQL for the rank for which all other ranks wait, with the phase in the label `problem`; without a value if the GPU is lost."""
-STANDSTILL_START = f"({_LAST_PROGRESS_TIME} and on () {STANDSTILL_BY_RULE})"
+STANDSTILL_START = f"({_LAST_PROGRESS_TIME} and on () {STANDSTILL})"
 """PromQL for the time of the last step or validation batch of a run with an overdue step, or that is stalled or hung."""
 
 _CURRENT_STEP = f"max(last_over_time(training_step{{@run}}[{LOOKBACK}]))"

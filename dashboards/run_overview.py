@@ -44,9 +44,8 @@ from dashboards.queries import (
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
     STANDSTILL_BY_STEP_AGE,
-    STEP_OVERDUE,
+    STEP_OVERDUE_IN_WORK,
     WALL_SECONDS,
-    WORK_PHASES,
     Query,
     blank_if_incomplete,
     event_counts,
@@ -74,11 +73,7 @@ from dashboards.unsaved_work import work_at_risk_or_lost
 
 RANKS_OF_RUN_LINK = dashboard_link("training-ranks", "Ranks", run="${run}")
 GPUS_OF_RUN_LINK = dashboard_link("training-gpus", "GPUs of this run", run="${run}")
-STEP_OVERDUE_SECONDS = (
-    f"({STEP_OVERDUE}"
-    ' and on () max(training_run_state{@run, state="running"}) == 1'
-    f' and on () max(training_phase_active{{@run, phase=~"{WORK_PHASES}"}}) == 1 or on () vector(0))'
-)
+STEP_OVERDUE_SECONDS = f"({STEP_OVERDUE_IN_WORK} or on () vector(0))"
 """PromQL for the seconds since the last step while a step is overdue and the ledger still counts the time as work; otherwise 0."""
 GOODPUT_IF_SAVED = (
     "clamp_min(1 - (max(sum by (instance) (training_badput_seconds_total{@run}))"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dashboards.queries import LIVE_STATE, PROGRESS_AGE_SECONDS, SPEED_RATIO_BY_NODE, STANDSTILL_BY_STEP_AGE
+from dashboards.queries import (
+    LIVE_STATE,
+    PROGRESS_AGE_SECONDS,
+    SPEED_RATIO_BY_NODE,
+    STANDSTILL_BY_STEP_AGE,
+    STEP_OVERDUE_IN_WORK,
+)
 from dashboards.rank_problems import (
     CRITICAL_XIDS_OF_GPUS,
     LOOKBACK,
@@ -27,7 +33,7 @@ from dashboards.run_problems import (
 WARNING_LEVEL, BAD_LEVEL = 1, 10
 """Levels from which a state is a warning or bad.
 
-The level of a run is a sum: of its state, an overdue step, a slow run, missing ranks and alerts. Each part adds 0, `WARNING_LEVEL` or
+The level of a run is a sum: of its state, an overdue step, a cause, missing ranks and alerts. Each part adds 0, `WARNING_LEVEL` or
 `BAD_LEVEL`, so that the warnings of all parts together stay below `BAD_LEVEL`.
 """
 _IS_TRAINING = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
@@ -96,15 +102,23 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
 
 
 def _overdue() -> str:
-    """Return PromQL for the level of an overdue step, with the minutes since the last step as the label `overdue`.
+    """Return PromQL for the level of an overdue step, with the time since the last step as the label `overdue`.
 
-    The level is `BAD_LEVEL` if the rule finds the step overdue and the last step is at least a minute old. Otherwise the level is 0. The label
-    is then present only during a standstill that lasts for a minute. The minutes are those of the panel *Last step*, which Grafana rounds.
+    A step that is overdue in a phase of work is a warning, and bad once the last step is a minute old. The level is 0 in other phases, such
+    as a save, and in the states `stalled` and `hung`, which have levels of their own. The time is that of the panel *Last step*, which
+    Grafana rounds.
     """
-    minutes = f"round(({PROGRESS_AGE_SECONDS} >= 60) / 60)"
-    text = f'label_replace(count_values("overdue", {minutes}), "overdue", ", no step for $1 min", "overdue", "(.+)")'
-    overdue = "max(run:training_step_overdue:seconds{@run}) > 0"
-    return f"{BAD_LEVEL} * ({text} and on () {overdue}) or on () 0 * ({text} and on () {STANDSTILL_BY_STEP_AGE}) or on () vector(0)"
+
+    def text(number: str, unit: str) -> str:
+        return f'label_replace(count_values("overdue", round({number})), "overdue", ", no step for $1 {unit}", "overdue", "(.+)")'
+
+    age = f"({text(f'{PROGRESS_AGE_SECONDS} < 60', 's')} or on () {text(f'({PROGRESS_AGE_SECONDS} >= 60) / 60', 'min')})"
+    is_overdue = f"(max(run:training_step_overdue:seconds{{@run}}) > 0 or on () {STEP_OVERDUE_IN_WORK})"
+    return (
+        f"{BAD_LEVEL} * ({age} and on () {is_overdue} and on () {PROGRESS_AGE_SECONDS} >= 60)"
+        f" or on () {WARNING_LEVEL} * ({age} and on () {is_overdue})"
+        f" or on () 0 * ({age} and on () {STANDSTILL_BY_STEP_AGE}) or on () vector(0)"
+    )
 
 
 def _culprit() -> str:
@@ -119,13 +133,13 @@ def _culprit() -> str:
         failing saves
         the causes of a slow run, see `_slow_part`
 
-    The value is `WARNING_LEVEL` for a slow run, otherwise 0. A run that does not train has no cause.
+    The value is `WARNING_LEVEL`, or 0 without a cause. A run that does not train has no cause.
     """
     return f"{_cause_of_standstill()} or on () {_damage()} or on () {_slow_part()} or on () vector(0)"
 
 
 def _cause_of_standstill() -> str:
-    """Return PromQL for a zero with the cause of a standstill as the label `culprit`.
+    """Return PromQL for `WARNING_LEVEL` with the cause of a standstill as the label `culprit`.
 
     The text is `: GPU 3 of rank 11 on node-2 lost (Xid 79)` or `, rank 11 on node-2`, the rank that holds up the others.
     """
@@ -137,23 +151,23 @@ def _cause_of_standstill() -> str:
         f'label_replace({lost_gpu_with_xid}, "culprit", ": GPU $1", "culprit", "(.+)")'
         f' or on () label_replace({odd_rank}, "culprit", ", rank $1", "culprit", "(.+)")'
     )
-    return f"0 * max by (culprit) ({with_text}) and on () {_IS_TRAINING}"
+    return f"0 * max by (culprit) ({with_text}) + {WARNING_LEVEL} and on () {_IS_TRAINING}"
 
 
 def _damage() -> str:
-    """Return PromQL for a zero with the label `culprit`: an Xid of the hardware, else a NaN loss, else failing saves."""
+    """Return PromQL for `WARNING_LEVEL` with the label `culprit`: an Xid of the hardware, else a NaN loss, else failing saves."""
     rank = f'label_join(topk(1, {CRITICAL_XIDS_OF_GPUS}), "culprit", " on ", "rank", "instance")'
     gpu_of_rank = f'label_join({rank}, "culprit", " of rank ", "gpu", "culprit")'
     xid_on_gpu = f'label_join({gpu_of_rank}, "culprit", " on GPU ", "xid", "culprit")'
     xid = f'label_replace({xid_on_gpu}, "culprit", ", Xid $1", "culprit", "(.+)")'
     others = " or on () ".join(
-        f'label_replace(0 * ({condition}) and on () {_IS_TRAINING}, "culprit", ", {text}", "", "")'
+        f'label_replace(0 * ({condition}) + {WARNING_LEVEL} and on () {_IS_TRAINING}, "culprit", ", {text}", "", "")'
         for condition, text in (
             (f"{NONFINITE_NOW} or on () {NONFINITE_ALERT}", "loss was NaN or infinite"),
             (LAST_SAVE_FAILED, "saves fail"),
         )
     )
-    return f"0 * max by (culprit) ({xid}) and on () {_IS_TRAINING} or on () {others}"
+    return f"0 * max by (culprit) ({xid}) + {WARNING_LEVEL} and on () {_IS_TRAINING} or on () {others}"
 
 
 def _slow_part() -> str:

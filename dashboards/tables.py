@@ -16,7 +16,7 @@ from dashboards.panels import (
     field_defaults,
     value_mappings,
 )
-from dashboards.queries import HANGING_RANKS, STANDSTILL_BY_RULE, Query, table_query
+from dashboards.queries import HANGING_RANKS, STANDSTILL, Query, table_query
 
 HEADING_PADDING_PIXELS = 28
 FILTER_ICON_PIXELS = 22
@@ -160,7 +160,7 @@ def hanging_ranks(w: int = 24) -> Panel:
         unknown_if="absent(training_run_state{@run})",
         unknown_text=NO_SAMPLE_OF_RUN,
     )
-    unnamed_hang = f"0 * {STANDSTILL_BY_RULE} unless on () training_hang_info{{@run}}"
+    unnamed_hang = f"0 * {STANDSTILL} unless on () training_hang_info{{@run}}"
     no_hang = (
         f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}", "", "") or on () {no_hang_found})'
     )

@@ -157,7 +157,7 @@ def test_every_name_and_label_in_a_query_exists(uid: str) -> None:
 
 RECORDED_SERIES_OF_ANY_BOARD = {
     "run_group:training_hang_odd:count",
-    "run:training_last_progress:age_seconds",
+    "run:training_last_progress:timestamp_seconds",
     "run:training_step_overdue:seconds",
     "run:training_straggler_wait:ratio",
     "rank:training_compute:seconds",

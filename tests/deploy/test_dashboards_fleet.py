@@ -43,18 +43,20 @@ def test_the_number_of_runs_without_progress_is_that_of_the_table(
     assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, verdicts, query_id="B")
 
 
-def test_the_age_of_the_last_step_grows_between_evaluations_of_the_rules(tmp_path: Path) -> None:
-    ages = {'{run="a"}': 10.0, '{run="b"}': 610.0, '{run="c"}': 610.0}
+def test_the_state_of_a_run_is_no_step_before_the_exporter_decides_that_it_hangs(tmp_path: Path) -> None:
+    labels = 'run="a",instance="n1"'
+    series = {
+        f'training_run_info{{{labels},user="u"}}': "1x60",
+        f'training_process_up{{{labels},rank="0"}}': "1x60",
+        f"training_wall_seconds_total{{{labels}}}": "0+15x60",
+        f'training_run_state{{{labels},state="running"}}': "1x60",
+        f'training_phase_active{{{labels},rank="0",phase="forward"}}': "1x60",
+        f"training_step_longest_seconds{{{labels}}}": "0.5x60",
+        f'training_last_progress_timestamp_seconds{{{labels},rank="0"}}': "0+15x20 300x40",
+    }
+    row = '{run="a",user="u",state="no step",alertname="no rank finishes a step",cause="standstill"}'
 
-    assert_panel(
-        tmp_path,
-        "training-fleet",
-        "Speed and progress of the runs, rates over 5 min",
-        _hung_lost_and_healthy_runs(),
-        ages,
-        query_id="C",
-        minutes=15 + 1 / 6,
-    )
+    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, {row: 1.0}, minutes=6.25)
 
 
 def _alerts(*labels: str) -> dict[str, str]:

@@ -31,9 +31,32 @@ pytestmark = needs_promtool
 
 
 def test_the_state_names_the_rank_that_holds_up_a_hang(tmp_path: Path) -> None:
-    expected = {'{state="hung",overdue=", no step for 10 min",culprit=", rank 1 on n1"}': 10.0}
+    expected = {'{state="hung",overdue=", no step for 10 min",culprit=", rank 1 on n1"}': 11.0}
 
     assert_panel(tmp_path, "training-run", "State", HUNG | HANG, expected)
+
+
+OVERDUE = (
+    RANKS
+    | run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
+    | run_series("step_longest_seconds", "0.5x60")
+    | run_series("phase_active", "1x60", labels=',rank="1",phase="forward"')
+)
+"""A run that makes no step from 5 min on, before the exporter decides that the run hangs."""
+
+
+@pytest.mark.parametrize(
+    ("minutes", "overdue", "level"),
+    [(5.5, {}, 0), (5.75, {"overdue": "45 s"}, 1), (6.5, {"overdue": "2 min"}, 10)],
+    ids=["not overdue", "warning", "bad"],
+)
+def test_the_state_of_a_run_with_an_overdue_step_is_a_warning_and_bad_after_a_minute(
+    tmp_path: Path, minutes: float, overdue: dict[str, str], level: int
+) -> None:
+    label = "".join(f',overdue=", no step for {age}"' for age in overdue.values())
+    expected = {f'{{state="running"{label}}}': level}
+
+    assert_panel(tmp_path, "training-run", "State", OVERDUE, expected, minutes=minutes)
 
 
 def test_the_state_names_the_rank_of_a_lost_gpu(tmp_path: Path) -> None:
@@ -41,7 +64,7 @@ def test_the_state_names_the_rank_of_a_lost_gpu(tmp_path: Path) -> None:
         f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x20 stale",
         f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
     }
-    expected = {'{state="running",culprit=": GPU 1 of rank 1 on n1 lost"}': 0.0}
+    expected = {'{state="running",culprit=": GPU 1 of rank 1 on n1 lost"}': 1.0}
 
     assert_panel(tmp_path, "training-run", "State", RANKS | lost, expected)
 
@@ -322,7 +345,7 @@ def test_a_run_that_died_has_lost_its_unsaved_work_and_has_no_slowest_rank(
 def test_the_state_and_the_rank_of_a_hang_name_its_lost_gpu(tmp_path: Path) -> None:
     series = HUNG | HANG | LOST_GPU
     state = {
-        '{state="hung",overdue=", no step for 10 min",culprit=": GPU 1 of rank 1 on n1 lost (Xid 79)"}': 10
+        '{state="hung",overdue=", no step for 10 min",culprit=": GPU 1 of rank 1 on n1 lost (Xid 79)"}': 11
     }
     odd_rank = {
         f'{{odd="rank 1: GPU 1 lost (Xid 79)",problem="GPU 1 lost (Xid 79)",note=" (Xid 79)",xid="79",{RANK_1},{GPU_1}}}': 1
@@ -392,7 +415,7 @@ def test_the_table_of_problems_has_the_meaning_of_an_xid_and_is_sorted_by_effect
 def test_the_state_names_a_nan_loss_and_failing_saves(
     tmp_path: Path, series: dict[str, str], cause: str
 ) -> None:
-    expected = {f'{{state="running",culprit=", {cause}"}}': 0}
+    expected = {f'{{state="running",culprit=", {cause}"}}': 1}
 
     assert_panel(tmp_path, "training-run", "State", RANKS | series, expected)
 
@@ -404,7 +427,7 @@ STATE_SINCE = 'training_run_state_since_timestamp_seconds{run="a",instance="n1"}
 
 
 def test_the_state_names_the_gpu_of_an_xid(tmp_path: Path) -> None:
-    expected = {'{state="running",culprit=", Xid 48 on GPU 1 of rank 1 on n1"}': 0}
+    expected = {'{state="running",culprit=", Xid 48 on GPU 1 of rank 1 on n1"}': 1}
 
     assert_panel(tmp_path, "training-run", "State", RANKS | XID_48, expected)
 

@@ -327,6 +327,30 @@ def test_all_dashboards_show_the_same_slowest_rank(
 
 
 @needs_promtool
+@pytest.mark.parametrize(
+    ("dashboard", "panel", "query_id", "labels"),
+    [
+        ("training-run", "Last step", "A", "{}"),
+        ("training-node", "Runs on this node, rates over 5 min", "E", '{run="a"}'),
+        ("training-node", "Ranks on this node, rates over 5 min", "E", '{run="a",rank="0"}'),
+        ("training-fleet", "Speed and progress of the runs, rates over 5 min", "C", '{run="a"}'),
+    ],
+)
+def test_all_dashboards_show_the_age_of_the_last_step_at_the_last_scrape(
+    tmp_path: Path, dashboard: str, panel: str, query_id: str, labels: str
+) -> None:
+    series = {
+        'training_run_state{job="training",run="a",instance="n1",state="running"}': "1x60",
+        'training_process_up{job="training",run="a",instance="n1",rank="0"}': "1x60",
+        # Three seconds before each scrape.
+        'training_last_progress_timestamp_seconds{job="training",run="a",instance="n1",rank="0"}': "_ 12+15x60",
+        'up{job="training",instance="n1"}': "1x60",
+    }
+
+    assert_panel(tmp_path, dashboard, panel, series, {labels: 3}, query_id=query_id, minutes=10 + 1 / 6)
+
+
+@needs_promtool
 def test_the_state_of_a_run_names_its_critical_alerts(tmp_path: Path) -> None:
     alert = 'ALERTS{{alertname="{}",alertstate="firing",severity="{}",run="a"}}'
     series = {
