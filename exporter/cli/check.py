@@ -46,12 +46,13 @@ Checks the path from a training process to Prometheus without changing a file. E
     training-exporter check --check.python=/opt/conda/bin/python
 """
 DEADLINE_SECONDS = 10.0
-"""Time for all checks, which run at once."""
+"""Time limit of all checks, which run concurrently."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
 WIDTH, INDENT = 110, " " * 5
+"""Width of the output in characters, and indentation of a remedy."""
 MIN_FREE_BYTES = 4 << 20
-"""Free space of the feed directory below which a finding warns."""
+"""Free space of the feed directory below which a finding warns, as the text of `diagnoses.FEED_DIRECTORY_FULL` says."""
 MAX_ENDED_PROCESSES = 3
 """Maximum number of ended processes that are reported separately, the latest first. A further line counts the other processes."""
 # On these file systems, record locks and renames depend on a server.
@@ -59,7 +60,7 @@ NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ce
 
 
 def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
-    """Check that an interpreter imports the installed package. The current directory is not searched, as in a job's script."""
+    """Check that an interpreter imports the installed package, from any directory: the current directory is not searched."""
     subject = f"python {path}"
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
     interpreter = probe_interpreter(path, search_path="/", environment=environment)
@@ -115,6 +116,7 @@ def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
 
 
 def _filesystem_of(path: Path) -> str:
+    """Return the type of the file system of a path, such as `tmpfs`, or "unknown"."""
     types = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
     resolved_path = path.resolve()
     directories = map(str, (resolved_path, *resolved_path.parents))
@@ -150,10 +152,10 @@ def writers(configuration: Configuration) -> Iterator[CheckFinding]:
         (entry for entry in scan.entries if not entry.is_alive), key=lambda entry: entry.age_seconds
     )
     for entry in (*live_entries, *ended_entries[:MAX_ENDED_PROCESSES]):
-        yield _writer(entry, stale_seconds)
+        yield _writer_finding(entry, stale_seconds)
     if len(ended_entries) > MAX_ENDED_PROCESSES:
         yield ok("writer", f"{len(ended_entries) - MAX_ENDED_PROCESSES} more processes ended before these")
-    yield from _rivals(entry.snapshot.process for entry in live_entries)
+    yield from _conflicting_ranks(entry.snapshot.process for entry in live_entries)
     for name, reason in scan.refused_files:
         yield warning("writer", diagnoses.REFUSED_FILES[reason].describe(name=name))
     if not scan.entries:
@@ -169,7 +171,7 @@ def writers(configuration: Configuration) -> Iterator[CheckFinding]:
             yield CheckFinding("FAIL", "run", problem, job.silence.remedy)
 
 
-def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
+def _writer_finding(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
     """Return the finding about a recording process: "warn" if the process is running and its feed is older than *stale_seconds*."""
     process, recording, age = entry.snapshot.process, entry.snapshot.recording, entry.age_seconds
     rank = "no rank" if process.rank is None else f"rank {process.rank}"
@@ -185,16 +187,18 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
     return ok("writer", f"{writer}; alive, {written}")
 
 
-def _rivals(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
-    """Report processes that train as the same rank. A new process is ignored, because it may be about to replace the old one."""
-    first_by_rank: dict[tuple[str, int | None], ProcessIdentity] = {}
+def _conflicting_ranks(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
+    """Report processes that train as the same rank. A process younger than `CONFLICT_SECONDS` may replace an exiting one, and is ignored."""
+    first_process_by_rank: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(processes, key=lambda process: process.started):
         if process.trains and time.time() - process.started >= CONFLICT_SECONDS:
-            first = first_by_rank.setdefault((process.run, process.rank), process)
-            if first is not process:
+            first_process = first_process_by_rank.setdefault((process.run, process.rank), process)
+            if first_process is not process:
                 problem = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'
                 remedy = "set RANK for each process, or use a different run name for one of the jobs"
-                yield CheckFinding("warn", "writer", f"{problem}, and so does process {first.pid}", remedy)
+                yield CheckFinding(
+                    "warn", "writer", f"{problem}, and so does process {first_process.pid}", remedy
+                )
 
 
 def addresses(configuration: Configuration) -> Iterator[CheckFinding]:
@@ -226,10 +230,10 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
     counters = sorted((root / "sys/class/powercap").glob("*rapl*/energy_uj"))
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
     if unreadable:
-        diagnosis = diagnoses.RAPL_UNREADABLE.describe(
+        statement = diagnoses.RAPL_UNREADABLE.describe(
             unreadable=len(unreadable), counters=len(counters), path=unreadable[0]
         )
-        yield warning("rapl", diagnosis)
+        yield warning("rapl", statement)
     elif counters:
         yield ok("rapl", f"{len(counters)} energy counters are readable")
     else:

@@ -141,8 +141,8 @@ def check_own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[Ch
         labels = dict(_LABEL.findall(label_text))
         if name == "exporter_collector_success" and float(value) == 0:
             collector = labels.get("collector", "?")
-            diagnosis = diagnoses.COLLECTOR_FAILS.describe(collector=collector, reason=f"see {base}/")
-            yield warning(f"collector {collector}", diagnosis)
+            statement = diagnoses.COLLECTOR_FAILS.describe(collector=collector, reason=f"see {base}/")
+            yield warning(f"collector {collector}", statement)
         elif name == "exporter_feed_owner" and float(value) == 0:
             owner = runs.owner(feed_directory)
             yield warning(
@@ -152,9 +152,10 @@ def check_own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[Ch
             is_nvml_down = float(value) == 0
         elif name == "gpu_nvml_error_info":
             nvml_reason = labels.get("reason", "")
+    # A machine without the library has no GPUs, and NVML that is starting has not failed.
     if is_nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
-        diagnosis_template = diagnoses.NVML_FAILURES.get(nvml_reason, diagnoses.NVML_DOWN)
-        yield failure("nvidia", diagnosis_template.describe(reason=nvml_reason))
+        diagnosis = diagnoses.NVML_FAILURES.get(nvml_reason, diagnoses.NVML_DOWN)
+        yield failure("nvidia", diagnosis.describe(reason=nvml_reason))
 
 
 def _get(base: str, path: str, size: int = MAX_REASON_BYTES) -> HttpResult:

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-NOT_FOUND = 127
-NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
+"""Exit statuses of a shell for a command that does not exist, and for a command that cannot be executed."""
 
 # CPython ignores these two signals at startup, and an ignored signal survives exec.
 IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
@@ -26,7 +26,7 @@ LAUNCHER = Path(__file__).parents[2] / "training_exporter.py"
 """Program that starts modules of this package even if an unrelated `exporter` is on the module search path."""
 
 FileAction = tuple[int, ...] | tuple[int, int, str, int, int]
-"""File action in the form that `os.posix_spawn` requires."""
+"""Close, duplicate or open action on a descriptor, in the form that `os.posix_spawn` requires."""
 
 
 class NotStartedError(Exception):
@@ -50,7 +50,9 @@ def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask:
     except OSError as error:
         is_missing = error.errno == errno.ENOENT and shutil.which(program) is None
         reason = "command not found" if is_missing and "/" not in program else error.strerror
-        raise NotStartedError(NOT_FOUND if is_missing else NOT_EXECUTABLE, f"{program}: {reason}") from error
+        raise NotStartedError(
+            EXIT_NOT_FOUND if is_missing else EXIT_NOT_EXECUTABLE, f"{program}: {reason}"
+        ) from error
 
 
 def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:

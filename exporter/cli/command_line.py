@@ -15,14 +15,14 @@ _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
 _LAUNCHER_MODULES = ("accelerate", "deepspeed", "torch.distributed")
 _WRAPPERS = frozenset({"env", "mpiexec", "mpirun", "nice", "nohup", "srun", "timeout"})
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
-_SCRIPTS = (".py", ".sh")
+_SCRIPT_SUFFIXES = (".py", ".sh")
 # Options of torchrun and accelerate, without leading dashes and with dashes for underscores.
-_NODES = ("nnodes", "num-machines")
-_ENDPOINTS = ("rdzv-endpoint", "master-addr", "main-process-ip")
-_PORTS = ("master-port", "main-process-port")
-_TORCHRUN_VARIABLE = "PET_"
+_NODE_OPTIONS = ("nnodes", "num-machines")
+_ENDPOINT_OPTIONS = ("rdzv-endpoint", "master-addr", "main-process-ip")
+_PORT_OPTIONS = ("master-port", "main-process-port")
+_TORCHRUN_PREFIX = "PET_"
 """Prefix of torchrun's options as environment variables, which Kubernetes operators set."""
-_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+_WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 _MAX_STEM_CHARACTERS = 60  # of the script's name, in the name of a launch
 
 
@@ -48,29 +48,36 @@ class JobCommand:
 def parse_job_command(command: Sequence[str], environ: Mapping[str, str]) -> JobCommand:
     """Parse the environment of the launcher, and the arguments before the script. Later arguments belong to the script."""
     options = {
-        name.removeprefix(_TORCHRUN_VARIABLE).lower().replace("_", "-"): value
+        name.removeprefix(_TORCHRUN_PREFIX).lower().replace("_", "-"): value
         for name, value in environ.items()
-        if name.startswith(_TORCHRUN_VARIABLE)
+        if name.startswith(_TORCHRUN_PREFIX)
     }
-    program, script = _script(command, options)
-    nodes = _first(options, _NODES, "1" if program in _LAUNCHERS else _first(environ, _WORLD_SIZES, "1"))
-    address = _first(options, _ENDPOINTS, environ.get("MASTER_ADDR", ""))
-    port = _first(options, _PORTS, environ.get("MASTER_PORT", ""))
+    program, script = _find_script(command, options)
+    # Without a launcher, a command runs a single rank, so the world size takes the place of the number of nodes.
+    default_count = "1" if program in _LAUNCHERS else _first_value(environ, _WORLD_SIZE_VARIABLES, "1")
+    count = _first_value(options, _NODE_OPTIONS, default_count)
+    address = _first_value(options, _ENDPOINT_OPTIONS, environ.get("MASTER_ADDR", ""))
+    port = _first_value(options, _PORT_OPTIONS, environ.get("MASTER_PORT", ""))
     run_id = "" if _PYTHON.fullmatch(program) else options.get("rdzv-id", "")
     return JobCommand(
         script=script,
         run_id="" if run_id == "none" else run_id,
-        is_shared=nodes.rpartition(":")[2] not in {"", "1"},
+        is_shared=count.rpartition(":")[2] not in {"", "1"},  # the maximum of an elastic `1:4`
         rendezvous=":".join(filter(None, (address, port))),
     )
 
 
-def _first(values: Mapping[str, str], names: Sequence[str], default: str = "") -> str:
+def _first_value(values: Mapping[str, str], names: Sequence[str], default: str) -> str:
+    """Return the value of the first of the names that has a value, or the default."""
     return next((values[name] for name in names if name in values), default)
 
 
-def _script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
-    """Return the program and its script or module. Add the options of the launcher before the script to *options*."""
+def _find_script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
+    """Return the launcher or Python, and the script or module. Add the options of the launcher before the script to *options*.
+
+    `torchrun --nnodes=2 train.py` gives `("torchrun", "train.py")`, and `python -m pkg.train` gives `("python", "train")`.
+    Without both, the first item is "", and the second is a shell script, or the first argument that is no option and no wrapper.
+    """
     pending = deque(command)
     program = ""
     while pending:
@@ -91,7 +98,7 @@ def _script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
             return program, module.rpartition(".")[2]
         elif argument.startswith("-"):
             _read_option(argument, pending, options)
-        elif argument.endswith(_SCRIPTS):
+        elif argument.endswith(_SCRIPT_SUFFIXES):
             return program, argument
         elif name in _LAUNCHERS:
             program = name
@@ -107,9 +114,10 @@ def _script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
 
 
 def _read_option(argument: str, pending: deque[str], options: dict[str, str]) -> None:
-    option, has_value, value = argument.lstrip("-").partition("=")
+    """Add an option to *options*. A known option without `=` takes its value from *pending*; other such options are ignored."""
+    option, equals_sign, value = argument.lstrip("-").partition("=")
     name = option.replace("_", "-")
-    if has_value:
+    if equals_sign:
         options[name] = value
-    elif name in {"rdzv-id", *_NODES, *_ENDPOINTS, *_PORTS}:
+    elif name in {"rdzv-id", *_NODE_OPTIONS, *_ENDPOINT_OPTIONS, *_PORT_OPTIONS}:
         options[name] = pending.popleft() if pending else ""

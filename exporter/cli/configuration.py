@@ -134,6 +134,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
     configuration = Configuration()
 
     def parse_value(source: str, text: str, hint: Any) -> Any:
+        """Return the value of a text, or record the problem and return None."""
         try:
             return parse(text, source, hint)
         except ConfigurationError as error:

@@ -53,7 +53,7 @@ class StatusSources:
     configuration: Callable[[], Configuration]
     not_ready: Readiness
     feed_directory: Path
-    started_at: float
+    started_at: float  # Unix time
 
     def document(self) -> Content:
         """Render the status page."""
@@ -71,6 +71,7 @@ class StatusSources:
             self.onsets.record(view.exporter.now, findings(view))
 
     def _view(self, families: Sequence[Metric]) -> View:
+        """Build the view model of the page from the families and the current state of the sidecar."""
         exporter = ExporterInfo(
             version=__version__,
             node=socket.gethostname(),
@@ -102,6 +103,7 @@ def hang_of(report: HangReport) -> Hang:
 
 
 def _stack_group(report: HangReport, group: RankGroup) -> StackGroup | None:
+    """Return the group with the stack of its first rank that has frames, or None without such a rank."""
     answers = (answer for answer in report.answers if answer.rank in group.ranks and answer.main.frames)
     answer = next(answers, None)
     if answer is None or answer.rank is None:

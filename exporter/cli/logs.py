@@ -29,9 +29,9 @@ LEVELS: Mapping[LogLevel, int] = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
-MAX_VALUE_LENGTH = 4000
-"""Maximum length of a value. A longer value, for example of a hostile label, is truncated."""
-MAX_KEY_LENGTH = 100
+MAX_VALUE_CHARACTERS = 4000
+"""Maximum length of the text of a value in a line. A longer text, for example of a hostile label, is truncated."""
+MAX_KEY_CHARACTERS = 100
 """Maximum length of a key of `extra`."""
 MAX_QUEUED_LINES = 1000
 
@@ -55,7 +55,7 @@ class Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Render a record. Never raises."""
         pairs = dict(self._pairs(record))
-        logfmt = (f"{key}={_logfmt(value)}" for key, value in pairs.items())
+        logfmt = (f"{key}={_logfmt_value(value)}" for key, value in pairs.items())
         return json.dumps(pairs) if self._as_json else " ".join(logfmt)
 
     def _pairs(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
@@ -66,32 +66,32 @@ class Formatter(logging.Formatter):
         is_own = record.pathname.startswith(_PACKAGE)
         path = record.pathname.removeprefix(_PACKAGE) if is_own else record.filename
         yield "source", f"{path}:{record.lineno}"
-        yield "msg", _text(record.getMessage)
+        yield "msg", _rendered_text(record.getMessage)
         for name, value in vars(record).items():
             if name not in _RECORD_ATTRIBUTES:
-                key = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:MAX_KEY_LENGTH] or "_"
-                yield (f"{key}_" if key in _FIXED_KEYS else key), _simple(value)
+                key = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:MAX_KEY_CHARACTERS] or "_"
+                yield (f"{key}_" if key in _FIXED_KEYS else key), _plain_value(value)
         if exception_info := record.exc_info:
-            yield "stack", _text(lambda: self.formatException(exception_info))
+            yield "stack", _rendered_text(lambda: self.formatException(exception_info))
 
 
-def _text(render: Callable[[], str]) -> str:
+def _rendered_text(render: Callable[[], str]) -> str:
     """Return the result of *render*, truncated if necessary, or the name of the exception that it raised."""
     try:
         text = render()
     except Exception as error:  # noqa: BLE001  (a __str__ of the job or wrong arguments of the message may raise any error)
         return f"!({type(error).__name__})"
-    return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 1] + "…"
+    return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 1] + "…"
 
 
-def _simple(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Return None, a boolean or a finite number unchanged, and any other value as text."""
     if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
         return value
-    return _text(lambda: str(value))
+    return _rendered_text(lambda: str(value))
 
 
-def _logfmt(value: Any) -> str:
+def _logfmt_value(value: Any) -> str:
     """Return a value in logfmt. Text is quoted if it is empty or contains spaces, `=`, quotes, backslashes or unprintable characters."""
     if not isinstance(value, str):
         return json.dumps(value)
@@ -188,6 +188,7 @@ class Logs:
         stop_thread.join(timeout_seconds)
 
     def _stop(self) -> None:
+        """Stop the listener once its queue has room for the end marker."""
         while True:
             try:
                 self._listener.stop()
@@ -198,6 +199,7 @@ class Logs:
 
 
 def _log_thread_exception(hook: threading.ExceptHookArgs) -> None:
+    """Log the exception that ended a thread, except SystemExit."""
     if hook.exc_value is not None and not issubclass(hook.exc_type, SystemExit):
         logging.getLogger(__name__).error(
             "a thread ended with an exception",

@@ -42,14 +42,23 @@ Prometheus exporter for training jobs.
 
 Each command has its own --help. `python -m exporter` is the same program.
 """
-_SHORTAGES = {errno.EPIPE, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+_EXTERNAL_ERRORS = {
+    errno.EPIPE,
+    errno.EAGAIN,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+}
+"""Errors that are no defect of the program: a closed pipe, and a shortage of threads, descriptors, memory or disk space."""
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run a command line and return the exit status. The default is the command line of this process.
 
-    Returns 2 if the command is refused, 1 if memory, threads, descriptors or disk space run out, and 130 after Ctrl-C. Otherwise,
-    the command decides.
+    Returns 2 if the command is refused, 130 after Ctrl-C, and 1 if memory, threads, descriptors or disk space run out or the reader
+    of standard output has exited. Otherwise, the command decides.
     """
     _occupy_standard_descriptors()
     try:
@@ -63,9 +72,13 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     except KeyboardInterrupt:
         return 130
     except (MemoryError, OSError, RuntimeError) as error:
-        # A shortage of memory, threads, descriptors or disk space. Any other error is internal, and needs a traceback.
+        # Any error other than those of `_EXTERNAL_ERRORS` and a lack of memory or threads is internal, and needs a traceback.
         number = error.errno if isinstance(error, OSError) else None
-        if number not in _SHORTAGES and not isinstance(error, MemoryError) and "new thread" not in str(error):
+        if (
+            number not in _EXTERNAL_ERRORS
+            and not isinstance(error, MemoryError)
+            and "new thread" not in str(error)
+        ):
             raise
         if number != errno.EPIPE:  # the reader of the pipe has exited
             print_notice(

@@ -32,6 +32,7 @@ UNITS: Mapping[str, str] = {
 """UCUM unit by the last word of a family's name."""
 
 SeriesKey = tuple[str, frozenset[tuple[str, str]]]
+"""Name of a sample, and its labels with their values."""
 
 
 def unit_of(name: str) -> str:

@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit
 
 from exporter.cli.flags import PROGRAM, Parser, flag_error, parse_duration_flag, print_notice
 from exporter.cli.otlp import Otlp
-from exporter.cli.signals import ENDING, Signals
+from exporter.cli.signals import ENDING_SIGNALS, Signals
 
 DESCRIPTION = """\
 Pushes the exporter's metrics to a file for node_exporter, a Pushgateway or an OTLP endpoint. Removes the file or group
@@ -46,6 +46,7 @@ _SAMPLE = re.compile(
 )
 """Sample of the text format: name, labels, value and optional timestamp."""
 _MAX_SHOWN_BYTES = 80
+"""Maximum length of an invalid line in the message about it."""
 
 
 class PushTarget(Protocol):
@@ -147,7 +148,7 @@ class Push:
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._access.context())
         )
 
-    def step(self) -> bool:
+    def push_once(self) -> bool:
         """Push the page once, or remove the previous page if that fails. Return True on success."""
         problem = f"{self._source} cannot be read"
         try:
@@ -156,7 +157,7 @@ class Push:
                 page = response.read()
             _check_page(page)
             problem, self._may_exist = "the metrics cannot be pushed", True
-            self._target.put(_without_process_families(page), _start_of(page))
+            self._target.put(_without_process_families(page), _exporter_start(page))
         except _FAILURES as error:
             self._log_change(f"{problem}: {error}")
             self.remove()
@@ -184,8 +185,8 @@ class Push:
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
     """Push until SIGTERM or SIGINT. With `--once`, push once and return 1 on failure. Raises ConfigurationError."""
     flags = vars(_parser().parse_flags(arguments))
-    seconds, source = parse_duration_flag("--interval", flags["interval"]), flags["from"]
-    if seconds < MIN_INTERVAL_SECONDS:
+    interval_seconds, source = parse_duration_flag("--interval", flags["interval"]), flags["from"]
+    if interval_seconds < MIN_INTERVAL_SECONDS:
         raise flag_error("--interval", f"must be at least {MIN_INTERVAL_SECONDS} s")
     if not _is_web(source):
         raise flag_error("--from", f"{source!r} is not an http or https address")
@@ -194,13 +195,13 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
         source += f"{'&' if urlsplit(source).query else '?'}{names}"
     push = Push(source, target_of(flags["target"], source), _access(flags))
     if flags["once"]:
-        return 0 if push.step() else 1
+        return 0 if push.push_once() else 1
     signals = Signals()
     signal_number: int | None = None
-    while signal_number not in ENDING:
-        push.step()
-        signal_number = signals.wait(seconds)
-    signals.ending = True
+    while signal_number not in ENDING_SIGNALS:
+        push.push_once()
+        signal_number = signals.wait(interval_seconds)
+    signals.is_ending = True
     push.remove()
     return 0
 
@@ -271,7 +272,7 @@ def _without_process_families(page: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def _start_of(page: bytes) -> float | None:
+def _exporter_start(page: bytes) -> float | None:
     """Return the Unix time at which the exporter started, or None if the page does not have the family."""
     match = re.search(rb"^process_start_time_seconds (\S+)$", page, re.MULTILINE)
     return None if match is None else float(match[1])

@@ -35,7 +35,7 @@ from exporter.cli.flags import (
     value_of,
 )
 from exporter.cli.sidecar_process import KILL_SECONDS, SidecarExit, SidecarProcess, sidecar_command
-from exporter.cli.signal_probe import SETTLE_SECONDS, SignalProbe
+from exporter.cli.signal_probe import SENDERS_SECONDS, SignalProbe
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import default_directory, prepare_directory
@@ -49,6 +49,7 @@ HANDLED_SIGNALS = frozenset(signal.valid_signals()) - child.IGNORED_BY_PYTHON
 STOP_SIGNALS = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 TERMINATION_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 SI_KERNEL = 0x80
+"""`si_code` of a signal that the kernel has sent, such as SIGINT for Ctrl-C in the terminal."""
 
 STOP_GRACE_SECONDS = 5.0
 """Time after Ctrl-Z within which the job must stop, so that `run` stops too."""
@@ -178,11 +179,11 @@ def _job_configuration(flags: argparse.Namespace, environ: Mapping[str, str]) ->
 
 def supervise(plan: Plan) -> int:
     """Run the job and the sidecar. Return the job's exit status, or terminate by the signal that has terminated the job."""
-    return child.end_as(Supervision(plan).run())
+    return child.end_as(Supervisor(plan).run())
 
 
-class Supervision:
-    """Supervisor of the job and the sidecar."""
+class Supervisor:
+    """Supervisor of the job and its sidecar: starts both, forwards signals to the job, and exits like the job."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -228,12 +229,12 @@ class Supervision:
         return wait_status
 
     def _wait_for_job(self) -> int:
-        """Forward signals until the job exits. Return the job's wait status."""
+        """Forward signals, and maintain the registration and the sidecar, until the job exits. Return the job's wait status."""
         while self._wait_status is None:
             if self._registration is not None:
                 self._registration.keep()
             if self._sidecar is not None:
-                self._sidecar.keep()
+                self._sidecar.check()
             self._diagnose_silence()
             info = signal.sigtimedwait(HANDLED_SIGNALS, self._wait_seconds())
             if info is None:
@@ -250,7 +251,7 @@ class Supervision:
         """Wait for the exit of the sidecar, unless another run uses it. A further termination signal ends the linger period."""
         sidecar.expect_exit()
         # A batch system signals processes one after the other, so the signal that ended the job may arrive here later.
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(SENDERS_SECONDS)
         while (info := signal.sigtimedwait(HANDLED_SIGNALS - {signal.SIGCHLD}, 0)) is not None:
             self._is_terminating = self._is_terminating or info.si_signo in TERMINATION_SIGNALS
         # Process id of a sidecar that another `run` has started and that this run has joined.
@@ -270,6 +271,7 @@ class Supervision:
                 _stop_self(info.si_signo)
 
     def _wait_seconds(self) -> float:
+        """Return the time until the next check of the registration or the sidecar, or until the diagnosis."""
         timeouts = [IDLE_SECONDS if self._registration is None else REGISTRATION_CHECK_SECONDS]
         if self._sidecar is not None:
             timeouts.append(self._sidecar.wait_seconds())
@@ -287,13 +289,14 @@ class Supervision:
             child.start_own(command, mask=self._mask)
 
     def _is_alive(self, sidecar: SidecarProcess, joined_pid: int | None) -> bool:
+        """Reap the children, and return True if the sidecar still runs: the own one, or the joined one with *joined_pid*."""
         self._reap()
         if joined_pid is not None:
             return runs.owner(self._plan.feed_directory) == joined_pid
         return sidecar.pid is not None
 
     def _reap(self) -> None:
-        """Reap all children: the job, the sidecar, the probe, the diagnosis, and orphans if this is process 1."""
+        """Reap the exited children: job, sidecar, probe, diagnosis, and orphans if this is process 1. Record the stops of the job."""
         with contextlib.suppress(ChildProcessError):
             while (result := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
                 pid, status = result
@@ -320,6 +323,11 @@ class Supervision:
                 os.kill(self._job.pid, signal_number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
+        """Return True if the job has received a signal too, because it was sent to the process group of `run` and the job.
+
+        Without a probe, a signal of the terminal (`SI_KERNEL`) counts as sent to the group, and a signal of a process as sent to
+        `run` alone.
+        """
         is_group_signal = None if self._probe is None else self._probe.has_received(info.si_signo)
         if is_group_signal is None:
             self._end_probe()
@@ -328,6 +336,7 @@ class Supervision:
         return is_group_signal and (info.si_code == SI_KERNEL or os.getpgid(self._job.pid) == os.getpgrp())
 
     def _end_probe(self) -> None:
+        """Kill and reap the probe, if any."""
         if self._probe is not None:
             self._probe.end()
             self._probe = None
@@ -341,13 +350,17 @@ class Supervision:
 
 
 def _stop_self(signal_number: int) -> None:
+    """Stop this process by a signal of `STOP_SIGNALS`, until SIGCONT."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number})
     os.kill(os.getpid(), signal_number)  # returns after SIGCONT
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal_number})
 
 
 def _print_start(plan: Plan) -> None:
-    """Print the run and the address of its page, and a remedy if nodes of the launch may record under different names."""
+    """Print the name of the run and the address of its page.
+
+    If the name of a launch on several nodes is generated, also print whether the nodes share the name, and what to do.
+    """
     page = f", see {plan.status_url}" if plan.status_url and not _is_foreign_address(plan) else ""
     print_notice(f"run {plan.run}{page}")
     if plan.is_shared and plan.run == plan.environment[LAUNCH]:
@@ -378,7 +391,10 @@ def _accepts_connections(host: str, port: int) -> bool:
 
 
 def _register(plan: Plan) -> Registration | None:
-    """Register the run in the feed directory. If the directory is unusable, print the error and return None."""
+    """Register the run in the feed directory. Remove old exit statuses, and write the overrides unless a sidecar does that.
+
+    If the directory is unusable, print the error and return None.
+    """
     try:
         prepare_directory(plan.feed_directory)
         runs.remove_old_ends(plan.feed_directory)

@@ -24,10 +24,10 @@ from exporter import diagnoses
 from exporter.cli.configuration import Configuration
 from exporter.cli.endpoints import StatusSources, sidecar_endpoints
 from exporter.cli.flags import EXIT_JOINED
-from exporter.cli.launches import LingerPeriod
+from exporter.cli.linger import LingerPeriod
 from exporter.cli.logs import Logs
 from exporter.cli.reload import Reloader
-from exporter.cli.signals import ENDING, Signals
+from exporter.cli.signals import ENDING_SIGNALS, Signals
 from exporter.cli.silent_jobs import INTERVAL_SECONDS as SILENT_INTERVAL_SECONDS
 from exporter.cli.silent_jobs import SilentJobs
 from exporter.cli.wiring import FEED, Wiring
@@ -96,7 +96,7 @@ def serve(
             _log.info("started training-exporter", extra=fields | {"pid": os.getpid()})
             _wait_for_end(sidecar, signals, linger_period)
         finally:
-            signals.ending = True
+            signals.is_ending = True
             sidecar.stop()
         _log.info("ended")
         return 0
@@ -108,7 +108,7 @@ def _wait_for_end(sidecar: SidecarService, signals: Signals, linger_period: Ling
     """Handle signals until SIGTERM, SIGINT or the end of the linger period."""
     while True:
         number = signals.wait(None if linger_period is None else linger_period.wait_seconds())
-        if number in ENDING:
+        if number in ENDING_SIGNALS:
             _log.info("ending", extra={"signal": signal.Signals(number).name})
             return
         if number == signal.SIGHUP:
@@ -181,7 +181,8 @@ class SidecarService:
     def acquire_feed(self) -> bool:
         """Try to become the owner of the feed directory. Return False if another sidecar owns it. Raises FeedDirectoryError.
 
-        Returns True without an owner if the directory cannot be locked. The sidecar then serves, and removes and saves nothing.
+        Returns True without ownership if no process can lock the directory. The sidecar then serves, but removes no file and saves
+        no totals.
         """
         prepare_directory(self.feed_directory)
         return self._reader.ownership.acquire() or runs.owner(self.feed_directory) is None
@@ -228,10 +229,11 @@ class SidecarService:
             _prepare_state_directory(state)
 
     def _apply(self, previous: Configuration, current: Configuration) -> None:
+        """Apply a reloaded configuration to the log and the collectors."""
         if current.log != previous.log:
             self._logs.configure(level=current.log.level, form=current.log.format)
         self._wiring.apply(current)
-        self.collect_feed()  # the rules for recording are written after the pass
+        self.collect_feed()  # the recording rules are written after the pass
 
     def toggle_gpus(self) -> None:
         """Detach from NVML, so that the driver can be unloaded or a GPU can be reset. If detached, reattach."""
@@ -256,6 +258,7 @@ class SidecarService:
         self._scheduler.run_soon(FEED)
 
     def _publish(self, name: str, families: Sequence[Metric]) -> None:
+        """Publish the families of a collector's pass. The scheduler calls this function after each pass."""
         # The families of the feed are rendered at a scrape, because they are many and change more often than they are scraped.
         self._page.publish(name, families, early=name != FEED)
         if name == FEED:
@@ -276,8 +279,8 @@ class SidecarService:
                 self._written_rules, self._has_logged_rules_error = configuration, False
             except FeedError as error:
                 if not self._has_logged_rules_error:
-                    diagnosis = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
-                    _log.warning(diagnosis.sentence, extra={"remedy": diagnosis.remedy})
+                    statement = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
+                    _log.warning(statement.sentence, extra={"remedy": statement.remedy})
                 self._has_logged_rules_error = True
 
     def _not_ready(self) -> str | None:

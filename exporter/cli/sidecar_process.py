@@ -49,7 +49,7 @@ def sidecar_command(flags: argparse.Namespace, linger_seconds: float) -> tuple[s
 class SidecarProcess:
     """Sidecar of a feed directory, in a separate session, which the signals of the terminal do not reach.
 
-    The supervisor calls `keep` when a check is due, and `record_exit` after it has reaped the process.
+    The supervisor calls `check` after `wait_seconds`, and `record_exit` after it has reaped the process.
 
     Attributes:
         pid: Process id of the running sidecar; None if this `run` has no sidecar of its own.
@@ -66,8 +66,8 @@ class SidecarProcess:
         self._is_required = True
         self.pid: int | None = None
 
-    def keep(self) -> None:
-        """Start, join or restart the sidecar if a check is due."""
+    def check(self) -> None:
+        """Start, join or restart the sidecar if a check is due. Does nothing while a sidecar of this `run` is running."""
         now = time.monotonic()
         if self.pid is not None or now < self._next_check_at:
             return
@@ -83,11 +83,11 @@ class SidecarProcess:
                 self._record_failure(f"cannot be started: {error}", now)
 
     def wait_seconds(self) -> float:
-        """Return the time until the next check of `keep`."""
+        """Return the time until `check` has work to do; infinite while a sidecar of this `run` is running."""
         return math.inf if self.pid is not None else max(0.0, self._next_check_at - time.monotonic())
 
     def send(self, signal_number: int) -> None:
-        """Send a signal to the sidecar. Until the supervisor reaps the sidecar, no other process can have its id."""
+        """Send a signal to the sidecar of this `run`, if any. Until the supervisor reaps it, no other process can have its id."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal_number)
@@ -166,7 +166,7 @@ class SidecarExit:
             self._stage_ends_at = self._monotonic()
 
     def advance(self) -> bool:
-        """Start the next stage if the current one is over. Return False if `run` must exit while the sidecar still runs."""
+        """Start the next stage if the current one is over. Return False if `run` must exit now, although the sidecar still runs."""
         now = self._monotonic()
         if now < self._stage_ends_at:
             if self._stage is ExitStage.LINGERING and now >= self._log_at:

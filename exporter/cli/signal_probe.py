@@ -11,7 +11,7 @@ from pathlib import Path
 
 from exporter.cli.child import IGNORED_BY_PYTHON, closing_all_but, passable_environment
 
-SETTLE_SECONDS = 0.02
+SENDERS_SECONDS = 0.02
 """Wait for senders that signal one process after the other (`timeout`, slurmstepd)."""
 DISCARD_SECONDS = 5.0
 """Maximum wait until the probe has discarded a signal."""
@@ -54,11 +54,11 @@ class SignalProbe:
             os.close(read_end)
 
     def has_received(self, signal_number: int) -> bool | None:
-        """Return True if a signal that `run` has just received was sent to the whole process group. Returns None if the probe has ended.
+        """Return True if a signal that `run` has just received was sent to the whole process group, and discard it in the probe.
 
-        Repeated signals of the same number count once, because `timeout` signals its child and then the group.
+        Returns None if the probe has ended. Repeated signals of the same number count once, because `timeout` signals its child and then the group.
         """
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(SENDERS_SECONDS)
         while signal.sigtimedwait({signal_number}, 0) is not None:
             pass
         is_pending = self._is_pending(signal_number)
@@ -82,6 +82,10 @@ class SignalProbe:
         os.close(self._write_end)
 
     def _is_pending(self, signal_number: int) -> bool | None:
+        """Return True if a signal is pending in the probe, or None if the probe has ended.
+
+        `ShdPnd` in /proc is a hexadecimal mask: bit 14, as in `0000000000004000`, is SIGTERM (15).
+        """
         with suppress(OSError):
             status = Path(f"/proc/{self.pid}/status").read_text()
             if "\nState:\tZ" not in status:

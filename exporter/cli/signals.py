@@ -13,25 +13,25 @@ import select
 import signal
 import socket
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
     """Queue of SIGTERM, SIGINT, SIGHUP and SIGUSR1.
 
     Attributes:
-        ending: Set by the caller when it ends. From then on, SIGTERM or SIGINT terminates the process at once.
+        is_ending: Set by the caller when it ends. From then on, SIGTERM or SIGINT terminates the process at once.
     """
 
     def __init__(self) -> None:
-        self.ending = False
+        self.is_ending = False
         # SimpleQueue.put is reentrant, because a handler may interrupt a call of the queue.
         self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        handled_signals = (*ENDING, signal.SIGHUP, signal.SIGUSR1)
+        handled_signals = (*ENDING_SIGNALS, signal.SIGHUP, signal.SIGUSR1)
         for number in handled_signals:
             signal.signal(number, self._handle)
         # The program has blocked SIGHUP and SIGINT during its start, and the parent process may have blocked any signal.
@@ -48,6 +48,7 @@ class Signals:
         return None
 
     def _handle(self, number: int, _frame: object) -> None:
-        if self.ending and number in ENDING:
+        """Queue a signal, or terminate the process at once if it is ending."""
+        if self.is_ending and number in ENDING_SIGNALS:
             os._exit(128 + number)
         self._queue.put(number)

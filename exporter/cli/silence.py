@@ -32,14 +32,16 @@ from exporter.feed.reader import FeedReader
 from exporter.feed.runs import SILENT_SECONDS, Job, Silence
 
 PROBE_TIMEOUT_SECONDS = 8.0
-CALLS = (
+_ADDED_CALLS = (
     "add `from exporter import training` to the code, and after each step `training.step()` and, optionally, "
     "`training.record(loss=loss, samples=len(batch))` (XGBoost: in `after_iteration` of a callback; Ray: in the worker)"
 )
+"""Remedy for a job that uses no library with a bridge."""
 PACKAGE = Path(__file__).parents[1]
 _CAP_DAC_OVERRIDE = 1 << 1
 """Bit of the capability in `/proc/<pid>/status`."""
 
+# The argument replaces the entry "" of the module search path, which a script does not have.
 _PROBE_PROGRAM = """
 import importlib.util, json, os, sys, sysconfig
 sys.path[0] = sys.argv[1]
@@ -122,7 +124,10 @@ def probe_interpreter(
 
 
 def install_command(python: str, site: str) -> str:
-    """Return a command that installs this package for an interpreter: with pip in a repository, otherwise by a copy."""
+    """Return a command that installs this package for an interpreter: with pip from a repository, otherwise by a copy.
+
+    A repository that has been installed has the metadata with the entry points, so that PYTHONPATH is an alternative.
+    """
     root = PACKAGE.parent
     metadata = [*root.glob("training_exporter*.egg-info"), *root.glob("training_exporter-*.dist-info")]
     if (root / "pyproject.toml").exists():
@@ -137,7 +142,7 @@ def install_command(python: str, site: str) -> str:
 
 def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
     """Return why a job records nothing. Return None if the job records, or if it has no Python process."""
-    processes = _tree(pid)
+    processes = _process_tree(pid)
     if runs.recording_pids(feed_directory) & {process.pid for process in processes}:
         return None
     with suppress(FeedError):
@@ -151,7 +156,7 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
     return None
 
 
-def _tree(pid: int) -> list[LaunchedProcess]:
+def _process_tree(pid: int) -> list[LaunchedProcess]:
     """Return a process and its descendants, parents first. Processes that cannot be read are omitted."""
     processes: list[LaunchedProcess] = []
     with suppress(psutil.Error):
@@ -164,33 +169,33 @@ def _tree(pid: int) -> list[LaunchedProcess]:
     return processes
 
 
-def _silence(reason: str, diagnosis: Statement) -> Silence:
-    return Silence(reason, diagnosis.sentence, diagnosis.remedy)
+def _silence(reason: str, statement: Statement) -> Silence:
+    return Silence(reason, statement.sentence, statement.remedy)
 
 
 def _check_environment(process: LaunchedProcess, python: str, feed_directory: Path) -> Silence | None:
-    """Return the reason in the environment of a process or in the feed directory for which nothing is recorded, or None."""
+    """Return why nothing is recorded if the cause is the environment of a process or the feed directory, otherwise None."""
     environment = process.environment
     if environment.get("EXPORTER_DISABLED") == "1":
         return _silence("turned_off", diagnoses.DISABLED.describe(python=python))
     if environment.get("EXPORTER_AUTO") == "0":
         return _silence("turned_off", diagnoses.AUTO_DISABLED.describe(python=python))
     if environment.get("EXPORTER_FEED_DIR") != str(feed_directory):
-        diagnosis = diagnoses.OTHER_ENVIRONMENT.describe(python=python, directory=feed_directory)
-        return _silence("environment", diagnosis)
+        statement = diagnoses.OTHER_ENVIRONMENT.describe(python=python, directory=feed_directory)
+        return _silence("environment", statement)
     try:
         is_full = os.statvfs(feed_directory).f_bavail == 0
         is_writable = may_write(feed_directory, process.pid)
     except OSError as error:
-        diagnosis = diagnoses.FEED_DIRECTORY_UNREADABLE.describe(
+        statement = diagnoses.FEED_DIRECTORY_UNREADABLE.describe(
             directory=feed_directory, error=error.strerror
         )
-        return _silence("feed_directory", diagnosis)
+        return _silence("feed_directory", statement)
     if is_full:
         return _silence("feed_directory", diagnoses.FEED_DIRECTORY_FULL.describe(directory=feed_directory))
     if not is_writable:
-        diagnosis = diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=feed_directory)
-        return _silence("feed_directory", diagnosis)
+        statement = diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=feed_directory)
+        return _silence("feed_directory", statement)
     return None
 
 
@@ -204,9 +209,9 @@ class FileAccess:
 
 
 def may_write(directory: Path, pid: int) -> bool:
-    """Return True if a process may create files in a directory, by the directory's mode, or if the process has ended.
+    """Return True if a process may create files in a directory, or if the process has ended.
 
-    Access control lists are ignored. Raises OSError if the directory is unreadable.
+    The mode of the directory and a read-only mount decide; access control lists are ignored. Raises OSError if the directory is unreadable.
     """
     try:
         access = _file_access(pid)
@@ -227,6 +232,7 @@ def may_write(directory: Path, pid: int) -> bool:
 
 
 def _file_access(pid: int) -> FileAccess:
+    """Read the credentials of a process from /proc. The last of the four ids in `Uid` and `Gid` is for file accesses."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     gids = frozenset(map(int, (fields["Gid"][3], *fields["Groups"])))
@@ -235,7 +241,7 @@ def _file_access(pid: int) -> FileAccess:
 
 
 def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
-    """Return the reason in an interpreter for which nothing is recorded; `nothing_recorded` if it imports this package."""
+    """Return why nothing is recorded by an interpreter; the reason is `nothing_recorded` if it can import this package."""
     interpreter = probe_interpreter(
         python,
         search_path=process.import_directory,
@@ -243,7 +249,9 @@ def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
         directory=process.directory,
     )
     if interpreter.is_own_package and not interpreter.error:
-        return _silence("nothing_recorded", diagnoses.NOTHING_RECORDED.describe(python=python, calls=CALLS))
+        return _silence(
+            "nothing_recorded", diagnoses.NOTHING_RECORDED.describe(python=python, calls=_ADDED_CALLS)
+        )
     if interpreter.path and not interpreter.is_own_package:
         return _silence("shadowed", diagnoses.SHADOWED.describe(python=python, path=interpreter.path))
     error = f": {interpreter.error}" if interpreter.error else ""
@@ -254,7 +262,7 @@ def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Diagnose a job, log the reason, and write it to the job file of the launch."""
+    """Diagnose a job. If it still runs and records nothing, print the reason, and write it to the job file of the launch."""
     pid, feed_directory, run, started_at, path = arguments
     silence = silence_of(int(pid), run, Path(feed_directory))
     if silence is not None and Path(path).exists():  # otherwise the job has exited

@@ -1,6 +1,6 @@
 """Training job of the demo: two synchronous ranks, and a launcher that restarts the ranks like torchrun.
 
-The recorded values are functions of the rank and the step, so a restarted rank records the same values again. A rank exits when its
+The recorded values, except the memory, are functions of the rank and the step: a restarted rank records the same values again. A rank exits when its
 standard input is closed. The rank writes its process id into a file, by which the replayed machine assigns a GPU to the rank.
 """
 
@@ -33,6 +33,9 @@ CYCLE_STEPS = 200
 PAUSE_STEP, NONFINITE_STEP, VALIDATION_STEP, CRASH_STEP = 60, 90, 110, 140
 """Steps of a cycle with an incident: a wait of all ranks for data, a loss of NaN, a validation, and a crash of the slow rank."""
 PAUSE_SECONDS, RESTART_SECONDS, WINDOW_SECONDS = 12.0, 3.0, 2.0
+"""Durations at speed 1 of the wait for data, of the pause before a restart, and of the windows of the Stats."""
+MEAN_STEP_SECONDS = 0.22
+"""Mean duration of a step at speed 1, without the incidents."""
 SLOW_RANK = 1
 CHECKPOINT_STEPS = 25
 TARGET_STEPS = 100_000
@@ -115,6 +118,7 @@ class SimulatedRank:
                     self._step(step)
 
     def _step(self, step: int) -> None:
+        """Simulate a step, with the incidents of its position in the cycle, and the validation and the save after it."""
         cycle_step, rank = step % CYCLE_STEPS, self._settings.rank
         own_seconds = self._compute_seconds(rank, step)
         # The ranks are synchronous, so a step is as slow as the slowest rank.
@@ -161,6 +165,7 @@ class SimulatedRank:
         return (0.19 + 0.02 * (rank == SLOW_RANK)) * generator.lognormvariate(0.0, 0.08) * slowdown
 
     def _random(self, purpose: str, rank: int, step: int) -> random.Random:
+        """Return a generator that is seeded with the purpose, the rank and the step."""
         return random.Random(f"{purpose} {rank} {step}")  # noqa: S311  # a simulation needs no secure random numbers
 
     def _wait(self, seconds: float) -> None:
@@ -196,7 +201,7 @@ class Launcher:
         while not self._is_ended and os.getppid() == parent:
             if not is_announced and self._is_sidecar_listening():
                 is_announced = True
-                with contextlib.suppress(OSError):  # no reader
+                with contextlib.suppress(OSError):  # standard output is closed
                     print(self._introduction(), flush=True)
             exited_process = next((process for process in processes if process.poll() is not None), None)
             if exited_process is not None:
@@ -216,7 +221,7 @@ class Launcher:
         self._is_ended = True
 
     def _start(self, attempt: int) -> list[subprocess.Popen[bytes]]:
-        """Start the ranks. Standard input of a rank is a pipe from this process, so that it closes if this process ends."""
+        """Start the ranks. Standard input of a rank is a pipe from this process, which the kernel closes if this process ends."""
         processes = []
         for rank in range(RANKS):
             rank_settings = json.dumps(vars(self._settings) | {"attempt": attempt, "rank": rank})
@@ -226,7 +231,7 @@ class Launcher:
         return processes
 
     def _stop(self, processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-        """Request the exit of the ranks, and kill the ranks that still run after *seconds*."""
+        """Request the exit of the ranks, and kill the ranks that still run after *seconds*. With 0 seconds, kill the ranks at once."""
         deadline = time.monotonic() + seconds
         for process in processes:
             if process.stdin is not None and seconds:
@@ -246,8 +251,9 @@ class Launcher:
         return False
 
     def _introduction(self) -> str:
+        """Return the text with the addresses, and with the times of the incidents of the first cycle."""
         settings = self._settings
-        step, pause = 0.22 / settings.speed, PAUSE_SECONDS / settings.speed
+        step, pause = MEAN_STEP_SECONDS / settings.speed, PAUSE_SECONDS / settings.speed
         metrics = f"{settings.url}/metrics"
         curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
         prices = "Prices and carbon intensity are examples. " if settings.has_example_prices else ""

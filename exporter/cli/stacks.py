@@ -70,7 +70,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     print(
         json.dumps([_as_dict(report) for report in reports], indent=2)
         if flags["json"]
-        else "\n\n".join(map(_text, reports))
+        else "\n\n".join(map(_report_text, reports))
     )
     return 0
 
@@ -125,7 +125,8 @@ def _inspected_rank(entry: FeedEntry) -> InspectedRank:
     return InspectedRank(process.rank, process.id, entry.pid)
 
 
-def _text(report: HangReport) -> str:
+def _report_text(report: HangReport) -> str:
+    """Return the groups of a report with their stacks, and the ranks that did not answer, as text."""
     step_suffix = "" if report.run.step is None else f", step {report.run.step:,}"
     lines = [f"run {report.run.run}{step_suffix}"]
     answer_by_rank = {answer.rank: answer for answer in report.answers}
@@ -152,6 +153,7 @@ def _thread_lines(thread: ThreadStack) -> list[str]:
 
 
 def _as_dict(report: HangReport) -> dict[str, object]:
+    """Return the object that `--json` prints for a run."""
     return {
         "run": report.run.run,
         "step": report.run.step,

@@ -122,7 +122,7 @@ class Wiring:
         self._lives = ProcessLives()
         self._energy = EnergyCollector(
             Sources(
-                readings=self._readings,
+                readings=self._energy_readings,
                 machine_use=self._machine_use,
                 gpu_use=self._gpu_use,
                 alive_runs=self._active_runs,
@@ -163,6 +163,7 @@ class Wiring:
                 self._schedule(new_entry, rescheduled_collectors.get(name) or new_entry.create())
 
     def _schedule(self, entry: ScheduleEntry, collectors: Sequence[AnyCollector]) -> None:
+        """Add the collectors of a row to the scheduler."""
         self._running[entry.name] = RunningEntry(entry, collectors)
         for collector in collectors:
             self._scheduler.add(
@@ -221,7 +222,7 @@ class Wiring:
             )
 
     def has_new_job(self) -> bool:
-        """Return True if there are processes of jobs now, and there were none at the previous call."""
+        """Return True if there are processes of jobs now, and there were none at the previous call. Remembers the present state."""
         had_members, self._had_members = self._had_members, bool(self._members())
         return self._had_members and not had_members
 
@@ -284,6 +285,7 @@ class Wiring:
         return [collector]
 
     def _replace_gpus(self, collector: GpuCollector | None) -> None:
+        """Stop the running GPU collector, if any, and start the new one, if any."""
         previous, self.gpu = self.gpu, collector
         if previous is not None:
             previous.stop()
@@ -297,10 +299,12 @@ class Wiring:
         return next((collector for collector in collectors if isinstance(collector, collector_class)), None)
 
     def _members(self) -> Sequence[Member]:
+        """Return the processes of the jobs, or no processes if the process collector is disabled."""
         processes = self._find(ProcessCollector)
         return () if processes is None else processes.members
 
     def _machine_use(self) -> MachineUse | None:
+        """Return the use of the machine by the jobs, or None if the process collector is disabled."""
         processes = self._find(ProcessCollector)
         return None if processes is None else processes.use
 
@@ -310,14 +314,17 @@ class Wiring:
     def _gpu_readings(self) -> Sequence[EnergyReading]:
         return () if self.gpu is None else self.gpu.registry.energies()
 
-    def _readings(self) -> Sequence[EnergyReading]:
+    def _energy_readings(self) -> Sequence[EnergyReading]:
+        """Return the energy counters of the CPUs and of the GPUs."""
         rapl = self._find(RaplCollector)
         return (*(() if rapl is None else rapl.readings), *self._gpu_readings())
 
     def _active_runs(self) -> Collection[str] | None:
+        """Return the runs with a living process, or None if the feed has not been read."""
         processes = self._jobs.processes
         return None if processes is None else {entry.identity.run for entry in processes if entry.alive}
 
     def _is_working(self) -> bool | None:
+        """Return True if a run has a living process, or None if the feed has not been read."""
         active_runs = self._active_runs()
         return None if active_runs is None else bool(active_runs)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import LIMIT_SECONDS
 
-from exporter.cli.logs import MAX_QUEUED_LINES, MAX_VALUE_LENGTH, Formatter, LogFormat, LogLevel, Logs
+from exporter.cli.logs import MAX_QUEUED_LINES, MAX_VALUE_CHARACTERS, Formatter, LogFormat, LogLevel, Logs
 
 LOG = logging.getLogger("exporter.test")
 
@@ -112,7 +112,7 @@ def test_hostile_values_are_escaped_truncated_or_renamed_and_never_raise() -> No
     assert failure["msg"] == "!(TypeError)"
     assert (later_line["value"], later_line["a_b_c"]) == ("!(RuntimeError)", "1")
     assert (later_line["level"], later_line["level_"]) == ("info", "fake")
-    assert len(later_line["long"]) == MAX_VALUE_LENGTH
+    assert len(later_line["long"]) == MAX_VALUE_CHARACTERS
 
 
 def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:

@@ -159,10 +159,10 @@ def test_a_response_that_is_not_metrics_is_refused_and_removes_the_file(
 ) -> None:
     path = tmp_path / "training.prom"
     push = Push(f"{server.url}/metrics", TextFile(path))
-    assert push.step()
+    assert push.push_once()
     server.page = b"<html><body>Sign in</body></html>\n"
 
-    assert not push.step()
+    assert not push.push_once()
     assert not path.exists()
     assert "is not in the Prometheus text format (line 1: '<html><body>Sign in" in capsys.readouterr().err
 
@@ -173,7 +173,7 @@ def test_a_response_that_is_not_metrics_is_refused_and_removes_the_file(
 def test_a_line_other_than_a_sample_is_refused(server: Server, tmp_path: Path, line: str) -> None:
     server.page = PAGE + line.encode() + b"\n"
 
-    assert not Push(f"{server.url}/metrics", TextFile(tmp_path / "x.prom")).step()
+    assert not Push(f"{server.url}/metrics", TextFile(tmp_path / "x.prom")).push_once()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,7 +193,7 @@ def test_each_form_of_a_sample_is_accepted(server: Server, tmp_path: Path, line:
     path = tmp_path / "x.prom"
     server.page = PAGE + line.encode() + b"\n"
 
-    assert Push(f"{server.url}/metrics", TextFile(path)).step()
+    assert Push(f"{server.url}/metrics", TextFile(path)).push_once()
     assert path.read_bytes() == server.page
 
 
@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Pat
 
     target = FullDiskAfterFirstWrite(tmp_path / "page.prom")
     push = Push(f"{server.url}/metrics", target)
-    results_and_presence = [(push.step(), target.is_present) for _ in range(2)]
+    results_and_presence = [(push.push_once(), target.is_present) for _ in range(2)]
 
     assert results_and_presence == [(True, True), (False, False)]
 
@@ -279,7 +279,7 @@ def test_a_response_that_is_not_a_page_of_metrics_is_a_failed_push(receiver: Ser
     receiver.page = b"<html><body>It works!</body></html>\n"
     push = Push(f"{receiver.url}/metrics", target_of(["otlp", receiver.url]))
 
-    assert push.step() is False
+    assert push.push_once() is False
     assert receiver.requests == []
 
 
@@ -315,12 +315,12 @@ def test_only_series_of_the_page_are_sent(receiver: Server) -> None:
     source = f"{receiver.url}/metrics"
     push = Push(source, target_of(["otlp", receiver.url], source))
     receiver.page = b'# TYPE loss gauge\nloss{rank="0"} 1.0\nloss{rank="1"} 2.0\n'
-    push.step()
+    push.push_once()
     receiver.page = b'# TYPE loss gauge\nloss{rank="1"} 3.0\n'
-    push.step()
+    push.push_once()
     (point,) = receiver.metrics()["loss"].gauge.data_points
     receiver.page = None
-    is_pushed = push.step()
+    is_pushed = push.push_once()
     push.remove()
 
     assert (labels_of(point), point.as_double) == ({"rank": "1"}, 3.0)
@@ -333,7 +333,7 @@ def test_units_and_start_times_are_sent(receiver: Server) -> None:
     start_time = b"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1000\n"
     for sent_bytes in (5, 7, 2):
         receiver.page = start_time + b"# TYPE sent_bytes_total counter\nsent_bytes_total %d\n" % sent_bytes
-        assert push.step()
+        assert push.push_once()
 
     metrics = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in receiver.requests]
     start_times = [metric.sum.data_points[0].start_time_unix_nano for metric in metrics]

@@ -14,7 +14,7 @@ from run_support import child_environment, fetch_page, free_port, is_alive, is_r
 from serve_support import run_exporter, sidecar
 from waiting import LIMIT_SECONDS, wait_until
 
-from exporter.cli.launches import LingerPeriod
+from exporter.cli.linger import LingerPeriod
 
 
 @pytest.fixture

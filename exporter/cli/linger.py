@@ -10,7 +10,7 @@ from typing import Protocol
 POLL_SECONDS = 0.5
 LINGER_POLL_SECONDS = 0.1
 LAST_PASSES_SECONDS = 5.0
-"""Maximum time for the last passes over the feed."""
+"""Maximum wait for the last passes over the feed, of which a page with the final values needs two."""
 MARGIN_SECONDS = 2.0
 """Time after the expected scrape at which the sidecar stops waiting for it."""
 
