@@ -23,12 +23,14 @@ LOG = logging.getLogger("exporter.test")
 
 
 @contextmanager
-def logging_to(descriptor: int, level: LogLevel = "debug", form: LogFormat = "logfmt") -> Iterator[Logs]:
+def logging_to(
+    descriptor: int, level: LogLevel = "debug", form: LogFormat = "logfmt", *, finish_seconds: float = 60.0
+) -> Iterator[Logs]:
     logs = Logs(level=level, form=form, descriptor=descriptor)
     try:
         yield logs
     finally:
-        logs.finish()
+        logs.finish(finish_seconds)
         logging.getLogger().setLevel(logging.WARNING)  # the previous level
 
 
@@ -135,7 +137,7 @@ def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:
 
 def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> None:
     read_end, write_end = os.pipe()
-    with logging_to(write_end):
+    with logging_to(write_end, finish_seconds=1.0):  # later lines find the pipe full again
         start_time = time.monotonic()
         for _ in range(MAX_QUEUED_LINES + 3000):
             LOG.info("x" * 1000)

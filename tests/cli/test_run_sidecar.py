@@ -358,7 +358,7 @@ def test_a_sidecar_that_cannot_be_started_is_given_up_after_growing_delays(
     sidecar = SidecarProcess(("/missing/python",), tmp_path, mask=())
     delays = []
     for _ in range(sidecar_process.MAX_RESTARTS + 1):
-        sidecar.keep()
+        sidecar.check()
         delays.append(sidecar.wait_seconds())
         now += delays[-1]
 
