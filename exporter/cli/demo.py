@@ -113,7 +113,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
         environment |= {"EXPORTER_AUTO": "0", "EXPORTER_FLUSH_SECONDS": str(1.0 / speed)}
         sidecar = [*command_line_of(flags), "--run.name=demo", "--run.linger=0s"]
-        wait_status = run.Supervisor(run.make_plan([*sidecar, "--", *job], environment)).run()
+        wait_status = run.JobSupervisor(run.make_plan([*sidecar, "--", *job], environment)).run()
     return end_as(wait_status)
 
 

@@ -179,10 +179,10 @@ def _job_configuration(flags: argparse.Namespace, environ: Mapping[str, str]) ->
 
 def supervise(plan: Plan) -> int:
     """Run the job and the sidecar. Return the job's exit status, or terminate by the signal that has terminated the job."""
-    return child.end_as(Supervisor(plan).run())
+    return child.end_as(JobSupervisor(plan).run())
 
 
-class Supervisor:
+class JobSupervisor:
     """Supervisor of the job and its sidecar: starts both, forwards signals to the job, and exits like the job."""
 
     def __init__(self, plan: Plan) -> None:
