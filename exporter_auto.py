@@ -47,6 +47,7 @@ def start() -> None:
 
 
 def _callbacks(bridge: str, package: str) -> list[Any]:
+    """Return a list with the callback of a bridge for a package; an empty list if the bridges are off or the callback fails."""
     if not _is_enabled():
         return []
     try:
@@ -61,7 +62,7 @@ lightning_callbacks = partial(_callbacks, "lightning", "lightning.pytorch")
 pytorch_lightning_callbacks = partial(_callbacks, "lightning", "pytorch_lightning")
 fabric_callbacks = partial(_callbacks, "fabric", "lightning.fabric")
 lightning_fabric_callbacks = partial(_callbacks, "fabric", "lightning_fabric")
-"""Return the callbacks that every Trainer or Fabric of a package receives."""
+"""Entry points of Lightning: functions that return the callbacks that each new Trainer or Fabric of a package receives."""
 
 
 class OneLoggerExporterConfig:
@@ -78,4 +79,5 @@ class OneLoggerExporterConfig:
 
 
 def _is_enabled() -> bool:
+    """Return True if the job runs with `EXPORTER_AUTO=1` and the exporter is not disabled."""
     return os.environ.get("EXPORTER_AUTO") == "1" and os.environ.get("EXPORTER_DISABLED") != "1"

@@ -1,9 +1,9 @@
 """Entry point of the command line: `training-exporter`, or `python -m training_exporter`.
 
-The directory of a job often contains another `exporter.py` or `exporter/`, which Python would import from the working
-directory or PYTHONPATH instead of this project's package. This module has an unambiguous name, and loads the package from its
-own directory. It imports only the standard library. The exporter starts the sidecar, and the ranks of the demo, by
-the path of this file:
+The directory of a job often contains a module `exporter.py` or a package `exporter/` of the job, which Python would import from the
+working directory or PYTHONPATH instead of this project's package. This module has an unambiguous name, and loads the package from
+the directory of the module. The module imports only the standard library. The exporter starts the sidecar, and the ranks of the
+demo, by the path of this file:
 
     python /path/to/training_exporter.py [FLAGS]                     the command line
     python /path/to/training_exporter.py -m exporter.cli.NAME [ARG]  `main` of another module
@@ -32,7 +32,7 @@ def load_package() -> None:
 
 
 def main() -> int:
-    """Run the command of the command line and return its exit status."""
+    """Run the command of the command line, or `main` of the module after `-m`, and return the exit status."""
     module = "exporter.cli.main"
     if sys.argv[1:2] == ["-m"]:
         module = sys.argv[2]
@@ -51,6 +51,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
-        # The working directory or the directory of this file: no further module may be imported from there.
+        # The first entry is the working directory or the directory of this file. No further module may be imported from there.
         del sys.path[0]
     sys.exit(main())

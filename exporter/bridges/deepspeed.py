@@ -70,7 +70,7 @@ class _EngineStep:
     """Step of an engine in progress."""
 
     engine: Any
-    skipped_steps_before: int
+    skipped_steps_before: int  # count of the engine at the start of the step
 
 
 def _step_begins(engine: Any, *_args: Any, **_kwargs: Any) -> _EngineStep | None:
@@ -96,5 +96,6 @@ def _step_ends(step: _EngineStep, _result: Any, error: BaseException | None) -> 
 
 
 def _loss_scale(optimizer: Any) -> Any:
+    """Return the loss scale of an optimizer, or None. The attribute differs between DeepSpeed's optimizers."""
     scale = getattr(getattr(optimizer, "loss_scale_config", None), "cur_scale", None)
     return getattr(optimizer, "cur_scale", None) if scale is None else scale

@@ -33,6 +33,7 @@ def install() -> None:
 
 
 def _list_created(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
+    """Add a callback to a new list of callbacks, unless the list has one. The list sets the model of its callbacks before this hook."""
     _, error = yield
     if error is None and not any(isinstance(item, _Hooks) for item in callbacks.callbacks):
         hooks = callback()
@@ -60,7 +61,7 @@ class _FitSource(Source):
 
     @property
     def step(self) -> int:
-        """Number of steps of the optimizer. The number may be on the device, so it is not read in every step."""
+        """Number of steps of the optimizer. The number may be on the device, so the bridge does not read it in every step."""
         iterations = getattr(getattr(self.model, "optimizer", None), "iterations", None)
         return 0 if iterations is None else int(iterations)
 
@@ -114,12 +115,14 @@ class _FitSource(Source):
         return "validation" if self.tracker.is_open(Level.LOOP) else "test"
 
     def _patch(self, name: str, hook: Hook) -> None:
+        """Patch the batch function that Keras has created for the model, until `release`."""
         function = getattr(self.model, name, None)
         if function is not None and name not in self._functions:
             self._functions[name] = function
             patch(self.model, name, hook)
 
     def _await_batch(self) -> None:
+        """Start an iteration with the wait for its batch."""
         self.tracker.begin_iteration()
         self.tracker.phase("data_loading")
 
@@ -160,7 +163,7 @@ def _forwarding(name: str) -> Callable[..., None]:
 
 
 class _Hooks:
-    """Hooks that Keras calls, added below."""
+    """Methods that Keras calls: for each method `on_…` of `_FitSource`, a hook that calls the method."""
 
     model: Any
     params: Any
@@ -175,10 +178,10 @@ for _name in vars(_FitSource):
         setattr(_Hooks, _name, _forwarding(_name))
 
 _called_models: list[Any] = []
-"""Models whose `fit` or `evaluate` is being called, through the patch of this bridge.
+"""Models with a call of `fit` or `evaluate` in progress, through the patch of this bridge.
 
-If the arguments of a call create the first callback, the call is not in the list: Python looks up `fit`, then without a patch,
-before it evaluates the arguments.
+A call whose arguments create the first callback is not in the list: Python looks up `fit` before it evaluates the arguments, and the
+first callback patches `fit`.
 """
 
 
@@ -195,6 +198,7 @@ def _source_of(model: Any) -> _FitSource | None:
 
 
 def _around_call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
+    """Release the source of a call of `fit` or `evaluate` at the end of the call, also after an exception."""
     is_nested = _is_called(model)  # the validation of a `fit` is a call of `evaluate`
     earlier_source = _source_of(model)
     if earlier_source is not None and not is_nested:

@@ -16,7 +16,7 @@ UNSEEN_OPTIMIZER_MESSAGE = """no step of a torch optimizer within 10 s of the fi
 
 
 def _no_leader() -> None:
-    """Return None, as a weak reference to a missing leader would."""
+    """Return None, like the weak reference to an optimizer that was deleted."""
 
 
 class LeadingOptimizer:
@@ -30,7 +30,7 @@ class LeadingOptimizer:
     """
 
     def __init__(self) -> None:
-        self._leader: Callable[[], Any] = _no_leader
+        self._leader: Callable[[], Any] = _no_leader  # weak reference
         self._leader_id = self.single_id = 0
         # Ids of the other optimizers that have stepped since the leader's last step.
         self._other_ids: set[int] = set()
@@ -49,7 +49,7 @@ class LeadingOptimizer:
 
         *has_new_data* is True if a batch was fetched since the last step of an optimizer.
         """
-        # The id of a leader that was deleted may be that of its successor.
+        # A new optimizer may have the id of a leader that was deleted. The new optimizer then becomes the leader here.
         if id(optimizer) != self._leader_id:
             leader = self._leader()
             is_new = optimizer not in self._known_optimizers
@@ -75,7 +75,9 @@ class LeadingOptimizer:
         if not module_parameters:
             return False
         for optimizer in tuple(self._known_optimizers):
-            if module is optimizer or module is getattr(optimizer, "module", None):  # the engine of a library
+            if module is optimizer or module is getattr(
+                optimizer, "module", None
+            ):  # such as DeepSpeed's engine
                 return True
             trained_parameters = [
                 id(parameter)

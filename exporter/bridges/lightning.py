@@ -36,7 +36,7 @@ class _QueuedSave:
 
 
 MAX_QUEUED_SAVES = 64
-"""Number of queued checkpoints to remember. Ranks whose strategy writes nothing never take theirs from the queue."""
+"""Limit of the queued checkpoints. Above the limit, the oldest is dropped: on a rank that writes no files, no write removes them."""
 
 _queued_saves: deque[_QueuedSave] = deque(maxlen=MAX_QUEUED_SAVES)
 """Queued checkpoints that are not being written yet, the oldest first."""
@@ -96,9 +96,9 @@ class LightningCallback(Source):
             return
         self.trainer, self.tracker = trainer, LoopTracker()
         self._is_manual = not trainer.lightning_module.automatic_optimization
-        self._is_in_batch = False
-        self._iteration_batches = 0  # batches of the open iteration
-        self._start_step = 0  # step at the start of the open iteration
+        self._is_in_batch = False  # True from the start of a batch to its end, as Lightning reports them
+        self._iteration_batches = 0  # number of batches of the open iteration
+        self._start_step = 0  # `step` at the start of the open iteration
         set_rank(int(trainer.global_rank))
         training.describe(
             framework="lightning",
@@ -133,7 +133,7 @@ class LightningCallback(Source):
     on_after_backward = optimizer_ends
 
     def switch_phase_in_batch(self, phase: str | None) -> None:
-        """Start a phase of the current batch, if a batch is under way. None is the rest of the iteration."""
+        """Start a phase of the current batch, if a batch is in progress. For None, the batch continues without a phase."""
         if self._is_in_batch:
             self.tracker.phase(phase)
 
@@ -195,7 +195,7 @@ class LightningCallback(Source):
         training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
 
     def _loss(self, outputs: Any) -> Any:
-        """Return the loss of a batch. In automatic optimization, Lightning has divided it by the accumulated batches."""
+        """Return the loss of a batch. In automatic optimization, Lightning has divided the loss by the number of accumulated batches."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         accumulated_batches = int(self.trainer.accumulate_grad_batches)
         is_divided = not self._is_manual and accumulated_batches != 1
@@ -207,7 +207,10 @@ class LightningCallback(Source):
             self.tracker.begin_iteration()
 
     def _end_completed_iteration(self) -> None:
-        """End the iteration if the optimizer has stepped. Otherwise it continues with the next batch."""
+        """End the iteration if it is complete: after a step of the optimizer or, in manual optimization, after a batch.
+
+        An iteration without a batch is discarded. Any other iteration continues with the next batch.
+        """
         if self._is_in_batch or not self.tracker.is_open(Level.ITERATION):
             return
         if not self._iteration_batches:
@@ -230,7 +233,7 @@ class LightningCallback(Source):
             return None
         return int(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
 
-    # Validation and test. The sanity check is a validation only with `records_sanity_check` ----------------------
+    # Validation and test ----------------------------------------------------------------------------------------
 
     def on_validation_start(self, mode: str = "validation") -> None:
         """Start a validation or a test."""
@@ -241,6 +244,7 @@ class LightningCallback(Source):
             self.tracker.begin_evaluation(mode)
 
     def _ignores_evaluation(self) -> bool:
+        """Return True in a sanity check, of which only the time is recorded unless `records_sanity_check` is set."""
         return bool(self.trainer.sanity_checking) and not self.records_sanity_check
 
     def on_validation_batch_start(self, *_: Any, mode: str = "validation") -> None:
@@ -250,7 +254,7 @@ class LightningCallback(Source):
             self.tracker.begin_batch(mode)
 
     def on_validation_end(self) -> None:
-        """Record the loss of a validation, and end the validation."""
+        """Record the loss of a validation, and end the validation. The loss of a sanity check is not recorded."""
         loss = self.trainer.callback_metrics.get("val_loss")
         if loss is not None and not self.trainer.sanity_checking:
             training.record(loss=loss, mode="validation")
@@ -286,7 +290,7 @@ class LightningCallback(Source):
         self.tracker.end(Level.SAVE, error)
         queued.save.end_blocking()
         if error is not None and queued in _queued_saves:
-            # The checkpoint could not be queued, or was queued after an earlier write had failed, which Lightning raises here.
+            # Lightning could not queue the checkpoint, or raises the error of an earlier write in this call.
             _queued_saves.remove(queued)
             queued.save.report(ok=False)
 
@@ -340,7 +344,7 @@ def _active_callback(trainer: Any) -> LightningCallback | None:
 def _around_save(
     trainer: Any, filepath: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any
 ) -> Around:
-    """Record a save. After the end of the Trainer's run, it is recorded only if no other source is active."""
+    """Record a save. A save after the end of the Trainer's run is recorded only if no equally strong source is active."""
     active = _active_callback(trainer)
     sources = (
         item for item in trainer.callbacks if isinstance(item, LightningCallback) and item.trainer is trainer

@@ -1,4 +1,4 @@
-"""Loop tracker: opens and closes blocks of `exporter.training` as the hooks on a training loop report them.
+"""Loop tracker: blocks of `exporter.training` that the hooks on a training loop open and close.
 
 Used in the training process, on the thread that trains. Hooks miss some starts and ends, for example after an exception or in an
 epoch that ends early. The tracker therefore keeps a list of the open blocks. Before a block closes, its inner blocks close.
@@ -39,6 +39,8 @@ _ITERATION = Level.ITERATION  # the look-up of a member of an Enum takes four ti
 
 @dataclass(slots=True)
 class _OpenBlock:
+    """Open block and its level."""
+
     level: Level
     block: AbstractContextManager[Any]
 
@@ -48,20 +50,21 @@ class Discarded(GeneratorExit):
 
 
 class LoopTracker:
-    """Open blocks of a training. Whatever the order of the calls, a block is closed after its inner blocks.
+    """Open blocks of a training. In any order of the calls, a block is closed after its inner blocks.
 
     Args:
         is_replaceable: True if the job's own blocks replace the loop and its iterations, as with `EXPORTER_AUTO=1`.
 
     Attributes:
         phases: Phases of the open iteration.
-        phase: Function that ends the open phase and begins a phase; None is the rest of the iteration.
+        phase: Function that ends the open phase and begins a phase, given by name. For None, the time counts as the time of the iteration
+            outside of its phases.
     """
 
     def __init__(self, *, is_replaceable: bool = False) -> None:
         self._loop: Any = api.inferred_loop if is_replaceable else api.training_loop
         self._is_replaceable = is_replaceable
-        self._was_instrumented = False  # the job reported its own loop before the loop of this bridge
+        self._was_instrumented = False  # True if the job reported its own loop before the loop of this bridge
         self._iteration = api.inferred_iteration() if is_replaceable else IterationBlock(TRAINING_ITERATION)
         self._read_limit = TensorReadLimit()
         self._open: list[_OpenBlock] = []
@@ -97,7 +100,7 @@ class LoopTracker:
         self.phases.end(error)
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
-        """Start a training loop, and discard the blocks that an earlier loop has left open."""
+        """Start a training loop, and at the first call an application. Discard the blocks that an earlier loop has left open."""
         self.end_all(Discarded())
         EXIT.begin_application()
         self._was_instrumented = TRAINING.job_is_instrumented
@@ -169,6 +172,7 @@ class LoopTracker:
         TRAINING.numbers.add_batch(None if samples is None else samples // rows_per_sample, tokens)
 
     def _close(self, error: BaseException | None) -> Level:
+        """Close the open phase and the innermost block. Return the level of the block."""
         self._end_phase(error)
         open_block = self._open.pop()
         leave(open_block.block, error)

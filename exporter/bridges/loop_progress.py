@@ -9,7 +9,7 @@ class LoopProgress:
     """Steps and epochs of a loop in this process.
 
     Attributes:
-        steps: Steps of this process.
+        steps: Number of steps in this process.
         counts_epochs: False if a library reports the epochs.
     """
 
@@ -22,7 +22,7 @@ class LoopProgress:
 
     @property
     def step(self) -> int:
-        """Steps including the steps before the checkpoint from which the job resumed."""
+        """Number of steps, including the steps before the checkpoint from which the job resumed."""
         return self._restored_step + self.steps
 
     def resume_at(self, step: int) -> None:
@@ -31,10 +31,10 @@ class LoopProgress:
             self._restored_step = max(self._restored_step, step)
 
     def end_epoch(self) -> None:
-        """Record an epoch, unless it had no step."""
+        """Record the end of an epoch, unless the epoch had no step or a library reports the epochs."""
         if self.steps > self._steps_at_epoch and self.counts_epochs:
             self._steps_at_epoch = self.steps
             if self._epochs == 0:
-                training.record(epoch=0)  # from here on epochs are counted
+                training.record(epoch=0)  # the counter of epochs counts the increase from the first number
             self._epochs += 1
             training.record(epoch=self._epochs)

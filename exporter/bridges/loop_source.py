@@ -19,15 +19,18 @@ class LoopSource(InferredLoop):
     """Inferred loop with checkpoints."""
 
     def optimizer_loaded(self, state: Any) -> None:
-        """Restore the number of steps of an earlier process."""
+        """Continue the number of steps of an earlier process, which the state of the optimizer contains."""
         self.progress.resume_at(steps_of(state))
 
     def save(self, contents: Any, *, is_sync: bool) -> Around:
-        """Record a file that torch writes. It is a checkpoint if its contents have the state of an optimizer."""
+        """Record a file that torch writes. The job can resume from the file if its contents have the state of an optimizer."""
         return self.checkpoint(is_resumable=holds_optimizer(contents), is_sync=is_sync)
 
     def checkpoint(self, *, is_resumable: bool, is_sync: bool = True) -> Around:
-        """Record a checkpoint if the training has begun. *is_resumable* is True if the job can resume from it."""
+        """Record a checkpoint around the call that saves. *is_resumable* is True if the job can resume from the checkpoint.
+
+        Not recorded are saves on a thread other than the thread that trains, saves outside of the loop, and saves inside a save.
+        """
         tracker = self._tracker
         if tracker is None or self._thread != get_ident():
             return
@@ -46,7 +49,7 @@ class LoopSource(InferredLoop):
                 save.report_when_done(future, error)
 
     def load(self) -> Around:
-        """Record the load of a checkpoint."""
+        """Record the load of a checkpoint around the call that loads. A load inside a load is not recorded."""
         tracker = self._current_tracker()
         if tracker is None or tracker.is_open(Level.LOAD):
             yield

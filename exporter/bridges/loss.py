@@ -14,8 +14,11 @@ from time import monotonic
 from typing import Any
 
 READ_SECONDS = 0.1
-"""Minimum interval between two reads of a tensor. A read on a GPU starts a copy. A read on the host takes up to 10 µs, and the step
-leaves the fast path of the hooks, which takes another 25 µs; a short step takes 200 µs. The feed is written once a second."""
+"""Minimum interval between two reads of a tensor.
+
+A read on a GPU starts a copy. A read on the host takes up to 10 µs, and a step whose loss is read does not use the fast path of the
+hooks, which takes another 25 µs; a short step takes 200 µs. The feed is written once a second.
+"""
 INITIAL_STEPS = 100
 """Number of steps at the start in which every loss on the host is read, so that a short training shows the loss of its last step."""
 _MAX_NODES = 8
@@ -79,7 +82,7 @@ class StepLoss:
     """Loss of a step of the optimizer.
 
     Attributes:
-        batches: Number of batches of the step. 0 if the loss is not read.
+        batches: Number of batches of the step; 0 if the loss is not read.
         is_read: True if the loss of this step is read: in each of the first steps, later at most ten times a second. In other
             steps, `add_pass` and `add_unscaled_loss` have no effect.
         due: Monotonic time from which the loss of the next step is read.
@@ -88,10 +91,12 @@ class StepLoss:
     def __init__(self) -> None:
         self._read_limit = TensorReadLimit()
         self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-        self._max_passes = 1
-        self._steps = 0
+        self._max_passes = 1  # highest number of backward passes of a step so far
+        self._steps = 0  # steps so far, at most `INITIAL_STEPS` - 1
         self.due = 0.0
-        self._has_unscaled_loss = False
+        self._has_unscaled_loss = (
+            False  # True if the loss of the next backward pass was added before the pass
+        )
         self.is_read = True
         self.begin()
 
@@ -99,7 +104,7 @@ class StepLoss:
         """Discard the backward passes of the step, and start a new step."""
         self._passes: list[_Pass] = []
         self.batches = 0
-        self._is_known = True
+        self._is_known = True  # False if the loss of a backward pass was not read
 
     def add_unscaled_loss(self, loss: Any) -> None:
         """Add the loss of the next backward pass, which a library is about to scale. Later losses of that pass are ignored."""
@@ -118,6 +123,10 @@ class StepLoss:
         self._read(tensors)
 
     def _read(self, loss: Any) -> None:
+        """Append a backward pass with its loss, or without one if the loss cannot be read now.
+
+        In the initial steps, a loss on a GPU is read at most ten times a second. Later, `take` limits the rate.
+        """
         if type(loss) is self._tensor and loss.is_cpu and loss.numel() == 1:  # fast path
             self._passes.append(_Pass(loss.item(), _factors(loss)))
             return
@@ -158,6 +167,7 @@ class StepLoss:
         return loss
 
     def _step_loss(self) -> Any:
+        """Return the loss of the step that ends, or None if unknown, and start a new step."""
         passes, batches, is_known = self._passes, self.batches, self._is_known
         self.begin()
         if len(passes) == 1 and (passes[0].factors == () or _is_nonfinite(passes[0].value)):
@@ -173,7 +183,9 @@ def _is_nonfinite(value: Any) -> bool:
 def _combined(passes: list[_Pass], batches: int, max_passes: int) -> Any:
     """Return the loss of a step from its backward passes, or None if their factors do not identify it.
 
-    *max_passes* is the highest number of backward passes of a step so far.
+    *max_passes* is the highest number of backward passes of a step so far. Two passes with the factors (65536, 0.5), the last factor
+    first, come from `scaler.scale(loss / 2)`: the factors at the second position are the shares of a mean, so the loss of the step is the
+    sum of the scaled losses, each divided by 65536. Without any factor, the loss is the mean of the passes if each pass has one batch.
     """
     scales = [backward.factors for backward in passes if backward.factors is not None]
     if len(scales) < len(passes):
@@ -224,7 +236,7 @@ def _factors(loss: Any) -> Sequence[float] | None:
 
 
 def _number(constant: Any) -> float | None:
-    """Return a constant of the graph, or None unless the constant is a finite number on the host other than 0."""
+    """Return a constant of the graph, or None if the constant is not a finite number on the host or is 0."""
     if constant is None or not constant.is_cpu or constant.numel() != 1:
         return None
     number = float(constant.item())
@@ -234,8 +246,9 @@ def _number(constant: Any) -> float | None:
 def readable(value: Any) -> Any:
     """Return a value in a form that `training.record` can read without a wait.
 
-    That is the number in a tensor on the host, or the tensor itself on a GPU. Returns None for a tensor with several elements, a
-    distributed tensor that is not replicated, and a tensor on another device or during the capture of a graph.
+    For a tensor on the host, return its number; for a tensor on a GPU, return the tensor; for any other object, return the object.
+    Return None for a tensor with several elements, for a distributed tensor that is not replicated, and for a tensor on another device
+    or during the capture of a CUDA graph.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):

@@ -68,6 +68,7 @@ class MonitorBridge:
                 break
 
     def _record(self, events: list[Any], max_delivered: int) -> None:
+        """Record events. The first *max_delivered* events are delivered to handlers, further events are only counted."""
         try:
             names = list(map(self._name_of, events))
         except Exception:  # noqa: BLE001  # C++ may log names that are not UTF-8
@@ -85,6 +86,7 @@ class MonitorBridge:
 
     @staticmethod
     def _count_undelivered(names: list[str]) -> None:
+        """Count events that no handler receives, by name. If there are handlers, also count the events as suppressed."""
         for name, count in Counter(names).items():
             kind = EVENTS.kind(name or UNNAMED, "info")
             if kind.enabled:
@@ -94,6 +96,7 @@ class MonitorBridge:
                     kind.suppressed_counts["rate_limit"].add(count)
 
     def _record_window(self, event: Any) -> None:
+        """Record the values of a window of Stats. Count the values that cannot be recorded."""
         try:
             data = list(event.data.items())
         except Exception as error:  # noqa: BLE001  # the event may be of a class of the job
@@ -110,6 +113,7 @@ class MonitorBridge:
 
 
 def _raw_event(name: str, event: Any) -> RawEvent:
+    """Return the event with the data and the time of torch's event; without data and at the current time if they are invalid."""
     try:
         data, unix_seconds = check_data(event.data), float(event.timestamp.timestamp())
     except Exception:  # noqa: BLE001  # a class of the job may have other attributes, or a year that is no Unix time

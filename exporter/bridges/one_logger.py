@@ -41,8 +41,8 @@ class _OpenSpan:
     """Open span of one-logger.
 
     Attributes:
-        kind: Kind of the span. None for a name that is not standard.
-        block: Open block that records the span. None if callbacks record it.
+        kind: Kind of the span; None for a name that is not standard.
+        block: Open block that records the span; None if callbacks record the span.
         handled_error: Exception that was being handled at the start, and is therefore no failure of the span.
     """
 
@@ -67,7 +67,7 @@ class _SpanSource(Source):
                 self._end(open_span, None, None)
 
     def start_span(self, span: Any) -> None:
-        """Record the start of a span."""
+        """Record the start of a span. A span of the training is ignored while the bridge of a framework is active; None is ignored."""
         if span is None:
             return
         kind = kinds.standard_kind(_text(span.name))
@@ -86,7 +86,7 @@ class _SpanSource(Source):
                 ACTIVE.release(self)
 
     def record_event(self, event: Any) -> None:
-        """Record an event."""
+        """Record the success of a save, or the changed configuration. Other events, and None, are ignored."""
         name = "" if event is None else _text(event.name)
         if name == "update_training_telemetry_config":
             _describe()
@@ -94,6 +94,7 @@ class _SpanSource(Source):
             training.on_save_checkpoint_success(_attribute(event, "current_iteration") or 0)
 
     def _begin(self, kind: kinds.BlockKind | None, span: Any) -> Any:
+        """Enter a block, or call a callback. Return the block; None for a callback."""
         if kind is None:
             block: Any = training.span(_text(span.name))
         elif kind in _RECORDED_BY_BLOCKS:
@@ -115,6 +116,7 @@ class _SpanSource(Source):
         return block
 
     def _end(self, open_span: _OpenSpan, span: Any, error: BaseException | None) -> None:
+        """Leave the block of a span, or call its callback. *span* is None if one-logger has not stopped the span."""
         if open_span.block is not None:
             leave(open_span.block, error)
         elif open_span.kind is not None:
@@ -163,10 +165,12 @@ def _current_value(config: Any, name: str) -> Any:
 
 
 def _text(name: Any) -> str:
+    """Return a name as text; for a member of an enumeration, its value."""
     return str(getattr(name, "value", name))
 
 
 def _attribute(owner: Any, name: str) -> Any:
+    """Return the value of an attribute of a span or an event, or None."""
     attribute = owner.attributes.get(name)
     return getattr(attribute, "value", attribute)
 

@@ -22,7 +22,7 @@ class Periodic:
         seconds: Minimum interval between two polls.
         after_fork: Called in a forked child, before its first poll.
         at_exit: Called at the exit on the exiting thread, before the last poll. Must not raise.
-        wake: Start the recording thread now. Otherwise the polls start with the first recorded value.
+        wake: True to start the recording thread, and with it the polls, now; False to start them with the first recorded value.
     """
 
     def __init__(

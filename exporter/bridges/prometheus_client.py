@@ -42,7 +42,7 @@ Key = tuple[str, str, tuple[tuple[str, str], ...]]
 class _Poll:
     """Poll of a collector in progress."""
 
-    collector_id: int
+    collector_id: int  # `id()`
     started_at: float  # monotonic
     gauges: set[Key] = field(default_factory=set)  # exported so far
 
@@ -52,9 +52,11 @@ class _Series:
 
     def __init__(self, state: StatState, *, is_forked: bool) -> None:
         self._state = state
+        # Totals are the sum and, for a summary or histogram, the count and the cumulative buckets.
         self._last_totals: tuple[float, ...] | None = None  # at the latest poll
-        self._is_forked = is_forked
-        # Totals before the recording started. Negative after a reset by the job, whose earlier counts are then added.
+        self._is_forked = is_forked  # True if the first totals belong to the parent process
+        # Totals that are not exported, because they are from the time before the recording. After a reset of the counter by the job,
+        # they are negative: the totals before the reset are added to the new totals.
         self._subtracted_totals: tuple[float, ...] = ()
         self._is_summable = True  # False after a negative observation, because a counter never decreases
 
@@ -63,11 +65,15 @@ class _Series:
         self._state.set_foreign_reading(0 if value is None else 1, 0.0, value=value)
 
     def set_totals(self, value_sum: float, *counts: float) -> None:
-        """Set the total of a counter, or the sum, the count and the cumulative buckets of a summary or histogram."""
+        """Set the total of a counter, or the sum, the count and the cumulative buckets of a summary or histogram.
+
+        The exported totals continue after a reset of the counter by the job. They count from zero in a forked child and after a change
+        of the recorded identity.
+        """
         totals = (value_sum, *counts)
         previous, self._last_totals = self._last_totals, totals
         if previous is None:
-            # In a forked child, the counts up to now belong to the parent.
+            # In a forked child, the counts up to the first poll belong to the parent.
             self._subtracted_totals = totals if self._is_forked else (0.0,) * len(totals)
         elif self._state.foreign_reading is None:
             self._subtracted_totals = previous  # the recording has restarted with a new identity
@@ -92,7 +98,7 @@ class Registries(Periodic):
     def __init__(self) -> None:
         self._registries: list[Any] = []
         self._series: dict[Key, _Series | None] = {}
-        self._gauges: dict[int, set[Key]] = {}  # exported at the latest poll, by id of the collector
+        self._gauges: dict[int, set[Key]] = {}  # gauges exported at the latest poll, by id of the collector
         self._hung_ids: set[int] = set()  # of collectors
         self._poll: _Poll | None = None
         self._is_forked = False
@@ -164,12 +170,17 @@ class Registries(Periodic):
         self.restart()
 
     def _hide(self, gauges: set[Key]) -> None:
+        """Remove gauges from the export until they are set again."""
         for key in gauges:
             series = self._series[key]
             if series is not None:
                 series.set(None)
 
     def _record(self, family: Any, gauges: set[Key]) -> None:
+        """Export the samples of a family, and add the exported gauges to *gauges*.
+
+        Gauge histograms, `_created` samples, and samples that do not fit the type of the family are not exported.
+        """
         if family.type in {"histogram", "summary"}:
             self._record_distributions(family)
             return
@@ -189,6 +200,7 @@ class Registries(Periodic):
                 series.set(float(sample.value) if isfinite(sample.value) else None)
 
     def _record_distributions(self, family: Any) -> None:
+        """Export the series of a summary or a histogram."""
         # The values of a series, by "count", "sum" or the upper bound of a bucket.
         values_by_labels: dict[tuple[tuple[str, str], ...], dict[float | str, float]] = {}
         for sample in family.samples:
@@ -206,7 +218,7 @@ class Registries(Periodic):
                 series.set_totals(values.get("sum", 0.0), count, *buckets)
 
     def _series_of(self, key: Key, documentation: str, bounds: Iterable[float] = ()) -> _Series | None:
-        """Return a series, created on first use. Return None if it is invalid or above the limit of series."""
+        """Return a series, created on first use. Return None for a series that is invalid or above the limit of series."""
         if key not in self._series:
             if len(self._series) >= MAX_SERIES:
                 message = f"only {MAX_SERIES} series of prometheus_client are exported"
@@ -217,6 +229,7 @@ class Registries(Periodic):
         return self._series[key]
 
     def _create_series(self, key: Key, help_text: str, bounds: tuple[float, ...]) -> _Series | None:
+        """Return a new series, or None, which is logged once, if the name, the labels or the buckets are invalid."""
         kind, name, labels = key
         kind = "summary" if kind == "histogram" and not bounds else kind
         aggregations = {Aggregation.HISTOGRAM} if bounds else set[Aggregation]()
@@ -233,10 +246,11 @@ class Registries(Periodic):
 
 
 def _labels(sample: Any) -> tuple[tuple[str, str], ...]:
+    """Return the labels of a sample except `le`, sorted by name. A label with an empty value is the same as no label."""
     return tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le" and value))
 
 
-_registries = cache(Registries)
+_registries = cache(Registries)  # created at the first call, because the constructor starts a thread
 
 
 def export(registry: Any) -> None:

@@ -1,7 +1,7 @@
 """Sources, which are bridges that can report the training: the choice of the active source, and the work at exit.
 
 Used in the training process. Several bridges may observe the same step: a Lightning job also steps torch's optimizers and reads
-torch's loaders. A single source is active at a time, and a stronger source replaces a weaker one.
+torch's loaders. A single source is active at a time, and a stronger source replaces a weaker source.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Source:
         gradient_norm_computed(norm)    gradients have been clipped
         evaluation_mode_set(module)     a module was set to evaluation mode
         training_mode_set(module)       a module was set to training mode, while the source `is_evaluating`
-        save(contents, is_sync=)        generator around a call that saves; the call returns a future unless `is_sync`
+        save(contents, is_sync=)        generator around a call that saves; without `is_sync`, the call returns a future
         superseded()                    a stronger source becomes active; the source closes its open blocks
         process_exits(error)            the process exits, with the exception that ends it or None
     """
@@ -64,7 +64,7 @@ class Source:
 
 
 class ActiveSource:
-    """Holder of the active source. Initially, and after `release`, the active source is the fallback, or `NO_SOURCE`."""
+    """Holder of the active source. Initially, and after `release`, the fallback is active; without a fallback, `NO_SOURCE`."""
 
     def __init__(self) -> None:
         self.source = self.fallback = NO_SOURCE
@@ -102,7 +102,8 @@ class ExitHooks:
     """Work at the end of the process: notify the fallback, and end the application that a bridge has started."""
 
     def __init__(self) -> None:
-        self._has_begun = self._is_registered = False
+        self._has_begun = False  # True while the application is started
+        self._is_registered = False
 
     def begin_application(self) -> None:
         """Start an application at the first call, unless the job has configured one-logger's provider itself."""
@@ -125,6 +126,7 @@ class ExitHooks:
                 os.register_at_fork(after_in_child=self._reset_in_child)
 
     def _finalize(self) -> None:
+        """Register for the end of a child process of multiprocessing."""
         util.Finalize(None, self._run, exitpriority=10)  # children of multiprocessing skip atexit
 
     def _reset_in_child(self) -> None:
@@ -132,6 +134,7 @@ class ExitHooks:
 
     @never_raises
     def _run(self) -> None:
+        """Notify the fallback of the end with the exception that ends the process, if any, and end the application."""
         # In a child of multiprocessing an exception is still propagating, usually a `SystemExit` with a status.
         error = sys.exc_info()[1]
         if error is None and not hasattr(sys, "ps1"):  # an exception at a prompt does not end the process
@@ -155,9 +158,9 @@ EXIT = ExitHooks()
 
 
 def set_rank(rank: int) -> None:
-    """Set the rank of this process as reported by a framework. Rank 0 does not replace a missing rank.
+    """Set the rank of this process as reported by a framework.
 
-    A process without a rank becomes rank 0 when it trains.
+    Rank 0 does not replace a missing rank: a process without a rank becomes rank 0 when it trains.
     """
     current_rank = RECORDER.process.identity().rank
     if current_rank != rank and (rank or current_rank is not None):

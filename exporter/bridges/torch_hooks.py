@@ -1,7 +1,7 @@
 """Hooks on torch that call the active source: batches, backward passes, optimizer steps, modes of modules, saves.
 
-Used in the training process, on the thread that makes the call. The hooks read no device, and are inactive when
-torch compiles or captures.
+Used in the training process, on the thread that makes the call. The hooks read no device, and are inactive in code that torch
+compiles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from exporter.patching import (
 )
 
 SCALE_SECONDS = 1.0
-"""Minimum interval between two records of the loss scale, which changes every few thousand steps, or at a skipped step."""
+"""Minimum interval between two records of the loss scale, which changes every few thousand steps, and at a skipped step.
+
+After a skipped step, the next scale is recorded in any case.
+"""
 
 
 class _HookState:
@@ -41,13 +44,17 @@ class _HookState:
 
     def __init__(self) -> None:
         self.is_installed = False
-        self.has_optimizer = False  # an optimizer of torch was constructed
-        self.has_stepped = False  # an optimizer, since the start of the latest step through a gradient scaler
-        self.next_scale = 0.0  # monotonic seconds
+        self.has_optimizer = False  # True after an optimizer of torch was constructed
+        self.has_optimizer_stepped = (
+            False  # True if an optimizer stepped since the latest call of `GradScaler.step`
+        )
+        self.next_scale_at = 0.0  # earliest time of the next record of the loss scale, in monotonic seconds
         self.compile_blocks: list[Any] = []  # open blocks of the phase `compile`
-        self.is_traced: Callable[[], bool] = lambda: False  # True in a hook that torch compiles
-        self.untraced_begins: Callable[..., None] = _ignore
-        self.untraced_ends: Callable[..., None] = _ignore
+        self.is_traced: Callable[[], bool] = lambda: False  # returns True in a hook that torch compiles
+        self.untraced_begins: Callable[..., None] = (
+            _ignore  # `_optimizer_begins`, excluded from the compilation
+        )
+        self.untraced_ends: Callable[..., None] = _ignore  # `_optimizer_ends`, excluded from the compilation
 
 
 def _ignore(*_args: Any) -> None:
@@ -120,10 +127,12 @@ def _on_success(hook: Callable[..., None]) -> tuple[BeforeHook, AfterHook]:
 
 
 # Data and backward passes ---------------------------------------------------------------------------------------
-# Hooks of every step, with the exact signatures: `patch_frequent` would cost as much as the hooks.
+# Wrappers for calls of every step, with the exact signatures: `patch_frequent` would cost as much as the hooks.
 
 
 def _around_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a replacement of `__next__` of the iterators of loaders, which calls the active source before and after the fetch."""
+
     def next_batch(iterator: Any) -> Any:
         source = ACTIVE.source
         try:
@@ -138,7 +147,7 @@ def _around_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise
         try:
             source.fetch_ends(iterator, batch, None)
-        except Exception as failure:  # noqa: BLE001  # as above
+        except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
             log_failure(source.fetch_ends, failure)
         return batch
 
@@ -146,13 +155,15 @@ def _around_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _around_backward(is_traced: Callable[[], bool], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement of `torch.autograd.backward`, which calls the active source before and after the pass."""
+
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if is_traced():  # for a compilation
+        if is_traced():  # torch compiles the caller
             return backward(*args, **kwargs)
         source = ACTIVE.source
         try:
             token = source.backward_begins(args[0] if args else kwargs.get("tensors"))
-        except Exception as failure:  # noqa: BLE001  # as above
+        except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
             log_failure(source.backward_begins, failure)
             token = None
         try:
@@ -165,7 +176,7 @@ def _around_backward(is_traced: Callable[[], bool], backward: Callable[..., Any]
         if token is not None:
             try:
                 source.backward_ends(token, None)
-            except Exception as failure:  # noqa: BLE001  # as above
+            except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
                 log_failure(source.backward_ends, failure)
         return result
 
@@ -192,11 +203,11 @@ def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if _HOOKS.is_traced():
         _HOOKS.untraced_begins(optimizer, None, None)
         return
-    _HOOKS.has_stepped = True
+    _HOOKS.has_optimizer_stepped = True
     source = ACTIVE.source
     try:
         source.optimizer_begins(optimizer)
-    except Exception as failure:  # noqa: BLE001  # as above
+    except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
         log_failure(source.optimizer_begins, failure)
 
 
@@ -207,7 +218,7 @@ def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     source = ACTIVE.source
     try:
         source.optimizer_ends(optimizer)
-    except Exception as failure:  # noqa: BLE001  # as above
+    except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
         log_failure(source.optimizer_ends, failure)
 
 
@@ -277,6 +288,7 @@ def _watch_process_group(module: ModuleType) -> None:
 
 
 def _save(contents: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
+    """Record a call of `torch.save`."""
     contents = kwargs.get("obj", contents)
     if type(contents).__name__.endswith("Storage"):
         return None  # torch pickles a tensor for a child process
@@ -285,6 +297,8 @@ def _save(contents: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
 
 
 def _watch_distributed_saves(module: ModuleType) -> None:
+    """Record the calls of `save` and `async_save` of `torch.distributed.checkpoint`."""
+
     def hook(state: Any = None, *_args: Any, is_sync: bool, **kwargs: Any) -> Around | None:
         save: Around | None = ACTIVE.source.save(kwargs.get("state_dict", state), is_sync=is_sync)
         return save
@@ -329,29 +343,29 @@ def _scale_begins(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) 
 
 @dataclass(slots=True)
 class _ScaledStep:
-    """Step of an optimizer through a gradient scaler."""
+    """Call of `GradScaler.step`, which steps the optimizer only if all gradients are finite."""
 
     scaler: Any
     optimizer: Any
 
 
 def _scaled_step_begins(scaler: Any, optimizer: Any = None, *_args: Any, **kwargs: Any) -> _ScaledStep:
-    _HOOKS.has_stepped = False
+    _HOOKS.has_optimizer_stepped = False
     return _ScaledStep(scaler, kwargs.get("optimizer", optimizer))
 
 
 def _scaled_step_ends(step: _ScaledStep, _result: Any, error: BaseException | None) -> None:
-    is_skipped = step.scaler.is_enabled() and not _HOOKS.has_stepped
+    is_skipped = step.scaler.is_enabled() and not _HOOKS.has_optimizer_stepped
     if error is None and is_skipped and ACTIVE.source is not NO_SOURCE:
         training.skipped_step("overflow")
         ACTIVE.source.optimizer_skipped(step.optimizer)
-        _HOOKS.next_scale = 0.0
+        _HOOKS.next_scale_at = 0.0
 
 
 def _scale_updated(_result: Any, scaler: Any, *_args: Any, **_kwargs: Any) -> None:
     now = monotonic()
-    if now >= _HOOKS.next_scale and ACTIVE.source is not NO_SOURCE:
+    if now >= _HOOKS.next_scale_at and ACTIVE.source is not NO_SOURCE:
         scale = getattr(scaler, "_scale", None)  # a tensor; `get_scale()` would wait for the device
         if scale is not None:
-            _HOOKS.next_scale = now + SCALE_SECONDS
+            _HOOKS.next_scale_at = now + SCALE_SECONDS
             training.record(loss_scale=scale)

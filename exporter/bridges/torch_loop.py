@@ -1,11 +1,12 @@
 """Inferred training loop: steps and validations of a loop without a framework, as a state machine.
 
-The hooks on torch call it on any thread of the training process; it reports the loop of one thread. docs/bridges.md describes the
-rules. The source is inactive while a framework with a bridge is used and, with `EXPORTER_AUTO=1`, if the job reports its loop.
+The hooks on torch call this source on any thread of the training process, and the source reports the loop of a single thread.
+docs/bridges.md describes the rules. The source is inactive while a framework with a bridge is used and, with `EXPORTER_AUTO=1`, if
+the job reports its loop.
 
-The hooks of every step begin with a fast path: they store the time in `step_edges` and set the state, and the clock counts the
-phases at the end of the step. From `step_edges.limit` on, which is 20 to 40 ms after the start of the step, a hook takes the general
-path.
+The methods that are called in every step begin with a fast path, which stores the time in `step_edges` and sets the state. The clock
+counts the phases at the end of the step. From `step_edges.limit` on, which is 20 to 40 ms after the start of the step, the methods
+take the general path.
 """
 
 from __future__ import annotations
@@ -55,14 +56,17 @@ class InferredLoop(TrainingThread):
         torch_hooks.watch_training_mode(enabled=False)
         super().reset()
         self.batches = PendingBatches()
-        self._fetching_from: object = None  # the outermost fetcher of a fetch under way
-        self._early_batch: PendingBatch | None = None  # perhaps the first batch of this validation
+        self._fetching_from: object = None  # outermost iterator or loader of a fetch in progress
+        # Batch fetched before `eval()`, which may be the first batch of this validation.
+        self._early_batch: PendingBatch | None = None
         self._optimizers = LeadingOptimizer()
-        self._stepping_optimizer: object = None  # the outermost optimizer of a step under way
-        self._has_new_data = False  # since the last step
+        self._stepping_optimizer: object = None  # outermost optimizer of a step in progress
+        self._has_new_data = False  # True if a batch was fetched since the latest step of an optimizer
         self._loss = StepLoss()
-        self._is_iteration_kept = False  # the open iteration had a backward pass or a step of an optimizer
-        self.is_evaluating = False  # the trained model is in evaluation mode
+        self._is_iteration_kept = (
+            False  # True if the open iteration had a backward pass or a step of an optimizer
+        )
+        self.is_evaluating = False  # True if the trained model is in evaluation mode
         self.progress = LoopProgress()
 
     def superseded(self) -> None:
@@ -75,7 +79,7 @@ class InferredLoop(TrainingThread):
     # Threads and states -----------------------------------------------------------------------------------------
 
     def _enter(self, tracker: LoopTracker, state: LoopState) -> None:
-        """Enter a state of a step, in which the loop and an iteration are open."""
+        """Enter a state of a step. Between steps, first end the validation, if any, and open the loop and an iteration."""
         if self._state in BETWEEN_STEPS:
             self._end_evaluation(tracker, None)
             if not tracker.is_open(Level.LOOP):
@@ -99,7 +103,7 @@ class InferredLoop(TrainingThread):
     # Data -------------------------------------------------------------------------------------------------------
 
     def fetch_begins(self, fetcher: Any) -> None:
-        """Begin the fetch of a batch. In a validation, end the previous batch."""
+        """Begin the fetch of a batch. A fetch without gradients begins a validation. In a validation, end the previous batch."""
         is_grad_enabled, edges, state = self._is_grad_enabled, self._step_edges, self._state
         if (
             (state is READY or state is GRADIENTS)
@@ -128,7 +132,7 @@ class InferredLoop(TrainingThread):
             self._has_new_data = True
             if self._state is READY or tracker.is_open(Level.LOOP):
                 self._enter(tracker, FETCHING)
-            else:  # before the first backward pass a fetch may be a look at the data
+            else:  # before the first backward pass, the job may fetch a batch without training on it
                 tracker.phase("data_loading")
 
     def iterator_created(self, fetcher: Any, _error: BaseException | None) -> None:
@@ -138,14 +142,14 @@ class InferredLoop(TrainingThread):
             if self._state is FETCHING and self._tracker is not None:
                 self._enter(self._tracker, READY)
         if self._state is WATCHING:
-            self.batches.clear()  # batches of an earlier iterator were only looked at
+            self.batches.clear()  # the job did not train on the batches of an earlier iterator
             if self._tracker is not None and self._thread is None:
                 self._tracker.phase(None)
 
     def fetch_ends(self, fetcher: Any, batch: Any, error: BaseException | None) -> None:
         """End the fetch: store a training batch until its backward pass, or begin a batch of the validation.
 
-        The end of the loader ends the epoch or the validation.
+        The end of the loader ends the epoch or the validation. Any other error ends a validation as failed, and otherwise only the fetch.
         """
         if (
             self._state is FETCHING
@@ -160,6 +164,7 @@ class InferredLoop(TrainingThread):
             return
         tracker = self._tracker
         if self._fetching_from is not fetcher or tracker is None:
+            # Before the first backward pass, the fetches of other threads are not recorded, but their batches are stored.
             if error is None and self._may_become_training_thread():
                 self.batches.add(fetcher, batch)
             return
@@ -182,6 +187,7 @@ class InferredLoop(TrainingThread):
             self._end_epoch(tracker)
 
     def _end_epoch(self, tracker: LoopTracker) -> None:
+        """Leave the iteration, and count the epoch if it had a step. Before the first backward pass, drop the batches."""
         if self._state is WATCHING:
             self.batches.clear()
             return
@@ -191,7 +197,10 @@ class InferredLoop(TrainingThread):
     # Evaluation -------------------------------------------------------------------------------------------------
 
     def evaluation_mode_set(self, module: Any) -> None:
-        """Begin a validation if the trained model is set to evaluation mode, not for a submodule or a different model."""
+        """Begin a validation if the trained model is set to evaluation mode, not for a submodule or a different model.
+
+        A batch that is fetched and not trained on is recorded as the first batch, until the next fetch shows whether it was.
+        """
         if self.is_evaluating:
             return
         tracker = self._current_tracker()
@@ -236,6 +245,7 @@ class InferredLoop(TrainingThread):
                 self._enter(tracker, READY)
 
     def _begin_evaluation(self, tracker: LoopTracker) -> None:
+        """Leave the iteration and begin a validation, unless a validation is in progress."""
         if self._state is not EVALUATING:
             self._pause(tracker)
             tracker.begin_evaluation()
@@ -250,6 +260,7 @@ class InferredLoop(TrainingThread):
             self.batches.drop_latest()
 
     def _end_evaluation(self, tracker: LoopTracker, error: BaseException | None) -> None:
+        """End the validation, if any. *error* is the exception that ended it, or None."""
         if self._early_batch is not None:
             self._early_batch = None
             tracker.end(Level.BATCH, Discarded())
@@ -271,7 +282,11 @@ class InferredLoop(TrainingThread):
             self._loss.add_unscaled_loss(loss)
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
-        """Begin a backward pass. Return the state after its end, or None if the pass is not recorded: nested, or on another thread."""
+        """Begin a backward pass. Return the state after its end, or None if the pass is not recorded: nested, or on another thread.
+
+        A backward pass inside a step of an optimizer, as in L-BFGS, returns to that step. If more than 10 s after the first backward pass
+        no step was counted and no optimizer of torch exists, the source logs a message and stops reporting.
+        """
         state, edges = self._state, self._step_edges
         if (
             state is FORWARD and self._thread == get_ident() and (now := monotonic()) < edges.limit
@@ -310,7 +325,10 @@ class InferredLoop(TrainingThread):
             tracker.record("grad_norm", norm)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Begin an optimizer's step."""
+        """Begin an optimizer's step. A step that another optimizer makes inside this step is a part of this step.
+
+        A source that has stopped reporting, because no optimizer had stepped, starts again.
+        """
         edges = self._step_edges
         if (
             self._state is GRADIENTS and self._thread == get_ident() and (now := monotonic()) < edges.limit
@@ -328,7 +346,7 @@ class InferredLoop(TrainingThread):
         self._stepping_optimizer = optimizer
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """End an optimizer's step."""
+        """End an optimizer's step, which ends the step of the loop if the optimizer is the leading optimizer."""
         if self._stepping_optimizer is not optimizer:
             return
         loss = self._loss
@@ -356,7 +374,7 @@ class InferredLoop(TrainingThread):
             self._enter(tracker, READY)
 
     def optimizer_skipped(self, optimizer: Any) -> None:
-        """Count a step without finite gradients, as frameworks do."""
+        """Count a step that a gradient scaler has skipped as a step of the loop, as frameworks do."""
         tracker = self._claim_thread()
         if tracker is not None and tracker.is_open(Level.ITERATION):
             self._end_step(tracker, optimizer, None)

@@ -1,4 +1,4 @@
-"""Choice of the thread that trains in a job with an inferred loop, with the state of the loop and the tracker of the open blocks.
+"""Thread that trains in a job with an inferred loop: its choice, the state of the loop, and the tracker of the open blocks.
 
 Used in the training process, on any thread that calls torch.
 """
@@ -58,8 +58,8 @@ class TrainingThread(Source):
     """Source that reports a single thread: the first thread with a backward pass or a step of an optimizer."""
 
     def __init__(self) -> None:
-        # With EXPORTER_AUTO=1, this source is silent while the job reports its loop itself.
-        self._defers = os.environ.get("EXPORTER_AUTO") == "1"
+        # True with EXPORTER_AUTO=1: this source is silent while the job reports its loop itself.
+        self._is_replaceable = os.environ.get("EXPORTER_AUTO") == "1"
         self.reset()
 
     def reset(self) -> None:
@@ -80,9 +80,12 @@ class TrainingThread(Source):
         return self.is_reporting
 
     def _current_tracker(self) -> LoopTracker | None:
-        """Return the tracker if the calling thread trains or, while the thread that trains is unknown, is the main thread. Otherwise return None."""
+        """Return the tracker on the thread that trains or, while that thread is unknown, on the main thread.
+
+        On other threads and in a silent state, return None. With `EXPORTER_AUTO=1`, become silent if the job reports its loop itself.
+        """
         # Fast path of the thread that trains.
-        if self._thread == get_ident() and not (self._defers and TRAINING.job_is_instrumented):
+        if self._thread == get_ident() and not (self._is_replaceable and TRAINING.job_is_instrumented):
             return self._tracker
         if self._state in SILENT:
             return None
@@ -91,7 +94,7 @@ class TrainingThread(Source):
                 return None
         elif self._thread != get_ident():
             return None
-        if self._defers and TRAINING.job_is_instrumented:
+        if self._is_replaceable and TRAINING.job_is_instrumented:
             self._silence(LoopState.INSTRUMENTED)
         elif self._tracker is None:
             self._begin_tracker()
@@ -109,7 +112,8 @@ class TrainingThread(Source):
         return self._current_tracker()
 
     def _begin_tracker(self) -> None:
-        self._tracker = LoopTracker(is_replaceable=self._defers)
+        """Create the tracker, and record the framework, its version and the number of ranks."""
+        self._tracker = LoopTracker(is_replaceable=self._is_replaceable)
         self._phases = self._tracker.phases
         self._phases.defers = True
         training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())

@@ -71,13 +71,15 @@ class _Callback(Source):
         if ACTIVE.source is self or not ACTIVE.activate(self):
             return False
         self.tracker = LoopTracker()
-        # Losses and norms in the log are recorded only if no batch, or no clipping, has been recorded.
-        self._has_recorded_batches = False
-        self._has_recorded_norms = False
-        self._is_in_batch = False
+        self._has_recorded_batches = False  # otherwise, the losses in the log are recorded
+        self._has_recorded_norms = False  # otherwise, the norms in the log are recorded
+        self._is_in_batch = False  # True during a call of `training_step`
         self._batch: Any = None  # of the current call of `training_step`
         self._loss: Any = None  # sum of the batches of the step so far
-        self._mode, self._evaluated_at = "validation", 0.0  # monotonic time of the latest evaluated batch
+        self._mode = "validation"  # of the latest evaluation
+        self._evaluated_at = (
+            0.0  # monotonic time of the latest evaluated batch, or of the start of the evaluation
+        )
         return True
 
     def describe(self, args: Any, model: Any) -> None:
@@ -153,7 +155,7 @@ class _Callback(Source):
 
     @never_raises
     def on_log(self, *_args_state_and_control: Any, logs: Any = None, **_others: Any) -> None:
-        """Record the numbers in the Trainer's log."""
+        """Record the numbers in the Trainer's log, except the losses and norms that other methods have recorded."""
         if ACTIVE.source is not self or not logs:
             return
         if "eval_loss" in logs:
@@ -191,7 +193,7 @@ class _Callback(Source):
             self._loss = loss if self._loss is None or loss is None else self._loss + loss
 
     def prepare_inputs(self, *_args: Any, **_kwargs: Any) -> Around:
-        """Remember the prepared batch: TRL fetches the batches of several steps at once, and prepares one per step."""
+        """Store the prepared batch, to record its size. TRL fetches batches of several steps at once, and prepares a batch in its step."""
         batch, error = yield
         if error is None and self._is_in_batch:
             self._batch = batch
@@ -213,6 +215,8 @@ class _Callback(Source):
 
 
 def _while_active(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook of Transformers that calls a method of the active source with the state of the Trainer."""
+
     @never_raises
     def hook(self: _Callback, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
         if ACTIVE.source is self:
@@ -227,6 +231,7 @@ for _name in [name for name in vars(_Callback) if name.startswith("on_")]:
 
 
 def _rows_per_sample(trainer: Any) -> int:
+    """Return the number of rows of a batch that form a sample."""
     return ROWS_PER_SAMPLE.get(type(getattr(trainer, "data_collator", None)).__name__, 1)
 
 
@@ -244,6 +249,7 @@ def _activate(trainer: Any) -> _Callback | None:
 
 
 def _around_train(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
+    """Activate the source of a Trainer, and close all blocks at the end of the training, also after an exception."""
     source = _activate(trainer)
     if source is not None:
         _, error = yield
@@ -262,6 +268,8 @@ def _method_hook(name: str) -> Hook:
 
 
 def _evaluation_of(mode: str) -> Hook:
+    """Return a hook that records a call as an evaluation. Outside of `train`, the source is active only during the call."""
+
     def hook(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         active = _active_callback()
         source = active or _activate(trainer)

@@ -170,7 +170,7 @@ class IterationBlock(HotBlock):
             TRAINING.iterations_elsewhere[get_ident()] = self
             if len(TRAINING.iterations_elsewhere) > MAX_THREADS:
                 # In one call of `list`, because other threads change the dictionary.
-                oldest_thread = list(TRAINING.iterations_elsewhere)[0]  # noqa: RUF015  # see above
+                oldest_thread = list(TRAINING.iterations_elsewhere)[0]  # noqa: RUF015  # for the reason above
                 TRAINING.iterations_elsewhere.pop(oldest_thread, None)
         if is_main and self.is_open:
             clock.accepts_iteration = False
