@@ -41,9 +41,11 @@ class SilentJobs:
     name = "silent_jobs"
     specs = SPECS
 
-    def __init__(self, feed_directory: Path, recording_pids: Callable[[], Iterable[ProcessIdentity]]) -> None:
+    def __init__(
+        self, feed_directory: Path, recording_processes: Callable[[], Iterable[ProcessIdentity]]
+    ) -> None:
         self._feed_directory = feed_directory
-        self._recording_processes = recording_pids
+        self._recording_processes = recording_processes
         self.jobs: tuple[Job, ...] = ()
 
     def collect(self) -> Collected:

@@ -240,7 +240,7 @@ class Page:
         return [metric for block in (*published_blocks, *watched_blocks) for metric in block.families]
 
     def families(self) -> Families:
-        """Return the metrics of the page itself, for a watched block. Does not wait for a scrape."""
+        """Return the families about the page itself, for a watched block. Does not wait for a scrape."""
         with self._lock:
             dropped_series = dict(self._dropped_series)
         return (

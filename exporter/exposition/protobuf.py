@@ -37,10 +37,10 @@ _HISTOGRAM = ProtobufType(4, 7)
 
 @dataclass(slots=True)
 class BucketSpan:
-    """Run of consecutive buckets: `offset` is the gap after the previous span, `length` the number of buckets."""
+    """Run of consecutive buckets. The buckets 2, 3 and 7 are the spans (2, 2) and (3, 1)."""
 
-    offset: int
-    length: int
+    offset: int  # number of buckets between the previous span and this span; index of the first bucket for the first span
+    length: int  # number of buckets
 
 
 def encode(metric: Metric, samples: Iterable[Sample]) -> bytes:
@@ -62,6 +62,7 @@ def encode(metric: Metric, samples: Iterable[Sample]) -> bytes:
 
 
 def _type(metric: Metric, name: str) -> ProtobufType:
+    """Return the type of the family that contains the samples with a name. Count, sum and buckets are counters."""
     if metric.type in ("histogram", "summary"):
         # A sample with the name of the family is a quantile of a summary.
         return _GAUGE if name == metric.name else _COUNTER
@@ -69,12 +70,14 @@ def _type(metric: Metric, name: str) -> ProtobufType:
 
 
 def _family(metric: Metric, name: str, type_: ProtobufType, series: Sequence[bytes]) -> bytes:
+    """Return the message MetricFamily, preceded by its length. *series* contains encoded fields `metric`."""
     header = _bytes(1, name.encode()) + _bytes(2, metric.documentation.encode("utf-8", "replace"))
     message = header + _integer(3, type_.number) + b"".join(series)
     return _varint(len(message)) + message
 
 
 def _labels(sample: Sample) -> bytes:
+    """Return the fields `label` of a message Metric, sorted by name. A label with an empty value is omitted."""
     labels = [(name, value) for name, value in sorted(sample.labels.items()) if value != ""]
     pairs = [_bytes(1, name.encode()) + _bytes(2, value.encode()) for name, value in labels]
     return b"".join([_bytes(1, pair) for pair in pairs])
@@ -118,19 +121,27 @@ def _native_histogram(distribution: Distribution) -> bytes:
     )
 
 
+# Encoding of fields: a varint of (field number << 3 | wire type), and the value. The wire type is 0 for a varint, 1 for 64 bits and
+# 2 for bytes after their length.
+
+
 def _integer(field: int, number: int) -> bytes:
+    """Return a field with a number that is not negative. For signed fields, *number* is the result of `_zigzag`."""
     return _varint(field << 3) + _varint(number)
 
 
 def _double(field: int, number: float) -> bytes:
+    """Return a field with a float."""
     return _varint(field << 3 | 1) + struct.pack("<d", number)
 
 
 def _bytes(field: int, content: bytes) -> bytes:
+    """Return a field with a text, a message or packed numbers."""
     return _varint(field << 3 | 2) + _varint(len(content)) + content
 
 
 def _varint(number: int) -> bytes:
+    """Return a number in groups of 7 bits, lowest first; the top bit marks all bytes but the last: 300 is `ac 02`."""
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)
@@ -140,4 +151,5 @@ def _varint(number: int) -> bytes:
 
 
 def _zigzag(number: int) -> int:
+    """Return a signed number as a small unsigned number: 0, -1, 1, -2 become 0, 1, 2, 3."""
     return 2 * number if number >= 0 else -2 * number - 1

@@ -39,7 +39,7 @@ class _Tier(enum.Enum):
 
 
 _Demands = dict[_Tier, dict[str, Counter[str]]]
-"""Number of series by tier, run and family."""
+"""Number of series by tier, run and family. The run is "" for the exporter's own families and for series without a run."""
 
 
 def compute_quotas(
@@ -51,7 +51,7 @@ def compute_quotas(
 ) -> Quotas:
     """Return the quotas of the families that must be cut. A family without a quota is complete.
 
-    A tier has the capacity that the earlier tiers leave.
+    Each tier receives the capacity that the earlier tiers leave.
     """
     quotas: dict[tuple[str, str], int] = {}
     capacity = max_series
@@ -68,7 +68,10 @@ def compute_quotas(
 
 
 def cut_family(metric: Metric, name: str, quotas: Quotas) -> Metric:
-    """Return a family cut to its quotas. A series of a histogram or summary keeps all of its samples or none."""
+    """Return a family cut to its quotas, or the same object if all series fit.
+
+    A series of a histogram or summary keeps all of its samples or none.
+    """
     has_common_quota = ("", name) in quotas
     capacities: dict[str, float] = {}
     kept_samples = []
@@ -95,6 +98,7 @@ def samples_of(metric: Metric) -> Sequence[Sample]:
 
 
 def _demands(watched_families: Iterable[Metric], published_families: Iterable[Metric]) -> _Demands:
+    """Return the number of series of all families."""
     demands: _Demands = {tier: {} for tier in _Tier}
     for metric in watched_families:
         own_demands = demands[_Tier.ABOUT_THE_EXPORTER].setdefault("", Counter())
@@ -111,6 +115,7 @@ def _demands(watched_families: Iterable[Metric], published_families: Iterable[Me
 
 
 def _tier_of(name: str, metric: Metric) -> _Tier:
+    """Return the tier of a published family, from its precedence and its name."""
     match precedence_of(metric):
         case Precedence.WINDOW:
             return _Tier.WINDOWS
@@ -139,7 +144,8 @@ def _labels_of(sample: Sample) -> Mapping[str, str]:
 def _allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
     """Divide a capacity fairly among demands, the smallest demand first.
 
-    Returns the shares of the demands that are not met completely.
+    Returns the shares of the demands that are not met completely. For example, a capacity of 100 meets the demand of a in
+    {a: 10, b: 60, c: 80}; the result is {b: 45, c: 45}.
     """
     shares: dict[str, int] = {}
     remaining_count = len(demands)

@@ -31,8 +31,8 @@ from exporter.exposition.protobuf import encode
 Reason = Literal["cap", "duplicate", "labels", "name", "value"]
 """Reasons to leave out a series; values of the label `reason`."""
 
-# Larger than the exporter needs, and below usual values of Prometheus' `label_limit` and `label_value_length_limit`, beyond
-# which the whole scrape fails.
+# More than the exporter needs, and below usual values of Prometheus' `label_limit` and `label_value_length_limit`, beyond which
+# the whole scrape fails.
 MAX_SERIES_LABELS = 32
 MAX_LABEL_VALUE_BYTES = 512
 
@@ -101,14 +101,14 @@ class FamilyText:
 
 
 def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
-    """Return the text of a family without invalid samples, and without distributions that have an invalid sample.
+    """Return the text of a family without invalid samples, and without series of a histogram or summary that have an invalid sample.
 
     Args:
         metric: Family to write.
         previous: Earlier text of the family. If the series are the same, only the values are written again.
 
     Raises:
-        RefusedError: The name, type or help of the family is invalid, or none of its distributions is valid.
+        RefusedError: The name, type or help of the family is invalid, or no series of the histogram or summary is valid.
     """
     name, rules = metric.name, _TYPE_RULES.get(metric.type)
     if rules is not None and previous is not None:
@@ -180,7 +180,10 @@ def _series_text(sample: Sample, sample_names: frozenset[str]) -> str:
 
 
 def _update(previous: FamilyText, metric: Metric, rules: TypeRules) -> FamilyText | None:
-    """Return the previous text with the values of *metric*, or None if the metadata or the series have changed."""
+    """Return the previous text of a counter or gauge with the values of *metric*.
+
+    Returns None for other types, if the metadata or the series have changed, and if a sample is or was invalid.
+    """
     old_metric = previous.metric
     if metric.type not in ("counter", "gauge") or previous.dropped_counts:
         return None
@@ -265,7 +268,7 @@ def _openmetrics_body(metric: Metric, lines: Mapping[str, str], samples: Sequenc
 
 
 def _series_key(sample: Sample) -> _SeriesKey | None:
-    """Return the labels that identify a distribution, or None if the labels cannot be compared."""
+    """Return the labels that identify a series of a histogram or summary, or None if the labels cannot be compared."""
     try:
         return frozenset([label for label in sample.labels.items() if label[0] not in {"le", "quantile"}])
     except (AttributeError, TypeError):
@@ -274,6 +277,7 @@ def _series_key(sample: Sample) -> _SeriesKey | None:
 
 @lru_cache(maxsize=2048)
 def _sorted_keys(keys: tuple[str, ...]) -> list[str]:
+    """Return sorted names of labels. Raises RefusedError for too many names and for an invalid name."""
     if len(keys) > MAX_SERIES_LABELS or not all(map(_LABEL_NAME.fullmatch, keys)):
         raise RefusedError("labels")
     return sorted(keys)
@@ -281,6 +285,10 @@ def _sorted_keys(keys: tuple[str, ...]) -> list[str]:
 
 @lru_cache(maxsize=2048)
 def _escape(value: str) -> str:
+    """Return the value of a label with escaped backslashes, line breaks and quotes.
+
+    Raises RefusedError for a value that is too long or is not text.
+    """
     try:
         # A long value is not truncated: two series could become equal.
         if len(value.encode("utf-8")) > MAX_LABEL_VALUE_BYTES:
@@ -291,6 +299,7 @@ def _escape(value: str) -> str:
 
 
 def _number(value: Any) -> float:
+    """Return a number as a float, or NaN for other values and for an int outside the range of a float."""
     try:
         return float(value) if isinstance(value, int | float) else float("nan")
     except OverflowError:

@@ -41,6 +41,7 @@ def check_name(name: object, owner: str) -> str:
 
 
 def _check_timestamp(timestamp: object) -> dt.datetime:
+    """Return a datetime, or the start of a date, as torch does. Raises TypeError for other types."""
     if isinstance(timestamp, dt.datetime):
         return timestamp
     if isinstance(timestamp, dt.date):
@@ -49,6 +50,10 @@ def _check_timestamp(timestamp: object) -> dt.datetime:
 
 
 def _check_data(data: object) -> Mapping[str, Datum]:
+    """Return a copy of the data with checked names and values; bytes and scalars of numpy are converted.
+
+    Raises TypeError for other types, and ValueError for an int of more than 64 bits.
+    """
     if not isinstance(data, Mapping):
         raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
     values: dict[Any, Any] = dict(data)
@@ -154,6 +159,7 @@ class TensorboardEventHandler:
 
 
 def _monitor_event(event: RecordedEvent, origin: object) -> Event:
+    """Return the logged event itself, or the event of another module with the message as part of its data."""
     if isinstance(origin, Event):
         return origin
     message = {} if event.message is None else {"message": event.message}

@@ -182,7 +182,7 @@ class _ProfiledTimer(Timer):
 
 
 class StatCollector(ABC):
-    """Receiver of the samples of the job's Stats. It is called on a thread of its own."""
+    """Receiver of the samples of the job's Stats, called on a separate thread."""
 
     @abstractmethod
     def handle(self, stat: Stat, v: float) -> None:
@@ -228,6 +228,7 @@ class AggregatingStatCollector(StatCollector):
         self._restart()
 
     def _restart(self) -> None:
+        """Start without samples, in a new collector or in a forked child."""
         self._process = getpid()
         self._lock = threading.RLock()  # reentrant, because a signal handler may report
         self._windows: dict[str, Window] = {}
@@ -272,6 +273,7 @@ class AggregatingStatCollector(StatCollector):
             self._windows = {key: Window(aggregations) for key, aggregations in self._aggregations.items()}
 
     def _process_queue(self) -> None:
+        """Wait for the delivery of the samples that were added so far, at most twice `REPORT_SECONDS`."""
         if self._handle is not None:
             RECORDER.flush(REPORT_SECONDS)
             self._handle.drain(REPORT_SECONDS)

@@ -51,7 +51,10 @@ class Aggregation(enum.Enum):
 
 
 def _check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ...]:
-    """Return members of this or of torch's enumeration as distinct members of this one, in its order. Raises TypeError for others."""
+    """Return distinct members of `Aggregation` in its order, for members of this enumeration or of torch's.
+
+    Raises TypeError for other values.
+    """
     allowed = ", ".join(f"Aggregation.{member.name}" for member in Aggregation)
     if isinstance(aggregations, Aggregation | str) or not isinstance(aggregations, Iterable):
         raise TypeError(f"aggregations must be a collection of {allowed}, not {aggregations!r}")
@@ -79,7 +82,8 @@ class Stat:
     """
 
     _window_end: float  # end of the open window on the monotonic clock; infinite for windows without a length
-    _is_full: bool  # True after a close by `max_samples`
+    _is_full: bool  # True after a close by `max_samples`, until the end of the window
+    _chunk_room: int  # number of waiting samples from which `add` calls `_close_or_add`; -1 for a full window
     # Attributes that change, then constant attributes. Other attributes cannot be assigned, as in torch.
     __slots__ = (
         *(
@@ -87,9 +91,9 @@ class Stat:
             "_count",
             "_window_end",
             "_is_full",
-            "_high",
+            "_maximum",
             "_last",
-            "_low",
+            "_minimum",
             "_chunk_room",
             "_sum",
             "discarded",
@@ -158,7 +162,11 @@ class Stat:
             self._close_if_due(at_end=True)
 
     def _close_or_add(self, v: float | None = None, *, at_end: bool = False) -> None:
-        """Close the window if it has ended or *at_end* (of the Stat or the process), then add a sample, and log the closed windows."""
+        """Close the window if it has ended or *at_end* (of the Stat or the process), then add a sample, and log the closed windows.
+
+        A sample that fills the window closes it too. If another thread holds the lock, the sample is only added, and that thread or
+        the next call aggregates the sample.
+        """
         if not self._lock.acquire(blocking=False):
             # Another thread is closing the window, or this thread was interrupted by a signal handler while it did so.
             if v is not None:
@@ -190,6 +198,7 @@ class Stat:
                 log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as in torch
 
     def _close_if_due(self, *, at_end: bool = False) -> None:
+        """Close the window if it has ended or *at_end*. An empty window that was not full stays open: it logs no event."""
         if (at_end or monotonic() >= self._window_end) and (self._values or self._count or self._is_full):
             self._close_or_add(at_end=at_end)
 
@@ -201,18 +210,24 @@ class Stat:
         self._begin_window(monotonic())
 
     def _begin_window(self, now: float) -> None:
+        """Open the window that contains a monotonic time."""
         self._is_full = False
         length = self._window_ms
         self._window_end = (floor(now * 1000.0 / length) + 1) * length / 1000.0 if length else inf
         self._reset_chunk()
 
     def _reset_chunk(self) -> None:
-        # One less than the room, so that the sample that fills the window or chunk calls `_close_or_add`.
+        """Set the number of samples that may wait until the next aggregation.
+
+        The number is one less than the number that fills the window or the chunk, so that `add` calls `_close_or_add` for the last
+        sample.
+        """
         self._chunk_room = min(CHUNK_SAMPLES, max(self._max_samples - self._count, 1)) - 1
 
     def _clear_aggregates(self) -> None:
+        """Set the aggregates to those of an empty window."""
         self._count = 0
-        self._sum = self._low = self._high = self._last = 0.0
+        self._sum = self._minimum = self._maximum = self._last = 0.0
 
     def _aggregate(self) -> None:
         """Aggregate the waiting samples, or discard the samples of a full window."""
@@ -222,8 +237,8 @@ class Stat:
             self.discarded += len(batch)
         elif batch:
             # In the order of the samples, because as in torch a leading NaN makes the minimum and the maximum NaN.
-            self._low = min([self._low, *batch]) if self._count else min(batch)
-            self._high = max([self._high, *batch]) if self._count else max(batch)
+            self._minimum = min([self._minimum, *batch]) if self._count else min(batch)
+            self._maximum = max([self._maximum, *batch]) if self._count else max(batch)
             self._sum = sum(batch, self._sum)
             self._last = batch[-1]
             self._count += len(batch)
@@ -239,8 +254,8 @@ class Stat:
             Aggregation.MEAN: self._sum / count,
             Aggregation.COUNT: float(count),
             Aggregation.SUM: self._sum,
-            Aggregation.MAX: self._high,
-            Aggregation.MIN: self._low,
+            Aggregation.MAX: self._maximum,
+            Aggregation.MIN: self._minimum,
         }
         self._closed_values = {aggregation: values[aggregation] for aggregation in self._aggregations}
         self._clear_aggregates()
@@ -253,20 +268,24 @@ class Stat:
 
 
 _STATS: dict[int, weakref.ref[Stat]] = {}
+"""All existing Stats, by `id()`."""
 
 
 class _WindowTask:
     """Periodic task that closes windows on time if no sample is added."""
 
     def tick(self) -> None:
+        """Close the windows that have ended."""
         for stat in _existing_stats():
             stat._close_if_due()  # noqa: SLF001  # a class of this file
 
     def finish(self) -> None:
+        """Close the open windows at the exit of the process."""
         for stat in _existing_stats():
             stat._close_if_due(at_end=True)  # noqa: SLF001  # a class of this file
 
     def after_fork(self) -> None:
+        """Start empty windows in a forked child."""
         for stat in _existing_stats():
             stat._restart()  # noqa: SLF001  # a class of this file
 
@@ -279,6 +298,7 @@ RECORDER.attach(_WindowTask())
 
 
 def _number(v: Any) -> float:
+    """Return a sample as a float. Raises TypeError for other values than numbers, and for the errors of their conversion."""
     if isinstance(v, str | bytes | bytearray | memoryview):
         raise TypeError(f"a Stat takes numbers, not {type(v).__name__}")
     try:
@@ -310,8 +330,12 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
 def _recording_function(
     name: str, aggregations: Iterable[Aggregation], window_ms: int, max_samples: int
 ) -> Callable[[float], None]:
-    """Return the function that records samples for Prometheus. It has no effect if the name cannot be the name of a family."""
-    recorded_name = stat_name(name)
+    """Return the function that records samples for Prometheus.
+
+    If the name cannot be the name of a family, the function has no effect, which is logged once. If a Stat of this name has a different
+    definition, the function adds to that Stat.
+    """
+    recorded_name = recorded_stat_name(name)
     try:
         return RecordedStat(
             recorded_name,
@@ -328,7 +352,7 @@ def _recording_function(
         return deque[float](maxlen=0).append
 
 
-def stat_name(name: str) -> str:
+def recorded_stat_name(name: str) -> str:
     """Return a valid name of a Stat: parts of letters, digits and `_`, joined by dots.
 
     A valid name of at most `_MAX_BASE_NAME_CHARACTERS` is returned unchanged. Longer names are cut.

@@ -244,11 +244,11 @@ def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path
         (job_file,) = wait_until(lambda: [*(tmp_path / "runs").glob("*.job")])
         job = Job(7, "train-1", 0.0, silence, launch="5f2c")
         job_file.write_text(json.dumps(dataclasses.asdict(job)))
-        recording_pids: list[ProcessIdentity] = []
-        jobs = SilentJobs(tmp_path, lambda: recording_pids)
+        recording_processes: list[ProcessIdentity] = []
+        jobs = SilentJobs(tmp_path, lambda: recording_processes)
         jobs.collect()
         jobs_before_recording = jobs.jobs
-        recording_pids.append(make_process(run="mine", launch="5f2c"))
+        recording_processes.append(make_process(run="mine", launch="5f2c"))
         jobs.collect()
 
     assert jobs_before_recording == (job,)
