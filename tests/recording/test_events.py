@@ -178,6 +178,9 @@ def test_an_event_counted_as_other_reaches_the_handlers_of_its_type(events: Even
     assert events.reading().last["other", "info"] == 1e10
 
 
+# Namespaces and payloads -------------------------------------------------------------------------------------
+
+
 def test_namespaces_separate_the_events_of_two_libraries() -> None:
     first_library, second_library = (exporter.events.namespace(name) for name in ("first", "second"))
     first_library.log("loss", step=1)
@@ -397,9 +400,9 @@ def test_registration_refuses_invalid_arguments(
 
 
 def test_the_latest_events_are_kept_and_keep_their_ids(events: EventLog) -> None:
-    for number in range(300):
+    for number in range(RECENT_EVENTS + 44):
         events.log("a", number=number)
     kept_events, same_events = events.recent(), events.recent()
 
-    assert [event.data["number"] for event in kept_events] == list(range(44, 300))  # the last 256
+    assert [event.data["number"] for event in kept_events] == list(range(44, RECENT_EVENTS + 44))
     assert [event.id for event in kept_events] == [event.id for event in same_events]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from program_support import run, single_reading, snapshots
 
+from exporter.recording.recorder import EXIT_SECONDS
+
 HANGING_JOB = """
     def hang(*_):
         time.sleep(60)
@@ -26,6 +28,7 @@ HANGING_JOB = """
     loss.add(2.0)
     print(time.monotonic(), flush=True)
 """
+"""Program with hanging handlers of a window, of events and of torch.monitor, and a hanging passive Stat. It prints the time of its end."""
 
 
 def seconds_to_exit(feed: Path, program: str, **environment: str) -> float:
@@ -52,11 +55,14 @@ def exits_within(limit_seconds: float, feed: Path, program: str, **environment: 
 
 
 def test_all_hanging_parts_share_one_deadline_at_exit(tmp_path: Path) -> None:
-    assert exits_within(2.7, tmp_path / "feed", HANGING_JOB)
-    for snapshot in snapshots(tmp_path / "feed"):
-        assert [
-            reading.count for reading in snapshot.recording.stats if reading.definition.name == "train.loss"
-        ] == [2]
+    assert exits_within(EXIT_SECONDS + 0.7, tmp_path / "feed", HANGING_JOB)
+    counts = [
+        reading.count
+        for snapshot in snapshots(tmp_path / "feed")
+        for reading in snapshot.recording.stats
+        if reading.definition.name == "train.loss"
+    ]
+    assert set(counts) == {2}  # in each of the runs
 
 
 @pytest.mark.parametrize("exporter_disabled", ["0", "1"])

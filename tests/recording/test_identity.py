@@ -51,7 +51,7 @@ def test_the_session_is_a_tag_of_the_run_and_changes_nothing_else(
 def test_an_unnamed_launch_is_a_separate_run_with_a_readable_name(feed: Path) -> None:
     program = "Stat('loss').add(1.0)"
     run(feed, program)
-    time.sleep(1.0)
+    time.sleep(1.0)  # the generated name has the second of the start
     run(feed, program)
 
     first, second = (snapshot.process for snapshot in snapshots(feed))
@@ -73,7 +73,7 @@ def test_an_unnamed_launch_is_a_separate_run_with_a_readable_name(feed: Path) ->
         ({"EXPORTER_RUN": "  ", "SLURM_JOB_ID": "7", "RANK": "²", "LOCAL_RANK": "-1"}, "7", True),
     ],
 )
-def test_the_run_name_comes_from_the_first_source_in_order(
+def test_the_run_name_comes_from_the_first_source_in_order_and_an_invalid_rank_is_ignored(
     feed: Path, environment: dict[str, str], name: str, run_given: bool
 ) -> None:
     run(feed, "Stat('loss').add(1.0)", check=True, **environment)
@@ -108,6 +108,7 @@ HELPER = """
         if len(sys.argv) == 1:
             subprocess.run([sys.executable, __file__, "helper"], check=True)
 """
+"""First lines of a program that logs an event and runs itself once more, as a helper."""
 
 
 def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) ->
     assert [snapshot.process.rank for snapshot in snapshots(feed)] == [3, None]
 
 
-def test_a_second_live_trainer_of_a_rank_is_reported_once(feed: Path) -> None:
+def test_a_second_live_trainer_of_a_rank_is_reported_once_if_the_run_is_named(feed: Path) -> None:
     program = """
         import exporter.feed.writer
         exporter.feed.writer.CONFLICT_SECONDS = 0.5

@@ -92,12 +92,15 @@ class CudaTensor:
 
 
 class Slot(list[float]):
+    """Element of the pinned host memory, to which a tensor is copied."""
+
     def copy_(self, tensor: CudaTensor, *, non_blocking: bool) -> None:
         assert non_blocking
         self[:] = [tensor.value]
 
 
 def cuda_torch() -> Any:
+    """Return a stand-in for torch, with the functions that `add_tensor` uses for tensors on a GPU."""
     device: Any = SimpleNamespace(
         Event=Event,
         current_stream=lambda device: None,
@@ -114,6 +117,7 @@ def cuda_torch() -> Any:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replace torch by the stand-in, and return its `torch.cuda`."""
     monkeypatch.setitem(sys.modules, "torch", cuda_torch())
     return sys.modules["torch"].cuda
 

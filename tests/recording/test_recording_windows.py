@@ -162,7 +162,7 @@ def test_quantiles_of_large_windows_are_within_the_relative_error_of_the_neighbo
 ) -> None:
     samples = random.Random(seed).choices(distinct_samples, k=EXACT_SAMPLES + 500)
     sorted_samples = sorted(samples)
-    slack = RELATIVE_ERROR * 1.000001
+    slack = RELATIVE_ERROR * 1.000001  # for the rounding of floats
 
     for ratio, quantile in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
         low, high = neighboring_samples(sorted_samples, ratio)
@@ -170,13 +170,13 @@ def test_quantiles_of_large_windows_are_within_the_relative_error_of_the_neighbo
 
 
 def test_memory_is_bounded_however_far_the_samples_spread() -> None:
-    summary = Quantiles([5e-324, -5e-324])
+    quantiles = Quantiles([5e-324, -5e-324])
     for exponent in range(-290, 300):
-        summary.add(sorted(float(f"{mantissa}e{exponent}") for mantissa in range(1, 10)))
+        quantiles.add(sorted(float(f"{mantissa}e{exponent}") for mantissa in range(1, 10)))
 
-    assert len(pickle.dumps(summary)) < 100_000
-    assert summary.count == 590 * 9 + 2
-    assert abs(summary.quantiles((1.0,))[0] / 9e299 - 1) <= RELATIVE_ERROR
+    assert len(pickle.dumps(quantiles)) < 100_000
+    assert quantiles.count == 590 * 9 + 2
+    assert abs(quantiles.quantiles((1.0,))[0] / 9e299 - 1) <= RELATIVE_ERROR
 
 
 # Assignment of samples to windows, and rejected samples -------------------------------------------------------

@@ -89,6 +89,16 @@ def test_a_conflicting_definition_names_the_place_of_the_first() -> None:
         Stat(name, ["mean"], unit="bytes", labels={"split": "dev"})
 
 
+@pytest.mark.parametrize("module_name", ["exporter_of_my_lab", None])
+def test_a_conflict_names_the_line_of_the_first_construction_in_any_module(module_name: str | None) -> None:
+    name = new_name()
+    program = compile(f"Stat({name!r}, ['mean'])", "/job/train.py", "exec")
+    exec(program, {"Stat": Stat, "__name__": module_name})
+
+    with pytest.raises(DefinitionError, match=r"at /job/train\.py:1 with"):
+        Stat(name, ["max"], unit="bytes")
+
+
 def test_a_passive_stat_has_one_callback() -> None:
     def measure() -> float:
         return 1.0
@@ -177,16 +187,6 @@ def test_values_sent_and_errors_thrown_reach_a_timed_asynchronous_generator() ->
     assert asyncio.run(use()) == ["first", "sent", "thrown"]
     exporter.flush()
     assert stat.count == 1
-
-
-@pytest.mark.parametrize("module_name", ["exporter_of_my_lab", None])
-def test_a_conflict_names_the_line_of_the_first_construction_in_any_module(module_name: str | None) -> None:
-    name = new_name()
-    program = compile(f"Stat({name!r}, ['mean'])", "/job/train.py", "exec")
-    exec(program, {"Stat": Stat, "__name__": module_name})
-
-    with pytest.raises(DefinitionError, match=r"at /job/train\.py:1 with"):
-        Stat(name, ["max"], unit="bytes")
 
 
 # The registry ------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from rules_support import (
 )
 
 from exporter.families import Distribution, Family, FamilyType
+from exporter.status.condition import Finding
 from exporter.status.conditions import (
     CONDITIONS,
     NOT_DECIDED,
@@ -277,13 +278,17 @@ def conditions_on_pages(case: Case) -> list[set[ActiveCondition]]:
                 if int(time_seconds // interval) == scrape:
                     status_view = build_view(ExporterInfo("", "", 0.0, time_seconds, ""), samples, history)
                     conditions[time_seconds] |= {
-                        ActiveCondition.from_labels(
-                            finding.condition.alert_name, instance, *[(finding.match.subject or ("",))[0]] * 2
-                        )
+                        condition_of(finding, instance)
                         for finding in findings(status_view)
                         if not finding.match.is_past
                     }
     return [conditions[time_seconds] for time_seconds in case.times]
+
+
+def condition_of(finding: Finding, instance: str) -> ActiveCondition:
+    """Return the condition of a finding. The first part of its subject is the run or the UUID of the GPU, depending on the alert."""
+    run_or_uuid = finding.match.subject[0] if finding.match.subject else ""
+    return ActiveCondition.from_labels(finding.condition.alert_name, instance, run_or_uuid, run_or_uuid)
 
 
 @needs_promtool

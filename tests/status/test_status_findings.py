@@ -394,6 +394,7 @@ def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_finding()
 
 
 def nonfinite(minute: int) -> Rows:
+    """Return the families of a run that has a loss of NaN in each minute from 28 on."""
     counts: Rows = {"training_nonfinite_total": run_sample(float(max(0, minute - 27)), kind="loss")}
     return (
         JOB
@@ -402,7 +403,8 @@ def nonfinite(minute: int) -> Rows:
     )
 
 
-def test_a_nan_of_twelve_minutes_ago_has_its_age_and_ends_with_the_run() -> None:
+def test_a_nan_of_eleven_minutes_ago_has_its_age_and_ends_with_the_run() -> None:
+    # The last minute, 39, is a minute ago.
     history = history_of(40, lambda minute: nonfinite(min(minute, 29)), interval_seconds=60.0)
     (finding,) = finding_views_of(JOB, history=history)
 

@@ -43,23 +43,23 @@ def test_a_page_without_problems_has_no_headline() -> None:
 
 
 def test_the_headline_counts_groups_and_names_start_and_gpu() -> None:
-    summary = headline_of(FAULTY_GPU)
+    page_headline = headline_of(FAULTY_GPU)
 
-    assert summary is not None
-    assert summary.text == "1 urgent problem since 1970-01-01 02:41 UTC, and 1 warning"
-    assert summary.details == "GPU 3 (rank 0 of night)."
-    assert summary.is_urgent
+    assert page_headline is not None
+    assert page_headline.text == "1 urgent problem since 1970-01-01 02:41 UTC, and 1 warning"
+    assert page_headline.details == "GPU 3 (rank 0 of night)."
+    assert page_headline.is_urgent
 
 
 def test_the_headline_of_warnings_is_not_urgent() -> None:
-    summary = headline_of(
+    page_headline = headline_of(
         JOB | {"training_rank_compute_seconds": FAULTY_GPU["training_rank_compute_seconds"]}
     )
 
-    assert summary is not None
-    assert summary.text == "1 warning"
-    assert summary.details == "Run night."
-    assert summary.is_urgent is False
+    assert page_headline is not None
+    assert page_headline.text == "1 warning"
+    assert page_headline.details == "Run night."
+    assert page_headline.is_urgent is False
 
 
 def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
@@ -72,11 +72,12 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
             ]
         }
 
-    summary = headline_of(FAULTY_GPU, history_of(13, cost))
+    page_headline = headline_of(FAULTY_GPU, history_of(13, cost))
 
-    assert summary is not None
+    assert page_headline is not None
     assert (
-        summary.details == "GPU 3 (rank 0 of night); the affected runs cost 36.00 EUR per hour on this node."
+        page_headline.details
+        == "GPU 3 (rank 0 of night); the affected runs cost 36.00 EUR per hour on this node."
     )
 
 

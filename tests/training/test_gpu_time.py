@@ -82,7 +82,7 @@ class Event:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """Return the device of a job that uses CUDA, with a fresh recorder."""
+    """Yield the device of a job that uses CUDA, with a fresh recorder."""
     device = Device()
     cuda = SimpleNamespace(
         Event=type("Event", (Event,), {"device": device}),
@@ -247,7 +247,7 @@ def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
     assert device.recorded_events == 0
 
 
-def test_validation_and_checkpoints_reported_by_callbacks_are_timed(device: Device) -> None:
+def test_a_validation_reported_by_callbacks_and_a_save_are_timed(device: Device) -> None:
     warm_up(lambda: run_step(device))
     training.on_validation_start()
     device.kernel(0.5)
@@ -347,14 +347,15 @@ def test_a_step_that_ends_while_the_timing_is_off_does_not_cover_the_time_betwee
 
 
 @pytest.mark.parametrize(
-    ("share", "seconds", "expected_count"),
+    ("max_share", "seconds", "expected_count"),
+    # In the 2 s of fast steps, ten steps per second are timed, and ten more for the second before the start.
     [("1", 0.1, 200), ("1", 0.5, 200), ("1", 0.01, 29), ("0", 0.5, 0), ("1e-9", 0.5, 1)],
     ids=["ten a second", "slow", "fast", "off", "too costly"],
 )
 def test_all_of_up_to_ten_steps_per_second_are_timed_and_faster_steps_are_sampled(
-    device: Device, share: str, seconds: float, expected_count: int
+    device: Device, max_share: str, seconds: float, expected_count: int
 ) -> None:
-    timed_count = timed_steps(device, {"EXPORTER_GPU_TIME": share}, seconds=seconds, steps=200)
+    timed_count = timed_steps(device, {"EXPORTER_GPU_TIME": max_share}, seconds=seconds, steps=200)
 
     assert timed_count == pytest.approx(expected_count, abs=1)
 

@@ -68,7 +68,7 @@ def test_concurrent_asyncio_tasks_have_separate_spans(received_events: list[expo
 
 
 class VariableWithFinalizer:
-    """Stands for a ContextVar whose `set` starts a garbage collection, with a finalizer that enters a span."""
+    """Stand-in for a ContextVar whose `set` starts a garbage collection, with a finalizer that enters a span."""
 
     def __init__(self, finalizer: Callable[[], None]) -> None:
         self._finalizer = finalizer
@@ -105,7 +105,8 @@ def test_a_forked_child_has_no_open_span_of_its_parent() -> None:
         assert pipe.read() == b"None"
 
 
-def work() -> None:
+def run_application() -> None:
+    """Run an application with a loop of two iterations and a span that fails."""
     with training.application(), training.training_loop(5, None, 7):
         for _ in range(2):
             with training.training_iteration(), training.model_forward():
@@ -130,7 +131,7 @@ def test_a_trace_can_be_rebuilt_from_json_lines(
 ) -> None:
     with fresh_recorder():
         handle = exporter.events.register(JsonLinesHandler(tmp_path / "trace.jsonl"), types=types)
-        work()
+        run_application()
         exporter.flush()
         handle.unregister()
 
@@ -152,7 +153,7 @@ def test_application_and_loop_events_have_start_end_and_outcome() -> None:
     handle = exporter.events.register(events.append, types="training.*")
     with fresh_recorder():
         training.describe(model="tiny", flops_per_token=6.0, layers=12)
-        work()
+        run_application()
         exporter.flush()
         span_counts = {
             name: published_value("training.span_duration", span=name)
