@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from exporter.collectors.gpu.counters import CORRECTION_REASONS, CounterRule, MonotonicCounter
 from exporter.collectors.gpu.family import CHILD_COUNTER
-from exporter.collectors.gpu.nvml.driver_samples import SampleRing
+from exporter.collectors.gpu.nvml.driver_samples import SampleIntegral
 
 ENERGY_RULE = CounterRule(scale=0.001, max_per_second=10_000.0, starts_at_zero=True)
 SECONDS_RULE = CounterRule(scale=1e-9, max_per_second=1.0)
@@ -100,7 +100,7 @@ SamplePass = tuple[float, list[tuple[float, float]]]
         ),
         # A long gap is not interpolated.
         ([(100, []), (160.5, [(160, 1.0), (160.5, 1.0)])], 0.5),
-        # The ring restarts after the clock was set back.
+        # The sample_integral restarts after the clock was set back.
         (
             [
                 *((10_000, []), (10_001, [(10_001, 1.0)])),
@@ -112,12 +112,12 @@ SamplePass = tuple[float, list[tuple[float, float]]]
     ids=["first pass", "gap", "clock set back"],
 )
 def test_a_sample_ring_sums_samples_since_the_last_pass(passes: list[SamplePass], integral: float) -> None:
-    ring = SampleRing()
+    sample_integral = SampleIntegral()
     for seconds, samples in passes:
         samples_by_microseconds = [(int(time * 1e6), ratio) for time, ratio in samples]
-        ring.add(samples_by_microseconds, wall_microseconds=int(seconds * 1e6), instantaneous=None)
+        sample_integral.add(samples_by_microseconds, wall_microseconds=int(seconds * 1e6), instantaneous=None)
 
-    assert ring.integral == pytest.approx(integral)
+    assert sample_integral.integral == pytest.approx(integral)
 
 
 @settings(max_examples=60)
@@ -131,11 +131,11 @@ def test_a_sample_ring_sums_samples_since_the_last_pass(passes: list[SamplePass]
 def test_an_integral_never_decreases_and_never_exceeds_the_elapsed_time(
     batches: list[list[tuple[int, float]]],
 ) -> None:
-    ring, previous_integral = SampleRing(), 0.0
+    sample_integral, previous_integral = SampleIntegral(), 0.0
     for index, batch in enumerate(batches):
         seconds = 1000 + 2 * index
-        ring.add(batch, wall_microseconds=seconds * 1_000_000, instantaneous=0.5)
+        sample_integral.add(batch, wall_microseconds=seconds * 1_000_000, instantaneous=0.5)
 
         # A sample may be up to 5 s ahead of the clock.
-        assert previous_integral <= ring.integral <= 2 * index + 5.001
-        previous_integral = ring.integral
+        assert previous_integral <= sample_integral.integral <= 2 * index + 5.001
+        previous_integral = sample_integral.integral

@@ -31,6 +31,7 @@ from exporter.collectors.gpu.options import GpuOptions
 
 _PR_SET_PDEATHSIG = 1
 _COST_INTERVAL_SECONDS = 10.0
+"""Interval in which the child reports its CPU time and memory."""
 _MAX_MEMORY_BYTES = 128 << 20
 """Resident memory from which the child requests a restart, in case of a memory leak."""
 
@@ -38,6 +39,7 @@ Install = Callable[[Any, Mapping[str, Any]], None]
 """Function that replaces NVML by a replayed library. Called with pynvml and the first message."""
 
 Commands = queue.SimpleQueue[dict[str, Any]]
+"""Messages of the sidecar after the message `start`, for the main thread."""
 
 
 class ChildOutput:
@@ -68,6 +70,7 @@ def run(install: Install | None = None) -> None:
 
 
 def _serve(install: Install | None) -> None:
+    """Wait for the message `start`, import pynvml, start the threads, and sample until the child must exit."""
     output, reader = ChildOutput(), MessageReader(0)
     received_messages = reader.receive()
     while received_messages == []:
@@ -116,7 +119,7 @@ def _listen(
     output: ChildOutput,
     slow_call_seconds: float,
 ) -> None:
-    """Read commands, and report slow calls of the main thread."""
+    """Read commands, and report slow calls of the main thread. Exit the process when the sidecar has exited."""
     reported_call: CallInProgress | None = None
     try:
         while True:
@@ -145,7 +148,10 @@ def _listen(
 
 
 def run_until_exit(sampler: NvmlSampler, sample: Callable[[], None]) -> dict[str, Any]:
-    """Run `sample` until the child must exit, and return the message `exit`."""
+    """Run `sample` until the child must exit, and return the message `exit`.
+
+    The reason is `detached` if `sample` returns after the command `stop`.
+    """
     reason = "detached"
     try:
         sample()
@@ -208,6 +214,7 @@ def _loading_error() -> str:
 
 
 def _own_cost() -> dict[str, float]:
+    """Return the CPU time and the resident memory of this process."""
     statm = Path("/proc/self/statm")
     pages = int(statm.read_text(encoding="ascii").split()[1]) if statm.exists() else 0
     return {"cpu_seconds": sum(os.times()[:2]), "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}

@@ -1,7 +1,7 @@
 """NVML calls and field values of a GPU, with tracking of unsupported queries and slow calls.
 
 Each query has a name (`nvmlDeviceGetPowerUsage`, `field.82`). An unsupported or forbidden query is skipped for ten
-minutes, because some calls need a millisecond to return the error. A query that failed for another reason is repeated
+minutes (for a minute on a MIG device), because some calls need a millisecond to return the error. A query that failed for another reason is repeated
 when its tier is due again. A slow call is made less often on this GPU, so that it rarely delays the other GPUs.
 `DeviceDownError` (a lost GPU) ends the pass over this GPU.
 """
@@ -31,6 +31,7 @@ ARCHITECTURES = dict(
         ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"), start=2
     )
 ) | {13: "rubin"}
+"""Names of the architectures by NVML's number."""
 BLACKWELL = 10
 """First architecture with NVLink 5, whose counters have separate field ids."""
 
@@ -38,9 +39,11 @@ Field = int | tuple[int, int]
 """A field id, or a field id with a scope (a link)."""
 
 FIELDS_CALL = "nvmlDeviceGetFieldValues"
+# Members of NVML's value union, in the order of the type codes (nvmlValueType_t).
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _MAX_TEXT_LENGTH = 128
 _REPROBE_SECONDS = 600.0
+"""Time before an unsupported or forbidden query is tried again."""
 
 SLOW_CALL_SECONDS = 0.25
 """Duration from which a call counts as slow; normal calls take at most 5 ms."""
@@ -72,7 +75,7 @@ class NvmlDevice:
         library: The library of the sampling thread.
         handle: NVML handle.
         index: NVML index.
-        reprobe_seconds: Time before an unsupported query is retried.
+        reprobe_seconds: Time before an unsupported or forbidden query is tried again.
         avoid: Calls that have hung on this GPU; they are paused at the start.
     """
 
@@ -95,7 +98,9 @@ class NvmlDevice:
         self.last_error = ""  # of this pass; "" without a failed call
         self._reprobe_seconds = reprobe_seconds
         self._architecture = 0  # 0 before the first result
-        self._retry_times: dict[str, float] = {}  # time of the next attempt, by unsupported query
+        self._retry_times: dict[
+            str, float
+        ] = {}  # time of the next attempt, by unsupported or forbidden query
         # End of the pause by call. `avoid` is paused from the first pass on; `pass_time` is not set earlier.
         self._paused_until = dict.fromkeys(avoid, MAX_PAUSE_SECONDS)
         self._is_before_first_pass = bool(self._paused_until)
@@ -119,9 +124,9 @@ class NvmlDevice:
         try:
             return convert(self.call(call, *arguments))
         except CallFailedError as failure:
-            self.fail(query_name, call, failure.error)
+            self.record_failure(query_name, call, failure.error)
         except GarbageError:
-            self.fail(query_name, call, GARBAGE)
+            self.record_failure(query_name, call, GARBAGE)
         return None
 
     def call(self, call: str, *arguments: Any) -> Any:
@@ -144,14 +149,14 @@ class NvmlDevice:
         return self.library.last_ended_at - self.pass_started_at
 
     def may_call(self, query_name: str, call: str) -> bool:
-        """Return True unless the query was recently unsupported or forbidden, or the call is paused."""
+        """Return True unless the query is skipped as unsupported or forbidden, or the call is paused."""
         if self._is_before_first_pass:
             self._is_before_first_pass = False
             self._paused_until = dict.fromkeys(self._paused_until, self.pass_time + MAX_PAUSE_SECONDS)
         return self.pass_time >= self._paused_until.get(call, 0.0) and not self.is_unsupported(query_name)
 
     def read_fields(self, conversions: Mapping[Field, Convert]) -> dict[Field, Any]:
-        """Read field values in a single call. Fields without a value are omitted from the result."""
+        """Read field values in a single call. Fields without a value are omitted from the result. Raises DownError."""
         fields = [field for field in conversions if self.may_call(query_name_of(field), FIELDS_CALL)]
         if not fields:
             return {}
@@ -159,7 +164,7 @@ class NvmlDevice:
             values = self.call(FIELDS_CALL, fields)
         except CallFailedError as failure:
             for field in fields:
-                self.fail(query_name_of(field), FIELDS_CALL, failure.error)
+                self.record_failure(query_name_of(field), FIELDS_CALL, failure.error)
             return {}
         self.result_count -= 1  # each field value is counted separately
         results: dict[Field, Any] = {}
@@ -172,20 +177,20 @@ class NvmlDevice:
             except GarbageError:
                 error = GARBAGE
             if error:
-                self.fail(query_name_of(field), FIELDS_CALL, error)
+                self.record_failure(query_name_of(field), FIELDS_CALL, error)
         return results
 
-    def counts(self, fields: Iterable[Field]) -> dict[Field, int]:
-        """Read field values that are counts. Fields without a value are omitted from the result."""
+    def read_counts(self, fields: Iterable[Field]) -> dict[Field, int]:
+        """Read field values that are counts. Fields without a value are omitted from the result. Raises DownError."""
         return self.read_fields(dict.fromkeys(fields, lambda raw: count(int(raw))))
 
-    def by_kind(self, kinds: Mapping[int, str]) -> dict[str, int]:
-        """Read field values that count the kinds of an event, and return the counts by kind."""
-        counts = self.counts(kinds)
+    def read_counts_by_kind(self, kinds: Mapping[int, str]) -> dict[str, int]:
+        """Read field values that count the kinds of an event, and return the counts by kind. Raises DownError."""
+        counts = self.read_counts(kinds)
         return {event_kind: counts[field] for field, event_kind in kinds.items() if field in counts}
 
     def is_unsupported(self, query_name: str) -> bool:
-        """Return True if the GPU did not support or permit the query at the last attempt, less than ten minutes ago."""
+        """Return True if the GPU did not support or permit the query at the last attempt, less than `reprobe_seconds` ago."""
         retry_time = self._retry_times.get(query_name)
         if retry_time is None:
             return False
@@ -194,8 +199,11 @@ class NvmlDevice:
         del self._retry_times[query_name]
         return False
 
-    def fail(self, query_name: str, call: str, error: str) -> None:
-        """Record a failed query. Raises DownError if the GPU or NVML is down."""
+    def record_failure(self, query_name: str, call: str, error: str) -> None:
+        """Skip an unsupported or forbidden query for `reprobe_seconds`, and count the error unless the query is unsupported.
+
+        Raises DownError if the GPU or NVML is down.
+        """
         if error in UNSUPPORTED_ERRORS or error == "no_permission":
             self._retry_times[query_name] = self.pass_time + self._reprobe_seconds
         if error in UNSUPPORTED_ERRORS:
@@ -223,9 +231,9 @@ class NvmlDevice:
 
 
 def member_error(code: int) -> str:
-    """Return the error name of a single value in a batch call that succeeded."""
+    """Return the error name of a single value in a call for several values that succeeded."""
     name = name_of(code)
-    # In a batch, these errors refer to the value and not to the GPU.
+    # Here, these errors refer to the value and not to the GPU.
     return "not_supported" if name in {"not_found", "gpu_not_found"} else name
 
 
@@ -246,10 +254,12 @@ def _number_of(value: Any) -> float:
 
 
 def _text(text: Any) -> str:
+    """Return the printable start of a text, which may have the bytes of an uninitialized buffer."""
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
     return "".join(character for character in text if character.isprintable())[:_MAX_TEXT_LENGTH].strip()
 
 
+# Function and conversion of each label of gpu_info.
 _IDENTITY: dict[str, tuple[str, Convert]] = {
     "name": ("nvmlDeviceGetName", _text),
     "pci_bus_id": ("nvmlDeviceGetPciInfo", lambda info: _text(info.busId)),

@@ -17,13 +17,14 @@ from exporter.collectors.gpu.nvml.readings import PassReadings
 from exporter.collectors.gpu.nvml.units import Convert, GarbageError, ratio, watts
 
 MAX_GAP_SECONDS = 5.0
+"""Longest time between two samples over which a value is integrated, unless 1.5 periods are longer."""
 _MAX_FUTURE_MICROSECONDS = int(MAX_GAP_SECONDS * 1e6)
 """Time by which a sample may be ahead of the wall clock; later samples are garbage, or the clock was set back."""
 _MAX_DELAY_MICROSECONDS = 500_000
 """Age of the newest sample from which the instantaneous reading is used."""
 
 _CALL = "nvmlDeviceGetSamples"
-_POWER, _UTILIZATION = 0, 1
+_POWER, _UTILIZATION = 0, 1  # NVML's kinds of samples
 
 # Layout of nvmlSample_t (time and value) by NVML's type code of the value. The bytes are parsed because a pass reads up to a
 # hundred samples, and each attribute access on a structure of pynvml takes microseconds.
@@ -38,7 +39,7 @@ Sample = tuple[int, float]
 """Unix time on the driver's clock, in microseconds, and a value."""
 
 
-class SampleRing:
+class SampleIntegral:
     """Integral of a GPU's samples over time, without gaps longer than `max_gap_seconds`."""
 
     def __init__(self, max_gap_seconds: float = MAX_GAP_SECONDS) -> None:
@@ -51,6 +52,8 @@ class SampleRing:
         self, samples: list[Sample], *, wall_microseconds: int, instantaneous: float | None
     ) -> list[Sample]:
         """Add samples, which may have any order, and return the new samples, oldest first.
+
+        The first call, and the first call after the wall clock was set back, integrate nothing.
 
         Args:
             samples: Samples of the buffer, which may contain samples of earlier passes.
@@ -89,11 +92,11 @@ class DriverSamples:
     def __init__(self, device: NvmlDevice, period_seconds: float, totals: Totals) -> None:
         self._device = device
         max_gap_seconds = max(MAX_GAP_SECONDS, 1.5 * period_seconds)
-        self._power, self._utilization = SampleRing(max_gap_seconds), SampleRing(max_gap_seconds)
+        self._power, self._utilization = SampleIntegral(max_gap_seconds), SampleIntegral(max_gap_seconds)
         self._totals = totals
 
     def read_power(self, *, wall: float, readings: PassReadings) -> None:
-        """Read the power samples since the last pass, and set `readings.power`."""
+        """Read the power samples since the last pass, and set `readings.power` unless the GPU has no power reading."""
         new_samples = self._read(
             self._power, _POWER, watts, wall=wall, instantaneous=readings.get("power_watts")
         )
@@ -126,19 +129,22 @@ class DriverSamples:
 
     def _read(
         self,
-        ring: SampleRing,
+        integral: SampleIntegral,
         sample_type: int,
         convert: Convert,
         *,
         wall: float,
         instantaneous: float | None,
     ) -> list[Sample] | None:
-        samples = self._drain(sample_type, ring.newest_microseconds or 0, convert)
+        """Add the samples of a buffer to an integral, and return the new samples. Returns None without a buffer and a reading."""
+        samples = self._read_buffer(sample_type, integral.newest_microseconds or 0, convert)
         if samples is None and instantaneous is None:
             return None
-        return ring.add(samples or [], wall_microseconds=int(wall * 1e6), instantaneous=instantaneous)
+        return integral.add(samples or [], wall_microseconds=int(wall * 1e6), instantaneous=instantaneous)
 
-    def _drain(self, sample_type: int, since_microseconds: int, convert: Convert) -> list[Sample] | None:
+    def _read_buffer(
+        self, sample_type: int, since_microseconds: int, convert: Convert
+    ) -> list[Sample] | None:
         """Return the samples after a time. Returns None without a buffer, after a failed call, and if all samples are garbage."""
         device, query_name = self._device, f"samples.{sample_type}"
         if not device.may_call(query_name, _CALL):
@@ -148,11 +154,11 @@ class DriverSamples:
         except CallFailedError as failure:
             if failure.error == "not_found":  # no new samples
                 return []
-            device.fail(query_name, _CALL, failure.error)
+            device.record_failure(query_name, _CALL, failure.error)
             return None
         layout = _LAYOUTS.get(value_type)
         if layout is None:
-            device.fail(query_name, _CALL, GARBAGE)
+            device.record_failure(query_name, _CALL, GARBAGE)
             return None
         valid_samples, garbage_count = [], 0
         for sample in samples:

@@ -20,8 +20,10 @@ from exporter.collectors.gpu.nvml.device import DeviceDownError, NvmlDevice
 from exporter.collectors.gpu.nvml.library import CallFailedError, NvmlLibrary
 
 XID = 0x8
+"""Type of an Xid event (nvmlEventTypeXidCriticalError)."""
 _WAIT_MILLISECONDS = 5000
 _PAUSE_SECONDS = 1.0
+"""Time between two attempts to wait for a set whose wait fails."""
 _MAX_XIDS = 200
 """Maximum number of different Xids per GPU, larger than the number of existing Xids, so that garbage cannot create labels."""
 
@@ -46,10 +48,10 @@ class NvmlEvents:
         self.library = library
         self._wall = wall
         self._lock = threading.Lock()  # guards the next two attributes
-        self._xids: dict[int, dict[str, tuple[int, float]]] = {}
-        self._indices: dict[int, int] = {}
-        self._set: _EventSet | None = None  # the latest
-        self._registered_indices: set[int] = set()
+        self._xids: dict[int, dict[str, tuple[int, float]]] = {}  # see `xids`, by NVML index
+        self._indices: dict[int, int] = {}  # NVML index by address of the handle
+        self._event_set: _EventSet | None = None  # the latest set
+        self._registered_indices: set[int] = set()  # GPUs of the last call of `register`
         self._is_started = False
         self._thread: threading.Thread | None = None
 
@@ -71,7 +73,7 @@ class NvmlEvents:
 
     def poll(self) -> None:
         """Count pending events without waiting."""
-        while self._set is not None and self._wait_for_event(0) == "":
+        while self._event_set is not None and self._wait_for_event(0) == "":
             pass
 
     def xids(self, index: int) -> dict[str, tuple[int, float]]:
@@ -80,6 +82,7 @@ class NvmlEvents:
             return dict(self._xids.get(index, {}))
 
     def _replace_set(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
+        """Register the GPUs in a new event set. The event thread uses the set after its current wait."""
         try:
             event_set = _EventSet(library.call("nvmlEventSetCreate"))
         except CallFailedError:  # the driver has no events
@@ -87,9 +90,10 @@ class NvmlEvents:
         for device in devices:
             with suppress(DeviceDownError):  # the next pass over the GPU reports the loss
                 self._register_device(device, event_set)
-        self._set = event_set
+        self._event_set = event_set
 
     def _register_device(self, device: NvmlDevice, event_set: _EventSet) -> None:
+        """Register a GPU in an event set, unless the GPU has no Xid events. Raises DownError."""
         event_types = device.query("events", "nvmlDeviceGetSupportedEventTypes")
         if not (event_types or 0) & XID:  # with an unsupported bit, the whole registration fails
             return
@@ -98,13 +102,13 @@ class NvmlEvents:
         try:
             device.library.call("nvmlDeviceRegisterEvents", device.handle, XID, event_set.handle)
         except CallFailedError as failure:
-            device.fail("events.registration", failure.call, failure.error)
+            device.record_failure("events.registration", failure.call, failure.error)
         else:
             event_set.addresses.add(_address(device.handle))
 
     def _start_thread(self) -> None:
         """Start the event thread if it is due and not running. If no thread can be started, count the pending events here."""
-        if not self._is_started or self._thread is not None or self._set is None:
+        if not self._is_started or self._thread is not None or self._event_set is None:
             return
         thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
         try:
@@ -115,6 +119,7 @@ class NvmlEvents:
             self._thread = thread
 
     def _run(self) -> None:
+        """Wait for events until NVML is shut down or the driver is unloaded."""
         pause = threading.Event()
         while True:
             error = self._wait_for_event(_WAIT_MILLISECONDS)
@@ -125,7 +130,7 @@ class NvmlEvents:
 
     def _wait_for_event(self, milliseconds: int) -> str:
         """Wait for an event and count it. Return the error of the call, or "" after an event."""
-        event_set = self._set
+        event_set = self._event_set
         assert event_set is not None  # noqa: S101  # the callers check it
         try:
             event = self.library.call("nvmlEventSetWait_v2", event_set.handle, milliseconds)
@@ -133,7 +138,7 @@ class NvmlEvents:
             if failure.error != "timeout":
                 self.library.count_error(failure.call, failure.error)
             return failure.error
-        address, latest_set = _address(event.device), self._set
+        address, latest_set = _address(event.device), self._event_set
         if event_set is not latest_set and latest_set is not None and address in latest_set.addresses:
             return ""  # the latest set delivers the event, too
         with self._lock:
@@ -146,4 +151,5 @@ class NvmlEvents:
 
 
 def _address(handle: Any) -> int:
+    """Return the address in an opaque handle. It identifies the GPU, and is equal in all handles of the GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

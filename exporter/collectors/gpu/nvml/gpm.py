@@ -80,10 +80,11 @@ class GpmMetrics:
         self._device = device
         self._query_name = query_name
         self._call, self._arguments = call, arguments
+        # NVML's buffers of the last two samples; None until the buffer is allocated.
         self._sample: Any = None
         self._previous_sample: Any = None
-        self._sampled_at: float | None = None
-        self._queried_at: float | None = None
+        self._sampled_at: float | None = None  # time of the last sample; None without a sample
+        self._queried_at: float | None = None  # time of the last query of the GPM support
         self._is_supported = False
 
     def is_supported(self) -> bool:
@@ -117,7 +118,7 @@ class GpmMetrics:
             device.call(self._call, *self._arguments, self._previous_sample)
         except CallFailedError as failure:
             self._sampled_at = None
-            device.fail(self._query_name, failure.call, failure.error)
+            device.record_failure(self._query_name, failure.call, failure.error)
             return {}
         self._previous_sample, self._sample = self._sample, self._previous_sample
         previous_at, self._sampled_at = self._sampled_at, device.pass_time
@@ -126,12 +127,12 @@ class GpmMetrics:
         self.seconds = device.pass_time - previous_at
         return self._compute([row.metric for row in rows])
 
-    def discard(self) -> None:
-        """Discard the previous sample."""
+    def discard_sample(self) -> None:
+        """Discard the last sample: the next `read` takes a first sample."""
         self._sampled_at = None
 
     def _compute(self, metric_ids: list[int]) -> dict[int, float]:
-        """Return the metrics between the two samples by id, without metrics that are NaN or unsupported."""
+        """Return the metrics between the two samples by id, without metrics that are NaN, unsupported or failed."""
         device = self._device
         supported_ids = [
             metric_id
@@ -156,13 +157,13 @@ class GpmMetrics:
                     values |= self._compute([metric_id])
                 return values
             for metric_id in supported_ids:
-                device.fail(f"{self._query_name}.{metric_id}", failure.call, failure.error)
+                device.record_failure(f"{self._query_name}.{metric_id}", failure.call, failure.error)
             return {}
         values = {}
         for position, metric_id in enumerate(supported_ids):
             metric = request.metrics[position]
             if metric.nvmlReturn:
-                device.fail(
+                device.record_failure(
                     f"{self._query_name}.{metric_id}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn)
                 )
             elif isfinite(metric.value):
@@ -195,12 +196,12 @@ class Gpm:
             readings.set_value(row.reading, ratio_of(self._device, values, row), *row.labels)
         # Without GPM, the utilization samples provide the busy time.
         if BUSY_ROW.metric in values or self.counts_busy_seconds():
-            self._add(readings, BUSY_ROW, ratio_of(self._device, values, BUSY_ROW))
+            self._add_rate(readings, BUSY_ROW, ratio_of(self._device, values, BUSY_ROW))
         for row in (*PCIE, *NVLINK):
-            rate = _checked(self._device, values, row, byte_rate) if row in rates else None
-            self._add(readings, row, rate)
+            rate = _converted(self._device, values, row, byte_rate) if row in rates else None
+            self._add_rate(readings, row, rate)
 
-    def _add(self, readings: PassReadings, row: GpmRow, rate: float | None) -> None:
+    def _add_rate(self, readings: PassReadings, row: GpmRow, rate: float | None) -> None:
         """Integrate a rate over the time between the samples. Without a rate, the reading becomes absent."""
         if rate is not None:
             self._totals[row.reading] = self._totals.get(row.reading, 0.0) + rate * self._metrics.seconds
@@ -209,10 +210,13 @@ class Gpm:
 
 def ratio_of(device: NvmlDevice, values: Mapping[int, float], row: GpmRow) -> float | None:
     """Return the percentage of a metric as a ratio, or None if the metric is absent or impossible."""
-    return _checked(device, values, row, ratio)
+    return _converted(device, values, row, ratio)
 
 
-def _checked(device: NvmlDevice, values: Mapping[int, float], row: GpmRow, convert: Convert) -> float | None:
+def _converted(
+    device: NvmlDevice, values: Mapping[int, float], row: GpmRow, convert: Convert
+) -> float | None:
+    """Return the converted value of a metric, or None if the metric is absent or impossible."""
     if row.metric not in values:
         return None
     try:

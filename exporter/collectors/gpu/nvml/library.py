@@ -84,7 +84,7 @@ class NvmlLibrary:
 
     def __init__(self, binding: Any, *, clock: Callable[[], float]) -> None:
         self.binding = binding  # the module pynvml
-        self.calls = 0
+        self.calls = 0  # number of calls
         self.seconds = 0.0  # duration of all calls
         self.last_seconds = 0.0  # duration of the last call
         self.last_ended_at = 0.0  # on the library's clock; end of the last call

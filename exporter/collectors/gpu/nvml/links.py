@@ -14,13 +14,15 @@ from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
 
 _NVLINK_COUNT_FIELD = 91
 _MAX_LINKS = 36
+"""Maximum number of links that are read, twice the number of a Blackwell GPU."""
 _OLD_DRIVER_LINKS = 18
+"""Number of links that are tried on a driver without the number of links."""
 _STATE = "nvmlDeviceGetNvLinkState"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficField:
-    """Traffic field with the name of the reading."""
+    """Field that counts the traffic of a direction, and its reading."""
 
     field: int
     reading: str
@@ -81,16 +83,16 @@ class NvLinks:
         for pair in _TRAFFIC[::-1] if is_newest_first else _TRAFFIC:
             # The fields count the same bytes in different ways: use only the first field of a direction with a value.
             fields = [source for source in pair if source.direction not in counted_directions]
-            byte_counts = self._byte_counts([source.field for source in fields])
+            byte_counts = self._read_byte_counts([source.field for source in fields])
             for source in pair:
                 readings.set_all(source.reading, byte_counts.get(source.field, {}))
             counted_directions |= {source.direction for source in fields if byte_counts[source.field]}
         self.has_traffic_counters = bool(counted_directions)
 
-    def read_slow(self, readings: PassReadings) -> None:
+    def read_states_and_errors(self, readings: PassReadings) -> None:
         """Read the link states and errors."""
         device = self._device
-        link_count = device.counts((_NVLINK_COUNT_FIELD,)).get(_NVLINK_COUNT_FIELD)
+        link_count = device.read_counts((_NVLINK_COUNT_FIELD,)).get(_NVLINK_COUNT_FIELD)
         # Drivers without field 91 return "not supported" for every link that does not exist.
         links = range(min(link_count, _MAX_LINKS) if link_count else _OLD_DRIVER_LINKS)
         states = {link: device.query(f"nvlink.{link}", _STATE, link) for link in links}
@@ -103,40 +105,41 @@ class NvLinks:
             ports_by_state = {("active",): active_count, ("inactive",): len(existing_links) - active_count}
         readings.set_all("nvlink_links", ports_by_state)
         supported_links = [link for link in links if not device.is_unsupported(f"nvlink.{link}")]
-        readings.set_all("nvlink_errors", self._errors(supported_links) if supported_links else {})
+        readings.set_all("nvlink_errors", self._read_errors(supported_links) if supported_links else {})
 
-    def _errors(self, links: list[int]) -> dict[Labels, float]:
-        """Return errors by link ("" for the sum over the links) and kind."""
+    def _read_errors(self, links: list[int]) -> dict[Labels, float]:
+        """Return the numbers of errors by link ("" for the sum over the links) and kind."""
         device = self._device
         is_fifth_generation = device.architecture() >= BLACKWELL
         errors: dict[Labels, float] = {}
         for field, error_kind in (_FIFTH_GENERATION_ERRORS if is_fifth_generation else _ERRORS).items():
-            by_link = self._by_link(field, links)
+            by_link = self._read_by_link(field, links)
             errors.update(((*link, error_kind), count) for link, count in by_link.items())
         if not is_fifth_generation:
             kinds_by_link = {error_kind for _, error_kind in errors}
             sums = {**_SUMMED_ERRORS, **_OLD_DRIVER_ERRORS}
-            totals = device.by_kind(
+            totals = device.read_counts_by_kind(
                 {field: error_kind for field, error_kind in sums.items() if error_kind not in kinds_by_link}
             )
             errors.update((("", error_kind), count) for error_kind, count in totals.items())
         return errors
 
-    def _byte_counts(self, fields: Sequence[int]) -> dict[int, dict[Labels, float]]:
-        """Return the sum over the links of each field if the driver supports the sum, otherwise the values by link."""
-        sums = self._device.counts([(field, SUM_OF_LINKS) for field in fields])
+    def _read_byte_counts(self, fields: Sequence[int]) -> dict[int, dict[Labels, float]]:
+        """Return each field as the sum over the links, with the label "", if the driver supports the sum, otherwise by link."""
+        sums = self._device.read_counts([(field, SUM_OF_LINKS) for field in fields])
         byte_counts: dict[int, dict[Labels, float]] = {}
         for field in fields:
             total = sums.get((field, SUM_OF_LINKS))
             if total is not None:
                 byte_counts[field] = {("",): total}
             elif self._device.is_unsupported(f"field.{field}.{SUM_OF_LINKS}"):
-                byte_counts[field] = self._by_link(field, self._active_links)
+                byte_counts[field] = self._read_by_link(field, self._active_links)
             else:
                 # The sum failed in this pass only. Values by link would belong to a different counter.
                 byte_counts[field] = {}
         return byte_counts
 
-    def _by_link(self, field: int, links: list[int]) -> dict[Labels, float]:
-        counts = self._device.counts([(field, link) for link in links])
+    def _read_by_link(self, field: int, links: list[int]) -> dict[Labels, float]:
+        """Return the values of a field by the label of the link, such as ("3",). Links without a value are omitted."""
+        counts = self._device.read_counts([(field, link) for link in links])
         return {(str(scope[1]),): count for scope, count in counts.items() if isinstance(scope, tuple)}

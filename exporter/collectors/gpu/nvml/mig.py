@@ -18,7 +18,9 @@ from exporter.collectors.gpu.nvml.readings import PassReadings
 from exporter.collectors.gpu.nvml.units import flag, small
 
 _MAX_INSTANCES = 16
+"""Maximum number of MIG devices of a GPU that are read, more than any GPU has (7)."""
 _REPROBE_SECONDS = 60.0
+# The only metric of a MIG device that is published.
 _SM_ROW = next(row for row in ACTIVITY if row.metric == SM_ACTIVITY)
 
 
@@ -49,7 +51,7 @@ class Mig:
         if self.uuids() != previous_uuids:  # the samples may be of GPU instances that no longer exist
             self._sm_activity.clear()
             for metrics in self._metrics.values():
-                metrics.discard()
+                metrics.discard_sample()
 
     def read(self, readings: PassReadings) -> None:
         """Read the memory of the MIG devices, and set `readings.instances`."""
@@ -70,6 +72,7 @@ class Mig:
         return [str(instance.labels["uuid"]) for instance in self._instances]
 
     def _list_instances(self) -> Iterator[ListedInstance]:
+        """Yield the MIG devices whose ids are readable. NVML numbers possible devices, of which some do not exist."""
         device = self._device
         max_count = device.query("mig.max_count", "nvmlDeviceGetMaxMigDeviceCount", convert=small) or 0
         for position in range(min(max_count, _MAX_INSTANCES)):
@@ -77,7 +80,7 @@ class Mig:
                 handle = device.library.call("nvmlDeviceGetMigDeviceHandleByIndex", device.handle, position)
             except CallFailedError as failure:
                 if failure.error not in {"not_found", "invalid_argument"}:
-                    device.fail("mig.handle", failure.call, failure.error)
+                    device.record_failure("mig.handle", failure.call, failure.error)
                 continue
             instance = NvmlDevice(
                 device.library, handle, index=device.index, reprobe_seconds=_REPROBE_SECONDS
@@ -96,6 +99,7 @@ class Mig:
                 yield ListedInstance(instance, {**labels, "profile": name.partition(" MIG ")[2][:32]})
 
     def _describe(self, instance: ListedInstance) -> dict[str, Any]:
+        """Read the memory of a MIG device, and return the fields of `MigInstance` with the last activity."""
         instance.device.pass_time = self._device.pass_time
         try:
             total_bytes, used_bytes = execute(instance.device, MEMORY) or (None, None)

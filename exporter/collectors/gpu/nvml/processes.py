@@ -17,7 +17,9 @@ _RUNNING_V3 = "nvmlDeviceGetComputeRunningProcesses_v3"
 _RUNNING_V2 = "nvmlDeviceGetComputeRunningProcesses_v2"
 _UTILIZATION = "nvmlDeviceGetProcessUtilization"
 _MAX_PROCESSES = 256
+"""Maximum number of processes of a GPU in a message."""
 _MAX_SAMPLE_SECONDS = 5.0
+"""Maximum age of the samples in the first pass, and time by which a sample may be ahead of the wall clock."""
 _MAX_PID = 1 << 22
 """Maximum pid on Linux. Drivers whose structure differs from pynvml's (535.43, 535.86) return larger numbers."""
 
@@ -47,6 +49,7 @@ class GpuProcesses:
             ]
 
     def _utilization(self, device: NvmlDevice, *, wall: float) -> dict[int, float]:
+        """Return the mean SM utilization of each process since the previous pass. Processes without a new sample are omitted."""
         query_name = "processes.utilization"
         if not device.may_call(query_name, _UTILIZATION):
             return {}
@@ -57,7 +60,7 @@ class GpuProcesses:
         except CallFailedError as failure:
             # No new sample: some drivers return success without samples, which pynvml raises as an error.
             if failure.error not in {"success", "not_found"}:
-                device.fail(query_name, failure.call, failure.error)
+                device.record_failure(query_name, failure.call, failure.error)
             return {}
         ratios_by_pid: dict[int, list[float]] = {}
         latest_microseconds = int((wall + _MAX_SAMPLE_SECONDS) * 1e6)

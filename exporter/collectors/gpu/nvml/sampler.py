@@ -56,7 +56,7 @@ class AttachedGpu:
         self,
         device: NvmlDevice,
         options: GpuOptions,
-        tiers: Mapping[Tier, tuple[Query, ...]],
+        queries_by_tier: Mapping[Tier, tuple[Query, ...]],
         *,
         now: float,
     ) -> None:
@@ -64,14 +64,14 @@ class AttachedGpu:
         self.mig = Mig(device)
         self.has_sent_identity = False  # True after the identity was sent to the sidecar
         self._options = options
-        self._tiers = tiers
+        self._queries_by_tier = queries_by_tier
         self._period_seconds = {tier: _period_seconds(tier, options) for tier in Tier}
         totals: Totals = {}
         self._samples = DriverSamples(device, self._period_seconds[Tier.FAST], totals)
         self._gpm = Gpm(device, totals, is_enabled=options.gpm)
         self._links = NvLinks(device)
         self._processes = GpuProcesses()
-        self._due = dict.fromkeys(Tier, now)
+        self._due_at = dict.fromkeys(Tier, now)
 
     def read(self, now: float, wall: float) -> PassReadings:
         """Read the due tiers and return the readings. Raises DownError if this GPU or all GPUs are down."""
@@ -80,18 +80,18 @@ class AttachedGpu:
         due_tiers = {tier for tier in Tier if self._start_if_due(tier, now)}
         is_slow_due = Tier.SLOW in due_tiers or self.mig.is_outdated
         if is_slow_due:  # before the faster tiers, which require the list of links and instances
-            queries.read(device, self._tiers[Tier.SLOW], readings)
+            queries.read(device, self._queries_by_tier[Tier.SLOW], readings)
             readings.set_value("sram_ecc_threshold_exceeded", queries.sram_threshold_exceeded(device))
-            self._links.read_slow(readings)
+            self._links.read_states_and_errors(readings)
             self.mig.list_instances()
-        queries.read(device, self._tiers[Tier.FAST], readings)
+        queries.read(device, self._queries_by_tier[Tier.FAST], readings)
         # Processes are read in every pass, because a run may take only a few seconds.
         self._processes.read(device, wall=wall, readings=readings)
         self._links.read_traffic(readings)
         self._samples.read_power(wall=wall, readings=readings)
         self._gpm.read(readings, nvlink=self._links.has_links and not self._links.has_traffic_counters)
         if Tier.FREQUENT in due_tiers:
-            queries.read(device, self._tiers[Tier.FREQUENT], readings)
+            queries.read(device, self._queries_by_tier[Tier.FREQUENT], readings)
             if not self._gpm.counts_busy_seconds():
                 self._samples.read_utilization(wall=wall, readings=readings)
             if self._options.gpm:
@@ -99,7 +99,7 @@ class AttachedGpu:
         if is_slow_due or Tier.FREQUENT in due_tiers:
             self.mig.read(readings)
         if Tier.MEDIUM in due_tiers:
-            queries.read(device, self._tiers[Tier.MEDIUM], readings)
+            queries.read(device, self._queries_by_tier[Tier.MEDIUM], readings)
         if device.call_count and not device.result_count:
             self._probe(readings)
         return readings
@@ -108,19 +108,21 @@ class AttachedGpu:
         """Raise DeviceDownError if all calls of a cheap tier fail: the GPU is lost, or the handle is stale."""
         device = self.device
         device.result_count = 0
-        queries.read(device, self._tiers[Tier.FREQUENT], readings)
+        queries.read(device, self._queries_by_tier[Tier.FREQUENT], readings)
         if not device.result_count:
             raise DeviceDownError(device.last_error or "invalid_argument")
 
     def _start_if_due(self, tier: Tier, now: float) -> bool:
         """Schedule the next pass of a tier that is due, and return True. Return False if the tier is not due."""
-        due_at = self._due[tier]
+        due_at = self._due_at[tier]
         if now < due_at - self._options.period / 4:  # passes are not exactly periodic
             return False
         period_seconds = self._period_seconds[tier]
         if not self.has_sent_identity and tier in {Tier.MEDIUM, Tier.SLOW}:
+            # All tiers are due in the first pass. The first period of each GPU has a different length, so that slow calls on
+            # different GPUs are afterwards made in different passes.
             period_seconds *= (1 + self.device.index % _STAGGER_COUNT) / _STAGGER_COUNT
-        self._due[tier] = max(due_at + period_seconds, now + self._options.period / 2)
+        self._due_at[tier] = max(due_at + period_seconds, now + self._options.period / 2)
         return True
 
 
@@ -132,8 +134,8 @@ class Slot:
     job_index: int  # index in the job's numbering; the NVML index if unknown
     uuid: str = ""  # empty before the first read
     failure: str = ""  # reason; "" if the GPU is up
-    failed_attempts: int = 0  # failed attempts since the loss
-    retry_at: float = 0.0  # time of the next attempt
+    failed_retries: int = 0  # failed retries since the loss
+    retry_at: float = 0.0  # time of the next retry
     attached_gpu: AttachedGpu | None = None  # None if the GPU is down
     is_selected: bool = False  # True if the GPU is monitored
 
@@ -162,14 +164,14 @@ class NvmlSampler:
         self._events = events
         self._options = options
         self._visible: str | None = start.get("visible")
-        self._skip: set[int] = set(start.get("skip", ()))
-        self._avoid: dict[int, set[str]] = {}
+        self._skipped_gpus: set[int] = set(start.get("skip", ()))
+        self._avoided_calls: dict[int, set[str]] = {}
         for gpu, call in start.get("avoid", ()):
-            self._avoid.setdefault(gpu, set()).add(call)
+            self._avoided_calls.setdefault(gpu, set()).add(call)
         self._progress = progress
         self._slots: list[Slot] = []
-        self._tiers: Mapping[Tier, tuple[Query, ...]] = {}
-        self._cost_due = 0.0
+        self._queries_by_tier: Mapping[Tier, tuple[Query, ...]] = {}
+        self._cost_due_at = 0.0
 
     def start(self, now: float) -> dict[str, Any]:
         """Initialize NVML, list the GPUs, and return the message `machine`.
@@ -182,7 +184,7 @@ class NvmlSampler:
         self._library.call("nvmlInit")
         driver = self._text("nvmlSystemGetDriverVersion")
         cuda = self._text("nvmlSystemGetCudaDriverVersion_v2")
-        self._tiers = queries.queries_of(driver)
+        self._queries_by_tier = queries.queries_of(driver)
         count = min(self._library.call("nvmlDeviceGetCount"), MAX_GPUS)
         self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
@@ -220,16 +222,16 @@ class NvmlSampler:
         if new_reasons.count("unknown") > (0 if has_no_gpu else 1):
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "gpus": entries}
-        if now >= self._cost_due - self._options.period / 4:
-            self._cost_due = now + _period_seconds(Tier.MEDIUM, self._options)
+        if now >= self._cost_due_at - self._options.period / 4:
+            self._cost_due_at = now + _period_seconds(Tier.MEDIUM, self._options)
             message["cost"] = self._cost()
             self._check_device_count()
         return message
 
     def reattach(self, index: int, calls: Iterable[str], now: float) -> None:
         """Retry a skipped GPU, because its hanging call has returned, and pause the slow `calls`."""
-        self._skip.discard(index)
-        self._avoid.setdefault(index, set()).update(calls)
+        self._skipped_gpus.discard(index)
+        self._avoided_calls.setdefault(index, set()).update(calls)
         for slot in self._slots:
             if slot.index == index and slot.failure == "hung":
                 slot.retry_at = now
@@ -261,11 +263,15 @@ class NvmlSampler:
         return entry
 
     def _attach(self, slot: Slot, now: float) -> None:
-        """Create the readers of a GPU, unless the GPU is skipped or does not answer.
+        """Create the readers of a GPU. A GPU that is skipped or does not answer is marked as down.
 
         The caller resets `current_gpu` after the calls on the GPU.
+
+        Raises:
+            LibraryDownError: NVML is down.
+            RestartError: The GPU has not answered `MAX_RETRIES` retries.
         """
-        if slot.index in self._skip:
+        if slot.index in self._skipped_gpus:
             slot.failure, slot.retry_at = "hung", float("inf")
             return
         self._library.current_gpu = slot.index
@@ -280,22 +286,29 @@ class NvmlSampler:
                 self._library.count_error(failure.call, failure.error)
             self._lose(slot, failure.error, now)
             return
-        slot.uuid, slot.failure, slot.failed_attempts = str(uuid), "", 0
-        avoid = self._avoid.get(slot.index, ())
+        slot.uuid, slot.failure, slot.failed_retries = str(uuid), "", 0
+        avoid = self._avoided_calls.get(slot.index, ())
         device = NvmlDevice(self._library, handle, index=slot.index, avoid=avoid)
         device.pass_time = now
-        slot.attached_gpu = AttachedGpu(device, self._options, self._tiers, now=now)
+        slot.attached_gpu = AttachedGpu(device, self._options, self._queries_by_tier, now=now)
 
     def _lose(self, slot: Slot, reason: str, now: float) -> None:
+        """Mark a GPU as down, and schedule a retry.
+
+        Raises RestartError after `MAX_RETRIES` failed retries, unless the permission is missing.
+        """
         was_lost = slot.attached_gpu is None and slot.failure != ""
-        slot.failed_attempts += was_lost
+        slot.failed_retries += was_lost
         slot.attached_gpu, slot.failure = None, reason
         slot.retry_at = now + self._options.retry
-        if slot.failed_attempts >= MAX_RETRIES and reason != NO_PERMISSION:
+        if slot.failed_retries >= MAX_RETRIES and reason != NO_PERMISSION:
             raise RestartError("gpu_lost")
 
     def _select(self, now: float) -> None:
-        """Select the GPUs to monitor from the list of all GPUs."""
+        """Select the GPUs in the job's CUDA_VISIBLE_DEVICES.
+
+        All accessible GPUs are selected if the variable names no GPU or, in a container, only GPUs that are not accessible.
+        """
         # In a container, NVML may list GPUs that are not accessible; CUDA numbers only accessible GPUs.
         accessible = [slot for slot in self._slots if slot.failure != NO_PERMISSION] or self._slots
         uuids: dict[int, list[str]] = {}
@@ -318,6 +331,7 @@ class NvmlSampler:
             accessible[position].job_index, accessible[position].is_selected = job_index, True
 
     def _check_device_count(self) -> None:
+        """Raise RestartError if NVML lists more or fewer GPUs than at the start."""
         try:
             count = self._library.call("nvmlDeviceGetCount")
         except CallFailedError as failure:
@@ -340,9 +354,11 @@ class NvmlSampler:
         }
 
     def _devices(self) -> list[NvmlDevice]:
+        """Return the GPUs that are up, including those that are not selected."""
         return [slot.attached_gpu.device for slot in self._slots if slot.attached_gpu]
 
     def _text(self, call: str) -> str:
+        """Return the result of a call as text, or "" if the call fails."""
         try:
             return str(self._library.call(call))[:64]
         except CallFailedError:
