@@ -1,8 +1,7 @@
-"""Readings of a replayed GPU by their names in a description, and the NVML functions that return them.
+"""NVML functions of a replayed GPU, which return the readings of a description.
 
-Used in the NVML child; `description` and `library` use the tables. A function receives its arguments as pynvml passes them
-to C, and writes results to `byref()` objects. The versions of structures and the lengths of lists are checked as by NVML.
-Source: nvml.h; pynvml.
+Used in the NVML child, by `library`. A function receives its arguments as pynvml passes them to C, and writes results to
+`byref()` objects. The functions check the versions of structures and the lengths of lists as NVML does. Source: nvml.h; pynvml.
 """
 
 from __future__ import annotations
@@ -15,37 +14,18 @@ from typing import Any
 from exporter.collectors.gpu.nvml.device import SUM_OF_LINKS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
 from exporter.replay.machine import ReplayedGpu
-
-SINGLE_NUMBERS = {
-    "nvmlDeviceGetPowerUsage": "power",
-    "nvmlDeviceGetTotalEnergyConsumption": "energy",
-    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_enforced",
-    "nvmlDeviceGetPowerManagementDefaultLimit": "power_limit_default",
-    "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_generation",
-    "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_generation_max",
-    "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
-    "nvmlDeviceGetMaxPcieLinkWidth": "pcie_width_max",
-    "nvmlDeviceGetPcieReplayCounter": "pcie_replays",
-    "nvmlDeviceGetSupportedEventTypes": "event_types",
-    "nvmlDeviceGetNumaNodeId": "numa_node",
-    "nvmlDeviceGetArchitecture": "architecture",
-}
-"""Functions with one number as their result, and the name of the reading."""
-
-INDEXED_NUMBERS = {
-    "nvmlDeviceGetClockInfo": ("", "clock_sm", "clock_memory"),
-    "nvmlDeviceGetTemperature": ("temperature",),
-    "nvmlDeviceGetTemperatureThreshold": ("", "threshold_slowdown"),
-}
-"""Functions with one number as their result, selected by an index argument; "" for an index that the exporter does not read."""
-
-NUMBER_LISTS = {
-    "nvmlDeviceGetMigMode": ("mig_mode", "mig_mode"),
-    "nvmlDeviceGetRemappedRows": (
-        *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
-    ),
-}
-"""Functions with several numbers as their result. Supported if the first reading is, which also replaces missing readings."""
+from exporter.replay.readings import (
+    INDEXED_NUMBERS,
+    LINK_FIELDS,
+    MEMORY_ERRORS,
+    NUMBER_LISTS,
+    SAMPLE_BUFFERS,
+    SINGLE_NUMBERS,
+    STRUCTURES,
+    SUMMABLE_FIELDS,
+    Structure,
+    fields_of_driver,
+)
 
 TEXT_KEYS = {
     "nvmlDeviceGetName": "name",
@@ -56,114 +36,14 @@ TEXT_KEYS = {
 }
 """Functions with a text as their result, and its key in the description of the model."""
 
-VOLATILE = 0
-MEMORY_ERRORS = {
-    (error_type, VOLATILE, location): f"ecc_{error_name}_{location_name}"
-    for error_type, error_name in enumerate(("corrected", "uncorrected"))
-    for location, location_name in ((2, "dram"), (7, "sram"))
-}
-"""Readings by type of error, kind of counter and location. The exporter reads no counters over the lifetime of the GPU."""
-
-STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
-    "nvmlDeviceGetUtilizationRates": (None, {"gpu": "utilization", "memory": "memory_utilization"}),
-    "nvmlDeviceGetTemperatureV": (0x0100000C, {"temperature": "temperature"}),
-    "nvmlDeviceGetMarginTemperature": (0x01000008, {"marginTemperature": "temperature_margin"}),
-    "nvmlDeviceGetSramEccErrorStatus": (0x01000068, {"bThresholdExceeded": "sram_threshold"}),
-}
-"""Version of the structure that a function fills (None without versions), and the reading in each member. Supported if the first
-reading is. Other missing readings are 0."""
-
-FIELDS = {
-    74: "throttle_sw_power_cap",
-    75: "throttle_thermal",
-    76: "throttle_sync_boost",
-    77: "throttle_board_limit",
-    78: "throttle_low_utilization",
-    79: "throttle_reliability",
-    82: "memory_temperature",
-    91: "nvlinks",
-    230: "recovery_action",
-    **dict.fromkeys((38, 45, 52, 59, 160), "nvlink_errors"),
-    **dict.fromkeys((173, 179, 180), "pcie_errors"),
-}
-"""Fields of a whole GPU."""
-
-LINK_FIELDS = {
-    138: "nvlink_transmit_kib",
-    139: "nvlink_receive_kib",
-    161: "nvlink_errors",
-    162: "nvlink_errors",
-    163: "nvlink_errors",
-    202: "nvlink_transmit_bytes",
-    204: "nvlink_receive_bytes",
-    **dict.fromkeys(range(206, 216), "nvlink_errors_fifth"),
-}
-"""Fields whose scope is an NVLink. Each reading is the value of a single link."""
-
-SUMMABLE_FIELDS = frozenset({138, 139})
-"""Link fields with a sum over all links (scope `SUM_OF_LINKS`)."""
-
-# The ids are repeated here and not imported from the child's table, so that a test detects a wrong id in either table.
-_THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
-_SMOOTHING = "power_smoothing"
-
-
+MEMORY_INFO_V2 = 0x02000028
+"""Version of nvmlMemory_v2_t. Not imported from the queries of the NVML child, so that a test detects a wrong version."""
 DOUBLE, UNSIGNED_INT, UNSIGNED_LONG_LONG, SIGNED_LONG_LONG = 0, 1, 3, 4
 """Types of a value, as NVML numbers them (nvmlValueType_t)."""
 MEMORY_NOT_AVAILABLE = (1 << 64) - 1
 """Memory of a process if the driver does not report it."""
 PROCESS_SAMPLE_CAPACITY = 72
-"""Number of seconds for which the driver keeps the utilization of processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleBuffer:
-    """Ring buffer of the driver with the samples of a reading."""
-
-    reading: str
-    interval_seconds: float
-    capacity: int
-
-
-SAMPLE_BUFFERS = {
-    0: SampleBuffer("power", 0.02, 119),
-    1: SampleBuffer("utilization", 0.2, 71),
-    2: SampleBuffer("memory_utilization", 0.2, 71),
-}
-"""Sample buffers by NVML's kind of samples."""
-
-READINGS = tuple(
-    dict.fromkeys(
-        name
-        for names in (
-            ("memory_total", "memory_used", "memory_reserved", "sample_buffers", "nvlinks_active"),
-            (name for name in SINGLE_NUMBERS.values() if name != "architecture"),
-            *(names for table in (INDEXED_NUMBERS, NUMBER_LISTS) for names in table.values()),
-            MEMORY_ERRORS.values(),
-            *(members.values() for _, members in STRUCTURES.values()),
-            *(FIELDS.values(), LINK_FIELDS.values(), _THERMAL, (_SMOOTHING,)),
-        )
-        for name in names
-        if name
-    )
-)
-"""All readings by their names in a description; docs/replay.md has the units."""
-
-
-def fields_of_driver(driver: str) -> dict[int, str]:
-    """Return the names of the readings by field id. The ids of the thermal fields depend on the version of the driver."""
-    major, minor = driver.split(".")[:2]
-    version = int(major), int(minor)
-    if version < (570, 0):
-        return FIELDS
-    thermal_ids: tuple[int, ...] = ()
-    if version >= (580, 82):
-        thermal_ids = (269, 270, 271)
-    elif version >= (575, 0):
-        thermal_ids = (251, 252, 253)
-    # In the other versions, these ids are settings of power smoothing.
-    smoothing = dict.fromkeys((251, 252, 253, 269, 270, 271), _SMOOTHING)
-    return {**FIELDS, **smoothing, **dict(zip(thermal_ids, _THERMAL, strict=False))}
+"""Number of samples of each process that the driver keeps; it takes a sample every second."""
 
 
 class ReplayedError(Exception):
@@ -218,10 +98,13 @@ def check_version(structure: Any, version: int) -> None:
 
 
 def _single_number(reading: str) -> Call:
+    """Return the function for a reading."""
     return lambda context, result: write_number(result, context.reading(reading))
 
 
 def _indexed_number(readings: tuple[str, ...]) -> Call:
+    """Return the function for the reading that an index argument selects."""
+
     def call(context: CallContext, index: Any, result: Any) -> None:
         if not 0 <= to_int(index) < len(readings) or not readings[to_int(index)]:
             raise ReplayedError("not_supported")
@@ -231,11 +114,13 @@ def _indexed_number(readings: tuple[str, ...]) -> Call:
 
 
 def _number_list(readings: tuple[str, ...]) -> Call:
+    """Return the function for several readings. The first reading decides whether the GPU supports the function."""
+
     def call(context: CallContext, *results: Any) -> None:
-        first = context.reading(readings[0])
+        first_value = context.reading(readings[0])
         for reading, result in zip(readings, results, strict=True):
             value = context.optional_reading(reading)
-            write_number(result, first if value is None else value)
+            write_number(result, first_value if value is None else value)
 
     return call
 
@@ -255,16 +140,16 @@ def _text(key: str) -> Call:
     return call
 
 
-def _structure(version: int | None, members: dict[str, str]) -> Call:
+def _structure(structure: Structure) -> Call:
     """Return the function that fills a structure. The first member decides whether the GPU supports the function."""
 
     def call(context: CallContext, result: Any) -> None:
-        structure = target_of(result)
-        if version is not None:
-            check_version(structure, version)
-        context.reading(next(iter(members.values())))
-        for member, reading in members.items():
-            setattr(structure, member, int(context.optional_reading(reading) or 0))
+        target = target_of(result)
+        if structure.version is not None:
+            check_version(target, structure.version)
+        context.reading(next(iter(structure.readings_by_member.values())))
+        for member, reading in structure.readings_by_member.items():
+            setattr(target, member, int(context.optional_reading(reading) or 0))
 
     return call
 
@@ -280,8 +165,9 @@ def _memory(context: CallContext, result: Any) -> None:
 
 
 def _memory_v2(context: CallContext, result: Any) -> None:
+    """Fill version 2 of the structure, in which the reserved memory has a member of its own."""
     info = target_of(result)
-    check_version(info, 0x02000028)
+    check_version(info, MEMORY_INFO_V2)
     _memory(context, result)
     info.used, info.reserved = (
         int(context.optional_reading(f"memory_{part}") or 0) for part in ("used", "reserved")
@@ -295,12 +181,14 @@ def _capability(context: CallContext, major: Any, minor: Any) -> None:
 
 
 def _pci_info(context: CallContext, result: Any) -> None:
+    """Fill the PCI address: the buses of the GPUs have consecutive numbers."""
     info = target_of(result)
     info.bus = 0x10 + context.gpu.index
     info.busId = f"00000000:{info.bus:02X}:00.0".encode()
 
 
 def _nvlink_state(context: CallContext, link: Any, result: Any) -> None:
+    """Write 1 for an active link and 0 for an inactive one. The links with the lowest numbers are active."""
     link_count = context.optional_reading("nvlinks") or 0
     if not 0 <= to_int(link) < link_count:
         raise ReplayedError("invalid_argument" if link_count else "not_supported")
@@ -366,7 +254,7 @@ def _processes(context: CallContext, count: Any, array: Any) -> None:
 
 
 def _process_utilization(context: CallContext, array: Any, count: Any, since: Any) -> None:
-    """Fill the utilization samples of processes after a time, or only the oldest samples for the time 0.
+    """Fill the utilization samples of processes after a time. For the time 0, fill only the oldest sample of each process.
 
     Raises ReplayedError if there are no samples, or if the array is too small.
     """
@@ -425,7 +313,7 @@ CALLS: dict[str, Call] = {
     **{symbol: _indexed_number(readings) for symbol, readings in INDEXED_NUMBERS.items()},
     **{symbol: _number_list(readings) for symbol, readings in NUMBER_LISTS.items()},
     **{symbol: _text(key) for symbol, key in TEXT_KEYS.items()},
-    **{symbol: _structure(*parts) for symbol, parts in STRUCTURES.items()},
+    **{symbol: _structure(structure) for symbol, structure in STRUCTURES.items()},
     "nvmlDeviceGetMinorNumber": lambda context, result: write_number(result, context.gpu.index),
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory_v2,

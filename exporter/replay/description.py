@@ -17,9 +17,9 @@ from exporter.collectors.gpu.nvml.library import CODES
 from exporter.collectors.gpu.options import MAX_GPUS
 from exporter.config.expectation import suggest
 from exporter.config.options import Duration, Notation, Range, Ratio
-from exporter.replay.calls import READINGS
 from exporter.replay.library import COST_KEYS, SYMBOLS
 from exporter.replay.machine import EVERY_CALL
+from exporter.replay.readings import READINGS
 
 Problems = Iterator[tuple[str, str]]
 """Problems of a configuration dataclass, for the loader: pairs of key and message."""

@@ -21,7 +21,6 @@ from exporter.collectors.gpu.nvml.gpm import MIN_INTERVAL_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
 from exporter.replay.calls import (
     CALLS,
-    SAMPLE_BUFFERS,
     CallContext,
     ReplayedError,
     check_version,
@@ -30,14 +29,15 @@ from exporter.replay.calls import (
     write_number,
 )
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
+from exporter.replay.readings import SAMPLE_BUFFERS
 
 # First addresses of the handles of GPUs, of MIG instances, and of event sets and GPM samples.
 _GPU_BASE = 0x1000
 _INSTANCE_BASE = 0x100000
 _EVENT_SET_AND_SAMPLE_BASE = 0x10000000
-_INSTANCES_PER_GPU = 0x100
-_MAX_INSTANCES = 7
-_POLL_SECONDS = 0.05
+_INSTANCES_PER_GPU = 0x100  # number of addresses for the instances of a GPU
+_MAX_INSTANCES = 7  # smallest number of possible MIG devices that a GPU reports
+_POLL_SECONDS = 0.05  # interval in which a waiting or hanging call checks the timeline
 
 _OTHER_CALLS = "*"
 """Key of the cost of calls without a cost of their own in the description."""
@@ -46,26 +46,26 @@ _OTHER_CALLS = "*"
 _LIBRARY_METHODS = {
     "nvmlInitWithFlags": "initialize",
     "nvmlShutdown": "shut_down",
-    "nvmlSystemGetDriverVersion": "driver_version",
-    "nvmlSystemGetCudaDriverVersion_v2": "cuda_version",
-    "nvmlDeviceGetCount_v2": "count",
-    "nvmlDeviceGetHandleByIndex_v2": "handle",
+    "nvmlSystemGetDriverVersion": "write_driver_version",
+    "nvmlSystemGetCudaDriverVersion_v2": "write_cuda_version",
+    "nvmlDeviceGetCount_v2": "write_gpu_count",
+    "nvmlDeviceGetHandleByIndex_v2": "write_handle",
     "nvmlEventSetCreate": "create_event_set",
-    "nvmlEventSetWait_v2": "wait",
-    "nvmlGpmSampleAlloc": "gpm_allocate",
-    "nvmlGpmMetricsGet": "gpm_metrics",
+    "nvmlEventSetWait_v2": "wait_for_event",
+    "nvmlGpmSampleAlloc": "allocate_sample",
+    "nvmlGpmMetricsGet": "compute_metrics",
 }
 """Methods of `ReplayLibrary` (without `_`) for functions whose first argument is no GPU's handle."""
 
 _GPU_METHODS = {
-    "nvmlDeviceGetMaxMigDeviceCount": "instance_count",
-    "nvmlDeviceGetMigDeviceHandleByIndex": "instance_handle",
+    "nvmlDeviceGetMaxMigDeviceCount": "write_instance_count",
+    "nvmlDeviceGetMigDeviceHandleByIndex": "write_instance_handle",
     "nvmlDeviceGetGpuInstanceId": "refuse_whole_gpu",
     "nvmlDeviceGetComputeInstanceId": "refuse_whole_gpu",
-    "nvmlDeviceRegisterEvents": "register",
-    "nvmlGpmQueryDeviceSupport": "gpm_support",
-    "nvmlGpmSampleGet": "gpm_sample",
-    "nvmlGpmMigSampleGet": "gpm_sample_instance",
+    "nvmlDeviceRegisterEvents": "register_events",
+    "nvmlGpmQueryDeviceSupport": "write_gpm_support",
+    "nvmlGpmSampleGet": "sample_gpu",
+    "nvmlGpmMigSampleGet": "sample_instance",
 }
 """Methods of `ReplayLibrary` (without `_`) for functions of a GPU; `calls` has more."""
 
@@ -128,6 +128,7 @@ class ReplayLibrary:
         self._next_address = _EVENT_SET_AND_SAMPLE_BASE
 
     def __getattr__(self, symbol: str) -> Callable[..., Any]:
+        """Return the replayed C function of a name. Raises AttributeError for a function that the machine's library lacks."""
         if symbol not in SYMBOLS or symbol in self._description["missing"]:
             raise AttributeError(symbol)
         if symbol == "nvmlErrorString":
@@ -149,6 +150,7 @@ class ReplayLibrary:
 
     @property
     def _moment(self) -> float:
+        """Seconds on the timeline."""
         return self._clock.now() - self._origin
 
     def _cost_milliseconds(self, symbol: str, arguments: tuple[Any, ...]) -> float:
@@ -158,7 +160,7 @@ class ReplayLibrary:
             values = target_of(arguments[2])[: to_int(arguments[1])]
             return sum(self._costs.get(str(value.fieldId), default_cost) for value in values)
         if symbol == "nvmlDeviceGetSamples":
-            # Called twice by the binding: for the number, and for the samples.
+            # pynvml calls this function twice: without an array for the number of samples, and with an array. Only the latter has a cost.
             buffer = SAMPLE_BUFFERS.get(to_int(arguments[1]))
             if arguments[5] is None or buffer is None:
                 return 0.0
@@ -166,7 +168,7 @@ class ReplayLibrary:
         return self._costs.get(symbol, default_cost)
 
     def _call(self, symbol: str, arguments: tuple[Any, ...]) -> None:
-        """Apply the faults to a function, and call it. Raises ReplayedError."""
+        """Apply the faults to a function, and call the function. Raises ReplayedError."""
         if not self._description["library"]:
             raise ReplayedError("library_not_found")
         gpu, instance = None, None
@@ -216,6 +218,7 @@ class ReplayLibrary:
     # Handles are addresses that encode the GPU or MIG instance; pynvml does not dereference a handle.
 
     def _resolve(self, handle: Any) -> tuple[ReplayedGpu, dict[str, Any] | None]:
+        """Return the GPU of a handle, and the MIG instance or None for a handle of the whole GPU. Raises ReplayedError."""
         address, gpus = _address(handle), self._machine.gpus
         if _GPU_BASE <= address < _GPU_BASE + len(gpus):
             return gpus[address - _GPU_BASE], None
@@ -225,6 +228,7 @@ class ReplayLibrary:
         raise ReplayedError("invalid_argument")
 
     def _new_address(self, result: Any) -> int:
+        """Let a handle point to an address that no other handle has, and return the address."""
         self._next_address += 1
         _point(result, self._next_address)
         return self._next_address
@@ -237,17 +241,17 @@ class ReplayLibrary:
     def _shut_down(self) -> None:
         self._initialized_at = None
 
-    def _driver_version(self, buffer: Any, _length: Any) -> None:
+    def _write_driver_version(self, buffer: Any, _length: Any) -> None:
         buffer.value = self._machine.driver(self._moment).encode()
 
-    def _cuda_version(self, result: Any) -> None:
+    def _write_cuda_version(self, result: Any) -> None:
         major, _, minor = self._description["cuda"].partition(".")
         write_number(result, int(major) * 1000 + int(minor or 0) * 10)
 
-    def _count(self, result: Any) -> None:
+    def _write_gpu_count(self, result: Any) -> None:
         write_number(result, len(self._machine.listed_gpus(self._moment)))
 
-    def _handle(self, position: Any, result: Any) -> None:
+    def _write_handle(self, position: Any, result: Any) -> None:
         gpus = self._machine.listed_gpus(self._moment)
         if not 0 <= to_int(position) < len(gpus):
             raise ReplayedError("invalid_argument")
@@ -255,11 +259,11 @@ class ReplayLibrary:
 
     # MIG instances.
 
-    def _instance_count(self, context: CallContext, result: Any) -> None:
+    def _write_instance_count(self, context: CallContext, result: Any) -> None:
         context.reading("mig_mode")
         write_number(result, max(_MAX_INSTANCES, len(context.gpu.instances(context.moment))))
 
-    def _instance_handle(self, context: CallContext, position: Any, result: Any) -> None:
+    def _write_instance_handle(self, context: CallContext, position: Any, result: Any) -> None:
         instances = context.gpu.instances(context.moment)
         if not 0 <= to_int(position) < len(instances):
             raise ReplayedError("not_found")
@@ -297,13 +301,13 @@ class ReplayLibrary:
     def _create_event_set(self, result: Any) -> None:
         self._new_address(result)
 
-    def _register(self, context: CallContext, mask: Any, event_set: Any) -> None:
+    def _register_events(self, context: CallContext, mask: Any, event_set: Any) -> None:
         if to_int(mask) & ~int(context.reading("event_types")):
             raise ReplayedError("not_supported")
         self._events.register(context.gpu, context.moment, event_set=_address(event_set))
 
-    def _wait(self, event_set: Any, result: Any, milliseconds: Any) -> None:
-        """Wait for the next event.
+    def _wait_for_event(self, event_set: Any, result: Any, milliseconds: Any) -> None:
+        """Wait for the next event of a set.
 
         Raises ReplayedError after the timeout, or once a GPU of the set is lost and all earlier events are delivered.
         """
@@ -325,27 +329,27 @@ class ReplayLibrary:
 
     # Performance counters.
 
-    def _gpm_support(self, context: CallContext, result: Any) -> None:
+    def _write_gpm_support(self, context: CallContext, result: Any) -> None:
         support = target_of(result)
         check_version(support, 1)
         support.isSupportedDevice = int(bool(context.gpu.description["gpm"]))
 
-    def _gpm_allocate(self, result: Any) -> None:
+    def _allocate_sample(self, result: Any) -> None:
         self._samples[self._new_address(result)] = None
 
-    def _gpm_sample(self, context: CallContext, sample: Any) -> None:
+    def _sample_gpu(self, context: CallContext, sample: Any) -> None:
         if not context.gpu.description["gpm"] or context.optional_reading("mig_mode"):
             raise ReplayedError("not_supported")
         self._samples[_address(sample)] = GpmSample(context.moment, context.gpu, None)
 
-    def _gpm_sample_instance(self, context: CallContext, instance: Any, sample: Any) -> None:
+    def _sample_instance(self, context: CallContext, instance: Any, sample: Any) -> None:
         if not any(
             candidate["gi"] == to_int(instance) for candidate in context.gpu.instances(context.moment)
         ):
             raise ReplayedError("not_found")
         self._samples[_address(sample)] = GpmSample(context.moment, context.gpu, to_int(instance))
 
-    def _gpm_metrics(self, request: Any) -> None:
+    def _compute_metrics(self, request: Any) -> None:
         """Compute metrics between two samples. A metric is NaN if the samples are too close, as with NVML."""
         metrics = target_of(request)
         check_version(metrics, 1)
@@ -378,11 +382,12 @@ def _instance_uuid(gpu: ReplayedGpu, instance: dict[str, Any]) -> str:
 
 
 def _point(reference: Any, address: int) -> None:
-    """Let an opaque handle point to an address."""
+    """Let the opaque handle behind a `byref()` reference point to an address."""
     ctypes.cast(reference, ctypes.POINTER(ctypes.c_void_p))[0] = address
 
 
 def _address(handle: Any) -> int:
+    """Return the address to which an opaque handle points."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
@@ -401,5 +406,6 @@ def run() -> None:
 
 
 def _install(binding: Any, start: Mapping[str, Any]) -> None:
+    """Replace NVIDIA's library by the machine of the message `start`. A later child continues the timeline of the first."""
     clock, origin = Clock(), start.get("origin")
     install(binding, start["replay"], clock=clock, origin=clock.now() if origin is None else origin)

@@ -15,8 +15,8 @@ from typing import Any
 EVERY_CALL = "*"
 """Name for all functions of a GPU, in the faults of the timeline."""
 
-_MAX_PID_BYTES = 20  # of a pid file: more than any pid has digits
-_RIPPLE_SECONDS = 3.1  # period of the ripple
+_MAX_PID_BYTES = 20  # number of bytes that are read from a pid file; no pid has more digits
+_RIPPLE_SECONDS = 3.1  # period of the ripple of a load
 SHIFT_SECONDS = 1.7
 """Seconds by which the load of each GPU runs ahead of the previous GPU's load."""
 
@@ -24,7 +24,7 @@ _NAMED_VALUES = {"nan": nan, "infinity": inf}
 
 
 class LoadCurve:
-    """Load of a GPU, from 0 to 1: a repeated cycle of steps with a ripple, `shift_seconds` ahead."""
+    """Load of a GPU, from 0 to 1: a repeated cycle of steps with a sine wave (ripple), `shift_seconds` ahead."""
 
     def __init__(self, description: dict[str, Any], *, shift_seconds: float) -> None:
         self._steps = [(step["seconds"], step["level"]) for step in description["steps"]] or [(1.0, 0.0)]
@@ -43,10 +43,11 @@ class LoadCurve:
         return float(self._steps[-1][1])
 
     def total(self, moment: float) -> float:
-        """Return the integral of the load over the seconds since the start."""
+        """Return the integral of the load, in seconds at full load, from the start of the timeline to a time."""
         return self._total_until(moment + self._shift_seconds) - self._total_until(self._shift_seconds)
 
     def _total_until(self, moment: float) -> float:
+        """Return the integral from the start of the first cycle, which is `shift_seconds` before the start of the timeline."""
         cycle_count, position = divmod(moment, self._cycle_seconds)
         total = 0.0
         for seconds, level in self._steps:
@@ -67,7 +68,7 @@ class LoadCurve:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """Value of a reading from a start until an end."""
+    """Value of a reading, as a description has it, from a start until an end on the timeline."""
 
     start: float
     end: float
@@ -75,11 +76,14 @@ class ValueChange:
 
 
 class ReadingCurves:
-    """Readings of a GPU over time. A reading is None (not supported), a number, `nan` or `infinity`, or a signal."""
+    """Readings of a GPU over time.
+
+    The value of a reading is None (not supported), a number, the text `nan` or `infinity`, or the fields of a `Signal`.
+    """
 
     def __init__(self, description: Mapping[str, Any], load: LoadCurve) -> None:
         self.load = load
-        # By name. Of the changes in effect, the one with the latest start applies.
+        # By name. Of the changes in effect, the change with the latest start applies.
         self._changes = {name: [ValueChange(-inf, inf, value)] for name, value in description.items()}
 
     def change(self, name: str, start: float, end: float, value: Any) -> None:
@@ -115,13 +119,13 @@ class ReadingCurves:
 
 
 def _signal_total(signal: dict[str, Any], load_total: float, seconds: float = 1.0) -> float:
-    """Return the integral of a signal from the integral of the load. For one second, both are means."""
+    """Return the integral of a signal over a time, from the integral of the load. Over one second, both integrals are means."""
     busy = signal["idle"] if signal["busy"] is None else signal["busy"]
     return float(signal["idle"] * seconds + (busy - signal["idle"]) * load_total)
 
 
 class Fault:
-    """Entry of the timeline: changes of readings, and errors of calls."""
+    """Entry of the timeline: changes of readings, processes, MIG instances and the driver, and failures of calls."""
 
     def __init__(self, entry: dict[str, Any]) -> None:
         self.entry = entry  # as described
@@ -145,7 +149,7 @@ class ReplayedGpu:
         self.index = index  # position in the description; NVML's index while all GPUs are listed
         self.description = description  # of the model, with the GPU's uuid
         load = LoadCurve(description["load"], shift_seconds=index * SHIFT_SECONDS)
-        # NVML's values by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
+        # By name; field values have the names `field.<id>`, GPM metrics `gpm.<id>`.
         self.readings = ReadingCurves(dict(all_readings(description["values"], description)), load)
         self.faults = [fault for fault in faults if fault.applies_to(index)]
         # All compute instances of the whole timeline.

@@ -20,9 +20,9 @@ from exporter.collectors.gpu.nvml.library import CODES, name_of
 from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
 from exporter.replay import description
-from exporter.replay.calls import READINGS
 from exporter.replay.library import SYMBOLS
 from exporter.replay.machines import load_machine, machine_names
+from exporter.replay.readings import READINGS
 
 GUIDE = PROJECT / "docs" / "replay.md"
 
