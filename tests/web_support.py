@@ -78,9 +78,9 @@ class ServerProcess:
 
     def statistics(self) -> dict[str, Any]:
         """Return the statistics of the server process."""
-        return self.command("statistics")
+        return self.send_command("statistics")
 
-    def command(self, line: str) -> dict[str, Any]:
+    def send_command(self, line: str) -> dict[str, Any]:
         """Send a command of `web_child.py` and return the statistics of the server process after the command."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
@@ -173,7 +173,7 @@ def read_response(connection: socket.socket) -> tuple[int, bytes]:
 class ClientCrowd:
     """Many connections to 127.0.0.1, on each of which the constructor tries to send *request*.
 
-    A connection that fails stays in `members`. As a context manager, the crowd closes its connections on exit.
+    A connection that fails stays in `connections`. As a context manager, the crowd closes its connections on exit.
     """
 
     def __init__(
@@ -190,26 +190,26 @@ class ClientCrowd:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard == resource.RLIM_INFINITY or hard >= 4096:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
-        self.members: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
         for _ in range(count):
-            member = socket.socket()
+            connection = socket.socket()
             if receive_buffer_bytes:
-                member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-            member.settimeout(LIMIT_SECONDS)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+            connection.settimeout(LIMIT_SECONDS)
             # While a test attacks the server, the server may close any connection.
             with contextlib.suppress(OSError):
-                member.connect(("127.0.0.1", port))
+                connection.connect(("127.0.0.1", port))
                 if tls_context is not None:
-                    member = tls_context.wrap_socket(member, server_hostname="127.0.0.1")
-                member.sendall(request)
-            self.members.append(member)
+                    connection = tls_context.wrap_socket(connection, server_hostname="127.0.0.1")
+                connection.sendall(request)
+            self.connections.append(connection)
 
     def trickle(self, payload: bytes, interval_seconds: float) -> None:
         """Send a byte of *payload* on each connection per interval."""
         for index in range(len(payload)):
-            for member in self.members:
+            for connection in self.connections:
                 with contextlib.suppress(OSError):
-                    member.send(payload[index : index + 1])
+                    connection.send(payload[index : index + 1])
             time.sleep(interval_seconds)
 
     def __enter__(self) -> Self:
@@ -218,8 +218,8 @@ class ClientCrowd:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for member in self.members:
-            member.close()
+        for connection in self.connections:
+            connection.close()
 
 
 class CertificateAuthority:

@@ -60,7 +60,7 @@ class FakeApplication:
         self.reloads += 1
 
 
-def page() -> Content:
+def html_content() -> Content:
     return Content(b"<!doctype html>", "text/html", {"Cache-Control": "no-store"})
 
 
@@ -92,11 +92,11 @@ def test_metrics_are_served_in_the_requested_format() -> None:
         ("GET", "/metric", 404, "content-type", "text/plain; charset=utf-8"),
     ],
 )
-def test_a_path_responds_to_its_methods_with_its_headers(
+def test_the_path_and_the_method_decide_status_and_headers(
     method: str, path: str, status: int, header: str, expected: str
 ) -> None:
     endpoints = (
-        DocumentEndpoint("/", page),
+        DocumentEndpoint("/", html_content),
         MetricsEndpoint(lambda _form, _names: b""),
         ReloadEndpoint(lambda: None, enabled=True),
     )
@@ -115,10 +115,10 @@ def test_a_document_is_compressed_on_a_worker_thread(monkeypatch: pytest.MonkeyP
         return compress(body)
 
     monkeypatch.setattr("exporter.web.endpoints.compress", compress_and_note_thread)
-    with serving(DocumentEndpoint("/", page)) as server:
+    with serving(DocumentEndpoint("/", html_content)) as server:
         reply = send_request(port_of(server), "/", headers={"Accept-Encoding": "gzip"})
 
-    assert gzip.decompress(reply.body) == page().body
+    assert gzip.decompress(reply.body) == html_content().body
     assert reply.headers["content-encoding"] == "gzip"
     assert threads == ["exporter-document-0"]
 
@@ -177,7 +177,7 @@ def test_a_page_that_fails_is_a_server_error_and_is_logged_once(caplog: pytest.L
 
 def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
     with ServerProcess() as process, ThreadPoolExecutor(64) as clients:
-        process.command("slow 0.05")
+        process.send_command("slow 0.05")
         list(clients.map(lambda _: scrape_repeatedly(process.port, 10), range(64)))
         # The server counts a scrape shortly after the client has received the response.
         wait_until(lambda: process.statistics()["exporter_scrapes_total"] == 640)
@@ -188,12 +188,12 @@ def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
 
 def test_a_hanging_render_affects_only_its_scrapes() -> None:
     with ServerProcess(limits={"render_seconds": 0.5, "drain_seconds": 1}) as process:
-        process.command("hang")
+        process.send_command("hang")
         replies = [send_request(process.port) for _ in range(3)]
         statuses = [send_request(process.port, path).status for path in ("/-/healthy", "/-/ready")]
-        statistics = process.command("release")
+        statistics = process.send_command("release")
         wait_until(lambda: send_request(process.port).status == 200)
-        process.command("hang")
+        process.send_command("hang")
         send_request(process.port)
         process.terminate()
         exit_status, _ = process.wait()
@@ -213,9 +213,9 @@ def test_the_timeout_of_a_scrape_limits_its_wait_for_a_hanging_render() -> None:
         return reply.status, reply.seconds
 
     with ServerProcess(limits={"render_seconds": LIMIT_SECONDS}) as process:
-        process.command("hang")
+        process.send_command("hang")
         (status_at_1_s, seconds_at_1_s), (status_at_200_ms, seconds_at_200_ms) = scrape("1"), scrape("0.2")
-        process.command("release")
+        process.send_command("release")
         statuses = [scrape(timeout)[0] for timeout in ("nan", "-1", "soon", "inf", "1e999")]
 
     assert status_at_1_s == 503
@@ -235,7 +235,7 @@ def is_refused(address: tuple[str, int]) -> bool:
 def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
     with ServerProcess() as process, ExitStack() as stack:
         address = ("127.0.0.1", process.port)
-        process.command("finish")
+        process.send_command("finish")
         peer, idle = (
             stack.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)) for _ in range(2)
         )
@@ -257,7 +257,7 @@ def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
 def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
     application = FakeApplication()
     endpoints = (
-        DocumentEndpoint("/", page),
+        DocumentEndpoint("/", html_content),
         MetricsEndpoint(lambda _form, _names: b"", application.not_ready),
     )
     with serving(*endpoints) as server:

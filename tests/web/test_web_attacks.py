@@ -5,7 +5,8 @@ Most servers run with shortened limits. The attacks are limited in number and du
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def test_connections_that_trickle_bytes_are_closed_at_the_deadline_of_silent_con
         scrape_repeatedly(process.port, 1)
         cpu_seconds = process.statistics()["cpu_seconds"]
 
-    assert cpu_seconds < 8  # for 5,000 received bytes a second, each of which arrives separately
+    assert cpu_seconds < 8  # for at most 20,000 bytes, each of which arrives separately: 400 µs a byte
 
 
 @pytest.mark.parametrize("uses_tls", [False, True])
@@ -125,25 +126,24 @@ def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
 
 
 def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
+    trickled_bytes = itertools.cycle(INCOMPLETE_REQUEST)
+
+    def is_closed_after_another_byte() -> bool:
+        try:
+            peer.sendall(bytes([next(trickled_bytes)]))
+            is_readable = bool(select.select([peer], [], [], 0)[0])
+            return is_readable and peer.recv(1) == b""
+        except OSError:
+            return True
+
     process = ServerProcess(limits={"head_seconds": 1})
     with process, socket.create_connection(("127.0.0.1", process.port), timeout=LIMIT_SECONDS) as peer:
         peer.sendall(COMPLETE_REQUEST)
         status, _ = read_response(peer)
-        start_time = time.monotonic()
-        with contextlib.suppress(OSError):
-            for index in range(300):
-                peer.sendall(INCOMPLETE_REQUEST[index % len(INCOMPLETE_REQUEST) :][:1])
-                time.sleep(0.2)
-                peer.setblocking(False)
-                with contextlib.suppress(BlockingIOError):
-                    if not peer.recv(1):
-                        break
-                peer.settimeout(LIMIT_SECONDS)
-        open_seconds = time.monotonic() - start_time
+        wait_until(is_closed_after_another_byte)
         scrape_repeatedly(process.port)
 
     assert status == 200
-    assert open_seconds < LIMIT_SECONDS / 2  # without the limit: 60 s
 
 
 @pytest.mark.parametrize(

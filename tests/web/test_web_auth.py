@@ -168,7 +168,7 @@ class SlowBcrypt:
         self.checks.append((password, expected))
         return password == b"good"
 
-    async def verdict(self, passwords: Passwords, user: str, password: str, peer: str) -> bool | str:
+    async def check_login(self, passwords: Passwords, user: str, password: str, peer: str) -> bool | str:
         """Check a login. Return True, False or "busy"."""
         deadline = asyncio.get_running_loop().time() + LIMIT_SECONDS
         hash_by_user = {"alice": HASH_BY_COST[4], "bob": HASH_BY_COST[6]}
@@ -179,11 +179,10 @@ class SlowBcrypt:
         except BusyError:
             return "busy"
 
-    async def verdicts(self, passwords: Passwords, *logins: tuple[str, str, str]) -> list[bool | str]:
+    async def check_logins(self, passwords: Passwords, *logins: tuple[str, str, str]) -> list[bool | str]:
         """Check logins (user, password, peer) concurrently. Return True, False or "busy" for each login."""
-
         self.may_finish.clear()
-        tasks = [asyncio.ensure_future(self.verdict(passwords, *login)) for login in logins]
+        tasks = [asyncio.ensure_future(self.check_login(passwords, *login)) for login in logins]
         await asyncio.sleep(0.05)
         self.may_finish.set()
         return [await task for task in tasks]
@@ -199,7 +198,7 @@ def bcrypt_check(monkeypatch: pytest.MonkeyPatch) -> SlowBcrypt:
 def test_pending_password_checks_are_limited_in_total_and_per_address(bcrypt_check: SlowBcrypt) -> None:
     limits = Limits(passwords_waiting=2, passwords_waiting_per_peer=2)
     logins = [("bob", str(number), f"10.0.0.{number // 3}") for number in range(6)]
-    verdicts = asyncio.run(bcrypt_check.verdicts(Passwords(limits), *logins))
+    verdicts = asyncio.run(bcrypt_check.check_logins(Passwords(limits), *logins))
 
     # An address can have two checks; of the remaining checks, one runs and two wait.
     assert verdicts == [False, False, "busy", False, "busy", "busy"]
@@ -207,10 +206,10 @@ def test_pending_password_checks_are_limited_in_total_and_per_address(bcrypt_che
 
 def test_an_address_with_an_earlier_login_has_priority(bcrypt_check: SlowBcrypt) -> None:
     passwords = Passwords(Limits(passwords_waiting=4))
-    asyncio.run(bcrypt_check.verdicts(passwords, ("alice", "good", "10.0.0.1")))
+    asyncio.run(bcrypt_check.check_logins(passwords, ("alice", "good", "10.0.0.1")))
     logins = [("bob", str(number), f"10.0.1.{number}") for number in range(8)]
     logins += [("bob", "good", "10.0.0.1"), ("bob", "x", "10.0.0.2")]
-    verdicts = asyncio.run(bcrypt_check.verdicts(passwords, *logins))
+    verdicts = asyncio.run(bcrypt_check.check_logins(passwords, *logins))
 
     assert verdicts == [False] * 5 + ["busy"] * 3 + [True, "busy"]
 
@@ -220,10 +219,10 @@ def test_a_cached_login_does_not_wait_for_pending_checks(bcrypt_check: SlowBcryp
     login = ("alice", "good", "10.0.0.1")
 
     async def repeat_login_beside_a_pending_check() -> list[bool | str]:
-        await bcrypt_check.verdicts(passwords, login)
+        await bcrypt_check.check_logins(passwords, login)
         bcrypt_check.may_finish.clear()
-        pending_check = asyncio.ensure_future(bcrypt_check.verdict(passwords, "alice", "x", "10.0.0.1"))
-        repeated_verdict = await bcrypt_check.verdict(passwords, *login)
+        pending_check = asyncio.ensure_future(bcrypt_check.check_login(passwords, "alice", "x", "10.0.0.1"))
+        repeated_verdict = await bcrypt_check.check_login(passwords, *login)
         is_pending = not pending_check.done()
         bcrypt_check.may_finish.set()
         return [repeated_verdict, is_pending, await pending_check]
@@ -234,7 +233,7 @@ def test_a_cached_login_does_not_wait_for_pending_checks(bcrypt_check: SlowBcryp
 def test_equal_credentials_share_one_check_and_valid_ones_are_cached(bcrypt_check: SlowBcrypt) -> None:
     passwords = Passwords(Limits())
     logins = [("bob", "good", "10.0.0.1")] * 50
-    verdicts = [asyncio.run(bcrypt_check.verdicts(passwords, *logins)) for _ in range(2)]
+    verdicts = [asyncio.run(bcrypt_check.check_logins(passwords, *logins)) for _ in range(2)]
 
     assert verdicts == [[True] * 50] * 2
     assert len(bcrypt_check.checks) == 1
@@ -243,7 +242,7 @@ def test_equal_credentials_share_one_check_and_valid_ones_are_cached(bcrypt_chec
 def test_the_password_of_an_unknown_user_is_checked_at_the_highest_cost_of_the_known_users(
     bcrypt_check: SlowBcrypt,
 ) -> None:
-    verdicts = asyncio.run(bcrypt_check.verdicts(Passwords(Limits()), ("eve", "good", "10.0.0.1")))
+    verdicts = asyncio.run(bcrypt_check.check_logins(Passwords(Limits()), ("eve", "good", "10.0.0.1")))
 
     assert verdicts == [False]
     assert bcrypt_check.checks[0][1].startswith(b"$2y$06$")

@@ -1,4 +1,4 @@
-"""Notation and binding of listen addresses, and recognition of regular scrapers."""
+"""Listen addresses: notation and binding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from run_support import fetch
 from web_support import serving
 
 from exporter.errors import ListenError
-from exporter.web.counts import MAX_CLIENTS, Scrapers
 from exporter.web.listen import bind, parse_address
 
 
@@ -80,37 +79,3 @@ def test_several_addresses_are_served_and_the_wildcard_address_is_logged(
 def test_an_address_that_cannot_be_bound_raises_an_error_that_names_the_option(text: str) -> None:
     with pytest.raises(ListenError, match=r"choose another with --web\.listen-address"):
         bind(parse_address(text), 1)
-
-
-def scrapers_after(*scrape_times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") -> Scrapers:
-    scrapers = Scrapers()
-    for scraped_at in scrape_times:
-        scrapers.record(peer, agent, scraped_at)
-    return scrapers
-
-
-def test_two_scrapes_determine_when_the_next_is_expected() -> None:
-    scrapers = scrapers_after(100.0, 115.0)
-    scrapers.record("10.0.0.1", "curl/8", 115.5)  # another client at the same address
-
-    assert scrapers_after(100.0).next_expected(101.0) is None
-    assert scrapers.next_expected(116.0) == 130.0
-    assert scrapers.next_expected(140.0) == 130.0  # late
-    assert scrapers.next_expected(146.0) is None  # gone
-
-
-def test_differing_gaps_are_not_an_interval_until_two_gaps_agree() -> None:
-    scrapers = scrapers_after(100.0, 103.0, 140.0)
-    expected_after_differing_gaps = scrapers.next_expected(141.0)
-    scrapers.record("10.0.0.1", "Prometheus/3", 176.0)
-
-    assert expected_after_differing_gaps is None
-    assert scrapers.next_expected(177.0) == 212.0
-
-
-def test_many_clients_with_a_single_request_do_not_displace_a_scraper() -> None:
-    scrapers = scrapers_after(100.0, 115.0)
-    for number in range(10 * MAX_CLIENTS):
-        scrapers.record("10.0.0.2", f"client {number}", 116.0)
-
-    assert scrapers.next_expected(117.0) == 130.0

@@ -1,4 +1,4 @@
-"""Hostile clients: the server's memory is bounded, and most abandoned requests are not rendered.
+"""Hostile clients: the server's memory is bounded, and abandoned requests are not rendered.
 
 The memory tests cap the address space of the server at 256 MiB.
 """
@@ -33,7 +33,7 @@ MAX_CROWD_BYTES = 96 << 20
 MAX_RETAINED_BYTES = 64 << 20
 """Permitted growth after the clients have left: free memory that the allocator keeps."""
 NOISE_BYTES = 8 << 20
-"""Difference of two measurements of a server whose memory does not grow."""
+"""Permitted difference between two measurements of a server whose memory does not grow."""
 
 
 def test_requests_for_unique_names_do_not_grow_memory() -> None:
