@@ -41,7 +41,7 @@ import gc
 gc.set_threshold(100_000, 20, 20)
 import json
 import exporter
-from programs.loops import begin, gauges
+from programs.loops import gauges
 """
 """First lines of every job. With the default thresholds, garbage collection takes a sixth of the time to import a framework."""
 
@@ -118,6 +118,12 @@ class Job:
         """Return the actual values of the quantities whose actual and expected values differ."""
         actual = {quantity: self.quantity_value(quantity, run) for quantity in expected}
         return {quantity: value for quantity, value in actual.items() if value != expected[quantity]}
+
+    def own_value(self, name: str) -> float:
+        """Return the first value that the job itself has printed after `own NAME`, such as its own loss."""
+        prefix = f"own {name} "
+        lines = self.process.stdout.splitlines()
+        return next(float(line.removeprefix(prefix)) for line in lines if line.startswith(prefix))
 
     def gauges(self, run: str | None = None) -> dict[str, float]:
         """Return the gauges that the job has printed for a run, or for its first run."""

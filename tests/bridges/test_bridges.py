@@ -1,6 +1,6 @@
 """Bridges: an unchanged job is recorded, and runs as without the exporter.
 
-Further tests check hooks on imports, the installation of bridges, the recognition of torchrun, and statistics of the allocator.
+Further tests check the installation of bridges, the recognition of torchrun, and statistics of the allocator of GPU memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from bridges_support import PRINT_PAGE, STEPS, installed_distribution, needs, run_job
@@ -19,7 +18,7 @@ from program_support import page_of, run_program, series, sum_by_labels, total
 
 import exporter
 import exporter_auto
-from exporter import bridges, patching
+from exporter import bridges
 from exporter.bridges.monitor import MonitorBridge
 from exporter.elastic.bridge import is_launcher
 from exporter.recording.events import EVENTS
@@ -27,55 +26,10 @@ from exporter.recording.events import EVENTS
 needs_torch = needs("torch")
 
 
-# Hooks that are called after an import -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Write a module onto the import path, and return its name."""
-    name = f"imported_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text("answer = 5\nloaders = __spec__.loader, __loader__\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return name
-
-
-def test_a_hook_is_called_once_after_the_import_and_is_then_removed(
-    module_name: str,
-) -> None:
-    modules, finders = list[ModuleType](), list(sys.meta_path)
-    patching.when_imported(module_name, lambda module: module.missing)
-    patching.when_imported(module_name, modules.append)
-    assert importlib.util.find_spec(module_name) is not None  # finds the module without importing it
-    assert modules == []
-
-    module = importlib.import_module(module_name)
-
-    assert modules == [module]
-    assert module.answer == 5
-    assert {type(loader).__name__ for loader in module.loaders} == {"SourceFileLoader"}
-    assert sys.meta_path == finders
-
-
-def test_a_hook_waits_for_a_module_that_cannot_be_imported_yet(module_name: str, tmp_path: Path) -> None:
-    modules: list[ModuleType] = []
-    source = tmp_path / f"{module_name}.py"
-    valid_source = source.read_text()
-    source.write_text("raise ValueError('not yet')")
-    patching.when_imported(module_name, modules.append)
-    with pytest.raises(ValueError, match="not yet"):
-        importlib.import_module(module_name)
-    source.write_text(valid_source + "\n# another size, so that the bytecode cache is not used\n")
-
-    importlib.invalidate_caches()
-    importlib.import_module(module_name)
-
-    assert len(modules) == 1
-
-
 # Installation --------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_bridge_is_reported() -> None:
+def test_an_unknown_bridge_raises_an_error_that_lists_the_known_bridges() -> None:
     with pytest.raises(ValueError, match="available: elastic, monitor"):
         bridges.install("elastc")
 
@@ -164,19 +118,6 @@ print("gauges", json.dumps(gauges()))
 
     assert ended_job.differences({STEPS: 1}) == {}
     assert ended_job.process.stderr == ""
-
-
-def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
-    module_name: str, tmp_path: Path
-) -> None:
-    hook = f"from exporter import patching\nmodules = []\npatching.when_imported({module_name!r}, modules.append)\n"
-    (tmp_path / f"{module_name}.py").write_text(f"{hook}assert not modules\n")
-    (tmp_path / f"{module_name}_next.py").touch()
-
-    module = importlib.import_module(module_name)
-    importlib.import_module(f"{module_name}_next")
-
-    assert module.modules == [module]
 
 
 UNCHANGED_PROGRAM = """

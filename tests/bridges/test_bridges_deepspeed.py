@@ -1,11 +1,11 @@
-"""The bridge to DeepSpeed's engine, with the real package on the CPU, compared with the job's own log."""
+"""Bridge to DeepSpeed's engine, with the real package on the CPU, compared with the job's own log."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVES, STEPS, Job, needs, run_job
+from bridges_support import AUTO, SAMPLES, SAVES, STEPS, needs, run_job
 
 pytestmark = [needs("torch", "deepspeed"), pytest.mark.timeout(240)]
 
@@ -21,15 +21,6 @@ ENVIRONMENT = {
 IMPORTS = "import torch\nfrom programs.deepspeed_parts import engine_of, train\n"
 
 
-def own_value(ended_job: Job, name: str) -> float:
-    """Return a value that the job has printed, such as its own loss."""
-    return next(
-        float(line.split()[-1])
-        for line in ended_job.process.stdout.splitlines()
-        if line.startswith(f"own {name}")
-    )
-
-
 TRAIN_AND_SAVE = """
 train(engine)
 engine.save_checkpoint("saved")
@@ -43,7 +34,7 @@ def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Pa
     expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVES: 1, "run_info framework=deepspeed": 1}
     gauges = ended_job.gauges("gauges")
     assert ended_job.differences(expected) == {}
-    assert gauges["loss,mode=train"] == pytest.approx(own_value(ended_job, "loss"), rel=1e-5)
+    assert gauges["loss,mode=train"] == pytest.approx(ended_job.own_value("loss"), rel=1e-5)
     assert gauges["learning_rate"] == 0.125
     assert gauges["step"] == 3
 
@@ -54,8 +45,8 @@ def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> Non
 
     gauges = ended_job.gauges("gauges")
     assert ended_job.differences({STEPS: 3, SAMPLES: 48, SAVES: 1}) == {}
-    assert gauges["loss,mode=train"] == pytest.approx(own_value(ended_job, "loss"), rel=1e-5)
-    assert gauges["grad_norm"] == pytest.approx(own_value(ended_job, "norm"), rel=1e-5)
+    assert gauges["loss,mode=train"] == pytest.approx(ended_job.own_value("loss"), rel=1e-5)
+    assert gauges["grad_norm"] == pytest.approx(ended_job.own_value("norm"), rel=1e-5)
 
 
 def test_steps_without_finite_gradients_are_skipped_steps(tmp_path: Path) -> None:
@@ -68,6 +59,6 @@ print("gauges", json.dumps(gauges()))
 """
     ended_job = run_job(tmp_path, program, ENVIRONMENT)
 
-    assert own_value(ended_job, "skipped") == 3
+    assert ended_job.own_value("skipped") == 3
     assert ended_job.differences({STEPS: 3, "skipped_steps_total reason=overflow": 3}) == {}
-    assert ended_job.gauges("gauges")["loss_scale"] == own_value(ended_job, "scale")
+    assert ended_job.gauges("gauges")["loss_scale"] == ended_job.own_value("scale")

@@ -1,4 +1,4 @@
-"""The bridge to fastai: an optimizer of the shape of fastai's, with torch's loaders and backward passes."""
+"""Bridge to fastai: an optimizer of the shape of fastai's, with torch's loaders and backward passes."""
 
 from __future__ import annotations
 

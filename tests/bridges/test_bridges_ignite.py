@@ -1,11 +1,11 @@
-"""Bridge for PyTorch Ignite: an unchanged job with the real package, compared with the log of the job."""
+"""Bridge to PyTorch Ignite: an unchanged job with the real package, compared with the log of the job."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, SAVES, STEPS, VALIDATION_STEPS, Job, needs, run_job
+from bridges_support import AUTO, SAMPLES, SAVES, STEPS, VALIDATION_STEPS, needs, run_job
 
 pytestmark = [needs("torch", "ignite"), pytest.mark.timeout(120)]
 
@@ -46,12 +46,6 @@ trainer.run(batches, max_epochs=2)
 """
 
 
-def own_loss(ended_job: Job) -> float:
-    return next(
-        float(line.split()[2]) for line in ended_job.process.stdout.splitlines() if "own loss" in line
-    )
-
-
 def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path: Path) -> None:
     ended_job = run_job(tmp_path, SETUP_CODE + TRAIN_AND_SAVE_CODE, AUTO)
 
@@ -65,7 +59,9 @@ def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path:
     }
     assert ended_job.differences({**expected, "run_info framework=ignite": 1}) == {}
     assert ended_job.gauges("gauges")["epoch"] == 3
-    assert ended_job.gauges("gauges")["loss,mode=train"] == pytest.approx(own_loss(ended_job), rel=1e-5)
+    assert ended_job.gauges("gauges")["loss,mode=train"] == pytest.approx(
+        ended_job.own_value("loss"), rel=1e-5
+    )
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bridge for Keras 3, with the real package on the torch backend."""
+"""Bridge to Keras 3, with the real package on the torch backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 
 LOOPS_PROGRAM = """
 from programs import keras_loops, loops
-loops.run(keras_loops)
+loops.run_loops(keras_loops)
 """
 ended_job = job_fixture(PRELUDE + LOOPS_PROGRAM)
 

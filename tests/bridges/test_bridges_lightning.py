@@ -1,4 +1,4 @@
-"""The bridge to PyTorch Lightning, with the real Trainer on a CPU."""
+"""Bridge to PyTorch Lightning, with the real Trainer on a CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [needs("lightning"), pytest.mark.timeout(240)]
 
 LOOPS_PROGRAM = """
 from programs import lightning_loops, loops
-loops.run(lightning_loops)
+loops.run_loops(lightning_loops)
 """
 ended_job = job_fixture(LIGHTNING + LOOPS_PROGRAM)
 
@@ -111,7 +111,7 @@ def test_a_loss_that_a_test_logs_as_val_loss_is_not_the_loss_of_a_validation(end
 
 def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(ended_job: Job) -> None:
     assert "raised amid an iteration" in ended_job.process.stdout
-    assert ended_job.process.stdout.count("pickled ['PickleTrainer', 'ExporterCallback']") == 2
+    assert ended_job.process.stdout.count("pickled ['TrainerPickler', 'ExporterCallback']") == 2
 
 
 # Unchanged jobs -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The bridge from NVIDIA's one-logger, with the real package."""
+"""Bridge to NVIDIA's one-logger, with the real package."""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""Shared parts of the bridges: hooks of methods, the active source, the tracker of open blocks, and batch sizes."""
+"""Shared parts of the bridges: hooks on methods and imports, the active source, the tracker of open blocks, and batch sizes."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import signal
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from bridges_support import STEPS, run_job
 from programs import code_of
 from programs.loop_tracker import call_hooks_in_any_order
 
+from exporter import patching
 from exporter.bridges.batches import samples_and_tokens
 from exporter.bridges.sources import ActiveSource, Source, Strength
 from exporter.patching import Around, Hook, patch, patch_existing
@@ -101,6 +105,64 @@ def test_the_error_of_a_signal_handler_during_a_hook_reaches_the_job(
             library().work(1)
     finally:
         signal.signal(signal.SIGUSR1, previous_handler)
+
+
+# Hooks that are called after an import ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a module onto the import path, and return its name."""
+    name = f"imported_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text("answer = 5\nloaders = __spec__.loader, __loader__\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_a_hook_is_called_once_after_the_import_and_is_then_removed(
+    module_name: str,
+) -> None:
+    modules, finders = list[ModuleType](), list(sys.meta_path)
+    patching.when_imported(module_name, lambda module: module.missing)
+    patching.when_imported(module_name, modules.append)
+    assert importlib.util.find_spec(module_name) is not None  # finds the module without importing it
+    assert modules == []
+
+    module = importlib.import_module(module_name)
+
+    assert modules == [module]
+    assert module.answer == 5
+    assert {type(loader).__name__ for loader in module.loaders} == {"SourceFileLoader"}
+    assert sys.meta_path == finders
+
+
+def test_a_hook_waits_for_a_module_that_cannot_be_imported_yet(module_name: str, tmp_path: Path) -> None:
+    modules: list[ModuleType] = []
+    source = tmp_path / f"{module_name}.py"
+    valid_source = source.read_text()
+    source.write_text("raise ValueError('not yet')")
+    patching.when_imported(module_name, modules.append)
+    with pytest.raises(ValueError, match="not yet"):
+        importlib.import_module(module_name)
+    source.write_text(valid_source + "\n# another size, so that the bytecode cache is not used\n")
+
+    importlib.invalidate_caches()
+    importlib.import_module(module_name)
+
+    assert len(modules) == 1
+
+
+def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
+    module_name: str, tmp_path: Path
+) -> None:
+    hook = f"from exporter import patching\nmodules = []\npatching.when_imported({module_name!r}, modules.append)\n"
+    (tmp_path / f"{module_name}.py").write_text(f"{hook}assert not modules\n")
+    (tmp_path / f"{module_name}_next.py").touch()
+
+    module = importlib.import_module(module_name)
+    importlib.import_module(f"{module_name}_next")
+
+    assert module.modules == [module]
 
 
 # The active source -------------------------------------------------------------------------------------------------------

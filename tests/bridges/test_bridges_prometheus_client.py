@@ -1,4 +1,4 @@
-"""Bridge for prometheus_client with the real package: metrics of the job reach the page through the feed."""
+"""Bridge to prometheus_client, with the real package: metrics of the job reach the page through the feed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bridge to Hugging Face Transformers, with the real Trainer on a CPU."""
+"""Bridge to Hugging Face Transformers, with the real Trainer on a CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [needs("transformers", "accelerate"), pytest.mark.timeout(240)]
 
 LOOPS_PROGRAM = """
 from programs import loops, transformers_loops
-loops.run(transformers_loops)
+loops.run_loops(transformers_loops)
 """
 ended_job = job_fixture(LOOPS_PROGRAM)
 

@@ -1,6 +1,6 @@
 """Training jobs of Accelerate. Each function is a job.
 
-`programs.loops.run` calls the functions in sequence in the same process; each call is a separate run.
+`programs.loops.run_loops` calls the functions in sequence in the same process; each call is a separate run.
 """
 
 from __future__ import annotations

@@ -10,9 +10,13 @@ from programs.torch_parts import loader, model_and_optimizer
 
 
 def train(epochs: int = 1, *, fail: bool = False, **options: Any) -> tuple[Any, Any]:
-    """Train a linear model on four batches an epoch, and return the accelerator and the model."""
+    """Train a linear model on four batches an epoch, and return the accelerator and the model.
+
+    Prints the own loss of the last step: the mean over its batches. With *fail*, raises ZeroDivisionError in the third batch.
+    """
     accelerator = Accelerator(cpu=True, **options)
     model, optimizer, batches = accelerator.prepare(*model_and_optimizer(), loader(16))
+    losses = []
     for _ in range(epochs):
         for index, (batch,) in enumerate(batches):
             with accelerator.accumulate(model):
@@ -20,8 +24,11 @@ def train(epochs: int = 1, *, fail: bool = False, **options: Any) -> tuple[Any, 
                 if fail and index == 2:
                     raise ZeroDivisionError("amid an iteration")
                 accelerator.backward(loss)
+                losses.append(loss.item())
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
+    losses_of_last_step = losses[-accelerator.gradient_accumulation_steps :]
+    print("own loss", sum(losses_of_last_step) / len(losses_of_last_step))
     return accelerator, model

@@ -1,6 +1,6 @@
 """Training jobs of Keras. Each function is a job.
 
-`programs.loops.run` calls the functions in sequence in the same process; each call is a separate run.
+`programs.loops.run_loops` calls the functions in sequence in the same process; each call is a separate run.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def failing_fit() -> None:
 
 
 def failed_save() -> None:
-    class SaveBadAndGoodModel(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types here
+    class BadAndGoodSaves(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types here
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             with contextlib.suppress(OSError):
                 self.model.save("/proc/nowhere/model.keras")
             self.model.save_weights("model.weights.h5")
 
-    fit([CALLBACK, SaveBadAndGoodModel()], epochs=2)
+    fit([CALLBACK, BadAndGoodSaves()], epochs=2)
 
 
 def nonfinite_targets() -> None:

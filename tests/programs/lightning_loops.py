@@ -1,6 +1,6 @@
 """Training jobs of PyTorch Lightning. Each function is a job.
 
-`programs.loops.run` calls the functions in sequence in the same process; each call is a separate run.
+`programs.loops.run_loops` calls the functions in sequence in the same process; each call is a separate run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class ValidatedModule(Module):
 
 
 class TwoOptimizers(Module):
+    """Module that steps two optimizers in each batch, in manual optimization."""
+
     automatic_optimization = False
 
     def training_step(self, batch: Any, index: int) -> None:
@@ -42,13 +44,17 @@ class TwoOptimizers(Module):
 
 
 class DiskFullForBadPaths(TorchCheckpointIO):  # type: ignore[misc]  # Lightning has no types here
+    """Checkpoint I/O that fails for paths that contain `bad`."""
+
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         if "bad" in str(path):
             raise OSError(28, "No space left on device")
         super().save_checkpoint(checkpoint, path, storage_options)
 
 
-class PickleTrainer(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+class TrainerPickler(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+    """Callback that pickles and copies the Trainer after each batch."""
+
     def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
         trainer = copy.deepcopy(pickle.loads(pickle.dumps(trainer)))
         print("pickled", [type(callback).__name__ for callback in trainer.callbacks])
@@ -78,63 +84,65 @@ def two_optimizers_resumed() -> None:
 
 
 def failed_save() -> None:
-    class SaveThreeCheckpoints(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+    class ThreeSaves(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
         def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
             with contextlib.suppress(OSError):
                 trainer.save_checkpoint("bad.ckpt")
             trainer.save_checkpoint("good.ckpt")
             trainer.save_checkpoint("weights.ckpt", weights_only=True)
 
-    recorded_trainer([SaveThreeCheckpoints()], plugins=[DiskFullForBadPaths()]).fit(Module(), loader(8))
+    recorded_trainer([ThreeSaves()], plugins=[DiskFullForBadPaths()]).fit(Module(), loader(8))
     assert Path("good.ckpt").exists()
 
 
 def async_checkpoints() -> None:
-    class SaveGoodAndBadCheckpoints(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+    class GoodAndBadSaves(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
             trainer.save_checkpoint(f"{'good' if index < 2 else 'bad'}{index}.ckpt")
 
     with contextlib.suppress(OSError):
-        recorded_trainer(
-            [SaveGoodAndBadCheckpoints()], plugins=[AsyncCheckpointIO(DiskFullForBadPaths())]
-        ).fit(Module(), loader(12))
+        recorded_trainer([GoodAndBadSaves()], plugins=[AsyncCheckpointIO(DiskFullForBadPaths())]).fit(
+            Module(), loader(12)
+        )
 
 
 def async_checkpoints_and_weights() -> None:
-    class FirstWriteIsSlow(DiskFullForBadPaths):
+    class SlowFirstWrite(DiskFullForBadPaths):
+        """Checkpoint I/O whose first write waits until all three saves are queued."""
+
         has_queued_all = threading.Event()
 
         def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
             self.has_queued_all.wait(60)
             super().save_checkpoint(checkpoint, path, storage_options)
 
-    class PassesPaths(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning has no types here
-        """Passes a `Path` to the writer, as the strategies for FSDP and model parallelism do."""
+    class PathStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning has no types here
+        """Strategy that passes a `Path` to the writer, as the strategies for FSDP and model parallelism do."""
 
         def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
             super().save_checkpoint(checkpoint, Path(filepath), storage_options)
 
-    class SaveThreeCheckpoints(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+    class ThreeSaves(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
         def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
             trainer.save_checkpoint("./first.ckpt")
             trainer.save_checkpoint("weights.ckpt", weights_only=True)
             trainer.save_checkpoint("bad.ckpt")
-            FirstWriteIsSlow.has_queued_all.set()
+            SlowFirstWrite.has_queued_all.set()
 
     with contextlib.suppress(OSError):
         recorded_trainer(
-            [SaveThreeCheckpoints()],
-            strategy=PassesPaths(device="cpu"),
-            plugins=[AsyncCheckpointIO(FirstWriteIsSlow())],
+            [ThreeSaves()],
+            strategy=PathStrategy(device="cpu"),
+            plugins=[AsyncCheckpointIO(SlowFirstWrite())],
         ).fit(Module(), loader(4))
 
 
 def async_checkpoints_over_two_fits() -> None:
-    class SaveEachStep(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+    class SaveOfEachStep(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
         def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
             trainer.save_checkpoint(f"again{trainer.global_step}.ckpt")
 
-    trainer = recorded_trainer([SaveEachStep()], plugins=[AsyncCheckpointIO(TorchCheckpointIO())])
+    trainer = recorded_trainer([SaveOfEachStep()], plugins=[AsyncCheckpointIO(TorchCheckpointIO())])
     for epochs in (1, 2):
         trainer.fit_loop.max_epochs = epochs
         trainer.fit(Module(), loader(4))
@@ -155,13 +163,13 @@ def failing_module() -> None:
 
 
 def failing_callback() -> None:
-    class RaiseAfterThirdBatch(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+    class FailureAfterThirdBatch(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
             if index == 2:
                 raise ZeroDivisionError("after a step")
 
     with contextlib.suppress(ZeroDivisionError):
-        recorded_trainer([RaiseAfterThirdBatch()]).fit(Module(), loader(16))
+        recorded_trainer([FailureAfterThirdBatch()]).fit(Module(), loader(16))
 
 
 def several_loops() -> None:
@@ -208,20 +216,20 @@ def nonfinite_losses() -> None:
 
 
 def aborted_epoch_and_failed_validation() -> None:
-    class SkipsRestOfFirstEpoch(ValidatedModule):
+    class ModuleWithShortFirstEpoch(ValidatedModule):
         def on_train_batch_start(self, batch: Any, index: int) -> int | None:
             return -1 if index == 1 and self.current_epoch == 0 else None
 
-    class RaiseInSecondValidation(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
+    class FailureInSecondValidation(pl.Callback):  # type: ignore[misc]  # Lightning has no types here
         def on_validation_start(self, trainer: Any, module: Any) -> None:
             if trainer.current_epoch == 1:
                 raise ZeroDivisionError("in a validation")
 
     with contextlib.suppress(ZeroDivisionError):
-        recorded_trainer([RaiseInSecondValidation()], max_epochs=2).fit(
-            SkipsRestOfFirstEpoch(), loader(12), loader(4)
+        recorded_trainer([FailureInSecondValidation()], max_epochs=2).fit(
+            ModuleWithShortFirstEpoch(), loader(12), loader(4)
         )
 
 
 def pickled() -> None:
-    recorded_trainer([PickleTrainer()]).fit(Module(), loader(8))
+    recorded_trainer([TrainerPickler()]).fit(Module(), loader(8))

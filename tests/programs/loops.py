@@ -23,25 +23,25 @@ def gauges() -> dict[str, float | None]:
     return values
 
 
-def begin(run: str) -> None:
-    """Start a new run."""
+def start_run(name: str) -> None:
+    """Start a new run. The blocks that the previous loop without a framework has left open are closed first."""
     from exporter.bridges.sources import ACTIVE
 
     ACTIVE.fallback.superseded()
     exporter.flush()
-    exporter.configure(run=run)
+    exporter.configure(run=name)
 
 
-def expect(loss: float | None) -> None:
-    """Print the recorded loss beside the job's own loss, which is None if the bridge cannot know the loss."""
-    print("loss", gauges().get("loss,mode=train"), loss)
+def print_losses(own_loss: float | None) -> None:
+    """Print the recorded loss and the job's own loss, which is None if the bridge cannot know the loss."""
+    print("loss", gauges().get("loss,mode=train"), own_loss)
 
 
-def run(module: ModuleType) -> None:
+def run_loops(module: ModuleType) -> None:
     """Call each function that a module defines, and print the gauges of its run."""
     for name, function in list(vars(module).items()):  # torch.compile adds names
         if inspect.isfunction(function) and function.__module__ == module.__name__:
-            begin(name)
+            start_run(name)
             function()
             print(name, json.dumps(gauges()))
-    begin("over")
+    start_run("over")

@@ -1,6 +1,6 @@
 """Training loops of plain torch without a framework. Each function is a loop.
 
-`programs.loops.run` calls the functions in sequence in the same process; each call is a separate run.
+`programs.loops.run_loops` calls the functions in sequence in the same process; each call is a separate run.
 """
 
 # ruff: noqa: B023, TRY301 - loops as users write them
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from programs.loops import expect
+from programs.loops import print_losses
 from programs.torch_parts import loader, model_and_optimizer, train_step
 
 
@@ -53,7 +53,7 @@ def accumulation() -> None:
         if index % 4 == 3 or index == 9:
             optimizer.step()
             optimizer.zero_grad()
-            expect(sum(losses) / len(losses))
+            print_losses(sum(losses) / len(losses))
             losses.clear()
 
 
@@ -71,7 +71,7 @@ def shares_of_a_mean() -> None:
     (sums[0] * 0.3).backward()
     (sums[1] * 0.7).backward()
     optimizer.step()
-    expect(0.3 * sums[0].item() + 0.7 * sums[1].item())
+    print_losses(0.3 * sums[0].item() + 0.7 * sums[1].item())
 
 
 def divided_and_scaled() -> None:
@@ -84,7 +84,7 @@ def divided_and_scaled() -> None:
             losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
-        expect(sum(losses) / 4)
+        print_losses(sum(losses) / 4)
 
 
 def a_single_pass_with_a_factor() -> None:
@@ -100,7 +100,7 @@ def a_single_pass_with_a_factor() -> None:
     for scale in scales:
         scale(model(torch.randn(4, 4)).pow(2).mean()).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         optimizer.step()
-        expect(None)
+        print_losses(None)
 
 
 def factors_of_one() -> None:
@@ -109,7 +109,7 @@ def factors_of_one() -> None:
         loss = model(torch.randn(4, 4)).pow(2).mean()
         scale(loss).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         optimizer.step()
-        expect(loss.item())
+        print_losses(loss.item())
 
 
 def divided_and_scaled_by_one() -> None:
@@ -120,7 +120,7 @@ def divided_and_scaled_by_one() -> None:
         ((loss / 4) * 1.0).mean().backward()
         losses.append(loss.item())
     optimizer.step()
-    expect(sum(losses) / 4)
+    print_losses(sum(losses) / 4)
 
 
 def losses_of_many_steps() -> None:
@@ -136,14 +136,14 @@ def losses_of_many_steps() -> None:
         optimizer.step()
         own_losses.append(loss.item())
     losses.INITIAL_STEPS, losses.READ_SECONDS = original_settings
-    expect(own_losses[1])  # the bridge reads the losses of the first two steps
+    print_losses(own_losses[1])  # the bridge reads the losses of the first two steps
 
 
 def scaled_by_hand() -> None:
     model, optimizer = model_and_optimizer(torch.optim.SGD)
     (model(torch.randn(4, 4)).pow(2).mean() * 1024).backward()
     optimizer.step()
-    expect(None)
+    print_losses(None)
 
 
 def unknown_shares() -> None:
@@ -151,7 +151,7 @@ def unknown_shares() -> None:
     for size in (3, 7):
         (model(torch.randn(size, 4)).pow(2).sum() / 100).backward()
     optimizer.step()
-    expect(None)
+    print_losses(None)
 
 
 def two_losses_of_a_batch() -> None:
@@ -160,7 +160,7 @@ def two_losses_of_a_batch() -> None:
         model(batch).pow(2).mean().backward()
         model(-batch).pow(2).mean().backward()
         optimizer.step()
-        expect(None)
+        print_losses(None)
 
 
 def microbatches_in_a_closure() -> None:
@@ -176,7 +176,7 @@ def microbatches_in_a_closure() -> None:
                 loss.backward()
 
         optimizer.step(train)
-        expect(sum(losses))
+        print_losses(sum(losses))
 
 
 def optimizer_closure() -> None:
@@ -191,7 +191,7 @@ def optimizer_closure() -> None:
             return loss
 
         optimizer.step(closure)
-    expect(None)
+    print_losses(None)
 
 
 def two_optimizers() -> None:
@@ -298,9 +298,12 @@ def loss_estimated_in_eval_mode() -> None:
         model.train()
 
     for index in range(4):
+        start_time = time.monotonic()
         if index % 2 == 0:
             estimate_loss()
         train_step(model, optimizer, torch.randn(4, 4))
+        if index == 2:
+            print("own seconds_of_estimate_and_step", time.monotonic() - start_time)
 
 
 def validation_with_gradients() -> None:

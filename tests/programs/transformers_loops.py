@@ -1,6 +1,6 @@
 """Training jobs of Hugging Face Transformers. Each function is a job.
 
-`programs.loops.run` calls the functions in sequence in the same process; each call is a separate run.
+`programs.loops.run_loops` calls the functions in sequence in the same process; each call is a separate run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 
-from programs.loops import begin
+from programs.loops import start_run
 from programs.transformers_parts import examples, recorded_trainer
 
 
@@ -32,7 +32,7 @@ def accumulation() -> None:
 
 
 def failed_save() -> None:
-    class DiskFullAtFirstStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
+    class TrainerWithFullDiskAtFirstStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
         def _save_optimizer_and_scheduler(self, output_dir: Any) -> None:
             if self.state.global_step == 1:
                 raise OSError(28, "No space left on device")
@@ -42,40 +42,42 @@ def failed_save() -> None:
             with contextlib.suppress(OSError):
                 super()._save_checkpoint(*args, **kwargs)
 
-    recorded_trainer(cls=DiskFullAtFirstStep, max_steps=3, save_strategy="steps", save_steps=1).train()
+    recorded_trainer(
+        cls=TrainerWithFullDiskAtFirstStep, max_steps=3, save_strategy="steps", save_steps=1
+    ).train()
 
 
 def failing_trainer() -> None:
-    class RaiseAtThirdStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
+    class TrainerFailingAtThirdStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             if self.state.global_step == 2:
                 raise ZeroDivisionError("amid an iteration")
             return super().compute_loss(*args, **kwargs)
 
     try:
-        recorded_trainer(cls=RaiseAtThirdStep, max_steps=5).train()
+        recorded_trainer(cls=TrainerFailingAtThirdStep, max_steps=5).train()
     except ZeroDivisionError as error:
         print("raised", error)
     recorded_trainer(max_steps=1).train()
 
 
 def resumed_trainer() -> None:
-    begin("before")
+    start_run("before")
     first_trainer = recorded_trainer(max_steps=2, save_strategy="steps", save_steps=2)
     first_trainer.train()
-    begin("resumed_trainer")
+    start_run("resumed_trainer")
     recorded_trainer(max_steps=5).train(
         resume_from_checkpoint=f"{first_trainer.args.output_dir}/checkpoint-2"
     )
 
 
 def nonfinite_loss() -> None:
-    class NanAtSecondStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
+    class TrainerWithNanAtSecondStep(Trainer):  # type: ignore[misc]  # Transformers has no types here
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().compute_loss(*args, **kwargs)
             return loss * float("nan") if self.state.global_step == 1 else loss
 
-    trainer = recorded_trainer(cls=NanAtSecondStep, max_steps=2)
+    trainer = recorded_trainer(cls=TrainerWithNanAtSecondStep, max_steps=2)
     trainer.train()
     callbacks = copy.deepcopy(pickle.loads(pickle.dumps(trainer.callback_handler.callbacks)))
     print("copied", [type(callback).__name__ for callback in callbacks])
