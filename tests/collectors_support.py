@@ -59,12 +59,12 @@ def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
     return read
 
 
-def disabled_options(entry: CollectorEntry) -> dict[str, bool]:
-    """Return the options of a collector that are off by default, each turned on."""
+def options_turned_on(entry: CollectorEntry) -> dict[str, bool]:
+    """Return the options of a collector that are off by default, with the value True."""
     return {name: True for name, value in entry.options.own_options().items() if value is False}
 
 
-def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
+def build_collector(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
     """Return a collector that reads the tree `root`, to which `read_from` has redirected psutil."""
     arguments: dict[str, dict[str, object]] = {
         name: {"sys": root / "sys"} for name in ("hardware", "cgroup", "disk", "lustre", "rdma")

@@ -1,17 +1,21 @@
-"""Synthetic recordings, a controlled training process, and mounts, for the tests of the feed."""
+"""Synthetic recordings and feed files, a controlled training process, and mounts, for the tests of the feed."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import pytest
 
 from exporter.feed import directory as feed_directory
+from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, VERSION
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.feed.writer import FeedWriter
@@ -27,6 +31,7 @@ def redirect_default_directory(parent: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def new_identity(**fields: object) -> ProcessIdentity:
+    """Return the identity of this process under a new id, by default as rank 0 of the run `r`."""
     default = ProcessIdentity(
         id=os.urandom(16).hex(), pid=os.getpid(), started=1_700_000_000.0, run="r", rank=0
     )
@@ -36,6 +41,7 @@ def new_identity(**fields: object) -> ProcessIdentity:
 def new_recording(
     stats: int = 2, *, count: int = 1, final: bool = False, help_characters: int = 0
 ) -> Recording:
+    """Return a recording of Stats named `train.stat0`, `train.stat1` and so on, each with a window and a histogram."""
     aggregations = frozenset({Aggregation.MEAN, Aggregation.HISTOGRAM})
     window = WindowReading(1_700_000_000.0, 1_700_000_060.0, 1, {Aggregation.MEAN: 0.5})
     return Recording(
@@ -56,6 +62,64 @@ def new_recording(
     )
 
 
+TOTAL = {"count": 1, "sum": 1.0}
+"""Totals of a Stat in the JSON of a feed file."""
+
+
+def feed_file_bytes(
+    definitions: Any,
+    totals: Any,
+    *,
+    last_section_suffix: bytes = b"",
+    first_section_suffix: bytes = b"",
+) -> bytes:
+    """Return the bytes of a feed file with a valid checksum.
+
+    A suffix is JSON that is inserted before the last brace of the first or the last section, such as `,"later":[]`.
+    """
+    process = {"pid": 7, "started": 1.0, "run": "r", "rank": 0}
+    sections = [
+        json.dumps({"process": process, "stats": definitions}, separators=(",", ":")).encode()[:-1]
+        + first_section_suffix
+        + b"}",
+        json.dumps({"windows": [None] * len(definitions)}).encode(),
+        json.dumps({"written": 1.0, "flush_seconds": 1.0, "stats": totals}).encode()[:-1]
+        + last_section_suffix
+        + b"}",
+    ]
+    body = b"".join(sections)
+    return header_bytes(1, *map(len, sections), body=body) + body
+
+
+def header_bytes(process_number: int, *section_lengths: int, body: bytes) -> bytes:
+    """Return the header of a feed file with a process id and a checksum."""
+    header = bytearray(
+        HEADER.pack(MAGIC, VERSION, 0, 0, process_number.to_bytes(16, "big"), 1, *section_lengths)
+    )
+    CHECKSUM.pack_into(header, CHECKSUM_OFFSET, crc32(body, crc32(header)))
+    return bytes(header)
+
+
+def with_process_number(feed_bytes: bytes, process_number: int) -> bytes:
+    """Return the bytes of a feed file with the id of another process."""
+    body = feed_bytes[HEADER.size :]
+    return header_bytes(process_number, *HEADER.unpack_from(feed_bytes)[-3:], body=body) + body
+
+
+def definition_json(index: int = 0, **changes: Any) -> dict[str, Any]:
+    """Return the definition of a Stat as in the JSON of a feed file."""
+    return {"name": f"stat{index}", "aggregations": ["mean"], **changes}
+
+
+def file_with_unknown_keys() -> bytes:
+    return feed_file_bytes([], [], first_section_suffix=b',"later":"%b"' % (b"x" * (MAX_BYTES - 1000)))
+
+
+def file_with_many_stats() -> bytes:
+    stats = [definition_json(index, labels=[["a", "x" * 100]]) for index in range(9000)]
+    return feed_file_bytes(stats, [TOTAL] * len(stats))
+
+
 def publish_once(directory: Path, *, final: bool = False, **fields: object) -> str:
     """Create the feed file of an exited process and return the process id."""
     identity = new_identity(**fields)
@@ -66,6 +130,7 @@ def publish_once(directory: Path, *, final: bool = False, **fields: object) -> s
 
 
 def only_entry(reader: FeedReader) -> FeedEntry:
+    """Scan, and return the only entry. Another number of entries fails the test."""
     scan = reader.scan()
     assert len(scan.entries) == 1, scan
     return scan.entries[0]

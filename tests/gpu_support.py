@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +29,6 @@ from exporter.replay.library import Clock, install
 from exporter.replay.machines import load_machine
 
 DATA = Path(__file__).parent / "data" / "gpu"
-
-UPDATE_GOLDEN = os.environ.get("UPDATE_GOLDEN") == "1"
-"""True to write the expected expositions instead of comparing. Review the difference."""
 
 SHORT_TIMINGS = Timings(
     deadline_seconds=1.5,
@@ -116,7 +112,7 @@ class ReplayResult:
         return GpuBlock().families(self.registry, reason, dict.fromkeys(RESTART_REASONS, 0), **options)
 
 
-def machine(text: str) -> MachineDescription:
+def parse_machine(text: str) -> MachineDescription:
     """Return the machine described in YAML."""
     return load(text, "machine.yaml", MachineDescription)
 
@@ -128,7 +124,7 @@ def small_text(*timeline: str, head: str = "", model: str = "", count: int = 2) 
 
 
 def small_machine(*timeline: str, **fields: Any) -> MachineDescription:
-    return machine(small_text(*timeline, **fields))
+    return parse_machine(small_text(*timeline, **fields))
 
 
 class VirtualClock(Clock):

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import LIMIT_SECONDS
 
 from exporter.cli.logs import MAX_QUEUED_LINES, MAX_VALUE_CHARACTERS, Formatter, LogFormat, LogLevel, Logs
 
@@ -138,10 +136,8 @@ def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:
 def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> None:
     read_end, write_end = os.pipe()
     with logging_to(write_end, finish_seconds=1.0):  # later lines find the pipe full again
-        start_time = time.monotonic()
         for _ in range(MAX_QUEUED_LINES + 3000):
-            LOG.info("x" * 1000)
-        elapsed_seconds = time.monotonic() - start_time
+            LOG.info("x" * 1000)  # would wait forever, because the pipe is read only after the loop
         with os.fdopen(read_end, "rb", closefd=False) as pipe:
             for line in pipe:
                 if b"dropped=" in line:
@@ -149,7 +145,6 @@ def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> Non
     os.close(write_end)
     os.close(read_end)
 
-    assert elapsed_seconds < LIMIT_SECONDS
     last_line_fields = parse_logfmt(line.decode().rstrip())
     assert last_line_fields["msg"] == "log lines were dropped"
     assert int(last_line_fields["dropped"]) > 0

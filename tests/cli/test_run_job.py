@@ -58,7 +58,7 @@ def test_run_exits_with_the_status_of_the_job(tmp_path: Path, program: str, stat
     assert start_time < end.started_at < end.noticed_at < time.time()
 
 
-def test_the_job_starts_before_the_configuration_is_imported(tmp_path: Path) -> None:
+def test_the_plan_of_a_job_is_made_without_the_packages_of_the_sidecar(tmp_path: Path) -> None:
     program = (
         "import sys; from exporter.cli import run; from exporter.cli.main import main; "
         f"run.make_plan(['python', 'train.py'], {{'EXPORTER_FEED_DIR': {str(tmp_path)!r}}}); "

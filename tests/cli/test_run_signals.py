@@ -107,7 +107,8 @@ def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
 
 
 def test_timeout_signals_child_and_group_and_the_job_receives_one_signal(tmp_path: Path) -> None:
-    with job_that_logs_signals(tmp_path, prefix=["timeout", "--signal=TERM", "5"]) as (timeout, log):
+    with job_that_logs_signals(tmp_path, prefix=["timeout", "--signal=TERM", "600"]) as (timeout, log):
+        timeout.send_signal(signal.SIGALRM)  # as if the time were over
         names = signals_until_end(log, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
 
         assert names == ["SIGTERM"]

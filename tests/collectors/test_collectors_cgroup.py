@@ -42,7 +42,7 @@ def write_machine(root: Path, membership: str, mountinfo: str, files: Mapping[st
     return root
 
 
-@pytest.mark.parametrize("name", ["separate", "container"])  # the other machines have whole expositions
+@pytest.mark.parametrize("name", ["separate", "container"])  # for the others, see test_collectors_machines
 def test_a_recorded_machine_has_the_expected_exposition(name: str) -> None:
     collector = collector_of(MACHINES / name)
     collected = collector.collect()

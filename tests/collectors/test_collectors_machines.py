@@ -16,10 +16,10 @@ from collectors_support import (
     REASONS,
     assert_golden,
     assert_sound,
-    build,
+    build_collector,
     copy_machine,
     damaged_bytes,
-    disabled_options,
+    options_turned_on,
     read_from,
     text_of,
     value_of,
@@ -49,7 +49,7 @@ def test_a_recorded_machine_has_the_expected_exposition(machine: str, read_from:
     root = read_from(MACHINES / machine)
     exposition = ""
     for entry in FILE_COLLECTORS:
-        collector = build(entry, root)
+        collector = build_collector(entry, root)
         collected = collector.collect()
         assert_sound(collector, collected)
         assert collected.problems == []
@@ -261,7 +261,7 @@ def test_a_file_with_damaged_bytes_gives_only_documented_reasons(
         for path in sorted(root.rglob("*"))
         if path.is_file() and any(fragment in str(path) for fragment in FILES_OF_COLLECTOR[entry.name])
     ]
-    options = disabled_options(entry)
+    options = options_turned_on(entry)
 
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.data())
@@ -272,7 +272,7 @@ def test_a_file_with_damaged_bytes_gives_only_documented_reasons(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # psutil warns about missing fields
-                collector = build(entry, root, **options)
+                collector = build_collector(entry, root, **options)
                 for _ in range(2):
                     assert {reason for reason, _ in collector.collect().problems} <= REASONS
         finally:
@@ -315,7 +315,7 @@ CONFINED_COLLECTORS = [entry for entry in FILE_COLLECTORS if entry.name not in {
 def test_a_machine_without_any_source_is_not_a_problem(
     entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
 ) -> None:
-    collector = build(entry, read_from(tmp_path))
+    collector = build_collector(entry, read_from(tmp_path))
     collected = collector.collect()
 
     assert collected.problems == []

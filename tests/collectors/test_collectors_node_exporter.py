@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 from places import PROJECT
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_support import Prometheus, fetch, free_port, needs_prometheus
+from prometheus_support import Prometheus, needs_prometheus
+from run_support import fetch, free_port
 from serve_support import sidecar
 from waiting import LIMIT_SECONDS, wait_until
 

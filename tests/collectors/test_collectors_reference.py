@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from collectors_support import NEEDS_JOB, assert_sound, disabled_options, text_of
+from collectors_support import NEEDS_JOB, assert_sound, options_turned_on, text_of
 from places import PROJECT
 from waiting import LIMIT_SECONDS
 
@@ -116,7 +116,7 @@ def test_every_sample_name_of_a_machine_family_is_reserved() -> None:
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: str(entry.name))
 def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry) -> None:
-    collector = entry.factory(**disabled_options(entry))
+    collector = entry.factory(**options_turned_on(entry))
 
     assert collector.name == entry.name
     assert collector.specs == entry.specs
@@ -136,7 +136,7 @@ def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry
 def test_each_collector_reads_this_machine_without_a_problem_except_missing_permissions(
     entry: CollectorEntry,
 ) -> None:
-    collector = entry.factory(**disabled_options(entry))
+    collector = entry.factory(**options_turned_on(entry))
     try:
         collected = collector.collect()
     except CollectError as error:  # a sandbox may lack the permission

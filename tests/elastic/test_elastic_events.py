@@ -1,4 +1,4 @@
-"""Events of torchelastic: equal calls on the torch module and the compatibility module, and documented differences."""
+"""Events of torchelastic: equal calls on the torch module and the compatibility module, and corrected defects."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,7 +200,7 @@ main()
 
 def test_the_documented_call_writes_to_the_console(capsys: pytest.CaptureFixture[str]) -> None:
     handler = events.get_logging_handler(destination="console")
-    handler.setStream(__import__("sys").stderr)  # type: ignore[attr-defined]
+    handler.setStream(sys.stderr)  # type: ignore[attr-defined]
 
     handler.info(events.Event("documented", events.EventSource.WORKER))  # type: ignore[attr-defined]
 
@@ -363,7 +364,7 @@ status("SUCCEEDED", "AGENT")
     assert sum_by_labels(page, events_total, type="torchelastic.worker.status.FAILED", severity="error") == 2
 
 
-def test_a_worker_event_with_an_invalid_worker_id_is_logged(tmp_path: Path) -> None:
+def test_a_worker_event_with_an_invalid_worker_id_is_counted_and_writes_no_file(tmp_path: Path) -> None:
     program = f"""{STATUS_FUNCTION}
 status("FAILED", "WORKER", 1, worker_id="7" * 5000)
 status("FAILED", "WORKER", 1, worker_id="7")
@@ -377,7 +378,7 @@ status("FAILED", "WORKER", 1, worker_id="7")
     assert worker_ends == ["worker-7"]
 
 
-def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> None:
+def test_a_worker_that_records_agent_events_stays_a_worker(tmp_path: Path) -> None:
     run_program(
         tmp_path / "feed", f'{STATUS_FUNCTION}status("START", "AGENT")', RANK="3", TORCHELASTIC_RUN_ID="run7"
     )

@@ -1,4 +1,4 @@
-"""torchelastic metrics: equal calls on torch's module and the compatibility module, and defects that the latter corrects."""
+"""Metrics of torchelastic: equal calls on the torch module and the compatibility module, and corrected defects."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from program_support import page_of, run_program, stat_state, sum_by_labels, total
+from rules_support import needs_promtool
 
 from exporter import registry
 from exporter.elastic import bridge, families, metrics
@@ -220,6 +221,7 @@ def test_units_become_part_of_the_name_and_milliseconds_become_seconds(
     assert state.sum == pytest.approx(sample, rel=1e-12)
 
 
+@needs_promtool
 def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -> None:
     run_program(
         tmp_path / "feed",

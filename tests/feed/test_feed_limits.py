@@ -9,13 +9,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
+from feed_support import (
+    TOTAL,
+    definition_json,
+    feed_file_bytes,
+    file_with_many_stats,
+    file_with_unknown_keys,
+    header_bytes,
+    with_process_number,
+)
 
 from exporter.errors import FeedFormatError
 from exporter.feed.decoder import decode
-from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, VERSION
+from exporter.feed.encoder import HEADER, MAX_BYTES
 from exporter.recording.limits import MAX_BUCKETS, MAX_STAT_LABELS
 
 MEMORY_PROGRAM = """
@@ -32,51 +40,6 @@ for _ in range(2):
 (peak_line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(int(peak_line.split()[1]) // 1024, len(scan.entries), len(scan.refused_files))
 """
-
-
-def feed_file(
-    definitions: Any,
-    totals: Any,
-    *,
-    windows: int | None = None,
-    last_section_suffix: bytes = b"",
-    first_section_suffix: bytes = b"",
-) -> bytes:
-    """Return the bytes of a feed file. The suffixes are appended to the first and the last section."""
-    process = {"pid": 7, "started": 1.0, "run": "r", "rank": 0}
-    sections = [
-        json.dumps({"process": process, "stats": definitions}, separators=(",", ":")).encode()[:-1]
-        + first_section_suffix
-        + b"}",
-        json.dumps({"windows": [None] * (len(definitions) if windows is None else windows)}).encode(),
-        json.dumps({"written": 1.0, "flush_seconds": 1.0, "stats": totals}).encode()[:-1]
-        + last_section_suffix
-        + b"}",
-    ]
-    body = b"".join(sections)
-    return header_of(1, *map(len, sections), body=body) + body
-
-
-def header_of(process_number: int, *section_lengths: int, body: bytes) -> bytes:
-    """Return the header of a feed file with a process id and a checksum."""
-    header = bytearray(
-        HEADER.pack(MAGIC, VERSION, 0, 0, process_number.to_bytes(16, "big"), 1, *section_lengths)
-    )
-    CHECKSUM.pack_into(header, CHECKSUM_OFFSET, crc32(body, crc32(header)))
-    return bytes(header)
-
-
-def with_process_number(feed_bytes: bytes, process_number: int) -> bytes:
-    """Return the bytes of a feed file with the id of another process."""
-    body = feed_bytes[HEADER.size :]
-    return header_of(process_number, *HEADER.unpack_from(feed_bytes)[-3:], body=body) + body
-
-
-def definition(index: int = 0, **changes: Any) -> dict[str, Any]:
-    return {"name": f"stat{index}", "aggregations": ["mean"], **changes}
-
-
-TOTAL = {"count": 1, "sum": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -97,18 +60,18 @@ def test_a_definition_beyond_a_limit_of_the_writer_is_refused(changes: dict[str,
     total = {**TOTAL, "bucket_counts": [0] * len(changes.get("buckets", ()))}
 
     with pytest.raises(FeedFormatError):
-        decode(feed_file([definition(**changes)], [total]))
+        decode(feed_file_bytes([definition_json(**changes)], [total]))
 
 
 @pytest.mark.parametrize("field", ["run", "node", "version"])
 def test_an_identity_beyond_a_limit_of_the_writer_is_refused(field: str) -> None:
-    valid_file = feed_file([], [])
+    valid_file = feed_file_bytes([], [])
     body = valid_file[HEADER.size :].replace(
         b'"run":"r"', b'"run":"r","%b":"%b"' % (field.encode(), b"x" * 257), 1
     )
     lengths = HEADER.unpack_from(valid_file)[-3:]
     extra_bytes = len(body) - sum(lengths)
-    header = header_of(0, lengths[0] + extra_bytes, *lengths[1:], body=body)
+    header = header_bytes(0, lengths[0] + extra_bytes, *lengths[1:], body=body)
 
     with pytest.raises(FeedFormatError):
         decode(header + body)
@@ -118,37 +81,38 @@ def test_rejected_reasons_beyond_the_limit_are_refused() -> None:
     total = {**TOTAL, "rejected": {f"reason{index}": 1 for index in range(33)}}
 
     with pytest.raises(FeedFormatError):
-        decode(feed_file([definition()], [total]))
+        decode(feed_file_bytes([definition_json()], [total]))
 
 
-def labels_and_buckets() -> bytes:
+def file_with_labels_and_buckets() -> bytes:
     labels = [[f"l{index:05}", "x" * 20] for index in range(2000)]
     buckets = list(range(30_000))
-    stat_definition = definition(labels=labels, buckets=buckets, aggregations=["histogram"], kind="histogram")
-    return feed_file([stat_definition], [{**TOTAL, "bucket_counts": [0] * len(buckets)}])
+    stat_definition = definition_json(
+        labels=labels, buckets=buckets, aggregations=["histogram"], kind="histogram"
+    )
+    return feed_file_bytes([stat_definition], [{**TOTAL, "bucket_counts": [0] * len(buckets)}])
 
 
-def unknown_keys() -> bytes:
-    return feed_file([], [], first_section_suffix=b',"later":"%b"' % (b"x" * (MAX_BYTES - 1000)))
+def file_with_empty_lists() -> bytes:
+    return feed_file_bytes(
+        [], [], last_section_suffix=b',"later":[%b[]]' % (b"[]," * (MAX_BYTES // 3 - 1000))
+    )
 
 
-def empty_lists() -> bytes:
-    return feed_file([], [], last_section_suffix=b',"later":[%b[]]' % (b"[]," * (MAX_BYTES // 3 - 1000)))
-
-
-def many_stats() -> bytes:
-    stats = [definition(index, labels=[["a", "x" * 100]]) for index in range(9000)]
-    return feed_file(stats, [TOTAL] * len(stats))
-
-
-def many_facts() -> bytes:
+def file_with_many_facts() -> bytes:
     facts = json.dumps([[f"{index}", "x" * 700] for index in range(5000)]).encode()
-    return feed_file([], [], last_section_suffix=b',"training":{"facts":%b}' % facts)
+    return feed_file_bytes([], [], last_section_suffix=b',"training":{"facts":%b}' % facts)
 
 
 @pytest.mark.parametrize(
     ("create_file", "file_count"),
-    [(labels_and_buckets, 30), (unknown_keys, 30), (empty_lists, 10), (many_stats, 30), (many_facts, 30)],
+    [
+        (file_with_labels_and_buckets, 30),
+        (file_with_unknown_keys, 30),
+        (file_with_empty_lists, 10),
+        (file_with_many_stats, 30),
+        (file_with_many_facts, 30),
+    ],
     ids=lambda parameter: getattr(parameter, "__name__", str(parameter)),
 )
 def test_the_memory_of_a_reader_of_hostile_files_is_bounded(

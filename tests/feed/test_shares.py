@@ -8,10 +8,19 @@ import time
 from pathlib import Path
 
 import pytest
-from feed_support import needs_root, new_identity, new_recording
+from feed_support import (
+    TOTAL,
+    definition_json,
+    feed_file_bytes,
+    file_with_many_stats,
+    file_with_unknown_keys,
+    needs_root,
+    new_identity,
+    new_recording,
+    with_process_number,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from test_feed_limits import definition, feed_file, many_stats, unknown_keys, with_process_number
 
 from exporter.feed.encoder import MAX_BYTES, encode
 from exporter.feed.reader import FIRST_PASS_BYTES, FeedReader
@@ -73,7 +82,7 @@ def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
 
 
 def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:
-    large_file = unknown_keys()
+    large_file = file_with_unknown_keys()
     for process_number in range(20):
         (tmp_path / f"{process_number:032x}.feed").write_bytes(
             with_process_number(large_file, process_number)
@@ -100,7 +109,7 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
     large_recording = new_recording(stats=4000, help_characters=400)
     path.write_bytes(encode(Snapshot(identity, 1, 1.0, 1.0, large_recording)))
     reader.scan()
-    small_file = feed_file([definition()], [{"count": 1, "sum": 1.0}])
+    small_file = feed_file_bytes([definition_json()], [TOTAL])
     for sequence in range(2, 8):
         now_seconds += 5.0
         path.write_bytes(encode(Snapshot(identity, sequence, 1.0, 1.0, large_recording)))
@@ -115,10 +124,10 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
 
 @pytest.mark.slow
 def test_an_honest_file_is_read_beside_many_files_that_exhaust_the_memory(tmp_path: Path) -> None:
-    file_with_many_stats = many_stats()
+    many_stats = file_with_many_stats()
     for process_number in range(40):
         (tmp_path / f"{process_number:032x}.feed").write_bytes(
-            with_process_number(file_with_many_stats, process_number)
+            with_process_number(many_stats, process_number)
         )
     reader = FeedReader(tmp_path)
     while reader.scan().unread_files:
@@ -136,7 +145,7 @@ def test_an_honest_file_is_read_beside_more_files_of_another_user_than_the_limit
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         directory.chmod(0o1777)
-        small_file = feed_file([definition()], [{"count": 1, "sum": 1.0}])
+        small_file = feed_file_bytes([definition_json()], [TOTAL])
         for process_number in range(200):
             path = directory / f"{process_number:032x}.feed"
             path.write_bytes(with_process_number(small_file, process_number))

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import pytest
-from gpu_support import machine, small_text
+from gpu_support import parse_machine, small_text
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PROJECT
@@ -30,7 +30,7 @@ GUIDE = PROJECT / "docs" / "replay.md"
 def problems_of(yaml_text: str) -> list[str]:
     """Return the problems of an invalid description."""
     with pytest.raises(ConfigurationError) as error_info:
-        machine(yaml_text)
+        parse_machine(yaml_text)
     return [str(problem) for problem in error_info.value.problems]
 
 
@@ -183,4 +183,4 @@ def test_the_examples_of_the_guide_can_be_replayed() -> None:
 
     assert len(blocks) >= 2
     for block in blocks:
-        assert machine(block.partition("```")[0]).gpus
+        assert parse_machine(block.partition("```")[0]).gpus

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_support import machine, replay, small_machine, small_text
+from gpu_support import parse_machine, replay, small_machine, small_text
 
 
 def test_the_first_pass_over_processes_uses_no_stale_sample() -> None:
@@ -53,7 +53,7 @@ def test_a_sum_over_links_does_not_decrease_when_a_link_goes_down() -> None:
 def test_nvlink_5_has_separate_fields() -> None:
     counters = "nvlink_transmit_kib: 0, nvlink_transmit_bytes: {idle: 5000, counter_from: 100}"
     text = small_text(f"set: {{{LINKS}, {counters}, nvlink_errors_fifth: 1}}").replace("hopper", "blackwell")
-    result = replay(machine(text), 65)
+    result = replay(parse_machine(text), 65)
 
     (sent_bytes,) = result.values("gpu_nvlink_transmit_bytes_total", "0").values()
     assert 60 <= (sent_bytes / 3 - 100) / 5000 <= 65

@@ -6,7 +6,8 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from gpu_support import DATA, UPDATE_GOLDEN, ReplayResult, assert_sound, replay, values
+from collectors_support import assert_golden
+from gpu_support import DATA, ReplayResult, assert_sound, replay, values
 from prometheus_client import generate_latest
 
 from exporter.collectors.gpu.families import GPU_FAMILIES
@@ -37,10 +38,7 @@ def test_a_machine_has_the_expected_exposition(name: str) -> None:
     assert_sound(families)
     exposition = generate_latest(SimpleNamespace(collect=lambda: families)).decode()
 
-    golden = DATA / f"{name}.metrics"
-    if UPDATE_GOLDEN:
-        golden.write_text(exposition)
-    assert exposition == golden.read_text()
+    assert_golden(exposition, DATA / f"{name}.metrics")
 
 
 @pytest.fixture(scope="module")

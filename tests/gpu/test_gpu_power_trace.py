@@ -110,13 +110,14 @@ def add_constant_power(
     energy: GpuEnergy,
     seconds: int,
     *,
-    counter_delay: float | None,
+    counter_delay_seconds: float | None,
     is_paused: bool = False,
     outage_seconds: int = 0,
 ) -> None:
-    """Add a pass at 500 W to an energy. The counter is read *counter_delay* seconds after the last sample; not for None.
+    """Add a pass at a constant 500 W.
 
-    The power integral lacks *outage_seconds*, in which no power was read.
+    *counter_delay_seconds* is the time between the last power sample and the reading of the counter, None without a reading. The
+    power integral lacks *outage_seconds*, in which no power was read.
     """
     block = PowerBlock(
         integral_joules=500.0 * (seconds - outage_seconds),
@@ -125,33 +126,41 @@ def add_constant_power(
         step_microseconds=[1_000_000],
         milliwatts=[500_000],
     )
-    counter_seconds = seconds + (counter_delay or 0.0)
-    millijoules = None if counter_delay is None else 500_000.0 * counter_seconds
+    counter_seconds = seconds + (counter_delay_seconds or 0.0)
+    millijoules = None if counter_delay_seconds is None else 500_000.0 * counter_seconds
     energy.add(block, millijoules, counter_seconds, child=1, is_paused=is_paused)
 
 
-@pytest.mark.parametrize("counter_delay", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("counter_delay_seconds", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("first_counter_seconds", [0, 25])
-def test_energy_after_a_pause_is_counted_in_full(counter_delay: float, first_counter_seconds: int) -> None:
+def test_energy_after_a_pause_is_counted_in_full(
+    counter_delay_seconds: float, first_counter_seconds: int
+) -> None:
     energy = GpuEnergy()
     for seconds in range(3601):
         has_counter = seconds >= first_counter_seconds and seconds % 10 == 0
-        delay = counter_delay if has_counter else None
-        add_constant_power(energy, seconds, counter_delay=delay, is_paused=True)
+        delay = counter_delay_seconds if has_counter else None
+        add_constant_power(energy, seconds, counter_delay_seconds=delay, is_paused=True)
     assert energy.total_joules == pytest.approx(0)
 
     for seconds in range(3601, 3701):
-        add_constant_power(energy, seconds, counter_delay=None if seconds % 10 else counter_delay)
+        add_constant_power(
+            energy, seconds, counter_delay_seconds=None if seconds % 10 else counter_delay_seconds
+        )
 
     # The counter also counts the energy between the last sample of the pause and its last reading.
     assert energy.total_joules == pytest.approx(500.0 * 100, abs=1)
 
 
-@pytest.mark.parametrize("counter_delay", [0.0, 0.1, 3.0])
-def test_the_total_and_the_gap_of_an_outage_are_the_energy_of_the_counter(counter_delay: float) -> None:
+@pytest.mark.parametrize("counter_delay_seconds", [0.0, 0.1, 3.0])
+def test_the_total_and_the_gap_of_an_outage_are_the_energy_of_the_counter(
+    counter_delay_seconds: float,
+) -> None:
     energy = GpuEnergy()
     for seconds in (*range(101), *range(160, 601)):
-        add_constant_power(energy, seconds, counter_delay=None if seconds % 10 else counter_delay)
+        add_constant_power(
+            energy, seconds, counter_delay_seconds=None if seconds % 10 else counter_delay_seconds
+        )
 
     assert energy.total_joules is not None
     assert energy.total_joules + energy.gap_joules == pytest.approx(500.0 * 600)
@@ -160,11 +169,11 @@ def test_the_total_and_the_gap_of_an_outage_are_the_energy_of_the_counter(counte
 def test_a_wrong_number_after_an_outage_does_not_move_the_energy_of_the_gap_to_the_total() -> None:
     energy = GpuEnergy()
     for seconds in range(101):
-        add_constant_power(energy, seconds, counter_delay=None if seconds % 10 else 0.0)
+        add_constant_power(energy, seconds, counter_delay_seconds=None if seconds % 10 else 0.0)
     energy.add(None, 0.0, 160.0, child=1, is_paused=False)  # the counter returns a wrong number
     for seconds in range(161, 601):
         delay = None if seconds % 10 else 0.0
-        add_constant_power(energy, seconds, counter_delay=delay, outage_seconds=60)
+        add_constant_power(energy, seconds, counter_delay_seconds=delay, outage_seconds=60)
 
     # No power was read from 100 s to 160 s.
     assert energy.gap_joules == pytest.approx(500.0 * 60)
@@ -174,7 +183,7 @@ def test_a_wrong_number_after_an_outage_does_not_move_the_energy_of_the_gap_to_t
 def test_energy_is_counted_once_if_the_first_reading_of_the_counter_follows_power_readings() -> None:
     energy = GpuEnergy()
     for seconds in range(31):
-        add_constant_power(energy, seconds, counter_delay=None if seconds < 10 else 0.0)
+        add_constant_power(energy, seconds, counter_delay_seconds=None if seconds < 10 else 0.0)
         assert energy.total_joules == pytest.approx(500.0 * seconds)
 
 

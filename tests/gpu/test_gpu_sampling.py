@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from gpu_support import assert_sound, machine, replay, small_machine, small_text, values
+from gpu_support import assert_sound, parse_machine, replay, small_machine, small_text, values
 
 from exporter.replay.machines import load_machine
 
@@ -82,7 +82,7 @@ def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
 
 
 def test_invalid_text_affects_only_its_reading() -> None:
-    result = replay(machine(small_text().replace("name: Small", 'name: "Sm\\xe9ll"')), 20)
+    result = replay(parse_machine(small_text().replace("name: Small", 'name: "Sm\\xe9ll"')), 20)
 
     # pynvml decodes a name that is not UTF-8.
     assert result.values("exporter_nvml_errors_total")["nvmlDeviceGetName", "garbage"] == 2

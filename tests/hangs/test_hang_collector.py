@@ -23,7 +23,7 @@ FIRST_PROCESS, SECOND_PROCESS = "a" * 32, "b" * 32
 
 
 @dataclass
-class Scene:
+class HangingRun:
     """A hanging run of two ranks in a feed directory."""
 
     directory: Path
@@ -66,18 +66,18 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(tmp_path)
+def hanging_run(tmp_path: Path) -> HangingRun:
+    return HangingRun(tmp_path)
 
 
 def test_a_hang_is_explained_once_all_ranks_have_answered(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert scene.series() == set()
-    scene.respond(FIRST_PROCESS, 0, "all_reduce", 88, 1234)
-    scene.respond(SECOND_PROCESS, 1, "read_shard", 40, 1233)
+    assert hanging_run.series() == set()
+    hanging_run.respond(FIRST_PROCESS, 0, "all_reduce", 88, 1234)
+    hanging_run.respond(SECOND_PROCESS, 1, "read_shard", 40, 1233)
     with caplog.at_level(logging.WARNING):
-        series = scene.series(1.0)
+        series = hanging_run.series(1.0)
 
     assert series == {("0", "all_reduce", "train.py:88"), ("1", "read_shard", "train.py:40")}
     assert [record.getMessage() for record in caplog.records] == [
@@ -88,57 +88,61 @@ def test_a_hang_is_explained_once_all_ranks_have_answered(
     ]
 
 
-def test_a_rank_without_an_answer_is_explained_after_three_seconds(scene: Scene) -> None:
-    scene.series()
-    scene.respond(FIRST_PROCESS, 0, "all_reduce", 88, 6)
+def test_a_rank_without_an_answer_is_explained_after_three_seconds(hanging_run: HangingRun) -> None:
+    hanging_run.series()
+    hanging_run.respond(FIRST_PROCESS, 0, "all_reduce", 88, 6)
 
-    assert scene.series(1.0) == set()
-    assert ("1", "no_answer", "process not visible (in another pid namespace)") in scene.series(2.5)
+    assert hanging_run.series(1.0) == set()
+    assert ("1", "no_answer", "process not visible (in another pid namespace)") in hanging_run.series(2.5)
 
 
-def test_stacks_of_a_run_are_requested_again_after_a_minute_and_at_most_ten_times(scene: Scene) -> None:
+def test_stacks_of_a_run_are_requested_again_after_a_minute_and_at_most_ten_times(
+    hanging_run: HangingRun,
+) -> None:
     request_ids = []
     for _ in range(15):
-        scene.series(61.0)
-        scene.series(4.0)
-        request = read_request(str(scene.directory))
+        hanging_run.series(61.0)
+        hanging_run.series(4.0)
+        request = read_request(str(hanging_run.directory))
         assert request is not None
         request_ids.append(request.id)
 
     assert len(set(request_ids)) == 10
 
 
-def test_the_series_end_with_the_hang(scene: Scene) -> None:
-    scene.series()
-    series_of_hang = scene.series(4.0)
-    scene.runs.clear()
+def test_the_series_end_with_the_hang(hanging_run: HangingRun) -> None:
+    hanging_run.series()
+    series_of_hang = hanging_run.series(4.0)
+    hanging_run.runs.clear()
 
     assert series_of_hang
-    assert scene.series(1.0) == set()
+    assert hanging_run.series(1.0) == set()
 
 
-def test_a_second_hang_of_a_run_is_explained_again(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    scene.series()
-    scene.series(4.0)
-    scene.series(4.0)
+def test_a_second_hang_of_a_run_is_explained_again(
+    hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging_run.series()
+    hanging_run.series(4.0)
+    hanging_run.series(4.0)
     initial_count = len(caplog.records)
-    scene.runs = [replace(scene.runs[0], since_timestamp=1003.0)]
-    scene.series(1.0)
-    scene.series(4.0)
+    hanging_run.runs = [replace(hanging_run.runs[0], since_timestamp=1003.0)]
+    hanging_run.series(1.0)
+    hanging_run.series(4.0)
 
     assert initial_count == 1
     assert len(caplog.records) == 2
 
 
 def test_a_change_from_stalled_to_hung_is_explained_again(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene.runs = [replace(scene.runs[0], state="stalled")]
-    scene.series()
-    scene.series(4.0)
-    scene.runs = [replace(scene.runs[0], state="hung")]
-    scene.series(61.0)
-    scene.series(4.0)
+    hanging_run.runs = [replace(hanging_run.runs[0], state="stalled")]
+    hanging_run.series()
+    hanging_run.series(4.0)
+    hanging_run.runs = [replace(hanging_run.runs[0], state="hung")]
+    hanging_run.series(61.0)
+    hanging_run.series(4.0)
 
     assert [record.getMessage().partition(" for ")[0] for record in caplog.records] == [
         "run llama stalled",
@@ -147,14 +151,14 @@ def test_a_change_from_stalled_to_hung_is_explained_again(
 
 
 def test_a_run_that_alternates_between_hung_and_stalled_is_explained_once_a_minute(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     request_ids = set()
     for index in range(12):
         state: Literal["hung", "stalled"] = "hung" if index % 2 else "stalled"
-        scene.runs = [replace(scene.runs[0], state=state, since_timestamp=900.0 + index / 1e6)]
-        scene.series(5.0)
-        request = read_request(str(scene.directory))
+        hanging_run.runs = [replace(hanging_run.runs[0], state=state, since_timestamp=900.0 + index / 1e6)]
+        hanging_run.series(5.0)
+        request = read_request(str(hanging_run.directory))
         assert request is not None
         request_ids.add(request.id)
 
@@ -162,9 +166,9 @@ def test_a_run_that_alternates_between_hung_and_stalled_is_explained_once_a_minu
 
 
 def test_no_stack_is_requested_with_stacks_off(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, detail=None)
+    hanging_run = HangingRun(tmp_path, detail=None)
 
-    assert scene.series() == set()
+    assert hanging_run.series() == set()
     assert not (tmp_path / REQUEST).exists()
 
 
