@@ -10,7 +10,7 @@ from typing import Any
 from waiting import LIMIT_SECONDS
 
 from exporter import one_logger
-from exporter.one_logger.configured import current
+from exporter.one_logger.current_observer import current_observer
 from exporter.one_logger.exporters import BaseExporter
 from exporter.one_logger.provider import forget
 from exporter.recording.recorder import RECORDER
@@ -112,7 +112,7 @@ def unconfigured() -> Iterator[None]:
     try:
         yield
     finally:
-        observer = current()
+        observer = current_observer()
         if observer is not None:
             observer.delivery.close()
         _restart()

@@ -194,7 +194,8 @@ class Settings:
     Attributes:
         explicit_values: The explicitly set values, by field.
 
-    Raises OneLoggerError: A required field is missing, or a value is invalid.
+    Raises:
+        OneLoggerError: A required field is missing, or a value is invalid.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -263,7 +264,7 @@ class Settings:
 
 
 class LoggerConfig(Settings):
-    """Log level, format and files for the notices of this package, such as invalid calls. Without a path no file is written."""
+    """Log level, format and files for the notices of this package, such as invalid calls. Without a path, no file is written."""
 
     log_level = Field(_level, "INFO")
     log_format = Field(_format, "%(name)s - %(levelname)s - %(message)s")
@@ -305,7 +306,8 @@ class TrainingTelemetryConfig(Settings):
     def convert(cls, settings: object) -> TrainingTelemetryConfig:
         """Convert a mapping of fields, or a configuration of one-logger.
 
-        Raises OneLoggerError: The object is neither of these.
+        Raises:
+            OneLoggerError: The object is neither of these.
         """
         if isinstance(settings, TrainingTelemetryConfig):
             return settings

@@ -1,8 +1,8 @@
 """Delivery of spans and events to the exporters, each with a separate thread and queue.
 
-A failed export is repeated up to four times, after increasing pauses. Records that an exporter loses, for example because the
-exporter hangs, are counted, and the other exporters continue. A forked child delivers no records, because the queues and connections
-belong to the parent.
+A failed export is repeated up to four times, after increasing pauses. Records that an exporter does not export, for example because
+the exporter hangs, are counted as dropped, and the other exporters continue. A forked child delivers no records, because the queues
+and connections belong to the parent.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ WRITE_OUT_RECORDS = 256
 FIRST_PAUSE_SECONDS = 0.1
 """Pause after the first failure. Each further failure doubles the pause, up to `MAX_PAUSE_SECONDS`."""
 MAX_PAUSE_SECONDS = 30.0
+"""Maximum pause between two attempts."""
 REWRITE_SECONDS = 30.0
 """Time after a failed `write_out` until the next, if no record arrives before."""
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
@@ -49,7 +50,8 @@ DROP_REASONS = ("queue_full", "failed", "rejected", "exit")
 class SpanFilter:
     """Selection of the exported spans by name.
 
-    Raises OneLoggerError: The mode is unknown, or EXPORT_ALL_SPANS is combined with names.
+    Raises:
+        OneLoggerError: The mode is unknown, or EXPORT_ALL_SPANS is combined with names.
     """
 
     def __init__(self, mode: ExportCustomizationMode = ALL, names: Iterable[SpanName] | None = None) -> None:
@@ -74,7 +76,14 @@ class SpanFilter:
 
 
 class Delivery:
-    """Distribution of records to the exporters of a recorder. May be called on any thread."""
+    """Distribution of records to the exporters of a recorder. May be called on any thread.
+
+    Args:
+        exporters: The exporters. Each exporter has a queue and a thread.
+        filter: Selection of the exported spans; None for all spans.
+        bound: Capacity of each queue, in records.
+        first_pause_seconds: Pause after the first failure of an export.
+    """
 
     def __init__(
         self,
@@ -175,6 +184,7 @@ class Delivery:
         return parent
 
     def _queue_call(self, method: str, *arguments: Any) -> None:
+        """Queue the call of a method for each exporter."""
         for queue in self.queues:
             queue.put(ExportCall(method, arguments))
 
@@ -198,6 +208,7 @@ def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
 
 
 def _counter(name: str, **labels: str) -> Callable[[float], None]:
+    """Return the function that increases a counter of an exporter. Above the limit of series, the function counts nothing."""
     try:
         return metric("counter", f"training.span.exporter.{name}", labels=labels)
     except DefinitionError as error:  # too many series; the exports are not counted
@@ -229,10 +240,17 @@ class ExportQueue:
         self._first_pause_seconds = first_pause_seconds
         self.worker = Worker(self._process, name=f"spans-{name}", bound=bound)
         self._closing = threading.Event()  # set to end all pauses
-        self._is_initialized = self._is_closed = self._has_delivered = self._is_abandoned = False
-        self._accepted_records, self._dropped_records = Counter(), Counter()
-        self._processed_records = self._reported_drops = self._failures = self._unwritten_records = 0
-        self._rejected_records = 0
+        self._is_initialized = False  # True after `initialize`, until `close`
+        self._is_closed = False  # True after `close`, until the next record
+        self._has_delivered = False  # True after the first exported record
+        self._is_abandoned = False  # True after the timeout at the exit, when all records are counted
+        self._accepted_records = Counter()  # records that were put into the queue
+        self._dropped_records = Counter()  # records that did not fit into the queue, or whose attempts failed
+        self._processed_records = 0  # accepted records that were exported or dropped
+        self._reported_drops = 0  # part of the dropped records that the exporter was notified of
+        self._unwritten_records = 0  # records exported since the latest `write_out`
+        self._rejected_records = 0  # `dropped_records` of the exporter that are already counted
+        self._failures = 0  # failed calls since the latest successful call
         self._rewrite_at = inf  # monotonic time of the next `write_out` after a failure
         self._count_delivered = _counter("records", exporter=name)
         self._count_error = _counter("errors", exporter=name)
@@ -250,7 +268,7 @@ class ExportQueue:
             self._count_drop("queue_full")
 
     def repeat_write_out(self) -> None:
-        """Queue a `write_out` if the last one failed and the next attempt is due."""
+        """Queue a `write_out` if the latest call failed and the next attempt is due."""
         if monotonic() >= self._rewrite_at:
             self._rewrite_at = monotonic() + REWRITE_SECONDS
             self.worker.put(ExportCall("write_out"))
@@ -282,6 +300,11 @@ class ExportQueue:
         return wait
 
     def _process(self, call: ExportCall) -> None:
+        """Make a queued call, on the thread of this queue.
+
+        First initialize the exporter, if needed, until that succeeds; while the queue is closing, make one attempt. After the last queued
+        record, and after every `WRITE_OUT_RECORDS` records, also call `write_out`.
+        """
         if call.method == "shut_down":
             if hasattr(type(self.exporter), "shut_down"):
                 self._attempt(call)
@@ -317,6 +340,11 @@ class ExportQueue:
             self._rejected_records = dropped_records
 
     def _send(self, call: ExportCall) -> None:
+        """Export a record with up to `ATTEMPTS` attempts, and count the result.
+
+        A notice about missing records, before any record was exported, becomes a notice that all records are missing. After a successful
+        export, the exporter is notified of the records that were dropped before.
+        """
         if call.method == "export_telemetry_data_error" and not self._has_delivered:
             (error,) = call.arguments
             error_type = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
@@ -340,6 +368,7 @@ class ExportQueue:
             self._attempt(ExportCall("export_telemetry_data_error", (error,)))
 
     def _write_out(self) -> None:
+        """Call `write_out` if records were exported since the latest call, or if the latest call failed."""
         has_failed = self._rewrite_at < inf
         if (self._unwritten_records or has_failed) and hasattr(self.exporter, "write_out"):
             self._unwritten_records = 0
@@ -358,9 +387,11 @@ class ExportQueue:
         return False
 
     def _pause_seconds(self) -> float:
+        """Return the pause before the next attempt, after `_failures` failed calls."""
         return min(self._first_pause_seconds * 2.0 ** min(self._failures - 1, 20), MAX_PAUSE_SECONDS)
 
     def _attempt(self, call: ExportCall) -> bool:
+        """Call a method of the exporter. Return False if the method raised, which is counted, and logged once per method."""
         try:
             getattr(self.exporter, call.method)(*call.arguments)
         except BaseException as error:  # noqa: BLE001  # SystemExit must not end the thread

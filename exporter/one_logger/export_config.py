@@ -109,11 +109,17 @@ class ExporterConfigManager:
         return exporters
 
     def _package_configs(self) -> Iterator[object]:
+        """Yield the default configuration of each entry point. A failure is reported as misuse."""
         for name, config_class in self.entry_point_exporter_configs.items():
             with _reporting("package", f"a configuration from the entry point {name}"):
                 yield config_class.get_default_config()
 
     def _file_configs(self, path: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
+        """Return the configurations of the first file that exists. Return None without such a file, or if it cannot be read.
+
+        The candidates are *path*, the file of the environment variable, and `FILE_NAMES` in the working directory. An explicit file that
+        does not exist is reported as misuse.
+        """
         explicit_paths = [str(candidate) for candidate in (path, os.environ.get(FILE_VARIABLE)) if candidate]
         configs: list[ExporterConfig] | None = None
         for name in (*explicit_paths, *FILE_NAMES):
@@ -158,10 +164,12 @@ def _parsed_configs(configs: Iterable[object], source: str) -> list[ExporterConf
 
 
 def _fields(config: object) -> dict[str, Any]:
+    """Return the attributes of an object that a configuration of an exporter has, with None for a missing attribute."""
     return {name: getattr(config, name, None) for name in ("class_name", "config", "enabled")}
 
 
 def _read(path: Path) -> Any:
+    """Return the content of a JSON file or a YAML file."""
     if path.suffix.lower() == ".json":
         return json.loads(path.read_bytes())
     yaml = import_module("yaml")  # PyYAML is optional

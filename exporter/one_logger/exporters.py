@@ -160,15 +160,18 @@ class BaseJsonExporter(BaseExporter):
         raise NotImplementedError
 
     def _write_pending_start(self) -> None:
+        """Write the stored start of a span, if any."""
         if self._pending_start is not None:
             self._record_span(self._pending_start, RecordType.START)
             self._pending_start = None
 
     def _record_event(self, kind: RecordType, event: Event, span: Span) -> None:
+        """Write an event of a span, after the stored start."""
         self._write_pending_start()
         self._record(kind, span_id=str(span.id), event=_event_as_json(event))
 
     def _record_span(self, span: Span, kind: RecordType) -> None:
+        """Write the start or the stop of a span, or the complete span. Fields without a value are omitted."""
         parent, attributes = span.exported_parent, _values(span.attributes)
         fields = {
             "id": str(span.id),
@@ -181,6 +184,7 @@ class BaseJsonExporter(BaseExporter):
         self._record(kind, **{name: value for name, value in fields.items() if value is not None})
 
     def _record(self, kind: RecordType, **fields: Any) -> None:
+        """Write a record with a number, the process and, if known, the rank and the application."""
         process, count = RECORDER.process.identity(), self._record_count + 1
         record = {"type": kind.value, **fields, "count": count, "pid": os.getpid()}
         if self._rank is not None:
@@ -192,10 +196,12 @@ class BaseJsonExporter(BaseExporter):
 
 
 def _event_as_json(event: Event | None) -> dict[str, Any] | None:
+    """Return the name and the attributes of an event, or None for None."""
     return None if event is None else {"name": event.name_str, "attributes": _values(event.attributes)}
 
 
 def _values(attributes: Attributes) -> dict[str, Any]:
+    """Return the values of attributes by name, with infinities and NaN as text."""
     return {name: _finite(value) for name, value in attributes.copied().to_json().items()}
 
 
@@ -224,7 +230,8 @@ class FileExporter(BaseJsonExporter):
     def initialize(self) -> None:
         """Create the directory and the file.
 
-        Raises ExportError: The file cannot be created.
+        Raises:
+            ExportError: The file cannot be created.
         """
         process = RECORDER.process.identity()
         self._path = expand_path(self._pattern, process.run, process.rank)
@@ -240,6 +247,7 @@ class FileExporter(BaseJsonExporter):
 
     @contextmanager
     def _export_errors(self) -> Iterator[None]:
+        """Raise an OSError of the file as an ExportError."""
         try:
             yield
         except OSError as error:
@@ -273,18 +281,20 @@ class LoggerExporter(BaseJsonExporter):
     def deserialize_log(text: str) -> dict[str, Any]:
         """Return the record in a log line. Text before and after the record is ignored.
 
-        Raises ExportError: The line contains no record.
+        Raises:
+            ExportError: The line contains no record.
         """
         for start, character in enumerate(text):
             if character == "[":
                 try:
                     return _parsed(text, start + 1)
-                except (ValueError, AttributeError):  # another bracket, such as that of the level
+                except (ValueError, AttributeError):  # other text in brackets, such as the level of the line
                     continue
         raise ExportError(f"the line has no record in square brackets: {text}")
 
 
 def _items(fields: dict[str, Any], prefix: str) -> Iterator[str]:
+    """Yield `key=value` for each field, in descending order of the keys. A key in a nested mapping is `outer.inner`."""
     for name, value in sorted(fields.items(), reverse=True):
         if isinstance(value, dict) and value and all(re.fullmatch(r"[\w-]+", key) for key in value):
             yield from _items(value, f"{prefix}{name}.")

@@ -32,9 +32,9 @@ MAX_PENDING_SAVES = 1000
 class StepFacts:
     """Samples, sequence length and FLOPs of a training iteration over all ranks, and the targets of the job."""
 
-    samples: int = 0
-    seq_length: int | None = None
-    flops_per_sample: int = 0
+    samples: int = 0  # global batch size; 0 if unknown
+    seq_length: int | None = None  # tokens of a sample; None if unknown
+    flops_per_sample: int = 0  # 0 if unknown
     is_throughput_enabled: bool = False
     iterations_target: int | None = None
     samples_target: int | None = None
@@ -91,19 +91,21 @@ class LoopFigures:
         self.iterations_start = self.completed_iterations = iterations_start
         self.start_time = start_time
         self.samples_start = iterations_start * facts.samples if samples_start is None else samples_start
-        self.pending_iterations = 0
-        self.validations: MetricSummarizer[float] = MetricSummarizer()
-        self._validated_at = self._tested_at = iterations_start  # completed iterations
-        self._iterations: MetricSummarizer[float] = MetricSummarizer()
-        self._samples = self._flops = 0
-        self._tokens: int | None = None
-        self._flops_overall: int | None = None
+        self.pending_iterations = 0  # iterations since the latest `update`
+        self.validations: MetricSummarizer[float] = MetricSummarizer()  # durations of validation batches
+        self._validated_at = iterations_start  # completed iterations at the end of the latest validation
+        self._tested_at = iterations_start  # completed iterations at the end of the latest test
+        self._iterations: MetricSummarizer[float] = MetricSummarizer()  # durations of iterations
+        self._samples = self._flops = 0  # since the start of the loop
+        self._tokens: int | None = None  # since the start of the loop
+        self._flops_overall: int | None = None  # including the iterations before the loop
         if facts.has_throughput:
             self._flops_overall = iterations_start * facts.samples * facts.flops_per_sample
+        # Throughput is in TFLOP/s per GPU: the mean since the start of the loop, and the values of the iterations.
         self._throughput: float | None = None
         self._throughputs: MetricSummarizer[float] = MetricSummarizer()
-        self._first_finish: float | None = None
-        self._last_finish: float | None = None
+        self._first_finish: float | None = None  # Unix time at the end of the first iteration
+        self._last_finish: float | None = None  # Unix time at the end of the latest iteration
 
     def attributes(self) -> TrainingLoopAttributes:
         """Return the attributes of the loop's span."""
@@ -172,7 +174,7 @@ class LoopFigures:
         )
 
     def validation_ended(self) -> ValidationMetricsUpdateAttributes:
-        """Return the figures of the validations of this loop."""
+        """Return the figures of the validations of this loop, and start a new interval of iterations for the next validation."""
         interval = self.completed_iterations - self._validated_at
         self._validated_at = self.completed_iterations
         return ValidationMetricsUpdateAttributes.create(
@@ -185,13 +187,13 @@ class LoopFigures:
         )
 
     def testing_ended(self) -> TestingMetricsUpdateAttributes:
-        """Return the current iteration, and the iterations since the previous test."""
+        """Return the current iteration, and the number of iterations since the previous test or the start of the loop."""
         interval = self.completed_iterations - self._tested_at
         self._tested_at = self.completed_iterations
         return TestingMetricsUpdateAttributes.create(max(0, self.completed_iterations - 1), interval)
 
     def snapshot(self, iterations: int) -> SavedTraining:
-        """Return the progress that a save preserves if it starts now."""
+        """Return the progress that a save preserves if the save starts now, after *iterations* iterations."""
         flops = (self._flops_overall or 0) if self.facts.has_throughput else self._flops_overall
         return SavedTraining(
             iterations=iterations,
@@ -226,7 +228,7 @@ class SaveFigures:
     """Figures of the saves of a job."""
 
     def __init__(self) -> None:
-        self._pending_saves: dict[int, CheckpointFigures] = {}
+        self._pending_saves: dict[int, CheckpointFigures] = {}  # unconfirmed saves by step
         self._attempts = dict.fromkeys(CheckPointStrategy, 0)
         self._blocking_durations = {strategy: MetricSummarizer[float]() for strategy in CheckPointStrategy}
         self._successes = 0
@@ -234,11 +236,11 @@ class SaveFigures:
         self._furthest_save: CheckpointFigures | None = None
 
     def loop_began(self) -> None:
-        """Discard the saves of earlier loops."""
+        """Forget the furthest save of earlier loops. The counts and the blocking times of all saves continue."""
         self._furthest_save = None
 
     def begin(self, step: int, strategy: CheckPointStrategy, snapshot: SavedTraining) -> CheckpointFigures:
-        """Count the start of a save and return the new save."""
+        """Count the start of a save and return the new save, which replaces an unconfirmed save of the same step."""
         self._attempts[strategy] += 1
         save = CheckpointFigures(
             step, strategy, snapshot, sum(self._attempts.values()), self._attempts[strategy]
@@ -301,4 +303,5 @@ class SaveFigures:
 
 
 def _progress(save: CheckpointFigures) -> tuple[int, int]:
+    """Return the order of saves: by the preserved iterations, then by the order of their starts."""
     return save.snapshot.iterations, save.number

@@ -54,7 +54,8 @@ class Migration:
 def migrate(source: bytes) -> Migration:
     """Return the migrated source of a file.
 
-    Raises SyntaxError: The source is not Python.
+    Raises:
+        SyntaxError: The source is not Python.
     """
     visitor = _Visitor(source)
     visitor.visit(ast.parse(source))
@@ -74,8 +75,8 @@ class _Visitor(ast.NodeVisitor):
         self._line_offsets = [0]  # byte offset of each line, after the byte order mark
         for line in source.removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True):
             self._line_offsets.append(self._line_offsets[-1] + len(line))
-        self._mark_length = len(source) - self._line_offsets[-1]  # of a byte order mark
-        self._rewritten: set[ast.expr] = set()
+        self._mark_length = len(source) - self._line_offsets[-1]  # of a byte order mark; 0 without one
+        self._rewritten: set[ast.expr] = set()  # strings with an edit
 
     def visit_Import(self, node: ast.Import) -> None:
         """Rewrite `import nv_one_logger.x` so that the statement binds the same names."""
@@ -125,6 +126,7 @@ class _Visitor(ast.NodeVisitor):
             self._add_problem(node.lineno, f"the string {node.value!r} is not changed")
 
     def _check_module(self, line: int, module: str) -> bool:
+        """Return True if a module exists. Otherwise add a problem."""
         exists = _file_of(module) is not None
         if not exists:
             self._add_problem(line, f"{module} does not exist")
@@ -141,10 +143,12 @@ class _Visitor(ast.NodeVisitor):
 
 
 def _is_peer(name: object) -> bool:
+    """Return True for the name of one-logger's package, or of a module or object in the package."""
     return isinstance(name, str) and (name == PEER_NAME or name.startswith(f"{PEER_NAME}."))
 
 
 def _replacement(module: str) -> str:
+    """Return the name of a module in this package, such as `exporter.one_logger.api` for `nv_one_logger.api`."""
     return PACKAGE_NAME + module.removeprefix(PEER_NAME)
 
 
@@ -169,6 +173,7 @@ def _names(module: str) -> frozenset[str]:
 
 
 def _python_files(paths: Sequence[str]) -> Iterator[Path]:
+    """Yield each path of a file, and the Python files in each directory."""
     for path in map(Path, paths):
         yield from sorted(path.rglob("*.py")) if path.is_dir() else (path,)
 

@@ -89,7 +89,8 @@ class OneLoggerObserver:
     def misuse(self, call: str, rule: str, expected: str) -> None:
         """Count an invalid call.
 
-        Raises OneLoggerError: The job uses PROPAGATE_EXCEPTIONS.
+        Raises:
+            OneLoggerError: The job uses PROPAGATE_EXCEPTIONS.
         """
         report(call, rule, expected)
         self._raise_if_propagating(f"{call}: expected {expected}")
@@ -120,7 +121,10 @@ class OneLoggerObserver:
         return True
 
     def begin_while_open(self, kind: BlockKind, call: str) -> bool:
-        """Return True to refuse a second start of an open kind. The call is counted as misuse, unless saves are disabled."""
+        """Return True to refuse a second start of an open kind. The call is counted as misuse, unless saves are disabled.
+
+        Return False for an open application or loop that started before the configuration: the new block replaces the open block.
+        """
         if kind is kinds.CHECKPOINT_SAVE and not self._are_saves_enabled():
             return True
         if kind is kinds.APPLICATION and self._application is None:
@@ -156,6 +160,7 @@ class OneLoggerObserver:
                 self._begin_application(block)
 
     def _begin_application(self, block: ObservedBlock) -> None:
+        """Reset the figures, and export the configuration as events of the application's span."""
         settings = self.settings
         self._application, self._has_application_ended, self._loop = block, False, None
         session_tag = settings.session_tag or RECORDER.process.session
@@ -170,6 +175,7 @@ class OneLoggerObserver:
             self._export_training(self.training)
 
     def _export_training(self, training: TrainingTelemetryConfig) -> None:
+        """Publish the configuration of the training, and export it as an event if the application is open."""
         perf_tag, iterations_target = training.perf_tag or "", training.train_iterations_target
         self._facts.describe_training(perf_tag, iterations_target)
         if self._application is not None:
@@ -177,6 +183,7 @@ class OneLoggerObserver:
             self._export_event(self._application, EventName.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
 
     def _begin_loop(self, block: ObservedBlock) -> None:
+        """Start new figures for a loop, and set the attributes of the loop's span."""
         values: Mapping[str, Any] = block.values
         self._loop, self._in_earlier_loop = block, False
         self._facts.begin_loop(
@@ -200,6 +207,10 @@ class OneLoggerObserver:
         return None if self.training is None else self.training.current_value(f"{name}_or_fn")
 
     def _begin_save(self, block: ObservedBlock) -> CheckpointFigures:
+        """Return the figures of a new save, and set the attributes of the save's span.
+
+        Before the first loop, the step of the save stands for the completed iterations.
+        """
         training, step = self.training, block.values.get("global_step")
         strategy = CheckPointStrategy.SYNC if training is None else training.save_checkpoint_strategy
         figures = self._figures
@@ -212,14 +223,14 @@ class OneLoggerObserver:
     # End of a block --------------------------------------------------------------------------------------
 
     def block_ending(self, block: ObservedBlock) -> None:
-        """Record that the application ends, before its open blocks are ended."""
+        """Record that the application ends, before its open blocks are ended. The end of a loop is ignored here."""
         if block is self._application:
             self._is_application_ending = True
 
     def block_ended(
         self, block: ObservedBlock, timestamp: TracingTimestamp, error: BaseException | None
     ) -> None:
-        """Export the figures of a block, and the stop of the span."""
+        """Export the figures of a block, and the stop of the span. At the end of the application, close the exporters."""
         state = block.data
         if not isinstance(state, BlockState):
             return
@@ -275,6 +286,7 @@ class OneLoggerObserver:
     def _end_save(
         self, block: ObservedBlock, save: CheckpointFigures, timestamp: TracingTimestamp, *, is_failed: bool
     ) -> None:
+        """Export the end of a save. A synchronous save by a context manager has then succeeded, unless the block raised."""
         if block.is_lexical and not is_failed and save.strategy is CheckPointStrategy.SYNC:
             if self._saves.find_pending(save.step) is save:
                 self._export_success(block, save, timestamp)
@@ -304,11 +316,12 @@ class OneLoggerObserver:
     def _export_success(
         self, block: ObservedBlock, save: CheckpointFigures, timestamp: TracingTimestamp
     ) -> None:
+        """Export the success of a save as an event of the span of *block*."""
         attributes = self._saves.succeed(save, timestamp.seconds_since_epoch, self._figures.start_time)
         self._export_event(block, EventName.SAVE_CHECKPOINT_SUCCESS, attributes, timestamp)
 
     def block_discarded(self, block: ObservedBlock) -> None:
-        """Discard a block that does not end."""
+        """Discard a block that does not end. While the application ends, export the block as ended by the application."""
         with self._lock:
             if block is self._application:
                 self._application = None
@@ -339,6 +352,7 @@ class OneLoggerObserver:
                 self._training_iteration_ended(kind, seconds, time() + (end_time - monotonic()))
 
     def _training_iteration_ended(self, kind: BlockKind, seconds: float, end_time: float) -> None:
+        """Count a training iteration that ended at the Unix time *end_time*. An iteration outside of a loop is misuse."""
         training, figures = self.training, self._figures
         if training is None:
             if not kind.inferred:
@@ -376,6 +390,7 @@ class OneLoggerObserver:
 
 
 def _is_valid_loop(values: Mapping[str, object]) -> bool:
+    """Return True if the steps and the samples before a loop are numbers of 0 or more. The samples may be unknown."""
     start, samples = values.get("train_iterations_start"), values.get("train_samples_start")
     return _is_count(start) and (samples is None or _is_count(samples))
 
@@ -385,4 +400,5 @@ def _is_count(value: object) -> bool:
 
 
 def _is_block_of(save: CheckpointFigures) -> Callable[[ObservedBlock], bool]:
+    """Return a function that returns True for the block of a save."""
     return lambda block: isinstance(block.data, BlockState) and block.data.save is save

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, Settings, TrainingTelemetryConfig
-from exporter.one_logger.configured import current, disable, install, misuse
+from exporter.one_logger.current_observer import current_observer, disable, install, misuse
 from exporter.one_logger.delivery import Delivery, SpanFilter
 from exporter.one_logger.export_config import ExporterConfig, ExporterConfigManager
 from exporter.one_logger.exporters import Exporter, missing_methods
@@ -55,7 +55,7 @@ class _Singleton:
     @property
     def one_logger_ready(self) -> bool:
         """True if the process is configured."""
-        return current() is not None
+        return current_observer() is not None
 
     def force_disable_logging(self) -> None:
         """Stop all exports."""
@@ -69,7 +69,7 @@ class OneLoggerProvider(_Singleton):
         """Set the configuration and the recorder. A second call has no effect and is counted as misuse."""
         problem = f"config must be a OneLoggerConfig, not {safe_repr(config)}"
         assert_that(isinstance(config, OneLoggerConfig), problem)
-        if current() is not None:
+        if current_observer() is not None:
             misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
         else:
             _configure(config, recorder)
@@ -83,14 +83,15 @@ class OneLoggerProvider(_Singleton):
     def config(self) -> OneLoggerConfig:
         """Configuration of this process, which the caller must not change.
 
-        Raises OneLoggerError: The process is not configured.
+        Raises:
+            OneLoggerError: The process is not configured.
         """
         return _configured_observer().settings
 
     @property
     def one_logger_enabled(self) -> bool:
         """True if the process is configured and exports."""
-        observer = current()
+        observer = current_observer()
         return observer is not None and observer.is_enabled
 
 
@@ -213,7 +214,8 @@ class TrainingTelemetryProvider(_Singleton):
     def config(self) -> OneLoggerConfig:
         """Copy of the configuration.
 
-        Raises OneLoggerError: The process is not configured.
+        Raises:
+            OneLoggerError: The process is not configured.
         """
         return _configured_observer().settings.model_copy()
 
@@ -223,7 +225,7 @@ class TrainingTelemetryProvider(_Singleton):
         A call before `configure_provider` has no effect. A second call has no effect and is counted as misuse.
         """
         training = TrainingTelemetryConfig.convert(training_telemetry_config)
-        observer = current()
+        observer = current_observer()
         if observer is None:
             return
         if observer.training is not None:
@@ -236,17 +238,19 @@ class TrainingTelemetryProvider(_Singleton):
     @staticmethod
     def _configurable(call: str) -> bool:
         """Return True if the process is not configured yet. Otherwise count the late call as misuse."""
-        if current() is None:
+        if current_observer() is None:
             return True
         misuse(call, "configured_already", "to be called before configure_provider")
         return False
 
     def _propagates(self) -> bool:
+        """Return True if the configuration that is being built requests PROPAGATE_EXCEPTIONS."""
         return self._base is not None and self._base.propagates
 
 
 def _configured_observer() -> OneLoggerObserver:
-    observer = current()
+    """Return the observer of this process, or raise OneLoggerError before the configuration."""
+    observer = current_observer()
     if observer is None:
         raise OneLoggerError(
             "the provider is not configured; call with_base_config(…) and configure_provider() first"
@@ -255,6 +259,7 @@ def _configured_observer() -> OneLoggerObserver:
 
 
 def _configure(settings: OneLoggerConfig, recorder: DefaultRecorder) -> None:
+    """Install an observer that exports through the exporters of a recorder."""
     delivery = getattr(recorder, "delivery", None)  # None if the job's own recorder class has no delivery
     if not isinstance(delivery, Delivery):
         delivery = Delivery(())

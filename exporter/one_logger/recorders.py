@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from exporter.one_logger.configured import current, misuse
+from exporter.one_logger.current_observer import current_observer, misuse
 from exporter.one_logger.delivery import ALL, EXIT_SECONDS, Delivery, SpanFilter
 from exporter.one_logger.exporters import Exporter
 from exporter.one_logger.names import ExportCustomizationMode
@@ -163,6 +163,7 @@ class DefaultRecorder:
         return event
 
     def _export_error(self, span: Span, event: ErrorEvent) -> None:
+        """Export an error, unless the recorder has no exporters."""
         if self._observer is not None:
             self._observer.span_export.error(span, event)
 
@@ -187,6 +188,7 @@ class DefaultRecorder:
         return [span for span in self._active_spans() if span.name_str == to_name(span_name)]
 
     def _active_spans(self) -> list[Span]:
+        """Return the active spans that this recorder has started, oldest first."""
         blocks = TRAINING.open_blocks()
         return [block.span for block in blocks if block.values.get(RECORDER_VALUE) is self]
 
@@ -195,7 +197,7 @@ class DefaultRecorder:
         if self._is_closed:
             misuse(f"recorder.{call}", "closed", "to be called before the recorder is closed")
             return False
-        observer = current()
+        observer = current_observer()
         return observer is None or observer.recorder is not self or observer.is_enabled
 
     @staticmethod

@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 
 class OptionalField(Generic[Value]):
-    """Attribute that is None if not set."""
+    """Field of a class of attributes: reads the attribute of the same name; None if the attribute is not set."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class OptionalField(Generic[Value]):
 
 
 class RequiredField(OptionalField[Value]):
-    """Attribute that must be set."""
+    """Field whose attribute must be set: reading an absent attribute raises OneLoggerError."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -73,8 +73,9 @@ class StandardAttributes(Attributes):
     def create(cls, *values: Any, **fields: Any) -> Self:
         """Return attributes from values in the order of declaration, or by name. None values are omitted.
 
-        Raises TypeError: A required field is missing, a field does not exist, or there are more values than fields.
-        Raises OneLoggerError: A required field is None.
+        Raises:
+            TypeError: A required field is missing, a field does not exist, or there are more values than fields.
+            OneLoggerError: A required field is None.
         """
         fields_by_name = {
             name: field for name, field in vars(cls).items() if isinstance(field, OptionalField)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from exporter.errors import OneLoggerError
-from exporter.one_logger.configured import current
+from exporter.one_logger.current_observer import current_observer
 from exporter.one_logger.recorders import DefaultRecorder
 from exporter.one_logger.training_recorder import TrainingRecorder, get_recorder
 from exporter.recording.conversion import safe_repr, to_name
@@ -30,15 +30,15 @@ HOT_BLOCKS: dict[BlockKind, Callable[[], AbstractContextManager[Any]]] = {
     kinds.ZERO_GRAD: api.zero_grad,
     kinds.OPTIMIZER_UPDATE: api.optimizer_update,
 }
-"""Function that returns the block of each short and frequent kind."""
+"""Functions that return a block, by hot kind. Spans of these kinds are short and frequent."""
 
 
 class timed_span:  # noqa: N801  # one-logger's name
     """Context manager and decorator that records a span of any name and returns the `Span`.
 
-    A standard name records the standard block with its phase. For a short and frequent block that is not exported, a cheaper
-    object with the methods of a span is returned. An exception in the block is recorded as an error of the application, and
-    propagates.
+    A standard name records the standard block with its phase. For a short and frequent block that is not exported, the entry returns an
+    object with the methods of a span, which takes less time to create. An exception in the block is recorded as an error of the
+    application, and propagates.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class timed_span:  # noqa: N801  # one-logger's name
         create_block = None if kind is None else HOT_BLOCKS.get(kind)
         if kind is None or create_block is None:
             return None
-        observer = current()
+        observer = current_observer()
         return create_block() if observer is None or not observer.observes(kind) else None
 
 
@@ -115,7 +115,7 @@ def _guarded(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:  # the recorder may be a class of the job
-        observer = current()
+        observer = current_observer()
         if isinstance(error, OneLoggerError) and observer is not None and observer.settings.propagates:
             raise
         report("timed_span", "recorder_raised", f"no exception from the recorder: {safe_repr(error)}")

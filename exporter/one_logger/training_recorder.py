@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from time import monotonic, time
 
 from exporter.one_logger.config import OneLoggerConfig
-from exporter.one_logger.configured import current
+from exporter.one_logger.current_observer import current_observer
 from exporter.one_logger.delivery import ALL, EXIT_SECONDS
 from exporter.one_logger.exporters import Exporter
 from exporter.one_logger.names import ExportCustomizationMode, StandardTrainingJobEventName
@@ -48,7 +48,10 @@ class TrainingRecorder(DefaultRecorder):
         start_time: TracingTimestamp | None = None,
         parent_span: Span | None = None,
     ) -> Span:
-        """Start a span. A standard name starts the standard block with its phase."""
+        """Start a span. A standard name starts the standard block with its phase.
+
+        A training loop and a save start with step 0, because the call has no argument for the step.
+        """
         kind = _kind_of(span_name)
         values: dict[str, object] = {}
         if kind is kinds.TRAINING_LOOP:
@@ -80,7 +83,7 @@ class TrainingRecorder(DefaultRecorder):
             )
 
     def _export_error(self, span: Span, event: ErrorEvent) -> None:
-        observer = current()
+        observer = current_observer()
         if observer is not None:
             observer.span_export.error(span, event)
 
@@ -88,7 +91,7 @@ class TrainingRecorder(DefaultRecorder):
         return [block.span for block in TRAINING.open_blocks()] + _open_iterations()
 
     def close(self) -> None:
-        """Flush the exporters for up to two seconds. They stay open, because another application may start in this process."""
+        """Flush the exporters for up to two seconds. The exporters stay open, because this process may start another application."""
         self.delivery.flush(EXIT_SECONDS)
 
     def create_sync_checkpoint_metrics_event(self, span_name: SpanName) -> Event:
@@ -230,7 +233,7 @@ UNCONFIGURED = TrainingRecorder()
 
 def get_recorder() -> DefaultRecorder:
     """Return the recorder of this process; before the configuration, a recorder without exporters."""
-    observer = current()
+    observer = current_observer()
     recorder: DefaultRecorder = UNCONFIGURED if observer is None else observer.recorder
     return recorder
 
@@ -248,9 +251,11 @@ def _open_iterations() -> list[Span]:
 
 
 def _kind_of(name: SpanName) -> BlockKind:
+    """Return the standard kind with a span name, or a kind with a user-defined name."""
     text = to_name(name)
     return kinds.standard_kind(text) or kinds.named_kind(text, is_phase=False)
 
 
 def _milliseconds(timestamp: TracingTimestamp | None) -> float | None:
+    """Return the Unix time of a timestamp in milliseconds, as the callbacks expect; None for the current time."""
     return None if timestamp is None else timestamp.seconds_since_epoch * 1000

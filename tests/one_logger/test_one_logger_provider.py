@@ -21,7 +21,7 @@ import exporter
 from exporter import one_logger, training
 from exporter.errors import OneLoggerError
 from exporter.one_logger import ExportCustomizationMode, timed_span
-from exporter.one_logger.configured import current
+from exporter.one_logger.current_observer import current_observer
 from exporter.recording.notices import NOTICES, log_once
 from exporter.training import application, training_iteration, training_loop, validation_loop
 
@@ -49,7 +49,7 @@ def test_the_configuration_is_readable() -> None:
 
     configure(telemetry={})
 
-    observer = current()
+    observer = current_observer()
     assert observer is not None
     assert provider().one_logger_ready
     assert one_logger.OneLoggerProvider.instance().one_logger_enabled
@@ -90,7 +90,7 @@ def test_d40_training_overrides_without_a_training_configuration_are_refused_cle
 
     with pytest.raises(OneLoggerError, match="needs perf_tag_or_fn, global_batch_size_or_fn"):
         builder.configure_provider()
-    assert current() is None
+    assert current_observer() is None
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
     call: str, arguments: tuple[Any, ...], rule: str
 ) -> None:
     configure(telemetry={})
-    observer, config = current(), provider().config
+    observer, config = current_observer(), provider().config
 
     with collect_misuse() as reports:
         getattr(provider(), call)(*arguments)
@@ -136,7 +136,7 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
 
     expected = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
     assert [(record.call, record.rule) for record in reports] == expected
-    assert current() == observer
+    assert current_observer() == observer
     assert provider().config == config
 
 

@@ -33,8 +33,9 @@ SPAN_ID = "one_logger_span_id"
 MAX_EVENTS = 1024
 """Limit of the events of a span. The latest events are sent."""
 MAX_UNSENT_SPANS = 4096
-"""Limit of the ended spans that are stored while the backend rejects them. The latest are stored; the others are counted as dropped."""
+"""Limit of the ended spans that are stored while the backend rejects them. Above the limit, the oldest span is dropped and counted."""
 MAX_INTEGER = 2**63 - 1
+"""Largest integer of an attribute in OTLP."""
 
 
 class OTelExporter(BaseExporter):
@@ -97,7 +98,8 @@ class OTelExporter(BaseExporter):
     def write_out(self) -> None:
         """Send the spans that have ended.
 
-        Raises ExportError: The backend rejected the spans, which are kept.
+        Raises:
+            ExportError: The backend rejected the spans, which are kept.
         """
         spans = tuple(self._ended_spans)
         if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
@@ -107,7 +109,8 @@ class OTelExporter(BaseExporter):
     def close(self) -> None:
         """End the open spans, the latest first, and send all spans. A later application of the process may use the exporter again.
 
-        Raises ExportError: The backend rejected the spans.
+        Raises:
+            ExportError: The backend rejected the spans, which are dropped and counted.
         """
         while self._open_spans:
             self._end(self._open_spans.popitem()[1])
@@ -124,6 +127,7 @@ class OTelExporter(BaseExporter):
         self._exporter.shutdown()
 
     def _end(self, otel_span: SdkSpan, end_time: int | None = None) -> None:
+        """End a span of the SDK at a Unix time in nanoseconds, by default now, and store the span until it is sent."""
         otel_span.end(end_time)
         if len(self._ended_spans) == self._ended_spans.maxlen:
             self.dropped_records += 1
@@ -138,6 +142,7 @@ class OTelExporter(BaseExporter):
         return provider.get_tracer("training-exporter")
 
     def _otel_span(self, span: Span) -> SdkSpan:
+        """Return the open span of the SDK for a span. A span that is not open, for example after `close`, is started again."""
         otel_span = self._open_spans.get(span.id)
         if otel_span is None:
             parent_span = span.exported_parent
@@ -183,4 +188,5 @@ def _encodable(value: Any) -> Any:
 
 
 def _nanoseconds(timestamp: TracingTimestamp) -> int:
+    """Return the Unix time in nanoseconds."""
     return int(timestamp.seconds_since_epoch * 1e9)

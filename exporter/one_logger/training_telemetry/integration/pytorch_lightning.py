@@ -102,6 +102,7 @@ class TimeEventCallback(lightning.LightningCallback, *_BASES):  # type: ignore[m
 
 
 def _restored() -> TimeEventCallback:
+    """Return the callback of an unpickled Trainer."""
     return TimeEventCallback(TrainingTelemetryProvider.instance(), call_on_app_start=False)
 
 

@@ -63,7 +63,7 @@ class HierarchicalMetricNamingStrategy:
 
 
 MetricNamingStrategy = HierarchicalMetricNamingStrategy
-"""one-logger's name for the base class. Here, the hierarchical strategy is also the base class."""
+"""Name of the base class of naming strategies in one-logger. In this package, the hierarchical strategy is also the base class."""
 
 
 class FlatMetricNamingStrategy(MetricNamingStrategy):
@@ -110,7 +110,7 @@ class WandBExporter(BaseExporter):
         self._log_attributes(span, span.attributes.values(), span.start_event)
 
     def export_stop(self, span: Span) -> None:
-        """Log the attributes that were set after the start of a span, including its duration, and those of its stop event."""
+        """Log the attributes that were set after the start of a span, including its duration, and the attributes of its stop event."""
         super().export_stop(span)
         self._log_attributes(span, span.updated_attributes.values(), span.stop_event)
 
@@ -162,6 +162,7 @@ def get_current_time_msec() -> int:
 
 
 def _create_run(config: Config) -> Any:
+    """Create a W&B run that collects no metrics of the system. Log in first if the settings have an API key."""
     wandb: Any = import_module("wandb")
     if config.api_key:
         wandb.login(key=config.api_key, host=config.host, timeout=5)

@@ -11,7 +11,7 @@ from exporter.training.recorder import TRAINING
 
 
 class ObserverHolder:
-    """Holder of the observer; a module variable would need `global`."""
+    """Holder of the observer. A variable of the module would need the statement `global`."""
 
     observer: OneLoggerObserver | None = None
 
@@ -19,7 +19,7 @@ class ObserverHolder:
 _HOLDER = ObserverHolder()
 
 
-def current() -> OneLoggerObserver | None:
+def current_observer() -> OneLoggerObserver | None:
     """Return the observer of this process, or None before the configuration and in a forked child."""
     observer = _HOLDER.observer
     return observer if observer is not None and observer.pid == os.getpid() else None
@@ -36,7 +36,7 @@ def install(observer: OneLoggerObserver | None) -> None:
 
 def disable() -> None:
     """Stop all exports."""
-    observer = current()
+    observer = current_observer()
     if observer is not None:
         observer.is_enabled = False
         TRAINING.observers.remove(observer)
@@ -45,9 +45,10 @@ def disable() -> None:
 def misuse(call: str, rule: str, expected: str, *, propagates: bool = False) -> None:
     """Count an invalid call of a provider or recorder.
 
-    Raises OneLoggerError: The job uses PROPAGATE_EXCEPTIONS, or *propagates* is true.
+    Raises:
+        OneLoggerError: The job uses PROPAGATE_EXCEPTIONS, or *propagates* is true.
     """
     report(call, rule, expected)
-    observer = current()
+    observer = current_observer()
     if propagates or (observer is not None and observer.settings.propagates):
         raise OneLoggerError(f"{call}: expected {expected}")
