@@ -58,7 +58,7 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / Energy and cost",
-        description="Power, energy per step and token, wasted energy, CO2 emissions and cost; measured and modelled values are marked.",
+        description="Power, energy per step and token, wasted energy, CO2 emissions and cost; measured and modeled values are marked.",
         variables=(RUN, NODE_VARIABLE),
         rows=(
             Row("At a glance", overview_panels()),
@@ -263,7 +263,7 @@ def _source_panels() -> tuple[Panel, ...]:
                 "Reading",
                 width=110,
                 mappings=value_mappings(
-                    {2: ("suspect", BAD), 1: ("modelled", WARNING), 0: ("measured", NEUTRAL)}
+                    {2: ("suspect", BAD), 1: ("modeled", WARNING), 0: ("measured", NEUTRAL)}
                 ),
             ),
             Column(

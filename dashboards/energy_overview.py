@@ -85,7 +85,7 @@ READING_VERDICTS = (
     ' or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node, measured="false"}) + 1'
     " or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node})"
 )
-"""PromQL for the verdict about the reading of each device: 2 if it is suspect, 1 if it is modelled, 0 if it is measured."""
+"""PromQL for the verdict about the reading of each device: 2 if it is suspect, 1 if it is modeled, 0 if it is measured."""
 MIN_WATTS_PER_GPU = 1
 """Mean power of a GPU above which the energy of a cause is known. Even an idle GPU uses more."""
 INCOMPLETE = "runs unknown"
@@ -309,14 +309,14 @@ def _readings() -> Panel:
         return f"count(max by (instance, device) (exporter_energy_source_info{{@energy_node{matcher}}}))"
 
     devices = sources()
-    measured, modelled = sources(', measured="true"'), sources(', measured="false"')
+    measured, modeled = sources(', measured="true"'), sources(', measured="false"')
     gaps = (
         "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
     )
     return stat(
         "Energy readings",
         instant_query(f"{measured} or 0 * {devices}", "measured"),
-        instant_query(f"{modelled} or 0 * {devices}", "modelled"),
+        instant_query(f"{modeled} or 0 * {devices}", "modeled"),
         instant_query(
             f"count({_SUSPECT_DEVICES}) or 0 * {devices}",
             "suspect",
