@@ -3,7 +3,7 @@
     time   = progress + slowest_rank + causes of badput
     energy = progress + slowest_rank + causes of wasted energy
 
-Progress is work, saved or not yet saved, without the waits for the slowest rank. Only the exporter on the node of rank 0 records the
+Progress is work, saved or not yet saved, without the time lost to the slowest rank. Only the exporter on the node of rank 0 records the
 outcome of the work. The shares of its energy are applied to the energy of all nodes of the run. The cost of a run is divided in
 proportion to time, so that the costs of the causes add up to the cost of the run.
 
@@ -15,7 +15,7 @@ Unless a docstring says otherwise, the PromQL has a series for each run, and the
 
 from __future__ import annotations
 
-from dashboards.queries import LAST_PROGRESS_TIME_BY_RUN, STAGE_OF_RANK
+from dashboards.queries import LAST_PROGRESS_TIME_BY_RUN
 
 _BEFORE_RANGE = "last_over_time({selection}[6h] offset $__range)"
 """Template of the values at the start of the time range, for instant queries.
@@ -80,19 +80,14 @@ _BADPUT = (
 )
 """PromQL for the badput of each run by cause: recorded badput, with the overdue time added to the cause `hang`."""
 _WORK = f"clamp_min(({WALL_SECONDS_IN_RANGE}) - sum by (run) ({_BADPUT}), 0)"
-"""PromQL for the seconds of each run without badput. These include the wait for the slowest rank."""
-_COMPUTE_BY_STAGE = f"training_rank_compute_seconds{{@run}} * {STAGE_OF_RANK}"
-_WAIT_PER_STEP = f"avg by (run) (max by (run, label_stage) ({_COMPUTE_BY_STAGE}) - avg by (run, label_stage) ({_COMPUTE_BY_STAGE}))"
-"""PromQL for the mean time for which the ranks of each run wait in a step for the slowest rank of their pipeline stage."""
-_STEPS_IN_RANGE = increase_in_range('training_steps_total{@run, mode="train"}', "run", "max")
-_WAIT = f"(avg_over_time(({_WAIT_PER_STEP})[$__range:$__interval]) * on (run) {_STEPS_IN_RANGE} < {_WORK} or 0 * {_WORK})"
-"""PromQL for the seconds for which the ranks of each run waited for the slowest rank: the mean wait per step times the steps.
-
-0 without compute times, and if the result would be at least as long as the work.
-"""
-TIME_BY_CAUSE = (
-    f"({_BADPUT} or {as_cause(_WAIT, 'slowest_rank')} or {as_cause(f'({_WORK} - {_WAIT})', 'progress')})"
+"""PromQL for the seconds of each run without badput. These include the time lost to the slowest rank."""
+_STRAGGLER_SHARE = (
+    f"(max by (run) (avg_over_time(run:training_straggler_lost:ratio{{@run}}[$__range])) or 0 * {_WORK})"
 )
+"""PromQL for the mean share of the work that each run lost to its slowest rank; 0 without the compute times of its ranks."""
+_STRAGGLER_SECONDS = f"({_WORK} * on (run) {_STRAGGLER_SHARE})"
+"""PromQL for the seconds of work that each run lost to its slowest rank."""
+TIME_BY_CAUSE = f"({_BADPUT} or {as_cause(_STRAGGLER_SECONDS, 'slowest_rank')} or {as_cause(f'({_WORK} - {_STRAGGLER_SECONDS})', 'progress')})"
 """PromQL for the seconds of each run by cause, including `progress` and `slowest_rank`."""
 GPU_COUNT_IN_RANGE = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {WALL_SECONDS_IN_RANGE} + 1)"
 """PromQL for the largest number of GPUs of each run in the time range; a run without a GPU counts as one GPU."""
@@ -129,29 +124,24 @@ def _work_energy(before: str) -> str:
 RUN_ENERGY = _run_energy(_BEFORE_RANGE)
 _WASTED_ENERGY = _wasted_energy(_BEFORE_RANGE)
 _WORK_ENERGY = _work_energy(_BEFORE_RANGE)
-_WAIT_SHARE = f"({_WAIT} / ({_WORK} > 0) or 0 * {_WORK})"
-"""PromQL for the share of the work in which the ranks of each run wait for the slowest rank."""
 ENERGY_BY_CAUSE = (
-    f"(({_WASTED_ENERGY} or {as_cause(f'({_WORK_ENERGY} * on (run) {_WAIT_SHARE})', 'slowest_rank')}"
-    f" or {as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_WAIT_SHARE}))', 'progress')}) / 3600)"
+    f"(({_WASTED_ENERGY} or {as_cause(f'({_WORK_ENERGY} * on (run) {_STRAGGLER_SHARE})', 'slowest_rank')}"
+    f" or {as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_STRAGGLER_SHARE}))', 'progress')}) / 3600)"
 )
 """PromQL for the watt-hours of each run by cause, including `progress` and `slowest_rank`: joules divided by 3600."""
-_WAIT_SHARE_SINCE_START = (
-    "avg_over_time((max by (run) (run:training_straggler_wait:ratio{@run}) and on () vector(time()) >= $__from / 1000)"
+_STRAGGLER_SHARE_SINCE_START = (
+    "avg_over_time((max by (run) (run:training_straggler_lost:ratio{@run}) and on () vector(time()) >= $__from / 1000)"
     "[$__range:$__interval])"
 )
-"""PromQL for the share of the work in which ranks wait for the slowest rank, from the start of the time range to each point of a plot.
-
-The recorded share makes the subquery of each point fast.
-"""
+"""PromQL for the mean share of the work that each run lost to its slowest rank, from the start of the time range to each point of a plot."""
 WASTED_ENERGY_SINCE_START = (
     f"sum by (cause) ({_wasted_energy(_BEFORE_PLOT)}"
-    f" or {as_cause(f'{_work_energy(_BEFORE_PLOT)} * on (run) {_WAIT_SHARE_SINCE_START}', 'slowest_rank')}) / 3600 > 0"
+    f" or {as_cause(f'{_work_energy(_BEFORE_PLOT)} * on (run) {_STRAGGLER_SHARE_SINCE_START}', 'slowest_rank')}) / 3600 > 0"
 )
 """PromQL for the wasted watt-hours by cause, from the start of the time range to each point of a plot."""
-_LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_WAIT})"
+_LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_STRAGGLER_SECONDS})"
 LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0), 1)"
-"""PromQL for the share of each run's time that was without progress: badput and the wait for the slowest rank, at most 1."""
+"""PromQL for the share of each run's time that was without progress: badput and the time lost to the slowest rank, at most 1."""
 START_CAUSES = f"({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})"
 """PromQL for a series for each cause that every run has at its start, as the operand of `and on (cause)` and `unless on (cause)`."""
 _START_SECONDS = (

@@ -330,7 +330,7 @@ _CAUSES = {
     "progress": ("progress", GOOD),
     "standstill": ("no step", BAD),
     "restarts": ("restarts in the last hour", BAD),
-    "slowest_rank": ("waiting for the slowest rank", NEUTRAL),
+    "slowest_rank": ("slowed by the slowest rank", NEUTRAL),
     "nonfinite_loss": ("loss was NaN or infinite", BAD),
     "data_stall": ("waiting for data", NEUTRAL),
     "hang": ("hang", BAD),

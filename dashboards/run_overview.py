@@ -82,8 +82,8 @@ GOODPUT_IF_SAVED = (
 """PromQL for the share of the run's wall time without badput, if the work since the last checkpoint is saved."""
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
-_STRAGGLER_WAIT_LEGEND = "wait for slowest rank"
-"""Legend of the share of the time in which ranks wait for the slowest rank."""
+_LOST_TO_SLOWEST_RANK_LEGEND = "lost to slowest rank"
+"""Legend of the share of the time that the run loses to its slowest rank."""
 _RUN_HAS_ENDED = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 _LAST_KNOWN_PROGRESS_AGE = (
     f"(time() - max(last_over_time(training_last_progress_timestamp_seconds{{@run}}[{LOOKBACK}])))"
@@ -308,8 +308,8 @@ def _number_panels() -> tuple[Panel, ...]:
                 "{{note}}",
             ),
             instant_query(
-                f"max(run:training_straggler_wait:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE} {while_stepping}",
-                _STRAGGLER_WAIT_LEGEND,
+                f"max(run:training_straggler_lost:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE} {while_stepping}",
+                _LOST_TO_SLOWEST_RANK_LEGEND,
             ),
             unit="percentunit",
             decimals=1,
@@ -321,7 +321,7 @@ def _number_panels() -> tuple[Panel, ...]:
                     "properties": [{"id": "thresholds", "value": NO_THRESHOLDS}],
                 },
                 {
-                    "matcher": {"id": "byName", "options": _STRAGGLER_WAIT_LEGEND},
+                    "matcher": {"id": "byName", "options": _LOST_TO_SLOWEST_RANK_LEGEND},
                     "properties": [{"id": "thresholds", "value": LOST_THRESHOLDS}],
                 },
             ],

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dashboards.panels import Panel, stat, warn_from
 from dashboards.queries import COST_PER_HOUR_BY_CURRENCY, instant_query
 
-_LOST_RATIO = (
+_LOST_SHARE = (
     '((max(training_run_state{@run, state="hung"}) == 1)'
     " or on () 0 * (max(run:training_step_overdue:seconds{@run}) > 0) + 1"
-    " or on () max(run:training_straggler_wait:ratio{@run}))"
+    " or on () max(run:training_straggler_lost:ratio{@run}))"
 )
 """PromQL for the share of the GPU time that the run loses: 1 while the run is hung, or while a step is overdue in a compute phase.
 
-Otherwise, the share of the GPU time in which ranks wait for the slowest rank of their pipeline stage, also while the run is `stalled`.
+Otherwise, the share of the time that the run loses to its slowest rank, also while the run is `stalled`.
 """
-_LOST_GPU_HOURS_PER_HOUR = f"{_LOST_RATIO} * on () max(run:training_gpus:count{{@run}})"
-_LOST_COST_PER_HOUR = f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_RATIO}"
+_LOST_GPU_HOURS_PER_HOUR = f"{_LOST_SHARE} * on () max(run:training_gpus:count{{@run}})"
+_LOST_COST_PER_HOUR = f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_SHARE}"
 
 
 def lost_time() -> Panel:
@@ -23,7 +23,7 @@ def lost_time() -> Panel:
     share_legend = "of GPU time"
     return stat(
         "Lost to the slowest rank or a hang",
-        instant_query(_LOST_RATIO, share_legend),
+        instant_query(_LOST_SHARE, share_legend),
         instant_query(_LOST_GPU_HOURS_PER_HOUR, "GPU hours per hour"),
         instant_query(_LOST_COST_PER_HOUR, "{{currency}}/h"),
         unit="none",

@@ -159,7 +159,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run_group:training_hang_odd:count",
     "run:training_last_progress:timestamp_seconds",
     "run:training_step_overdue:seconds",
-    "run:training_straggler_wait:ratio",
+    "run:training_straggler_lost:ratio",
     "rank:training_compute:seconds",
     "rank:training_data_wait:ratio5m",
     "rank:training_gpu:info",

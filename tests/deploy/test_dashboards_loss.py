@@ -20,6 +20,8 @@ HANG_AND_STRAGGLER = (
     | run_series("rank_compute_seconds", "0.9x40 stale", labels=',rank="1"')
     | run_series("rank_info", "1x60", labels=',rank="0"')
     | run_series("rank_info", "1x60", labels=',rank="1"')
+    | run_series("step_duration_seconds_sum", "0+15x40 600x20", labels=',rank="0",mode="train"')
+    | run_series("step_duration_seconds_count", "0+15x40 600x20", labels=',rank="0",mode="train"')
     | run_series("energy_joules_total", "0+60000x60")
     | run_series("energy_joules_total", "0+60000x60", node=2)
     | run_series("wasted_energy_joules_total", "0x39 0+45000x20", labels=',cause="hang"')
@@ -33,10 +35,10 @@ HANG_AND_STRAGGLER = (
 @pytest.mark.parametrize(
     ("query_id", "factor", "progress", "slowest_rank", "hang", "data_stall"),
     [
-        pytest.param("A", 3600 // 4, 390, 120, 300, 90, id="hours of four GPUs"),
-        pytest.param("B", 900, 390, 120, 300, 90, id="share of GPU time"),
-        pytest.param("D", 1, 994, 306, 500, 200, id="watt-hours of both nodes"),
-        pytest.param("C", 100, 390, 120, 300, 90, id="cost"),
+        pytest.param("A", 3600 // 4, 306, 204, 300, 90, id="hours of four GPUs"),
+        pytest.param("B", 900, 306, 204, 300, 90, id="share of GPU time"),
+        pytest.param("D", 1, 780, 520, 500, 200, id="watt-hours of both nodes"),
+        pytest.param("C", 100, 306, 204, 300, 90, id="cost"),
     ],
 )
 def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
@@ -70,10 +72,10 @@ def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
 @pytest.mark.parametrize(
     ("panel", "query_id", "factor", "expected"),
     [
-        ("Useful in this range, after the start", "A", 900, {"{}": 390}),
-        ("Useful in this range, after the start", "B", 10200, {"{}": 5070}),
-        ("Lost in this time range", "A", 100, {'{currency="EUR"}': 510}),
-        ("Lost in this time range", "B", 1, {"{}": 1006}),
+        ("Useful in this range, after the start", "A", 900, {"{}": 306}),
+        ("Useful in this range, after the start", "B", 10200, {"{}": 3978}),
+        ("Lost in this time range", "A", 100, {'{currency="EUR"}': 594}),
+        ("Lost in this time range", "B", 1, {"{}": 1220}),
     ],
 )
 def test_the_loss_is_the_time_energy_and_cost_without_progress(
@@ -217,8 +219,8 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
     )
 
 
-def test_the_wait_for_the_slowest_rank_is_wasted_energy(tmp_path: Path) -> None:
-    ratio = {'run:training_straggler_wait:ratio{run="a"}': "0.25x60"}
+def test_the_time_lost_to_the_slowest_rank_is_wasted_energy(tmp_path: Path) -> None:
+    ratio = {'run:training_straggler_lost:ratio{run="a"}': "0.25x60"}
     energy = run_series("energy_joules_total", "0+60000x60") | run_series("wall_seconds_total", "0+15x60")
     energy |= run_series("wasted_energy_joules_total", "0x60", labels=',cause="hang"')
 
