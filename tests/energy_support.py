@@ -15,7 +15,7 @@ from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, Ru
 from exporter.ledger.energy.collector import EnergyCollector
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.sources import Sources
-from exporter.ledger.energy.work import WorkUse
+from exporter.ledger.energy.work import WorkSnapshot
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.state.store import StateStore
 
@@ -137,8 +137,8 @@ class EnergyNode:
     def alive(self) -> set[str]:
         return {self.run}
 
-    def work(self) -> WorkUse:
-        return WorkUse()
+    def work(self) -> WorkSnapshot:
+        return WorkSnapshot()
 
     def power(self, _later_than: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return {}
@@ -177,7 +177,7 @@ class SidecarNode(EnergyNode):
         self.sidecar.collector.gpus = Gpus(use=self.gpu_use, readings=self.readings)
         super().__init__(directory, clock=self.sidecar.clock, state=self.sidecar.state)
 
-    def work(self) -> WorkUse:
+    def work(self) -> WorkSnapshot:
         return self.sidecar.collector.work
 
 

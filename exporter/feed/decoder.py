@@ -96,6 +96,7 @@ class Decoder:
         self._reset()
 
     def _reset(self) -> None:
+        """Discard the stored definitions and windows, so that the next file is parsed completely."""
         self._definitions_hash = self._windows_hash = b""
         self._identity = ProcessIdentity(id="", pid=0, started=0.0, run="", rank=None)
         self._definitions: tuple[StatDefinition, ...] = ()

@@ -115,6 +115,7 @@ class Encoder:
         return b"".join((header, *sections))
 
     def _sections(self, snapshot: Snapshot) -> tuple[bytes, bytes, bytes]:
+        """Return the three sections of the file."""
         recording = snapshot.recording
         definitions = self._definitions.render([stat.definition for stat in recording.stats])
         windows = self._windows.render([stat.window for stat in recording.stats])

@@ -200,7 +200,10 @@ class FeedReader:
             os.close(descriptor)
 
     def _has_exited(self, file: _CachedFile) -> bool:
-        """Return True after a final snapshot, or if the file of a process without a lock did not change for long enough."""
+        """Return True after a final snapshot, or if the file of a process without a lock did not change for the removal delay.
+
+        The delay is `REMOVAL_DELAY_SECONDS`, or three flush intervals if these are longer.
+        """
         wait_seconds = REMOVAL_DELAY_SECONDS
         if isinstance(file.outcome, Snapshot):
             if file.outcome.recording.final:

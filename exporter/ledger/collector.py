@@ -23,7 +23,7 @@ from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import Snapshot
-from exporter.ledger.energy.work import RETENTION_SECONDS, ProcessWork, WorkUse, extend_intervals
+from exporter.ledger.energy.work import RETENTION_SECONDS, ProcessWork, WorkSnapshot, extend_intervals
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, RankDevices, add_runs
 from exporter.ledger.family_owners import FamilyOwners
@@ -105,7 +105,7 @@ class JobCollector:
         self.processes: tuple[JobProcess, ...] | None = None
         self.gpus = Gpus()
         self.overdue_runs: tuple[InspectedRun, ...] = ()
-        self.work = WorkUse()
+        self.work = WorkSnapshot()
         self.endings = Endings()
         self.sessions = Sessions(state, is_shared=is_shared)
         self._feed = reader
@@ -283,8 +283,8 @@ class JobCollector:
 
     def _work_use(
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
-    ) -> WorkUse:
-        """Return the phases of running and recently exited ranks, for the attribution of energy."""
+    ) -> WorkSnapshot:
+        """Return the phases of running ranks, and of ranks that exited within `RETENTION_SECONDS`, for the attribution of energy."""
         intervals_by_process = {work.process_id: work.intervals for work in self.work.processes}
         processes = []
         now = self._monotonic()
@@ -306,7 +306,7 @@ class JobCollector:
                 )
             )
         processes.sort(key=lambda work: (work.run, work.rank))
-        return WorkUse(tuple(processes), self.sessions.work_accounts())
+        return WorkSnapshot(tuple(processes), self.sessions.work_accounts())
 
     def _add_conflicts(self, collected: Collected, now: Moment) -> None:
         """Add the number of extra running processes that train as the same rank of a run with a configured name."""
@@ -344,6 +344,7 @@ class JobCollector:
         self._ranks.release_exited({slot.slot for slot in slots}, feed_pass.present_ids, feed_pass.moment)
 
     def _remove(self, process_id: str) -> None:
+        """Remove the files of a process. A failure is logged once, and the next pass tries again."""
         try:
             self._feed.remove(process_id)
         except (FeedError, OSError) as error:

@@ -1,5 +1,15 @@
 """State of a rank as JSON: the definitions of the Stats, and the totals of the processes.
 
+    {"stats": [[name, unit, help, labels, buckets, kind], ...],   each definition once
+     "taken": [id, ...],                                          ids of processes in a base
+     "slots": [{"slot": 0, "base": totals, "processes": [totals, ...]}, ...]}
+
+The totals have the saved fields of their class, and three lists with an item for each Stat:
+
+    "series": [[index in stats, count, sum, bucket counts, last sample, rejected counts, overflows], ...],
+    "exponential": [[bucket, bucket, ..., count, count, ...], ...],
+    "values": [value of a gauge or null, ...]
+
 The totals of a Stat are a row (a JSON array) instead of an object, because a rank with thousands of Stats may be saved every second.
 """
 

@@ -6,8 +6,8 @@
             └── processes        a record for each later process, in order of arrival
 
 A process is bound to the lowest slot without a running process; slot 0 prefers a process that trains. A process with a record is
-counted once, even after a restart of the sidecar. After the removal of the feed file, the record is added to the base. The last few
-exited processes keep their records, because a process may recreate deleted files.
+counted once, even after a restart of the sidecar. After the removal of the feed file, the record is added to the base. The last
+`MAX_EXITED_PROCESSES` exited processes keep their records, because a process may recreate deleted files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, Wor
 
 STATE_KIND = "rank"
 MAX_EXITED_PROCESSES = 2
-"""Maximum number of exited processes without a feed file that keep a record, per slot."""
+"""Number of the last exited processes of a slot that keep a record. The last process that trained keeps its record too."""
 MAX_FOLDED_IDS = 32
 """Number of ids of processes in a base, per rank, above which the oldest ids are removed. The oldest id that has a feed file stays, and
 so do all later ids."""
@@ -235,7 +235,7 @@ class Ranks:
         rules: GapRules,
         now: Moment,
     ) -> None:
-        """Load the ranks without feed files that this sidecar has saved recently."""
+        """Load the ranks without feed files that this sidecar saved within the retention time."""
         try:
             keys = self._state.recent(STATE_KIND, rules.linger_seconds)
         except StateError as error:

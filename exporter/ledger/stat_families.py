@@ -184,7 +184,7 @@ def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
 
 
 def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
-    """Return the plans of recently exited processes that the running process does not have."""
+    """Return the plans of the Stats that processes within the retention time had, and the running process does not have."""
     running_series = visible.process.series if visible.process.is_alive else {}
     definitions = {
         key: reading.definition for part in visible.lingering_parts for key, reading in part.series.items()

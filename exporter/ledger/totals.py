@@ -286,7 +286,7 @@ class GapRules:
     """Rules that decide whether a value is published, for a stale feed, an exited process and a hang."""
 
     stale_after_seconds: float = 10.0  # `is_fresh` allows at least three flush intervals
-    linger_seconds: float = 900.0
+    linger_seconds: float = 900.0  # retention time of the totals after the exit
     hang: HangRule = field(default_factory=HangRule)
 
     def is_fresh(self, process: ProcessTotals) -> bool:
@@ -328,7 +328,7 @@ class VisibleSlot:
     is_fresh: bool  # window gauges may be shown
     is_advancing: bool  # last values of the training may be shown
     is_saved: bool  # the totals are saved and may be shown
-    lingering_parts: tuple[StatTotals, ...]  # of recently exited processes
+    lingering_parts: tuple[StatTotals, ...]  # of exited processes within the retention time
 
     @property
     def is_rank_0(self) -> bool:

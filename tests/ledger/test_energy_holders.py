@@ -9,7 +9,7 @@ import pytest
 from exporter.collectors.job import JobProcess, ProcessLife
 from exporter.ledger.energy.gpu_attribution import ReportedProcess
 from exporter.ledger.energy.gpu_holders import GpuHolders
-from exporter.ledger.energy.work import WorkUse
+from exporter.ledger.energy.work import WorkSnapshot
 from exporter.recording.values import GpuUse, ProcessIdentity
 
 WALL_TIME, MONOTONIC = 1_700_000_100.0, 100.0
@@ -33,7 +33,7 @@ def reported_processes(
     *job: JobProcess, lives: Mapping[int, ProcessLife] | None = None
 ) -> dict[str, list[ReportedProcess]]:
     holders = GpuHolders()
-    holders.update(job, None, WorkUse(), lives or {}, wall=WALL_TIME, now=MONOTONIC)
+    holders.update(job, None, WorkSnapshot(), lives or {}, wall=WALL_TIME, now=MONOTONIC)
     return holders.reported_processes(job, UUIDS, now=MONOTONIC)
 
 
@@ -51,7 +51,7 @@ def test_a_process_first_read_after_its_exit_is_matched_to_a_pid_by_its_start() 
     lives = {7: ProcessLife(7, 89.5, 91.2)}
     job = [job_process("0", started_at=90.0, ended_at=91.0)]
     holders = GpuHolders()
-    holders.update(job, None, WorkUse(), lives, wall=WALL_TIME, now=MONOTONIC)
+    holders.update(job, None, WorkSnapshot(), lives, wall=WALL_TIME, now=MONOTONIC)
     (holder,) = holders.reported_processes(job, UUIDS, now=MONOTONIC)[UUIDS[0]]
 
     assert holders.find_run(7) == "a"
@@ -73,13 +73,13 @@ def test_a_later_process_with_the_pid_of_an_ended_rank_has_no_run(started_at: fl
     holders.update(
         [job_process("0", pid=7)],
         None,
-        WorkUse(),
+        WorkSnapshot(),
         {7: ProcessLife(7, 89.5)},
         wall=WALL_TIME,
         now=MONOTONIC,
     )
     lives = {7: ProcessLife(7, started_at)}
-    holders.update([], None, WorkUse(), lives, wall=WALL_TIME + 1000.0, now=MONOTONIC + 1000.0)
+    holders.update([], None, WorkSnapshot(), lives, wall=WALL_TIME + 1000.0, now=MONOTONIC + 1000.0)
 
     assert holders.find_run(7) == run
 

@@ -14,7 +14,7 @@ from exporter.ledger.goodput.attempt import Attempt
 from exporter.ledger.goodput.hang import HangRule
 from exporter.recording.values import TrainingReading
 
-RULE = HangRule(after_seconds=10.0, steps=2.0)
+RULE = HangRule(min_seconds=10.0, step_factor=2.0)
 
 
 class AccountedJob:

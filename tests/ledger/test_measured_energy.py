@@ -31,7 +31,7 @@ from training_support import SimulatedTraining
 
 from exporter.collectors.job import EnergyReading
 from exporter.ledger.energy.power_split import PowerSplitter
-from exporter.ledger.energy.work import PhaseInterval, ProcessWork, WorkUse, extend_intervals
+from exporter.ledger.energy.work import PhaseInterval, ProcessWork, WorkSnapshot, extend_intervals
 from exporter.training.kinds import MODEL_FORWARD
 
 PHASE_JOULES = "training_phase_energy_joules_total"
@@ -85,8 +85,8 @@ class SimulatedGpu(EnergyNode):
     def readings(self) -> Sequence[EnergyReading]:
         return (gpu_reading(self.joules, self.clock.monotonic),)
 
-    def work(self) -> WorkUse:
-        return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.flushed_intervals),))
+    def work(self) -> WorkSnapshot:
+        return WorkSnapshot((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.flushed_intervals),))
 
     def power(self, since_by_uuid: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return {"GPU-a": [sample for sample in self.samples if sample[0] > since_by_uuid.get("GPU-a", 0.0)]}

@@ -20,6 +20,8 @@ CARBON_FILE = "carbon_file"
 
 @dataclass(frozen=True, slots=True)
 class _FileVersion:
+    """State of the file by which a change is recognized."""
+
     inode: int
     size: int
     modified_ns: int
@@ -51,6 +53,7 @@ class CarbonFile:
         return self._intensity
 
     def _read(self) -> None:
+        """Read the file if it has changed. Raises OSError or ValueError."""
         # Not blocking: the path may name a pipe without a writer.
         with open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())

@@ -28,7 +28,7 @@ from exporter.ledger.energy.power_split import PhaseSplit, PowerSplitter
 from exporter.ledger.energy.records import DevicesRecord, decode_devices
 from exporter.ledger.energy.shares import Share, compute_shares
 from exporter.ledger.energy.sources import Sources
-from exporter.ledger.energy.work import WorkUse
+from exporter.ledger.energy.work import WorkSnapshot
 from exporter.ledger.state.store import StateRecord, StateStore
 
 STATE = "state"
@@ -50,7 +50,7 @@ class _Division:
     previous_use: MachineUse | None  # at the previous division; None at the first
     use: MachineUse
     gpu_use: Sequence[GpuProcessUse]
-    work: WorkUse
+    work: WorkSnapshot
     only_run: str | None  # run that receives all energy of the machine
     now: float  # monotonic time
     seconds: float  # since the previous division
@@ -131,6 +131,7 @@ class EnergyCollector:
         self._gpu_time = DeviceTime()
 
     def _read_intensity(self, settings: _Settings, collected: Collected) -> Intensity | None:
+        """Return the intensity from the configuration or the file. A failed read of the file is part of *collected*."""
         file = settings.carbon_file
         if file is None:
             return settings.options.configured_intensity
@@ -216,7 +217,7 @@ class EnergyCollector:
             is_working=lambda device: True if device in busy_uuids else is_working_without_processes,
         )
 
-    def _apply_outcomes(self, work: WorkUse, *, is_divided: bool) -> None:
+    def _apply_outcomes(self, work: WorkSnapshot, *, is_divided: bool) -> None:
         """Apply the outcomes of the work.
 
         In a pass without a division, the outcomes of running runs wait, because the energy of the work is not counted yet.
@@ -230,7 +231,7 @@ class EnergyCollector:
         self,
         gpu_use: Sequence[GpuProcessUse],
         use: MachineUse,
-        work: WorkUse,
+        work: WorkSnapshot,
         only_run: str | None,
         collected: Collected,
         *,
@@ -293,7 +294,7 @@ class EnergyCollector:
             device.mark_divided(waiting_joules)
 
     def _attribute_gpus(
-        self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float
+        self, work: WorkSnapshot, use: MachineUse | None, collected: Collected, *, now: float
     ) -> None:
         """Add the energy of the GPUs with known processes to the runs of these processes."""
         job, listings = self._sources.job_processes() or (), self._sources.gpu_listings()
@@ -359,7 +360,7 @@ class EnergyCollector:
                 run.counters.add_gpu_cost(gpu_time.ratio * seconds, self._options)
 
     def _measured_split(
-        self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
+        self, device: DeviceEnergy, shares: Sequence[Share], work: WorkSnapshot, now: float
     ) -> PhaseSplit | None:
         """Return the measured energy by phase of a GPU that a single run uses.
 

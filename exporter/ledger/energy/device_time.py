@@ -1,4 +1,4 @@
-"""Time for which the runs pay for GPUs, including lost GPUs and short outages of the sidecar.
+"""Time for which the runs pay for GPUs, including lost GPUs, and outages of the sidecar of at most `MAX_INTERVAL_SECONDS`.
 
 A GPU without readings is lost, and its driver lists no processes. The GPU is still rented, so that the last runs on the GPU
 pay for the GPU until they end on this machine.

@@ -110,6 +110,7 @@ class GpuAttribution:
 
     @property
     def _all_holders(self) -> list[_Holder]:
+        """Current and past holders that are not discarded yet."""
         return [*self._past_holders, *self._holders.values()]
 
     @property
@@ -221,7 +222,7 @@ class GpuAttribution:
         self._claim_stored_slices(life, find_run, division)
         if points:
             for interval in self._free_intervals.take(life.started_at, self._divided_point.time):
-                division.slices.append(self._slice(life.pid, interval, points, find_run))
+                division.slices.append(self._exclusive_slice(life.pid, interval, points, find_run))
         self._holders[life.pid] = _Holder(life.pid, max(life.started_at, self._divided_point.time))
 
     def _add_exited_process(
@@ -246,13 +247,14 @@ class GpuAttribution:
             self._claim_stored_slices(life, find_run, division)
         for interval in self._free_intervals.take(max([life.started_at, *list_times]), life.ended_at):
             if is_certain:
-                division.slices.append(self._slice(life.pid, interval, points, find_run))
+                division.slices.append(self._exclusive_slice(life.pid, interval, points, find_run))
             else:
                 division.add_gap(NOT_LISTED, joules_between(points, interval.start, interval.end))
 
-    def _slice(
+    def _exclusive_slice(
         self, pid: int, interval: FreeInterval, points: Sequence[EnergyPoint], find_run: FindRun
     ) -> GpuSlice:
+        """Return the slice of a process that alone held the GPU in a free interval."""
         joules = joules_between(points, interval.start, interval.end)
         return GpuSlice(find_run(pid), (pid,), EXCLUSIVE, 1.0, interval.start, interval.end, joules)
 

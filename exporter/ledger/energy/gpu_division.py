@@ -9,7 +9,7 @@ from exporter.collectors.job import GpuListing, JobProcess, MachineUse, ProcessL
 from exporter.ledger.energy.devices import DeviceEnergy
 from exporter.ledger.energy.gpu_attribution import GpuAttribution, GpuSlice, joules_between
 from exporter.ledger.energy.gpu_holders import GpuHolders
-from exporter.ledger.energy.work import PhaseInterval, WorkUse
+from exporter.ledger.energy.work import PhaseInterval, WorkSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class GpuSnapshot:
 
     job_processes: Sequence[JobProcess] = ()
     machine_use: MachineUse | None = None
-    work: WorkUse = field(default_factory=WorkUse)
+    work: WorkSnapshot = field(default_factory=WorkSnapshot)
     listings: Sequence[GpuListing] = ()  # of the last minute, oldest first
     lives: Mapping[int, ProcessLife] = field(default_factory=dict)  # by pid
     uuids: Mapping[int, str] = field(default_factory=dict)  # by NVML index

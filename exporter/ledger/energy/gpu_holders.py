@@ -7,7 +7,7 @@ from math import inf
 
 from exporter.collectors.job import JobProcess, MachineUse, ProcessLife
 from exporter.ledger.energy.gpu_attribution import GpuSlice, ReportedProcess
-from exporter.ledger.energy.work import PhaseInterval, WorkUse
+from exporter.ledger.energy.work import PhaseInterval, WorkSnapshot
 
 STARTUP_PHASE = "init"
 """Phase of a process before the first reported phase."""
@@ -53,7 +53,7 @@ class GpuHolders:
         self,
         job: Sequence[JobProcess],
         use: MachineUse | None,
-        work: WorkUse,
+        work: WorkSnapshot,
         lives: Mapping[int, ProcessLife],
         *,
         wall: float,

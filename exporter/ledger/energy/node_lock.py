@@ -50,13 +50,17 @@ class NodeLock:
             self._drop()
 
     def _drop(self) -> None:
+        """Release the lock, if it is held. The caller holds the mutex."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _create_file(self) -> None:
-        # Created with O_EXCL, because fs.protected_regular forbids opening a different user's file in a shared directory with
-        # O_CREAT.
+        """Create the lock file, unless it exists. Raises OSError.
+
+        The file is created with O_EXCL, because fs.protected_regular forbids opening a different user's file in a shared directory
+        with O_CREAT.
+        """
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(
                 self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, LOCK_FILE_MODE

@@ -26,7 +26,7 @@ DEFAULT_SAMPLE_SECONDS = 0.02
 MIN_CLOCK_STEP_SECONDS = 0.01
 """Minimum change of the offset between the clocks that counts as a step of the wall clock."""
 RETENTION_SECONDS = 60.0
-"""Retention of samples, longer than the usual time between two splits. Older energy is split by time."""
+"""Retention of samples, longer than the default time between two splits (5 s). Older energy is split by time."""
 MIN_COVERED_RATIO = 0.8
 """Minimum share of an interval that samples must cover."""
 MIN_ACCURATE_SAMPLES = 2.5

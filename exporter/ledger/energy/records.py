@@ -144,6 +144,7 @@ def _rows(body: Any) -> _OldRows:
 
 
 def _devices_of_rows(rows: _OldRows) -> DevicesRecord:
+    """Return the devices of ("pass", boot): (time,) and ("pending", boot, component, device, source): (joules,)."""
     boot, passed_at = "", None
     for name, values in rows.items():
         if name[0] == "pass":
@@ -158,6 +159,7 @@ def _devices_of_rows(rows: _OldRows) -> DevicesRecord:
 
 
 def _run_of_rows(rows: _OldRows) -> RunRecord:
+    """Return the run of rows whose name starts with the kind of the value, followed by its labels."""
     record = RunRecord()
     for (kind, *labels), values in rows.items():
         value = values[0] or 0.0

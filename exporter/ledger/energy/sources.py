@@ -14,7 +14,7 @@ from exporter.collectors.job import (
     ProcessLife,
 )
 from exporter.ledger.energy.power_split import PowerSource
-from exporter.ledger.energy.work import WorkUse
+from exporter.ledger.energy.work import WorkSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Sources:
     machine_use: Callable[[], MachineUse | None]  # CPU time and memory of the runs
     gpu_use: Callable[[], Sequence[GpuProcessUse]]  # latest utilization and memory of the processes on GPUs
     alive_runs: Callable[[], Collection[str] | None]  # running runs in the feed
-    work: Callable[[], WorkUse] = WorkUse
+    work: Callable[[], WorkSnapshot] = WorkSnapshot
     power_samples: PowerSource = lambda _after: {}  # later than the given times
     gpu_listings: Callable[[], Sequence[GpuListing]] = tuple  # of the last minute
     gpu_uuids: Callable[[], Mapping[int, str]] = dict  # by NVML index

@@ -38,20 +38,20 @@ class WorkAccount:
 
 @dataclass(frozen=True, slots=True)
 class ProcessWork:
-    """Phases of a process, as totals and as recent intervals."""
+    """Phases of a process, as totals and as the intervals of the last `RETENTION_SECONDS`."""
 
     run: str
     rank: int
     process_id: str
     phases: Mapping[str, float]  # total seconds by phase
     device: str = ""  # UUID of the only GPU that the process uses
-    intervals: tuple[PhaseInterval, ...] = ()  # of the last seconds
-    is_alive: bool = True  # False for a recently exited process
+    intervals: tuple[PhaseInterval, ...] = ()  # oldest first
+    is_alive: bool = True  # False for a process that exited within `RETENTION_SECONDS`
 
 
 @dataclass(frozen=True, slots=True)
-class WorkUse:
-    """Phases of all processes, lower ranks of a run first, and the outcome of the work of each run."""
+class WorkSnapshot:
+    """Phases of all processes, lower ranks of a run first, and the outcome of the work of each run, as of a pass."""
 
     processes: tuple[ProcessWork, ...] = ()
     accounts: Mapping[str, WorkAccount] = field(default_factory=dict)

@@ -36,8 +36,8 @@ LAST_UPDATE = FamilySpec(
     unit="seconds",
     labels=IDENTITY_LABELS,
     help=(
-        "Unix time of the latest snapshot of the process. Does not advance if the process hangs or is"
-        " stopped."
+        "Unix time of the latest snapshot of the process. Advances also while the training hangs, but not while"
+        " the process is stopped."
     ),
     absent="*expired*",
     source="time of the snapshot in the feed",

@@ -185,6 +185,7 @@ def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
 
 
 def _facts(visible: VisibleSlot) -> tuple[str, ...]:
+    """Return the facts that a slot's process reports, in the order of `FACTS`; an unknown fact is empty."""
     reading = visible.process.training
     reported_facts = {} if reading is None else dict(reading.facts)
     return tuple(reported_facts.get(name, "")[:MAX_FACT_CHARACTERS] for name in FACTS)
@@ -198,7 +199,7 @@ _HOPPER = {"bf16": 989, "fp16": 989, "fp8": 1979, "tf32": 494.5}
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _DeviceModel:
     """Peak performance of a device model, which is recognized by words of the device name."""
 
     required_words: frozenset[str]
@@ -206,38 +207,39 @@ class _Model:
     tera_flops: Mapping[str, float]  # dense TFLOP/s by data type
 
 
-def _model(required: str, tera_flops: Mapping[str, float], *, excluded: str = "") -> _Model:
-    return _Model(frozenset(required.split()), frozenset(excluded.split()), tera_flops)
+def _device_model(required: str, tera_flops: Mapping[str, float], *, excluded: str = "") -> _DeviceModel:
+    """Return a device model; *required* and *excluded* are words of the device name, separated by spaces."""
+    return _DeviceModel(frozenset(required.split()), frozenset(excluded.split()), tera_flops)
 
 
-_MODELS = (
-    _model("GB300", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
-    _model("GB200", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
-    _model("B300", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
-    _model("B200", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
-    _model("GH200", _HOPPER),
-    _model("H200", _HOPPER, excluded="NVL"),
-    _model("H100 HBM3", _HOPPER, excluded="NVL PCIE"),
-    _model("H100 SXM5", _HOPPER, excluded="NVL PCIE HBM3"),
-    _model("H100 NVL", {"bf16": 835, "fp16": 835}),
-    _model("H100 PCIE", {"bf16": 756, "fp16": 756, "fp8": 1513, "tf32": 378}, excluded="NVL"),
-    _model("H20", {"bf16": 148, "fp16": 148}),
-    _model("A100", {"bf16": 312, "fp16": 312, "tf32": 156}),
-    _model("L40S", {"bf16": 362, "fp16": 362, "fp8": 733, "tf32": 183}),
-    _model("L4", {"bf16": 121, "fp16": 121}),
-    _model("A10", {"bf16": 125, "fp16": 125}),
-    _model("A6000", {"bf16": 154.8, "fp16": 154.8}),
-    _model("V100 SXM2", {"fp16": 125}),
-    _model("V100 SXM3", {"fp16": 125}),
-    _model("V100 PCIE", {"fp16": 112}),
-    _model("T4", {"fp16": 65}),
-    _model("MI355X", {"bf16": 2500, "fp16": 2500}),
-    _model("MI325X", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
-    _model("MI300X", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
-    _model("MI250X", {"bf16": 191.5, "fp16": 191.5}),  # each of the two dies is a device
+_DEVICE_MODELS = (
+    _device_model("GB300", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
+    _device_model("GB200", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
+    _device_model("B300", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
+    _device_model("B200", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
+    _device_model("GH200", _HOPPER),
+    _device_model("H200", _HOPPER, excluded="NVL"),
+    _device_model("H100 HBM3", _HOPPER, excluded="NVL PCIE"),
+    _device_model("H100 SXM5", _HOPPER, excluded="NVL PCIE HBM3"),
+    _device_model("H100 NVL", {"bf16": 835, "fp16": 835}),
+    _device_model("H100 PCIE", {"bf16": 756, "fp16": 756, "fp8": 1513, "tf32": 378}, excluded="NVL"),
+    _device_model("H20", {"bf16": 148, "fp16": 148}),
+    _device_model("A100", {"bf16": 312, "fp16": 312, "tf32": 156}),
+    _device_model("L40S", {"bf16": 362, "fp16": 362, "fp8": 733, "tf32": 183}),
+    _device_model("L4", {"bf16": 121, "fp16": 121}),
+    _device_model("A10", {"bf16": 125, "fp16": 125}),
+    _device_model("A6000", {"bf16": 154.8, "fp16": 154.8}),
+    _device_model("V100 SXM2", {"fp16": 125}),
+    _device_model("V100 SXM3", {"fp16": 125}),
+    _device_model("V100 PCIE", {"fp16": 112}),
+    _device_model("T4", {"fp16": 65}),
+    _device_model("MI355X", {"bf16": 2500, "fp16": 2500}),
+    _device_model("MI325X", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
+    _device_model("MI300X", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
+    _device_model("MI250X", {"bf16": 191.5, "fp16": 191.5}),  # each of the two dies is a device
 )
 
-_SLICE = re.compile(r"MIG|GRID|VGPU|\d+[ABCQ]")
+_SLICE_WORD = re.compile(r"MIG|GRID|VGPU|\d+[ABCQ]")
 """Pattern of a device slice's name (`GRID A100-10C`). The peak performance of a slice is unknown."""
 
 _DTYPE_PATTERNS: tuple[tuple[str, str], ...] = (
@@ -256,9 +258,9 @@ def data_type(precision: str) -> str:
 def peak_flops(device: str, dtype: str) -> float | None:
     """Return the dense FLOP/s of a device from the driver's device name, or None if the table has no number."""
     name_words = set(re.findall(r"[A-Z0-9]+", device.upper()))
-    if any(map(_SLICE.fullmatch, name_words)):
+    if any(map(_SLICE_WORD.fullmatch, name_words)):
         return None
-    for model in _MODELS:
+    for model in _DEVICE_MODELS:
         if name_words >= model.required_words and name_words.isdisjoint(model.excluded_words):
             return model.tera_flops[dtype] * _TERA if dtype in model.tera_flops else None
     return None

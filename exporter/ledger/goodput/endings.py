@@ -29,7 +29,8 @@ from exporter.ledger.totals import Moment, ProcessTotals
 from exporter.recording.values import END_REASONS
 
 LAUNCH_SECONDS = 60.0
-"""Maximum time from the exit of a process to the end of the launch whose status applies to the process."""
+"""Maximum time between the exit of a process and the end of the launch whose status applies to the process. Also the maximum time
+between two exits of a run that may have the same cause."""
 REPORT_DELAY_SECONDS = 3.0
 """Time after the exit of a process during which reports of other processes may arrive, unless the launch has ended."""
 EXITING_SECONDS = 10.0

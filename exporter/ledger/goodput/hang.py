@@ -8,9 +8,9 @@ from exporter.recording.values import TrainingReading
 from exporter.training.phases import PHASES
 
 HANG_AFTER_SECONDS = 300.0
-"""Default of `HangRule.after_seconds`."""
+"""Default of `HangRule.min_seconds`."""
 HANG_STEPS = 5.0
-"""Default of `HangRule.steps`."""
+"""Default of `HangRule.step_factor`."""
 
 LONG_PHASES = frozenset(
     name
@@ -25,20 +25,20 @@ LONG_PHASE_FACTOR = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HangRule:
-    """Limit of the time without a finished step: the larger of a fixed time and a multiple of the longest recent step.
+    """Limit of the time without a finished step: the larger of a fixed time and a multiple of the longest of the last 100 steps.
 
     In `LONG_PHASES`, a step is overdue after `LONG_PHASE_FACTOR` times this limit.
     """
 
-    after_seconds: float = HANG_AFTER_SECONDS
-    steps: float = HANG_STEPS  # multiple of the longest recent step
+    min_seconds: float = HANG_AFTER_SECONDS
+    step_factor: float = HANG_STEPS  # multiple of the longest of the last 100 steps
 
     def limit_seconds(self, reading: TrainingReading) -> float:
-        """Return the limit without the factor of long phases, from the longest recent step or else from the mean step."""
+        """Return the limit without the factor of long phases, from the longest of the last 100 steps or else from the mean step."""
         step_seconds = reading.longest_step_seconds
         if step_seconds is None and reading.steps:
             step_seconds = reading.work_seconds / reading.steps
-        return max(self.after_seconds, self.steps * (step_seconds or 0.0))
+        return max(self.min_seconds, self.step_factor * (step_seconds or 0.0))
 
     def is_overdue(self, reading: TrainingReading | None, seconds_without_step: float) -> bool:
         """Return True if a step is overdue. Returns False without a reading, and before the first finished step."""

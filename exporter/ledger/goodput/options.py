@@ -26,13 +26,13 @@ class GoodputOptions:
     hang_after: Annotated[Duration, Range(1, 86400)] = option(
         HANG_AFTER_SECONDS,
         "Minimum time without a finished step after which a run counts as hung; the time must also exceed hang_steps times the "
-        "longest recent step. Until the next step, last values (loss, learning rate, ...) are absent, and the time of the "
+        "longest of the last 100 steps. Until the next step, last values (loss, learning rate, ...) are absent, and the time of the "
         "unfinished step counts as badput. A run does not count as hung before the first step, nor in the phases that initialize, "
         "compile, load, save, validate or wait for data.",
     )
     hang_steps: Annotated[float, Range(1, 1000)] = option(
         HANG_STEPS,
-        "Factor of the longest recent step that the time without a step must also exceed; see hang_after.",
+        "Factor of the longest of the last 100 steps that the time without a step must also exceed; see hang_after.",
         example=20.0,
     )
     peak_flops: tuple[PeakFlops, ...] = option(

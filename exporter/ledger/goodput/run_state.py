@@ -36,7 +36,10 @@ STATE = FamilySpec(
     source="processes of the run, exit status from `run` and from torchrun",
     details=(
         "`starting`: no step or validation batch has finished.",
-        "`running`: a step or validation batch has finished, and no step is overdue.",
+        (
+            "`running`: a step or validation batch has finished, or the job has reported the end of the application,"
+            " and no step is overdue."
+        ),
         (
             "`stalled`: a step is overdue in a phase that initializes, waits for data, compiles, loads, saves or"
             " validates, or the feed is stale."

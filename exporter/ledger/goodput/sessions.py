@@ -192,7 +192,7 @@ class Sessions:
         self._is_resumed = False
 
     def _resume_recent(self, now: Moment) -> None:
-        """Load the sessions that this sidecar has saved recently, including sessions without feed files."""
+        """Load the sessions that this sidecar saved within the retention time, including sessions without feed files."""
         try:
             keys = self._state.recent("goodput", self._linger_seconds)
         except StateError as error:

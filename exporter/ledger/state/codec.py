@@ -116,11 +116,14 @@ def _field_value(field: _SavedField, json_value: Any) -> Any:
 
 
 def _reject(value: object) -> NoReturn:
+    """Raise ValueError for a value of the wrong type, or out of range."""
     raise ValueError(f"unexpected value {str(value)[:MAX_VALUE_CHARACTERS]!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class _SavedField:
+    """Field of a dataclass, with its key and type."""
+
     name: str
     key: str  # in JSON
     hint: Any
