@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from exporter.collectors.status import CollectorStatus
 from exporter.families import Distribution, Family, FamilyType
-from exporter.status.attention import FindingView, Onsets, finding_views
+from exporter.status.attention import FindingStarts, FindingView, finding_views
 from exporter.status.conditions import findings
 from exporter.status.document import render
 from exporter.status.history import History
@@ -136,21 +136,21 @@ def status_page(
     status_view = build_view(
         exporter_info(**changes), SampleIndex(families_of(rows)), history or History(), collectors
     )
-    return Document(render(status_view, Onsets()))
+    return Document(render(status_view, FindingStarts()))
 
 
 def finding_views_of(
     rows: Rows,
     *collectors: CollectorStatus,
     history: History | None = None,
-    onsets: Onsets | None = None,
+    starts: FindingStarts | None = None,
     **changes: Any,
 ) -> list[FindingView]:
     """Return the findings that a page shows."""
     status_view = build_view(
         exporter_info(**changes), SampleIndex(families_of(rows)), history or History(), collectors
     )
-    return finding_views(findings(status_view), onsets or Onsets(), status_view.exporter.now)
+    return finding_views(findings(status_view), starts or FindingStarts(), status_view.exporter.now)
 
 
 def finding_texts(

@@ -17,7 +17,7 @@ from exporter.config.dump import dump
 from exporter.exposition.page import Page
 from exporter.hangs.collector import HangReport
 from exporter.hangs.explanation import RankGroup, location_of, ranks_text
-from exporter.status.attention import Onsets
+from exporter.status.attention import FindingStarts
 from exporter.status.conditions import findings
 from exporter.status.document import content_security_policy
 from exporter.status.document import render as render_status
@@ -46,7 +46,7 @@ class StatusSources:
 
     page: Page
     history: History
-    onsets: Onsets
+    finding_starts: FindingStarts
     silent_jobs: SilentJobs
     hangs: Callable[[], Sequence[HangReport]]
     collectors: Callable[[], Sequence[CollectorStatus]]
@@ -58,7 +58,7 @@ class StatusSources:
     def document(self) -> Content:
         """Render the status page."""
         headers = {"Content-Security-Policy": content_security_policy(), "Cache-Control": "no-store"}
-        return Content(render_status(self._view(self.page.snapshot()), self.onsets), HTML, headers)
+        return Content(render_status(self._view(self.page.snapshot()), self.finding_starts), HTML, headers)
 
     def record(self) -> None:
         """Record a point of the history, and the conditions that hold now, if the next point is due."""
@@ -68,7 +68,7 @@ class StatusSources:
             self.history.record(now, SampleIndex(families))
             view = self._view(families)
             self.history.record_holders({gpu.uuid: gpu.last_holders for gpu in view.gpus})
-            self.onsets.record(view.exporter.now, findings(view))
+            self.finding_starts.record(view.exporter.now, findings(view))
 
     def _view(self, families: Sequence[Metric]) -> View:
         """Build the view model of the page from the families and the current state of the sidecar."""

@@ -44,7 +44,7 @@ from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 from exporter.recording.values import ProcessIdentity
-from exporter.status.attention import Onsets
+from exporter.status.attention import FindingStarts
 from exporter.status.history import History
 from exporter.version import __version__
 from exporter.web.server import Server
@@ -156,7 +156,7 @@ class SidecarService:
         self._status = StatusSources(
             page=self._page,
             history=History(),
-            onsets=Onsets(),
+            finding_starts=FindingStarts(),
             silent_jobs=self._silent_jobs,
             hangs=self._wiring.hangs,
             collectors=self._scheduler.statuses,

@@ -10,8 +10,8 @@ from exporter.status.numbers import age, clock, duration
 from exporter.status.view import StackGroup, View
 
 
-class Onsets:
-    """Unix start times of findings, updated after each pass over the feed.
+class FindingStarts:
+    """Start times of the findings, as Unix times, updated after each pass over the feed.
 
     A finding without a known start time starts with the first pass that finds it. An event keeps its last known time.
     """
@@ -37,17 +37,15 @@ class Onsets:
 
     def start(self, finding: Finding) -> float | None:
         """Return the Unix time of the start of a finding or of an event, or None if the time is unknown."""
-        since = finding.match.since
-        if finding.match.is_event:
-            return self._event_times.get(finding.key) if since is None else since
-        return self._start_times.get(finding.key) if since is None else since
+        known_times = self._event_times if finding.match.is_event else self._start_times
+        return known_times.get(finding.key) if finding.match.start is None else finding.match.start
 
     def headline_start(self, finding: Finding) -> float | None:
         """Return the start of a finding for the headline, or None for a past event and for an unknown start.
 
         A finding of the first pass may be older than the exporter. Its start is unknown, unless the finding has a start time.
         """
-        may_be_older = finding.match.since is None and finding.key in (self._initial_keys or ())
+        may_be_older = finding.match.start is None and finding.key in (self._initial_keys or ())
         return None if finding.match.is_past or may_be_older else self.start(finding)
 
     def time_text(self, finding: Finding, now: float) -> str:
@@ -61,13 +59,13 @@ class Onsets:
         start = self.start(finding)
         if start is None:
             return "just now"
-        at_least = "at least " if is_initial and finding.match.since is None else ""
+        at_least = "at least " if is_initial and finding.match.start is None else ""
         return f"for {at_least}{_elapsed(start, now)} (since {clock(start)})"
 
     def _event_time(self, finding: Finding) -> float | None:
         """Return the time of the last event, or the last known time if the event is older than the history."""
         match = finding.match
-        event_time = match.since if match.last_event_at is None else match.last_event_at
+        event_time = match.start if match.last_event_at is None else match.last_event_at
         return self._event_times.get(finding.key) if event_time is None else event_time
 
 
@@ -100,7 +98,7 @@ class FindingGroup:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """Summary of the findings: number, start, subjects and cost."""
+    """Summary of the findings: number and start, and as details subjects and cost."""
 
     text: str
     details: str
@@ -115,32 +113,35 @@ class Subject:
     runs: frozenset[str]  # runs that the findings affect
 
 
-def finding_views(findings: Sequence[Finding], onsets: Onsets, now: float) -> list[FindingView]:
+def finding_views(findings: Sequence[Finding], starts: FindingStarts, now: float) -> list[FindingView]:
     """Return the findings as the status page displays them, in the same order."""
-    return [_finding_view(finding, onsets, now) for finding in findings]
+    return [_finding_view(finding, starts, now) for finding in findings]
 
 
-def finding_groups(view: View, findings: Sequence[Finding], onsets: Onsets) -> list[FindingGroup]:
+def finding_groups(view: View, findings: Sequence[Finding], starts: FindingStarts) -> list[FindingGroup]:
     """Return the findings by subject. The subjects have the order of their first finding."""
     now = view.exporter.now
     return [
-        FindingGroup(subject.title, tuple(finding_views(_causes_first(own_findings), onsets, now)))
+        FindingGroup(subject.title, tuple(finding_views(_causes_first(own_findings), starts, now)))
         for subject, own_findings in _by_subject(view, findings).items()
     ]
 
 
 def _causes_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that explain other findings, then the rest, each in the same order."""
     return sorted(findings, key=lambda finding: not finding.condition.is_cause)
 
 
-def headline(view: View, findings: Sequence[Finding], onsets: Onsets) -> Headline | None:
+def headline(view: View, findings: Sequence[Finding], starts: FindingStarts) -> Headline | None:
     """Return the headline of the page, or None without findings. The findings of a subject count as one problem."""
     if not findings:
         return None
     urgent_findings = [finding for finding in findings if finding.is_urgent]
     counted_findings = urgent_findings or findings
-    starts = [start for finding in counted_findings if (start := onsets.headline_start(finding)) is not None]
-    since = f" since {clock(min(starts))}" if starts else ""
+    start_times = [
+        start for finding in counted_findings if (start := starts.headline_start(finding)) is not None
+    ]
+    since = f" since {clock(min(start_times))}" if start_times else ""
     subjects = _by_subject(view, counted_findings)
     count = len(subjects)
     noun = ("urgent problem" if urgent_findings else "warning") + ("s" if count > 1 else "")
@@ -193,12 +194,12 @@ def _by_subject(view: View, findings: Sequence[Finding]) -> Mapping[Subject, lis
     return groups
 
 
-def _finding_view(finding: Finding, onsets: Onsets, now: float) -> FindingView:
+def _finding_view(finding: Finding, starts: FindingStarts, now: float) -> FindingView:
     statement = finding.statement
     return FindingView(
         is_urgent=finding.is_urgent,
         text=_sentence(statement.sentence),
-        time_text=onsets.time_text(finding, now),
+        time_text=starts.time_text(finding, now),
         remedy=_sentence(statement.remedy),
         alert_name=finding.condition.alert_name,
         runbook_alert=finding.condition.runbook_alert,
@@ -213,6 +214,6 @@ def _elapsed(start: float, now: float) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return a text with a capital letter at its start and a full stop or an ellipsis at its end."""
+    """Return a text as a sentence: with a capital letter at its start, and a full stop or an ellipsis at its end."""
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "…")) else f"{text}."

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from exporter.status.attention import Onsets, finding_groups, headline, node_cost_text
+from exporter.status.attention import FindingStarts, finding_groups, headline, node_cost_text
 from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.elements import COLOR_COUNT, HEIGHT, MAX_ROWS, WIDTH
 from exporter.status.numbers import duration, share
@@ -30,8 +30,8 @@ from exporter.status.sections import (
 )
 from exporter.status.view import View
 
-MAX_TEXT_LENGTH = 300
-"""Maximum length of a text on the page. A name that a user has chosen can have any length."""
+MAX_DISPLAYED_CHARACTERS = 300
+"""Maximum length of a text that a template inserts into the page, because a name that a user has chosen can have any length."""
 _FOLDER = Path(__file__).parent
 _LINKS = (
     ("/metrics", "Metrics"),
@@ -53,6 +53,7 @@ class InlineAssets:
 
 @lru_cache(maxsize=1)
 def _inline_assets() -> InlineAssets:
+    """Read the style sheets, which are joined, and the scripts."""
     library_style, page_style, plot_library, page_script = (
         (_FOLDER / name).read_text(encoding="utf-8")
         for name in ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "live.js")
@@ -72,6 +73,7 @@ def content_security_policy() -> str:
 
 
 def _source_hash(text: str) -> str:
+    """Return the source expression of an inline style sheet or script in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -102,7 +104,7 @@ def _display_text(value: object) -> object:
     """Shorten a text, and replace its characters that are not printable. Markup and objects of other types are unchanged."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
-    text = value if len(value) <= MAX_TEXT_LENGTH else value[: MAX_TEXT_LENGTH - 1] + "…"
+    text = value if len(value) <= MAX_DISPLAYED_CHARACTERS else value[: MAX_DISPLAYED_CHARACTERS - 1] + "…"
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
@@ -115,11 +117,11 @@ def style_sheet() -> str:
     return _inline_assets().style_sheet
 
 
-def render(view: View, onsets: Onsets) -> bytes:
+def render(view: View, starts: FindingStarts) -> bytes:
     """Render the status page as UTF-8."""
     assets = _inline_assets()
     page_findings = findings(view)
-    groups = finding_groups(view, page_findings, onsets)
+    groups = finding_groups(view, page_findings, starts)
     gpu_remarks = (
         status.message or "; ".join(status.unsupported) for status in view.collectors if status.name == "gpu"
     )
@@ -128,7 +130,7 @@ def render(view: View, onsets: Onsets) -> bytes:
         style=assets.style_sheet,
         library=assets.plot_library,
         script=assets.page_script,
-        headline=headline(view, page_findings, onsets),
+        headline=headline(view, page_findings, starts),
         finding_groups=groups[:MAX_ROWS],
         alert_count=sum(bool(condition.alert_name) for condition in CONDITIONS),
         hidden_groups=max(0, len(groups) - MAX_ROWS),

@@ -18,9 +18,9 @@ MAX_ROWS = 200
 COLOR_COUNT = 8
 """Number of plot colors in the style sheet, and maximum number of segments of a bar."""
 WIDTH, HEIGHT = 600.0, 120.0
-"""Size of the view box of a plot. A bar has the same width."""
+"""Size of the view box of a plot, in SVG user units. A bar has the same width."""
 MARGIN = 3.0
-"""Distance of the highest and the lowest point from the edges of a plot, so that a line is not cut."""
+"""Distance of the highest and the lowest point from the edges of a plot, in SVG user units, so that a line is not cut."""
 MIN_PLOT_SECONDS = 300.0
 """Shortest time range of a plot."""
 
@@ -96,7 +96,7 @@ class Plot:
     title: str
     latest_text: str
     accessible_label: str
-    levels: tuple[str, str, str]  # labels of the upper edge, the middle and the lower edge
+    axis_labels: tuple[str, str, str]  # numbers at the upper edge, the middle and the lower edge
     seconds: float  # length of the time range
     paths: tuple[str, ...]  # SVG path data for each line
     data: PlotData
@@ -107,9 +107,9 @@ class BarSegment:
     """Segment of a stacked bar."""
 
     name: str
-    ratio: float
-    x: float
-    width: float
+    ratio: float  # share of the bar, from 0 to 1
+    x: float  # left edge, in SVG user units
+    width: float  # in SVG user units
 
 
 def styled(text: str, style: str = "") -> RichText:
@@ -207,7 +207,7 @@ def plot(
             title=title,
             latest_text="" if latest is None else format_value(latest),
             accessible_label=f"{title}, last {duration(seconds)}: {range_text}, {current_text}",
-            levels=(format_value(high), format_value((high + low) / 2), format_value(low)),
+            axis_labels=(format_value(high), format_value((high + low) / 2), format_value(low)),
             seconds=seconds,
             paths=tuple(_path(line, now, seconds, low, high) for line in drawn_lines.values()),
             data=PlotData(unit, floor, tuple(drawn_lines), colors, (times, *rounded_lines)),
@@ -239,7 +239,7 @@ def _path(line: Line, now: float, seconds: float, low: float, high: float) -> st
 
 
 def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
-    """Return the `COLOR_COUNT` largest amounts as segments of a stacked bar, the largest first."""
+    """Return the `COLOR_COUNT` largest amounts as segments of a stacked bar, the largest first; no segments if the sum is 0."""
     total = sum(amounts.values())
     segments: list[BarSegment] = []
     if total <= 0:

@@ -24,12 +24,12 @@ PLOT_SECONDS = 3600.0
 """Time range of the plots, and of the usual rate with which `RunSlower` compares."""
 RECENT_SECONDS = 60.0
 """Time range of the rates in the numbers and plots of the page."""
-PACE_SECONDS = 300.0
+STEP_RATE_SECONDS = 300.0
 BASELINE_OFFSET_SECONDS = 900.0
 """Time ranges of the alert RunSlower, which compares the last five minutes with the hour that ended 15 minutes ago."""
-RETENTION_SECONDS = BASELINE_OFFSET_SECONDS + PLOT_SECONDS + PACE_SECONDS
+RETENTION_SECONDS = BASELINE_OFFSET_SECONDS + PLOT_SECONDS + STEP_RATE_SECONDS
 MAX_TRACKS = 600
-"""Maximum number of tracks; a page with eight GPUs and eight ranks needs about 200."""
+"""Maximum number of tracks; a page with eight GPUs and eight ranks needs about 200. Tracks that end make room for new tracks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,9 @@ class TrackPoint:
     monotonic_seconds: float
     unix_seconds: float
     number: float | None  # None for a gap
-    # number of a second track, such as a divisor, or None for a gap; the monotonic time without a second track
-    other_number: float | None
+    # number of a second track, such as a divisor, or None for a gap; without a second track the monotonic time, as the divisor of
+    # a rate per second
+    second_number: float | None
 
 
 class History:
@@ -130,20 +131,23 @@ class History:
         self._tracks: dict[TrackKey, array[float]] = {}  # a number for each time, NaN for a gap
         self._holders: dict[str, frozenset[RankOfRun]] = {}  # by GPU UUID
 
-    def is_due(self, now: float) -> bool:
-        """Return True if the next point is due; `now` is monotonic."""
+    def is_due(self, monotonic_now: float) -> bool:
+        """Return True if the next point is due."""
         with self._lock:
             # Passes over the feed may have the same interval, with jitter.
-            return not self._times or now - self._times[-1][0] >= 0.9 * self._interval_seconds
+            return not self._times or monotonic_now - self._times[-1][0] >= 0.9 * self._interval_seconds
 
-    def record(self, now: float, samples: SampleIndex) -> None:
-        """Add a point; `now` is monotonic."""
+    def record(self, monotonic_now: float, samples: SampleIndex) -> None:
+        """Add a point to each track, or a gap if the page has no sample for it. Tracks without a number are removed.
+
+        Above `MAX_TRACKS`, tracks without a current number are removed first, and further new tracks are not recorded.
+        """
         point: dict[TrackKey, float] = {}
         for track, value in _tracks(samples):
             if track in point or len(point) < MAX_TRACKS:
                 point[track] = point.get(track, 0.0) + value
         with self._lock:
-            self._times.append((now, self._clock()))
+            self._times.append((monotonic_now, self._clock()))
             absent = [track for track in self._tracks if track not in point]
             excess = len(absent) + len(point) - MAX_TRACKS
             for index, track in enumerate(absent):
@@ -181,12 +185,15 @@ class History:
     def last_rate(
         self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS
     ) -> float | None:
-        """Return the rate over the last `seconds`: the last point of `rate_series`."""
+        """Return the rate over the last `seconds`, which is the last point of `rate_series`; None for a gap."""
         line = _rates(self._points(track, divisor, seconds), seconds)
         return line[-1][1] if line else None
 
     def rate_over(self, *track: str, seconds: float) -> float | None:
-        """Return the increase per second over the last `seconds`. A decrease counts as a restart of the counter at 0."""
+        """Return the increase per second over the last `seconds`. A decrease counts as a restart of the counter at 0.
+
+        Returns None with fewer than two points.
+        """
         points = self._known_points(track, seconds)
         if len(points) < 2:
             return None
@@ -204,7 +211,7 @@ class History:
         rates: list[float] = []
         start = 0
         for point_time, number in points:
-            while points[start][0] < point_time - PACE_SECONDS:
+            while points[start][0] < point_time - STEP_RATE_SECONDS:
                 start += 1
             start_time, start_number = points[start]
             age_seconds = points[-1][0] - point_time
@@ -214,7 +221,7 @@ class History:
         return median(rates) if len(rates) > 0.9 * PLOT_SECONDS / self._interval_seconds else None
 
     def mean(self, *track: str, seconds: float) -> float | None:
-        """Return the mean of a gauge over the last `seconds`."""
+        """Return the mean of a gauge over the last `seconds`, or None without a number."""
         numbers = [number for _, number in self._known_points(track, seconds)]
         return sum(numbers) / len(numbers) if numbers else None
 
@@ -254,11 +261,12 @@ class History:
             seconds: Length of the time range.
             starts_at_zero: True for a counter that appears with its first increment; False for a counter that appears with its
                 source, which may have counted before.
-            required_track: Name of a second track of the same owner, or "". The first number counts only if the second track had a
-                number at the point before: the first number of a resumed run is its old total.
+            required_track: Name of a track whose only owner label is the first one of the track, such as the run, or "". The first
+                number counts only if the required track had a number at the point before: the first number of a resumed run is its
+                old total.
         """
         amount, times = 0.0, []
-        points = self._points(track, required_track or None, other_owner_labels=1)
+        points = self._points(track, required_track or None, second_owner_labels=1)
         range_start = _first_in_range([point.monotonic_seconds for point in points], seconds)
         previous_number: float | None = None
         for index, point in enumerate(points):
@@ -269,7 +277,7 @@ class History:
             elif (
                 index == 0
                 or not starts_at_zero
-                or (required_track and points[index - 1].other_number is None)
+                or (required_track and points[index - 1].second_number is None)
             ):
                 increment = 0.0
             else:
@@ -291,35 +299,35 @@ class History:
     def _points(
         self,
         track: TrackKey,
-        other: str | None = None,
+        second_track: str | None = None,
         seconds: float = math.inf,
         *,
-        other_owner_labels: int | None = None,
+        second_owner_labels: int | None = None,
     ) -> list[TrackPoint]:
         """Return the points of the last `seconds`, and at least the last two.
 
-        `other` is the name of a second track. Its owner labels are the same, or only the first `other_owner_labels` of them. If
-        they are the same and the second track does not exist, there are no points.
+        A second track has the same owner labels, or only the first `second_owner_labels` of them. If it has the same labels and does
+        not exist, there are no points.
         """
         with self._lock:
-            end = None if other_owner_labels is None else 1 + other_owner_labels
+            end = None if second_owner_labels is None else 1 + second_owner_labels
             track_numbers = self._tracks.get(track)
-            other_track_numbers = self._tracks.get((other or "", *track[1:end]))
+            second_track_numbers = self._tracks.get((second_track or "", *track[1:end]))
             if track_numbers is None or (
-                other and other_track_numbers is None and other_owner_labels is None
+                second_track and second_track_numbers is None and second_owner_labels is None
             ):
                 return []
             times = list(self._times)
             first = _first_in_range([monotonic_seconds for monotonic_seconds, _ in times], seconds)
             times, numbers = times[first:], track_numbers[first:]
-            other_numbers: Sequence[float] = [monotonic_seconds for monotonic_seconds, _ in times]
-            if other:
-                other_numbers = (
-                    other_track_numbers[first:] if other_track_numbers else [math.nan] * len(times)
+            second_numbers: Sequence[float] = [monotonic_seconds for monotonic_seconds, _ in times]
+            if second_track:
+                second_numbers = (
+                    second_track_numbers[first:] if second_track_numbers else [math.nan] * len(times)
                 )
         return [
-            TrackPoint(*point_times, _none_for_nan(number), _none_for_nan(other_number))
-            for point_times, number, other_number in zip(times, numbers, other_numbers, strict=True)
+            TrackPoint(*point_times, _none_for_nan(number), _none_for_nan(second_number))
+            for point_times, number, second_number in zip(times, numbers, second_numbers, strict=True)
         ]
 
 
@@ -343,14 +351,18 @@ def _increase(first: float | None, last: float | None) -> float | None:
 
 
 def _rate(first: TrackPoint, last: TrackPoint) -> float | None:
-    increase, divisor = _increase(first.number, last.number), _increase(first.other_number, last.other_number)
+    """Return the increase between two points, divided by the increase of the second number; None if either is unknown or was reset."""
+    increase, divisor = (
+        _increase(first.number, last.number),
+        _increase(first.second_number, last.second_number),
+    )
     return None if increase is None or not divisor else increase / divisor
 
 
 def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, float | None]]:
     """Return Unix time and rate of each point but the first, as `History.rate_series` describes."""
     line: list[tuple[float, float | None]] = []
-    start = 0
+    start = 0  # index of the point from which the rate of the current point is computed; never before the last gap or reset
     for index, point in enumerate(points):
         if point.number is None or (index and _increase(points[index - 1].number, point.number) is None):
             start = index

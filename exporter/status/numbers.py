@@ -11,7 +11,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in a single unit, such as "1.5 s" or "20 min"."""
+    """Return a duration in a single unit, such as "1.5 s" or "20 min"; a dash for None and for an infinite duration."""
     if seconds is None or not isfinite(seconds):
         return DASH
     if seconds < 0.1:
@@ -48,8 +48,8 @@ def rank_names(ranks: Iterable[int]) -> str:
 
 def clock(timestamp: float) -> str:
     """Return a timestamp as the time of day in UTC, with the date if it is more than 12 hours ago."""
-    form = "%H:%M:%S UTC" if time.time() - timestamp < 43200 else "%Y-%m-%d %H:%M UTC"
-    return time.strftime(form, time.gmtime(timestamp))
+    time_format = "%H:%M:%S UTC" if time.time() - timestamp < 43200 else "%Y-%m-%d %H:%M UTC"
+    return time.strftime(time_format, time.gmtime(timestamp))
 
 
 def _three_digits(value: float) -> str:
@@ -66,7 +66,10 @@ def size(count: float) -> str:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Return a number, with a decimal prefix if it is large, such as "1.5G" or "123 kJ"."""
+    """Return a number with a decimal prefix from 10,000 on, or from 1,000 with a unit, such as "1.5G" or "123 kJ".
+
+    A whole number below 100,000 has no prefix. A number that is not finite becomes a dash.
+    """
     if not isfinite(value):
         return DASH
     suffix = f" {unit}" if unit else ""
@@ -85,7 +88,7 @@ def share(ratio: float) -> str:
 
 
 def energy(joules: float) -> str:
-    """Return an energy in watt-hours, with a decimal prefix if the energy is large."""
+    """Return an energy in watt-hours, with a decimal prefix from 1 kWh on, such as "1.5 kWh"."""
     watt_hours = joules / 3600
     for factor, prefix in _PREFIXES:
         if watt_hours >= factor:

@@ -36,6 +36,7 @@ def render() -> bytes:
 
 
 def _block(block: str) -> Markup:
+    """Convert a heading, table, numbered list or paragraph."""
     block = block.strip()
     if block.startswith("#"):
         marks, _, title = block.partition(" ")
@@ -55,6 +56,7 @@ def _lines(text: str) -> Markup:
 
 
 def _table(lines: list[str]) -> Markup:
+    """Convert a table of Markdown, whose second line separates the head from the rows."""
     head, _, *rows = ([cell.strip() for cell in _CELL.split(line)[1:-1]] for line in lines)
     titles = Markup("").join(Markup("<th>{}</th>").format(title) for title in head)
     body = Markup("").join(
@@ -72,6 +74,7 @@ def _table(lines: list[str]) -> Markup:
 
 
 def _inline(text: str) -> Markup:
+    """Convert code, emphasis and links within a line. A link to a file of the repository becomes its text."""
     markup, end = Markup(), 0
     for match in _INLINE.finditer(text):
         markup += escape(text[end : match.start()])
@@ -83,7 +86,7 @@ def _inline(text: str) -> Markup:
             markup += Markup("<em>{}</em>").format(match["italic"])
         elif match["target"].startswith("#"):
             markup += Markup('<a href="{}">{}</a>').format(match["target"], match["text"])
-        else:  # a link to a file of the repository
+        else:  # the exporter does not serve the file
             markup += escape(match["text"])
         end = match.end()
     return markup + escape(text[end:])

@@ -61,7 +61,7 @@ def run_section(view: View, run: Run) -> RunSection:
         remark=_remark(run),
         figures=_run_figures(view, run),
         phases_title=f"last minute{_coverage_note(run) or ' of all ranks'}",
-        phases=[] if run.is_ended else bar_segments(run.phases),
+        phases=[] if run.is_ended else bar_segments(run.phase_rates),
         plots=_run_plots(view, run),
     )
 
@@ -130,6 +130,7 @@ def _loss(view: View, run: Run) -> float | None:
 
 
 def _run_figures(view: View, run: Run) -> list[Figure]:
+    """Return the figures of a run. Rates, loss, gradient norm and learning rate are dashes if they are not current."""
     samples, history, now, name = view.samples, view.history, view.exporter.now, run.name
     node_note = _node_note(run)
 
@@ -137,7 +138,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         return samples.value(family, run=name) if run.is_stepping else None
 
     nonfinite = samples.total("training_nonfinite_total", run=name)
-    saved = samples.value("training_checkpoint_last_success_timestamp_seconds", run=name)
+    saved_at = samples.value("training_checkpoint_last_success_timestamp_seconds", run=name)
     unsaved_seconds = None if run.is_ended else samples.value("training_uncommitted_seconds", run=name)
     figures = [
         *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
@@ -157,7 +158,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
             "at risk, unsaved",
             value_or_dash(unsaved_seconds, lambda seconds: duration(seconds) if seconds >= 0.1 else "0 s"),
         ),
-        *figure("last checkpoint", age_or_dash(saved, now)),
+        *figure("last checkpoint", age_or_dash(saved_at, now)),
         *_restarts(view, run),
         *figure(
             f"energy{node_note}",
@@ -195,6 +196,7 @@ def _lost_time(view: View, run: Run) -> list[Figure]:
 
 
 def _run_plots(view: View, run: Run) -> list[Plot]:
+    """Return the plots of a run, which end with the run."""
     history, now, name = view.history, view.exporter.now, run.name
 
     def run_plot(
@@ -237,10 +239,10 @@ def _goodput(view: View, run: Run) -> list[Figure]:
     productive = value("training_productive_seconds_total", run=name)
     if not wall or productive is None:
         return []
-    saved = value("training_checkpoint_last_success_timestamp_seconds", run=name) is not None
-    saves = view.samples.total("training_checkpoints_total", run=name, result="ok")
+    has_saved = value("training_checkpoint_last_success_timestamp_seconds", run=name) is not None
+    save_count = view.samples.total("training_checkpoints_total", run=name, result="ok")
     note = "work covered by a save"
-    if not saved and not saves and not productive and not run.is_ended:
+    if not has_saved and not save_count and not productive and not run.is_ended:
         note = "no save yet: work counts after a save or at a successful end"
     figures = figure("goodput, committed", styled(share(productive / wall)), note)
     unsaved_seconds = value("training_uncommitted_seconds", run=name)
@@ -254,6 +256,7 @@ def _goodput(view: View, run: Run) -> list[Figure]:
 
 
 def _progress(view: View, run: Run) -> RunProgress | None:
+    """Return the step, and the share and the remaining time of the target if it is known; None without a step."""
     step, target = (
         view.samples.value(family, run=run.name) for family in ("training_step", "training_step_target")
     )

@@ -49,8 +49,8 @@ _FAULTS = {
     "GpuRecoveryActionNeeded": "recovery requested",
     "GpuRowRemapFailed": "row remapping failed",
 }
-"""State of a GPU by alert; placeholders are the parts of the subject."""
-_VERDICTS = {
+"""Text in the state of a GPU by alert. The placeholders are the parts of the subject: `{1}` is the code of an Xid."""
+_VERDICTS = {  # by `CollectorStatus.success`
     None: StyledText("not yet", "dim"),
     True: StyledText("ok", "good"),
     False: StyledText("failing", "bad"),
@@ -96,7 +96,7 @@ class FilesystemUse:
 
 
 def ranks_section(view: View) -> TableSection:
-    """Return the section of the ranks. Ranks above the maximum are folded."""
+    """Return the section of the ranks. Ranks after the first `MAX_UNFOLDED_RANKS` are in a folded table."""
     now = view.exporter.now
     has_several_runs = len({rank.run for rank in view.ranks}) > 1
     has_other_nodes = any(rank.node not in {"", view.exporter.node} for rank in view.ranks)

@@ -1,4 +1,4 @@
-"""Default thresholds of the alert rules; a test compares them with rules/thresholds.yml."""
+"""Default thresholds of the alert rules that conditions of the status page use; a test compares them with rules/thresholds.yml."""
 
 STARTUP_SECONDS = 1800.0
 STRAGGLER_RATIO = 0.75

@@ -17,16 +17,19 @@ from exporter.status.thresholds import STRAGGLER_RATIO
 from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
-"""Snapshot age above which a living process counts as silent: it is probably stopped, or blocked in the kernel."""
+"""Snapshot age above which a living process counts as silent, because it is probably stopped or blocked in the kernel; and time
+without a step after which silent ranks count as the cause."""
 LATE_SECONDS, LATE_STEPS = 60.0, 5.0
-"""A step is late if it takes longer than both: these seconds, and this multiple of the longest of the last 100 steps."""
+"""A step is late if it takes longer than both: these seconds, and this multiple of the longest of the last 100 steps. While a rank
+is in a phase of `PAUSING_CAUSES`, a step is late after `LATE_STEPS` times that limit."""
 PAUSING_CAUSES = frozenset({"init", "compile", "checkpoint_load", "checkpoint_save", "validation"})
-"""Causes of badput during which a step may be late."""
+"""Causes of badput whose phases delay a step without a problem."""
 THERMAL_REASON = "thermal"
 """Reason that covers all thermal reasons. Drivers before 575 report only this thermal reason."""
 MAX_CLOCK_EVENT_RATE = 1.1
 """Rate of a throttling counter above which the counter has jumped, for example after a reload of the driver."""
 SPECIFIC_THROTTLE_REASONS = ("hw_thermal", "sw_thermal", "hw_power_brake")
+"""Reasons for throttling by heat or by the power supply that drivers from 575 on report separately."""
 ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
 """States of a run without processes."""
 PROCESS_STATE_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
@@ -36,7 +39,7 @@ _RANK_FAMILIES = {
     "training_feed_last_update_timestamp_seconds": "updated_at",
     "training_last_progress_timestamp_seconds": "progress_at",
     "training_rank_compute_seconds": "compute_seconds",
-    "training_rank_conflicts": "rival_count",
+    "training_rank_conflicts": "conflict_count",
 }
 """Field of `Rank` for the value of each family."""
 
@@ -91,7 +94,7 @@ class Run:
     reason: str  # reason for the end of the run; "" while it runs or if unknown
     state_since: float | None  # Unix time
     fastest_seconds: Mapping[str, float]  # compute time per step of the fastest rank, by pipeline stage
-    phases: Mapping[str, float]  # seconds per second in each phase, summed over ranks, last minute
+    phase_rates: Mapping[str, float]  # seconds per second in each phase, summed over ranks, last minute
     is_ended: bool  # True if no process of the run is left
     is_partial: bool  # True if the run has ranks on other nodes, which are missing from sums
     ranks: tuple[int, ...]  # ranks of this node
@@ -129,12 +132,12 @@ class Rank:
     phase_since: float | None = None
     progress_at: float | None = None  # time of the last step
     compute_seconds: float | None = None  # compute time per step, without waits for other ranks
-    rival_count: float = 0.0  # number of other living processes with the same run and rank
+    conflict_count: float = 0.0  # number of other living processes with the same run and rank
     process_state: str = "unknown"  # unknown, alive, ended (with the run), or a key of `PROCESS_STATE_ORDER`
     is_slow: bool = False
 
     def reports(self, now: float) -> bool:
-        """Return True if the process is alive and its snapshot is not old."""
+        """Return True if the process is alive and its snapshot is at most `STOPPED_SECONDS` old, or of unknown age."""
         return self.alive == 1 and (self.updated_at is None or now - self.updated_at <= STOPPED_SECONDS)
 
     @property
@@ -210,13 +213,15 @@ def build_view(
 
 
 def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank], now: float) -> Run:
+    """Build the view of a run from the ranks of this node and the families of the run."""
     states = samples.select("training_run_state", run=name)
     state = next((labels["state"] for labels, holds in states if holds), "")
     own_ranks = [rank for rank in ranks if rank.run == name]
     numbers = {rank.rank for rank in own_ranks if rank.rank}
+    # Processes without a rank, such as torchrun's agent, count only if no process has a rank.
     alive = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
     outcome = next((labels for labels, _ in samples.select("training_run_outcome_info", run=name)), {})
-    phases = {phase: history.last_rate("phase", name, phase) or 0.0 for phase in PHASES}
+    phase_rates = {phase: history.last_rate("phase", name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
     for rank in own_ranks:
         if rank.alive != 0 and rank.compute_seconds:
@@ -228,7 +233,7 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
         reason=outcome.get("reason", ""),
         state_since=samples.value("training_run_state_since_timestamp_seconds", run=name),
         fastest_seconds=fastest,
-        phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
+        phase_rates={phase: rate for phase, rate in phase_rates.items() if rate > 0},
         is_ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
         is_partial=_is_partial(name, samples, numbers),
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
@@ -243,7 +248,7 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
 def _last_step_before_delay(
     name: str, samples: SampleIndex, ranks: Sequence[Rank], now: float
 ) -> float | None:
-    """Return the time of the last step if the next step is late, which is usually long before the run counts as hung."""
+    """Return the time of the last step if the next step is late, usually minutes before the run counts as hung; otherwise None."""
     last_progress_at = max((rank.progress_at for rank in ranks if rank.progress_at is not None), default=None)
     longest_seconds = samples.value("training_step_longest_seconds", run=name)
     if last_progress_at is None or longest_seconds is None:
@@ -259,6 +264,7 @@ def _rounded(value: float | None) -> int | None:
 
 
 def _is_partial(name: str, samples: SampleIndex, numbers: set[str]) -> bool:
+    """Return True if the world size exceeds the number of ranks on this node; without a world size, if the run has several nodes."""
     world_size = samples.value("training_world_size", run=name)
     if world_size is not None and numbers:
         return world_size > len(numbers)
@@ -269,6 +275,7 @@ def _is_partial(name: str, samples: SampleIndex, numbers: set[str]) -> bool:
 def _gpu(
     labels: Mapping[str, str], up_value: float, samples: SampleIndex, history: History, ranks: Sequence[Rank]
 ) -> Gpu:
+    """Build the view of a GPU. Its holders are the ranks that report it, otherwise the processes that NVML lists on it."""
     uuid = labels["uuid"]
     holders = {(rank.run, rank.rank) for rank in ranks if rank.uuid == uuid and rank.alive != 0} or {
         (process.get("run", ""), process.get("rank", ""))
@@ -286,7 +293,7 @@ def _gpu(
         is_up=up_value == 1,
         throttled_ratio=max((ratio for ratio in ratios if ratio is not None), default=None),
         holders=frozenset(holders),
-        last_holders=_prefer_ranks(frozenset(holders), history.last_holders(uuid)),
+        last_holders=_best_known_holders(frozenset(holders), history.last_holders(uuid)),
     )
 
 
@@ -295,22 +302,26 @@ def clock_event_ratio(rate: float | None) -> float | None:
     return None if rate is None or rate > MAX_CLOCK_EVENT_RATE else min(rate, 1.0)
 
 
-def _prefer_ranks(holders: frozenset[RankOfRun], last: frozenset[RankOfRun]) -> frozenset[RankOfRun]:
-    """Return the holders, or the last known holders if they say more.
+def _best_known_holders(
+    holders: frozenset[RankOfRun], last_holders: frozenset[RankOfRun]
+) -> frozenset[RankOfRun]:
+    """Return the current holders of a GPU, or the last known holders if no holder is known now.
 
-    They say more if there are no holders, or if the runs are equal and only the last known holders name ranks.
+    The last known holders also replace current holders without ranks of the same runs.
     """
     runs = {run for run, _ in holders}
     has_ranks = any(rank for _, rank in holders)
-    return last if not holders or (not has_ranks and runs == {run for run, _ in last}) else holders
+    is_replaced = not holders or (not has_ranks and runs == {run for run, _ in last_holders})
+    return last_holders if is_replaced else holders
 
 
 def _ranks(samples: SampleIndex) -> list[Rank]:
+    """Return the processes that the families name, sorted by run and rank. `process_state` and `is_slow` are not set yet."""
     ranks: dict[tuple[str, ...], Rank] = {}
 
     def find_or_add(labels: Mapping[str, str]) -> Rank:
         run, number, worker, role = (labels.get(name, "") for name in ("run", "rank", "worker", "role"))
-        key = (run, number, worker, "" if number else role)
+        key = (run, number, worker, "" if number else role)  # some families of a rank have no role
         return ranks.setdefault(key, Rank(run, number, worker, role))
 
     for family, attribute in _RANK_FAMILIES.items():
@@ -330,6 +341,7 @@ def _ranks(samples: SampleIndex) -> list[Rank]:
 
 
 def _process_state(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
+    """Return the state of a process, as described at `Rank.process_state`. A process that has made no step yet does not hang."""
     now = exporter.now
     if not rank.alive:
         if rank.alive is None:
@@ -343,7 +355,7 @@ def _process_state(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
 
 
 def _is_slow(rank: Rank, run: Run | None) -> bool:
-    """Return True if the fastest rank of the same pipeline stage needs far less compute time per step.
+    """Return True if the fastest rank of the same pipeline stage needs less than `STRAGGLER_RATIO` of the rank's compute time.
 
     Only compute time is compared: the step time of all ranks is equal, because they wait for the straggler.
     """

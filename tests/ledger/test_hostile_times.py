@@ -17,7 +17,7 @@ from exporter.feed.writer import FeedWriter
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 from exporter.recording.values import TrainingReading
-from exporter.status.attention import Onsets
+from exporter.status.attention import FindingStarts
 from exporter.status.document import render
 from exporter.status.history import History
 from exporter.status.samples import SampleIndex
@@ -48,7 +48,7 @@ def count_of_honest_run(families: list[Metric]) -> float | None:
 def show_page(families: list[Metric]) -> str:
     """Return the status page of a sidecar with these families."""
     info = ExporterInfo("1.2.3", "node7", 0.0, 10.0, "/dev/shm/x")
-    return render(build_view(info, SampleIndex(families), History()), Onsets()).decode()
+    return render(build_view(info, SampleIndex(families), History()), FindingStarts()).decode()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from exporter.feed.stacks import StackAnswer
 from exporter.hangs.collector import HangReport
 from exporter.hangs.explanation import Explanation, RankGroup
 from exporter.recording.stacks import Frame, ThreadStack
-from exporter.status.attention import Onsets
+from exporter.status.attention import FindingStarts
 from exporter.status.condition import Finding, Match
 from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
@@ -481,34 +481,34 @@ LOST_GPU_FINDING = Finding(
 
 
 def test_a_condition_without_a_time_starts_when_the_exporter_first_finds_it() -> None:
-    onsets = Onsets()
+    starts = FindingStarts()
     for clock_seconds, current in (
         (NOW - 100, []),
         (NOW - 60, [LOST_GPU_FINDING]),
         (NOW - 10, [LOST_GPU_FINDING]),
     ):
-        onsets.record(clock_seconds, current)
+        starts.record(clock_seconds, current)
 
-    assert onsets.time_text(LOST_GPU_FINDING, NOW).startswith("for 60 s (")
+    assert starts.time_text(LOST_GPU_FINDING, NOW).startswith("for 60 s (")
 
 
 def test_a_condition_found_at_the_start_of_the_exporter_has_a_lower_bound_of_its_age() -> None:
-    onsets = Onsets()
-    onsets.record(NOW - 60, [LOST_GPU_FINDING])
+    starts = FindingStarts()
+    starts.record(NOW - 60, [LOST_GPU_FINDING])
 
-    assert onsets.time_text(LOST_GPU_FINDING, NOW).startswith("for at least 60 s (")
+    assert starts.time_text(LOST_GPU_FINDING, NOW).startswith("for at least 60 s (")
 
 
 def test_a_condition_that_returns_has_a_new_start() -> None:
-    onsets = Onsets()
+    starts = FindingStarts()
     for clock_seconds, current in (
         (NOW - 100, [LOST_GPU_FINDING]),
         (NOW - 60, []),
         (NOW - 20, [LOST_GPU_FINDING]),
     ):
-        onsets.record(clock_seconds, current)
+        starts.record(clock_seconds, current)
 
-    assert onsets.time_text(LOST_GPU_FINDING, NOW).startswith("for 20 s (")
+    assert starts.time_text(LOST_GPU_FINDING, NOW).startswith("for 20 s (")
 
 
 def test_a_finding_links_to_the_runbook_entry_of_its_alert() -> None:
@@ -517,27 +517,27 @@ def test_a_finding_links_to_the_runbook_entry_of_its_alert() -> None:
     assert "/runbook#gpuxidcritical" in document.links
 
 
-def uncorrected_time_texts(onsets: Onsets, history: History, count: float) -> list[str]:
+def uncorrected_time_texts(starts: FindingStarts, history: History, count: float) -> list[str]:
     """Return the time texts of the page, and record the findings of a pass at `NOW`."""
     rows = GPU_3 | ecc(count)
-    onsets.record(NOW, findings(view_of(rows, history)))
-    return [finding.time_text for finding in finding_views_of(rows, history=history, onsets=onsets)]
+    starts.record(NOW, findings(view_of(rows, history)))
+    return [finding.time_text for finding in finding_views_of(rows, history=history, starts=starts)]
 
 
 def test_an_ecc_error_that_has_left_the_history_keeps_its_time() -> None:
-    onsets = Onsets()
-    onsets.record(NOW - 9000, [])
+    starts = FindingStarts()
+    starts.record(NOW - 9000, [])
     recent = history_of(3, lambda tick: ecc(float(tick == 2)))
-    error_text = uncorrected_time_texts(onsets, recent, 1.0)
+    error_text = uncorrected_time_texts(starts, recent, 1.0)
     constant = history_of(3, lambda tick: ecc(1.0))
 
     assert error_text == ["5.0 s ago (1970-01-01 02:46 UTC)"]
-    assert uncorrected_time_texts(onsets, constant, 1.0) == error_text
+    assert uncorrected_time_texts(starts, constant, 1.0) == error_text
 
 
 def test_only_an_ecc_error_of_the_first_pass_is_older_than_the_exporter() -> None:
     constant = history_of(3, lambda tick: ecc(1.0))
-    first_pass, later_pass = Onsets(), Onsets()
+    first_pass, later_pass = FindingStarts(), FindingStarts()
     later_pass.record(NOW - 9000, [])
 
     assert uncorrected_time_texts(first_pass, constant, 1.0) == ["before the start of the exporter"]

@@ -13,7 +13,7 @@ from status_support import (
     view_of,
 )
 
-from exporter.status.attention import Headline, Onsets, finding_groups, headline
+from exporter.status.attention import FindingStarts, Headline, finding_groups, headline
 from exporter.status.conditions import findings
 from exporter.status.history import History
 
@@ -34,7 +34,7 @@ RUNNING: Rows = {
 
 def headline_of(rows: Rows, history: History | None = None) -> Headline | None:
     view = view_of(rows, history)
-    return headline(view, findings(view), Onsets())
+    return headline(view, findings(view), FindingStarts())
 
 
 def test_a_page_without_problems_has_no_headline() -> None:
@@ -83,7 +83,7 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
 
 def test_all_problems_of_a_gpu_are_in_one_group_with_urgent_findings_first() -> None:
     view = view_of(FAULTY_GPU)
-    groups = finding_groups(view, findings(view), Onsets())
+    groups = finding_groups(view, findings(view), FindingStarts())
 
     assert [(group.title, group.is_urgent, len(group.findings)) for group in groups] == [
         ("GPU 3 (rank 0 of night)", True, 3),
@@ -102,7 +102,7 @@ def test_a_slow_rank_and_a_missing_gpu_are_in_the_group_of_their_gpu() -> None:
             "training_rank_compute_seconds": run_sample(0.4, rank="0") + run_sample(0.2, rank="1"),
         }
     )
-    groups = finding_groups(view, findings(view), Onsets())
+    groups = finding_groups(view, findings(view), FindingStarts())
 
     assert [(group.title, len(group.findings)) for group in groups] == [("GPU 3 (rank 0 of night)", 6)]
 
@@ -114,7 +114,7 @@ def test_a_hang_is_in_the_group_of_the_lost_gpu_and_has_the_remedy_of_the_gpu() 
     }
     lost_gpu: Rows = {"gpu_up": [(GPU_3, 0.0)], "training_rank_info": run_sample(1.0, rank="0", **GPU_3)}
     view = view_of(JOB | hung_run | lost_gpu)
-    (group,) = finding_groups(view, findings(view), Onsets())
+    (group,) = finding_groups(view, findings(view), FindingStarts())
 
     assert group.title == "GPU 3 (rank 0 of night)"
     assert [finding.text for finding in group.findings] == [
@@ -137,11 +137,11 @@ def test_the_table_of_gpus_names_the_faults_of_a_gpu() -> None:
 def test_the_age_of_a_new_problem_has_tenths_of_a_second() -> None:
     view = view_of(FAULTY_GPU)
     current_findings = findings(view)
-    onsets = Onsets()
-    onsets.record(NOW - 60, [])
-    onsets.record(NOW - 0.236, current_findings)
+    starts = FindingStarts()
+    starts.record(NOW - 60, [])
+    starts.record(NOW - 0.236, current_findings)
 
-    assert any(onsets.time_text(finding, NOW).startswith("for 0.2 s (") for finding in current_findings)
+    assert any(starts.time_text(finding, NOW).startswith("for 0.2 s (") for finding in current_findings)
 
 
 def test_an_xid_is_explained() -> None:
@@ -195,7 +195,7 @@ def test_a_silent_rank_is_first_in_the_group_of_its_run_and_names_the_runbook_en
         "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
     }
     view = view_of(JOB | SILENT_RANK | hung_run)
-    (group,) = finding_groups(view, findings(view), Onsets())
+    (group,) = finding_groups(view, findings(view), FindingStarts())
     silent_rank, hang = group.findings
 
     assert silent_rank.text == "The process of rank 1 of night is alive and not reporting."

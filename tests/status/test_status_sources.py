@@ -14,7 +14,7 @@ from exporter.cli.silent_jobs import SilentJobs
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.families import FamilySpec
-from exporter.status.attention import Onsets
+from exporter.status.attention import FindingStarts
 from exporter.status.history import History
 
 RELOAD_SUCCESS = FamilySpec(
@@ -36,7 +36,7 @@ def status_text(tmp_path: Path, page: Page) -> str:
     sources = StatusSources(
         page=page,
         history=History(interval_seconds=0.0001, retention_seconds=0.01),
-        onsets=Onsets(),
+        finding_starts=FindingStarts(),
         silent_jobs=SilentJobs(tmp_path, list),
         hangs=tuple,
         collectors=tuple,

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.conditions.runs import counted
+from exporter.status.conditions.runs import count_text
 from exporter.status.numbers import duration, rank_names, share, size
 from exporter.status.thresholds import CHECKPOINT_HANG_RATIO, CHECKPOINT_OVERDUE_INTERVALS
 from exporter.status.view import View
 
 MIN_HANG_SECONDS = 60.0
-"""Duration below which no save counts as hanging."""
+"""Shortest duration of a hanging save, however short the usual save is."""
 FAILED_SECONDS = 3600.0
 """Time range of the alert on failed saves."""
 SAVE_PHASES = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
 NEARLY_FULL_RATIO = 0.2
 """Free share of a file system below which its trend is predicted."""
-PREDICTED_FROM_SECONDS, PREDICTED_SECONDS = 3600.0, 14400.0
+TREND_SECONDS, PREDICTED_SECONDS = 3600.0, 14400.0
 """Time range of the trend, and time after which the prediction is compared with zero."""
 MIN_FREE_CHECKPOINTS = 2.0
 """Number of checkpoints for which a file system must have room."""
 
 
 def _hanging_saves(view: View) -> Iterator[Match]:
+    """Yield a match for each run with ranks that have been saving for much longer than the mean of the completed saves."""
     for name in view.runs:
         durations = view.samples.observations("training_checkpoint_duration_seconds", run=name, part="total")
         saves = [(series.count, series.sum) for series in durations if series.sum is not None]
@@ -41,7 +42,7 @@ def _hanging_saves(view: View) -> Iterator[Match]:
             and rank.phase_since is not None
         }
         late_ranks = {
-            rank: since for rank, since in ranks.items() if view.exporter.now - since > limit_seconds
+            rank: start for rank, start in ranks.items() if view.exporter.now - start > limit_seconds
         }
         if late_ranks:
             numbers = {int(rank) for rank in late_ranks if rank.isdecimal()}
@@ -50,7 +51,7 @@ def _hanging_saves(view: View) -> Iterator[Match]:
                 "ranks_are": f"{names} of {name} {'are' if len(numbers) > 1 else 'is'}",
                 "usual": duration(mean_seconds),
             }
-            yield Match((name,), facts, since=min(late_ranks.values()))
+            yield Match((name,), facts, start=min(late_ranks.values()))
 
 
 def _failed_saves(view: View) -> Iterator[Match]:
@@ -61,9 +62,9 @@ def _failed_saves(view: View) -> Iterator[Match]:
             "failed saves", name, seconds=FAILED_SECONDS, required_track="executed steps"
         )
         if increase is not None:
-            facts = {"run": name, "count": counted(increase, "save", "saves")}
+            facts = {"run": name, "count": count_text(increase, "save", "saves")}
             yield Match(
-                (name,), facts, since=increase.first_at, last_event_at=increase.last_at, is_event=True
+                (name,), facts, start=increase.first_at, last_event_at=increase.last_at, is_event=True
             )
 
 
@@ -97,7 +98,7 @@ def _filling_filesystems(view: View) -> Iterator[Match]:
         run, path = labels["run"], labels["path"]
         size_bytes = view.samples.value("training_checkpoint_dir_size_bytes", run=run, path=path)
         predicted_bytes = view.history.predicted(
-            "checkpoint room", run, path, seconds=PREDICTED_FROM_SECONDS, ahead_seconds=PREDICTED_SECONDS
+            "checkpoint room", run, path, seconds=TREND_SECONDS, ahead_seconds=PREDICTED_SECONDS
         )
         if not size_bytes or predicted_bytes is None:
             continue

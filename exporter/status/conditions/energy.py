@@ -10,9 +10,9 @@ from exporter.status.view import View
 
 MIN_RATIO, MAX_RATIO = 0.8, 1.25
 """Range of the ratio between an energy counter and the integral of the power, outside of which the counter is suspect."""
-GAP_SECONDS, MAX_GAP_SECONDS = 3600.0, 60.0
+RANGE_SECONDS, MAX_GAP_SECONDS = 3600.0, 60.0
 """Time range, and time without a reading in it above which the energy has a gap."""
-OLD_SECONDS = 7200.0
+STALE_INTENSITY_SECONDS = 7200.0
 """Age above which a carbon intensity is stale."""
 
 
@@ -25,19 +25,19 @@ def _suspect_counters(view: View) -> Iterator[Match]:
             yield Match((device,), facts)
 
 
-def _gaps(view: View) -> Iterator[Match]:
+def _energy_gaps(view: View) -> Iterator[Match]:
     for (component,) in view.history.owners("energy gap"):
-        increase = view.history.increase("energy gap", component, seconds=GAP_SECONDS, starts_at_zero=False)
+        increase = view.history.increase("energy gap", component, seconds=RANGE_SECONDS, starts_at_zero=False)
         if increase is not None and increase.amount > MAX_GAP_SECONDS:
             facts = {"component": component, "seconds": duration(increase.amount)}
-            yield Match((component,), facts, since=increase.first_at)
+            yield Match((component,), facts, start=increase.first_at)
 
 
-def _outdated_intensity(view: View) -> Iterator[Match]:
+def _stale_intensity(view: View) -> Iterator[Match]:
     family = "training_carbon_intensity_last_update_timestamp_seconds"
     for labels, updated_at in view.samples.select(family):
-        if labels.get("source") == "file" and view.exporter.now - updated_at > OLD_SECONDS:
-            yield Match((), {}, since=updated_at)
+        if labels.get("source") == "file" and view.exporter.now - updated_at > STALE_INTENSITY_SECONDS:
+            yield Match((), {}, start=updated_at)
 
 
 CONDITIONS = (
@@ -53,13 +53,13 @@ CONDITIONS = (
         criterion="more than 60 s of an hour without a reading",
         sentence="energy of {component} could not be read for {seconds} of the last hour",
         remedy="see exporter_energy_gap_seconds_total by reason; for permission, install the udev rule",
-        find_matches=_gaps,
+        find_matches=_energy_gaps,
     ),
     Condition(
         alert_name="CarbonIntensityStale",
         criterion="a carbon intensity from a file older than 7200 s",
         sentence="the carbon intensity is out of date",
         remedy="repair the program that writes the file of energy.carbon_intensity",
-        find_matches=_outdated_intensity,
+        find_matches=_stale_intensity,
     ),
 )

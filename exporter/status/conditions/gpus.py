@@ -17,7 +17,7 @@ WARNING_XIDS = frozenset({94, *range(144, 151)})
 EVENT_SECONDS = 600.0
 """Time range of the alerts on Xids and uncorrected errors."""
 KEPT_SECONDS = 3600.0
-"""`keep_firing_for` of the alerts on Xids and uncorrected errors."""
+"""`keep_firing_for` of the alerts on Xids and uncorrected errors. Until then, an event is not past."""
 RATE_SECONDS = 300.0
 """Time range of rates and means."""
 MAX_HEAT_RATIOS = {"hw_thermal": 0.05, "sw_thermal": 0.1, THERMAL_REASON: 0.1}
@@ -59,6 +59,7 @@ def _lost_gpus(view: View) -> Iterator[Match]:
 
 
 def _missing_gpus(view: View) -> Iterator[Match]:
+    """Yield a match if fewer GPUs respond than expected. The page lists it under the first lost GPU, if any."""
     value = view.samples.value
     present, expected = value("gpu_devices"), value("gpu_devices_expected")
     if present is not None and expected is not None and present < expected:
@@ -75,6 +76,7 @@ def _warning_xids(view: View) -> Iterator[Match]:
 
 
 def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
+    """Yield a match for each GPU and code. The time comes from NVML's event, otherwise from the history of the counter."""
     last_times = {
         (labels["uuid"], labels["xid"]): timestamp
         for labels, timestamp in view.samples.select("gpu_xid_last_timestamp_seconds")
@@ -84,17 +86,17 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
         if not xid.isdecimal() or int(xid) not in codes or uuid not in titles:
             continue
         increase = view.history.increase("xid", uuid, xid, seconds=EVENT_SECONDS + KEPT_SECONDS)
-        since = last_times.get((uuid, xid)) or (increase.last_at if increase else None)
-        if since is None:
+        last_event_at = last_times.get((uuid, xid)) or (increase.last_at if increase else None)
+        if last_event_at is None:
             continue
         count = view.samples.total("gpu_xid_errors_total", uuid=uuid, xid=xid) or 1
         times = f" {count:.0f} times" if count > 1 else ""
         yield Match(
             (uuid, xid),
             {"gpu": titles[uuid], "xid": with_meaning(xid), "times": times},
-            since=since,
+            start=last_event_at,
             is_event=True,
-            is_past=view.exporter.now - since >= EVENT_SECONDS + KEPT_SECONDS,
+            is_past=view.exporter.now - last_event_at >= EVENT_SECONDS + KEPT_SECONDS,
         )
 
 
@@ -123,22 +125,23 @@ def _uncorrected_errors(view: View) -> Iterator[Match]:
             yield Match(
                 (gpu.uuid,),
                 {"gpu": gpu.title, "errors": errors},
-                since=increase.first_at if increase else None,
+                start=increase.first_at if increase else None,
                 last_event_at=increase.last_at if increase else None,
                 is_event=True,
                 is_past=increase is None,
             )
 
 
-def _remap_failed(view: View) -> Iterator[Match]:
-    yield from _flagged(view, "gpu_remapped_rows_failed")
+def _failed_remaps(view: View) -> Iterator[Match]:
+    yield from _gpus_with_flag(view, "gpu_remapped_rows_failed")
 
 
-def _remap_pending(view: View) -> Iterator[Match]:
-    yield from _flagged(view, "gpu_remapped_rows_pending")
+def _pending_remaps(view: View) -> Iterator[Match]:
+    yield from _gpus_with_flag(view, "gpu_remapped_rows_pending")
 
 
-def _flagged(view: View, family: str) -> Iterator[Match]:
+def _gpus_with_flag(view: View, family: str) -> Iterator[Match]:
+    """Yield a match for each GPU whose gauge *family* is 1."""
     for gpu in view.gpus:
         if view.samples.value(family, uuid=gpu.uuid) == 1:
             yield Match((gpu.uuid,), {"gpu": gpu.title})
@@ -148,7 +151,9 @@ def _heat_throttled_gpus(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         ratio_by_reason = {reason: _clock_event_ratio(view, gpu, reason) for reason in MAX_HEAT_RATIOS}
         if ratio_by_reason["sw_thermal"] is not None:
-            ratio_by_reason[THERMAL_REASON] = None  # covers the other reasons
+            ratio_by_reason[THERMAL_REASON] = (
+                None  # covers the specific reasons, which have thresholds of their own
+            )
         exceeded_ratios = {
             reason: ratio
             for reason, ratio in ratio_by_reason.items()
@@ -295,14 +300,14 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="a memory row of {gpu} could not be remapped",
         remedy="replace the GPU",
-        find_matches=_remap_failed,
+        find_matches=_failed_remaps,
     ),
     Condition(
         alert_name="GpuRowRemapPending",
         criterion="remapping of a memory row is pending until the next reset",
         sentence="a memory row of {gpu} will be remapped at the next reset",
         remedy="reset the GPU when its job is over",
-        find_matches=_remap_pending,
+        find_matches=_pending_remaps,
     ),
     Condition(
         alert_name="GpuThermalThrottle",

@@ -28,7 +28,8 @@ ACTIVE_PORT = 4.0
 """Value of `host_rdma_port_state` for an active port."""
 
 
-def _waits_for_storage(view: View) -> Iterator[Match]:
+def _storage_waits(view: View) -> Iterator[Match]:
+    """Yield a match if processes wait for I/O while the GPUs idle. Jobs with phases have the more precise TrainingDataStall."""
     samples = view.samples
     has_phases = any(rank.phase for rank in view.ranks) or any(samples.select("training_phase_active"))
     if has_phases:
@@ -94,7 +95,7 @@ def _oom_kills(view: View) -> Iterator[Match]:
     increase = view.history.increase("OOM kills", seconds=EVENT_SECONDS, starts_at_zero=False)
     if increase is not None:
         processes = f"{increase.amount:.0f} process{'es' if increase.amount > 1 else ''}"
-        yield Match((), {"processes": processes}, since=increase.first_at, is_event=True)
+        yield Match((), {"processes": processes}, start=increase.first_at, is_event=True)
 
 
 def _cpu_throttled(view: View) -> Iterator[Match]:
@@ -111,7 +112,8 @@ def _shm_almost_full(view: View) -> Iterator[Match]:
         yield Match((), {"share": share(used_bytes / size_bytes)})
 
 
-def _link_down(view: View) -> Iterator[Match]:
+def _inactive_ports(view: View) -> Iterator[Match]:
+    """Yield a match for each RDMA port that was active in the history and is not active now."""
     for device, port in view.history.owners("port state"):
         states = [value for _, value in view.history.levels("port state", device, port) if value is not None]
         state = view.samples.value("host_rdma_port_state", device=device, port=port)
@@ -119,7 +121,8 @@ def _link_down(view: View) -> Iterator[Match]:
             yield Match((device, port), {"device": device, "port": port, "state": f"{state:.0f}"})
 
 
-def _link_errors(view: View) -> Iterator[Match]:
+def _link_failures(view: View) -> Iterator[Match]:
+    """Yield a match for each RDMA link that failed recently (`EVENT_SECONDS`) and whose port is active again."""
     for device, port in view.history.owners("link failures"):
         state = view.samples.value("host_rdma_port_state", device=device, port=port)
         increase = view.history.increase(
@@ -127,7 +130,7 @@ def _link_errors(view: View) -> Iterator[Match]:
         )
         if increase is not None and not (state is not None and state < ACTIVE_PORT):
             yield Match(
-                (device, port), {"device": device, "port": port}, since=increase.first_at, is_event=True
+                (device, port), {"device": device, "port": port}, start=increase.first_at, is_event=True
             )
 
 
@@ -137,7 +140,7 @@ CONDITIONS = (
         criterion="more than 0.3 waiting for I/O and GPUs less than 0.3 active",
         sentence="the job waits for storage {share} of the time while its GPUs idle",
         remedy="check the file server and the disks",
-        find_matches=_waits_for_storage,
+        find_matches=_storage_waits,
     ),
     Condition(
         alert_name="CgroupMemoryNearLimit",
@@ -182,13 +185,13 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="port {port} of {device} is not active (state {state})",
         remedy="repair cable, transceiver or switch; drain the node until then",
-        find_matches=_link_down,
+        find_matches=_inactive_ports,
     ),
     Condition(
         alert_name="IbErrors",
         criterion="a link that failed in 10m and does not stay down",
         sentence="the link of {device} port {port} went down and came back",
         remedy="replace cable or transceiver before the link stays down",
-        find_matches=_link_errors,
+        find_matches=_link_failures,
     ),
 )

@@ -44,13 +44,14 @@ def _affected_ranks(view: View, is_affected: Callable[[Rank], bool]) -> Iterator
 
 
 def _ranks_text(ranks: list[Rank]) -> str:
+    """Return the names of ranks of a run, such as "ranks 0-2 of night", or the title of the first process without a rank."""
     numbers = {int(rank.rank) for rank in ranks if rank.rank.isdecimal()}
     if not numbers:
         return ranks[0].title
     return f"{rank_names(numbers)} of {ranks[0].run}"
 
 
-def _ended_early(view: View) -> Iterator[Match]:
+def _early_ends(view: View) -> Iterator[Match]:
     runs_with_live_ranks = {rank.run for rank in view.ranks if rank.alive and rank.rank}
 
     def has_ended_early(rank: Rank) -> bool:
@@ -58,10 +59,10 @@ def _ended_early(view: View) -> Iterator[Match]:
 
     for affected in _affected_ranks(view, has_ended_early):
         if not view.runs[affected.run].is_ended:
-            since = min(
+            start = min(
                 (rank.updated_at for rank in affected.ranks if rank.updated_at is not None), default=None
             )
-            yield Match((affected.run,), {"ranks": affected.title}, since=since)
+            yield Match((affected.run,), {"ranks": affected.title}, start=start)
 
 
 def _silent_seconds(rank: Rank, view: View) -> float:
@@ -84,14 +85,17 @@ def _stopped_runs(view: View) -> set[str]:
     return stopped_runs
 
 
-def _blocking(view: View) -> Iterator[Match]:
+def _blocking_ranks(view: View) -> Iterator[Match]:
+    """Yield a match for each run without steps that has silent ranks, for which the other ranks probably wait."""
     stopped_runs = _stopped_runs(view)
     for affected in _affected_ranks(view, lambda rank: _silent_seconds(rank, view) > STOPPED_SECONDS):
         if affected.run in stopped_runs:
             yield _silent_match(affected)
 
 
-def _silent(view: View) -> Iterator[Match]:
+def _silent_ranks(view: View) -> Iterator[Match]:
+    """Yield a match for each run that has silent ranks and still makes steps. After `LOST_SECONDS`, `_lost_feeds` matches."""
+
     def is_silent(rank: Rank) -> bool:
         return STOPPED_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
 
@@ -107,10 +111,10 @@ def _lost_feeds(view: View) -> Iterator[Match]:
 
 
 def _silent_match(affected: AffectedRanks) -> Match:
-    since = min(rank.updated_at or 0.0 for rank in affected.ranks)
+    start = min(rank.updated_at or 0.0 for rank in affected.ranks)  # known: a silent rank has an old snapshot
     is_single = len(affected.ranks) == 1
     processes = f"the process{'' if is_single else 'es'} of {affected.title} {'is' if is_single else 'are'}"
-    return Match((affected.run,), {"processes": processes, "run": affected.run}, since=since)
+    return Match((affected.run,), {"processes": processes, "run": affected.run}, start=start)
 
 
 def _stuck_phases(view: View) -> Iterator[Match]:
@@ -126,8 +130,8 @@ def _stuck_phases(view: View) -> Iterator[Match]:
 
     for affected in _affected_ranks(view, is_stuck):
         phases = ", ".join(sorted({rank.phase for rank in affected.ranks}))
-        since = min(time for rank in affected.ranks if (time := last_progress_at(rank)) is not None)
-        yield Match((affected.run,), {"ranks": affected.title, "phases": phases}, since=since)
+        start = min(time for rank in affected.ranks if (time := last_progress_at(rank)) is not None)
+        yield Match((affected.run,), {"ranks": affected.title, "phases": phases}, start=start)
 
 
 def _stragglers(view: View) -> Iterator[Match]:
@@ -145,12 +149,12 @@ def _stragglers(view: View) -> Iterator[Match]:
         yield Match((affected.run,), facts, gpu_uuid=uuids.pop() if len(uuids) == 1 else "")
 
 
-def _rivals(view: View) -> Iterator[Match]:
+def _conflicting_ranks(view: View) -> Iterator[Match]:
     for rank in view.ranks:
-        if rank.rival_count:
+        if rank.conflict_count:
             processes = "a second process trains"
-            if rank.rival_count > 1:
-                processes = f"{rank.rival_count:.0f} more processes train"
+            if rank.conflict_count > 1:
+                processes = f"{rank.conflict_count:.0f} more processes train"
             yield Match((rank.run, rank.rank), {"processes": processes, "rank": rank.title})
 
 
@@ -179,7 +183,7 @@ CONDITIONS = (
         sentence="{ranks} ended before the other ranks",
         remedy="read the log of the rank; the other ranks wait in the next collective",
         is_cause=True,
-        find_matches=_ended_early,
+        find_matches=_early_ends,
     ),
     Condition(
         criterion="a living process silent for more than 15 s, and no step of the run for more than 15 s",
@@ -188,7 +192,7 @@ CONDITIONS = (
         remedy="check whether the process is stopped or holds the GIL: `training-exporter stacks` prints its stack",
         runbook_alert="TrainingFeedLost",
         is_cause=True,
-        find_matches=_blocking,
+        find_matches=_blocking_ranks,
     ),
     Condition(
         alert_name="TrainingFeedLost",
@@ -204,7 +208,7 @@ CONDITIONS = (
         remedy="check whether the process is stopped or holds the GIL, and the space of the feed directory",
         runbook_alert="TrainingFeedLost",
         is_cause=True,
-        find_matches=_silent,
+        find_matches=_silent_ranks,
     ),
     Condition(
         alert_name="TrainingPhaseStuck",
@@ -227,7 +231,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="{processes} as {rank}",
         remedy="choose a different run name for either job",
-        find_matches=_rivals,
+        find_matches=_conflicting_ranks,
     ),
     Condition(
         alert_name="TrainingGpuMemoryPressure",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.history import PACE_SECONDS, Increase
+from exporter.status.history import STEP_RATE_SECONDS, Increase
 from exporter.status.numbers import duration, rank_names, share
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
 from exporter.status.view import Gpu, Run, View
 
+PHASE_RATE_SECONDS = 300.0
+"""Time range in which the share of the waits for data is computed."""
 NONFINITE_SECONDS = 900.0
 """Time for which a nonfinite loss counts as current."""
 GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
@@ -28,18 +30,19 @@ def _dead_runs(view: View) -> Iterator[Match]:
         if run.state in {"failed", "lost"}:
             outcome = "failed" if run.state == "failed" else "ended without a report"
             reason = f": {run.reason}" if run.reason else ""
-            yield Match((name,), {"run": name, "outcome": outcome, "reason": reason}, since=run.state_since)
+            yield Match((name,), {"run": name, "outcome": outcome, "reason": reason}, start=run.state_since)
 
 
 def _hung_runs(view: View) -> Iterator[Match]:
-    yield from _overdue(view, "hung")
+    yield from _overdue_runs(view, "hung")
 
 
 def _stalled_runs(view: View) -> Iterator[Match]:
-    yield from _overdue(view, "stalled")
+    yield from _overdue_runs(view, "stalled")
 
 
-def _overdue(view: View, state: str) -> Iterator[Match]:
+def _overdue_runs(view: View, state: str) -> Iterator[Match]:
+    """Yield a match for each run in the state `hung` or `stalled`, with the explanation of its stacks or its phases, and a lost GPU."""
     for name, run in view.runs.items():
         if run.state == state:
             hang = view.exporter.hangs.get(name)
@@ -53,7 +56,7 @@ def _overdue(view: View, state: str) -> Iterator[Match]:
                 cause, gpu_uuid = f": {lost_gpu.title} does not answer", lost_gpu.uuid
                 remedy = LOST_GPU_REMEDY.format(index=lost_gpu.index)
             facts = {"run": name, "step": step, "cause": cause, "where": where, "remedy": remedy}
-            yield Match((name,), facts, since=run.state_since, stacks=stacks, gpu_uuid=gpu_uuid)
+            yield Match((name,), facts, start=run.state_since, stacks=stacks, gpu_uuid=gpu_uuid)
 
 
 def _lost_gpu(view: View, run: str) -> Gpu | None:
@@ -72,7 +75,7 @@ def _late_steps(view: View) -> Iterator[Match]:
                 "seconds": duration(view.exporter.now - run.last_step_before_delay),
                 "where": _phases(view, run),
             }
-            yield Match((name,), facts, since=run.last_step_before_delay)
+            yield Match((name,), facts, start=run.last_step_before_delay)
 
 
 def _phases(view: View, run: Run) -> str:
@@ -98,12 +101,12 @@ def _slow_starts(view: View) -> Iterator[Match]:
         # A rank may have validated batches before its first step.
         has_progress = last_progress_at is not None and view.exporter.now - last_progress_at < STARTUP_SECONDS
         if is_late and not has_progress and any(rank.alive != 0 for rank in ranks):
-            yield Match((name,), {"run": name, "where": _phases(view, view.runs[name])}, since=attempt_start)
+            yield Match((name,), {"run": name, "where": _phases(view, view.runs[name])}, start=attempt_start)
 
 
 def _slower_runs(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
-        rate = view.history.rate_over("executed steps", name, seconds=PACE_SECONDS)
+        rate = view.history.rate_over("executed steps", name, seconds=STEP_RATE_SECONDS)
         pauses = any(rank.run == name and rank.phase in PAUSING_PHASES for rank in view.ranks)
         if rate is None or pauses or run.is_ended or run.state in {"hung", "stalled"}:
             continue
@@ -116,7 +119,7 @@ def _slower_runs(view: View) -> Iterator[Match]:
 def _data_stalls(view: View) -> Iterator[Match]:
     phases: dict[str, dict[str, float]] = {}
     for run, phase in view.history.owners("phase"):
-        seconds = view.history.rate_over("phase", run, phase, seconds=PACE_SECONDS)
+        seconds = view.history.rate_over("phase", run, phase, seconds=PHASE_RATE_SECONDS)
         phases.setdefault(run, {})[phase] = seconds or 0.0
     for run, rates in phases.items():
         total = sum(rates.values())
@@ -135,16 +138,16 @@ def _nonfinite_losses(view: View) -> Iterator[Match]:
             )
             yield Match(
                 (name,),
-                {"run": name, "count": counted(increase, "loss", "losses")},
-                since=increase.first_at,
+                {"run": name, "count": count_text(increase, "loss", "losses")},
+                start=increase.first_at,
                 last_event_at=increase.last_at,
                 is_event=True,
                 is_past=recent is None,
             )
 
 
-def counted(increase: Increase, singular: str, plural: str) -> str:
-    """Return the number of events with their name."""
+def count_text(increase: Increase, singular: str, plural: str) -> str:
+    """Return the number of events with their name, such as "1 save" or "3 saves"."""
     return f"{increase.amount:.0f} {singular if round(increase.amount) == 1 else plural}"
 
 
@@ -165,7 +168,7 @@ def _restart_loops(view: View) -> Iterator[Match]:
         )
         if increase is not None and round(increase.amount) > MAX_RESTARTS:
             facts = {"run": run, "count": f"{increase.amount:.0f}"}
-            yield Match((run,), facts, since=increase.first_at)
+            yield Match((run,), facts, start=increase.first_at)
 
 
 CONDITIONS = (

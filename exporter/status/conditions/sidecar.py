@@ -53,7 +53,7 @@ def _stale_collectors(view: View) -> Iterator[Match]:
         is_stale = success == 0 if last_success_at is None else now - last_success_at > limit_seconds
         if is_stale:
             reason = messages.get(name) or "no success"
-            yield Match((name,), {"collector": name, "reason": reason}, since=last_success_at)
+            yield Match((name,), {"collector": name, "reason": reason}, start=last_success_at)
 
 
 def _dropped_series(view: View) -> Iterator[Match]:
