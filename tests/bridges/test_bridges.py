@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import PRINT_PAGE, STEPS, installed_distribution, needs, run_job
-from places import PROJECT
+from places import PROJECT, TESTS
 from program_support import page_of, run_program, series, sum_by_labels, total
 
 import exporter
@@ -120,44 +120,17 @@ print("gauges", json.dumps(gauges()))
     assert ended_job.process.stderr == ""
 
 
-UNCHANGED_PROGRAM = """
-import datetime, sys, threading
-import torch
-import torch.distributed.elastic.events as events
-import torch.distributed.elastic.metrics as metrics
-import torch.monitor as monitor
-
-class Sink(metrics.MetricHandler):
-    def emit(self, data):
-        print("sink", data.group_name, data.name, data.value)
-
-metrics.configure(Sink(), "my_app")
-metrics.put_metric("train.step_ms", 12)
-metrics.put_metric("loss", 0.5, "my_app")
-class Raising(metrics.MetricHandler):
-    def emit(self, data):
-        raise KeyError("the job's own")
-metrics.configure(Raising(), "raising")
-try:
-    metrics.put_metric("x", 1, "raising")
-except KeyError as error:
-    print("raised", error)
-events.record(events.Event("my.event", events.EventSource.WORKER, metadata={"a": 1}))
-events.record(events.Event("on.console", events.EventSource.WORKER), "console")
-stat = monitor.Stat("train.batch_ms", [monitor.Aggregation.MEAN, monitor.Aggregation.COUNT], 3600.0, 2)
-stat.add(10.0)
-stat.add(20.0)
-monitor.log_event(monitor.Event("my.monitor.event", datetime.datetime.now(), {"a": 1}))
-print("exporter" in sys.modules, [thread.name for thread in threading.enumerate() if "exporter" in thread.name])
-"""
-"""Program without a call of the exporter. Uses torch's events, metrics and monitor."""
+UNCHANGED_PROGRAM = (
+    "from programs.torchrun import use_events_metrics_and_monitor; use_events_metrics_and_monitor()"
+)
+"""Program without a call of the exporter. A function in a string, because the import of the module needs torch."""
 
 
 @needs_torch
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
-    paths = f"{installed_distribution(tmp_path / 'site')}:{PROJECT}"
+    paths = f"{installed_distribution(tmp_path / 'site')}:{PROJECT}:{TESTS}"
     unrecorded_run = run_program(tmp_path / "nothing", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel)
     recorded_run = run_program(
         tmp_path / "feed", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1"

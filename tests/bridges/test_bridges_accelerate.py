@@ -70,27 +70,13 @@ train(gradient_accumulation_steps=2)[0].save_state("state")
 # Fabric -------------------------------------------------------------------------------------------------------
 
 FABRIC_PROGRAM = """
-import contextlib, logging
-from programs.torch_parts import loader, model_and_optimizer
-from {package} import Fabric
-logging.getLogger("{package}").setLevel(logging.ERROR)
+import {package}
+from programs.fabric_parts import train
 callbacks = []
 if {explicit}:
     from exporter.bridges import fabric as bridge
     callbacks.append(bridge.callback())
-fabric = Fabric(accelerator="cpu", devices=1, callbacks=callbacks)
-fabric.launch()
-model, optimizer = fabric.setup(*model_and_optimizer())
-for (batch,) in fabric.setup_dataloaders(loader(16)):
-    loss = model(batch).pow(2).mean()
-    fabric.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-fabric.save("whole.ckpt", {{"model": model, "optimizer": optimizer, "step": 4}})
-fabric.save("weights.ckpt", {{"model": model}})
-with contextlib.suppress(Exception):
-    fabric.save("/proc/nowhere/x", {{"model": model, "optimizer": optimizer}})
-fabric.load("whole.ckpt", {{"model": model, "optimizer": optimizer}})
+train({package!r}, callbacks)
 """
 
 

@@ -173,27 +173,8 @@ sys.exit(3)
     assert (ended_job.value("training_badput_seconds_total", cause="compile") or 0) > 0
 
 
-TRAINING_FUNCTIONS = """
-def train():
-    model, optimizer = model_and_optimizer()
-    for (batch,) in loader(12):
-        train_step(model, optimizer, batch)
-
-def fail():
-    train()
-    1 / 0
-
-def leave():
-    train()
-    sys.exit(1)
-
-def wait_for(child):
-    child.start()
-    child.join()
-
-def child(method, target):
-    wait_for(torch.multiprocessing.get_context(method).Process(target=target))
-
+SCRIPT = """
+from programs.torch_processes import *
 if __name__ == "__main__":
 """
 
@@ -202,18 +183,18 @@ if __name__ == "__main__":
     ("call", "is_finished"),
     [
         ("train()", True),
-        ("fail()", False),
-        ("wait_for(threading.Thread(target=train))", True),
-        ("child('fork', train)", True),
-        ("child('fork', fail)", False),
-        ("child('spawn', train)", True),
-        ("child('spawn', leave)", False),
+        ("train_and_raise()", False),
+        ("run_in_thread(train)", True),
+        ("run_in_child('fork', train)", True),
+        ("run_in_child('fork', train_and_raise)", False),
+        ("run_in_child('spawn', train)", True),
+        ("run_in_child('spawn', train_and_exit_with_an_error)", False),
     ],
 )
 def test_the_work_of_a_loop_is_productive_unless_its_process_fails(
     tmp_path: Path, call: str, is_finished: bool
 ) -> None:
-    ended_job = run_script(tmp_path, f"{PRELUDE}{TRAINING_FUNCTIONS}    {call}\n")
+    ended_job = run_script(tmp_path, f"{SCRIPT}    {call}\n")
 
     assert ended_job.quantity_value(STEPS) == 3
     assert (ended_job.quantity_value("uncommitted_seconds") == 0) is is_finished
@@ -222,7 +203,7 @@ def test_the_work_of_a_loop_is_productive_unless_its_process_fails(
 
 def test_an_error_at_the_interactive_prompt_does_not_fail_the_completed_training(tmp_path: Path) -> None:
     launch = "subprocess.run([sys.executable, '-i', 'train.py'], input=b'1 / 0')"
-    ended_job = run_script(tmp_path, f"{PRELUDE}{TRAINING_FUNCTIONS}    train()\n", launch)
+    ended_job = run_script(tmp_path, f"{SCRIPT}    train()\n", launch)
 
     assert "ZeroDivisionError" in ended_job.process.stderr
     assert ended_job.differences({STEPS: 3, "uncommitted_seconds": 0}) == {}

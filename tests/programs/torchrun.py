@@ -1,15 +1,22 @@
-"""Programs of the ranks of torchrun. They do not use the exporter, as jobs that are recorded without a change."""
+"""Programs that use torch.distributed and torchelastic, such as ranks of torchrun.
+
+The programs do not use the exporter, as jobs that are recorded without a change.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import monitor
 from torch.distributed.elastic import events, metrics
 
 
@@ -56,3 +63,34 @@ def train_until_the_pages_are_read(directory: str, steps: int) -> None:
     while not (Path(directory) / "pages-read").exists():
         time.sleep(0.05)
     dist.barrier()
+
+
+class PrintingHandler(metrics.MetricHandler):  # type: ignore[misc]  # torch has no types here
+    def emit(self, metric_data: Any) -> None:
+        print("sink", metric_data.group_name, metric_data.name, metric_data.value)
+
+
+class RaisingHandler(metrics.MetricHandler):  # type: ignore[misc]  # torch has no types here
+    def emit(self, metric_data: Any) -> None:
+        raise KeyError("the job's own")
+
+
+def use_events_metrics_and_monitor() -> None:
+    """Record with torch's metrics, events and monitor. At last, print whether the exporter is imported, and its threads."""
+    metrics.configure(PrintingHandler(), "my_app")
+    metrics.put_metric("train.step_ms", 12)
+    metrics.put_metric("loss", 0.5, "my_app")
+    metrics.configure(RaisingHandler(), "raising")
+    try:
+        metrics.put_metric("x", 1, "raising")
+    except KeyError as error:
+        print("raised", error)
+    events.record(events.Event("my.event", events.EventSource.WORKER, metadata={"a": 1}))
+    events.record(events.Event("on.console", events.EventSource.WORKER), "console")
+    stat = monitor.Stat("train.batch_ms", [monitor.Aggregation.MEAN, monitor.Aggregation.COUNT], 3600.0, 2)
+    stat.add(10.0)
+    stat.add(20.0)
+    now = dt.datetime.now()  # noqa: DTZ005  # torch's events have naive datetimes
+    monitor.log_event(monitor.Event("my.monitor.event", now, {"a": 1}))
+    exporter_threads = [thread.name for thread in threading.enumerate() if "exporter" in thread.name]
+    print("exporter" in sys.modules, exporter_threads)
