@@ -112,7 +112,7 @@ class StackResponder:
             phase=position.phase,
             phase_seconds=position.phase_seconds,
             step=position.step,
-            sequences=sequence_numbers(),
+            collective_counts=sequence_numbers(),
             last_collective=last_collective(),
         )
         self._answered_id = request.id

@@ -131,7 +131,7 @@ def _report_text(report: HangReport) -> str:
     lines = [f"run {report.run.run}{step_suffix}"]
     answer_by_rank = {answer.rank: answer for answer in report.answers}
     for group in report.explanation.groups:
-        collectives_suffix = f", {group.collectives()}" if group.collectives() else ""
+        collectives_suffix = f", {group.collectives_text()}" if group.collectives_text() else ""
         phase_suffix = f", {group.phase}" if group.phase else ""
         ranks = ", ".join(map(str, group.ranks))
         lines += ["", f"rank {ranks}: {group.function} ({group.location}){phase_suffix}{collectives_suffix}"]
@@ -143,7 +143,7 @@ def _report_text(report: HangReport) -> str:
             lines.append(f"  last collective: {answer.last_collective}")
     if report.explanation.is_tie:
         lines += ["", TIE_SENTENCE]
-    for rank, kernel_state in sorted(report.explanation.silent.items()):
+    for rank, kernel_state in sorted(report.explanation.kernel_states.items()):
         lines += ["", f"rank {rank} did not answer: {kernel_state}"]
     return "\n".join(lines)
 
@@ -159,6 +159,8 @@ def _as_dict(report: HangReport) -> dict[str, object]:
         "step": report.run.step,
         "groups": [asdict(group) for group in report.explanation.groups],
         "tie": report.explanation.is_tie,
-        "silent": {str(rank): kernel_state for rank, kernel_state in report.explanation.silent.items()},
+        "silent": {
+            str(rank): kernel_state for rank, kernel_state in report.explanation.kernel_states.items()
+        },
         "answers": [asdict(answer) for answer in report.answers],
     }

@@ -11,16 +11,16 @@ from typing import Any, get_args
 
 import yaml
 
-from exporter.config.options import UNCHANGED, Hidden, Notation, annotation_of, is_union, options_of, unwrap
+from exporter.config.options import UNCHANGED, Notation, Secret, annotation_of, is_union, options_of, unwrap
 
 
 def to_plain(hint: Any, value: Any) -> Any:
-    """Return a value as plain YAML or JSON data, without secrets."""
+    """Return a value as plain YAML or JSON data. A secret becomes `<secret>`; options with the value `UNCHANGED` are omitted."""
     base, _ = unwrap(hint)
     notation = annotation_of(hint, Notation)
     if value is None:
         return None
-    if annotation_of(hint, Hidden):
+    if annotation_of(hint, Secret):
         return value and "<secret>"
     if is_union(base):
         return to_plain(next(member for member in get_args(base) if member is not NoneType), value)
@@ -46,6 +46,6 @@ def to_plain(hint: Any, value: Any) -> Any:
 
 
 def dump(instance: Any) -> str:
-    """Return an instance of a dataclass as YAML. Except for hidden secrets, `load` returns an equal instance."""
+    """Return an instance of a dataclass as YAML. Except for secrets, `load` returns an equal instance."""
     data = to_plain(type(instance), instance)
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)

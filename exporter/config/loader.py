@@ -24,9 +24,9 @@ from exporter.config.expectation import MAX_COMPARED_CHARACTERS, choices, expect
 from exporter.config.nodes import EMPTY, MAX_BYTES, compose, is_null, join, printable, problem_at, quote
 from exporter.config.options import (
     REQUIRED,
-    Hidden,
     Notation,
     Range,
+    Secret,
     annotation_of,
     is_union,
     options_of,
@@ -94,11 +94,15 @@ class _Conversion:
         self._constructor = yaml.constructor.SafeConstructor()
 
     def convert(self, node: yaml.Node, hint: Any, path: str, default: Any) -> Any:
-        """Return a node as a value of a type. A mapping overrides the default. Returns `_INVALID` after a problem."""
+        """Return a node as a value of a type. Returns `_INVALID` after a problem.
+
+        *path* is the path of the node in messages, such as `gpu.period`. If the type is a dataclass, keys that the node lacks have the
+        values of *default*, or of the class if *default* is `REQUIRED`.
+        """
         base, _ = unwrap(hint)
         expected_kind = node_kind(base)
         if is_union(base):
-            return self._union(node, get_args(base), path, default)
+            return self._convert_union(node, get_args(base), path, default)
         if is_null(node):
             advice = f"expected {expectation(hint)}"
             if expected_kind is not yaml.ScalarNode:
@@ -106,20 +110,20 @@ class _Conversion:
                 advice = f"write {empty_value}, or remove the key for its default"
             return self._report(node, path, f"the value is missing; {advice}")
         if isinstance(node, yaml.MappingNode) and dataclasses.is_dataclass(base):
-            return self._dataclass(node, typing.cast("type", base), path, default)
+            return self._convert_dataclass(node, typing.cast("type", base), path, default)
         if isinstance(node, yaml.MappingNode) and expected_kind is yaml.MappingNode:
-            return self._mapping(node, hint, path)
+            return self._convert_mapping(node, hint, path)
         if isinstance(node, yaml.SequenceNode) and expected_kind is yaml.SequenceNode:
-            return self._sequence(node, base, path)
+            return self._convert_sequence(node, base, path)
         if isinstance(node, yaml.ScalarNode) and expected_kind is yaml.ScalarNode:
             if re.search("[\ud800-\udfff]", node.value):
                 return self._report(
                     node, path, "contains half of a surrogate pair, which is not valid Unicode"
                 )
-            value, bounds = self._value_as(node, hint), annotation_of(hint, Range)
+            value, bounds = self._convert_scalar(node, hint), annotation_of(hint, Range)
             if value is not _INVALID and (bounds is None or bounds.contains(value)):
                 return value
-        return self._mismatch(node, hint, path)
+        return self._report_mismatch(node, hint, path)
 
     def _report(self, node: yaml.Node, path: str, message: str) -> Any:
         """Add a problem, and return `_INVALID`."""
@@ -127,12 +131,12 @@ class _Conversion:
         self.problems.append(problem_at(self._source, node.start_mark, text))
         return _INVALID
 
-    def _mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
+    def _report_mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
         """Report a node of a different type or out of range, with a hint for common mistakes. Secrets are not shown."""
         base, _ = unwrap(hint)
-        description = "<secret>" if annotation_of(hint, Hidden) else self._describe(node)
+        description = "<secret>" if annotation_of(hint, Secret) else self._describe(node)
         message = f"expected {expectation(hint)}, found {description}"
-        is_text = isinstance(node, yaml.ScalarNode) and isinstance(self._value(node), str)
+        is_text = isinstance(node, yaml.ScalarNode) and isinstance(self._scalar_value(node), str)
         if node_kind(base) is yaml.SequenceNode and isinstance(node, yaml.ScalarNode):
             message += "; write it as a list, [...]"
         elif base in (str, Path) and not is_text:
@@ -144,8 +148,8 @@ class _Conversion:
             message += f', did you mean "{matches[0]}"?' if matches else ""
         return self._report(node, path, message)
 
-    def _union(self, node: yaml.Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
-        """Return a node as a value of the first member that accepts the node. With one candidate, its problems are reported."""
+    def _convert_union(self, node: yaml.Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
+        """Return a node as a value of the first member that accepts the node. If only one member is possible, report its problems."""
         if is_null(node) and NoneType in members:
             return None
         candidates = [
@@ -153,27 +157,28 @@ class _Conversion:
             for member in members
             if member is not NoneType and isinstance(node, node_kind(unwrap(member)[0]))
         ]
-        if len(candidates) == 1:  # with the problems of this member
+        if len(candidates) == 1:
             return self.convert(node, candidates[0], path, default)
         for member in candidates:
             attempt = _Conversion(self._source)
             value = attempt.convert(node, member, path, default)
             if not attempt.problems:
                 return value
-        return self._mismatch(node, typing.Union[members], path)  # noqa: UP007  (the members are known only at run time)
+        return self._report_mismatch(node, typing.Union[members], path)  # noqa: UP007  (the members are known only at run time)
 
-    def _sequence(self, node: yaml.SequenceNode, base: Any, path: str) -> Any:
+    def _convert_sequence(self, node: yaml.SequenceNode, base: Any, path: str) -> Any:
+        """Return a list as a tuple, list or frozenset. An item that is twice in a frozenset is a problem."""
         item, origin = get_args(base)[0], get_origin(base)
         values: list[Any] = []
         for index, child in enumerate(node.value):
             value = self.convert(child, item, f"{path}[{index}]", REQUIRED)
-            # A frozenset is a set of enumeration values.
             if origin is frozenset and value is not _INVALID and value in values:
                 value = self._report(child, f"{path}[{index}]", "is listed twice")
             values.append(value)
         return _INVALID if any(value is _INVALID for value in values) else origin(values)
 
-    def _mapping(self, node: yaml.MappingNode, hint: Any, path: str) -> Any:
+    def _convert_mapping(self, node: yaml.MappingNode, hint: Any, path: str) -> Any:
+        """Return a mapping with any keys as a dict, whose values have the type of the hint."""
         value_hint = get_args(unwrap(hint)[0])[1]
         return {  # contains `_INVALID` after a problem; `load` then raises
             key: self.convert(child, value_hint, join(path, key), REQUIRED)
@@ -184,7 +189,7 @@ class _Conversion:
         """Return the nodes of key and value by key. Reports duplicate keys, and keys that are not text."""
         entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or not isinstance(self._value(key_node), str):
+            if not isinstance(key_node, yaml.ScalarNode) or not isinstance(self._scalar_value(key_node), str):
                 message = f"a key must be a text, found {self._describe(key_node)}; put it in quotes"
                 self._report(key_node, path, message)
                 continue
@@ -200,8 +205,8 @@ class _Conversion:
         key = key_node.value
         self._report(key_node, path, f"unknown key {quote(key)}, {suggest(key, known_keys)}")
 
-    def _dataclass(self, node: yaml.MappingNode, cls: type, path: str, default: Any) -> Any:
-        """Return a mapping as a dataclass. `problems` of the instance is called only if every key and value is valid."""
+    def _convert_dataclass(self, node: yaml.MappingNode, cls: type, path: str, default: Any) -> Any:
+        """Return a mapping as a dataclass. The method `problems` is called only if every key and value is valid."""
         problem_count = len(self.problems)
         options = {option.key: option for option in options_of(cls, default)}
         entries = self._entries(node, path)
@@ -227,7 +232,7 @@ class _Conversion:
             self._report(*node_and_path_by_name[name], message)
         return _INVALID if len(self.problems) > problem_count else instance
 
-    def _value(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
+    def _scalar_value(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
         """Return a scalar as PyYAML reads the scalar. Other types, such as dates, remain text."""
         text: str = node.value
         try:
@@ -236,9 +241,9 @@ class _Conversion:
             return text  # an unknown tag, or a text such as 0b_ that only looks like a number
         return value if value is None or isinstance(value, bool | int | float) else text
 
-    def _value_as(self, node: yaml.ScalarNode, hint: Any) -> Any:
+    def _convert_scalar(self, node: yaml.ScalarNode, hint: Any) -> Any:
         """Convert a scalar to a type. Return `_INVALID` for a different type."""
-        (base, _), notation, value = unwrap(hint), annotation_of(hint, Notation), self._value(node)
+        (base, _), notation, value = unwrap(hint), annotation_of(hint, Notation), self._scalar_value(node)
         allowed_values = choices(base)
         if notation is not None:
             # Reject an unquoted number or `true`: the author did not intend a text.
@@ -272,4 +277,4 @@ class _Conversion:
             return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
         if is_null(node):
             return "nothing"
-        return quote(node.value) if isinstance(self._value(node), str) else printable(node.value)
+        return quote(node.value) if isinstance(self._scalar_value(node), str) else printable(node.value)

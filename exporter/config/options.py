@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 class Notation:
     """Textual notation of a value, with `parse(format(value)) == value`."""
 
-    expected: str  # allowed values in words, with an article
+    expected: str  # the allowed values in words, such as "a duration such as 15s"
     pattern: str  # of the whole text, in the dialect of JSON Schema
     convert: Callable[[str], Any] = str  # raises ValueError
     format: Callable[[Any], str] = str
@@ -44,16 +44,18 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """Annotation of a secret, which messages must not contain."""
+class Secret:
+    """Annotation of a value that messages and the printed configuration must not contain."""
 
 
+# Milliseconds by unit.
 _UNITS_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 # Each unit at most once, from the longest to the shortest, as in Prometheus. Nine digits keep the sum exact in a float.
 _DURATION_PATTERN = rf"^(0|(?=[0-9]){''.join(f'([0-9]{{1,9}}{unit})?' for unit in _UNITS_MILLISECONDS)})$"
 
 
 def _seconds(text: str) -> float:
+    """Return the seconds of a text that matches the pattern of durations."""
     # The sum of whole milliseconds makes 1s100ms equal to 1.1.
     parts = re.findall(r"([0-9]+)(ms|[wdhms])", text)
     return sum(int(count) * _UNITS_MILLISECONDS[unit] for count, unit in parts) / 1000

@@ -20,14 +20,14 @@ from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import metric
 
 Record = Callable[[object], None]
-"""Function that records a value of a metric."""
+"""Function that records a value of a metric, or ignores a value that is no valid number."""
 
 _MAX_METRIC_VALUE = 1e15
 """Limit of metric values. An int above the range of a float would raise OverflowError."""
 GROUP = "torchelastic"
 """Group of torchelastic's own metrics, and default group of `put_metric`."""
 OUTCOMES = ("success_no_retries", "success_with_retries", "failed_no_retries", "failed_with_retries")
-"""Outcomes of a run of the workers, which torchelastic reports in the fields `run_<outcome>`."""
+"""Outcomes of a run of the workers. torchelastic reports each in a field `run_<outcome>`: 1 for the outcome of the run, else 0."""
 _FUNCTIONS = {
     f"LocalElasticAgent.{name}" for name in ("_monitor_workers", "_start_workers", "_stop_workers")
 } | {
@@ -42,7 +42,7 @@ _RENDEZVOUS_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 1
 
 
 def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Callable[[float], None]:
-    """Return the function that adds a number to a series of the family `training_elastic_<name>`."""
+    """Return the function that records a number in a series of the family `training_elastic_<name>` (with the suffixes of its type)."""
     buckets = _RENDEZVOUS_BUCKETS if kind == "histogram" else None
     return metric(kind, f"training.elastic.{name}", unit=unit, labels=labels, buckets=buckets)
 
@@ -114,7 +114,7 @@ class AgentMetrics:
             return None
         worker_role = self.declare_role(role)
         if field == "remaining_restarts":
-            return _remaining_restarts(worker_role)
+            return _restart_recorder(worker_role)
         if field == "flakiness":
             flakiness = _series("summary", "flakiness", worker_role=worker_role)
             return _numbers_only(lambda percent: flakiness(percent / 100))
@@ -137,8 +137,8 @@ def _numbers_only(add: Callable[[float], None]) -> Record:
     return record
 
 
-def _remaining_restarts(worker_role: str) -> Record:
-    """Return the function that records the remaining restarts, and counts each decrease as restarts after failures."""
+def _restart_recorder(worker_role: str) -> Record:
+    """Return the function that records the remaining restarts, and counts each decrease as restarts after a failure."""
     gauge = _series("gauge", "remaining_restarts", worker_role=worker_role)
     failure_restarts = _series("counter", "failure_restarts", worker_role=worker_role)
     previous: float | None = None
@@ -178,7 +178,8 @@ def record_event(
 ) -> None:
     """Record the fields of an `Event`, whose values may be of any type. Never raises.
 
-    A timestamp that is not a Unix time, such as 0, the default of torch, is replaced by the current time.
+    *origin* is the event object, which the handlers of `exporter.elastic.events` receive; None without such an object. A timestamp
+    that is not a Unix time, such as 0, the default of torch, is replaced by the current time.
     """
     try:
         name = to_str(name)
@@ -189,7 +190,7 @@ def record_event(
         type_ = AGENT_STATUS + state if source == "AGENT" and state else name
         if state and source == "WORKER":
             _count_worker(state, metadata)
-        _log(type_, None, state, {"source": source, **metadata}, timestamp_ms, origin)
+        _record(type_, None, state, {"source": source, **metadata}, timestamp_ms, origin)
     except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
         pass
 
@@ -201,14 +202,15 @@ def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> No
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
         excluded_keys = {"message", "node_state"}
         data = {key: value for key, value in fields.items() if key not in excluded_keys and value != ""}
-        _log(RENDEZVOUS + clean_text(state), to_str(fields.get("message", "")), state, data, 0, origin)
+        _record(RENDEZVOUS + clean_text(state), to_str(fields.get("message", "")), state, data, 0, origin)
     except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
         pass
 
 
-def _log(
+def _record(
     type_: str, message: str | None, state: str, data: Mapping[str, Any], timestamp_ms: Any, origin: object
 ) -> None:
+    """Record an event with the severity of its state, and wait for the handlers. Does nothing for a disabled type."""
     type_ = type_ or "unnamed"
     severity = _SEVERITIES.get(state, "info")
     kind = EVENTS.kind(type_, severity)
@@ -228,6 +230,7 @@ def _log(
 
 
 def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
+    """Count the start or the result of a worker. Other states of a worker are not counted."""
     role = AGENT_METRICS.declare_role(str(metadata.get("role") or "default"))
     if state == "START":
         _series("counter", "worker_starts", worker_role=role)(1)

@@ -46,12 +46,12 @@ def install() -> None:
         RECORDER.process.declare_agent()
     when_imported(
         "torch.distributed.elastic.metrics.api",
-        lambda api: patch(api.MetricStream, "add_value", _value_added),
+        lambda api: patch(api.MetricStream, "add_value", _record_value),
     )
     when_imported("torch.distributed.elastic.events", _watch_events)
     when_imported(
         "torch.distributed.elastic.agent.server.api",
-        lambda api: patch(api.SimpleElasticAgent, "__init__", _agent_created),
+        lambda api: patch(api.SimpleElasticAgent, "__init__", _declare_agent),
     )
 
 
@@ -74,11 +74,13 @@ def is_launcher(command: Sequence[str]) -> bool:
     return program.module in _LAUNCHER_MODULES or PurePath(program.script).name == "torchrun"
 
 
-def _value_added(stream: Any, metric_name: str, metric_value: Any) -> None:
+def _record_value(stream: Any, metric_name: str, metric_value: Any) -> None:
+    """Record a value that torch adds to a stream."""
     CompatibilityHandlers.record_metric(getattr(stream, "group_name", ""), metric_name, metric_value)
 
 
-def _agent_created(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
+def _declare_agent(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Declare this process an agent, with the run id of its rendezvous, or without a run id if the rendezvous raises."""
     try:
         RECORDER.process.declare_agent(str(spec.rdzv_handler.get_run_id() or ""))
     except Exception:  # noqa: BLE001  # the rendezvous handler may be a class of the job
@@ -86,6 +88,7 @@ def _agent_created(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
 
 
 def _watch_events(events: ModuleType) -> None:
+    """Record the events of all loggers of torch, and of the rendezvous unless the job has set a handler for these."""
     handlers = events.handlers._log_handlers  # noqa: SLF001  # torch has no other registry
     if isinstance(handlers.get("dynamic_rendezvous"), logging.NullHandler):
         handlers["dynamic_rendezvous"] = _HANDLER

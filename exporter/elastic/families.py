@@ -6,7 +6,6 @@ Runs on the thread that emits a value. A pair of group and name is resolved to a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -111,24 +110,24 @@ class MetricStats:
             pair = (group, name)
             (self._records.get(pair) or self._resolve(pair))(value)
         except Exception:  # noqa: BLE001  # an unhashable group or name
-            refuse("name")(value)
+            refusal_recorder("name")(value)
 
     def _resolve(self, pair: Pair) -> Record:
         """Return the function that records or refuses the values of a new pair. Later calls for the pair record in the same Stat."""
         record = AGENT_METRICS.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
             if len(self._records) >= MAX_METRICS:
-                return refuse("too_many")
+                return refusal_recorder("too_many")
             stat_name = metric_name(*pair)
             if stat_name is None:
-                return refuse("name")  # not stored, because the name may be of any length
+                return refusal_recorder("name")  # not stored, because the name may be of any length
             try:
                 record = self._recorder(stat_name, pair)
             except DefinitionError as error:
                 # The family belongs to the exporter or to another Stat.
                 message = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
                 log_once(message, f"{message}: {error}")
-                record = refuse("collision")
+                record = refusal_recorder("collision")
         self._records[pair] = record
         return record
 
@@ -186,7 +185,7 @@ STATS = MetricStats()
 
 
 @cache
-def refuse(reason: str) -> Callable[[object], None]:
-    """Return the function that counts a refused value for a reason."""
+def refusal_recorder(reason: str) -> Record:
+    """Return the function that counts a refused value, or an exception of a handler, in `training_elastic_refused_total`."""
     add = metric("counter", "training.elastic.refused", labels={"reason": reason})
     return lambda _value: add(1)

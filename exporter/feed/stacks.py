@@ -67,7 +67,7 @@ class StackAnswer(Value):
     phase_seconds: float | None = None  # age of the phase
     step: int | None = None  # last finished step
     # number of enqueued collectives by process group
-    sequences: Mapping[str, int] = field(default_factory=dict)
+    collective_counts: Mapping[str, int] = field(default_factory=dict)
     last_collective: str | None = None  # from torch's flight recorder, if enabled
 
 
@@ -130,9 +130,9 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
     fields = _read(directory, process_id + STACKS, MAX_ANSWER_BYTES, writer)
     if fields is None:
         return None
-    sequences = fields.get("sequences")
-    if not isinstance(sequences, dict) or len(sequences) > MAX_GROUPS:
-        raise _invalid("sequences", f"an object of at most {MAX_GROUPS} groups")
+    collective_counts = fields.get("collective_counts")
+    if not isinstance(collective_counts, dict) or len(collective_counts) > MAX_GROUPS:
+        raise _invalid("collective_counts", f"an object of at most {MAX_GROUPS} groups")
     others = fields.get("others")
     if not isinstance(others, list) or len(others) > MAX_THREADS:
         raise _invalid("others", f"a list of at most {MAX_THREADS} threads")
@@ -148,8 +148,9 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
         phase=_optional_text(fields, "phase"),
         phase_seconds=_optional_number(fields, "phase_seconds"),
         step=_optional_int(fields, "step"),
-        sequences={
-            str(name)[:MAX_STACK_NAME_CHARACTERS]: int(_number(sequences, name)) for name in sequences
+        collective_counts={
+            str(name)[:MAX_STACK_NAME_CHARACTERS]: int(_number(collective_counts, name))
+            for name in collective_counts
         },
         last_collective=_optional_text(fields, "last_collective"),
     )

@@ -134,8 +134,9 @@ class HangCollector:
         self._cases: dict[str, _HangCase] = {}
 
     def reports(self) -> list[HangReport]:
-        """Return the reports on the runs that currently hang."""
-        return [case.report for case in self._cases.values() if case.report is not None]
+        """Return the reports on the runs that currently hang. May be called from any thread."""
+        # A copy, because the thread of the collector adds and removes cases.
+        return [case.report for case in list(self._cases.values()) if case.report is not None]
 
     def collect(self) -> Collected:
         """Write a request if one is due, read the answers, and return the series of the hangs with a report."""
@@ -197,11 +198,11 @@ class HangCollector:
                 answer = read_valid_answer(self._directory, rank.process_id, case.request_id)
                 if answer is not None:
                     case.answers[rank.process_id] = answer
-        silent_ranks = [rank for rank in case.run.ranks if rank.process_id not in case.answers]
-        if silent_ranks and now - case.requested_at < ANSWER_SECONDS:
+        unanswered_ranks = [rank for rank in case.run.ranks if rank.process_id not in case.answers]
+        if unanswered_ranks and now - case.requested_at < ANSWER_SECONDS:
             return
         case.request_id = ""
-        case.report = report_on(case.run, case.answers, silent_ranks)
+        case.report = report_on(case.run, case.answers, unanswered_ranks)
         if not case.is_logged:
             case.is_logged = True
             LOGGER.warning("%s", case.report.headline(self._clock()))
@@ -219,11 +220,11 @@ def read_valid_answer(directory: str, process_id: str, request_id: str) -> Stack
 
 
 def report_on(
-    run: InspectedRun, answers: dict[str, StackAnswer], silent_ranks: Sequence[InspectedRank]
+    run: InspectedRun, answers: dict[str, StackAnswer], unanswered_ranks: Sequence[InspectedRank]
 ) -> HangReport:
     """Return the report on a run, with the kernel state of the ranks that did not answer."""
     stacks = [stack for answer in answers.values() if (stack := rank_stack(answer)) is not None]
-    kernel_states = {rank.rank: kernel_state.describe(rank.pid, procfs()) for rank in silent_ranks}
+    kernel_states = {rank.rank: kernel_state.describe(rank.pid, procfs()) for rank in unanswered_ranks}
     return HangReport(run, explain(stacks, kernel_states), tuple(stacks), tuple(answers.values()))
 
 
@@ -235,8 +236,9 @@ def duration_text(seconds: float) -> str:
 
 
 def _publish(report: HangReport, collected: Collected) -> None:
+    """Add a series for each rank on this node, with or without an answer."""
     run = report.run.run
     for stack in report.stacks:
         collected.add(HANG_INFO, 1, run, str(stack.rank), stack.function, stack.location, stack.phase)
-    for rank, state in report.explanation.silent.items():
+    for rank, state in report.explanation.kernel_states.items():
         collected.add(HANG_INFO, 1, run, str(rank), NO_ANSWER, state, "")

@@ -53,8 +53,8 @@ class RankStack:
     function: str  # as `wait_position` returns it
     location: str  # file:line of the innermost frame of the job's code, or of the stack without such a frame
     phase: str = ""  # empty if unknown
-    # number of enqueued collectives by process group; empty for a rank without a process group
-    sequences: Mapping[str, int] = field(default_factory=dict)
+    # number of enqueued collectives by process group of torch.distributed; empty for a rank without a process group
+    collective_counts: Mapping[str, int] = field(default_factory=dict)
     is_in_collective: bool = False  # True if the rank waits for other ranks
 
 
@@ -79,21 +79,21 @@ class RankGroup:
     location: str
     ranks: tuple[int, ...]
     phase: str
-    # lowest number of collectives that these ranks have enqueued in `process_group`; None if unknown
-    sequence: int | None
+    # lowest number of collectives that any of these ranks has enqueued in `process_group`; None if unknown
+    collective_count: int | None
     is_in_collective: bool  # True if all these ranks wait for other ranks
-    process_group: str = DEFAULT_GROUP  # process group of torch.distributed
+    process_group: str = DEFAULT_GROUP  # compared process group, the same in all groups of ranks
     # True if other ranks are in a process group of torch.distributed and these ranks are in none
     is_outside_process_groups: bool = False
 
-    def collectives(self) -> str:
-        """Return as text the number of enqueued collectives, or that the ranks are in no process group. Empty if unknown."""
+    def collectives_text(self) -> str:
+        """Return the number of enqueued collectives as text, such as `12 collectives`, or `in no process group`. Empty if unknown."""
         if self.is_outside_process_groups:
             return "in no process group"
-        if self.sequence is None:
+        if self.collective_count is None:
             return ""
         name = "" if self.process_group == DEFAULT_GROUP else f" of process group {self.process_group}"
-        return f"{self.sequence:,} collectives{name}"
+        return f"{self.collective_count:,} collectives{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Explanation:
 
     groups: tuple[RankGroup, ...]  # the suspected group first
     is_tie: bool  # True if the order of suspicion does not separate the first two groups
-    silent: Mapping[int, str]  # kernel state of ranks that did not answer
+    kernel_states: Mapping[int, str]  # of the ranks that did not answer, by rank
 
     @property
     def has_odd_group(self) -> bool:
@@ -117,7 +117,9 @@ class Explanation:
         hidden_groups = len(self.groups) - MAX_SHOWN_GROUPS
         if hidden_groups > 0:
             parts.append(f"{hidden_groups} more groups.")
-        parts += [f"Rank {rank} did not answer: {state}." for rank, state in sorted(self.silent.items())]
+        parts += [
+            f"Rank {rank} did not answer: {state}." for rank, state in sorted(self.kernel_states.items())
+        ]
         if self.is_tie:
             parts.append(TIE_SENTENCE)
         return " ".join(parts)
@@ -134,7 +136,7 @@ def rank_stack(answer: StackAnswer) -> RankStack | None:
         function=function,
         location=location_of(frame),
         phase=answer.phase or "",
-        sequences=answer.sequences,
+        collective_counts=answer.collective_counts,
         is_in_collective=name in COLLECTIVES or function == AUTOGRAD or answer.phase == GRADIENT_SYNC_PHASE,
     )
 
@@ -163,7 +165,7 @@ def location_of(frame: Frame | None) -> str:
     return "" if frame is None else f"{PurePosixPath(frame.file).name}:{frame.line}"
 
 
-def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None) -> Explanation:
+def explain(stacks: Iterable[RankStack], kernel_states: Mapping[int, str] | None = None) -> Explanation:
     """Return the groups of ranks that wait in the same line, function and phase, the most suspected group first.
 
     Groups are compared by these criteria, in this order:
@@ -174,12 +176,12 @@ def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None
     3. Groups with a rank outside a collective precede groups whose ranks all wait in a collective.
     4. Smaller groups precede larger groups.
 
-    *silent* is the kernel state of ranks that did not answer.
+    *kernel_states* are the states of the ranks that did not answer, as text by rank.
     """
     stacks_by_position: dict[_Position, list[RankStack]] = defaultdict(list)
     stacks = list(stacks)
     for stack in stacks:
-        position = _Position(stack.location, stack.function, stack.phase, bool(stack.sequences))
+        position = _Position(stack.location, stack.function, stack.phase, bool(stack.collective_counts))
         stacks_by_position[position].append(stack)
     process_group = compared_group(stacks)
     has_process_groups = any(position.is_in_process_group for position in stacks_by_position)
@@ -193,14 +195,17 @@ def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None
     ]
     groups.sort(key=lambda group: (*_suspicion_key(group), group.ranks))
     is_tie = len(groups) > 1 and _suspicion_key(groups[0]) == _suspicion_key(groups[1])
-    return Explanation(tuple(groups), is_tie, dict(silent or {}))
+    return Explanation(tuple(groups), is_tie, dict(kernel_states or {}))
 
 
 def compared_group(stacks: Sequence[RankStack]) -> str:
-    """Return the process group in which the ranks' numbers of collectives differ most, and the default group in a tie."""
+    """Return the process group in which the ranks' numbers of collectives differ most.
+
+    In a tie that includes the default group, the default group is returned, and also if no rank is in a process group.
+    """
     counts_by_group: dict[str, list[int]] = defaultdict(list)
     for stack in stacks:
-        for name, count in stack.sequences.items():
+        for name, count in stack.collective_counts.items():
             counts_by_group[name].append(count)
     differences = {name: max(counts) - min(counts) for name, counts in counts_by_group.items()}
     return max(
@@ -210,13 +215,17 @@ def compared_group(stacks: Sequence[RankStack]) -> str:
 
 def _group(members: Sequence[RankStack], process_group: str, *, is_outside_process_groups: bool) -> RankGroup:
     """Return the group of ranks at one position. Its number of collectives is the lowest of its ranks."""
-    sequences = [member.sequences[process_group] for member in members if process_group in member.sequences]
+    collective_counts = [
+        member.collective_counts[process_group]
+        for member in members
+        if process_group in member.collective_counts
+    ]
     return RankGroup(
         function=members[0].function,
         location=members[0].location,
         ranks=tuple(sorted(member.rank for member in members)),
         phase=members[0].phase,
-        sequence=min(sequences, default=None),
+        collective_count=min(collective_counts, default=None),
         is_in_collective=all(member.is_in_collective for member in members),
         process_group=process_group,
         is_outside_process_groups=is_outside_process_groups,
@@ -224,9 +233,9 @@ def _group(members: Sequence[RankStack], process_group: str, *, is_outside_proce
 
 
 def _suspicion_key(group: RankGroup) -> tuple[bool, float, bool, int]:
-    """Return the sort key whose minimum is the most suspected group."""
-    sequence = float("inf") if group.sequence is None else group.sequence
-    return not group.is_outside_process_groups, sequence, group.is_in_collective, len(group.ranks)
+    """Return the criteria 1 to 4 of `explain` as a sort key: the group with the smallest key is the most suspected."""
+    collective_count = float("inf") if group.collective_count is None else group.collective_count
+    return not group.is_outside_process_groups, collective_count, group.is_in_collective, len(group.ranks)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -245,10 +254,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _group_sentence(group: RankGroup) -> str:
+    """Return a sentence such as `Ranks 0-2, 4: all_reduce (train.py:88), grad_sync, 12 collectives`."""
     noun = "Rank" if len(group.ranks) == 1 else "Ranks"
     parts = [f"{group.function} ({group.location})" if group.location else group.function]
     if group.phase:
         parts.append(group.phase)
-    if group.collectives():
-        parts.append(group.collectives())
+    if group.collectives_text():
+        parts.append(group.collectives_text())
     return f"{noun} {ranks_text(group.ranks)}: {', '.join(parts)}."

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from exporter.config.loader import load_file
-from exporter.config.options import Hidden, Notation
+from exporter.config.options import Notation, Secret
 from exporter.errors import ConfigurationError, Problem
 
 _BCRYPT = Notation(
     "a bcrypt hash of cost 4 to 18, as `htpasswd -nBC 10 NAME` prints after the colon",
     r"^\$2[aby]\$(0[4-9]|1[0-8])\$[./A-Za-z0-9]{53}$",
 )
-BcryptHash = Annotated[str, Hidden(), _BCRYPT]
+BcryptHash = Annotated[str, Secret(), _BCRYPT]
 """Hash such as `$2y$10$…`. With a cost above 18, a check would take minutes."""
 
 TlsVersion = Literal["TLS12", "TLS13"]

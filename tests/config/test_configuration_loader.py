@@ -18,9 +18,9 @@ from exporter.config.nodes import MAX_BYTES
 from exporter.config.options import (
     Duration,
     Glob,
-    Hidden,
     Range,
     Ratio,
+    Secret,
     format_duration,
     parse_duration,
 )
@@ -52,7 +52,7 @@ class Leaf:
 @dataclass(frozen=True, slots=True)
 class NamedEntry:
     name: str
-    secret: Annotated[str, Hidden()] = ""
+    secret: Annotated[str, Secret()] = ""
     low: float = 0.0
     high: float = 1.0
     pattern: Glob = "*"
@@ -208,7 +208,7 @@ def test_contradicting_fields_are_reported_at_each_field() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    passwords: Mapping[str, Annotated[str, Hidden()]]
+    passwords: Mapping[str, Annotated[str, Secret()]]
 
 
 def test_a_printed_mapping_does_not_show_its_secrets() -> None:

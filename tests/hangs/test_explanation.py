@@ -11,10 +11,10 @@ from exporter.hangs.explanation import AUTOGRAD, RankStack, explain, rank_stack,
 from exporter.recording.stacks import Frame, ThreadStack
 
 
-def waiting_rank(rank: int, function: str, location: str, sequence: int | None = None) -> RankStack:
+def waiting_rank(rank: int, function: str, location: str, collective_count: int | None = None) -> RankStack:
     is_in_collective = function == "all_reduce"
-    sequences = {} if sequence is None else {"default": sequence}
-    return RankStack(rank, function, location, "iteration", sequences, is_in_collective)
+    collective_counts = {} if collective_count is None else {"default": collective_count}
+    return RankStack(rank, function, location, "iteration", collective_counts, is_in_collective)
 
 
 def test_the_rank_with_fewer_collectives_comes_first() -> None:
@@ -27,7 +27,7 @@ def test_the_rank_with_fewer_collectives_comes_first() -> None:
     )
 
 
-def test_without_sequence_numbers_the_rank_outside_a_collective_comes_first() -> None:
+def test_without_numbers_of_collectives_the_rank_outside_a_collective_comes_first() -> None:
     stacks = [
         waiting_rank(0, "all_reduce", "t.py:1"),
         waiting_rank(1, "load", "t.py:9"),
@@ -38,9 +38,9 @@ def test_without_sequence_numbers_the_rank_outside_a_collective_comes_first() ->
 
 
 def test_ranks_are_compared_in_the_process_group_in_which_they_differ() -> None:
-    late_rank = RankStack(1, "load", "t.py:9", sequences={"default": 7, "tp": 3})
+    late_rank = RankStack(1, "load", "t.py:9", collective_counts={"default": 7, "tp": 3})
     collective_stacks = [
-        RankStack(rank, "all_reduce", "t.py:1", sequences={"default": 7, "tp": 4}) for rank in (0, 2)
+        RankStack(rank, "all_reduce", "t.py:1", collective_counts={"default": 7, "tp": 4}) for rank in (0, 2)
     ]
     explanation = explain([*collective_stacks, late_rank])
 
@@ -62,9 +62,9 @@ def test_a_rank_that_joined_no_process_group_comes_first() -> None:
 
 
 def test_a_rank_that_is_no_member_of_the_compared_process_group_comes_last() -> None:
-    late_rank = RankStack(1, "load", "t.py:9", sequences={"default": 7, "tp": 3})
-    waiting_rank_of_tp = RankStack(0, "all_reduce", "t.py:1", sequences={"default": 7, "tp": 4})
-    other_rank = RankStack(2, "recv", "t.py:5", sequences={"default": 7}, is_in_collective=True)
+    late_rank = RankStack(1, "load", "t.py:9", collective_counts={"default": 7, "tp": 3})
+    waiting_rank_of_tp = RankStack(0, "all_reduce", "t.py:1", collective_counts={"default": 7, "tp": 4})
+    other_rank = RankStack(2, "recv", "t.py:5", collective_counts={"default": 7}, is_in_collective=True)
     explanation = explain([other_rank, waiting_rank_of_tp, late_rank])
 
     assert [group.ranks for group in explanation.groups] == [(1,), (0,), (2,)]

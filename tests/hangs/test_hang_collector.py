@@ -6,6 +6,8 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -51,16 +53,23 @@ class HangingRun:
             for sample in family.samples
         }
 
-    def respond(self, process: str, rank: int, function: str, line: int, sequence: int) -> None:
+    def respond(self, process: str, rank: int, function: str, line: int, collective_count: int) -> None:
         """Write the answer of a rank that waits in a function of train.py.
 
-        *sequence* is the number of collectives that the rank has entered.
+        *collective_count* is the number of collectives that the rank has entered.
         """
         request = read_request(str(self.directory))
         assert request is not None
         main = ThreadStack("MainThread", (Frame("/job/train.py", line, function),))
         answer = StackAnswer(
-            request.id, process, 1, self.clock_seconds, "llama", rank, main, sequences={"default": sequence}
+            request.id,
+            process,
+            1,
+            self.clock_seconds,
+            "llama",
+            rank,
+            main,
+            collective_counts={"default": collective_count},
         )
         write_answer(str(self.directory), answer)
 
@@ -163,6 +172,27 @@ def test_a_run_that_alternates_between_hung_and_stalled_is_explained_once_a_minu
         request_ids.add(request.id)
 
     assert (len(request_ids), len(caplog.records)) == (1, 1)
+
+
+def test_reports_are_read_by_another_thread_while_hangs_start_and_end(hanging_run: HangingRun) -> None:
+    runs = [replace(hanging_run.runs[0], run=f"run-{index}") for index in range(100)]
+    is_done = threading.Event()
+
+    def read_reports() -> int:
+        read_count = 0
+        while not is_done.is_set():
+            hanging_run.collector.reports()
+            read_count += 1
+        return read_count
+
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        read_count = executor.submit(read_reports)
+        for _ in range(100):
+            for hanging_run.runs in (runs, []):
+                hanging_run.series()
+        is_done.set()
+
+        assert read_count.result() > 0
 
 
 def test_no_stack_is_requested_with_stacks_off(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from exporter.responder import FeedLocation, StackResponder, TrainingPosition
 PROCESS = "ab" * 16
 FRAME = Frame("/job/train.py", 12, "main")
 ANSWER = StackAnswer(
-    "cd" * 16, PROCESS, 77, 1.5, "r", 3, ThreadStack("MainThread", (FRAME,)), sequences={"default": 5}
+    "cd" * 16, PROCESS, 77, 1.5, "r", 3, ThreadStack("MainThread", (FRAME,)), collective_counts={"default": 5}
 )
 
 
@@ -73,8 +73,8 @@ def test_a_long_answer_drops_other_threads_and_keeps_the_main_stack(tmp_path: Pa
         {"main": {"name": "m", "frames": [asdict(FRAME)] * 31}},
         {"main": {"name": "m", "frames": [{"file": "x" * 257, "line": 1, "function": "f"}]}},
         {"others": [{"name": "m", "frames": []}] * 21},
-        {"sequences": {str(index): 1 for index in range(17)}},
-        {"sequences": {"default": "many"}},
+        {"collective_counts": {str(index): 1 for index in range(17)}},
+        {"collective_counts": {"default": "many"}},
     ],
 )
 def test_an_answer_that_breaks_a_limit_is_refused(tmp_path: Path, change: dict[str, object]) -> None:

@@ -81,7 +81,7 @@ def test_the_rank_outside_the_collective_is_named(tmp_path: Path, hanging_rank: 
     assert suspected_group["phase"] == "data_loading"
     assert waiting_group["function"] == "all_reduce"
     assert len(waiting_group["ranks"]) == 2
-    assert suspected_group["sequence"] == waiting_group["sequence"] - 1
+    assert suspected_group["collective_count"] == waiting_group["collective_count"] - 1
 
 
 def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:

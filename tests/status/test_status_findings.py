@@ -170,7 +170,7 @@ def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> N
     frame = Frame("/job/data.py", 40, "ShardReader.read")
     response = StackAnswer("1", "p", 7, NOW, "night", 1, ThreadStack("MainThread", (frame,)))
     group = RankGroup("read", "data.py:40", (0, 1), "data_loading", None, is_in_collective=False)
-    explanation = Explanation((group,), is_tie=False, silent={0: "no answer"})
+    explanation = Explanation((group,), is_tie=False, kernel_states={0: "no answer"})
     run = InspectedRun("night", "hung", NOW - 60, 5, ())
 
     hang = hang_of(HangReport(run, explanation, (), (response,)))

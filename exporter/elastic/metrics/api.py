@@ -16,7 +16,7 @@ from time import perf_counter, time
 from typing import Any, overload
 
 from exporter.elastic import bridge
-from exporter.elastic.families import STATS, refuse
+from exporter.elastic.families import STATS, refusal_recorder
 from exporter.recording.notices import log_once
 from exporter.recording.timing import AnyFunction, within
 
@@ -122,7 +122,7 @@ def _call(handler: MetricHandler, data: MetricData) -> None:
     try:
         handler.emit(data)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a handler must not end the job, but Ctrl-C must
-        refuse("handler")(None)
+        refusal_recorder("handler")(None)
         name = type(handler).__qualname__
         log_once(f"elastic handler {name}", f"the metric handler {name} has raised: {error!r}")
     finally:
