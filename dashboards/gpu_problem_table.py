@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.cost_and_loss import CLUSTER_LOST_COST_PER_HOUR, standstill_by_run
 from dashboards.gpu_problems import (
+    ALL_GPUS,
     ERROR_TEXTS,
     EXPORTER_IS_UP,
     GPU_PROBLEMS,
@@ -24,6 +25,8 @@ from dashboards.gpu_problems import (
     SELECTED_NODES,
     Impact,
     Problem,
+    start_of_worst,
+    with_last_rank,
 )
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
@@ -53,12 +56,10 @@ def _impact_and_priority(problems: Sequence[Problem]) -> str:
 
 
 def _starts(problems: Sequence[Problem]) -> str:
-    """Return PromQL for the earliest start among the problems of each node and GPU, in Unix seconds; 0 if before the time range."""
-    starts = " or ".join(
-        f'label_replace({problem.start_by_gpu}, "problem", "{index}", "", "")'
-        for index, problem in enumerate(problems)
+    """Return PromQL for the starts of all current problems in Unix seconds, by node, GPU and priority."""
+    return " or ".join(
+        problem.row_start(len(problems) - index, "instance, gpu") for index, problem in enumerate(problems)
     )
-    return f"min by (instance, gpu) ({starts})"
 
 
 def current_problems_table() -> Panel:
@@ -91,20 +92,15 @@ def worst_problems() -> str:
     text_labels = ", ".join(
         sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
     )
-    # Adding 0 joins the labels `run` and `rank` of the last rank on the GPU.
-    gpu_problems_with_run = (
-        f"({gpu_problems}) + on (instance, gpu) group_left (run, rank) 0 * ({LAST_RANK_BY_GPU})"
+    # A join drops nodes without a match, so that a node without a run needs a series too.
+    run_by_node = (
+        f"(0 * topk by (instance) (1, {RUNS_ON_NODES})"
+        " or on (instance) 0 * max by (instance) (last_over_time(up{@target}[$__range])))"
     )
-    # The remainder removes the impact and keeps the priority: without a run, the impact is NO_RUN, which is 0.
-    gpu_problems_without_run = (
-        f"(({gpu_problems}) unless on (instance, gpu) ({LAST_RANK_BY_GPU})) % {PRIORITIES_PER_IMPACT}"
+    problems = (
+        f"({with_last_rank(gpu_problems, LAST_RANK_BY_GPU, ALL_GPUS)}"
+        f" or ({node_problems}) + on (instance) group_left (run) {run_by_node})"
     )
-    one_run_per_node = f"0 * topk by (instance) (1, {RUNS_ON_NODES})"
-    node_problems_with_run_label = (
-        f"(({node_problems}) + on (instance) group_left (run) {one_run_per_node}"
-        f" or ({node_problems}) unless on (instance) {one_run_per_node})"
-    )
-    problems = f"({gpu_problems_with_run} or {gpu_problems_without_run} or {node_problems_with_run_label})"
     # A problem that can stop a run only endangers a run that still completes steps.
     downgraded_standstills = (
         f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STOPS_RUN})"
@@ -129,8 +125,9 @@ def problem_counts_by_impact() -> str:
 def _problem_columns() -> tuple[Column, ...]:
     """Return the columns of the table. Columns of values have the row *nothing is wrong* too, which `NO_PROBLEM_VALUE` joins."""
     gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
-    gpu_starts, node_starts = _starts(GPU_PROBLEMS), _starts(NODE_PROBLEMS)
-    start = f"min by (instance, gpu) ({gpu_starts} and {SELECTED_GPUS} or {node_starts} and {SELECTED_NODES})"
+    start = start_of_worst(
+        f"{_starts(GPU_PROBLEMS)} or {_starts(NODE_PROBLEMS)}", worst_problems(), "instance, gpu"
+    )
     no_problem = (
         f'label_replace(0 * {_ANY_NODE} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
         f" unless on () ({gpu_problems} or {node_problems})"

@@ -118,38 +118,48 @@ RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@c
 class Problem:
     """Problem of a node, or of a GPU, a rank or a run on the node."""
 
-    text: str  # `$1` is the value of `label`
-    condition: str  # PromQL with a value for each node or GPU with the problem
-    since: str  # PromQL for the start in Unix seconds; the start of an Xid is its last occurrence
+    name: str
+    condition: str  # PromQL with a value for each node, GPU, rank or run with the problem
+    start: str  # PromQL for the start in Unix seconds; the start of an Xid is its last occurrence
     remedy: str
     impact: Impact
-    label: str = "instance"
-    summary: str = ""  # `name`, if `text` contains `$1`
-
-    @property
-    def name(self) -> str:
-        """Name of the problem without the value of a label."""
-        return self.summary or self.text
+    label: str = "instance"  # label whose value is part of the text in the table
+    text: str = ""  # the name with `$1` for the value of `label`; empty if the text in the table is the name
 
     def row(self, priority: int) -> str:
         """Return PromQL for impact and priority as one number (see `PRIORITIES_PER_IMPACT`), with text and remedy as labels."""
         value = PRIORITIES_PER_IMPACT * self.impact + priority
-        with_text = f'label_replace(0 * ({self.condition}) + {value}, "problem", "{self.text}", "{self.label}", "(.*)")'
+        text = self.text or self.name
+        with_text = (
+            f'label_replace(0 * ({self.condition}) + {value}, "problem", "{text}", "{self.label}", "(.*)")'
+        )
         return f'label_replace({with_text}, "remedy", "{self.remedy}", "", "")'
 
-    @property
-    def start_by_gpu(self) -> str:
-        """PromQL for the start of the problem by node and GPU."""
-        return f"min by (instance, gpu) ({self.since} and on (instance, gpu) ({self.condition}))"
+    def row_start(self, priority: int, by: str) -> str:
+        """Return PromQL for the start of the problem, by labels and by `priority`, which is that of `row`."""
+        start = f"min by ({by}) ({self.start} and on ({by}) ({self.condition}))"
+        return f'label_replace({start}, "priority", "{priority}", "", "")'
 
 
-def _nonzero_gpu_problem(selector: str, text: str, remedy: str, impact: Impact) -> Problem:
+def start_of_worst(starts: str, worst: str, by: str) -> str:
+    """Return PromQL for the start of the worst problem of each row of a table, in Unix seconds.
+
+    Args:
+        starts: PromQL for the starts of all problems, from `Problem.row_start`.
+        worst: PromQL for the impact and priority of the worst problem of each row, from `Problem.row`.
+        by: Labels that identify a row.
+    """
+    priorities = f'count_values by ({by}) ("priority", ({worst}) % {PRIORITIES_PER_IMPACT})'
+    return f"max by ({by}) (({starts}) and on ({by}, priority) {priorities})"
+
+
+def _nonzero_gpu_problem(selector: str, name: str, remedy: str, impact: Impact) -> Problem:
     """Return the problem of a GPU that begins when a value of the selected series becomes larger than 0."""
     value = f"max by (instance, gpu) ({selector})"
-    return Problem(text, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
+    return Problem(name, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
 
 
-def _xid_problem(matcher: str, remedy: str, impact: Impact, summary: str) -> Problem:
+def _xid_problem(name: str, matcher: str, remedy: str, impact: Impact) -> Problem:
     """Return the problem of recent Xids.
 
     *matcher* is a template whose `{}` becomes the alternatives of the critical Xids: it selects or excludes them. The problem starts at the last occurrence.
@@ -157,7 +167,7 @@ def _xid_problem(matcher: str, remedy: str, impact: Impact, summary: str) -> Pro
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
     recent = f"({last} > time() - {XID_PROBLEM_SECONDS})"
-    return Problem("Xid $1", recent, recent, remedy, impact, "xid", summary)
+    return Problem(name, recent, recent, remedy, impact, "xid", "Xid $1")
 
 
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
@@ -200,7 +210,7 @@ _EXPORTER_PROBLEMS = (
 )
 NODE_PROBLEMS = (
     Problem(
-        "driver does not respond: $1",
+        "driver does not respond",
         "max by (instance, reason) (gpu_nvml_error_info{@node})"
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
         f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
@@ -208,40 +218,40 @@ NODE_PROBLEMS = (
         "nvidia-smi; reload the driver or reboot",
         Impact.STOPS_RUN,
         "reason",
-        "driver does not respond",
+        "driver does not respond: $1",
     ),
     Problem(
-        "no reading of the driver for $1 s",
+        "no reading of the driver",
         f'count_values by (instance) ("seconds", round(time() - {_LAST_DRIVER_READING} and on (instance) {DRIVER_NOT_READ}))',
         _LAST_DRIVER_READING,
         "wait; check again",
         Impact.UNKNOWN,
         "seconds",
-        "no reading of the driver",
+        "no reading of the driver for $1 s",
     ),
     Problem(
-        "GPUs not listed by the driver: $1",
+        "GPUs not listed by the driver",
         f'count_values by (instance) ("gpus", {_UNLISTED_GPUS})',
         f"max by (instance) ({last_time('gpu_devices{@node} >= bool gpu_devices_expected{@node}')})",
         "read the kernel log; reboot",
         Impact.POSSIBLE,
         "gpus",
-        "GPUs not listed by the driver",
+        "GPUs not listed by the driver: $1",
     ),
     *_EXPORTER_PROBLEMS,
 )
 GPU_PROBLEMS = (
     Problem(
-        f"{NO_RESPONSE_PREFIX}$1",
+        "GPU does not respond",
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
         "min by (instance, gpu) (gpu:gpu_lost_start:timestamp_seconds{@gpu_any_run})",
         "drain, then reset the GPU",
         Impact.STOPS_RUN,
         "reason",
-        "GPU does not respond",
+        f"{NO_RESPONSE_PREFIX}$1",
     ),
-    _xid_problem('xid=~"{}"', "drain; reset the GPU or reboot", Impact.ENDANGERS_WORK, "critical Xid"),
+    _xid_problem("critical Xid", 'xid=~"{}"', "drain; reset the GPU or reboot", Impact.ENDANGERS_WORK),
     Problem(
         "uncorrected memory errors",
         f"{_UNCORRECTED} > 0",
@@ -274,7 +284,7 @@ GPU_PROBLEMS = (
         "reset the GPU; check the links",
         Impact.SLOWS_RUN,
     ),
-    _xid_problem('xid!~"{}"', "read the job's log; reset if repeated", Impact.POSSIBLE, "other Xid"),
+    _xid_problem("other Xid", 'xid!~"{}"', "read the job's log; reset if repeated", Impact.POSSIBLE),
     _nonzero_gpu_problem(
         "gpu_remapped_rows_pending{@gpu_any_run}",
         "a memory row waits for a reset",
@@ -313,11 +323,26 @@ EXPORTER_IS_UP = "up{@target} == 1"
 """PromQL for the exporters that are up. The state of a GPU is unknown if no exporter of its node is up."""
 
 
+def with_last_rank(gpus: str, last_ranks: str, all_gpus: str) -> str:
+    """Return PromQL for the rows of GPUs with the last run and rank as labels. Without a rank, the impact is `NO_RUN`, which is 0.
+
+    The remainder of a division removes the impact and keeps the priority. A GPU with a rank has a divisor above all values.
+
+    Args:
+        gpus: PromQL for impact and priority of problems of GPUs.
+        last_ranks: PromQL with the value 0 for each GPU that a rank used, with run and rank.
+        all_gpus: PromQL with the value 0 for each GPU.
+    """
+    no_remainder = PRIORITIES_PER_IMPACT * (max(Impact) + 1)
+    divisors = f"({last_ranks} + {no_remainder} or on (instance, gpu) {all_gpus} + {PRIORITIES_PER_IMPACT})"
+    return f"({gpus}) % on (instance, gpu) group_left (run, rank) {divisors}"
+
+
 UNKNOWN_GPU_VALUE = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
 """Value of the table *Health of each GPU* for a GPU of a node without an exporter that is up."""
 MAX_GPUS = 200
 """Number of GPUs above which the table *Health of each GPU* omits GPUs in a known state without a problem."""
-_ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
+ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
 """PromQL with the value 0 for each GPU of the selected runs in the time range."""
 
 
@@ -330,7 +355,7 @@ def worst_gpu_problems() -> str:
         f"max by (instance, gpu) (0 * ({problem.condition}) + {value})"
         for value, problem in _gpu_problem_values().items()
     )
-    unknown = f"{_ALL_GPUS} + {UNKNOWN_GPU_VALUE} unless on (instance) {EXPORTER_IS_UP}"
+    unknown = f"{ALL_GPUS} + {UNKNOWN_GPU_VALUE} unless on (instance) {EXPORTER_IS_UP}"
     return f"({unknown} or on (instance, gpu) ({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS})"
 
 
@@ -344,7 +369,7 @@ def _gpu_problem_values() -> dict[int, Problem]:
 
 
 GPUS_OF_HEALTH_TABLE = (
-    f"({worst_gpu_problems()} or on (instance, gpu) {_ALL_GPUS} unless on () count({_ALL_GPUS}) > {MAX_GPUS})"
+    f"({worst_gpu_problems()} or on (instance, gpu) {ALL_GPUS} unless on () count({ALL_GPUS}) > {MAX_GPUS})"
 )
 """PromQL for the rows of the table *Health of each GPU*: GPUs with a problem or an unknown state, and all others unless there are too many."""
 

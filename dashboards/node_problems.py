@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, titles
 from dashboards.availability import NO_EXPORTER_UP, last_time
@@ -14,16 +14,16 @@ from dashboards.gpu_problems import (
     GPU_PROBLEMS,
     IMPACT_TEXTS,
     LAST_RANK_BY_GPU,
-    MAX_THROTTLED_RATIO,
     NO_PROBLEM,
     NO_PROBLEM_VALUE,
     NO_RESPONSE_PREFIX,
     NODE_PROBLEMS,
     PRIORITIES_PER_IMPACT,
     PROBLEMS_TITLE,
-    THROTTLED_RATIO_FAMILY,
     Impact,
     Problem,
+    start_of_worst,
+    with_last_rank,
 )
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
@@ -32,6 +32,7 @@ from dashboards.queries import (
     ENDING_RUNS,
     LAST_PROGRESS_TIME_BY_RUN,
     feed_age_seconds,
+    saturated_cpus,
 )
 from dashboards.rank_problems import (
     EXIT_REASON_PATTERN,
@@ -106,11 +107,8 @@ _RANKS_WAITING_FOR_DATA = (
 """PromQL for the rank of each run on the node that waits longest for data, unless the run stands still or all ranks wait."""
 _DATA_WAIT_START = "max by (run) (run:training_data_wait_start:timestamp_seconds{@run})"
 """PromQL for the start of the wait for data of each run, in Unix seconds."""
-_RANKS_OF_THROTTLED_GPUS = (
-    f"({LAST_RANK_BY_GPU} and on (instance, gpu) max by (instance, gpu)"
-    f" ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO})"
-)
-"""PromQL for the ranks with a throttled GPU. The row of such a rank has the start of the throttling, which causes the slowness."""
+_CPUS_ARE_SATURATED = f"({saturated_cpus('@node')})"
+"""PromQL with a value while the CPUs of the node are saturated."""
 
 
 def _with_percent(ratio: str) -> str:
@@ -118,24 +116,38 @@ def _with_percent(ratio: str) -> str:
     return f'count_values by (run, rank) ("percent", round(100 * ({ratio})))'
 
 
+def _by_cpu_use(problem: Problem) -> tuple[Problem, Problem]:
+    """Return the problem of a wait for data with its own remedy while CPUs are free, and with a different one while they are saturated."""
+    return (
+        dataclasses.replace(problem, condition=f"{problem.condition} unless on () {_CPUS_ARE_SATURATED}"),
+        dataclasses.replace(
+            problem,
+            condition=f"{problem.condition} and on () {_CPUS_ARE_SATURATED}",
+            remedy="CPUs are full: cheaper transforms or more CPUs",
+        ),
+    )
+
+
 _ENDED_FIRST = f"{_LAST_EXIT} == on (run) group_left () {_FIRST_EXIT}"
 """PromQL for the exit of each rank on the node that ended first of its run."""
 _RANK_PROBLEMS = (
     Problem(
-        "process ended first: $1",
+        "process ended first",
         f"{_ENDED_FIRST} {_ENDED_RANKS}",
         _LAST_EXIT_OR_UPDATE,
         "read the log of this rank first",
         Impact.STOPS_RUN,
         "reason",
+        "process ended first: $1",
     ),
     Problem(
-        "process ended: $1",
+        "process ended",
         f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS} unless on (run, rank) ({_ENDED_FIRST})",
         _LAST_EXIT_OR_UPDATE,
         "read its log; Run has all exits",
         Impact.STOPS_RUN,
         "reason",
+        "process ended: $1",
     ),
     Problem(
         "process ended, outcome not known yet",
@@ -146,20 +158,22 @@ _RANK_PROBLEMS = (
         "run",
     ),
     Problem(
-        "this node holds up the run: $1",
+        "rank that holds up a hang",
         _STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
         LAST_PROGRESS_TIME_BY_RANK,
         "read this line of the job; restart the run",
         Impact.STOPS_RUN,
         "cause",
+        "this node holds up the run: $1",
     ),
     Problem(
-        "this node holds up the run: $1",
+        "rank for which the others wait",
         _STANDSTILL_RANK.format(matcher=f'=~"{_PHASE_CAUSE}"'),
         LAST_PROGRESS_TIME_BY_RANK,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
         "cause",
+        "this node holds up the run: $1",
     ),
     Problem(
         "process lives, but does not report",
@@ -170,21 +184,24 @@ _RANK_PROBLEMS = (
         "run",
     ),
     Problem(
-        "computes at $1 % of the fastest rank",
+        "slow rank",
         _with_percent(_SLOW_RANKS),
-        f"max by (run, rank) (rank:training_slow_start:timestamp_seconds{{@run}}) unless on (run, rank) {_RANKS_OF_THROTTLED_GPUS}",
+        "max by (run, rank) (rank:training_slow_start:timestamp_seconds{@run})",
         "check clocks and heat; else replace the node",
         Impact.SLOWS_RUN,
         "percent",
+        "computes at $1 % of the fastest rank",
     ),
-    Problem(
-        "waits for data $1 % of the time",
-        _with_percent(_RANKS_WAITING_FOR_DATA),
-        f"0 * {_DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}"
-        f" unless on (run, rank) {_RANKS_OF_THROTTLED_GPUS}",
-        "more data workers; check the storage",
-        Impact.SLOWS_RUN,
-        "percent",
+    *_by_cpu_use(
+        Problem(
+            "rank that waits for data",
+            _with_percent(_RANKS_WAITING_FOR_DATA),
+            f"0 * {_DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}",
+            "more data workers; check the storage",
+            Impact.SLOWS_RUN,
+            "percent",
+            "waits for data $1 % of the time",
+        )
     ),
 )
 """Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""
@@ -197,8 +214,9 @@ def _alert_of_run(names: str, remedy: str, impact: Impact) -> Problem:
     """
     selector = f'alertname=~"{names}"'
     firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
-    since = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
-    return Problem("$1", f"{firing} and on (run) {RUNS_LIVE_ON_NODE}", since, remedy, impact, "alertname")
+    start = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
+    condition = f"{firing} and on (run) {RUNS_LIVE_ON_NODE}"
+    return Problem("alert of the run", condition, start, remedy, impact, "alertname", "$1")
 
 
 _CAUSE_ON_NODE = (
@@ -213,12 +231,13 @@ _CAUSE_ELSEWHERE = (
 """PromQL for the rank that causes the standstill of each run, on any node, as the label `place`: `rank 3 on node-2`."""
 _RUN_PROBLEMS = (
     Problem(
-        "no rank finishes a step; the cause is $1",
+        "standstill with a known cause",
         f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE}",
         LAST_PROGRESS_TIME_BY_RUN,
         "What is wrong on Run has the cause",
         Impact.STOPS_RUN,
         "place",
+        "no rank finishes a step; the cause is $1",
     ),
     Problem(
         "no rank finishes a step; the cause is not known yet",
@@ -228,13 +247,16 @@ _RUN_PROBLEMS = (
         Impact.STOPS_RUN,
         "run",
     ),
-    Problem(
-        "all ranks wait for data for $1 % or more",
-        f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
-        _DATA_WAIT_START,
-        "check the storage; more data workers",
-        Impact.SLOWS_RUN,
-        "percent",
+    *_by_cpu_use(
+        Problem(
+            "all ranks wait for data",
+            f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
+            _DATA_WAIT_START,
+            "check the storage; more data workers",
+            Impact.SLOWS_RUN,
+            "percent",
+            "all ranks wait for data for $1 % or more",
+        )
     ),
     _alert_of_run(
         "TrainingLossNonFinite|TrainingGradNonFinite",
@@ -255,12 +277,13 @@ _RUN_PROBLEMS = (
 """Problems of runs with a live process on the node: without a rank or GPU of the node as the cause."""
 _COLLECTOR_PROBLEMS = (
     Problem(
-        "collector $1 fails",
+        "collector fails",
         "min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s])) == 0",
         last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
         "read the log of the exporter",
         Impact.UNKNOWN,
         "collector",
+        "collector $1 fails",
     ),
 )
 _NO_DRIVER, *_OTHER_NODE_PROBLEMS = NODE_PROBLEMS
@@ -303,35 +326,43 @@ _PROBLEM_TEXTS = value_mappings(
 _DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)})
 
 
-def _with_ranks(gpus: str) -> str:
-    """Return PromQL that adds the last run and rank to series of GPUs; a GPU without a rank in the time range is unchanged."""
-    return f"(({gpus}) + on (instance, gpu) group_left (run, rank) 0 * {LAST_RANK_BY_GPU} or ({gpus}) unless on (instance, gpu) {LAST_RANK_BY_GPU})"
+_ZERO_FOR_EACH_GPU = "0 * max by (instance, gpu) (last_over_time(gpu_up{@node}[$__range]))"
+"""PromQL with the value 0 for each GPU of the node in the time range."""
+_RANK_BY_GPU = f"({LAST_RANK_BY_GPU} or on (instance, gpu) {_ZERO_FOR_EACH_GPU})"
+"""PromQL with the value 0 for each GPU of the node, with the last run and rank if a rank used the GPU."""
+_GPU_BY_RANK = (
+    f"(topk by (run, rank) (1, {LAST_RANK_BY_GPU})"
+    " or on (run, rank) 0 * max by (run, rank) (last_over_time(training_process_up{@node_run}[$__range])))"
+)
+"""PromQL with the value 0 for each rank on the node in the time range, with one GPU of the rank if a GPU is known."""
 
 
 def _with_gpus(ranks: str) -> str:
     """Return PromQL that adds one GPU to series of ranks; a rank without a known GPU is unchanged."""
-    gpus = f"topk by (run, rank) (1, {LAST_RANK_BY_GPU})"
-    return (
-        f"(({ranks}) + on (run, rank) group_left (gpu) 0 * {gpus} or ({ranks}) unless on (run, rank) {gpus})"
-    )
+    return f"({ranks}) + on (run, rank) group_left (gpu) {_GPU_BY_RANK}"
 
 
-def _rows(problems: Sequence[Problem], first_priority: int = 0) -> str:
-    """Return PromQL for the impact and priority of all current problems as one number.
+def _with_priorities(problems: Sequence[Problem]) -> Iterator[tuple[int, Problem]]:
+    """Yield each problem with its priority: the first has the highest, and all problems of GPUs are above those of ranks."""
+    first_priority = _PRIORITY_OF_GPUS if problems is _ADAPTED_GPU_PROBLEMS else 0
+    for index, problem in enumerate(problems):
+        yield first_priority + len(problems) - index, problem
 
-    The first problem has the highest priority, the last one *first_priority* plus 1.
-    """
-    return " or ".join(
-        problem.row(first_priority + len(problems) - index) for index, problem in enumerate(problems)
-    )
+
+def _rows(problems: Sequence[Problem], _by: str) -> str:
+    """Return PromQL for the impact and priority of all current problems as one number, of GPUs with their last run and rank."""
+    rows = " or ".join(problem.row(priority) for priority, problem in _with_priorities(problems))
+    if problems is not _ADAPTED_GPU_PROBLEMS:
+        return rows
+    return with_last_rank(rows, LAST_RANK_BY_GPU, _ZERO_FOR_EACH_GPU)
 
 
 def _starts(problems: Sequence[Problem], by: str) -> str:
-    """Return PromQL for the starts of all current problems in Unix seconds, by labels and `problem`, the index of the problem."""
-    return " or ".join(
-        f'label_replace(min by ({by}) ({problem.since} and on ({by}) ({problem.condition})), "problem", "{index}", "", "")'
-        for index, problem in enumerate(problems)
-    )
+    """Return PromQL for the starts of all current problems in Unix seconds, by labels and priority, of GPUs with their last run and rank."""
+    starts = " or ".join(problem.row_start(priority, by) for priority, problem in _with_priorities(problems))
+    if problems is not _ADAPTED_GPU_PROBLEMS:
+        return starts
+    return f"({starts}) + on (instance, gpu) group_left (run, rank) {_RANK_BY_GPU}"
 
 
 def _union_of_problems(build_rows: Callable[[Sequence[Problem], str], str]) -> str:
@@ -342,7 +373,7 @@ def _union_of_problems(build_rows: Callable[[Sequence[Problem], str], str]) -> s
     Args:
         build_rows: Return PromQL for a list of problems, and for the labels that identify a row of these problems.
     """
-    gpus = _with_ranks(build_rows(_ADAPTED_GPU_PROBLEMS, "instance, gpu"))
+    gpus = build_rows(_ADAPTED_GPU_PROBLEMS, "instance, gpu")
     gpus_and_ranks = f"{gpus} or {_with_gpus(build_rows(_RANK_PROBLEMS, 'run, rank'))}"
     return " or ".join(
         (
@@ -353,36 +384,25 @@ def _union_of_problems(build_rows: Callable[[Sequence[Problem], str], str]) -> s
     )
 
 
-def _rows_by_labels(problems: Sequence[Problem], by: str) -> str:
-    """Return PromQL for the impact and priority of problems. A problem of a GPU without a run has the impact `NO_RUN`, which is 0.
-
-    The remainder of the division by `PRIORITIES_PER_IMPACT` is the priority.
-    """
-    if problems is not _ADAPTED_GPU_PROBLEMS:
-        return _rows(problems)
-    gpus = _rows(problems, _PRIORITY_OF_GPUS)
-    without_run = f"({gpus}) unless on (instance, gpu) {LAST_RANK_BY_GPU}"
-    return f"({gpus}) and on ({by}) {LAST_RANK_BY_GPU} or ({without_run}) % {PRIORITIES_PER_IMPACT}"
-
-
-_PROBLEM_ROWS = f"max by (gpu, run, rank, problem, remedy) ({_union_of_problems(_rows_by_labels)})"
+_PROBLEM_ROWS = f"max by (gpu, run, rank, problem, remedy) ({_union_of_problems(_rows)})"
 """PromQL for all current problems, with impact and priority as one number."""
 _PROBLEM_COUNT = f"count by (gpu, run, rank) ({_PROBLEM_ROWS})"
 """PromQL for the number of problems of each row of the table: of a GPU, of a rank, of a run, or of the node."""
 _NO_PROBLEM_ROW = (
     f'label_replace(0 * max(up{{@target}}) + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
-    f" unless on () ({_PROBLEM_COUNT})"
 )
 """PromQL for the row *nothing is wrong*; without a value if Prometheus has no target of this name: the table is then empty."""
+_ROW_IF_NO_PROBLEM = f"{_NO_PROBLEM_ROW} unless on () ({_PROBLEM_COUNT})"
+"""PromQL for the row *nothing is wrong*, if no problem has a row."""
 
 
 def problems_of_node() -> Panel:
     """Return the table of the problems on a single node: the worst problem of each GPU, rank and run, and of the node itself."""
     worst = f"topk by (gpu, run, rank) (1, {_PROBLEM_ROWS})"
-    since = f"min by (gpu, run, rank) ({_union_of_problems(_starts)})"
+    start = start_of_worst(_union_of_problems(_starts), worst, "gpu, run, rank")
     columns = (
         Column(
-            f"floor({worst} / {PRIORITIES_PER_IMPACT}) or {_NO_PROBLEM_ROW}",
+            f"floor({worst} / {PRIORITIES_PER_IMPACT}) or on () {_NO_PROBLEM_ROW}",
             "Impact",
             decimals=0,
             width=145,
@@ -393,7 +413,7 @@ def problems_of_node() -> Panel:
         Column("gpu", "GPU", width=65),
         Column("run", "Run", width=120, links=(RUN_LINK,)),
         Column(
-            f"1000 * {since} or {_NO_PROBLEM_ROW}",
+            f"1000 * {start} or {_ROW_IF_NO_PROBLEM}",
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,
@@ -402,7 +422,7 @@ def problems_of_node() -> Panel:
             ),
         ),
         Column(
-            f"{SPEED_RATIO_BY_RANK} and on (run, rank) {_PROBLEM_COUNT} or {_NO_PROBLEM_ROW}",
+            f"{SPEED_RATIO_BY_RANK} and on (run, rank) {_PROBLEM_COUNT} or {_ROW_IF_NO_PROBLEM}",
             "Speed",
             "percentunit",
             75,
@@ -411,14 +431,18 @@ def problems_of_node() -> Panel:
             decimals=0,
         ),
         Column(
-            f"sum by (run) ({NODE_LOST_PER_HOUR}) and on (run) {_PROBLEM_COUNT} or {_NO_PROBLEM_ROW}",
+            f"sum by (run) ({NODE_LOST_PER_HOUR}) and on (run) {_PROBLEM_COUNT} or {_ROW_IF_NO_PROBLEM}",
             "Lost/h here",
             decimals=2,
             width=110,
             mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
         Column(
-            f"{_PROBLEM_COUNT} - 1 or {_NO_PROBLEM_ROW}", "Others", decimals=0, width=75, mappings=_DASHES
+            f"{_PROBLEM_COUNT} - 1 or on () {_NO_PROBLEM_ROW}",
+            "Others",
+            decimals=0,
+            width=75,
+            mappings=_DASHES,
         ),
         Column("remedy", "Remedy"),
     )

@@ -104,7 +104,15 @@ def runs_table() -> Panel:
             thresholds=warn_from(60, 300),
             mappings=_UNKNOWN_TEXTS,
         ),
-        percent_column(f"min by (run) ({SPEED_RATIO_BY_RANK})", "Slowest here", 105, warn_below(0.9, 0.75)),
+        Column(
+            or_unknown(f"min by (run) ({SPEED_RATIO_BY_RANK}) unless on () {NO_EXPORTER_UP}"),
+            "Slowest here",
+            "percentunit",
+            105,
+            warn_below(0.9, 0.75),
+            _UNKNOWN_TEXTS,
+            decimals=0,
+        ),
         percent_column(f"{slowest_elsewhere} and on (run) {runs}", "elsewhere", 96, warn_below(0.9, 0.75)),
         Column(
             or_unknown(f"sum by (run) ({NODE_COST_PER_HOUR})"),
@@ -185,7 +193,9 @@ def ranks_table() -> Panel:
             width=95,
             thresholds=warn_from(60, 300),
         ),
-        percent_column(SPEED_RATIO_BY_RANK, "Speed", 75, warn_below(0.9, 0.75)),
+        percent_column(
+            f"{SPEED_RATIO_BY_RANK} unless on () {NO_EXPORTER_UP}", "Speed", 75, warn_below(0.9, 0.75)
+        ),
         Column(
             "max by (run, rank) (training_rank_compute_seconds{@node_run})",
             "Compute",

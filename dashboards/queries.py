@@ -217,6 +217,22 @@ def feed_age_seconds(selector: str, by: str, aggregation: str = "max") -> str:
     return f"{aggregation} by ({by}) (timestamp({last_update}) - {last_update})"
 
 
+SATURATED_CPU_RATIO = 0.9
+"""Share of the CPU time of five minutes above which the CPUs of a node are saturated: more data workers would compete for them."""
+
+
+def saturated_cpus(selector: str) -> str:
+    """Return PromQL for the nodes whose CPUs are saturated, or whose job is throttled by the CPU limit of its container.
+
+    The limit counts if the job was throttled in more than half of the periods.
+    """
+    throttled_periods = f"rate(cgroup_cpu_throttled_periods_total{{{selector}}}[5m])"
+    return (
+        f"max by (instance) (avg_over_time(host_cpu_utilization_ratio{{{selector}}}[5m])) > {SATURATED_CPU_RATIO}"
+        f" or max by (instance) ({throttled_periods} / rate(cgroup_cpu_periods_total{{{selector}}}[5m])) > 0.5"
+    )
+
+
 def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = False) -> str:
     """Return PromQL for the number of events in each interval of a graph, too few in an interval in which the counter restarts.
 

@@ -19,6 +19,7 @@ from dashboards.queries import (
     SPEED_RATIO_BY_NODE,
     STANDSTILL_BY_STEP_AGE,
     WALL_SECONDS,
+    saturated_cpus,
 )
 from dashboards.rank_problems import (
     CRITICAL_XIDS_OF_GPUS,
@@ -232,6 +233,9 @@ _SAVES_FAIL = with_number(_FAILED_COUNT, _SAVES_FAIL_START, "no checkpoint: $1 s
 _SAVES_FAILED = with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 """PromQL for the row of saves that failed before a successful save. The start is the last failure."""
 
+_NODES_WITH_SATURATED_CPUS = f"({saturated_cpus('@cluster')} and on (instance) {UP_BY_RANK_AND_NODE})"
+"""PromQL for the nodes of the run whose CPUs are saturated."""
+_FREE_CPUS = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
 _DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU"
@@ -285,8 +289,20 @@ PROBLEMS = (
     ),
     RunProblem(_SLOW_RANKS, RunImpact.SLOWS_RUN, "open GPUs, and compare clock and heat of its GPU"),
     RunProblem(THROTTLED_GPU_ROWS, RunImpact.SLOWS_RUN, "check the cooling and the power supply of the node"),
-    RunProblem(_WAITING_RANK, RunImpact.SLOWS_RUN, "use more or faster data workers"),
-    RunProblem(_ALL_RANKS_WAIT, RunImpact.SLOWS_RUN, "check the storage; use more or faster data workers"),
+    RunProblem(
+        f"{_WAITING_RANK} unless on (instance) {_NODES_WITH_SATURATED_CPUS}",
+        RunImpact.SLOWS_RUN,
+        "use more or faster data workers",
+    ),
+    RunProblem(
+        f"{_WAITING_RANK} and on (instance) {_NODES_WITH_SATURATED_CPUS}", RunImpact.SLOWS_RUN, _FREE_CPUS
+    ),
+    RunProblem(
+        f"{_ALL_RANKS_WAIT} unless on () {_NODES_WITH_SATURATED_CPUS}",
+        RunImpact.SLOWS_RUN,
+        "check the storage; use more or faster data workers",
+    ),
+    RunProblem(f"{_ALL_RANKS_WAIT} and on () {_NODES_WITH_SATURATED_CPUS}", RunImpact.SLOWS_RUN, _FREE_CPUS),
     RunProblem(EARLY_END_ROW, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
     RunProblem(with_text(FIRST_EXIT, "restarted after: $1", "reason", EXIT_REASON_PATTERN), RunImpact.PAST),
     RunProblem(

@@ -132,8 +132,8 @@ ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 """Value mappings that show 0 as a dash, for counts and for columns whose value is 0 in the placeholder row."""
 NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
 """Text of the placeholder row of a table about a run without samples."""
-UNNAMED_HANG = "no step; no rank is named yet"
-"""Text of a standstill before the stacks name a rank."""
+UNNAMED_HANG = "no step; no stack has been reported yet"
+"""Text of a standstill before the ranks have reported their stacks."""
 
 
 def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, unknown_text: str) -> str:
@@ -149,7 +149,7 @@ def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, un
 def hanging_ranks(w: int = 24) -> Panel:
     """Return a table with the position in the code of each hanging rank, the positions with the fewest ranks first.
 
-    These ranks are likely to hold up the other ranks. Without a position, the table has a single row: no rank is named yet, no rank hangs,
+    These ranks are likely to hold up the other ranks. Without a position, the table has a single row: no stack has been reported yet, no rank hangs,
     or no sample of the run exists.
     """
     ranks_at_line = "count by (function, location) (training_hang_info{@run})"

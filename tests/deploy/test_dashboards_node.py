@@ -78,8 +78,8 @@ NOTHING_WRONG = '{problem="nothing is wrong"}'
             "B",
             SLOW_HERE | HOT_GPU,
             1,
-            {'{gpu="0",run="a",rank="0"}': 315_000},
-            id="start of the slow rank before the throttling",
+            {'{gpu="0",run="a",rank="0"}': 330_000},
+            id="start of the throttling, not of the slow rank before",
         ),
         pytest.param("C", SLOW_HERE, 100, {'{run="a",rank="0"}': 67}, id="speed"),
         pytest.param("D", SLOW_HERE, 1, {'{run="a"}': 6}, id="loss on this node"),
@@ -94,12 +94,25 @@ def test_a_rank_that_slows_its_run_is_a_problem_of_its_node(
     )
 
 
-def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("busy", "remedy"),
+    [
+        ("0.5", "more data workers; check the storage"),
+        ("1", "CPUs are full: cheaper transforms or more CPUs"),
+    ],
+    ids=["free CPUs", "saturated CPUs"],
+)
+def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path, busy: str, remedy: str) -> None:
     waiting = f'training_phase_seconds_total{{{RANK_LABELS.format(rank=0, node=1)},phase="data_loading"}}'
-    row = '{gpu="0",run="a",rank="0",problem="waits for data 40 % of the time",remedy="more data workers; check the storage"}'
+    row = f'{{gpu="0",run="a",rank="0",problem="waits for data 40 % of the time",remedy="{remedy}"}}'
+    cpus = {'host_cpu_utilization_ratio{job="training",instance="n1"}': f"{busy}x60"}
 
     assert_panel(
-        tmp_path, "training-node", "What is wrong", _run() | {waiting: "0+6x60"}, {row: Impact.SLOWS_RUN}
+        tmp_path,
+        "training-node",
+        "What is wrong",
+        _run() | cpus | {waiting: "0+6x60"},
+        {row: Impact.SLOWS_RUN},
     )
 
 
@@ -168,9 +181,9 @@ def test_a_hang_shows_whether_its_cause_is_on_the_node(
             "A",
             {'{run="a",state="running",user="u",cause="standstill"}': 1},
         ),
-        ("Runs on this node, rates over 5 min", "E", {'{run="a"}': 600}),
+        ("Runs on this node, rates over 5 min", "E", {'{run="a"}': 585}),
         ("Ranks on this node, rates over 5 min", "A", {'{run="a",rank="0",gpu="0",phase="forward"}': 1}),
-        ("Ranks on this node, rates over 5 min", "E", {'{run="a",rank="0"}': 600}),
+        ("Ranks on this node, rates over 5 min", "E", {'{run="a",rank="0"}': 585}),
     ],
     ids=["start", "state", "last step of the run", "phase", "last step of the rank"],
 )
@@ -287,7 +300,11 @@ def test_the_cost_of_the_node_has_its_lost_part(
 EXPORTER_DOWN = {
     name: values.replace("x60", "x30 stale") if 'instance="n1"' in name else values
     for name, values in _run().items()
-} | {'up{job="training",instance="n1"}': "1x30 0x30"}
+} | {
+    'up{job="training",instance="n1"}': "1x30 0x30",
+    # A recorded series remains for minutes without a staleness marker, as after a restart of Prometheus.
+    'rank:training_straggler_score:ratio{run="a",instance="n1",rank="0"}': "1x60",
+}
 """Series of a run on n1 and n2 whose exporter on n1 is down from 7.5 min on."""
 
 
@@ -297,12 +314,22 @@ EXPORTER_DOWN = {
         ("Cost per hour, 5 min", "A", {'{currency="unknown"}': 0}),
         ("Runs on this node, rates over 5 min", "A", {'{run="a",state="running, here unknown",user="u"}': 1}),
         ("Runs on this node, rates over 5 min", "C", {'{run="a"}': -1}),
+        ("Runs on this node, rates over 5 min", "F", {'{run="a"}': -1}),
         ("Runs on this node, rates over 5 min", "H", {'{run="a"}': -1}),
         ("GPUs", "A", {}),
         ("GPUs", "B", {}),
         ("GPUs", "C", {"{}": 1}),
     ],
-    ids=["cost", "state", "ranks alive", "cost of the run", "GPUs up", "GPUs lost", "GPUs unknown"],
+    ids=[
+        "cost",
+        "state",
+        "ranks alive",
+        "slowest rank",
+        "cost of the run",
+        "GPUs up",
+        "GPUs lost",
+        "GPUs unknown",
+    ],
 )
 def test_without_its_exporter_the_runs_and_costs_of_a_node_are_unknown(
     tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]

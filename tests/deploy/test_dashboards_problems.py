@@ -79,10 +79,10 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
             '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain; reset the GPU or reboot"}',
             Impact.ENDANGERS_WORK,
         ),
-        ("B", '{instance="n1",gpu="0"}', 285_000),
+        ("B", '{instance="n1",gpu="0"}', 301_000),
         ("D", '{instance="n1",gpu="0"}', 4),
     ],
-    ids=["worst problem", "first start", "other problems"],
+    ids=["worst problem", "start of the worst problem, not of an earlier one", "other problems"],
 )
 def test_a_gpu_with_several_problems_has_one_row(
     tmp_path: Path, query_id: str, labels: str, value: float

@@ -309,7 +309,7 @@ def test_without_a_sample_of_the_run_it_is_unknown_whether_a_rank_hangs(tmp_path
 
 
 def test_without_a_step_no_table_says_that_no_rank_hangs(tmp_path: Path) -> None:
-    text = "no step; no rank is named yet"
+    text = "no step; no stack has been reported yet"
 
     assert_panel(tmp_path, "training-ranks", "Rank that holds up a hang", HUNG, {f'{{odd="{text}"}}': 1})
     assert_panel(tmp_path, "training-ranks", "Where hanging ranks wait", HUNG, {f'{{function="{text}"}}': 0})

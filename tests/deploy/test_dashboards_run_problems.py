@@ -44,6 +44,7 @@ REMEDIES = {
     "Xid 48": "drain the node; restart the run without it; then reset the GPU",
 }
 """Remedy by a part of the problem."""
+SATURATED = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
 
 
 IMPACTS = {
@@ -73,8 +74,9 @@ IMPACTS = {
 
 
 def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None) -> str:
-    """Return the labels of a row of *What is wrong*, with its impact, and with the remedy unless the problem is past."""
-    remedy = next((text for part, text in REMEDIES.items() if part in labels and not is_past), "")
+    """Return the labels of a row of *What is wrong* with its impact, and with the remedy unless the problem is past or has its own."""
+    has_remedy = not is_past and "remedy=" not in labels
+    remedy = next((text for part, text in REMEDIES.items() if part in labels and has_remedy), "")
     impact_value = impact or next((value for part, value in IMPACTS.items() if part in labels), "")
     texts = (f'{name}="{text}"' for name, text in (("impact", impact_value), ("remedy", remedy)) if text)
     return f"{{{','.join((labels, *texts))}}}"
@@ -211,6 +213,15 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
             {f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}': 375_000},
             id="loader stall",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
+            | {'host_cpu_utilization_ratio{instance="n1"}': "1x60"},
+            {
+                f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1},remedy="{SATURATED}"': 375_000
+            },
+            id="loader stall with saturated CPUs",
         ),
         pytest.param(
             RANKS
