@@ -32,7 +32,7 @@ QUIET: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
     "CUDA_VISIBLE_DEVICES": "",
 }
-"""Environment that disables network access and progress output of the frameworks."""
+"""Environment that disables network access and progress output of the frameworks, and hides the GPUs."""
 
 ENTRY_POINTS = re.compile(r'^\[project\.entry-points\."?([\w.]+)"?\]\n((?:[^\[\n].*\n)+)', re.MULTILINE)
 
@@ -67,7 +67,7 @@ def needs(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
-def installed_distribution(directory: Path) -> Path:
+def create_distribution(directory: Path) -> Path:
     """Create the metadata of this distribution, as `importlib.metadata` reads them, and return the directory."""
     dist_info = directory / "training_exporter-0.0.0.dist-info"
     dist_info.mkdir(parents=True)
@@ -143,7 +143,7 @@ def run_job(
     """Run a program in a directory until it ends, with this distribution installed."""
     site = directory / "site"
     if not site.exists():
-        installed_distribution(site)
+        create_distribution(site)
     feed = directory / "feed"
     completed = run_program(
         feed,

@@ -85,7 +85,7 @@ class Tab:
     """Tab of the browser.
 
     Attributes:
-        complaints: Script errors and violations of the content security policy.
+        complaints: Script errors, and entries of the browser's log, such as violations of the content security policy.
         requests: Requested addresses, in order.
     """
 
@@ -120,7 +120,7 @@ class Tab:
         self.call("Target.closeTarget", targetId=self._target)
 
     def open(self, url: str, *, script: bool = True) -> None:
-        """Open an address and wait until the page is loaded."""
+        """Open an address, by default with scripts, and wait until the page is loaded."""
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
@@ -144,7 +144,7 @@ class Tab:
         return str(self.value("document.body.innerText"))
 
     def wait_for(self, expression: str, seconds: float = 15.0) -> None:
-        """Wait until an expression is true in the page."""
+        """Wait until an expression is true in the page. Fail the test after *seconds* times `PATIENCE`, at least `LIMIT_SECONDS`."""
         deadline = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
         while not self.value(expression):
             assert time.monotonic() < deadline, (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import DATA
 from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.child_process import command_of
@@ -28,7 +29,7 @@ from exporter.replay.description import MachineDescription
 from exporter.replay.library import Clock, install
 from exporter.replay.machines import load_machine
 
-DATA = Path(__file__).parent / "data" / "gpu"
+GPU_DATA = DATA / "gpu"
 
 SHORT_TIMINGS = Timings(
     deadline_seconds=1.5,
@@ -162,6 +163,14 @@ def simulate(
     """Return the messages of a child that monitors a described machine for some seconds, on a simulated clock.
 
     By default no event thread is started, because its waits are in real time, and events are polled before each pass.
+
+    Args:
+        description: The machine, as plain mappings and lists.
+        seconds: Time of the last pass.
+        options: Options of the GPU collector.
+        origin: Time of the clock at which the timeline starts.
+        starts_events: True to start the event thread.
+        start: Further keys of the first message to the child.
     """
     pynvml = pytest.importorskip("pynvml")
     clock = VirtualClock()
@@ -169,7 +178,7 @@ def simulate(
     events = NvmlEvents(NvmlLibrary(pynvml, clock=clock.now), wall=clock.wall)
     messages: list[bytes] = []
     sampler = NvmlSampler(
-        NvmlLibrary(pynvml, clock=clock.now_with_calls), events, options, start, progress=lambda _what: None
+        NvmlLibrary(pynvml, clock=clock.now_with_calls), events, options, start, progress=lambda _call: None
     )
 
     def sample() -> None:
@@ -237,6 +246,7 @@ def write_machine(tmp_path: Path, *timeline: str, head: str = "") -> str:
 
 
 LABELS = {spec.name: spec.labels for spec in SPECS}
+"""Labels of each family, in the order of its specification."""
 
 
 def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float]:

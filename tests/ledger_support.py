@@ -19,7 +19,7 @@ from exporter.recording.values import Aggregation, Recording, StatDefinition, St
 
 START = 1_700_000_000.0
 """Start of the simulated processes, Unix time."""
-_process_numbers = count(1 << 64)
+_process_numbers = count(1 << 64)  # above the ids that tests write themselves, such as rank 1's f"{1:032x}"
 
 
 def make_process(*, rank: int | None = 0, **fields: object) -> ProcessIdentity:

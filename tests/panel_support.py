@@ -57,6 +57,7 @@ def assert_panel(
         SELECTED_VALUES | BOARD_VALUES.get(dashboard, {}) | (selected or {}),
         BUILTIN_VALUES | {"__range": f"{range_minutes}m", "__range_s": str(60 * range_minutes)},
     )
+    # The queries find an exporter by the last sample of its build information in the time range.
     build_infos = {
         name.replace("up{", "exporter_build_info{", 1): "1 stale" for name in series if name.startswith("up{")
     }

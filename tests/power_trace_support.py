@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from energy_support import SidecarNode
-from gpu_support import DATA
+from gpu_support import GPU_DATA
 from ledger_support import Page, make_process, make_snapshot
 from training_support import SimulatedTraining
 
@@ -24,7 +24,7 @@ from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.training.kinds import named_kind
 
-TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
+TRACE = json.loads((GPU_DATA / "h100-power-trace.json").read_text())
 EPOCH = 1_700_000_000.0
 """Start of the trace, Unix time."""
 BUFFER_SAMPLES = 119

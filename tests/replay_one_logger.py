@@ -38,6 +38,10 @@ class Clock:
     Args:
         wall: Unix time at the start.
         monotonic: Monotonic time at the start.
+
+    Attributes:
+        now: Seconds since the start.
+        offset: Seconds by which the wall clock has been set forward.
     """
 
     def __init__(self, wall: float, monotonic: float) -> None:
@@ -166,6 +170,7 @@ class Replay:
             getattr(training, call)(**arguments)
 
     def _exit(self, name: str, *, is_raising: bool) -> None:
+        """Leave the innermost open block with this name. Does nothing if no such block is open."""
         positions = [
             position for position, (block_name, _) in enumerate(self.open_blocks) if block_name == name
         ]
@@ -175,7 +180,7 @@ class Replay:
         if not is_raising:
             block.__exit__(None, None, None)
             return
-        error = RuntimeError("of the body")
+        error = RuntimeError("raised in the block")
         if block.__exit__(type(error), error, None):
             self.problems.append(f"step {self.step} {name}: the exception of the body did not propagate")
 
@@ -243,11 +248,15 @@ def _json_attributes(attributes: Any) -> dict[str, Any]:
 
 
 def _subject(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the type, the event (None unless the record is an event) and the span of a record."""
     return record["type"], record.get("event"), record["span"]
 
 
 def expected_records(vector: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the expected records of a vector."""
+    """Return the expected records of a vector: `right`, or those of `reference` if `right` is null or absent.
+
+    Errors about missing telemetry are not compared.
+    """
     right: list[dict[str, Any]] | None = vector.get("right")
     if right is not None:
         return right
@@ -343,7 +352,7 @@ def replay_all(paths: list[str]) -> int:
     for path, content in contents.items():
         for number, vector in enumerate(content["vectors"]):
             vector_count += 1
-            problems = replay_apart(path, number)
+            problems = replay_in_child(path, number)
             print(
                 f"{vector.get('id', number)}: {'DIFFERENT' if problems else 'same'}",
                 problems,
@@ -355,7 +364,7 @@ def replay_all(paths: list[str]) -> int:
     return 1 if different_count or not vector_count else 0
 
 
-def replay_apart(path: str, number: int) -> str:
+def replay_in_child(path: str, number: int) -> str:
     """Replay one vector of a file in a separate process and return the differences as lines, empty without a difference."""
     inherited_variables = {
         name: value

@@ -27,6 +27,7 @@ needs_promtool = pytest.mark.skipif(
 
 KEYWORDS = frozenset({"and", "atan2", "bool", "group_left", "group_right", "offset", "or", "unless"})
 """PromQL keywords that look like the name of a series."""
+"""Tokens of an expression: texts, ranges and numbers are skipped; a name is a series, a function or a keyword."""
 LABEL_LISTS = re.compile(r"\b(?:by|group_left|group_right|ignoring|on|without)\s*\(([^)]*)\)")
 SELECTOR = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<number>\b\d[\w.]*)
@@ -78,7 +79,7 @@ def alerts() -> list[Rule]:
     return [rule for rule in rules() if rule.is_alert]
 
 
-def records() -> list[Rule]:
+def recording_rules() -> list[Rule]:
     """Return the recording rules other than thresholds, which are constant numbers."""
     return [rule for rule in rules() if not rule.is_alert and rule not in thresholds()]
 
@@ -152,8 +153,8 @@ def labels_by_name() -> dict[str, frozenset[str]]:
         else:
             names[name] = labels
     names |= {rule.name: frozenset[str]() for rule in thresholds()}
-    pending_rules = list(records())
-    while pending_rules:  # a rule may read a record of a later file
+    pending_rules = list(recording_rules())
+    while pending_rules:  # a rule may read the series of a rule in a later file
         ready = [
             rule
             for rule in pending_rules
@@ -188,7 +189,18 @@ EXPECTED_ALERT = re.compile(r"^(?P<indent> *)- exp_labels: (?P<labels>\{.*\})$")
 
 
 def fill_annotations(path: Path) -> None:
-    """Write the annotations computed by promtool into every expected alert."""
+    """Write the annotations computed by promtool into every expected alert of a file of cases.
+
+    Without annotations, each case fails, and promtool prints the alerts with their annotations:
+
+        name: a case,
+        alertname: GpuLost, time: 2m,
+            exp:[...]
+            got:[0: Labels:{alertname="GpuLost", gpu="1"}
+                 Annotations:{summary="GPU 1 does not answer."}]
+
+    An alert of the file is found again by case, alert, time and labels.
+    """
     lines = [
         line
         for line in path.read_text(encoding="utf-8").splitlines()
@@ -213,7 +225,7 @@ def fill_annotations(path: Path) -> None:
         if name_match := re.match(r" *name: (.*)", line):
             name = name_match[1]
         elif time_match := re.match(r" *- eval_time: (\w+)", line):
-            time = duration(time_match[1])
+            time = prometheus_duration(time_match[1])
         elif alert_match := re.match(r" *alertname: (\w+)", line):
             alert = alert_match[1]
         elif expected_match := EXPECTED_ALERT.match(line):
@@ -228,8 +240,8 @@ def fill_annotations(path: Path) -> None:
     path.write_text("\n".join([*output_lines, ""]), encoding="utf-8")
 
 
-def duration(text: str) -> str:
-    """Format a duration as Prometheus does: 90m is 1h30m."""
+def prometheus_duration(text: str) -> str:
+    """Return a duration in the form in which Prometheus prints it: 1h30m for 90m."""
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     remaining_seconds = sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
     formatted = ""

@@ -54,6 +54,8 @@ class Document(HTMLParser):
 
     Attributes:
         open: Open elements, outermost first.
+        tags: Names of all elements, in order.
+        attribute_names: Names of all attributes, in order.
         links: Values of the attributes `href`, `src` and `action`.
         text: Texts outside of styles and scripts.
         html: The whole document.
@@ -106,7 +108,11 @@ def families_of(rows: Rows) -> list[Metric]:
 
 
 def history_of(ticks: int, rows: Callable[[int], Rows], interval_seconds: float = 5.0) -> History:
-    """Return a history with the rows of each tick. The ticks are an interval apart, and the last is an interval old."""
+    """Return a history of five-second points with the rows of each tick.
+
+    The ticks are an interval apart, and the last is an interval old. With a longer interval than five seconds, a short test has a
+    history of minutes.
+    """
     times = iter(NOW - interval_seconds * (ticks - tick) for tick in range(ticks))
     history = History(interval_seconds=5, clock=lambda: next(times))
     for tick in range(ticks):

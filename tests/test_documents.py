@@ -26,7 +26,8 @@ OTHER_NAMES = {
 }
 """Names in backticks that have the prefix of a family and are no family."""
 SAMPLE_SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
-RULE = re.compile(r"\b(?:run|rank|gpu|cluster|instance|run_gpu|run_group|threshold|site|package):\w+:\w+")
+RULE_LEVELS = {rule.name.partition(":")[0] for rule in rules() if not rule.is_alert}
+RULE = re.compile(rf"\b(?:{'|'.join(RULE_LEVELS)}):\w+:\w+")
 
 
 def texts_in_backticks(document: str) -> list[str]:

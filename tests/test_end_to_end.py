@@ -119,7 +119,7 @@ class Sidecar:
 
 
 @dataclass
-class Stage:
+class Scenario:
     """Processes of the scenario, and the Unix times of its events by name."""
 
     ranks: list[Rank]
@@ -129,9 +129,9 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
     """Play the scenario once. The tests then query Prometheus."""
-    directory = tmp_path_factory.mktemp("stage")
+    directory = tmp_path_factory.mktemp("scenario")
     (directory / "feed").mkdir()
     with ExitStack() as cleanup:
         sidecar = Sidecar(directory)
@@ -141,96 +141,98 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         prometheus = Prometheus(directory / "prometheus", targets, scrape_seconds=SCRAPE_SECONDS)
         cleanup.enter_context(prometheus)
         wait_until(lambda: prometheus.query("up == 1"))
-        stage = Stage([Rank(number, directory, cleanup) for number in range(3)], sidecar, prometheus)
-        play(stage)
-        yield stage
+        scenario = Scenario([Rank(number, directory, cleanup) for number in range(3)], sidecar, prometheus)
+        play(scenario)
+        yield scenario
 
 
-def play(stage: Stage) -> None:
+def play(scenario: Scenario) -> None:
     """Execute the events of the scenario. Each event waits until Prometheus has scraped the effect of the event before."""
-    paused_rank, killed_rank, late_rank = stage.ranks
-    times = stage.times
+    paused_rank, killed_rank, late_rank = scenario.ranks
+    times = scenario.times
     times["start"] = paused_rank.start()
     killed_rank.start()
-    wait_for_series(stage, MEAN, 0, 1)
+    wait_for_series(scenario, MEAN, 0, 1)
     times["windows"] = time.time()
     time.sleep(4)
     times["pause"] = paused_rank.command("pause")
     times["kill"] = killed_rank.send(signal.SIGKILL)
-    wait_for_passes(stage, times["kill"] + 2 * FLUSH_SECONDS)
-    wait_until(lambda: value_of_rank(stage, SAMPLES, 0) == 0.0)
+    wait_for_passes(scenario, times["kill"] + 2 * FLUSH_SECONDS)
+    wait_until(lambda: value_of_rank(scenario, SAMPLES, 0) == 0.0)
     times["empty windows"] = time.time()
     time.sleep(2)
     times["restart"] = killed_rank.start()
     time.sleep(1)
     times["resume"] = paused_rank.command("work")
     times["join"] = late_rank.start()
-    wait_for_series(stage, MEAN, 0, 1, 2)
+    wait_for_series(scenario, MEAN, 0, 1, 2)
     times["all windows"] = time.time()
     time.sleep(2)
     times["stop"] = late_rank.send(signal.SIGSTOP)
-    wait_for_passes(stage, times["stop"] + STALE_SECONDS)
+    wait_for_passes(scenario, times["stop"] + STALE_SECONDS)
     time.sleep(2)
     times["continue"] = late_rank.send(signal.SIGCONT)
-    times["sidecar killed"] = stage.sidecar.end(signal.SIGKILL)
-    wait_until(lambda: stage.prometheus.query("up == 0"))
-    stage.sidecar.start()
-    wait_for_series(stage, MEAN, 2)
+    times["sidecar killed"] = scenario.sidecar.end(signal.SIGKILL)
+    wait_until(lambda: scenario.prometheus.query("up == 0"))
+    scenario.sidecar.start()
+    wait_for_series(scenario, MEAN, 2)
     times["leave"] = late_rank.send(signal.SIGKILL)
-    wait_for_passes(stage, times["leave"] + LINGER_SECONDS)
-    wait_until(lambda: value_of_rank(stage, COUNT, 2) is None)
+    wait_for_passes(scenario, times["leave"] + LINGER_SECONDS)
+    wait_until(lambda: value_of_rank(scenario, COUNT, 2) is None)
     times["totals ended"] = time.time()
     paused_rank.command("pause")
     killed_rank.command("pause")
     time.sleep(1)
     # The last flush of a rank contains all samples of its log.
-    wait_until(lambda: value_of_rank(stage, COUNT, 0) == len(paused_rank.recorded_times()))
-    wait_for_passes(stage, time.time() + FLUSH_SECONDS)
+    wait_until(lambda: value_of_rank(scenario, COUNT, 0) == len(paused_rank.recorded_times()))
+    wait_for_passes(scenario, time.time() + FLUSH_SECONDS)
     times["end"] = time.time()
 
 
-def value_of_rank(stage: Stage, family: str, rank: int) -> float | None:
+def value_of_rank(scenario: Scenario, family: str, rank: int) -> float | None:
     """Return the last value that Prometheus has scraped for a rank, or None without a series."""
-    return stage.prometheus.value(f'{family}{{rank="{rank}"}}')
+    return scenario.prometheus.value(f'{family}{{rank="{rank}"}}')
 
 
-def wait_for_series(stage: Stage, family: str, *ranks: int) -> None:
+def wait_for_series(scenario: Scenario, family: str, *ranks: int) -> None:
     """Wait until Prometheus has a family for each of the ranks."""
-    wait_until(lambda: all(value_of_rank(stage, family, rank) is not None for rank in ranks))
+    wait_until(lambda: all(value_of_rank(scenario, family, rank) is not None for rank in ranks))
 
 
-def wait_for_passes(stage: Stage, moment: float) -> None:
+def wait_for_passes(scenario: Scenario, moment: float) -> None:
     """Wait until Prometheus has scraped the results of two passes over the feed that ended after a Unix time.
 
     The first of them may have begun before that time.
     """
 
     def pass_after(earlier_pass: float) -> float | None:
-        last_pass = stage.prometheus.value(FEED_PASS)
+        last_pass = scenario.prometheus.value(FEED_PASS)
         return last_pass if last_pass is not None and last_pass > earlier_pass else None
 
     first_pass = wait_until(lambda: pass_after(moment))
     wait_until(lambda: pass_after(first_pass))
 
 
-def time_of_passes(stage: Stage, moment: float) -> float:
+def time_of_passes(scenario: Scenario, moment: float) -> float:
     """Return the time from which Prometheus has the results of two passes over the feed that ended after a Unix time."""
-    last_passes = stage.prometheus.range(FEED_PASS, stage.times["start"], stage.times["end"])
+    last_passes = scenario.prometheus.range(FEED_PASS, scenario.times["start"], scenario.times["end"])
     _first_pass, second_pass = sorted({end for end in last_passes.values() if end > moment})[:2]
     return min(scraped_at for scraped_at, end in last_passes.items() if end >= second_pass)
 
 
-def successful_scrapes(stage: Stage, start: float, end: float) -> list[float]:
+def successful_scrapes(scenario: Scenario, start: float, end: float) -> list[float]:
     """Return the points of a time range at which the last scrape was successful. On a busy machine, some scrapes fail."""
-    up_values = stage.prometheus.range('up{job="exporter"}', stage.times["start"], stage.times["end"])
+    up_values = scenario.prometheus.range(
+        'up{job="exporter"}', scenario.times["start"], scenario.times["end"]
+    )
     return [moment for moment, value in up_values.items() if value == 1 and start <= moment <= end]
 
 
 def has_points(
-    stage: Stage, points: dict[float, float], start: float, end: float, *, min_ratio: float = 1.0
+    scenario: Scenario, points: dict[float, float], start: float, end: float, *, min_ratio: float = 1.0
 ) -> bool:
-    """Return True if a series has points at a share of the successful scrapes in a time range, by default at all of them."""
-    scrapes = successful_scrapes(stage, start, end)
+    """Return True if a series has points at *min_ratio* of the successful scrapes in a time range, by default at all of them."""
+    scrapes = successful_scrapes(scenario, start, end)
     return bool(scrapes) and len([moment for moment in scrapes if moment in points]) >= min_ratio * len(
         scrapes
     )
@@ -244,73 +246,73 @@ def is_gap(points: dict[float, float], start: float, end: float) -> bool:
 pytestmark = [needs_prometheus, pytest.mark.timeout(180)]
 
 
-def points_of(stage: Stage, family: str, rank: int) -> dict[float, float]:
+def points_of(scenario: Scenario, family: str, rank: int) -> dict[float, float]:
     expression = f'{family}{{run="trial",rank="{rank}"}}'
-    return stage.prometheus.range(expression, stage.times["start"], stage.times["end"])
+    return scenario.prometheus.range(expression, scenario.times["start"], scenario.times["end"])
 
 
-def test_window_values_match_the_recorded_values(stage: Stage) -> None:
-    points = points_of(stage, MEAN, 0)
+def test_window_values_match_the_recorded_values(scenario: Scenario) -> None:
+    points = points_of(scenario, MEAN, 0)
     counts = [
-        value for moment, value in points_of(stage, SAMPLES, 0).items() if moment < stage.times["pause"]
+        value for moment, value in points_of(scenario, SAMPLES, 0).items() if moment < scenario.times["pause"]
     ]
 
     assert set(points.values()) == {0.25}
     # A rank on a busy machine closes a window late.
-    assert has_points(stage, points, stage.times["windows"], stage.times["pause"], min_ratio=0.5)
-    times = [moment for moment in stage.ranks[0].recorded_times() if moment < stage.times["pause"]]
+    assert has_points(scenario, points, scenario.times["windows"], scenario.times["pause"], min_ratio=0.5)
+    times = [moment for moment in scenario.ranks[0].recorded_times() if moment < scenario.times["pause"]]
     busiest = max(counts)
     # A window has at most 50 samples a second. The gauges of a rank that closes a window later than the limit end.
     max_samples = 50 * (WINDOW_SECONDS + STALE_SECONDS)
-    assert 0.5 * len(times) / (stage.times["pause"] - stage.times["start"]) < busiest <= max_samples
+    assert 0.5 * len(times) / (scenario.times["pause"] - scenario.times["start"]) < busiest <= max_samples
 
 
-def test_a_rank_that_stops_adding_has_a_gap_and_keeps_its_totals(stage: Stage) -> None:
-    gap_start, gap_end = stage.times["empty windows"], stage.times["resume"]
-    points, samples, totals = (points_of(stage, family, 0) for family in (MEAN, SAMPLES, COUNT))
+def test_a_rank_that_stops_adding_has_a_gap_and_keeps_its_totals(scenario: Scenario) -> None:
+    gap_start, gap_end = scenario.times["empty windows"], scenario.times["resume"]
+    points, samples, totals = (points_of(scenario, family, 0) for family in (MEAN, SAMPLES, COUNT))
 
     assert is_gap(points, gap_start, gap_end)
-    assert has_points(stage, samples, gap_start, gap_end, min_ratio=0.5)
+    assert has_points(scenario, samples, gap_start, gap_end, min_ratio=0.5)
     assert {value for moment, value in samples.items() if gap_start <= moment <= gap_end} == {0.0}
     assert points.keys().isdisjoint(moment for moment, value in samples.items() if value == 0.0)
-    assert has_points(stage, totals, gap_start, gap_end)
-    assert has_points(stage, points, stage.times["all windows"], stage.times["stop"], min_ratio=0.5)
-    assert stage.prometheus.value(f'absent({MEAN}{{rank="0"}})', time_seconds=gap_end - 0.1) == 1
+    assert has_points(scenario, totals, gap_start, gap_end)
+    assert has_points(scenario, points, scenario.times["all windows"], scenario.times["stop"], min_ratio=0.5)
+    assert scenario.prometheus.value(f'absent({MEAN}{{rank="0"}})', time_seconds=gap_end - 0.1) == 1
 
 
 def test_window_gauges_of_a_killed_rank_end_within_two_flushes_and_totals_linger(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
-    gap_start = time_of_passes(stage, stage.times["kill"] + 2 * FLUSH_SECONDS)
-    points, samples, totals = (points_of(stage, family, 1) for family in (MEAN, SAMPLES, COUNT))
+    gap_start = time_of_passes(scenario, scenario.times["kill"] + 2 * FLUSH_SECONDS)
+    points, samples, totals = (points_of(scenario, family, 1) for family in (MEAN, SAMPLES, COUNT))
 
-    assert is_gap(points, gap_start, stage.times["restart"])
-    assert is_gap(samples, gap_start, stage.times["restart"])
-    assert has_points(stage, totals, gap_start, stage.times["restart"])
-
-
-def test_the_totals_of_a_killed_rank_end_after_the_linger_time(stage: Stage) -> None:
-    totals = points_of(stage, COUNT, 2)
-
-    assert has_points(stage, totals, stage.times["leave"], stage.times["leave"] + LINGER_SECONDS / 2)
-    assert is_gap(totals, stage.times["totals ended"], stage.times["end"])
+    assert is_gap(points, gap_start, scenario.times["restart"])
+    assert is_gap(samples, gap_start, scenario.times["restart"])
+    assert has_points(scenario, totals, gap_start, scenario.times["restart"])
 
 
-def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stage: Stage) -> None:
-    rank = stage.ranks[1]
+def test_the_totals_of_a_killed_rank_end_after_the_linger_time(scenario: Scenario) -> None:
+    totals = points_of(scenario, COUNT, 2)
+
+    assert has_points(scenario, totals, scenario.times["leave"], scenario.times["leave"] + LINGER_SECONDS / 2)
+    assert is_gap(totals, scenario.times["totals ended"], scenario.times["end"])
+
+
+def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(scenario: Scenario) -> None:
+    rank = scenario.ranks[1]
     times_before, times_after = rank.recorded_times(0), rank.recorded_times(1)
     sample_count = len(times_before) + len(times_after)
-    update_time = stage.prometheus.value(
-        'training_feed_last_update_timestamp_seconds{rank="1"}', time_seconds=stage.times["restart"] - 0.1
+    update_time = scenario.prometheus.value(
+        'training_feed_last_update_timestamp_seconds{rank="1"}', time_seconds=scenario.times["restart"] - 0.1
     )
     assert update_time is not None
     # A busy machine flushes late. Without the tolerance, a sample at the time of the flush counts as flushed.
-    last_flush = min(stage.times["kill"] - FLUSH_SECONDS, update_time) - 0.3
+    last_flush = min(scenario.times["kill"] - FLUSH_SECONDS, update_time) - 0.3
     max_lost_samples = len([moment for moment in times_before if moment > last_flush])
 
-    total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', time_seconds=stage.times["end"])
-    increase = stage.prometheus.value(
-        f'increase({COUNT}{{rank="1"}}[15s])', time_seconds=stage.times["restart"] + 3
+    total = scenario.prometheus.value(f'{COUNT}{{rank="1"}}', time_seconds=scenario.times["end"])
+    increase = scenario.prometheus.value(
+        f'increase({COUNT}{{rank="1"}}[15s])', time_seconds=scenario.times["restart"] + 3
     )
 
     assert total is not None
@@ -318,14 +320,16 @@ def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stag
     assert sample_count - max_lost_samples <= total <= sample_count
     # At most 50 samples per second. After a reset of the counter, `increase` would add the whole new value.
     assert increase < 15 * 50 * 1.2
-    assert stage.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', time_seconds=stage.times["end"]) == 0
+    assert (
+        scenario.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', time_seconds=scenario.times["end"]) == 0
+    )
 
 
-def test_totals_of_a_rank_without_restarts_are_exact(stage: Stage) -> None:
-    sample_count = len(stage.ranks[0].recorded_times())
+def test_totals_of_a_rank_without_restarts_are_exact(scenario: Scenario) -> None:
+    sample_count = len(scenario.ranks[0].recorded_times())
 
     def value_at_end(expression: str) -> float | None:
-        return stage.prometheus.value(expression, time_seconds=stage.times["end"])
+        return scenario.prometheus.value(expression, time_seconds=scenario.times["end"])
 
     assert value_at_end(f'{COUNT}{{rank="0"}}') == sample_count
     assert value_at_end('train_loss_ratio_sum{rank="0"}') == pytest.approx(0.25 * sample_count)
@@ -333,30 +337,34 @@ def test_totals_of_a_rank_without_restarts_are_exact(stage: Stage) -> None:
     assert value_at_end('train_step_seconds_bucket{rank="0",le="+Inf"}') == sample_count
 
 
-def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(stage: Stage) -> None:
-    stale_time = time_of_passes(stage, stage.times["stop"] + STALE_SECONDS)
-    points, totals = points_of(stage, MEAN, 2), points_of(stage, COUNT, 2)
+def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(scenario: Scenario) -> None:
+    stale_time = time_of_passes(scenario, scenario.times["stop"] + STALE_SECONDS)
+    points, totals = points_of(scenario, MEAN, 2), points_of(scenario, COUNT, 2)
     update_time = 'training_feed_last_update_timestamp_seconds{rank="2"}'
-    age_time = stage.times["continue"] - 0.5
-    age = stage.prometheus.value(f"time() - {update_time}", time_seconds=age_time)
+    age_time = scenario.times["continue"] - 0.5
+    age = scenario.prometheus.value(f"time() - {update_time}", time_seconds=age_time)
 
-    assert is_gap(points, stale_time, stage.times["continue"])
-    assert has_points(stage, totals, stale_time, stage.times["continue"])
+    assert is_gap(points, stale_time, scenario.times["continue"])
+    assert has_points(scenario, totals, stale_time, scenario.times["continue"])
     assert age is not None
     # The last update was before the stop, and after the windows of the rank were scraped.
-    assert age_time - stage.times["stop"] - 0.1 <= age < age_time - stage.times["join"]
+    assert age_time - scenario.times["stop"] - 0.1 <= age < age_time - scenario.times["join"]
 
 
-def test_a_killed_sidecar_is_a_gap_and_no_counter_decreases(stage: Stage) -> None:
-    up_values = stage.prometheus.range('up{job="exporter"}', stage.times["start"], stage.times["end"])
+def test_a_killed_sidecar_is_a_gap_and_no_counter_decreases(scenario: Scenario) -> None:
+    up_values = scenario.prometheus.range(
+        'up{job="exporter"}', scenario.times["start"], scenario.times["end"]
+    )
     failed_scrapes = {moment for moment, value in up_values.items() if value == 0}
     values_before = [
-        value for moment, value in up_values.items() if moment < stage.times["sidecar killed"] - 0.5
+        value for moment, value in up_values.items() if moment < scenario.times["sidecar killed"] - 0.5
     ]
 
     assert 1.0 in values_before  # on a busy machine, a scrape can exceed its timeout
     assert up_values[max(up_values)] == 1.0
-    assert max(failed_scrapes) > stage.times["sidecar killed"]
-    assert failed_scrapes.isdisjoint(points_of(stage, MEAN, 0))
+    assert max(failed_scrapes) > scenario.times["sidecar killed"]
+    assert failed_scrapes.isdisjoint(points_of(scenario, MEAN, 0))
     for family in (COUNT, "train_step_seconds_count"):
-        assert stage.prometheus.query(f"resets({family}[2m]) > 0", time_seconds=stage.times["end"]) == []
+        assert (
+            scenario.prometheus.query(f"resets({family}[2m]) > 0", time_seconds=scenario.times["end"]) == []
+        )

@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> 
     Args:
         condition: Called at once, and then at intervals that grow from 20 to 250 ms, so that a long wait leaves the cores to
             the other tests.
-        seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`.
+        seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`. The default is 240 s, which is the timeout of a test.
     """
     start_time = time.monotonic()
     limit_seconds = max(PATIENCE * seconds, LIMIT_SECONDS)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bridges_support import PRINT_PAGE, STEPS, installed_distribution, needs, run_job
+from bridges_support import PRINT_PAGE, STEPS, create_distribution, needs, run_job
 from places import PROJECT, TESTS
 from program_support import page_of, run_program, series, sum_by_labels, total
 
@@ -130,7 +130,7 @@ UNCHANGED_PROGRAM = (
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
-    paths = f"{installed_distribution(tmp_path / 'site')}:{PROJECT}:{TESTS}"
+    paths = f"{create_distribution(tmp_path / 'site')}:{PROJECT}:{TESTS}"
     unrecorded_run = run_program(tmp_path / "nothing", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel)
     recorded_run = run_program(
         tmp_path / "feed", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1"

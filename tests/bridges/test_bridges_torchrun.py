@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bridges_support import installed_distribution, needs
+from bridges_support import create_distribution, needs
 from places import TESTS
 from program_support import page_of, sum_by_labels
 from run_support import (
@@ -33,7 +33,7 @@ def job_environment(path: Path, **extra: str) -> dict[str, str]:
     env = child_environment(
         OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2", **extra
     )
-    env["PYTHONPATH"] = f"{installed_distribution(path / 'site')}:{env['PYTHONPATH']}:{TESTS}"
+    env["PYTHONPATH"] = f"{create_distribution(path / 'site')}:{env['PYTHONPATH']}:{TESTS}"
     return env
 
 

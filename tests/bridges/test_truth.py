@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridges_support import QUIET, installed_distribution, needs
+from bridges_support import QUIET, create_distribution, needs
 from places import PROJECT, TESTS
 from program_support import sum_by_labels
 from run_support import (
@@ -96,7 +96,7 @@ def truth_of(name: str, directory: Path) -> Truth:
     """Run a job twice under `run`, and return its diary and pages."""
     feed = directory / "feed"
     feed.mkdir(mode=0o700)
-    site = installed_distribution(directory / "site")
+    site = create_distribution(directory / "site")
     port = free_port()
     job = [sys.executable, "-c", TWO_ATTEMPTS, str(JOB_DIRECTORY / f"job_{name}.py"), str(directory)]
     command = run_command(feed, job, "--run.name=truth", "--run.linger=30s", port=port)

@@ -114,7 +114,7 @@ def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
     with alertmanager(tmp_path, receiver) as address:
         post_alerts(address, [*links, *flaps, hang])
         wait_until(lambda: len(receiver.messages) >= 3, 30)
-        time.sleep(2)
+        time.sleep(2)  # a further notification would follow within the group interval of a second
         groups = [(path, alerts[0]["labels"]["alertname"], len(alerts)) for path, alerts in receiver.messages]
 
     assert sorted(groups) == [
@@ -133,9 +133,9 @@ def test_a_broken_gpu_and_the_hang_of_its_run_page_once(tmp_path: Path, receiver
     with alertmanager(tmp_path, receiver) as address:
         post_alerts(address, alerts)
         wait_until(lambda: receiver.messages, 60)
-        time.sleep(2)
+        time.sleep(2)  # a further notification would follow within the group interval of a second
 
-    [(path, notified_alerts)] = receiver.messages
+    ((path, notified_alerts),) = receiver.messages
     assert path == "/pager"
     assert sorted(alert["labels"]["alertname"] for alert in notified_alerts) == ["GpuLost", "TrainingHang"]
 

@@ -84,7 +84,7 @@ def test_shell_scripts_pass_shellcheck() -> None:
 # --- the image -----------------------------------------------------------------------------------------------
 
 
-def test_the_image_passes_hadolint_and_runs_unprivileged() -> None:
+def test_the_image_passes_hadolint_and_runs_the_health_check_unprivileged() -> None:
     completed_run = run(require_program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
     last_stage = DOCKERFILE.rpartition("\nFROM ")[2]
 
@@ -344,7 +344,7 @@ def test_the_chart_serves_tls_with_probes_that_need_no_certificate() -> None:
     assert [monitor["spec"]["podMetricsEndpoints"][0]["scheme"] for monitor in monitors] == ["https", "https"]
 
 
-def test_the_chart_puts_the_sidecar_s_resources_into_the_namespaces_of_the_jobs() -> None:
+def test_the_chart_puts_the_resources_of_the_sidecar_into_the_namespaces_of_the_jobs() -> None:
     peers = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring"
     documents = render_chart("sidecar.namespaces={team-a,team-b}", "networkPolicy.enabled=true", peers)
     namespaces_by_kind = {

@@ -21,7 +21,7 @@ from rules_support import (
     load_yaml,
     needs_promtool,
     promtool,
-    records,
+    recording_rules,
     rules,
     runbook_sections,
     selectors,
@@ -63,7 +63,9 @@ def unknown_names(rule: Rule) -> list[str]:
 
 
 def test_rules_use_only_existing_families_and_labels() -> None:
-    unknown_by_rule = {f"{rule.file}:{rule.name}": unknown_names(rule) for rule in [*alerts(), *records()]}
+    unknown_by_rule = {
+        f"{rule.file}:{rule.name}": unknown_names(rule) for rule in [*alerts(), *recording_rules()]
+    }
 
     assert {rule: names for rule, names in unknown_by_rule.items() if names} == {}
 
@@ -95,7 +97,7 @@ def test_a_recording_rule_has_a_case_with_its_value() -> None:
     expressions = [check["expr"] for check in checks("promql_expr_test") if check["exp_samples"]]
     tested_names = {selector.name for expression in expressions for selector in selectors(expression)}
 
-    assert {record.name for record in records()} - tested_names == set()
+    assert {record.name for record in recording_rules()} - tested_names == set()
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda rule: rule.name)
@@ -131,7 +133,7 @@ def resolve_link(site: str, text: str) -> str:
 
 
 def test_the_default_links_name_no_host_of_the_developer() -> None:
-    [links] = [rule for rule in thresholds() if rule.name == "site:links:info"]
+    (links,) = (rule for rule in thresholds() if rule.name == "site:links:info")
 
     assert "labels" not in links.body
     assert "localhost" not in links.expr
@@ -146,7 +148,7 @@ def test_a_rate_of_a_clock_limit_above_one_is_not_reported() -> None:
 
 
 def test_the_rule_of_hanging_groups_has_the_collectives_of_the_stack_explanation() -> None:
-    [order] = [rule for rule in rules() if rule.name == "run_group:training_hang_order:count"]
+    (order,) = (rule for rule in rules() if rule.name == "run_group:training_hang_order:count")
     match = re.search(r'function!~"\(\.\*\[\.\]\)\?\(([\w|]+)\)\|([^"]+)"', order.expr)
 
     assert match is not None
@@ -183,7 +185,7 @@ def test_the_runbook_explains_each_xid_of_the_critical_alert() -> None:
 
 def test_a_rule_is_defined_once_and_a_record_named_by_level_metric_and_operation() -> None:
     names = [rule.name for rule in rules()]
-    record_names = [rule.name for rule in [*records(), *thresholds()]]
+    record_names = [rule.name for rule in [*recording_rules(), *thresholds()]]
 
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-z_]+:[a-z_]+:\w+", name) for name in record_names)
@@ -210,7 +212,7 @@ def test_every_threshold_is_used_and_named_in_the_condition_of_its_alert() -> No
     ids=["a new problem starts with its first sample", "an older one has no start", "a week ago"],
 )
 @pytest.mark.parametrize(
-    "start", [rule for rule in records() if "_onset:" in rule.expr], ids=lambda rule: rule.name
+    "start", [rule for rule in recording_rules() if "_onset:" in rule.expr], ids=lambda rule: rule.name
 )
 @needs_promtool
 def test_the_start_of_a_problem_without_a_recorded_onset_is_never_too_early(

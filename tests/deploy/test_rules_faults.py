@@ -195,6 +195,10 @@ def queried_samples(metrics: list[Metric]) -> dict[str, float]:
     return samples
 
 
+Action = Callable[[Rank], None]
+"""Work of a rank, repeated for a minute."""
+
+
 def train(rank: Rank, *, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
     """Complete a step, and save a checkpoint about every ten minutes."""
     rank.step(seconds, compute, loss)
@@ -202,28 +206,28 @@ def train(rank: Rank, *, seconds: float = 5.0, compute: float = 4.0, loss: float
         rank.save()
 
 
-def no_fault(simulation: Simulation) -> Callable[[Rank], None]:
+def no_fault(simulation: Simulation) -> Action:
     del simulation
     return train
 
 
-def nan_loss(simulation: Simulation) -> Callable[[Rank], None]:
+def nan_loss(simulation: Simulation) -> Action:
     return lambda rank: train(
         rank, loss=math.nan if simulation.scrapes == simulation.healthy_scrapes else 2.5
     )
 
 
-def hang(simulation: Simulation) -> Callable[[Rank], None]:
+def hang(simulation: Simulation) -> Action:
     del simulation
     return lambda rank: rank.enter_forever(kinds.TRAINING_ITERATION)
 
 
-def straggler(simulation: Simulation) -> Callable[[Rank], None]:
+def straggler(simulation: Simulation) -> Action:
     del simulation
     return lambda rank: train(rank, compute=5.0 if rank.process.rank else 2.0)
 
 
-def sidecar_killed(simulation: Simulation) -> Callable[[Rank], None]:
+def sidecar_killed(simulation: Simulation) -> Action:
     if simulation.scrapes == simulation.healthy_scrapes:
         simulation.exporter_is_up = False
     elif simulation.scrapes == simulation.healthy_scrapes + 12:
@@ -232,33 +236,34 @@ def sidecar_killed(simulation: Simulation) -> Callable[[Rank], None]:
     return train
 
 
-def job_killed(simulation: Simulation) -> Callable[[Rank], None]:
+def job_killed(simulation: Simulation) -> Action:
     if simulation.job_is_alive:
         simulation.kill_job()
     return train
 
 
-def slower_steps(simulation: Simulation) -> Callable[[Rank], None]:
+def slower_steps(simulation: Simulation) -> Action:
     del simulation
     return lambda rank: train(rank, seconds=8.0, compute=6.4)
 
 
-def save_that_hangs(simulation: Simulation) -> Callable[[Rank], None]:
+def save_that_hangs(simulation: Simulation) -> Action:
     del simulation
     return lambda rank: rank.enter_forever(kinds.CHECKPOINT_SAVE)
 
 
-def gpu_lost(simulation: Simulation) -> Callable[[Rank], None]:
+def gpu_lost(simulation: Simulation) -> Action:
     simulation.lost_gpus = 1
     return train
 
 
-def switch_lost(simulation: Simulation) -> Callable[[Rank], None]:
+def switch_lost(simulation: Simulation) -> Action:
     simulation.switch_is_lost = True
     return train
 
 
-Fault = Callable[[Simulation], Callable[[Rank], None]]
+Fault = Callable[[Simulation], Action]
+"""Function that changes a simulation before each minute of the fault, and returns what its ranks do."""
 FAULTS: dict[Fault, set[str]] = {
     no_fault: set(),
     nan_loss: {"TrainingLossNonFinite"},
@@ -271,6 +276,7 @@ FAULTS: dict[Fault, set[str]] = {
     gpu_lost: {"GpuLost", "GpuMissing", "GpuXidCritical"},
     switch_lost: {"IbLinkDown"},
 }
+"""Expected alerts of each fault."""
 
 
 @needs_promtool

@@ -22,6 +22,7 @@ JOIN = re.compile(
 def joins() -> list[tuple[Rule, str]]:
     """Return each rule with each right-hand side of its joins."""
     matches = [(rule, match["one_side"]) for rule in rules() for match in JOIN.finditer(rule.expr)]
+    # If a parenthesis opens before the join, the text to the end of the line is not an expression.
     return [(rule, one_side) for rule, one_side in matches if one_side.count("(") == one_side.count(")")]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from prometheus_support import Prometheus, fetch, needs_prometheus
-from rules_support import Rule, Selector, accelerated_rules, records, rules, selectors, thresholds
+from rules_support import Rule, Selector, accelerated_rules, recording_rules, rules, selectors, thresholds
 from run_support import running_process
 from waiting import PATIENCE, wait_until
 
@@ -116,7 +116,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 def can_be_absent(rule: Rule) -> bool:
     """Return True if a part of the expression can be absent. Recording rules are resolved to families."""
-    by_name = {record.name: record for record in records()}
+    by_name = {record.name: record for record in recording_rules()}
     names = [selector.name for selector in selectors(rule.expr)]
     return any(
         name in {**ABSENT, **EMPTY_RECORDS} or (name in by_name and can_be_absent(by_name[name]))
@@ -125,8 +125,8 @@ def can_be_absent(rule: Rule) -> bool:
     )
 
 
-def missing_after_a_while(missing_names: Callable[[], list[str]]) -> list[str]:
-    """Return missing results after enough scrapes for every rate and recording rule."""
+def missing_after_waiting(missing_names: Callable[[], list[str]]) -> list[str]:
+    """Return the names that are still missing after 240 s, in which every rate and recording rule has a result."""
     with contextlib.suppress(AssertionError):
         wait_until(lambda: not missing_names())
     return missing_names()
@@ -134,13 +134,13 @@ def missing_after_a_while(missing_names: Callable[[], list[str]]) -> list[str]:
 
 def test_every_recording_rule_has_data_or_a_listed_reason(prometheus: Prometheus) -> None:
     expected_names = [
-        rule.name for rule in records() if rule.name not in EMPTY_RECORDS and not can_be_absent(rule)
+        rule.name for rule in recording_rules() if rule.name not in EMPTY_RECORDS and not can_be_absent(rule)
     ]
 
     def missing_names() -> list[str]:
         return [name for name in expected_names if not prometheus.query(f"present_over_time({name}[2m])")]
 
-    assert missing_after_a_while(missing_names) == []
+    assert missing_after_waiting(missing_names) == []
 
 
 def queried_selectors() -> list[Selector]:
@@ -149,7 +149,7 @@ def queried_selectors() -> list[Selector]:
 
 
 def test_every_family_of_the_rules_is_present_or_absent_for_a_listed_reason(prometheus: Prometheus) -> None:
-    known_names = {rule.name for rule in [*records(), *thresholds()]} | set(ABSENT)
+    known_names = {rule.name for rule in [*recording_rules(), *thresholds()]} | set(ABSENT)
     expected_selectors = [
         selector for selector in queried_selectors() if not {selector.name, str(selector)} & known_names
     ]
@@ -161,7 +161,7 @@ def test_every_family_of_the_rules_is_present_or_absent_for_a_listed_reason(prom
             if not prometheus.query(f"present_over_time({selector}[2m])")
         ]
 
-    assert missing_after_a_while(missing_names) == []
+    assert missing_after_waiting(missing_names) == []
 
 
 def test_no_rule_fails_and_no_critical_alert_fires_except_for_a_loss_that_is_not_finite(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from collectors_support import assert_golden
-from gpu_support import DATA, ReplayResult, assert_sound, replay, values
+from gpu_support import GPU_DATA, ReplayResult, assert_sound, replay, values
 from prometheus_client import generate_latest
 
 from exporter.collectors.gpu.families import GPU_FAMILIES
@@ -38,7 +38,7 @@ def test_a_machine_has_the_expected_exposition(name: str) -> None:
     assert_sound(families)
     exposition = generate_latest(SimpleNamespace(collect=lambda: families)).decode()
 
-    assert_golden(exposition, DATA / f"{name}.metrics")
+    assert_golden(exposition, GPU_DATA / f"{name}.metrics")
 
 
 @pytest.fixture(scope="module")
