@@ -19,7 +19,7 @@ from exporter.training import span
 from exporter.version import __version__
 
 registry = REGISTRY
-"""Registry of the Stats of this process: `matching("train.*")`, `find(name)`, `switch(pattern, enabled=…)`."""
+"""Registry of the Stats of this process: `matching("train.*")`, `find(name)`, `set_enabled(pattern, enabled=…)`."""
 
 
 def __dir__() -> list[str]:

@@ -228,5 +228,5 @@ def fresh_recorder() -> Iterator[None]:
 
 
 def _reset() -> None:
-    RECORDER.thread.run_step(TRAINING.after_fork)  # the recording thread must not read meanwhile
+    RECORDER.thread.run_exclusively(TRAINING.after_fork)  # the recording thread must not read meanwhile
     RECORDER.process.after_fork()  # drops the rank claimed by the test

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from exporter.bridges.periodic import Periodic
-from exporter.recording.stat import metric
+from exporter.recording.stat import create_series
 
 MAX_DEVICES = 64
 """Maximum number of devices whose statistics are read."""
@@ -52,14 +52,14 @@ class CudaMemory:
                 value = statistics.get(quantity, {}).get("all", {}).get(moment)
                 if value is not None:
                     state_labels = labels | {"state": state}
-                    metric("gauge", "training.gpu_memory", unit="bytes", labels=state_labels)(value)
+                    create_series("gauge", "training.gpu_memory", unit="bytes", labels=state_labels)(value)
             for key, counter in TOTALS.items():
                 total = statistics.get(key)
                 if total is not None:
                     # A total that is smaller than before was reset by the job.
                     previous = self._last_totals.get((device, key), 0)
                     self._last_totals[device, key] = total
-                    metric("counter", counter, labels=labels)(
+                    create_series("counter", counter, labels=labels)(
                         total - previous if total >= previous else total
                     )
 

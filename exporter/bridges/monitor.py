@@ -18,7 +18,7 @@ from exporter.errors import DefinitionError
 from exporter.recording.event_values import RawEvent, check_data
 from exporter.recording.events import EVENTS
 from exporter.recording.notices import log_once
-from exporter.recording.stat import Stat, metric
+from exporter.recording.stat import Stat, create_series
 
 UNNAMED = "unnamed"
 """Type of an event with an empty name."""
@@ -51,8 +51,8 @@ class MonitorBridge:
         self._stat_event = stat_event
         self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)  # filled by torch's handler
         self._series: dict[str, Callable[[float], None] | None] = {}
-        self._count_overflow = metric("counter", "training.torch_monitor.overflows")
-        self._count_refused = metric("counter", "training.torch_monitor.refused")
+        self._count_overflow = create_series("counter", "training.torch_monitor.overflows")
+        self._count_refused = create_series("counter", "training.torch_monitor.refused")
 
     def drain(self) -> None:
         """Process the queue in slices, until less than a full slice is queued."""
@@ -131,7 +131,7 @@ def _series(key: str) -> Callable[[float], None] | None:
     unit = None if aggregation == "count" else family.unit
     try:
         if aggregation in _TOTALS:
-            add = metric(
+            add = create_series(
                 "counter", f"{family.stat}.{_TOTALS[aggregation]}", unit=unit, is_exporter_family=False
             )
         else:

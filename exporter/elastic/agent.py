@@ -17,7 +17,7 @@ from exporter.recording.event_values import RawEvent, convert_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import LAUNCH_ID, clean_text
 from exporter.recording.recorder import RECORDER
-from exporter.recording.stat import metric
+from exporter.recording.stat import create_series
 
 Record = Callable[[object], None]
 """Function that records a value of a metric, or ignores a value that is no valid number."""
@@ -44,7 +44,7 @@ _RENDEZVOUS_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 1
 def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Callable[[float], None]:
     """Return the function that records a number in a series of the family `training_elastic_<name>` (with the suffixes of its type)."""
     buckets = _RENDEZVOUS_BUCKETS if kind == "histogram" else None
-    return metric(kind, f"training.elastic.{name}", unit=unit, labels=labels, buckets=buckets)
+    return create_series(kind, f"training.elastic.{name}", unit=unit, labels=labels, buckets=buckets)
 
 
 class AgentMetrics:

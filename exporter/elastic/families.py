@@ -14,7 +14,7 @@ from exporter.errors import DefinitionError
 from exporter.recording.conversion import class_name
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
-from exporter.recording.stat import Stat, metric
+from exporter.recording.stat import Stat, create_series
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import Aggregation
 
@@ -187,5 +187,5 @@ STATS = MetricStats()
 @cache
 def refusal_recorder(reason: str) -> Record:
     """Return the function that counts a refused value, or an exception of a handler, in `training_elastic_refused_total`."""
-    add = metric("counter", "training.elastic.refused", labels={"reason": reason})
+    add = create_series("counter", "training.elastic.refused", labels={"reason": reason})
     return lambda _value: add(1)

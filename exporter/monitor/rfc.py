@@ -14,7 +14,7 @@ from os import getpid
 from time import monotonic_ns, time
 from typing import Any
 
-from exporter.recording.conversion import MAX_TEXT_CHARACTERS, Datum
+from exporter.recording.conversion import MAX_CONVERTED_CHARACTERS, Datum
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.event_values import (
     RawEvent,
@@ -102,7 +102,7 @@ def log(
     if not isinstance(event.message, str | None):
         raise TypeError(f"the message of an event must be str or None, not {event.message!r}")
     type_, severity = check_type(event.type), check_severity(event.severity)
-    text, data = event.message and event.message[:MAX_TEXT_CHARACTERS], check_data(dict(event.metadata))
+    text, data = event.message and event.message[:MAX_CONVERTED_CHARACTERS], check_data(dict(event.metadata))
     now = time()
     event_time = now if event.timestamp is None else check_timestamp(event.timestamp)
     kind = EVENTS.kind(type_, severity)

@@ -21,7 +21,7 @@ from exporter.recording.conversion import safe_repr, to_name
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
-from exporter.recording.stat import metric
+from exporter.recording.stat import create_series
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter, Worker
 from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, assert_that
@@ -210,7 +210,7 @@ def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
 def _counter(name: str, **labels: str) -> Callable[[float], None]:
     """Return the function that increases a counter of an exporter. Above the limit of series, the function counts nothing."""
     try:
-        return metric("counter", f"training.span.exporter.{name}", labels=labels)
+        return create_series("counter", f"training.span.exporter.{name}", labels=labels)
     except DefinitionError as error:  # too many series; the exports are not counted
         log_once("span exporter counts", f"the exports of the span exporter are not counted: {error}")
         return lambda _value: None

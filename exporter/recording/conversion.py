@@ -31,8 +31,8 @@ Datum = str | float | int | bool
 AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
 """Value of a span's attribute."""
 
-MAX_TEXT_CHARACTERS = 32_768
-"""Maximum length of a text. Longer texts are cut."""
+MAX_CONVERTED_CHARACTERS = 32_768
+"""Maximum length of a text in an event or in an attribute of a span. Longer texts are cut."""
 MAX_REPR_CHARACTERS = 1000
 """Default maximum length of the text of `to_repr`."""
 MAX_ITEM_CHARACTERS = 200
@@ -47,7 +47,7 @@ MAX_DEPTH = 5
 """Maximum number of nested containers that are converted. A container may contain itself."""
 _INT64_LIMIT = 1 << 63
 _MAX_SHOWN_BITS = 4096
-"""Maximum size of an integer that is written in digits."""
+"""Size in bits up to which an integer is written in digits. CPython refuses integers of more than 4,300 digits, about 14,000 bits."""
 _NUMPY_NUMBERS = ("float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong")
 """Class names of numpy's numbers, without the number of bits."""
 _SHOWN_AS_STR = ("datetime", "decimal", "uuid")
@@ -141,6 +141,7 @@ def is_asynchronous(value: object) -> bool:
 
 
 def _scalar(value: Any, value_type: type) -> Datum | None:
+    """Return the value as a plain value, or None if it cannot be converted. Raises the exceptions of the object's class."""
     if issubclass(value_type, str):
         return str.__str__(value)
     if issubclass(value_type, int):
@@ -190,6 +191,7 @@ def _in_host_memory(value: Any) -> bool:
         device_type = getattr(device, "type", None) or getattr(device, "platform", "")
     if not issubclass(type(device_type), str):
         return False
+    # "cpu" for "cpu:0" of torch, and for "/job:localhost/replica:0/task:0/device:CPU:0" of TensorFlow
     return str.lower(device_type).rpartition("device:")[2].partition(":")[0] == "cpu"
 
 
@@ -200,7 +202,7 @@ def to_attribute(value: object) -> AttributeValue | None:
     """Return the value as an attribute of a span: a str, bool, int, float, a list of values of one of these types, or None.
 
     A list of int and float becomes a list of floats, and any other mixed list a list of texts. A mapping becomes a list of
-    `key:value`. All nested containers together are cut after `MAX_ITEMS` items, and texts after `MAX_TEXT_CHARACTERS` characters.
+    `key:value`. All nested containers together are cut after `MAX_ITEMS` items, and texts after `MAX_CONVERTED_CHARACTERS` characters.
     """
     value_type = type(value)
     if value is None or value_type is float or value_type is int or value_type is bool:
@@ -212,7 +214,7 @@ def to_attribute(value: object) -> AttributeValue | None:
 
 
 def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
-    """Convert a value; *budget* yields once for each item of all nested containers, up to the maximum number of items."""
+    """Return the result of `to_attribute` for a value inside *depth* containers. *budget* yields once for each item that may be read."""
     value_type = type(value)
     if value is None:
         return None
@@ -234,14 +236,14 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
         ]
     scalar = to_scalar(value)
     if type(scalar) is str:
-        return scalar[:MAX_TEXT_CHARACTERS]
+        return scalar[:MAX_CONVERTED_CHARACTERS]
     if not isinstance(scalar, Unconvertible):
         return scalar
     if class_attribute(value_type, "device") is not None or is_asynchronous(value):
         return f"<{class_name(value)}>"
     if size_of(value, value_type) > MAX_SIZED_ITEMS:
         return f"<{class_name(value)}>"
-    return str(value)[:MAX_TEXT_CHARACTERS]
+    return str(value)[:MAX_CONVERTED_CHARACTERS]
 
 
 def _homogeneous(items: list[Any]) -> list[Any]:
@@ -263,14 +265,14 @@ def to_datum(value: object) -> Datum | None:
     try:
         scalar = to_scalar(value)
         if type(scalar) is str:
-            return scalar[:MAX_TEXT_CHARACTERS]
+            return scalar[:MAX_CONVERTED_CHARACTERS]
         if type(scalar) is int and not -_INT64_LIMIT <= scalar < _INT64_LIMIT:
             return _integer_text(scalar)
         if not isinstance(scalar, Unconvertible):
             return scalar
         value_type = type(value)
         if issubclass(value_type, os.PathLike):
-            return os.fsdecode(value)[:MAX_TEXT_CHARACTERS]  # type: ignore[arg-type]  # checked above
+            return os.fsdecode(value)[:MAX_CONVERTED_CHARACTERS]  # type: ignore[arg-type]  # checked above
         if issubclass(value_type, (bytes, bytearray)):
             return first_bytes(value, MAX_REPR_CHARACTERS).decode("utf-8", "backslashreplace")
         if module_of_class(value_type) in _SHOWN_AS_STR:
@@ -280,7 +282,7 @@ def to_datum(value: object) -> Datum | None:
         return None
 
 
-def to_str(value: object, limit: int = MAX_TEXT_CHARACTERS) -> str:
+def to_str(value: object, limit: int = MAX_CONVERTED_CHARACTERS) -> str:
     """Return the `str` of the scalar of the value (see `to_scalar`), otherwise of the value, cut after *limit* characters.
 
     Containers, objects of more than `MAX_SIZED_ITEMS` items, and arrays whose `str` could wait for a device become the text of
@@ -356,6 +358,7 @@ def class_name(value: object) -> str:
 
 
 def _safe_repr_of(value: Any, depth: int, budget: Iterator[int]) -> str:
+    """Return the text of `safe_repr` for a value inside *depth* containers; *budget* as in `_attribute_of`."""
     value_type = type(value)
     if value_type is str or value_type is bytes:
         return repr(value[:MAX_SAFE_REPR_CHARACTERS])
@@ -377,6 +380,7 @@ def _safe_repr_of(value: Any, depth: int, budget: Iterator[int]) -> str:
 
 
 def _repr_of(value: Any, depth: int, budget: Iterator[int]) -> str:
+    """Return the text of `to_repr` for a value inside *depth* containers; *budget* as in `_attribute_of`."""
     value_type = type(value)
     if issubclass(value_type, str):
         return repr(str.__getitem__(value, slice(MAX_ITEM_CHARACTERS)))
@@ -420,6 +424,7 @@ def _container(value: Any, value_type: type, budget: Iterator[int], repr_of: Cal
 
 
 def _integer_text(value: int) -> str:
+    """Return the digits of an integer, or its number of bits from `_MAX_SHOWN_BITS` on."""
     bits = value.bit_length()
     return str(value) if bits < _MAX_SHOWN_BITS else f"an integer of {bits} bits"
 

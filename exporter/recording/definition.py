@@ -44,7 +44,9 @@ DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {
     "ratio": (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
     "bytes": tuple(float(1 << power) for power in range(10, 41, 3)),
 }
+"""Default upper bounds of a histogram, by unit of the Stat."""
 OTHER_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3, 1e4, 1e5, 1e6)
+"""Default upper bounds for another unit, and without a unit."""
 
 _RESERVED_LABELS = ("instance", "job", "le", "quantile", "rank", "role", "run", "worker")
 _NAME = re.compile(r"[a-zA-Z]\w*(\.\w+)*", re.ASCII)
@@ -149,6 +151,7 @@ def _check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[
 
 
 def _check_number(field: str, value: float, *, minimum: float) -> float:
+    """Return a finite int or float of at least *minimum* as a float. Raises DefinitionError for other values."""
     try:
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
     except OverflowError:
@@ -193,7 +196,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "window_seconds": _check_window_seconds,
 }
 _RULE_FIELDS = ("aggregations", "buckets", "window_samples", "window_seconds")
-"""Fields that a recording rule may change."""
+"""Fields that a recording rule may change, besides `enabled`."""
 
 
 def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> tuple[float, ...]:
@@ -223,7 +226,12 @@ def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
 
 
 def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[StatDefinition, bool]:
-    """Return the definition after the matching rules are applied in order, and True if the Stat is enabled."""
+    """Return the definition after the matching rules are applied in order, and True if the Stat is enabled.
+
+    Rules that together remove both limits of the window leave these limits unchanged. `min_samples` is lowered to the number of
+    samples of a window. A histogram that a rule adds without buckets has the default buckets of the unit. The definition of a series without
+    windows does not change.
+    """
     changes: dict[str, object] = {}
     enabled = True
     for rule in rules:

@@ -41,8 +41,10 @@ OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
 """Default limit of delivered events of a kind per second."""
 
-Pair = tuple[str, str]
-"""Type and severity; label and severity; or label and reason."""
+KindKey = tuple[str, str]
+"""Type and severity."""
+CountKey = tuple[str, str]
+"""Label values of a count: type and severity, type and reason, or handler and reason."""
 
 
 @value_class
@@ -60,6 +62,7 @@ class Kind:
     """Counts, rules and handlers of the events of a type and severity.
 
     Attributes:
+        label: Value of the label `type`: the cleaned and cut type, or `other`.
         count: Function that counts an event.
         is_limited: True if a rule samples or limits the events. Such a rule also applies to direct and awaited handlers.
         handlers: Handlers that receive the events.
@@ -119,7 +122,9 @@ class Kind:
     def admits(self) -> bool:
         """Return True if the next event is delivered, and count it as suppressed otherwise."""
         share = self._sample
-        if share < 1.0:  # evenly, starting with the first event, without use of the job's random generators
+        if share < 1.0:
+            # An event is delivered if the whole part of number * share has grown: with a share of 0.25, events 0, 4, 8 and so on.
+            # Random numbers are not used, because the job may have seeded the generator.
             number = self._next_number()
             if (number * share) // 1 == ((number - 1) * share) // 1:
                 self.suppressed_counts["sampled"].bump()
@@ -151,7 +156,7 @@ class KindTable:
         # Reentrant, because a signal handler may log while its thread creates a kind.
         self._lock = threading.RLock()
         self._wake = wake  # called after the first event of a kind and after a registration
-        self._kinds: dict[Pair, Kind] = {}  # not removed, because compatibility modules keep references
+        self._kinds: dict[KindKey, Kind] = {}  # not removed, because compatibility modules keep references
         self._rules: dict[str, EventRule] = {}
         self.is_recording = True  # False with `EXPORTER_DISABLED=1`
         self._begin_counts()
@@ -162,26 +167,29 @@ class KindTable:
             kind.restart()
 
     def kind(self, type: str, severity: str) -> Kind:
-        """Return the kind of a type and a severity. Raises TypeError or ValueError for invalid arguments."""
+        """Return the kind of a type and a severity. Raises TypeError or ValueError for invalid arguments.
+
+        Above `MAX_KINDS` kinds, returns a new kind for each call, whose events are counted as `other`.
+        """
         try:
             return self._kinds[type, severity]
         except (KeyError, TypeError):
-            pair = check_type(type), check_severity(severity)
+            key = check_type(type), check_severity(severity)
         with self._lock:
-            kind = self._kinds.get(pair)
+            kind = self._kinds.get(key)
             if kind is not None:
                 return kind
-            is_kept = len(self._kinds) < MAX_KINDS or pair[0] == OTHER
+            is_kept = len(self._kinds) < MAX_KINDS or key[0] == OTHER
             if is_kept:
                 labels = {member.label for member in list(self._kinds.values())}
-                label = clean_text(pair[0])[:MAX_LABEL_CHARACTERS]
-                kind = Kind(*pair, label if label in labels or len(labels) < MAX_TYPES else OTHER)
+                label = clean_text(key[0])[:MAX_LABEL_CHARACTERS]
+                kind = Kind(*key, label if label in labels or len(labels) < MAX_TYPES else OTHER)
             else:
-                kind = Kind(*pair, OTHER, self.kind(OTHER, pair[1]))
+                kind = Kind(*key, OTHER, self.kind(OTHER, key[1]))
             kind.apply_rules(list(self._rules.values()), is_recording=self.is_recording)
             kind.route(self.active)
             if is_kept:
-                kind = self._kinds.setdefault(pair, kind)
+                kind = self._kinds.setdefault(key, kind)
         if self._wake is not None:
             self._wake()
         return kind
@@ -234,24 +242,24 @@ class KindTable:
             for kind in list(self._kinds.values()):
                 kind.apply_rules(list(self._rules.values()), is_recording=self.is_recording)
 
-    def _reading(self, delivered: dict[str, int], dropped: dict[Pair, int]) -> EventsReading:
+    def _reading(self, delivered: dict[str, int], dropped: dict[CountKey, int]) -> EventsReading:
         """Return the counts of the kinds, and the given counts of the handlers."""
-        counts: dict[Pair, int] = {}
-        last_times: dict[Pair, float] = {}
-        suppressed: dict[Pair, int] = {}
+        counts: dict[CountKey, int] = {}
+        last_times: dict[CountKey, float] = {}
+        suppressed: dict[CountKey, int] = {}
         for kind in list(self._kinds.values()):
-            pair = kind.label, kind.severity
+            key = kind.label, kind.severity
             if event_count := kind.counter.read():
-                counts[pair] = counts.get(pair, 0) + event_count
+                counts[key] = counts.get(key, 0) + event_count
                 if (last_time := kind.last_seconds) is not None:
-                    last_times[pair] = max(last_times.get(pair, last_time), last_time)
+                    last_times[key] = max(last_times.get(key, last_time), last_time)
             for reason, counter in kind.suppressed_counts.items():
                 if event_count := counter.read():
                     suppressed[kind.label, reason] = suppressed.get((kind.label, reason), 0) + event_count
         return EventsReading(counts, last_times, suppressed, delivered, dropped)
 
     def _refuse(self, type: str, part: str) -> None:
-        """Count an event that is recorded without an invalid part, and log the first such event of each type."""
+        """Count an invalid part of an event, which is recorded without this part, and log the first one of each type."""
         self.kind(type or OTHER, "info").suppressed_counts["payload"].bump()
         log_once(
             f"event {type[:MAX_EVENT_NAME_CHARACTERS]}",

@@ -18,7 +18,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from exporter.recording.conversion import safe_repr, to_str
-from exporter.recording.event_kinds import MAX_LABEL_CHARACTERS, Kind, KindTable, Pair
+from exporter.recording.event_kinds import MAX_LABEL_CHARACTERS, CountKey, Kind, KindTable
 from exporter.recording.event_values import (
     MAX_EVENT_NAME_CHARACTERS,
     Event,
@@ -34,7 +34,7 @@ from exporter.recording.identity import Process, clean_text
 from exporter.recording.values import EventsReading, ProcessIdentity
 from exporter.recording.worker import end_all
 
-RECENT_EVENTS = 256
+MAX_RECENT_EVENTS = 256
 """Maximum number of events that `recent` returns."""
 MAX_QUEUED_EVENTS = 1_000_000
 """Maximum number of events that wait for a handler, as an argument of `register`."""
@@ -68,17 +68,17 @@ class EventLog(KindTable):
         self._identify = identify or Process().identity
         self._current_span = current_span
         self.active: tuple[Handle, ...] = ()
-        self.latest: deque[Any] = deque(maxlen=RECENT_EVENTS)
+        self.latest: deque[Any] = deque(maxlen=MAX_RECENT_EVENTS)
         self._deadline = inf  # monotonic time after which no thread waits for a handler; set at exit
         super().__init__(wake)
 
     def _begin_counts(self) -> None:
         self._identity: ProcessIdentity | None = None
         self.latest.clear()
-        self._leaving: list[Handle] = []  # unregistered handlers whose threads may still run
+        self._unregistered: list[Handle] = []  # unregistered handlers whose threads may still run
         # Counts of handlers that were removed. A reset subtracts the previous counts of the active handlers.
         self._delivered_counts: dict[str, int] = {}
-        self._dropped_counts: dict[Pair, int] = {}
+        self._dropped_counts: dict[CountKey, int] = {}
         for handle in self.active:
             self._add_counts(handle, self._delivered_counts, self._dropped_counts, sign=-1)
         super()._begin_counts()
@@ -161,7 +161,7 @@ class EventLog(KindTable):
         return default
 
     def recent(self) -> list[Event]:
-        """Return the latest events, at most `RECENT_EVENTS`, oldest first."""
+        """Return the latest events, at most `MAX_RECENT_EVENTS`, oldest first."""
         events = []
         with self._lock:
             latest, shift = self.latest, 0
@@ -255,7 +255,7 @@ class EventLog(KindTable):
         with self._lock:
             if handle not in self.active:
                 return
-            self._leaving.append(handle)
+            self._unregistered.append(handle)
             self._deliver_to(tuple([active for active in self.active if active is not handle]))
         end_all([handle], seconds=timeout_seconds, reason="unregistered")
 
@@ -269,7 +269,7 @@ class EventLog(KindTable):
         """End all deliveries within a timeout, at the exit of the process."""
         with self._lock:
             handles = self.active
-            self._leaving += handles
+            self._unregistered += handles
             self._deliver_to(())
         end_all(handles, seconds=timeout_seconds, reason="exit")
 
@@ -286,11 +286,11 @@ class EventLog(KindTable):
     def reading(self) -> EventsReading:
         """Return the counts of the events and of the handlers. Must not be called concurrently."""
         with self._lock:
-            for handle in [handle for handle in self._leaving if handle.has_final_counts]:
-                self._leaving.remove(handle)
+            for handle in [handle for handle in self._unregistered if handle.has_final_counts]:
+                self._unregistered.remove(handle)
                 self._add_counts(handle, self._delivered_counts, self._dropped_counts)
             delivered, dropped = dict(self._delivered_counts), dict(self._dropped_counts)
-            for handle in (*self._leaving, *self.active):
+            for handle in (*self._unregistered, *self.active):
                 self._add_counts(handle, delivered, dropped)
             return self._reading(delivered, dropped)
 
@@ -299,8 +299,8 @@ class EventLog(KindTable):
         with self._lock:
             self._begin_counts()
 
-    def renew(self) -> None:
-        """Determine the identity anew for the next event."""
+    def forget_identity(self) -> None:
+        """Let the next event determine the identity of the process again."""
         self._identity = None
 
     def after_fork(self) -> None:
@@ -345,7 +345,7 @@ class EventLog(KindTable):
                 and handle.native_class is not None
                 and isinstance(origin, handle.native_class)
             ):
-                handle.take_at_once(origin)
+                handle.call_directly(origin)
                 continue
             if event is None:
                 raw: RawEvent = source if isinstance(source, RawEvent) else source.raw()
@@ -372,6 +372,7 @@ class EventLog(KindTable):
     # Implementation ----------------------------------------------------------------------------------------------
 
     def _deliver_to(self, handles: tuple[Handle, ...]) -> None:
+        """Replace the active handlers, and the handlers of each kind. The caller holds the lock."""
         for handle in (*self.active, *handles):
             handle.is_registered = handle in handles
         self.active = handles
@@ -379,6 +380,7 @@ class EventLog(KindTable):
             kind.route(handles)
 
     def _add_payload(self, raw: RawEvent, payload: Callable[[], Any]) -> None:
+        """Add the data that *payload* returns to an event. Arguments of `log` take precedence. Never raises."""
         try:
             payload_data = convert_data(payload(), lambda name: self._refuse(raw.type, f"the value {name!r}"))
         except Exception as error:  # noqa: BLE001  # the function belongs to the job
@@ -391,14 +393,16 @@ class EventLog(KindTable):
         return None if self._current_span is None else self._current_span()
 
     def _event(self, raw: RawEvent) -> Event:
+        """Convert a logged event, with a new id and the identity of the process."""
         identity = self._identity
         if identity is None:
             identity = self._identity = self._identify()
         return raw.to_event(os.urandom(8).hex(), identity)
 
     def _add_counts(
-        self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1
+        self, handle: Handle, delivered: dict[str, int], dropped: dict[CountKey, int], *, sign: int = 1
     ) -> None:
+        """Add the counts of a handler, multiplied by *sign*, to counts by handler, and by handler and reason."""
         name = handle.name
         delivered[name] = delivered.get(name, 0) + sign * handle.delivered
         for reason, count in handle.lost_items().items():

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 from exporter.recording.conversion import (
-    MAX_TEXT_CHARACTERS,
+    MAX_CONVERTED_CHARACTERS,
     Datum,
     safe_repr,
     to_datum,
@@ -147,7 +147,7 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
 
     None is omitted. Values that cannot be converted are omitted too, and *refuse* is called with the name of each of them.
     """
-    if _is_plain(data, MAX_EVENT_NAME_CHARACTERS, MAX_TEXT_CHARACTERS):
+    if _is_plain(data, MAX_EVENT_NAME_CHARACTERS, MAX_CONVERTED_CHARACTERS):
         return data  # type: ignore[return-value]  # checked by `_is_plain`
     plain_data: dict[str, Datum] = {}
     for name, value in data.items():
@@ -175,7 +175,7 @@ def check_severity(severity: object) -> str:
 def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> Mapping[str, Datum]:
     """Return the data as plain values.
 
-    Without *keep_full_texts*, texts are cut to `MAX_TEXT_CHARACTERS` and names to `MAX_EVENT_NAME_CHARACTERS`. Returns the same
+    Without *keep_full_texts*, texts are cut to `MAX_CONVERTED_CHARACTERS` and names to `MAX_EVENT_NAME_CHARACTERS`. Returns the same
     object if nothing changes.
 
     Raises:
@@ -183,7 +183,7 @@ def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> M
         ValueError: An int has more than 64 bits.
     """
     max_name_characters = _UNLIMITED_CHARACTERS if keep_full_texts else MAX_EVENT_NAME_CHARACTERS
-    max_text_characters = _UNLIMITED_CHARACTERS if keep_full_texts else MAX_TEXT_CHARACTERS
+    max_text_characters = _UNLIMITED_CHARACTERS if keep_full_texts else MAX_CONVERTED_CHARACTERS
     if _is_plain(data, max_name_characters, max_text_characters):
         return data
     plain_data: dict[str, Any] = {}

@@ -20,13 +20,13 @@ MAX_GPUS = 64
 MAX_GPU_NAME_CHARACTERS = 64
 """Maximum length of the name of a GPU. Longer names are ignored. The longest names are `MIG-GPU-<uuid>/<gi>/<ci>`."""
 READ_INTERVAL = 10
-"""Number of recordings between two reads of the allocator once a GPU is in use, and between two reads of missing driver files."""
+"""Number of recordings between two reads of the allocator once a GPU is in use, and of driver files that are missing."""
 
 DRIVER_FILES = "/proc/driver/nvidia/gpus"
 """Directory with a subdirectory per visible GPU, named by the address on the PCI bus."""
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_UUID = "GPU UUID:"
+_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_UUID_PREFIX = "GPU UUID:"
 
 
 class ProcessGpus:
@@ -39,11 +39,14 @@ class ProcessGpus:
         self._skips_left = self._file_skips_left = 0
 
     def read(self, environment: Mapping[str, str], local_rank: int | None, *, final: bool = False) -> GpuUse:
-        """Return the GPUs on which torch has reserved memory, otherwise the GPU that the environment assigns to the local rank."""
+        """Return the GPUs on which torch has reserved memory, otherwise the GPU that the environment assigns to the local rank.
+
+        Once torch uses a GPU, the result is read again after `READ_INTERVAL` calls, and by a call with *final*.
+        """
         if self._skips_left > 0 and not final:
             self._skips_left -= 1
             return self._latest
-        visible = _visible(environment)
+        visible = _visible_entries(environment)
         uses_cuda = _torch_uses_cuda()
         numbers = _numbers_in_use() if uses_cuda else []
         if numbers:
@@ -85,18 +88,20 @@ def _uuids(directory: str) -> list[str]:
     try:
         for name in sorted(os.listdir(directory)):  # noqa: PTH208  # without the import of pathlib
             with open(f"{directory}/{name}/information", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                uuids += [line.removeprefix(_UUID).strip() for line in file if line.startswith(_UUID)]
+                uuids += [
+                    line.removeprefix(_UUID_PREFIX).strip() for line in file if line.startswith(_UUID_PREFIX)
+                ]
     except OSError:
         return []
     return uuids if all(uuid.startswith("GPU-") and "?" not in uuid for uuid in uuids) else []
 
 
-def _visible(environment: Mapping[str, str]) -> list[str] | None:
+def _visible_entries(environment: Mapping[str, str]) -> list[str] | None:
     """Return the entries of CUDA_VISIBLE_DEVICES before the first invalid entry, or None if the variable is not set.
 
     CUDA hides the GPUs after an invalid entry. Jobs use the entry `-1` for that purpose.
     """
-    text = environment.get(_VISIBLE)
+    text = environment.get(_VISIBLE_VARIABLE)
     if text is None:
         return None
     entries = [entry.strip() for entry in text.split(",")][:MAX_GPUS]

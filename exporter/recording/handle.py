@@ -115,7 +115,7 @@ class Handle(Worker):
         """Return True if a pattern of the handler starts with the prefix."""
         return any(pattern.startswith(prefix) for pattern in self._types or ())
 
-    def take_at_once(self, item: object) -> None:
+    def call_directly(self, item: object) -> None:
         """Call a direct handler on the calling thread."""
         self._call(item)
         self._direct_deliveries.bump()
@@ -123,11 +123,12 @@ class Handle(Worker):
     def put(self, item: Any, origin: object = None, *, bounded: bool = True) -> bool:
         """Queue an item for the handler, or call a direct handler. Return False if the item is not accepted. Never waits."""
         if self.is_direct:
-            self.take_at_once(item if self._convert is None else self._convert(item, origin))
+            self.call_directly(item if self._convert is None else self._convert(item, origin))
             return True
         return self.is_registered and super().put((item, origin), bounded=bounded)
 
     def _deliver(self, item: tuple[Any, object]) -> None:
+        """Call the handler with a queued pair of event and logged object, on the thread of the handler."""
         self._call(item[0] if self._convert is None else self._convert(*item))
 
     def __repr__(self) -> str:

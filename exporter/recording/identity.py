@@ -129,10 +129,11 @@ class Process:
         self._renew_if_changed(previous)
 
     def _without_claim(self) -> ProcessIdentity:
-        # Reporting training does not start a new recording; other changes of the identity do.
+        """Return the part of the identity whose changes start a new recording: everything except `trains`."""
         return self.identity().replace(trains=False)
 
     def _renew_if_changed(self, previous: ProcessIdentity) -> None:
+        """Start a new recording unless the identity is still *previous*."""
         if self._renew is not None and self._without_claim() != previous:
             self._renew()
 
@@ -172,6 +173,11 @@ def _run_of(agent_run_id: str) -> tuple[str, bool]:
 
 
 def _generated_name() -> str:
+    """Return a run name that is the same in all processes of a launch, such as `train-20261122-1721-3f`.
+
+    The name contains the start of the process that has started the others: torchrun's agent, the parent in multiprocessing, or
+    this process. Agents of several nodes start at different times, so that the name then contains a hash of the rendezvous.
+    """
     environment, script = os.environ, sys.argv[0] if getattr(sys, "argv", None) else ""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
@@ -209,6 +215,7 @@ def _is_rank_owner() -> bool:
 
 
 def _rank_variable() -> str:
+    """Return the rank variable that is set, with its value, such as `RANK=3`, or "" without one."""
     name = next((name for name in _RANK_VARIABLES if _first_number(name) is not None), "")
     return f"{name}={os.environ[name].strip()}" if name else ""
 
@@ -218,6 +225,7 @@ def _node() -> str:
 
 
 def _first_number(*names: str) -> int | None:
+    """Return the first of these environment variables that is a whole number of at most nine digits, or None."""
     for name in names:
         text = os.environ.get(name, "").strip()
         if text.isascii() and text.isdigit() and len(text) <= 9:

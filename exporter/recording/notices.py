@@ -88,6 +88,7 @@ class Notices:
         self._queue.clear()
 
     def _write_all(self) -> None:
+        """Write the queued notices and call the listeners, until the queue is empty."""
         while True:
             while self._queue:
                 message = self._queue.popleft()
@@ -107,6 +108,7 @@ class Notices:
                 self.dropped_notices += 1
 
     def _write(self, line: str) -> None:
+        """Write a line to the descriptor of the original `sys.stderr`, or to the stream that the job has put in its place."""
         stream, original = sys.stderr, sys.__stderr__
         try:
             if original is not None and stream is original:

@@ -36,11 +36,11 @@ DEFAULT_FLUSH_SECONDS = 1.0
 TICK_SECONDS = 0.5
 """Interval of the drains between flushes. A million samples a second fill a buffer in 1.05 s. A shorter interval costs more CPU time:
 a wake-up takes 0.2 ms, because the caches of the processor no longer contain the code and the data of the exporter."""
-HIGH_WATER = BUFFER_SAMPLES // 64
-"""Number of samples above which a buffer is drained before the next flush."""
+HIGH_WATER_SAMPLES = BUFFER_SAMPLES // 64
+"""Number of samples above which a tick drains a buffer before the next flush."""
 RENEW_SECONDS = 1.0
-"""Maximum time for which `configure` waits for the current step of the recording thread, such as a flush on a busy machine. Samples
-that are recorded after a longer wait, and before the end of the step, have the earlier identity."""
+"""Maximum time for which `configure` waits for the current work of the recording thread, such as a flush on a busy machine. Samples
+that are recorded after a longer wait, and before the end of the work, have the earlier identity."""
 CHILD_FLUSH_SECONDS = 0.25
 """Maximum flush interval of forked children and children of multiprocessing, such as the workers of a DataLoader. These processes
 are often ended by SIGTERM, and then lose the samples since the last flush."""
@@ -104,7 +104,7 @@ class Recorder:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def _initialize(self) -> None:
-        """Set the state that a forked child does not inherit."""
+        """Set the state that a forked child does not inherit: requests, start time, GPUs and the claim of the rank."""
         self._is_flush_requested = self._is_renewal_requested = self._is_closed = False
         self.started_at = time()
         self._gpus = ProcessGpus()
@@ -130,13 +130,13 @@ class Recorder:
 
     def drain(self, timeout_seconds: float) -> bool:
         """Aggregate the samples of Stats with window handlers, on the caller's thread. Return False after the timeout."""
-        return self.thread.run_step(
+        return self.thread.run_exclusively(
             lambda: self._cycle.drain(lambda state: state.window_handlers), timeout_seconds
         )
 
     def flush(self, timeout_seconds: float) -> bool:
         """Aggregate and write a recording, on the caller's thread. Return False after the timeout, or if the write failed."""
-        return self.thread.run_step(lambda: self._publish(final=False), timeout_seconds)
+        return self.thread.run_exclusively(lambda: self._publish(final=False), timeout_seconds)
 
     def flush_soon(self) -> None:
         """Request an immediate flush by the recording thread, for example after a checkpoint."""
@@ -175,6 +175,7 @@ class Recorder:
             sys.setswitchinterval(switch_interval)
 
     def _shut_down(self, start: float) -> None:
+        """End the parts of the recorder in order. Each part has a deadline relative to the monotonic time *start*."""
         self.events.limit_waits(start + HANDLERS_SECONDS)
         self.thread.wake()
         self.drain(DRAIN_SECONDS)
@@ -187,14 +188,16 @@ class Recorder:
         # The C library ends a thread that takes the interpreter lock during finalization, which may abort the process.
         self.thread.join(max(start + JOIN_SECONDS - monotonic(), 0.1))
         # If the recording thread hangs in a write, the final recording is lost and the process still exits.
-        self.thread.run_step(lambda: self._write_last(start), max(start + EXIT_SECONDS - monotonic(), 0.1))
+        self.thread.run_exclusively(
+            lambda: self._write_last(start), max(start + EXIT_SECONDS - monotonic(), 0.1)
+        )
         NOTICES.flush(max(start + EXIT_SECONDS - monotonic(), 0.1))
 
     def renew(self) -> None:
-        """Start a new recording for a changed identity, now or after the current step of the recording thread."""
-        self.events.renew()
+        """Start a new recording for a changed identity, now or after the current work of the recording thread."""
+        self.events.forget_identity()
         self._is_renewal_requested = True
-        self.thread.run_step(self._renew, RENEW_SECONDS)
+        self.thread.run_exclusively(self._renew, RENEW_SECONDS)
 
     def reset(self) -> None:
         """Return to the initial state: no recorded values, new locks, no threads."""
@@ -218,6 +221,7 @@ class Recorder:
         )
 
     def _write_last(self, start: float) -> None:
+        """Write the final recording if the recorder is in use, and close the sink."""
         if self._in_use():
             if self._training is not None:
                 self._training.collect(final=True)
@@ -229,6 +233,10 @@ class Recorder:
             self._sink.close()
 
     def _renew(self) -> None:
+        """Start a requested new recording: write the final recording of the old identity, and restart all counts at zero.
+
+        Without an open feed file, nothing has been published, and the counts continue under the new identity.
+        """
         if self._is_renewal_requested:
             self._is_renewal_requested = False
             if self._sink is not None and self._sink.is_open():
@@ -239,7 +247,7 @@ class Recorder:
                 self.events.reset()
                 if self._training is not None:
                     self._training.reset()
-            self.events.renew()
+            self.events.forget_identity()
             self.started_at = time()
 
     def _prepare(self) -> bool:
@@ -265,21 +273,23 @@ class Recorder:
         sys.modules["multiprocessing.util"].Finalize(None, self.shutdown, exitpriority=0)
 
     def _after_fork(self) -> None:
+        """Reset the recorder in a forked child, and start the thread if the child has inherited a recorder in use."""
         self.reset()
         self._is_child = True
         if self._in_use():
             self.start()
 
     def _run(self) -> None:
-        self.thread.run_step(self._read_rules)
+        """Flush once per interval, and tick between the flushes, until the thread must end. Runs on the recording thread."""
+        self.thread.run_exclusively(self._read_rules)
         last_flush = monotonic()
         while self._sleep_until(next_flush := last_flush + self._interval_seconds()):
             if self._is_flush_requested or monotonic() >= next_flush:
                 self._is_flush_requested = False
-                self.thread.run_step(self._flush_cycle)
+                self.thread.run_exclusively(self._flush_cycle)
                 last_flush = max(next_flush, monotonic() - self._interval_seconds())
             else:
-                self.thread.run_step(self._tick_cycle)
+                self.thread.run_exclusively(self._tick_cycle)
 
     def _interval_seconds(self) -> float:
         """Return the flush interval, which is shorter in a child process.
@@ -298,6 +308,7 @@ class Recorder:
         )
 
     def _flush_cycle(self) -> None:
+        """Do the work of a flush: renewal, passive Stats, rules, periodic tasks, and a recording."""
         self._renew()
         self._passive.tick(self.stats.states())
         self._read_rules()
@@ -306,6 +317,7 @@ class Recorder:
         self._publish(final=False, within_seconds=self.flush_seconds)
 
     def _tick_cycle(self) -> None:
+        """Do the work between flushes: renewal, periodic tasks, due windows, and buffers above `HIGH_WATER_SAMPLES`."""
         self._renew()
         for task in self._tasks:
             task.tick()
@@ -313,9 +325,13 @@ class Recorder:
             self._training.tick()
         if self._cycle.needs_close():
             self._cycle.close_windows()
-        self._cycle.drain(lambda state: len(state.buffer) > HIGH_WATER, TICK_SECONDS)
+        self._cycle.drain(lambda state: len(state.buffer) > HIGH_WATER_SAMPLES, TICK_SECONDS)
 
     def _publish(self, *, final: bool, within_seconds: float = inf) -> bool:
+        """Aggregate and write a recording. Return False without a sink, after the close, or if the write failed.
+
+        After *within_seconds*, the buffers that are left are drained by the next call.
+        """
         training = self._training
         self._cycle.close_windows()
         if training is not None:
@@ -358,14 +374,16 @@ class Recorder:
         if claim > self._rank_claim:
             self._rank_claim = claim
             self.process.claim_rank(trains=trains)
-            self.events.renew()
+            self.events.forget_identity()
             if self._sink is not None:
                 self._sink.update_identity(self._feed_identity())
 
     def _feed_identity(self) -> ProcessIdentity:
+        """Return the identity with the pid and the start of the recording; the sink adds id and version."""
         return self.process.identity().replace(pid=os.getpid(), started=self.started_at)
 
     def _read_rules(self) -> None:
+        """Apply changed recording rules of the sidecar's configuration, and log a notice for each invalid rule."""
         rules = None if self._sink is None else self._sink.changed_rules()
         for problem in self.stats.override(list(rules)) if rules is not None else ():
             log_once(f"rule {problem}", f"recording rule of the sidecar's configuration ignored: {problem}")
@@ -382,10 +400,10 @@ def unsupported_interpreter() -> str | None:
     )
 
 
-def _attempt(step: Callable[..., _T], *arguments: Any) -> _T | None:
-    """Return the result of a step of the shutdown, or None if the step raises. The exception is logged once."""
+def _attempt(work: Callable[..., _T], *arguments: Any) -> _T | None:
+    """Return the result of a part of the shutdown, or None if the part raises. The exception is logged once."""
     try:
-        return step(*arguments)
+        return work(*arguments)
     except Exception as error:  # noqa: BLE001  # a defect must not reach the job or prevent the final recording
         log_once(f"shutdown {safe_repr(error)}", f"a defect in the shutdown: {safe_repr(error)}")
         return None

@@ -1,7 +1,7 @@
 """Stat: a named statistic of the job, and the public registry of all Stats.
 
 All methods may be called on any thread. `Stat.add` is the bound method `append` of the Stat's buffer and takes no lock. The first
-construction of a Stat, `switch` and `on_window` take a lock. The recording thread aggregates the samples.
+construction of a Stat, `set_enabled` and `on_window` take a lock. The recording thread aggregates the samples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_QUEUED_WINDOWS = 10_000
 
 
 class Registry:
-    """Registry of the Stats of a process, for listing, look-up, switching and window handlers."""
+    """Registry of the Stats of a process: listing, look-up, enabling and window handlers."""
 
     def __init__(self, table: StatTable, events: EventLog) -> None:
         self._table = table
@@ -49,7 +49,7 @@ class Registry:
             Stat.from_state(state) for state in self.states() if fnmatchcase(state.definition.name, pattern)
         ]
 
-    def switch(self, pattern: str, *, enabled: bool) -> None:
+    def set_enabled(self, pattern: str, *, enabled: bool) -> None:
         """Enable or disable the Stats whose names match a shell pattern, including Stats constructed later.
 
         Counts are kept. Samples added to a disabled Stat are dropped.
@@ -238,7 +238,7 @@ class Stat:
 
     @property
     def enabled(self) -> bool:
-        """False if `Registry.switch` or a rule in the configuration's `recording:` disabled the Stat."""
+        """False if `Registry.set_enabled` or a rule in the configuration's `recording:` disabled the Stat."""
         return self._state.enabled
 
     @property
@@ -274,11 +274,12 @@ REGISTRY = Registry(RECORDER.stats, RECORDER.events)
 
 
 def _restore(cls: type[Stat], definition: StatDefinition) -> Stat:
+    """Return the Stat of a pickled definition. An existing Stat is returned even if its definition differs."""
     existing = REGISTRY.find(definition.name, dict(definition.labels))
     return cls.from_state(RECORDER.stats.get_or_create(definition)) if existing is None else existing
 
 
-def metric(
+def create_series(
     kind: str,
     name: str,
     *,

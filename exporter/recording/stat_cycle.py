@@ -1,6 +1,6 @@
 """Aggregation cycle of all Stats of a process: drains buffers, closes windows by the clock and returns readings.
 
-Runs on the recording thread or on a thread that flushes, under the step lock of the recording thread except for `window_ends`.
+Runs on the recording thread or on a thread that flushes, within `RecordingThread.run_exclusively`. `window_ends` needs no lock.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class StatCycle:
         After the timeout, the next call starts with the first buffer that was not drained, also if its *selects* is different.
         """
         states, deadline = self._stats.states(), monotonic() + within_seconds
-        first, self._next_position = min(self._next_position, len(states)), 0
-        for position in (*range(first, len(states)), *range(first)):
+        first_position, self._next_position = min(self._next_position, len(states)), 0
+        for position in (*range(first_position, len(states)), *range(first_position)):
             if selects(states[position]):
                 if monotonic() > deadline:
                     self._next_position = position

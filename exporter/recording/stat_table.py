@@ -1,4 +1,4 @@
-"""Table of a process's Stats: construction, name conflicts, recording rules and switches.
+"""Table of a process's Stats: construction, name conflicts, and rules that change or disable Stats.
 
 All methods may be called on any thread. The first construction of a Stat takes a lock.
 """
@@ -42,8 +42,8 @@ class StatTable:
         self._order: list[StatState] = []  # in order of construction
         self._owners: dict[str, str] = {}  # name of the Stat by family or sample name
         self._first_states: dict[str, StatState] = {}  # first state by name of the Stat
-        self._rules: list[Rule] = []  # recording rules of the configuration
-        self._switches: list[Rule] = []  # rules of `set_enabled`
+        self._rules: list[Rule] = []  # recording rules of the sidecar's configuration
+        self._code_rules: list[Rule] = []  # rules of `set_enabled`
         # selections of Stats, with the handlers of their windows
         self._window_handlers: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
         self._wake = wake  # called when a Stat is constructed
@@ -68,7 +68,7 @@ class StatTable:
             if self._wake is not None:
                 self._wake()
             if is_full or not self.is_recording:
-                return StatState(definition, wall=time(), samples=0)
+                return StatState(definition, wall=time(), max_samples=0)
             state = self._create(identity, definition, is_exporter_family=is_exporter_family)
         if state.definition != definition:
             _raise_conflict(state, definition)
@@ -77,6 +77,7 @@ class StatTable:
     def _create(
         self, identity: Identity, definition: StatDefinition, *, is_exporter_family: bool
     ) -> StatState:
+        """Construct and register the state of a Stat, unless another thread has done so meanwhile."""
         with self._lock:
             state = StatState(
                 definition,
@@ -107,13 +108,13 @@ class StatTable:
         Counts are kept. Samples added to a disabled Stat are dropped.
         """
         with self._lock:
-            other_rules = [rule for rule in self._switches if rule["match"] != pattern]
-            self._switches = [*other_rules, {"match": pattern, "enabled": enabled}]
+            other_rules = [rule for rule in self._code_rules if rule["match"] != pattern]
+            self._code_rules = [*other_rules, {"match": pattern, "enabled": enabled}]
             for state in self._order:
                 self._apply(state)
 
     def override(self, rules: Sequence[Rule]) -> list[str]:
-        """Replace the recording rules, which apply before the switches of the code. Return a sentence for each invalid rule."""
+        """Replace the recording rules, which apply before the rules of `set_enabled`. Return a sentence for each invalid rule."""
         valid_rules, problems = check_rules(rules)
         with self._lock:
             if valid_rules != self._rules:
@@ -144,19 +145,25 @@ class StatTable:
             state.after_fork(wall=time())
 
     def _apply(self, state: StatState) -> None:
+        """Apply the rules and the window handlers to a Stat. The caller holds the lock."""
         state.window_handlers = tuple(
             [handle for is_selected, handle in self._window_handlers if is_selected(state)]
         )
-        definition, enabled = apply_rules(state.definition, [*self._rules, *self._switches])
+        definition, enabled = apply_rules(state.definition, [*self._rules, *self._code_rules])
         if definition != state.effective or enabled is not state.enabled:
             state.override(definition, enabled=enabled)
 
     def _claim_names(self, state: StatState) -> None:
+        """Reserve the families of a new Stat. The caller holds the lock.
+
+        Raises DefinitionError if a family is reserved for the exporter or belongs to another Stat, or if a Stat of the same name
+        with other labels has a different kind, unit, buckets or histogram.
+        """
         definition = state.definition
-        first = self._first_states.get(definition.name)
-        if first is not None:
-            if _shape(first.definition) != _shape(definition):
-                _raise_conflict(first, definition)
+        first_state = self._first_states.get(definition.name)
+        if first_state is not None:
+            if _shape(first_state.definition) != _shape(definition):
+                _raise_conflict(first_state, definition)
             return
         # All families that the Stat could publish, because a recording rule may add aggregations later.
         names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
@@ -183,14 +190,15 @@ def _shape(definition: StatDefinition) -> tuple[object, ...]:
 
 
 def _raise_conflict(existing: StatState, definition: StatDefinition) -> None:
-    first = existing.definition
-    names = [field.name for field in dataclasses.fields(first) if field.name != "labels"]
-    changed_fields = [name for name in names if getattr(first, name) != getattr(definition, name)]
+    """Raise the DefinitionError for a definition that differs from the one of an existing Stat of the same name."""
+    old = existing.definition
+    names = [field.name for field in dataclasses.fields(old) if field.name != "labels"]
+    changed_fields = [name for name in names if getattr(old, name) != getattr(definition, name)]
     changes = [
-        f"{name} {getattr(first, name)!r} and now {getattr(definition, name)!r}" for name in changed_fields
+        f"{name} {getattr(old, name)!r} and now {getattr(definition, name)!r}" for name in changed_fields
     ]
     raise DefinitionError(
-        f"the Stat {first.name!r} was first constructed at {existing.origin} with a different definition: {', '.join(changes)}",
+        f"the Stat {old.name!r} was first constructed at {existing.origin} with a different definition: {', '.join(changes)}",
         field=changed_fields[0],
         found=getattr(definition, changed_fields[0]),
         allowed="the same definition, or another name or labels",

@@ -1,6 +1,6 @@
 """State of a Stat: the buffer of samples, the open and the last closed window, and the totals.
 
-Threads of the job append to the buffer and to the refusals. The step lock of the recording thread protects all other state.
+Threads of the job append to the buffer and to the refusals. All other state changes within `RecordingThread.run_exclusively`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ class StatState:
     """State of a Stat.
 
     Attributes:
+        definition: Definition in the code.
         effective: Effective definition: the definition in the code, changed by the recording rules of the configuration.
         is_exporter_family: True for a family of the exporter, False for a Stat of the job.
         origin: Source line of the first construction, as `file:line`.
+        buffer: Samples that have not been drained. If it is full, the oldest samples are lost.
         refusals: Reasons for missing samples: `Stat.add_tensor` refused a tensor, or a passive callback raised.
         foreign_reading: Reading that replaces the samples, for a metric of another library; None for other Stats.
         window_handlers: Handlers of closed windows with samples.
+        measure: Callback of a passive Stat; None for other Stats.
+        tensors: Reader of the tensors of `Stat.add_tensor`; None before the first tensor.
+        closed_window: Last closed window; empty before the first.
+        count: Number of accepted samples since the start or the last `reset`.
     """
 
     def __init__(
@@ -42,7 +48,7 @@ class StatState:
         definition: StatDefinition,
         *,
         wall: float,
-        samples: int = BUFFER_SAMPLES,
+        max_samples: int = BUFFER_SAMPLES,
         is_exporter_family: bool = False,
         batch_handlers: Sequence[Handle] = (),
         dispose: Callable[[object], object] | None = None,
@@ -51,8 +57,8 @@ class StatState:
         self._dispose = dispose  # receives lists of foreign objects, whose finalizers may run the job's code
         self.definition = self.effective = definition
         self.is_exporter_family, self.origin = is_exporter_family, ""
-        self.buffer: deque[object] = deque(maxlen=samples)
-        self.refusals: deque[str] = deque(maxlen=samples)
+        self.buffer: deque[object] = deque(maxlen=max_samples)
+        self.refusals: deque[str] = deque(maxlen=max_samples)
         self.enabled = True
         self.tensors: TensorReader | None = None
         self.measure: Callable[[], float] | None = None
@@ -200,6 +206,7 @@ class StatState:
         self._reading = None
 
     def _absorb(self, samples: list[float], wall: float) -> None:
+        """Add finite samples to the totals, the histogram and the window, and pass them to the batch handlers."""
         if self._batch_handlers and self.effective.kind == "stat":
             for handler in tuple(self._batch_handlers):
                 handler.put((self, samples))
@@ -224,6 +231,7 @@ class StatState:
             self._fill_count_windows(samples, wall)
 
     def _fill_count_windows(self, samples: list[float], wall: float) -> None:
+        """Add samples to windows that close after `window_samples` samples; a part may remain in the open window."""
         position, total = 0, len(samples)
         while position < total:
             limit = self.effective.window_samples or total  # the next definition may have a time window
@@ -244,6 +252,7 @@ class StatState:
         return [min(samples), max(samples)]
 
     def _close(self, start: float, end: float) -> None:
+        """Store the open window as the closed window, and pass it to the handlers if it has samples."""
         samples = self._window.samples
         values = self._window.values() if samples >= self.effective.min_samples else {}
         self.closed_window = WindowReading(start, end, samples, values)
@@ -253,6 +262,7 @@ class StatState:
                 handler.put((self, self.closed_window))
 
     def _begin_window(self, start: float) -> None:
+        """Open an empty window. A changed definition takes effect."""
         if self._next_definition is not None:
             self.effective, self._next_definition = self._next_definition, None
         self._window = Window(self.effective.aggregations)

@@ -14,7 +14,7 @@ from typing import Any
 from exporter.recording.conversion import is_asynchronous, to_number
 from exporter.recording.value_class import Value, value_class
 
-SLOTS = 16
+MAX_COPIES = 16
 """Maximum number of copies in flight per Stat and thread. Further values are refused, because a wait would block the job."""
 
 
@@ -45,8 +45,8 @@ class _PendingArray(Value):
         return to_number(self.array)
 
 
-class _Copies:
-    """Values in flight of a thread."""
+class _ThreadCopies:
+    """Copies in flight of a thread, and the pinned memory that the thread reuses."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
@@ -62,9 +62,9 @@ class TensorReader:
         self._add = add
         self._refuse = refuse
         self._local = threading.local()
-        self._threads: list[_Copies] = []
+        self._threads: list[_ThreadCopies] = []
         # Kept until the end of the process, because freeing pinned memory and events calls CUDA.
-        self._retired_copies: list[_Copies] = []
+        self._retired_copies: list[_ThreadCopies] = []
 
     def add(self, tensor: object) -> None:
         """Record the value of a torch tensor or JAX array of one element. Never raises and never waits for a device."""
@@ -77,7 +77,7 @@ class TensorReader:
 
     def collect(self) -> None:
         """Record the values of the calling thread that have arrived. Never raises."""
-        copies: _Copies | None = getattr(self._local, "copies", None)
+        copies: _ThreadCopies | None = getattr(self._local, "copies", None)
         if copies is None:
             return
         pending = copies.pending
@@ -113,6 +113,7 @@ class TensorReader:
         self._local = threading.local()
 
     def _record(self, tensor: Any) -> str | None:
+        """Record a tensor or array now or start its copy, and return None; otherwise return the reason of the refusal."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(tensor, torch.Tensor):
             return self._record_tensor(torch, tensor)
@@ -123,6 +124,7 @@ class TensorReader:
         return "device"
 
     def _record_array(self, array: Any) -> str | None:
+        """Record a JAX array, now if it is computed and no earlier value is pending, otherwise later. Returns as `_record`."""
         if getattr(array, "size", 1) != 1:
             return "shape"
         copies = self._copies()
@@ -133,7 +135,7 @@ class TensorReader:
                 return "not_a_number"
             self._add(value)
             return None
-        if len(copies.pending) >= SLOTS:
+        if len(copies.pending) >= MAX_COPIES:
             return "backlog"
         if callable(start := getattr(array, "copy_to_host_async", None)):
             start()
@@ -141,6 +143,7 @@ class TensorReader:
         return None
 
     def _record_tensor(self, torch: Any, tensor: Any) -> str | None:
+        """Record a tensor of the CPU now, or copy a CUDA tensor to pinned memory on the current stream. Returns as `_record`."""
         placements = getattr(tensor, "placements", None)
         # The local part of a DTensor is its value if each rank holds the whole tensor.
         if placements is not None:
@@ -159,8 +162,8 @@ class TensorReader:
             return "capture"
         copies = self._copies()
         if not copies.is_allocated:
-            buffer = torch.empty((SLOTS, 1), dtype=torch.float64, pin_memory=True)
-            copies.free += [_PinnedCopy(buffer[index], torch.cuda.Event()) for index in range(SLOTS)]
+            buffer = torch.empty((MAX_COPIES, 1), dtype=torch.float64, pin_memory=True)
+            copies.free += [_PinnedCopy(buffer[index], torch.cuda.Event()) for index in range(MAX_COPIES)]
             copies.is_allocated = True
         self.collect()
         if not copies.free:
@@ -172,9 +175,10 @@ class TensorReader:
         copies.pending.append(copy)
         return None
 
-    def _copies(self) -> _Copies:
-        copies: _Copies | None = getattr(self._local, "copies", None)
+    def _copies(self) -> _ThreadCopies:
+        """Return the copies of the calling thread, created on first use."""
+        copies: _ThreadCopies | None = getattr(self._local, "copies", None)
         if copies is None:
-            copies = self._local.copies = _Copies()
+            copies = self._local.copies = _ThreadCopies()
             self._threads.append(copies)
         return copies

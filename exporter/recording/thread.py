@@ -17,7 +17,7 @@ SLICE_SECONDS = 0.0004
 class RecordingThread:
     """Thread that runs the recording of a process.
 
-    Other threads may run a step of the recording, too: a lock ensures that one thread at a time runs a step.
+    Other threads may do work of the recording, too, such as a flush: a lock ensures that one thread at a time does such work.
 
     Args:
         run: Function that the thread calls. It returns after `sleep_until` has returned False.
@@ -35,7 +35,7 @@ class RecordingThread:
     def after_fork(self) -> None:
         """Set the initial state, with new locks and without a thread. Called by the constructor and in a forked child."""
         self._start_lock = threading.Lock()
-        self._step_lock = threading.Lock()
+        self._work_lock = threading.Lock()
         self._alarm = threading.Lock()  # held unless a wake is pending; a release wakes the thread
         self._alarm.acquire()
         self._thread: threading.Thread | None = None
@@ -75,16 +75,16 @@ class RecordingThread:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_seconds)
 
-    def run_step(self, step: Callable[[], object], timeout_seconds: float = -1) -> bool:
-        """Run a step while no other thread runs one.
+    def run_exclusively(self, work: Callable[[], object], timeout_seconds: float = -1) -> bool:
+        """Run work of the recording while no other thread does. A negative timeout waits without a limit.
 
-        Returns False after the timeout, if the step raises, and if the step returns False. An exception is logged once.
+        Returns False after the timeout, if *work* raises, and if it returns False. An exception is logged once.
         """
-        lock = self._step_lock  # a fork within the step replaces the attribute
+        lock = self._work_lock  # a fork within the work replaces the attribute
         if not lock.acquire(timeout=timeout_seconds):
             return False
         try:
-            return step() is not False
+            return work() is not False
         except Exception as error:  # noqa: BLE001  # a defect must not end the thread or reach the job
             log_once(f"defect {safe_repr(error)}", f"a defect in the recording: {safe_repr(error)}")
             return False

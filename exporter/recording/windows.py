@@ -13,10 +13,10 @@ from operator import mul
 
 from exporter.recording.values import AGGREGATIONS, Aggregation
 
-CLOCK_JUMP_TOLERANCE = 0.1
-"""Jump of the wall clock, as a share of the window, above which the window is closed and the clock realigned."""
-MIN_WINDOW_SHARE = 0.1
-"""Shortest window that the clock starts, as a share of the configured length."""
+MAX_CLOCK_JUMP_RATIO = 0.1
+"""Jump of the wall clock, as a ratio of the window, above which the window is closed early and the clock is realigned."""
+MIN_WINDOW_RATIO = 0.1
+"""Shortest window that the clock starts, as a ratio of the configured length."""
 EXACT_SAMPLES = 1024
 """Number of samples up to which quantiles are exact."""
 RELATIVE_ERROR = 0.01
@@ -64,17 +64,19 @@ class WindowClock:
         return closed_window
 
     def _has_jumped(self, wall: float, monotonic: float) -> bool:
-        return abs(wall - monotonic - self._offset) > CLOCK_JUMP_TOLERANCE * self._seconds
+        """Return True if the wall clock has moved against the monotonic clock since the start of the window."""
+        return abs(wall - monotonic - self._offset) > MAX_CLOCK_JUMP_RATIO * self._seconds
 
     def _align(self, wall: float, monotonic: float) -> None:
+        """Set the end of the window to the next multiple of its length, such as 12:01:00 for 60 s at 12:00:17."""
         self._offset = wall - monotonic
         # A nearer boundary is skipped, because the window that ends there would be too short.
-        self.end = (floor(wall / self._seconds + MIN_WINDOW_SHARE) + 1) * self._seconds
+        self.end = (floor(wall / self._seconds + MIN_WINDOW_RATIO) + 1) * self._seconds
         self.due_monotonic = monotonic + self.end - wall
 
 
 class DoubleDoubleSum:
-    """Nearly exact running sum: a double-double, the unevaluated sum of two floats."""
+    """Nearly exact running sum: a double-double, the unevaluated sum of `value` and a much smaller float."""
 
     def __init__(self, samples: list[float] | None = None) -> None:
         self.value = 0.0
@@ -236,6 +238,7 @@ def median(numbers: Iterable[float]) -> float:
 
 
 def _bin_middle(index: int) -> float:
+    """Return the value that differs from both bounds of a bin by the same relative error."""
     return min(exp((index - 1) * _LOG_GROWTH) * _MIDDLE_FACTOR, _MAX_FLOAT)
 
 

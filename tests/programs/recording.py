@@ -251,18 +251,18 @@ def change_the_identity() -> None:
     assert events.recent()[-1].run == "second"
 
 
-def change_the_identity_during_a_long_step() -> None:
-    """Call `configure` during a step of the recording on a second thread, which lasts half a second."""
+def change_the_identity_during_long_work() -> None:
+    """Call `configure` while a second thread does work of the recording for half a second."""
     has_started = threading.Event()
 
-    def step() -> None:
+    def work() -> None:
         has_started.set()
         time.sleep(0.5)
 
     loss = Stat("train.loss", ["mean"])
     loss.add(1.0)
     flush()
-    threading.Thread(target=RECORDER.thread.run_step, args=(step,)).start()
+    threading.Thread(target=RECORDER.thread.run_exclusively, args=(work,)).start()
     has_started.wait()
     exporter.configure(run="second")
     loss.add(1.0)

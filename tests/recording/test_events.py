@@ -21,7 +21,7 @@ from feed_support import new_identity
 from waiting import LIMIT_SECONDS, PATIENCE, wait_until
 
 import exporter
-from exporter.recording.event_log import RECENT_EVENTS, EventLog
+from exporter.recording.event_log import MAX_RECENT_EVENTS, EventLog
 from exporter.recording.event_values import Event
 from exporter.recording.handle import name_of
 from exporter.recording.handlers import JsonLinesHandler
@@ -44,13 +44,13 @@ def test_recent_returns_each_event_once_while_another_thread_logs() -> None:
         return new_identity()
 
     event_log = EventLog(identify=identify)
-    for index in range(RECENT_EVENTS):
+    for index in range(MAX_RECENT_EVENTS):
         event_log.log("step", str(index))
 
     messages = [event.message for event in event_log.recent()]
 
-    assert messages[: RECENT_EVENTS - 1] == [str(index) for index in range(RECENT_EVENTS - 1)]
-    assert [event.message for event in event_log.recent()] == [*map(str, range(1, RECENT_EVENTS)), "late"]
+    assert messages[: MAX_RECENT_EVENTS - 1] == [str(index) for index in range(MAX_RECENT_EVENTS - 1)]
+    assert [event.message for event in event_log.recent()] == [*map(str, range(1, MAX_RECENT_EVENTS)), "late"]
 
 
 def test_enabled_answers_for_a_type_that_cannot_be_hashed(events: EventLog) -> None:
@@ -400,9 +400,9 @@ def test_registration_refuses_invalid_arguments(
 
 
 def test_the_latest_events_are_kept_and_keep_their_ids(events: EventLog) -> None:
-    for number in range(RECENT_EVENTS + 44):
+    for number in range(MAX_RECENT_EVENTS + 44):
         events.log("a", number=number)
     kept_events, same_events = events.recent(), events.recent()
 
-    assert [event.data["number"] for event in kept_events] == list(range(44, RECENT_EVENTS + 44))
+    assert [event.data["number"] for event in kept_events] == list(range(44, MAX_RECENT_EVENTS + 44))
     assert [event.id for event in kept_events] == [event.id for event in same_events]

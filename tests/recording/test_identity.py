@@ -170,7 +170,7 @@ def test_identity_comes_from_the_launcher_and_configure_restarts_the_totals(feed
 def test_samples_after_configure_have_the_new_identity_although_a_step_of_the_recording_takes_long(
     feed: Path,
 ) -> None:
-    run_function(feed, programs.recording.change_the_identity_during_a_long_step, EXPORTER_RUN="first")
+    run_function(feed, programs.recording.change_the_identity_during_long_work, EXPORTER_RUN="first")
     first, second = snapshots(feed)
 
     assert (first.process.run, first.recording.stats[0].count) == ("first", 1)

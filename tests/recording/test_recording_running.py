@@ -98,7 +98,7 @@ def test_the_finalizer_of_an_invalid_object_does_not_run_on_the_recording_thread
                 print(threading.current_thread().name)
                 is_finalized.set()
         is_finalized = threading.Event()
-        exporter.registry.switch("train.*", enabled={is_enabled})
+        exporter.registry.set_enabled("train.*", enabled={is_enabled})
         Stat("train.loss", ["mean"]).add(Invalid())
         assert is_finalized.wait(60)
     """

@@ -12,7 +12,7 @@ from places import PROJECT, TESTS
 from program_support import run, single_reading, snapshots
 
 from exporter import Stat, flush
-from exporter.recording.tensors import SLOTS, TensorReader
+from exporter.recording.tensors import MAX_COPIES, TensorReader
 
 
 def new_reader() -> tuple[TensorReader, list[float], list[str]]:
@@ -142,7 +142,7 @@ def test_a_tensor_that_cannot_be_copied_is_refused_with_a_reason(cuda: Any) -> N
     sharded_tensor = CudaTensor(1.0)
     sharded_tensor.placements = [SimpleNamespace(is_replicate=lambda: False)]  # type: ignore[attr-defined]  # as a DTensor's
 
-    for value in range(SLOTS + 3):
+    for value in range(MAX_COPIES + 3):
         tensors.add(CudaTensor(float(value)))
     tensors.add(sharded_tensor)
     cuda.capturing = True
@@ -158,12 +158,12 @@ def test_tensors_that_raise_do_not_use_up_the_copies_in_flight(cuda: Any) -> Non
             raise RuntimeError("no dense layout")
 
     tensors, _, refusals = new_reader()
-    for _ in range(SLOTS):
+    for _ in range(MAX_COPIES):
         tensors.add(RaisingTensor(1.0))
 
     tensors.add(CudaTensor(2.0))
 
-    assert refusals == ["error"] * SLOTS
+    assert refusals == ["error"] * MAX_COPIES
 
 
 def test_a_tensor_whose_copy_fails_is_refused_and_collecting_does_not_raise(cuda: Any) -> None:

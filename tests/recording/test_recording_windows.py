@@ -187,7 +187,7 @@ SIMPLE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.SUM)
 def new_state(
     aggregations: Any = SIMPLE, *, wall: float = 0.0, samples: int = 1000, **fields: Any
 ) -> StatState:
-    return StatState(check_definition("a", aggregations, **fields), wall=wall, samples=samples)
+    return StatState(check_definition("a", aggregations, **fields), wall=wall, max_samples=samples)
 
 
 def drain_reading(state: StatState, *samples: object, wall: float = 100.0) -> StatReading:

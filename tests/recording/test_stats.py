@@ -202,14 +202,14 @@ def test_an_invalid_pattern_of_windows_raises_at_the_call_and_not_at_the_next_st
 def test_stats_are_found_by_name_and_listed_and_disabled_by_pattern() -> None:
     name = new_name()
     stat = Stat(f"{name}.one", labels={"split": "dev"})
-    registry.switch(f"{name}.*", enabled=False)
+    registry.set_enabled(f"{name}.*", enabled=False)
     later = Stat(f"{name}.two")
 
     assert registry.find(f"{name}.one", {"split": "dev"}) is stat
     assert registry.find(f"{name}.one") is None
     assert registry.matching(f"{name}.*") == [stat, later]
     assert [instance.enabled for instance in (stat, later)] == [False, False]
-    registry.switch(f"{name}.*", enabled=True)
+    registry.set_enabled(f"{name}.*", enabled=True)
     assert [instance.enabled for instance in (stat, later, Stat(new_name()))] == [True, True, True]
 
 

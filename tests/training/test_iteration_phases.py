@@ -73,7 +73,7 @@ def recorded_iterations(train: Callable[[], object]) -> list[Iteration]:
                 assert wait_seconds is not None
                 iterations.append(Iteration(start_time, end_time, work_seconds, wait_seconds))
 
-    assert RECORDER.thread.run_step(train_and_collect)
+    assert RECORDER.thread.run_exclusively(train_and_collect)
     return iterations
 
 
