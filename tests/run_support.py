@@ -78,6 +78,16 @@ def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> l
     return [sys.executable, "-m", "exporter", "run", *sidecar_flags, "--", *job]
 
 
+def sidecar_command(feed: Path, *flags: str, port: int = 0) -> list[str]:
+    """Return the command line of a sidecar, without `run`."""
+    sidecar_flags = [
+        f"--feed.dir={feed}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        *short_interval_flags(flags),
+    ]
+    return [sys.executable, "-m", "exporter", *sidecar_flags, *flags]
+
+
 def signal_logging_job(log_file: Path) -> list[str]:
     """Return the command line of a job that logs its signals."""
     return [sys.executable, "-c", SIGNAL_LOGGING_JOB, str(log_file)]

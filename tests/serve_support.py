@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from run_support import child_environment, run_to_completion, short_interval_flags
+from run_support import child_environment, run_to_completion, sidecar_command
 from waiting import LIMIT_SECONDS, wait_until
 
 from exporter.replay.machines import DIRECTORY_VARIABLE
@@ -82,16 +82,12 @@ def sidecar(
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     log = tmp_path / f"log-{time.monotonic_ns()}"
-    default_flags = [
-        "--web.listen-address=127.0.0.1:0",
-        f"--feed.dir={feed}",
-        *short_interval_flags(flags),
-    ]
     with log.open("wb") as stderr:
-        command = [sys.executable, "-m", "exporter", *default_flags, *flags]
         if machines is not None:
             variables[DIRECTORY_VARIABLE] = str(machines)
-        process = subprocess.Popen(command, env=child_environment(**variables), stderr=stderr)
+        process = subprocess.Popen(
+            sidecar_command(feed, *flags), env=child_environment(**variables), stderr=stderr
+        )
     running = Sidecar(process, log)
     try:
         wait_until(lambda: "listening on" in running.log or process.poll() is not None)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,12 +27,12 @@ from run_support import (
     is_ready,
     run_to_completion,
     running_process,
-    short_interval_flags,
+    sidecar_command,
 )
 from waiting import LIMIT_SECONDS, wait_until
 from web_support import CertificateAuthority
 
-from exporter.cli.check import BOOT_ID_PATH, nvidia, rapl, run_checks
+from exporter.cli.check import BOOT_ID_PATH, nvidia, run_checks
 from exporter.cli.check_server import check_own_metrics
 from exporter.cli.configuration import Configuration
 from exporter.cli.findings import CheckFinding
@@ -221,8 +222,7 @@ def test_an_invalid_configuration_is_reported_with_its_place_and_other_checks_ru
 
 def test_a_running_exporter_is_recognized_by_port_and_owner_lock(tmp_path: Path) -> None:
     port = free_port()
-    flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags)]
+    command = sidecar_command(tmp_path, "--log.level=error", port=port)
     with running_process(command, tmp_path) as exporter:
         wait_until(lambda: is_ready(port))
         status, findings = check(tmp_path, port=port)
@@ -292,15 +292,22 @@ def test_a_check_that_hangs_affects_only_its_own_line() -> None:
     release.set()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_energy_counters_for_root_only_are_reported_with_the_chmod_command(tmp_path: Path) -> None:
-    counter = tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj"
-    counter.parent.mkdir(parents=True)
-    counter.touch(0)
+def test_energy_counters_for_root_only_are_reported_with_the_chmod_command() -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from exporter.cli.check import rapl;"
+        "from exporter.cli.configuration import Configuration; os.geteuid() or os.setuid(65534);"
+        "(finding,) = rapl(Configuration(), Path(sys.argv[1])); print(finding.status, finding.remedy)"
+    )
+    # The parent directories of `tmp_path` are accessible to root only.
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        counter = Path(directory) / "sys/class/powercap/intel-rapl:0/energy_uj"
+        counter.parent.mkdir(parents=True)
+        counter.touch(0)
+        output = run_to_completion([sys.executable, "-c", program, directory]).stdout
 
-    (finding,) = rapl(Configuration(), tmp_path)
-
-    assert (finding.status, f"chmod a+r {counter}" in finding.remedy) == ("warn", True)
+    assert output.startswith("warn ")
+    assert f"chmod a+r {counter}" in output
 
 
 def test_the_nvidia_driver_is_named_without_loading_nvml(tmp_path: Path) -> None:
@@ -376,11 +383,9 @@ def test_a_running_exporter_whose_nvml_refuses_the_driver_fails_once(
 
 def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> None:
     port = free_port()
-    flags = [f"--feed.dir={tmp_path}", "--log.level=error"]
-    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags)]
-    with running_process([*command, "--web.listen-address=127.0.0.1:0"], tmp_path) as owner:
+    with running_process(sidecar_command(tmp_path, "--log.level=error"), tmp_path) as owner:
         wait_until(lambda: runs.owner(tmp_path) == owner.pid)
-        with running_process([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path):
+        with running_process(sidecar_command(tmp_path, "--log.level=error", port=port), tmp_path):
             wait_until(lambda: is_ready(port))
             findings = check(tmp_path, port=port)[1]
 
@@ -392,9 +397,7 @@ def test_an_exporter_that_requires_client_certificates_is_not_a_failure(tmp_path
     port, authority = free_port(), CertificateAuthority(tmp_path)
     client_settings = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     web_flag = f"--web.config.file={authority.write_web_config(client_settings)}"
-    flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", web_flag]
-    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags)]
-    with running_process(command, tmp_path) as sidecar:
+    with running_process(sidecar_command(tmp_path, web_flag, port=port), tmp_path) as sidecar:
         wait_until(lambda: runs.owner(tmp_path) == sidecar.pid)
         finding = finding_of(check(tmp_path, web_flag, port=port)[1], "address")
 

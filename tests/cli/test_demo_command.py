@@ -23,7 +23,7 @@ from run_support import (
     processes_naming,
     run_to_completion,
     running_process,
-    short_interval_flags,
+    sidecar_command,
 )
 from waiting import LIMIT_SECONDS, wait_until
 
@@ -197,9 +197,7 @@ def test_a_port_in_use_ends_the_demo_with_one_line_and_status_2(tmp_path: Path) 
 
 def test_a_directory_served_by_another_exporter_is_refused(tmp_path: Path) -> None:
     port = free_port()
-    flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags)]
-    with running_process(command, tmp_path):
+    with running_process(sidecar_command(tmp_path, "--log.level=error", port=port), tmp_path):
         wait_until(lambda: fetch_page(port))
         result = run_to_completion(demo_command(f"--feed.dir={tmp_path}"))
 

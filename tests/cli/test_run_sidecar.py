@@ -31,7 +31,7 @@ from run_support import (
     running_process,
     sample_value,
     scrape,
-    short_interval_flags,
+    sidecar_command,
     sidecars,
     supervise_command,
 )
@@ -261,8 +261,7 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, 
 def test_a_run_beside_a_running_exporter_starts_no_sidecar_and_does_not_stop_the_exporter(
     launch: Launch,
 ) -> None:
-    flags = [f"--feed.dir={launch.feed}", f"--web.listen-address=127.0.0.1:{launch.port}"]
-    command = [sys.executable, "-m", "exporter", *flags, *short_interval_flags(flags), "--log.level=error"]
+    command = sidecar_command(launch.feed, "--log.level=error", port=launch.port)
     with running_process(command, launch.feed) as exporter:
         wait_until(lambda: is_ready(launch.port))
         with launch.started_run() as run:

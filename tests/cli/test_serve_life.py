@@ -22,7 +22,7 @@ from run_support import (
     is_ready,
     run_to_completion,
     running_process,
-    short_interval_flags,
+    sidecar_command,
 )
 from serve_support import run_exporter, sidecar
 from waiting import LIMIT_SECONDS, wait_until
@@ -134,10 +134,8 @@ def test_recording_rules_are_written_at_the_start_and_after_a_reload(tmp_path: P
 
 def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
     port = free_port()
-    flags = [f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}", *short_interval_flags([])]
-    command = [sys.executable, "-m", "exporter", *flags]
     without_streams = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh"]
-    with running_process([*without_streams, *command], tmp_path) as process:
+    with running_process([*without_streams, *sidecar_command(tmp_path, port=port)], tmp_path) as process:
         wait_until(lambda: is_ready(port, "/-/healthy"))
         descriptors = [
             str(Path(f"/proc/{process.pid}/fd/{descriptor}").readlink()) for descriptor in range(3)
@@ -199,8 +197,7 @@ def test_a_defect_of_a_command_propagates_so_that_python_prints_its_traceback(
 
 def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}", *short_interval_flags([])]
-    command = [*LAUNCHER, *flags]
+    command = sidecar_command(tmp_path)
     with log.open("w") as stderr, running_process(command, tmp_path, stderr=stderr) as process:
         wait_until(lambda: blocks_sighup(process.pid))
         process.send_signal(signal.SIGHUP)
@@ -211,9 +208,7 @@ def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.3, 0.6])
 def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay_seconds: float) -> None:
-    flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}", *short_interval_flags([])]
-    command = [*LAUNCHER, *flags]
-    with running_process(command, tmp_path, stderr=subprocess.PIPE) as process:
+    with running_process(sidecar_command(tmp_path), tmp_path, stderr=subprocess.PIPE) as process:
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay_seconds)
         process.send_signal(signal.SIGINT)

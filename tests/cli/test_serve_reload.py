@@ -124,7 +124,7 @@ def write_configuration(tmp_path: Path, *, is_enabled: bool = True) -> str:
     return f"--config.file={file}"
 
 
-def test_after_a_killed_sidecar_energy_continues_and_cpu_time_restarts(tmp_path: Path) -> None:
+def test_after_a_killed_sidecar_energy_continues_and_cpu_time_is_counted_again(tmp_path: Path) -> None:
     def joules(running: Sidecar) -> float:
         return running.sample(ENERGY) or 0.0
 

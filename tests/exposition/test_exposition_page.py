@@ -160,6 +160,8 @@ def test_a_failing_watched_block_is_absent_alone_and_logged_once(caplog: pytest.
         text_of(page)
 
     assert value(page, "a", rank="0") == 1.0
+    assert value(page, "b", rank="0") is None
+    assert value(page, "exporter_series_limit") is not None
     assert [record.args for record in caplog.records] == [("broken",)]
 
 

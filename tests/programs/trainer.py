@@ -45,7 +45,7 @@ def obey_commands() -> None:
 
 
 def _work(connection: Connection) -> None:
-    """Use CPU time, write a file or exit, as received."""
+    """Receive commands: use CPU time, write a file or exit."""
     while True:
         command = connection.recv()
         if command == "burn":
