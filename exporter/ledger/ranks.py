@@ -279,7 +279,7 @@ class Ranks:
             for slot in rank.slots.values():
                 for position, process in enumerate(slot.processes):
                     if process.exited_at is not None and process.outcome is None:
-                        successor = endings.successor(process, slot.processes[position + 1 :])
+                        successor = endings.find_successor(process, slot.processes[position + 1 :])
                         endings.decide_outcome(process, successor=successor)
 
     def save(self) -> None:

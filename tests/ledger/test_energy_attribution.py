@@ -21,7 +21,7 @@ from exporter.ledger.energy.devices import DeviceEnergy
 from exporter.ledger.energy.gpu_attribution import (
     NOT_LISTED,
     SHARE_UNKNOWN,
-    Division,
+    DividedEnergy,
     GpuAttribution,
     GpuSlice,
     ReportedProcess,
@@ -52,7 +52,7 @@ def divide_until(
     lives: Lives | None = None,
     runs: Mapping[int, str] | None = None,
     reported_processes: Sequence[ReportedProcess] = (),
-) -> Division:
+) -> DividedEnergy:
     """Divide the energy up to a time. *lives* and *runs* are by pid; a reported process brings its own lifetime."""
     all_lives = {**(lives or {}), **{process.life.pid: process.life for process in reported_processes}}
     return gpu.divide(

@@ -44,11 +44,11 @@ class _Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Division:
+class _DivisionInput:
     """Input of a division of the energy of all devices, except GPUs with known processes."""
 
-    previous_use: MachineUse | None  # at the previous division; None at the first
-    use: MachineUse
+    previous_machine_use: MachineUse | None  # at the previous division; None at the first
+    machine_use: MachineUse
     gpu_use: Sequence[GpuProcessUse]
     work: WorkSnapshot
     only_run: str | None  # run that receives all energy of the machine
@@ -124,7 +124,7 @@ class EnergyCollector:
         # `MAX_INTERVAL_SECONDS`.
         self._divided_at: float | None = None
         self._started_at = 0.0  # monotonic time of the first pass of this sidecar
-        self._last_use: MachineUse | None = None
+        self._last_machine_use: MachineUse | None = None
         self._shares = LatestShares()
         self._splitter = PowerSplitter()
         self._gpus = GpuDivision()
@@ -177,7 +177,9 @@ class EnergyCollector:
             self._attribute_gpus(work, machine_use, collected, now=now)
             attributed_uuids = self._gpus.uuids
         is_divided = False
-        if machine_use is not None and (self._last_use is None or machine_use.time > self._last_use.time):
+        if machine_use is not None and (
+            self._last_machine_use is None or machine_use.time > self._last_machine_use.time
+        ):
             with collected.part():
                 self._divide(
                     gpu_use,
@@ -230,7 +232,7 @@ class EnergyCollector:
     def _divide(
         self,
         gpu_use: Sequence[GpuProcessUse],
-        use: MachineUse,
+        machine_use: MachineUse,
         work: WorkSnapshot,
         only_run: str | None,
         collected: Collected,
@@ -242,36 +244,46 @@ class EnergyCollector:
 
         Raises CollectError before any change of the counters if the state of a run is unreadable.
         """
-        names = {run.run for run in use.runs} if only_run is None else {only_run}
+        names = {run.run for run in machine_use.runs} if only_run is None else {only_run}
         runs = {name: self._runs.load(name, collected) for name in sorted(names)}
-        previous_use, self._last_use, self._divided_at = self._last_use, use, now
+        previous_machine_use, self._last_machine_use, self._divided_at = (
+            self._last_machine_use,
+            machine_use,
+            now,
+        )
         self._shares.keep_gpus(attributed_uuids)
         for name, run in runs.items():
             run.counters.mark_alive(now)
             run.counters.start_division(
                 [process for process in work.processes if process.run == name and process.is_alive]
             )
-        division = _Division(
-            previous_use=previous_use,
-            use=use,
+        division = _DivisionInput(
+            previous_machine_use=previous_machine_use,
+            machine_use=machine_use,
             gpu_use=gpu_use,
             work=work,
             only_run=only_run,
             now=now,
             # The first division covers the time since the sidecar's first reading.
-            seconds=now - self._started_at if previous_use is None else use.time - previous_use.time,
+            seconds=now - self._started_at
+            if previous_machine_use is None
+            else machine_use.time - previous_machine_use.time,
         )
         for device in self._devices:
             if device.reading.device not in attributed_uuids:
                 self._divide_device(device, runs, division)
 
     def _divide_device(
-        self, device: DeviceEnergy, runs: Mapping[str, CountedRun], division: _Division
+        self, device: DeviceEnergy, runs: Mapping[str, CountedRun], division: _DivisionInput
     ) -> None:
         """Add each run's share of the energy of a device."""
-        reading, previous_use = device.reading, division.previous_use
+        reading, previous_machine_use = device.reading, division.previous_machine_use
         shares = compute_shares(
-            reading, previous_use or division.use, division.use, division.gpu_use, division.only_run
+            reading,
+            previous_machine_use or division.machine_use,
+            division.machine_use,
+            division.gpu_use,
+            division.only_run,
         )
         split = self._measured_split(device, shares, division.work, division.now)
         waiting_joules = 0.0 if split is None else _waiting_joules(device, split)
@@ -279,7 +291,7 @@ class EnergyCollector:
             self._shares.add(DeviceShare(share.run, reading.component, reading.device, share.ratio))
             run = runs[share.run]
             # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
-            must_wait = previous_use is None and share.method == "cpu_share"
+            must_wait = previous_machine_use is None and share.method == "cpu_share"
             bridged_joules = device.bridged_joules if run.spans_restart else 0.0
             available_joules = device.pending_joules - waiting_joules + bridged_joules
             joules = 0.0 if must_wait else share.ratio * available_joules
@@ -289,18 +301,18 @@ class EnergyCollector:
             if reading.component == "gpu":
                 start = division.now - division.seconds
                 self._charge_gpu(run, GpuTime(share.run, reading.device, share.ratio, start, division.now))
-        is_cpu_waiting = previous_use is None and division.only_run is None
+        is_cpu_waiting = previous_machine_use is None and division.only_run is None
         if not is_cpu_waiting or reading.component in {"gpu", "dram"}:
             device.mark_divided(waiting_joules)
 
     def _attribute_gpus(
-        self, work: WorkSnapshot, use: MachineUse | None, collected: Collected, *, now: float
+        self, work: WorkSnapshot, machine_use: MachineUse | None, collected: Collected, *, now: float
     ) -> None:
         """Add the energy of the GPUs with known processes to the runs of these processes."""
         job, listings = self._sources.job_processes() or (), self._sources.gpu_listings()
         pids = {process.pid for listing in listings for process in listing.processes}
         lives = self._sources.process_lives(pids | running_pids(job))
-        snapshot = GpuSnapshot(job, use, work, listings, lives, self._sources.gpu_uuids())
+        snapshot = GpuSnapshot(job, machine_use, work, listings, lives, self._sources.gpu_uuids())
         for slice_with_phases in self._gpus.divide(self._devices, snapshot, wall=self._clock(), now=now):
             is_added = False
             with collected.part():

@@ -62,7 +62,7 @@ class ReportedProcess:
 
 
 @dataclass(slots=True)
-class Division:
+class DividedEnergy:
     """Result of a division: slices of the runs, and the joules that belong to no run, by reason."""
 
     slices: list[GpuSlice] = field(default_factory=list)
@@ -127,7 +127,7 @@ class GpuAttribution:
         *,
         reported_processes: Sequence[ReportedProcess] = (),
         phases_until: float = inf,
-    ) -> Division:
+    ) -> DividedEnergy:
         """Divide the energy since the last call among the runs, at most up to *phases_until*.
 
         Args:
@@ -143,7 +143,7 @@ class GpuAttribution:
                 self._update_holders(listing, lives)
         if not self._list_times and history:
             self._listed_at = history[-1].time  # the driver has no process list
-        division = Division(self._take_claimed_slices(find_run))
+        division = DividedEnergy(self._take_claimed_slices(find_run))
         points = self._points(history)
         for process in reported_processes:
             is_hidden = not (process.is_listable and self._list_times)
@@ -171,7 +171,7 @@ class GpuAttribution:
         return history
 
     def _divide(
-        self, points: Sequence[EnergyPoint], horizon: float, find_run: FindRun, division: Division
+        self, points: Sequence[EnergyPoint], horizon: float, find_run: FindRun, division: DividedEnergy
     ) -> None:
         """Divide the energy up to *horizon* among the holders."""
         edges = {
@@ -213,7 +213,7 @@ class GpuAttribution:
             self._list_times.popleft()
 
     def _add_unlisted_holder(
-        self, life: ProcessLife, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
+        self, life: ProcessLife, points: Sequence[EnergyPoint], find_run: FindRun, division: DividedEnergy
     ) -> None:
         """Add a holder for a process that no list contains, and attribute the energy of the free intervals since its start."""
         if life.pid in self._holders or self._ignores_reports(life):
@@ -226,7 +226,11 @@ class GpuAttribution:
         self._holders[life.pid] = _Holder(life.pid, max(life.started_at, self._divided_point.time))
 
     def _add_exited_process(
-        self, process: ReportedProcess, points: Sequence[EnergyPoint], find_run: FindRun, division: Division
+        self,
+        process: ReportedProcess,
+        points: Sequence[EnergyPoint],
+        find_run: FindRun,
+        division: DividedEnergy,
     ) -> None:
         """Attribute the energy of a reported process that exited before a list contained it.
 
@@ -258,7 +262,7 @@ class GpuAttribution:
         joules = joules_between(points, interval.start, interval.end)
         return GpuSlice(find_run(pid), (pid,), EXCLUSIVE, 1.0, interval.start, interval.end, joules)
 
-    def _claim_stored_slices(self, life: ProcessLife, find_run: FindRun, division: Division) -> None:
+    def _claim_stored_slices(self, life: ProcessLife, find_run: FindRun, division: DividedEnergy) -> None:
         """Attribute the stored energy of pids without a known run whose lifetime is within the process's.
 
         Such a pid is the same process in a different pid namespace.
@@ -295,7 +299,7 @@ class GpuAttribution:
         return slices
 
     def _divide_interval(
-        self, start: float, end: float, joules: float, find_run: FindRun, division: Division
+        self, start: float, end: float, joules: float, find_run: FindRun, division: DividedEnergy
     ) -> None:
         """Divide the energy of an interval in which the holders did not change.
 

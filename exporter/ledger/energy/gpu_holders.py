@@ -36,7 +36,7 @@ class GpuHolders:
     """
 
     def __init__(self) -> None:
-        self.running_pids: set[int] = set()  # pids of the job's running processes
+        self.running_pids: set[int] = set()  # pids of the running processes of the feed
         self.lives: dict[int, ProcessLife] = {}  # by pid or negative number
         self._run_by_pid: dict[int, str] = {}  # by pid or negative number
         # monotonic times at which the processes with a run were last known to exist; by pid or negative number
@@ -51,8 +51,8 @@ class GpuHolders:
 
     def update(
         self,
-        job: Sequence[JobProcess],
-        use: MachineUse | None,
+        job_processes: Sequence[JobProcess],
+        machine_use: MachineUse | None,
         work: WorkSnapshot,
         lives: Mapping[int, ProcessLife],
         *,
@@ -60,23 +60,23 @@ class GpuHolders:
         now: float,
     ) -> None:
         """Update from the feed, the process collector and the phases; *wall* is Unix time, *now* is monotonic."""
-        self.running_pids = running_pids(job)
+        self.running_pids = running_pids(job_processes)
         self.lives = dict(lives)
-        process_ids = {job_process.identity.id for job_process in job}
+        process_ids = {job_process.identity.id for job_process in job_processes}
         self._pid_by_process_id = {
             process_id: pid
             for process_id, pid in self._pid_by_process_id.items()
             if process_id in process_ids
         }
-        for job_process in job:
+        for job_process in job_processes:
             if job_process.alive or (
                 job_process.ended_at is not None and job_process.ended_at > wall - BINDING_SECONDS
             ):
                 self._bind(job_process, wall - now, now)
-        if use is not None:
-            for run_use in use.runs:
+        if machine_use is not None:
+            for run_use in machine_use.runs:
                 for pid in run_use.pids:
-                    self._set_run(pid, run_use.run, use.time)
+                    self._set_run(pid, run_use.run, machine_use.time)
         for pid, life in lives.items():
             if life.started_at > self._known_at_by_pid.get(pid, inf) + START_TOLERANCE_SECONDS:
                 self._discard_run(pid)  # a later process has the pid of an ended process
@@ -119,17 +119,17 @@ class GpuHolders:
             self.lives[pid] = ProcessLife(pid, start, exited_at)
 
     def reported_processes(
-        self, job: Sequence[JobProcess], uuids: Mapping[int, str], *, now: float
+        self, job_processes: Sequence[JobProcess], uuids: Mapping[int, str], *, now: float
     ) -> dict[str, list[ReportedProcess]]:
         """Return the processes that use each GPU according to the feed, by UUID.
 
         Args:
-            job: Processes of the feed.
+            job_processes: Processes of the feed.
             uuids: UUIDs of the GPUs by NVML index.
             now: Monotonic time.
         """
         processes_by_uuid: dict[str, list[ReportedProcess]] = {}
-        for job_process in job:
+        for job_process in job_processes:
             pid = self._pid_by_process_id.get(job_process.identity.id)
             life = None if pid is None else self.lives.get(pid)
             has_used_cuda = job_process.gpus.used  # None if unknown
@@ -232,9 +232,9 @@ class GpuHolders:
         self._process_id_by_pid.pop(pid, None)
 
 
-def running_pids(job: Sequence[JobProcess]) -> set[int]:
-    """Return the pids of the job's running processes."""
-    return {process.pid for process in job if process.alive and process.pid is not None}
+def running_pids(job_processes: Sequence[JobProcess]) -> set[int]:
+    """Return the pids of the running processes of the feed."""
+    return {process.pid for process in job_processes if process.alive and process.pid is not None}
 
 
 def _is_within(start: float, life: ProcessLife) -> bool:

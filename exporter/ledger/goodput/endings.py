@@ -66,7 +66,9 @@ class ExitedProcess:
     is_doubtful: bool = False
     is_superseded: bool = False  # True if a later process has the same rank
     is_restarted: bool = False  # True if torchrun's agent started the later process
-    has_agent: bool = False  # True if torchrun's agent may still report an exit status or restart the process
+    is_agent_running: bool = (
+        False  # True if torchrun's agent may still report an exit status or restart the process
+    )
 
 
 def find_process_start(
@@ -129,7 +131,7 @@ class ExitEvidence:
                 exception=process.exception,
                 failure=process.failure,
             )
-        is_awaited = process.has_agent or self.is_launch_running(process.launch)
+        is_awaited = process.is_agent_running or self.is_launch_running(process.launch)
         if is_undecided and is_awaited and process.seconds_since_exit < LAUNCH_SECONDS:
             return None
         if launch_end is not None and not process.is_superseded:
@@ -252,24 +254,28 @@ class Endings:
 
     def __init__(self) -> None:
         self.evidence = ExitEvidence()  # any thread may replace the evidence
-        self._pass = self.evidence
+        self._pass_evidence = self.evidence
         self._processes: Sequence[ProcessTotals] = ()
         self._moment = Moment(0.0, 0.0)
 
     def begin_pass(self, processes: Sequence[ProcessTotals], now: Moment) -> ExitEvidence:
         """Store the evidence and the processes of a new pass. Return the evidence, whose sources are read once in the pass."""
-        self._pass, self._processes, self._moment = self.evidence.with_cached_sources(), processes, now
-        return self._pass
+        self._pass_evidence, self._processes, self._moment = (
+            self.evidence.with_cached_sources(),
+            processes,
+            now,
+        )
+        return self._pass_evidence
 
     def decide_outcome(
         self, process: ProcessTotals, *, successor: ProcessTotals | None = None
     ) -> Outcome | None:
         """Decide the outcome of an exited process if the evidence suffices. Return the outcome, or None if undecided."""
         if process.exited_at is not None and process.outcome is None:
-            process.outcome = self._pass.outcome(self._facts(process, process.exited_at, successor))
+            process.outcome = self._pass_evidence.outcome(self._facts(process, process.exited_at, successor))
         return process.outcome
 
-    def successor(self, process: ProcessTotals, later: Iterable[ProcessTotals]) -> ProcessTotals | None:
+    def find_successor(self, process: ProcessTotals, later: Iterable[ProcessTotals]) -> ProcessTotals | None:
         """Return the first later process that is a further attempt.
 
         After a training, a later process of the same launch that does not train, such as an evaluation, is not an attempt.
@@ -305,11 +311,11 @@ class Endings:
             failure=process.failure,
             is_doubtful=reading is not None and reading.open_seconds > 0 and is_silent,
             is_superseded=successor is not None,
-            is_restarted=successor is not None and self._has_agent(process, successor),
-            has_agent=self.expects_restart(identity.run),
+            is_restarted=successor is not None and self._is_restarted_by_agent(process, successor),
+            is_agent_running=self.expects_restart(identity.run),
         )
 
-    def _has_agent(self, process: ProcessTotals, successor: ProcessTotals) -> bool:
+    def _is_restarted_by_agent(self, process: ProcessTotals, successor: ProcessTotals) -> bool:
         """Return True if an agent of torchrun was running from before the process started until the successor had started."""
         return any(
             agent.identity.role == "agent"
