@@ -59,7 +59,7 @@ def scenario_nodes(timeline: Timeline) -> tuple[Node, ...]:
     return (
         Node(
             "node-1",
-            machine.h100_machine(timeline, first_uuid=1),
+            machine.h100_machine(timeline, first_gpu_number=1),
             (
                 RankPlacement(FAULTY_RUN, rank=0, local_rank=0),
                 RankPlacement(FAULTY_RUN, rank=1, local_rank=1),
@@ -67,7 +67,7 @@ def scenario_nodes(timeline: Timeline) -> tuple[Node, ...]:
         ),
         Node(
             "node-2",
-            machine.h100_machine(timeline, first_uuid=9, has_faults=True),
+            machine.h100_machine(timeline, first_gpu_number=9, has_faults=True),
             (
                 RankPlacement(FAULTY_RUN, rank=2, local_rank=0),
                 RankPlacement(FAULTY_RUN, rank=3, local_rank=1),
@@ -77,7 +77,7 @@ def scenario_nodes(timeline: Timeline) -> tuple[Node, ...]:
         Node("node-4", "a100-mig"),
         Node(
             "node-5",
-            machine.h100_machine(timeline, first_uuid=17, is_steady=True),
+            machine.h100_machine(timeline, first_gpu_number=17, is_steady=True),
             (
                 RankPlacement(BASELINE_RUN, rank=0, local_rank=0),
                 RankPlacement(BASELINE_RUN, rank=1, local_rank=1),
@@ -85,7 +85,7 @@ def scenario_nodes(timeline: Timeline) -> tuple[Node, ...]:
         ),
         Node(
             "node-6",
-            machine.h100_machine(timeline, first_uuid=25, is_steady=True),
+            machine.h100_machine(timeline, first_gpu_number=25, is_steady=True),
             (
                 RankPlacement(BASELINE_RUN, rank=2, local_rank=0),
                 RankPlacement(BASELINE_RUN, rank=3, local_rank=1),

@@ -21,13 +21,13 @@ STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
 
 
 def h100_machine(
-    timeline: Timeline, *, first_uuid: int, has_faults: bool = False, is_steady: bool = False
+    timeline: Timeline, *, first_gpu_number: int, has_faults: bool = False, is_steady: bool = False
 ) -> dict[str, Any]:
     """Return the description of a machine with eight H100 under the load of a run.
 
     Args:
         timeline: Timeline of the scenario.
-        first_uuid: Number in the UUID of the first GPU; the numbers of two machines must differ by at least eight.
+        first_gpu_number: Number in the UUID of the first GPU; each later GPU has the next number. Machines must not share numbers.
         has_faults: Whether a GPU overheats, a second GPU has memory errors, and a third GPU is lost.
         is_steady: Whether the run neither pauses nor crashes.
     """
@@ -46,7 +46,7 @@ def h100_machine(
             }
         }
         machine["gpus"].append(
-            {"model": model_name, "uuid": f"GPU-{first_uuid + index:08d}-5ca1-ab1e-0000-000000000000"}
+            {"model": model_name, "uuid": f"GPU-{first_gpu_number + index:08d}-5ca1-ab1e-0000-000000000000"}
         )
     if has_faults:
         machine["timeline"] = _faults(timeline)

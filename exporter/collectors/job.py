@@ -74,7 +74,7 @@ class RunUse:
 
     run: str
     pids: frozenset[int]
-    cpu_seconds: float  # of all processes of the run on this machine since the sidecar started
+    cpu_seconds: float  # of all processes of the run on this machine since the exporter started
     cpus: int  # usable by the run's ranks
     resident_bytes: int
 
@@ -108,11 +108,11 @@ class EnergyReading:
     range_joules: float = 0.0  # the register wraps at this value; 0 if never
     idle_watts: float | None = None  # power without work; None if unknown
     name: str = ""  # model of the device
-    index: str = ""
+    index: str = ""  # label `package` of CPUs, label `gpu` of GPUs
     power_joules: float | None = None  # integral of power measured independently of `joules`
     corrections: Mapping[str, float] = field(default_factory=dict)  # of the counter, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
-    gap_joules: Mapping[str, float] = field(default_factory=dict)  # energy in the gaps, not part of `joules`
+    gap_joules: Mapping[str, float] = field(default_factory=dict)  # energy of the gaps, not part of `joules`
     is_mig: bool = False  # True for a GPU in MIG mode, of which a process uses a part
     history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; empty except for GPUs
 

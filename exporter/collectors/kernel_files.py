@@ -39,7 +39,7 @@ ABSENCE_ERRORS = frozenset(
         errno.EBUSY,
     )
 )
-"""Errors of a source that does not exist or has no current value."""
+"""Error numbers of a source that does not exist or has no current value."""
 
 EVERYTHING = ("*",)
 """Patterns that match every name."""
@@ -68,13 +68,13 @@ def source(collected: Collected, name: Path | str) -> Iterator[None]:
 
 
 def failure(name: Path | str, error: OSError) -> CollectError:
-    """Return the CollectError of a system call that failed."""
+    """Return the CollectError (`permission` or `unreadable`) of a system call that failed."""
     reason = "permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
     return CollectError(f"{name}: {error.strerror or error}", reason=reason)
 
 
 def malformed(name: Path | str, error: Exception) -> CollectError:
-    """Return the CollectError of a file with unexpected content, which raised `error` in a parser."""
+    """Return the CollectError (`malformed`) of a file whose content raised `error` in a parser."""
     message = f"{name}: unexpected content ({type(error).__name__}: {error})"
     return CollectError(message, reason="malformed")
 

@@ -36,7 +36,7 @@ class Mount:
 
 
 def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
-    """Parse a mountinfo file and return the mounts in the kernel's order, all or of some types. Raises ValueError."""
+    """Parse a mountinfo file and return the mounts in the kernel's order: all, or those of `fs_types`. Raises ValueError."""
     markers = [f" - {fs_type} " for fs_type in fs_types]
     return [
         _mount(line)
@@ -45,7 +45,7 @@ def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
     ]
 
 
-def visible(mounts: Sequence[Mount]) -> list[Mount]:
+def visible_mounts(mounts: Sequence[Mount]) -> list[Mount]:
     """Return the mounts that no later mount covers.
 
     A mount is covered by a later mount on the same path, and by a later mount on a directory above it. If two mounts
@@ -81,6 +81,7 @@ def unescape(field: str) -> str:
 
 
 def _mount(line: str) -> Mount:
+    """Parse a line such as `36 35 98:0 /root /mnt rw,noatime master:1 - ext4 /dev/sda1 rw`."""
     # The number of fields before the dash varies; three fields follow the dash.
     mount_fields, source_fields = line.split(" - ", 1)
     mount_id, parent, device, root, path, options = mount_fields.split(" ")[:6]

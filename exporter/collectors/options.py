@@ -45,7 +45,7 @@ class CollectorOptions:
             yield "deadline", message
 
     def own_options(self) -> dict[str, Any]:
-        """Return the options that only this collector has, as arguments of its factory."""
+        """Return the options that not all collectors share, as keyword arguments of the collector's factory."""
         common_names = {entry.name for entry in fields(CollectorOptions)}
         return {
             entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in common_names

@@ -4,8 +4,8 @@ A pass is one call of a collector. A block is the set of families that a pass re
 collectors in sequence; `catalogue` assigns the lanes.
 
 A watchdog records a pass that exceeds the deadline as a timeout, and starts a new thread for the other collectors of the
-lane. It withdraws blocks older than `max(3 * interval, interval + deadline)`, so that the page has a gap instead of a stale
-value. A collector is not called before the previous call under its name has returned, even if the collector was removed and
+lane. It withdraws blocks older than `max(3 * interval, interval + deadline)`, and blocks of removed collectors, so that the page
+has a gap instead of a stale value. A collector is not called before the previous call under its name has returned, even if the collector was removed and
 added again.
 """
 
@@ -49,10 +49,10 @@ class Lane:
 
 @dataclass(slots=True)
 class PassResult:
-    """Families and problems of a pass."""
+    """Families, problems and unsupported sources of a pass, as in `Collected`."""
 
     families: Sequence[Metric] = ()
-    problems: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)  # pairs (reason, message)
     unsupported: Sequence[str] = ()
 
 
@@ -85,6 +85,8 @@ class Scheduler:
         lane: str | None = None,
     ) -> None:
         """Schedule a collector, by default in a separate lane. The counters of the collector's name continue.
+
+        If the previous call under this name has not returned, the collector stays in the lane of that call.
 
         Raises ValueError if a collector with this name is already scheduled.
         """
@@ -171,15 +173,20 @@ class Scheduler:
             )
 
     def _scheduled_tasks(self) -> list[CollectorTask]:
+        """Return the tasks that have a collector, sorted by name."""
         return [task for _, task in sorted(self._tasks.items()) if task.collector is not None]
 
     # Lanes -----------------------------------------------------------------------------------------------
 
     def _lane(self, name: str) -> Lane:
+        """Return the lane of a name, which is created if necessary."""
         return self._lanes.setdefault(name, Lane(name, threading.Condition(self._lock)))
 
     def _start_lane(self, lane: Lane) -> bool:
-        """Start a new thread for a lane. An earlier thread exits after its collector returns."""
+        """Start a new thread for a lane, and return True, or False if the system refuses the thread.
+
+        An earlier thread of the lane exits after its collector returns. If the thread is refused, the earlier thread stays.
+        """
         thread = threading.Thread(
             target=self._serve, args=(lane,), name=f"exporter-{lane.name}"[:15], daemon=True
         )
@@ -206,27 +213,27 @@ class Scheduler:
                 started_at = task.running_since = time.monotonic()
                 task.runner, task.is_expired = thread, False
                 task.due = math.inf  # until the pass ends or run_soon is called
-            self._pass(task, collector, started_at)
+            self._run_pass(task, collector, started_at)
             with self._lock:
                 task.due = min(task.due, task.next_due(self._grid_origin, started_at))
                 lane.wake.notify_all()
 
     def _wait_for_task(self, lane: Lane, thread: threading.Thread) -> CollectorTask | None:
-        """Wait for the next task that is due, and return the task, or None if this thread must exit."""
+        """Wait for the next task that is due, and return the task, or None if this thread must exit. The caller holds the lock."""
         while not self._stopping.is_set() and lane.thread is thread:
             scheduled_tasks = lane.scheduled_tasks()
             if not scheduled_tasks:
                 lane.thread = None
                 return None
-            ready = [task for task in scheduled_tasks if task.running_since is None]
-            task = min(ready, key=lambda candidate: candidate.due, default=None)
+            idle_tasks = [task for task in scheduled_tasks if task.running_since is None]
+            task = min(idle_tasks, key=lambda candidate: candidate.due, default=None)
             seconds = math.inf if task is None else task.due - time.monotonic()
             if seconds <= 0:
                 return task
             lane.wake.wait(min(seconds, threading.TIMEOUT_MAX))
         return None
 
-    def _pass(self, task: CollectorTask, collector: AnyCollector, started_at: float) -> None:
+    def _run_pass(self, task: CollectorTask, collector: AnyCollector, started_at: float) -> None:
         """Call a collector and publish the block, unless the pass is late or the collector was removed."""
         result = _collect(collector)
         with task.delivery:
@@ -238,7 +245,7 @@ class Scheduler:
                     self._publish(task.name, result.families)
                 except Exception as error:  # noqa: BLE001 - a block that the page refuses is a failure of its collector
                     is_published = False
-                    result.problems.append(_internal(error))
+                    result.problems.append(_internal_problem(error))
             with self._lock:
                 now = time.monotonic()
                 task.running_since = None
@@ -268,6 +275,7 @@ class Scheduler:
                 task.delivery.release()
 
     def _watch(self) -> None:
+        """Record timeouts, replace the threads of late collectors, and withdraw stale blocks until the scheduler stops."""
         while not self._stopping.wait(self._watch_seconds()):
             with self._lock:
                 now, tasks = time.monotonic(), self._scheduled_tasks()
@@ -283,11 +291,12 @@ class Scheduler:
                     self._withdraw_stale(task)
 
     def _replace_thread(self, lane: Lane, late: CollectorTask) -> None:
-        """Start a new thread for the other collectors in the lane of a late collector."""
+        """Start a new thread for the lane of a late collector, if the lane has other collectors and no new thread yet."""
         if late.runner is lane.thread and any(task is not late for task in lane.scheduled_tasks()):
             self._start_lane(lane)
 
     def _watch_seconds(self) -> float:
+        """Return the interval of the watchdog."""
         with self._lock:
             return min([WATCH_SECONDS, *(task.deadline_seconds / 2 for task in self._scheduled_tasks())])
 
@@ -296,23 +305,24 @@ def _collect(collector: AnyCollector) -> PassResult:
     """Call a collector and return the result. An exception is returned as a problem."""
     try:
         collected = collector.collect()
-        families = tuple(map(_checked, collected))  # the iteration may be lazy and fail
+        families = tuple(map(_checked_family, collected))  # the iteration may be lazy and fail
         if isinstance(collected, Collected):
             return PassResult(families, [*collected.problems], collected.unsupported)
         return PassResult(families)
     except CollectError as error:
         return PassResult(problems=[(error.reason, str(error))])
     except (Exception, SystemExit) as error:  # noqa: BLE001 - border to the collectors, third-party ones included
-        return PassResult(problems=[_internal(error)])
+        return PassResult(problems=[_internal_problem(error)])
 
 
-def _checked(metric: Metric) -> Metric:
+def _checked_family(metric: Metric) -> Metric:
+    """Return the argument. Raises TypeError if it is no family, as in a third-party collector."""
     if not isinstance(metric, Metric):
         raise TypeError(f"a collector returns metric families, not {type(metric).__name__}")
     return metric
 
 
-def _internal(error: BaseException) -> tuple[str, str]:
+def _internal_problem(error: BaseException) -> tuple[str, str]:
     """Return the problem for an unexpected exception of a collector, and log the traceback at the level debug."""
     LOG.debug("internal error of a collector", exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -37,14 +37,16 @@ class CollectorTask:
     running_since: float | None = None  # monotonic start of the running pass
     is_expired: bool = False  # the running or last pass has exceeded the deadline
     published_at: float | None = None  # monotonic time of the last published block; None without a block
-    published_by: AnyCollector | None = None
+    published_by: AnyCollector | None = None  # collector of that block
     problems: Problems | None = None  # of the last pass; None before the end of the first
     duration_seconds: float | None = None  # of the last pass that has returned
-    unsupported: tuple[str, ...] = ()
+    unsupported: tuple[
+        str, ...
+    ] = ()  # sources that this machine does not offer, as of the last published pass
     logged_sources: set[str] = field(default_factory=set)  # unsupported sources that were logged
 
     def schedule(self, collector: AnyCollector, *, lane: str, interval: float, deadline: float) -> None:
-        """Assign a collector to this name. The counters continue."""
+        """Assign a collector to this name, due now. The counters continue. A previous pass that hangs is a problem of the collector."""
         self.collector, self.lane = collector, lane
         self.interval_seconds, self.deadline_seconds = interval, deadline
         self.due, self.duration_seconds, self.unsupported = -math.inf, None, ()
@@ -66,7 +68,7 @@ class CollectorTask:
         return self.running_since is not None and now - self.running_since >= self.deadline_seconds
 
     def is_stale(self, now: float) -> bool:
-        """Return True if a block is published that is too old or belongs to a removed collector."""
+        """Return True if a block is published that has exceeded its maximum age or belongs to a removed collector."""
         if self.published_at is None:
             return False
         max_age_seconds = max(3 * self.interval_seconds, self.interval_seconds + self.deadline_seconds)

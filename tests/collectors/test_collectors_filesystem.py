@@ -25,7 +25,7 @@ from exporter.collectors.catalogue import CATALOGUE
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.filesystem import FilesystemCollector
 from exporter.collectors.host.statvfs import StatvfsPool
-from exporter.collectors.mounts import Mount, parse_mounts, unescape, visible
+from exporter.collectors.mounts import Mount, parse_mounts, unescape, visible_mounts
 
 SIZE_BYTES, DEVICE_ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
 STATVFS_RESULT = os.statvfs_result((4096, 4096, 1000, 500, 400, 100, 50, 50, 0, 255))
@@ -202,15 +202,15 @@ def test_each_path_has_at_most_one_visible_mount_after_any_sequence_of_mounts(
     for mount_id, path in enumerate(mount_points, 100):
         parents = [
             mount
-            for mount in visible(mounts)
+            for mount in visible_mounts(mounts)
             if mount.path == path or path.startswith(mount.path.rstrip("/") + "/")
         ]
         parent = max(parents, key=lambda mount: len(mount.path))
         mounts = [*mounts, *parse_mounts(f"{mount_id} {parent.id} 0:{mount_id} / {path} rw - ext4 x rw")]
-        paths = [mount.path for mount in visible(mounts)]
+        paths = [mount.path for mount in visible_mounts(mounts)]
 
         assert len(paths) == len(set(paths))
-        assert mounts[-1] in visible(mounts)
+        assert mounts[-1] in visible_mounts(mounts)
         assert not [below for below in paths if below != path and below.startswith(path.rstrip("/") + "/")]
 
 

@@ -46,7 +46,7 @@ class EnergyCounter:
         """Add the energy since the last reading, and return the seconds in between.
 
         The last power determines how often the register has wrapped. Returns None and adds no energy for the first reading,
-        and after an interval longer than `MAX_INTERVAL_SECONDS`.
+        after an interval longer than `MAX_INTERVAL_SECONDS`, and for a time before the last reading.
         """
         seconds = time - self.time
         if self.register_joules is None or seconds > MAX_INTERVAL_SECONDS or seconds < 0:
@@ -68,7 +68,10 @@ class EnergyCounter:
         self.register_joules = None
 
     def _measure_increase(self, previous: float, current: float, seconds: float) -> float | None:
-        """Return the energy between two values of the register, or None if the second value is implausible."""
+        """Return the energy between two values of the register, or None if the second value is implausible. Count the corrections.
+
+        If the last power is known, the register may have wrapped several times: so often that the energy is nearest to this power.
+        """
         has_fallen = current < previous
         increase_joules = current - previous + (self.range_joules if has_fallen else 0.0)
         max_joules = self._max_watts * seconds + SLACK_JOULES
@@ -99,7 +102,7 @@ class RegisterReading:
 def joules_between(earlier: RegisterReading, later: RegisterReading, *, range_joules: float) -> float | None:
     """Return the energy between two readings of one register, such as the last before and the first after a restart.
 
-    Returns None if the interval is longer than `MAX_INTERVAL_SECONDS` or a value is implausible.
+    Returns None if the interval is negative or longer than `MAX_INTERVAL_SECONDS`, or if the later value is implausible.
     """
     counter = EnergyCounter(range_joules=range_joules)
     counter.register_joules, counter.time, counter.watts = earlier.joules, earlier.time, earlier.watts

@@ -37,7 +37,11 @@ from exporter.errors import CollectError
 from exporter.families import Collected
 
 GAP_REASONS = ("permission", "lost", "error")
-"""Reasons of gaps, which are intervals without a valid reading."""
+"""Reasons of gaps, which are intervals without a valid reading.
+
+`permission`: the user may not read the register. `lost`: an interval so long that the number of wraps is unknown. `error`: another
+failure of a reading.
+"""
 INTERFACES = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
 """Kernel drivers of RAPL, the preferred driver first."""
 MICROS_PER_UNIT = 1e6
@@ -96,7 +100,7 @@ class RaplZone(EnergyDevice):
     """Energy register of a RAPL zone."""
 
     def update(self, now: float) -> None:
-        """Read the register. An interval that is too long counts as a gap."""
+        """Read the register. An interval longer than `MAX_INTERVAL_SECONDS` counts as a gap (`lost`)."""
         had_reading, previous_time = self.counter.register_joules is not None, self.counter.time
         register_joules = parse_file(self.path / "energy_uj", int) / MICROS_PER_UNIT
         seconds = self.counter.update(register_joules, now)
@@ -112,7 +116,10 @@ class PowerMeter(EnergyDevice):
     _last_time: float | None = None
 
     def update(self, now: float) -> None:
-        """Add the energy since the last reading. The first reading, and a reading after a long pause, add none."""
+        """Add the energy since the last reading.
+
+        The first reading, and a reading after more than `MAX_INTERVAL_SECONDS`, add none. Raises CollectError for an impossible power.
+        """
         watts = self.read_watts()
         if not 0 <= watts <= MAX_WATTS:
             raise CollectError(
@@ -163,6 +170,7 @@ def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> l
 
 
 def _find_meters(root: Path) -> list[PowerMeter]:
+    """Return the power meters of the CPUs and of the rest of the chip below /sys/class/hwmon."""
     meters: dict[str, PowerMeter] = {}
     # The files were in the directory `device` before Linux 6.8.
     for path in (
@@ -185,6 +193,7 @@ def _find_meters(root: Path) -> list[PowerMeter]:
 
 
 def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[RaplZone]:
+    """Return the RAPL registers of packages and their memory below /sys/class/powercap, each from the preferred driver."""
     zones = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
     zones.sort(key=lambda zone: (INTERFACES.index(zone[1]), [int(part) for part in zone[2].split(":")[1:]]))
     if not zones:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 
 IDLE_METHODS = ("config", "before_start", "min_seen")
-"""Methods of the idle power, the most reliable first."""
+"""Methods of the idle power, the most reliable first; see `IdlePower`."""
 MAX_JOBLESS_SAMPLES = 720
 """Maximum number of stored samples without a job: an hour at the default interval."""
 MIN_JOBLESS_SAMPLES = 10
 """Minimum number of samples without a job for the method `before_start`."""
 IDLE_QUANTILE = 0.1
+"""Quantile of the power without a job that counts as the idle power by the method `before_start`."""
 IDLE_RATIO = 2.0
 """Minimum ratio of the highest to the lowest power: below it, the device may never have been idle."""
 

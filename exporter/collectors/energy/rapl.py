@@ -65,7 +65,7 @@ IDLE_POWER = FamilySpec(
     labels=("package", "method"),
     unit="watts",
     help="Idle power of a CPU package, by method.",
-    absent="for a method that has no value yet",
+    absent="without RAPL, or for a method that has no value yet",
     source="configuration, host_cpu_power_watts",
     details=(
         "`config`: configured value.",
@@ -149,6 +149,7 @@ class RaplCollector:
     def _read(
         self, device: EnergyDevice, collected: Collected, now: float, *, interval_seconds: float
     ) -> None:
+        """Read a device. A failed reading adds the interval to the gaps, and the power of a CPU is recorded for its idle power."""
         device.is_readable = False
         reason = "error"
         with source(collected, device.path):
@@ -182,6 +183,7 @@ class RaplCollector:
         return False
 
     def _publish(self, collected: Collected) -> None:
+        """Add the families of the last pass, and the idle power of the packages with RAPL."""
         for reading in self.readings:
             labels = reading.index, reading.source
             if reading.component == "cpu":

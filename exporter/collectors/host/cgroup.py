@@ -236,6 +236,7 @@ def _add_cpu(collected: Collected, hierarchy: Hierarchy, cpuacct: Hierarchy | No
 
 
 def _throttled_seconds(counts: dict[str, int]) -> float | None:
+    """Return the throttled time of cpu.stat in either version, or None without this line."""
     if "throttled_usec" in counts:
         return counts["throttled_usec"] / 1e6
     return counts["throttled_time"] / 1e9 if "throttled_time" in counts else None  # v1
@@ -269,6 +270,7 @@ def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
 
 
 def _add_memory_v1(collected: Collected, hierarchy: Hierarchy) -> str:
+    """Publish limit, usage and events as `_add_memory` does, from the files of cgroup v1."""
     level = _add_limit_v1(collected, hierarchy)
     usage_path = level.directory / "memory.usage_in_bytes"
     if not usage_path.exists():
@@ -300,9 +302,9 @@ def _add_usage(
 
 
 def _add_limit_v1(collected: Collected, hierarchy: Hierarchy) -> CgroupLevel:
-    """Publish the limit that the kernel computes, and return the cgroup with this limit.
+    """Publish the limit that the kernel computes, and return the cgroup with this limit, or this process's cgroup without a limit.
 
-    The kernel includes the limits of ancestors that are not mounted here.
+    The kernel includes the limits of ancestors that are not mounted here: such a limit belongs to the outermost visible cgroup.
     """
     innermost = hierarchy.levels[0]
     with source(collected, innermost.directory / "memory.stat"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.collectors.kernel_files import parse, printable, procfs, read_optional
-from exporter.collectors.mounts import Mount, parse_mounts, visible
+from exporter.collectors.mounts import Mount, parse_mounts, visible_mounts
 
 UNIFIED = ""
 """Key of the cgroup v2 hierarchy in a mapping by v1 controller, as in /proc/self/cgroup."""
@@ -78,7 +78,7 @@ class CgroupTree:
         mounts = parse(
             path, lambda text: parse_mounts(text, ("cgroup", "cgroup2")), read_optional(path) or ""
         )
-        for mount in visible(mounts):
+        for mount in visible_mounts(mounts):
             version = "1" if mount.fstype == "cgroup" else "2"
             for controller in (UNIFIED,) if version == "2" else sorted(mount.options & CONTROLLERS):
                 if controller not in cgroup_paths or controller in hierarchies:
@@ -91,6 +91,7 @@ class CgroupTree:
         return hierarchies
 
     def _levels(self, names: Sequence[str], mount: Mount) -> tuple[CgroupLevel, ...]:
+        """Return the cgroup of these names below a mount and its ancestors, innermost first. Missing directories are omitted."""
         directory = Path(mount.path)
         if directory.is_relative_to("/sys"):
             directory = self._sys / directory.relative_to("/sys")
@@ -143,6 +144,7 @@ def _parse_cgroup_paths(text: str) -> dict[str, str]:
 
 
 def _parse_cpu_limit(text: str) -> float | None:
+    """Parse `150000 100000` (1.5 CPUs), quota and period in microseconds. A quota of `max` or -1 is no limit."""
     quota, period = text.split()
     if quota in {"max", "-1"}:
         return None

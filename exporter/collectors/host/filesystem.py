@@ -25,7 +25,7 @@ from exporter.collectors.kernel_files import (
     read_optional,
     source,
 )
-from exporter.collectors.mounts import Mount, parse_mounts, visible
+from exporter.collectors.mounts import Mount, parse_mounts, visible_mounts
 from exporter.collectors.options import Patterns, SlowOptions
 from exporter.config.options import option
 from exporter.errors import CollectError
@@ -141,7 +141,7 @@ class FilesystemCollector:
         with source(collected, self._path):
             mounts = [
                 mount
-                for mount in visible(parse(self._path, parse_mounts, read_optional(self._path) or ""))
+                for mount in visible_mounts(parse(self._path, parse_mounts, read_optional(self._path) or ""))
                 if mount.label in self._mount_points and mount.fstype in self._fs_types
             ]
             if not mounts:

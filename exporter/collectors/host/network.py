@@ -143,6 +143,7 @@ class NetworkCollector:
 
 
 def _parse_retransmits(text: str) -> int:
+    """Return the number of retransmitted segments in /proc/net/snmp. Raises ValueError and LookupError."""
     # Two lines per protocol: the names of the columns, then their values.
     names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
     return int(dict(zip(names, values, strict=True))["RetransSegs"])

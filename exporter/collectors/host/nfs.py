@@ -65,22 +65,22 @@ _NFS_MOUNT = re.compile(r"\S+ mounted on (\S+) with fstype nfs4? ")
 
 
 @dataclass(slots=True)
-class Requests:
+class RequestCounts:
     """Counters of the requests of an operation: read, write or other."""
 
     completed_requests: int = 0
     retransmissions: int = 0
-    milliseconds: int = 0
+    milliseconds: int = 0  # sum of the durations
 
 
 @dataclass(slots=True)
 class NfsCounts:
-    """Counters of a mount."""
+    """Counters of a mount, with the requests by operation."""
 
     read_bytes: int
     written_bytes: int
-    requests: dict[str, Requests] = field(
-        default_factory=lambda: {name: Requests() for name in ("read", "write", "other")}
+    requests: dict[str, RequestCounts] = field(
+        default_factory=lambda: {name: RequestCounts() for name in ("read", "write", "other")}
     )
 
 

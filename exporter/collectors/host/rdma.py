@@ -1,7 +1,7 @@
 """Traffic, link errors and congestion of InfiniBand and RoCE ports.
 
-The mlx5 driver writes a line to the kernel log for each read that it refuses. The collector therefore skips files
-that were refused recently, and the link registers of ports that are down or not InfiniBand. Link registers do not wrap: they stop
+The mlx5 driver writes a line to the kernel log for each read that it refuses. The collector therefore skips a refused file
+for ten minutes, and the link registers of ports that are down or not InfiniBand. Link registers do not wrap: they stop
 at their maximum.
 Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
 """
@@ -28,7 +28,7 @@ from exporter.families import Collected, FamilySpec
 WORD_BYTES = 4
 """Unit of the counters port_rcv_data and port_xmit_data."""
 RETRY_SECONDS = 600.0
-"""Time between two attempts to read a file that the driver refuses."""
+"""Time between two attempts to read a file that is missing or that the driver refuses."""
 
 RECEIVE_BYTES = FamilySpec(
     name="host_rdma_receive_bytes_total",
@@ -164,32 +164,40 @@ class RdmaCollector:
         counters, hw_counters = path / "counters", path / "hw_counters"
         collected.add(PORT_STATE, state, device, port)
         collected.add(
-            RECEIVE_BYTES, self._bytes(counters / "port_rcv_data", hw_counters / "rx_bytes"), device, port
+            RECEIVE_BYTES,
+            self._read_bytes(counters / "port_rcv_data", hw_counters / "rx_bytes"),
+            device,
+            port,
         )
         collected.add(
-            TRANSMIT_BYTES, self._bytes(counters / "port_xmit_data", hw_counters / "tx_bytes"), device, port
+            TRANSMIT_BYTES,
+            self._read_bytes(counters / "port_xmit_data", hw_counters / "tx_bytes"),
+            device,
+            port,
         )
         if state != _STATE_DOWN and self._read(path / "link_layer") == "InfiniBand":
-            collected.add(LINK_DOWNED, self._count(counters / "link_downed"), device, port)
-            collected.add(SYMBOL_ERRORS, self._count(counters / "symbol_error"), device, port)
-            collected.add(RECEIVE_ERRORS, self._count(counters / "port_rcv_errors"), device, port)
-            collected.add(TRANSMIT_WAIT_TICKS, self._count(counters / "port_xmit_wait"), device, port)
+            collected.add(LINK_DOWNED, self._read_count(counters / "link_downed"), device, port)
+            collected.add(SYMBOL_ERRORS, self._read_count(counters / "symbol_error"), device, port)
+            collected.add(RECEIVE_ERRORS, self._read_count(counters / "port_rcv_errors"), device, port)
+            collected.add(TRANSMIT_WAIT_TICKS, self._read_count(counters / "port_xmit_wait"), device, port)
         for name in HW_COUNTERS:
-            collected.add(HARDWARE, self._count(hw_counters / name), device, port, name)
+            collected.add(HARDWARE, self._read_count(hw_counters / name), device, port, name)
 
-    def _bytes(self, words_path: Path, bytes_path: Path) -> int | None:
-        """Return the bytes that a counter of 4-byte words shows.
+    def _read_bytes(self, words_path: Path, bytes_path: Path) -> int | None:
+        """Return the number of bytes, from a counter of 4-byte words.
 
         An adapter without this counter (EFA) has a counter of bytes, at *bytes_path*.
         """
-        count = self._count(words_path)
-        return self._count(bytes_path) if count is None else count * WORD_BYTES
+        count = self._read_count(words_path)
+        return self._read_count(bytes_path) if count is None else count * WORD_BYTES
 
-    def _count(self, path: Path) -> int | None:
+    def _read_count(self, path: Path) -> int | None:
+        """Return the number in a file, or None if the file is missing or refused, or the adapter has no such counter (N/A)."""
         text = self._read(path)
         return None if text is None or text.startswith("N/A") else parse(path, int, text)
 
     def _read(self, path: Path) -> str | None:
+        """Return the content of a file, or None if the file is missing or was refused less than `RETRY_SECONDS` ago."""
         now = self._monotonic()
         if self._retry_times.get(path, now) > now:
             return None

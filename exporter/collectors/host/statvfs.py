@@ -21,7 +21,7 @@ StatvfsResult = os.statvfs_result | OSError | None
 
 
 class StatvfsPool:
-    """Concurrent statvfs calls, each on a thread, so that a hanging call affects a single filesystem."""
+    """Concurrent statvfs calls, each on a separate thread, so that a hanging call affects a single filesystem."""
 
     def __init__(
         self,

@@ -92,25 +92,25 @@ class ProcessCollector:
         self._monotonic = monotonic
         self._start_time = clock()
         self._runs: dict[str, RunProcesses] = {}
-        self._usages: dict[psutil.Process, Usage] = {}  # last readings
+        self._usages: dict[psutil.Process, Usage] = {}  # last reading of each process, of all runs
         self._previous_members: Sequence[Member] = ()  # of the previous pass, zombies included
 
     def collect(self) -> Collected:
-        """Find and read the visible processes of the job."""
+        """Find and read the visible processes of the job. Return no families while the job is unknown."""
         collected = Collected()
         job = self._job()
         if job is None:
             self.members, self.use = (), None
             return collected
         with source(collected, self._stat):
-            now, busy = self._monotonic(), busy_seconds()
+            now, cpu_busy_seconds = self._monotonic(), busy_seconds()
             members = self._tree.update(job, collected=collected, now=now, wall=self._clock())
             self._count(members, collected, now)
             self._forget_ended({process.identity.run for process in job if process.alive}, members, now)
             self._publish(job, collected)
             living = [process for run_processes in self._runs.values() for process in run_processes.living()]
             self.members = tuple(process.member for process in living)
-            self.use = self._machine_use(now, busy)
+            self.use = self._machine_use(now, cpu_busy_seconds)
             if self._tree.hidden_count:
                 collected.unsupported.append(
                     "processes of the job are not visible (another pid namespace, or hidepid): run the exporter in the"
@@ -130,8 +130,10 @@ class ProcessCollector:
             with source(collected, f"process {member.process.pid}"):
                 reading = read_process(member.process)
                 if reading is not None:
-                    predates_sidecar = member.process.create_time() < self._start_time - START_SLACK_SECONDS
-                    run.totals.count(member.process, group, reading.usage, predates_sidecar=predates_sidecar)
+                    predates_exporter = member.process.create_time() < self._start_time - START_SLACK_SECONDS
+                    run.totals.count(
+                        member.process, group, reading.usage, predates_exporter=predates_exporter
+                    )
                     use.states[reading.state] += 1
                     if not reading.has_ended:
                         use.living.append(LivingMember(member, reading))
@@ -155,7 +157,7 @@ class ProcessCollector:
         self._previous_members = members
 
     def _forget_ended(self, running_runs: Collection[str], members: Sequence[Member], now: float) -> None:
-        """Discard the readings of ended processes, and the runs that ended long ago or before `MAX_EXITED_RUNS` other runs."""
+        """Discard the readings of ended processes, the runs that ended `linger_seconds` ago, and all but the last `MAX_EXITED_RUNS` ended runs."""
         for process in self._usages.keys() - {member.process for member in members}:
             del self._usages[process]
         for run, run_processes in list(self._runs.items()):
@@ -187,6 +189,7 @@ class ProcessCollector:
         self._publish_gpus(collected)
 
     def _publish_gpus(self, collected: Collected) -> None:
+        """Add the GPU memory of the processes that both the driver and the process tree know."""
         owners = {
             process.member.process.pid: (run, group.rank, group.role)
             for run, run_processes in self._runs.items()
@@ -200,7 +203,7 @@ class ProcessCollector:
         for labels, values in memory_bytes.items():
             collected.add(families.GPU_MEMORY, _fold_complete(sum, values), *labels)
 
-    def _machine_use(self, now: float, busy: float) -> MachineUse:
+    def _machine_use(self, now: float, cpu_busy_seconds: float) -> MachineUse:
         """Return the resource use of the runs with a running process. The CPUs of a run are those of its trainers, if it has any."""
         memory = from_psutil("meminfo", psutil.virtual_memory)
         runs = []
@@ -221,7 +224,7 @@ class ProcessCollector:
         return MachineUse(
             time=now,
             runs=tuple(runs),
-            cpu_busy_seconds=busy,
+            cpu_busy_seconds=cpu_busy_seconds,
             cpus=psutil.cpu_count() or 1,
             memory_used_bytes=memory.total - memory.available,
         )

@@ -44,7 +44,7 @@ class GroupTotals:
     written_bytes: float | None = None
 
     def add(self, previous: Usage, current: Usage) -> None:
-        """Add the increase of a process between two readings. A value that has decreased adds 0."""
+        """Add the increase of a process between two readings. A value that has decreased or is unreadable adds 0."""
         self.user_seconds += _increase(previous.user_seconds, current.user_seconds)
         self.system_seconds += _increase(previous.system_seconds, current.system_seconds)
         if current.read_bytes is not None:
@@ -56,13 +56,13 @@ class GroupTotals:
 
 @dataclass(slots=True, eq=False)
 class RunTotals:
-    """Totals of a run since the sidecar started.
+    """Totals of a run since the exporter started.
 
-    Use before the sidecar started is not counted, because after a restart of the sidecar it would appear as an increase.
+    Use before the exporter started is not counted, because after a restart of the exporter it would appear as an increase.
     """
 
     # Last reading of each process. All runs share this dict, because a process may change its run.
-    last: dict[psutil.Process, Usage]
+    last_usages: dict[psutil.Process, Usage]
     groups: dict[ProcessGroup, GroupTotals] = field(default_factory=dict)
 
     @property
@@ -71,18 +71,18 @@ class RunTotals:
         return sum(total.user_seconds + total.system_seconds for total in self.groups.values())
 
     def count(
-        self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, predates_sidecar: bool
+        self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, predates_exporter: bool
     ) -> None:
-        """Add the increase since the last reading. `predates_sidecar` is True if the process started before the sidecar.
+        """Add the increase since the last reading. `predates_exporter` is True if the process started before the exporter.
 
-        The first reading of a process adds nothing if the process predates the sidecar, and its whole use otherwise.
+        The first reading of a process adds nothing if the process predates the exporter, and its whole use otherwise.
         """
         total = self.groups.setdefault(group, GroupTotals())
-        previous = self.last.get(process)
+        previous = self.last_usages.get(process)
         if previous is None:
-            previous = usage if predates_sidecar else Usage(0.0, 0.0, 0, 0)
+            previous = usage if predates_exporter else Usage(0.0, 0.0, 0, 0)
         total.add(previous, usage)
-        self.last[process] = Usage(
+        self.last_usages[process] = Usage(
             user_seconds=_maximum(previous.user_seconds, usage.user_seconds),
             system_seconds=_maximum(previous.system_seconds, usage.system_seconds),
             read_bytes=_maximum(previous.read_bytes, usage.read_bytes),
@@ -91,10 +91,12 @@ class RunTotals:
 
 
 def _increase(previous: float | None, current: float | None) -> float:
+    """Return the increase between two values, or 0 if it is negative or a value is unknown."""
     return 0 if current is None or previous is None else max(0, current - previous)
 
 
 def _maximum(previous: float | None, current: float | None) -> float | None:
+    """Return the larger of the known values, or None if both are unknown."""
     if previous is None or current is None:
         return current if previous is None else previous
     return max(previous, current)

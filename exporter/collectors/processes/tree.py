@@ -84,6 +84,7 @@ class ProcessTree:
         return list(self._members.values())
 
     def _remove_ended(self) -> None:
+        """Remove the members that have exited; a zombie stays a member."""
         for process in [member for member in self._members if not _exists(member)]:
             del self._members[process]
 
@@ -137,7 +138,7 @@ class ProcessTree:
         return Member(identity.run, rank, role, process, is_root=True, cpus=cpus)  # type: ignore[arg-type]
 
     def _discover(self, collected: Collected, wall: float) -> None:
-        """Add the descendants of the roots."""
+        """Add the descendants of the roots. A root with a root of the same rank among its ancestors becomes a descendant."""
         descendants = {process.pid: process for process in self._descendants()}
         parents = {process.pid: _parent(process) for process in descendants.values()}
         roots = {member.process.pid: member for member in self._members.values() if member.is_root}
@@ -256,6 +257,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def _parse_status(text: str) -> ProcessStatus:
+    """Parse /proc/<pid>/status. Raises LookupError and ValueError."""
     lines = dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
     pids = lines["NSpid"] if "NSpid" in lines else lines["Pid"]
     cpu_list = lines.get("Cpus_allowed_list")
