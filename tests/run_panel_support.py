@@ -14,12 +14,15 @@ RANKS = (
 )
 """A live run of two ranks on n1."""
 RANK_1 = 'instance="n1",rank="1"'
+"""Labels of rank 1."""
 GPU_1 = 'gpu="1",uuid="G1"'
+"""Labels of the GPU of rank 1."""
 RANK_1_ON_GPU_1 = {f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x60"}
 HANG = {
     f'training_hang_info{{run="a",{RANK_1},function="read",location="data.py:40",phase="forward"}}': "_x40 1x20",
     'training_hang_info{run="a",instance="n1",rank="0",function="all_reduce",location="train.py:8",phase="grad_sync"}': "_x40 1x20",
 }
+"""Stacks of a hang from 10 min on: rank 0 waits in a collective, and rank 1 reads data."""
 DIED = (
     run_series("run_state", "1x40 0x20", labels=',state="running"')
     | run_series("run_state", "0x40 1x20", labels=',state="lost"')
@@ -35,7 +38,7 @@ DIED = (
     | run_series("rank_compute_seconds", "1x60", labels=',rank="1"')
 )
 """A run at 36 EUR per hour whose rank 1 is killed after 10 min; rank 0 fails five seconds later."""
-NONFINITE_BEFORE = run_series("nonfinite_total", "_x21 1+15x9 136x30", labels=',kind="loss",value="nan"')
+PAST_NAN_LOSSES = run_series("nonfinite_total", "_x21 1+15x9 136x30", labels=',kind="loss",value="nan"')
 """Steps with a NaN loss, the last of them seven minutes before the end of the time range."""
 SLOW_RANK = (
     run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
@@ -47,7 +50,9 @@ SLOW_RANK = (
 HOT_GPU = RANK_1_ON_GPU_1 | {
     f'gpu_clocks_event_seconds_total{{instance="n1",{GPU_1},reason="thermal"}}': "0x20 9+9x40"
 }
+"""Heat slows GPU 1 for nine of each 15 s from 5 min on."""
 DATA_STALL = run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
+"""Rank 1 waits for data for half of the time from 5 min on."""
 HUNG = (
     RANKS
     | run_series("run_state", "1x39 0x20", labels=',state="running"')

@@ -14,7 +14,7 @@ from run_panel_support import (
     HANG,
     HUNG,
     LOST_GPU,
-    NONFINITE_BEFORE,
+    PAST_NAN_LOSSES,
     RANK_1,
     RANK_1_ON_GPU_1,
     RANKS,
@@ -249,7 +249,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             id="killed rank",
         ),
         pytest.param(
-            RANKS | NONFINITE_BEFORE,
+            RANKS | PAST_NAN_LOSSES,
             {'problem="loss was NaN or infinite in 136 steps, none recently"': 300_000},
             id="NaN in the past",
         ),
@@ -259,7 +259,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
 def test_a_problem_is_named_with_rank_gpu_and_start(
     tmp_path: Path, series: dict[str, str], expected: dict[str, float]
 ) -> None:
-    is_past = series == RANKS | NONFINITE_BEFORE
+    is_past = series == RANKS | PAST_NAN_LOSSES
     rows = {problem_row(labels, is_past=is_past): value for labels, value in expected.items()}
 
     assert_panel(tmp_path, "training-run", "What is wrong", series, rows)
@@ -304,7 +304,7 @@ def test_the_rank_that_ended_first_is_above_the_ranks_that_follow(tmp_path: Path
     assert_panel(tmp_path, "training-run", "What is wrong", DIED, effects, factor=0)
 
 
-FAILED_SAVES_BEFORE = run_series(
+PAST_FAILED_SAVES = run_series(
     "checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"'
 ) | run_series("checkpoint_last_success_timestamp_seconds", "240x45 660x15")
 """Failed saves, and a save that succeeded after them."""
@@ -316,10 +316,10 @@ FAILED_SAVES_BEFORE = run_series(
     [
         (
             "TrainingLossNonFinite",
-            NONFINITE_BEFORE,
+            PAST_NAN_LOSSES,
             "loss was NaN or infinite in 136 steps, none recently",
         ),
-        ("TrainingCheckpointFailing", FAILED_SAVES_BEFORE, "2 saves failed; a later save succeeded"),
+        ("TrainingCheckpointFailing", PAST_FAILED_SAVES, "2 saves failed; a later save succeeded"),
     ],
     ids=["NaN loss", "failed saves"],
 )

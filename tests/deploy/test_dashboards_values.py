@@ -1,4 +1,4 @@
-"""Values of panels for synthetic series, evaluated by promtool."""
+"""Values of panels while series start, end or are missing, and equal values on all dashboards, for synthetic series, evaluated by promtool."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
 from panel_support import assert_panel
 from rules_support import needs_promtool, promtool, rules_read_by
 
-RANK_SERIES = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{labels}}}'
-"""Series of a rank; `labels` are further labels, each after a comma."""
+pytestmark = needs_promtool
+
 STATE_SERIES = 'training_run_state{{run="a",instance="n1",state="{}"}}'
 """Series of a state of the run."""
 OUTAGE = "stale _x11"
 """Staleness marker and eleven intervals without samples, three minutes in total."""
 
 
-def failures(
+def rank_series(name: str, node: int, rank: int, labels: str = "") -> str:
+    """Return the name of a series of a rank of run a. *labels* are further labels, each after a comma."""
+    return f'training_{name}{{run="a",instance="n{node}",rank="{rank}"{labels}}}'
+
+
+def assert_values(
     tmp_path: Path,
     panel: str,
     series: dict[str, str],
@@ -29,8 +34,8 @@ def failures(
     labels: str = "{}",
     factor: int = 1,
     comparison: str = "",
-) -> str:
-    """Return promtool's failure messages for a query of a panel, "" if all values match.
+) -> None:
+    """Check the values of a query of a panel at several times.
 
     Args:
         tmp_path: Directory for the test case.
@@ -65,28 +70,24 @@ def failures(
     test = {"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [case]}
     path = tmp_path / "case.yaml"
     path.write_text(yaml.safe_dump(test), encoding="utf-8")
+
     completed = promtool("test", "rules", path)
-    return "" if completed.returncode == 0 else completed.stdout + completed.stderr
+
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
-@needs_promtool
 def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path) -> None:
     series = {
-        RANK_SERIES.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
-        RANK_SERIES.format(
-            name="tokens_total", node=2, rank=1, labels=',mode="train"'
-        ): f"0+15000x20 {OUTAGE} 495000+15000x27",
-        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        rank_series("tokens_total", 1, 0, ',mode="train"'): "0+15000x60",
+        rank_series("tokens_total", 2, 1, ',mode="train"'): f"0+15000x20 {OUTAGE} 495000+15000x27",
+        rank_series("process_up", 1, 0): "1x60",
+        rank_series("process_up", 2, 1): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 
-    messages = failures(tmp_path, "Throughput", series, {"4m": 2000, "6m": None, "8m": None, "12m": 2000})
-
-    assert not messages, messages
+    assert_values(tmp_path, "Throughput", series, {"4m": 2000, "6m": None, "8m": None, "12m": 2000})
 
 
-@needs_promtool
 @pytest.mark.parametrize(
     ("panel", "counter", "joules"),
     [("Joules per step", "steps_total", 400), ("Joules per token", "tokens_total", 200)],
@@ -95,18 +96,16 @@ def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
     tmp_path: Path, panel: str, counter: str, joules: float
 ) -> None:
     series = {
-        RANK_SERIES.format(name=counter, node=1, rank=0, labels=',mode="train"'): "0+15x60",
-        RANK_SERIES.format(
-            name=counter, node=2, rank=1, labels=',mode="train"'
-        ): f"0+15x20 {OUTAGE} 495+15x27",
+        rank_series(counter, 1, 0, ',mode="train"'): "0+15x60",
+        rank_series(counter, 2, 1, ',mode="train"'): f"0+15x20 {OUTAGE} 495+15x27",
         'training_energy_joules_total{run="a",instance="n1"}': "0+3000x60",
         'training_energy_joules_total{run="a",instance="n2"}': f"0+3000x20 {OUTAGE} 99000+3000x27",
-        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        rank_series("process_up", 1, 0): "1x60",
+        rank_series("process_up", 2, 1): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 
-    messages = failures(
+    assert_values(
         tmp_path,
         panel,
         series,
@@ -115,38 +114,27 @@ def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
         labels='{run="a"}',
     )
 
-    assert not messages, messages
 
-
-@needs_promtool
 def test_throughput_is_blank_while_the_only_exporter_of_a_run_is_down(tmp_path: Path) -> None:
     series = {
-        RANK_SERIES.format(
-            name="tokens_total", node=1, rank=0, labels=',mode="train"'
-        ): f"0+15000x20 {OUTAGE} 495000+15000x27",
-        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): f"1x20 {OUTAGE} 1x27",
-        RANK_SERIES.format(name="world_size", node=1, rank=0, labels=""): f"1x20 {OUTAGE} 1x27",
+        rank_series("tokens_total", 1, 0, ',mode="train"'): f"0+15000x20 {OUTAGE} 495000+15000x27",
+        rank_series("process_up", 1, 0): f"1x20 {OUTAGE} 1x27",
+        rank_series("world_size", 1, 0): f"1x20 {OUTAGE} 1x27",
     }
 
     expected: dict[str, float | None] = {"4m": 1000, "5m15s": None, "5m30s": None, "5m45s": None, "12m": 1000}
-    messages = failures(tmp_path, "Throughput", series, expected)
-
-    assert not messages, messages
+    assert_values(tmp_path, "Throughput", series, expected)
 
 
-@needs_promtool
 def test_throughput_of_a_job_that_reports_no_world_size_is_shown(tmp_path: Path) -> None:
     series = {
-        RANK_SERIES.format(name="tokens_total", node=1, rank=0, labels=',mode="train"'): "0+15000x60",
-        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
+        rank_series("tokens_total", 1, 0, ',mode="train"'): "0+15000x60",
+        rank_series("process_up", 1, 0): "1x60",
     }
 
-    messages = failures(tmp_path, "Throughput", series, {"4m": 1000})
-
-    assert not messages, messages
+    assert_values(tmp_path, "Throughput", series, {"4m": 1000})
 
 
-@needs_promtool
 def test_time_left_is_right_in_the_first_minutes_and_ends_with_the_run(tmp_path: Path) -> None:
     series = {
         'training_step{run="a"}': "0+15x40 600x20",
@@ -157,12 +145,9 @@ def test_time_left_is_right_in_the_first_minutes_and_ends_with_the_run(tmp_path:
         'training_run_state{run="a",state="failed"}': "0x40 1x20",
     }
 
-    messages = failures(tmp_path, "Time left", series, {"1m": 9940, "2m": 9880, "8m": 9520, "11m": None})
-
-    assert not messages, messages
+    assert_values(tmp_path, "Time left", series, {"1m": 9940, "2m": 9880, "8m": 9520, "11m": None})
 
 
-@needs_promtool
 def test_time_left_is_blank_while_a_step_is_overdue(tmp_path: Path) -> None:
     series = {
         'training_step{run="a"}': "0+15x20 300x40",
@@ -174,17 +159,14 @@ def test_time_left_is_blank_while_a_step_is_overdue(tmp_path: Path) -> None:
         'training_step_longest_seconds{run="a",rank="0"}': "1x60",
     }
 
-    messages = failures(tmp_path, "Time left", series, {"4m": 9760, "6m": None})
-
-    assert not messages, messages
+    assert_values(tmp_path, "Time left", series, {"4m": 9760, "6m": None})
 
 
-@needs_promtool
 def test_cost_so_far_does_not_decrease_while_the_exporter_of_a_node_is_down(tmp_path: Path) -> None:
     cost = 'training_cost_total{{run="a",instance="n{}",currency="EUR"}}'
     series = {cost.format(1): "100x60", cost.format(2): f"50x20 {OUTAGE} 50x27"}
 
-    messages = failures(
+    assert_values(
         tmp_path,
         "Cost so far",
         series,
@@ -192,21 +174,18 @@ def test_cost_so_far_does_not_decrease_while_the_exporter_of_a_node_is_down(tmp_
         labels='{currency="EUR"}',
     )
 
-    assert not messages, messages
 
-
-@needs_promtool
 def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_path: Path) -> None:
     series = {
-        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        rank_series("process_up", 1, 0): "1x60",
+        rank_series("process_up", 2, 1): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
     not_seen: dict[str, float | None] = {"4m": 0, "7m": 1, "12m": 0}
     ended: dict[str, float | None] = {"4m": 0, "7m": 0, "12m": 0}
 
     for query_id, expected, labels in (("D", not_seen, "{}"), ("C", ended, '{end="ended"}')):
-        messages = failures(
+        assert_values(
             tmp_path,
             "Ranks alive",
             series,
@@ -215,10 +194,8 @@ def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_
             query_id=query_id,
             labels=labels,
         )
-        assert not messages, messages
 
 
-@needs_promtool
 @pytest.mark.parametrize(
     ("gpus", "label"),
     [((0,), ', gpu_suffix=", GPU 0"'), ((0, 1), "")],
@@ -230,10 +207,10 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
 ) -> None:
     memory = 'training_process_gpu_memory_bytes{{run="a",instance="n2",rank="1",gpu="{0}",uuid="G{0}"}}'
     series = {
-        RANK_SERIES.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
-        RANK_SERIES.format(name="rank_compute_seconds", node=2, rank=1, labels=""): "2x20",
-        RANK_SERIES.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
-        RANK_SERIES.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
+        rank_series("rank_compute_seconds", 1, 0): "1x20",
+        rank_series("rank_compute_seconds", 2, 1): "2x20",
+        rank_series("rank_info", 1, 0): "1x20",
+        rank_series("rank_info", 2, 1): "1x20",
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
         **{memory.format(gpu): "1x20" for gpu in gpus},
     }
@@ -243,7 +220,7 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
 
 
 STAGES = {
-    RANK_SERIES.format(name=name, node=1, rank=rank, labels=labels): values
+    rank_series(name, 1, rank, labels): values
     for rank, stage, seconds in ((0, 0, 1), (1, 0, 1), (2, 1, 2), (3, 1, 3))
     for name, labels, values in (
         ("rank_compute_seconds", "", f"{seconds}x60"),
@@ -253,23 +230,22 @@ STAGES = {
 """Two pipeline stages: two ranks that take 1 s for a step, and two that take 2 and 3 s."""
 
 
-@needs_promtool
 def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another(tmp_path: Path) -> None:
     duration = 'training_step_duration_seconds_{}{{run="a",rank="0",mode="train"}}'
     series = STAGES | {duration.format("sum"): "0+10x60", duration.format("count"): "0+2x60"}
 
+    # Rank 3 makes the steps of 5 s a second longer than rank 2 of its stage would.
     assert_panel(
         tmp_path,
         "training-ranks",
         "Lost to the slowest rank or a hang",
         series,
-        {"{}": 5},
+        {"{}": 20},
         factor=100,
         minutes=4,
     )
 
 
-@needs_promtool
 @pytest.mark.parametrize("dashboard", ["training-run", "training-ranks"])
 @pytest.mark.parametrize(
     ("seconds", "query_id", "expected"),
@@ -285,12 +261,12 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
     tmp_path: Path, dashboard: str, seconds: str, query_id: str, expected: dict[str, float]
 ) -> None:
     series = {
-        RANK_SERIES.format(name="rank_compute_seconds", node=1, rank=0, labels=""): "1x20",
-        RANK_SERIES.format(name="rank_compute_seconds", node=2, rank=1, labels=""): f"{seconds}x20",
-        RANK_SERIES.format(name="rank_info", node=1, rank=0, labels=""): "1x20",
-        RANK_SERIES.format(name="rank_info", node=2, rank=1, labels=""): "1x20",
-        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x20",
-        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): "1x20",
+        rank_series("rank_compute_seconds", 1, 0): "1x20",
+        rank_series("rank_compute_seconds", 2, 1): f"{seconds}x20",
+        rank_series("rank_info", 1, 0): "1x20",
+        rank_series("rank_info", 2, 1): "1x20",
+        rank_series("process_up", 1, 0): "1x20",
+        rank_series("process_up", 2, 1): "1x20",
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
     }
 
@@ -299,7 +275,6 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
     )
 
 
-@needs_promtool
 @pytest.mark.parametrize(
     ("dashboard", "panel", "query_id", "label"),
     [
@@ -326,7 +301,6 @@ def test_all_dashboards_show_the_same_slowest_rank(
     )
 
 
-@needs_promtool
 @pytest.mark.parametrize(
     ("dashboard", "panel", "query_id", "labels"),
     [
@@ -350,7 +324,6 @@ def test_all_dashboards_show_the_age_of_the_last_step_at_the_last_scrape(
     assert_panel(tmp_path, dashboard, panel, series, {labels: 3}, query_id=query_id, minutes=10 + 1 / 6)
 
 
-@needs_promtool
 def test_the_state_of_a_run_names_its_critical_alerts(tmp_path: Path) -> None:
     alert = 'ALERTS{{alertname="{}",alertstate="firing",severity="{}",run="a"}}'
     series = {
@@ -361,25 +334,18 @@ def test_the_state_of_a_run_names_its_critical_alerts(tmp_path: Path) -> None:
         alert.format("GpuStraggler", "warning"): "_x20 1x40",
     }
 
-    healthy = failures(tmp_path, "State", series, {"4m": 0}, labels='{state="running"}')
-    critical = failures(
-        tmp_path, "State", series, {"10m": 10}, labels='{state="running", alerts=", 2 critical"}'
-    )
-    assert not healthy, healthy
-    assert not critical, critical
+    assert_values(tmp_path, "State", series, {"4m": 0}, labels='{state="running"}')
+    assert_values(tmp_path, "State", series, {"10m": 10}, labels='{state="running", alerts=", 2 critical"}')
 
 
-@needs_promtool
 def test_the_state_of_a_silent_run_is_the_last_known_state_with_the_age_of_the_news(tmp_path: Path) -> None:
     series = {STATE_SERIES.format("running"): "1x20 stale", STATE_SERIES.format("failed"): "0x20 stale"}
     labels = '{state="running", age=", no news for $AGE from ", instance="n1"}'
 
     for time, age in (("6m30s", "90 s"), ("12m", "7 min")):
-        messages = failures(tmp_path, "State", series, {time: 1}, labels=labels.replace("$AGE", age))
-        assert not messages, messages
+        assert_values(tmp_path, "State", series, {time: 1}, labels=labels.replace("$AGE", age))
 
 
-@needs_promtool
 def test_the_state_of_a_run_that_finished_before_its_target_is_a_warning(tmp_path: Path) -> None:
     outcome = (
         'training_run_outcome_info{run="a",outcome="finished",reason="inferred: the process exited normally"}'
@@ -391,21 +357,18 @@ def test_the_state_of_a_run_that_finished_before_its_target_is_a_warning(tmp_pat
         'training_step_target{run="a"}': "5000x60",
     }
 
-    early = failures(
+    assert_values(
         tmp_path, "State", series, {"4m": 1}, labels='{state="finished", note=" early, at step 562 of 5000"}'
     )
-    complete = failures(
+    assert_values(
         tmp_path,
         "State",
         series,
         {"10m": 0},
         labels='{state="finished", note=": the process exited normally"}',
     )
-    assert not early, early
-    assert not complete, complete
 
 
-@needs_promtool
 def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp_path: Path) -> None:
     series = {
         STATE_SERIES.format("running"): "1x480",
@@ -416,7 +379,7 @@ def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp
         'training_badput_seconds_total{run="a",cause="hang",instance="n1"}': "0x480",
     }
 
-    messages = failures(
+    assert_values(
         tmp_path,
         "Goodput if work is saved",
         series,
@@ -425,10 +388,7 @@ def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp
         factor=100,
     )
 
-    assert not messages, messages
 
-
-@needs_promtool
 def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> None:
     stack_labels = 'function="read_shard",location="data.py:40",phase="data_loading"'
     series = {
@@ -437,7 +397,7 @@ def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> N
         f'run_group:training_hang_odd:count{{run="a",{stack_labels}}}': "1x20",
     }
 
-    messages = failures(
+    assert_values(
         tmp_path,
         "Rank that holds up a hang",
         series,
@@ -446,17 +406,14 @@ def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> N
         labels=f'{{{stack_labels},instance="n2",rank="3",odd="rank 3:"}}',
     )
 
-    assert not messages, messages
 
-
-@needs_promtool
 def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
     series = {
-        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        rank_series("process_up", 1, 0): "1x60",
+        rank_series("process_up", 2, 1): f"1x20 {OUTAGE} 1x27",
     }
 
-    messages = failures(
+    assert_values(
         tmp_path,
         "Nodes of the run",
         series,
@@ -467,21 +424,16 @@ def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
         comparison=" > 0",
     )
 
-    assert not messages, messages
 
-
-@needs_promtool
 def test_the_state_of_a_run_counts_the_ranks_whose_exporter_is_down(tmp_path: Path) -> None:
     series = {
         STATE_SERIES.format("running"): "1x60",
-        RANK_SERIES.format(name="process_up", node=1, rank=0, labels=""): "1x60",
-        RANK_SERIES.format(name="process_up", node=2, rank=1, labels=""): f"1x20 {OUTAGE} 1x27",
+        rank_series("process_up", 1, 0): "1x60",
+        rank_series("process_up", 2, 1): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 
-    during = failures(
+    assert_values(
         tmp_path, "State", series, {"7m": 1}, labels='{state="running", missing=", 1 rank unknown"}'
     )
-    after = failures(tmp_path, "State", series, {"12m": 0}, labels='{state="running"}')
-    assert not during, during
-    assert not after, after
+    assert_values(tmp_path, "State", series, {"12m": 0}, labels='{state="running"}')
