@@ -60,7 +60,7 @@ class SimulatedTraining:
         self.clock.enter(entry, kind.phase, at_seconds)
         work_seconds, wait_seconds = self.clock.work_seconds(), self.clock.wait_seconds()
         if kind in kinds.ITERATIONS:
-            self.clock.iteration_work = work_seconds
+            self.clock.iteration_start_work_seconds = work_seconds
         self._open.append(_OpenBlock(kind, entry, at_seconds, work_seconds, wait_seconds))
 
     def leave(self, at_seconds: float, *, is_failed: bool = False) -> None:

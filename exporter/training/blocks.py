@@ -59,11 +59,11 @@ class HotBlock(StackEntry, NonRecordingSpan):
             return self._enter_slowly(monotonic())
         now = monotonic()
         # No call from here to the end of the update. *now* is before *last* if a signal handler has counted later edges.
-        last = clock.last
+        last = clock.last_edge
         if not last <= now < clock.limit or self.is_open or not totals.is_entered:
             return self._enter_slowly(now)
         active = clock.active
-        clock.last = now
+        clock.last_edge = now
         active.seconds += now - last
         if active is totals:
             self.is_nested = True
@@ -72,7 +72,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
             totals.entries += 1
             self.entry_seconds = totals.seconds
             clock.active = totals
-            clock.since = now
+            clock.active_since = now
         self.is_open = True
         self.task = None
         clock.stack.append(self)
@@ -82,10 +82,10 @@ class HotBlock(StackEntry, NonRecordingSpan):
         clock = _CLOCK
         now = monotonic()
         stack = clock.stack
-        last = clock.last
+        last = clock.last_edge
         if stack[-1] is not self or not last <= now < clock.limit:
             return self._leave_slowly(now, error)
-        clock.last = now
+        clock.last_edge = now
         active = clock.active
         active.seconds += now - last
         del stack[-1]
@@ -93,7 +93,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         outer = stack[-1].totals
         if active is not outer:
             clock.active = outer
-            clock.since = now
+            clock.active_since = now
         if not self.is_nested and (cells := active.cells):
             own_seconds = active.seconds - self.entry_seconds
             active.duration_seconds += own_seconds

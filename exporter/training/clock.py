@@ -68,8 +68,8 @@ class ClockReading(Value):
     active: str  # current phase
     active_since: float  # monotonic seconds
     seconds: dict[str, float]  # by phase, without the phases of 0 s
-    work: float  # seconds of all phases that are work
-    open_work: float  # of these, seconds of the open iteration
+    work_seconds: float  # of all phases that are work
+    open_work_seconds: float  # part of the work in the open iteration
     history: HistoryReading
 
 
@@ -82,37 +82,37 @@ class PhaseClock:
     Attributes:
         phases: Totals of all phases by name.
         entered_phases: `init`, `other` and the phases that were entered. The other phases have no time.
-        work: The entered phases that are work.
-        waits: The entered phases in which a rank waits.
+        work_phases: The entered phases that are work.
+        wait_phases: The entered phases in which a rank waits.
         thread: The main thread, which is the first thread that enters a block; None before.
         began: Time from which the phases are counted.
         is_initialized: True after the first training loop, iteration or reported step has started.
         stack: The open blocks, innermost last, above the entry `base`, which stands for the time outside blocks.
-        active: Totals of the current phase, which started at `since`.
-        last: Time of the latest edge; also the version that `read` compares.
+        active: Totals of the current phase, which started at `active_since`.
+        last_edge: Time of the latest edge; also the version that `read` compares.
         limit: Time from which an edge takes the slow path: the end of the history bin; -inf while the clock is watched or defers.
         is_watched: True if observers or the GPU timer need the slow path for all edges.
         iteration: The open training iteration, or None.
-        iteration_work: Seconds of work at the start of the open iteration.
+        iteration_start_work_seconds: Seconds of work at the start of the open iteration.
         iteration_phase: Totals of the phase `iteration`.
         accepts_iteration: True if the next iteration may begin on the fast path.
         deferring: The innermost block, if the clock defers the block's edges; otherwise None.
         step_edges: The edges that are deferred.
-        history: Phases of the last seconds.
+        history: Phases of the last `HISTORY_SECONDS`.
         running_loop: `asyncio._get_running_loop`; None until asyncio is loaded.
     """
 
     __slots__ = (
-        *("phases", "thread", "stack", "active", "last", "since", "limit", "began", "is_watched"),
-        *("base", "is_initialized", "running_loop", "iteration", "iteration_work", "accepts_iteration"),
-        *("work", "waits", "history", "deferring", "step_edges", "iteration_phase"),
-        "entered_phases",
+        *("phases", "thread", "stack", "active", "last_edge", "active_since", "limit", "began", "is_watched"),
+        *("base", "is_initialized", "running_loop", "iteration", "accepts_iteration", "deferring"),
+        *("work_phases", "wait_phases", "history", "step_edges", "iteration_phase", "entered_phases"),
+        "iteration_start_work_seconds",
     )
 
     def __init__(self, began: float) -> None:
         self.phases = {row.name: PhaseTotals(row) for row in PHASES.values()}
-        self.work: tuple[PhaseTotals, ...] = ()
-        self.waits: tuple[PhaseTotals, ...] = ()
+        self.work_phases: tuple[PhaseTotals, ...] = ()
+        self.wait_phases: tuple[PhaseTotals, ...] = ()
         self.entered_phases: tuple[PhaseTotals, ...] = ()
         self.running_loop: Callable[[], object] | None = None
         self.iteration_phase = self.phases[ITERATION]
@@ -125,7 +125,7 @@ class PhaseClock:
         for totals in self.phases.values():
             totals.reset()
             totals.is_entered = False
-        self.work = self.waits = ()
+        self.work_phases = self.wait_phases = ()
         self.entered_phases = (self.phases[INIT], self.phases[OTHER])
         self.deferring = None
         self.step_edges.clear()
@@ -136,9 +136,9 @@ class PhaseClock:
         self.is_initialized = False
         self.iteration: StackEntry | None = None
         self.accepts_iteration = False
-        self.iteration_work = 0.0
+        self.iteration_start_work_seconds = 0.0
         self.active.entries = 1
-        self.began = self.last = self.since = began
+        self.began = self.last_edge = self.active_since = began
         self.history = PhaseHistory(began)
         self.is_watched = False
         self.limit = self.history.bin_end
@@ -150,8 +150,8 @@ class PhaseClock:
             totals.reset()
         for entry in self.stack:
             entry.entry_seconds = 0.0
-        self.began = self.last = self.since = now
-        self.iteration_work = 0.0
+        self.began = self.last_edge = self.active_since = now
+        self.iteration_start_work_seconds = 0.0
         self.history = PhaseHistory(now)
         self._restore_limit()
 
@@ -173,15 +173,15 @@ class PhaseClock:
         """Count the time up to now and switch to a phase."""
         if now >= self.history.bin_end:
             self._close_bin(now)
-        last = self.last
+        last = self.last_edge
         if now < last:  # noqa: PLR1730  # a signal handler has counted later edges; a call of `max` could admit another one
             now = last
-        self.last = now
+        self.last_edge = now
         active = self.active
         active.seconds += now - last
         if active is not totals:
             self.active = totals
-            self.since = now
+            self.active_since = now
 
     def enter(self, entry: StackEntry, phase: str | None, now: float) -> None:
         """Push a block onto the stack. For the phase None, the surrounding phase continues. If the stack is full, end the oldest block."""
@@ -211,9 +211,9 @@ class PhaseClock:
         if totals not in self.entered_phases:
             self.entered_phases = (*self.entered_phases, totals)
         if totals.row.work:
-            self.work = (*self.work, totals)
+            self.work_phases = (*self.work_phases, totals)
         if totals.row.waiting:
-            self.waits = (*self.waits, totals)
+            self.wait_phases = (*self.wait_phases, totals)
 
     def leave(self, entry: StackEntry, now: float, *, ends_all: bool = False) -> None:
         """Remove a block, which need not be the innermost.
@@ -313,7 +313,7 @@ class PhaseClock:
 
     def _close_bin(self, now: float) -> None:
         """Close the bins of the history up to the bin of *now*."""
-        self.history.close_bin(self.entered_phases, self.active, self.last, now)
+        self.history.close_bin(self.entered_phases, self.active, self.last_edge, now)
         self._restore_limit()
 
     # Edges of a block that continues in a different phase --------------------------------------------------
@@ -326,12 +326,12 @@ class PhaseClock:
         """
         if now >= self.history.bin_end:
             self._close_bin(now)
-        last = self.last
+        last = self.last_edge
         if now < last:  # noqa: PLR1730  # as in `switch_to`
             now = last
         ended = self.active
         seconds = ended.seconds + (now - last)
-        self.last = self.since = now
+        self.last_edge = self.active_since = now
         ended.seconds = seconds
         self.active = entry.totals = totals
         duration = seconds - entry.entry_seconds
@@ -357,8 +357,8 @@ class PhaseClock:
         entry = self.deferring
         if entry is not None:
             self.step_edges.limit = -inf
-            for totals, time in self.step_edges.after(self.last, self.phases):
-                if time > self.last:  # not counted by a signal handler
+            for totals, time in self.step_edges.after(self.last_edge, self.phases):
+                if time > self.last_edge:  # not counted by a signal handler
                     self.advance(entry, totals, time)
             self.deferring = None
             self._restore_limit()
@@ -367,11 +367,11 @@ class PhaseClock:
 
     def work_seconds(self) -> float:
         """Return the seconds of all phases that are work, up to the latest edge."""
-        return sum(totals.seconds for totals in self.work)
+        return sum(totals.seconds for totals in self.work_phases)
 
     def wait_seconds(self) -> float:
         """Return the seconds of all phases in which a rank waits, up to the latest edge."""
-        return sum(totals.seconds for totals in self.waits)
+        return sum(totals.seconds for totals in self.wait_phases)
 
     def has_entries(self) -> bool:
         """Return True if a block of a phase other than `init` was entered."""
@@ -392,20 +392,24 @@ class PhaseClock:
     def read(self, end_time: float | None = None) -> ClockReading:
         """Return a copy whose seconds sum to the wall time. *end_time* replaces the current time in simulations.
 
-        The main thread takes no lock. If an edge occurs during the copy, `last` changes, and the copy is repeated. The hundredth copy is
+        The main thread takes no lock. If an edge occurs during the copy, `last_edge` changes, and the copy is repeated. The hundredth copy is
         returned in any case; its phases may miss or repeat the time of an edge.
         """
         for attempt in range(100):
-            version = last = self.last
+            version = last = self.last_edge
             seconds = {name: totals.seconds for name, totals in self.phases.items()}
-            active, active_since, start_work = self.active, self.since, self.iteration_work
-            has_iteration, work_phases, history = self.iteration is not None, self.work, self.history
+            active, active_since, start_work = (
+                self.active,
+                self.active_since,
+                self.iteration_start_work_seconds,
+            )
+            has_iteration, work_phases, history = self.iteration is not None, self.work_phases, self.history
             for totals, time in self.step_edges.after(last, self.phases):
                 seconds[active.name] += time - last
                 active, active_since, last = totals, time, time
             now = monotonic() if end_time is None else end_time
             history_reading = history.read(active.name, now)
-            if self.last == version or attempt == 99:
+            if self.last_edge == version or attempt == 99:
                 break
         seconds[active.name] += max(now - last, 0.0)
         work = sum(seconds[totals.name] for totals in work_phases)

@@ -115,7 +115,7 @@ class IterationPhases:
             clock.count_pending_edges()
         if iteration.totals is not self.outside and self._advance(self.outside):
             self.outside.entries += 1
-            iteration.begin_next(clock.last)
+            iteration.begin_next(clock.last_edge)
         else:
             self.end()
             iteration.__exit__(None, None, None)
@@ -143,17 +143,17 @@ class IterationPhases:
     def count_batch(self) -> None:
         """Count the fetch, the forward pass and the backward pass of a batch whose gradients are accumulated, if they are pending."""
         clock, step = _CLOCK, _STEP
-        if step.backward_ended <= clock.last:
+        if step.backward_ended <= clock.last_edge:
             return
         fetch_seconds = step.forward_began - step.fetch_began
         forward_seconds = step.backward_began - step.forward_began
         backward_seconds = step.backward_ended - step.backward_began
         # No call until the clock is consistent.
-        self.outside.seconds += step.fetch_began - clock.last
+        self.outside.seconds += step.fetch_began - clock.last_edge
         self._data_loading.seconds += fetch_seconds
         self._forward.seconds += forward_seconds
         self._backward.seconds += backward_seconds
-        clock.last = clock.since = step.backward_ended
+        clock.last_edge = clock.active_since = step.backward_ended
         self._data_loading.count_entry(fetch_seconds)
         self._forward.count_entry(forward_seconds)
         self._backward.count_entry(backward_seconds)
@@ -168,7 +168,7 @@ class IterationPhases:
         outside, data_loading, forward = self.outside, self._data_loading, self._forward
         backward, optimizer = self._backward, self._optimizer
         now = monotonic()
-        last = clock.last
+        last = clock.last_edge
         if not (
             clock.deferring is iteration
             and last < step.fetch_began < step.optimizer_began
@@ -187,7 +187,7 @@ class IterationPhases:
         forward.seconds += forward_seconds
         backward.seconds += backward_seconds
         optimizer.seconds += optimizer_seconds
-        clock.last = clock.since = now
+        clock.last_edge = clock.active_since = now
         # Entries and durations, without calls of `count_entry`, which would cost 1 µs.
         outside.entries += 1
         data_loading.entries += 1
@@ -208,9 +208,9 @@ class IterationPhases:
         # As `begin_next`, without a call and without reading the totals, which would cost 1 µs.
         work_seconds = now - last - fetch_seconds
         iteration.began = now
-        iteration.waits += fetch_seconds
-        iteration.work += work_seconds
-        clock.iteration_work = iteration.work
+        iteration.start_wait_seconds += fetch_seconds
+        iteration.start_work_seconds += work_seconds
+        clock.iteration_start_work_seconds = iteration.start_work_seconds
         record: IterationEnded = (last, now, work_seconds, fetch_seconds, False, TRAINING.expected)
         if len(_RECORDS) < MANY_RECORDS:
             _RECORDS.append(record)

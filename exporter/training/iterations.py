@@ -24,11 +24,11 @@ class IterationBlock(HotBlock):
     """Training iteration reported by the job.
 
     Attributes:
-        work: Seconds of all phases that are work, at the start of the iteration; 0 on a thread other than the main thread.
-        waits: Seconds of all phases in which a rank waits, at the start of the iteration; 0 on a thread other than the main thread.
+        start_work_seconds: Seconds of all phases that are work, at the start of the iteration; 0 on a thread other than the main thread.
+        start_wait_seconds: Seconds of all phases in which a rank waits, at the start of the iteration; 0 on a thread other than the main thread.
     """
 
-    __slots__ = ("work", "waits")
+    __slots__ = ("start_work_seconds", "start_wait_seconds")
 
     # The fast paths repeat lines of `HotBlock`, because calls of its methods would take 8 % of the time of an iteration.
 
@@ -39,18 +39,18 @@ class IterationBlock(HotBlock):
         ):
             return self._enter_slowly(monotonic())
         now = monotonic()
-        last = clock.last
+        last = clock.last_edge
         if not clock.accepts_iteration or not last <= now < clock.limit or self.is_open:
             return self._enter_slowly(now)
         active, totals = clock.active, self.totals
-        clock.last = now
+        clock.last_edge = now
         active.seconds += now - last
         self.is_nested = active is totals
         if active is not totals:
             totals.entries += 1
             self.entry_seconds = totals.seconds
             clock.active = totals
-            clock.since = now
+            clock.active_since = now
         self.is_open = True
         self.task = None
         clock.stack.append(self)
@@ -58,19 +58,19 @@ class IterationBlock(HotBlock):
         self.thread = clock.thread
         self.began = now
         work = waits = 0.0
-        for phase in clock.work:
+        for phase in clock.work_phases:
             work += phase.seconds
-        for phase in clock.waits:
+        for phase in clock.wait_phases:
             waits += phase.seconds
-        self.work = clock.iteration_work = work
-        self.waits = waits
+        self.start_work_seconds = clock.iteration_start_work_seconds = work
+        self.start_wait_seconds = waits
         clock.iteration = self
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         clock = _CLOCK
         now = monotonic()
-        stack, last = clock.stack, clock.last
+        stack, last = clock.stack, clock.last_edge
         if (
             stack[-1] is not self
             or clock.iteration is not self
@@ -79,26 +79,26 @@ class IterationBlock(HotBlock):
         ):
             return self._leave_slowly(now, error)
         active = clock.active
-        clock.last = now
+        clock.last_edge = now
         active.seconds += now - last
         del stack[-1]
         self.is_open = False
         outer = stack[-1].totals
         if active is not outer:
             clock.active = outer
-            clock.since = now
+            clock.active_since = now
         clock.iteration = None
         clock.accepts_iteration = True
         work = waits = 0.0
-        for phase in clock.work:
+        for phase in clock.work_phases:
             work += phase.seconds
-        for phase in clock.waits:
+        for phase in clock.wait_phases:
             waits += phase.seconds
         record: IterationEnded = (
             self.began,
             now,
-            work - self.work,
-            waits - self.waits,
+            work - self.start_work_seconds,
+            waits - self.start_wait_seconds,
             error is not None,
             TRAINING.expected,
         )
@@ -110,18 +110,18 @@ class IterationBlock(HotBlock):
 
     def begin_next(self, now: float) -> None:
         """End the iteration on the main thread, and begin the next iteration at the same time. The clock's stack stays unchanged."""
-        start_work, start_waits = self.work, self.waits
+        start_work, start_waits = self.start_work_seconds, self.start_wait_seconds
         self._read_totals()
         record: IterationEnded = (
             self.began,
             now,
-            self.work - start_work,
-            self.waits - start_waits,
+            self.start_work_seconds - start_work,
+            self.start_wait_seconds - start_waits,
             False,
             TRAINING.expected,
         )
         self.began = now
-        _CLOCK.iteration_work = self.work
+        _CLOCK.iteration_start_work_seconds = self.start_work_seconds
         if len(_RECORDS) < MANY_RECORDS:
             _RECORDS.append(record)
         else:
@@ -130,12 +130,12 @@ class IterationBlock(HotBlock):
     def _read_totals(self) -> None:
         """Read the totals of work and waiting up to the latest edge of the clock."""
         work = waits = 0.0
-        for totals in _CLOCK.work:
+        for totals in _CLOCK.work_phases:
             work += totals.seconds
-        for totals in _CLOCK.waits:
+        for totals in _CLOCK.wait_phases:
             waits += totals.seconds
-        self.work = work
-        self.waits = waits
+        self.start_work_seconds = work
+        self.start_wait_seconds = waits
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
         """Begin the iteration, unless a bridge inferred it in an instrumented job.
@@ -164,7 +164,7 @@ class IterationBlock(HotBlock):
             clock.begin_training(now)
         elif (earlier_iteration := TRAINING.iterations_elsewhere.get(get_ident())) is not None:
             earlier_iteration.abandon(now)
-        self.work = self.waits = 0.0
+        self.start_work_seconds = self.start_wait_seconds = 0.0
         super().begin(now, call, began)
         if not is_main and self.is_open:
             TRAINING.iterations_elsewhere[get_ident()] = self
@@ -175,7 +175,7 @@ class IterationBlock(HotBlock):
         if is_main and self.is_open:
             clock.accepts_iteration = False
             self._read_totals()
-            clock.iteration_work = self.work
+            clock.iteration_start_work_seconds = self.start_work_seconds
             clock.iteration = self
 
     def finish(self, end_time: float, error: BaseException | None, *, is_complete: bool) -> None:
@@ -188,7 +188,10 @@ class IterationBlock(HotBlock):
             if clock.iteration is self:
                 clock.iteration = None
                 clock.accepts_iteration = TRAINING.job_is_instrumented
-            work, waits = clock.work_seconds() - self.work, clock.wait_seconds() - self.waits
+            work, waits = (
+                clock.work_seconds() - self.start_work_seconds,
+                clock.wait_seconds() - self.start_wait_seconds,
+            )
         elif self.thread is not None and TRAINING.iterations_elsewhere.get(self.thread) is self:
             TRAINING.iterations_elsewhere.pop(
                 self.thread, None

@@ -403,7 +403,7 @@ class TrainingState:
             step=None if self.loop is None else self.loop.completed_steps,
             steps=progress.steps,
             work_seconds=work.seconds,
-            open_seconds=clock.open_work,
+            open_seconds=clock.open_work_seconds,
             failed_seconds=work.failed_seconds,
             committed_step=work.committed_step,
             committed_seconds=work.committed_seconds,
