@@ -32,7 +32,7 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-"""Program that makes standard input its controlling terminal and becomes the command of its arguments."""
+"""Program that makes standard input the controlling terminal, and executes the command of the arguments."""
 
 CHECKPOINTING_JOB = """
 import os, signal, sys, time
@@ -167,7 +167,7 @@ def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: 
             f"fg; s=$?; [ -s {tmp_path}/status ] || echo $s > {tmp_path}/status",
             tmp_path / "status",
         )
-        # A FIFO discards its content if no process has it open, and the job may have been stopped before it opened the FIFO.
+        # Closed last: a FIFO that no process has open is empty, and the job may have been stopped before it opened the FIFO.
         os.close(go_pipe)
 
     assert "Stopped" in read_lines(tmp_path / "jobs")[0]

@@ -128,7 +128,7 @@ def longest_gap(points: dict[float, float]) -> float:
 
 
 def power_beside_the_failure(prometheus: Prometheus, up_series: str) -> list[dict[str, Any]]:
-    """Return the series of the power while one of eight GPUs is down and the others have power, otherwise an empty list."""
+    """Return the series of the power if one of the eight GPUs is down and the seven others have power, otherwise an empty list."""
     series = prometheus.query("gpu_power_watts")
     return series if len(series) >= 7 and prometheus.value(up_series) == 0 else []
 
@@ -183,7 +183,7 @@ def test_only_the_series_of_a_failed_gpu_end_and_return_with_the_gpu(
 
 RANKS = 8
 MAX_FIXED_SERIES = 1500
-"""Series of the node, its GPUs and its job, without the job's own Stats."""
+"""Maximum number of series of the node, the GPUs and the run, without those of the Stats."""
 MAX_CHILD_BYTES = 30 << 20
 MAX_SIDECAR_BYTES = 64 << 20
 

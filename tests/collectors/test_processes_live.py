@@ -32,7 +32,7 @@ CPU_SECONDS, STATE_COUNT = f"{PREFIX}_cpu_seconds_total", f"{PREFIX}_state"
 
 
 class TrainerProcess:
-    """Running `obey_commands`, in a session of its own, so that `close` also ends its children."""
+    """Process that runs `obey_commands` in a new session, so that `close` also ends the children."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.process = subprocess.Popen(

@@ -131,7 +131,7 @@ def log_from_a_signal_handler() -> None:
     def log_from_signal(*_: object) -> None:
         monitor.log_event(_event("signal"))
         checks.append(received_names.count("signal") == len(checks) + 1)
-        signal.setitimer(signal.ITIMER_REAL, 0.002)  # the next one, so that none interrupts this one
+        signal.setitimer(signal.ITIMER_REAL, 0.002)  # the next signal comes after this handler
 
     handle = monitor.register_event_handler(lambda event: received_names.append(event.name))
     signal.signal(signal.SIGALRM, log_from_signal)

@@ -1,4 +1,4 @@
-"""Rank of a gloo job whose batches come from worker processes. One rank kills its workers, as the OOM killer would."""
+"""Rank of a gloo job whose batches come from worker processes. One rank kills its workers, like the OOM killer."""
 
 import multiprocessing
 import sys

@@ -1,4 +1,4 @@
-"""Job that waits where its argument says: in its first step (`first`), in a save (`save`) or after a step (`hang`)."""
+"""Job that waits at the place of the first argument: in the first step (`first`), in a save (`save`) or in a later step (`hang`)."""
 
 import sys
 import time
