@@ -57,9 +57,9 @@ def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], i
         yield process, int(address[1])
 
 
-def steps_by_rank(exposition: str) -> dict[str, int]:
+def steps_by_rank(page: str) -> dict[str, int]:
     """Return the number of steps by rank on a page of metrics."""
-    return {rank: int(float(count)) for rank, count in STEPS.findall(exposition)}
+    return {rank: int(float(count)) for rank, count in STEPS.findall(page)}
 
 
 def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machine_until_ctrl_c(
@@ -72,14 +72,14 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
             )
         )
         wait_until(lambda: fetch_page(port).count("\ngpu_up{") == RANKS)
-        exposition = fetch_page(port)
+        page = fetch_page(port)
         os.killpg(process.pid, signal.SIGINT)
         output = process.stdout.read() if process.stdout else ""
 
         assert process.wait() == 0
         assert processes_naming(str(tmp_path)) == set()
-    assert "demo_loss_window_mean" in exposition
-    assert "demo_memory_resident_bytes" in exposition
+    assert "demo_loss_window_mean" in page
+    assert "demo_memory_resident_bytes" in page
     assert f"curl -s http://127.0.0.1:{port}/metrics | grep '^gpu_'" in output
     assert "replayed machine h100" in output
     assert "Prices and carbon intensity are examples" in output
@@ -97,9 +97,9 @@ def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) ->
     assert len({gpu for gpu, _ in gpus_and_ranks}) == RANKS
 
 
-def value(exposition: str, series: str) -> float:
+def value(page: str, series: str) -> float:
     """Return the value of the first series that starts with this text, or 0 if absent."""
-    match = re.search(rf"^{re.escape(series)}.*? (\S+)$", exposition, re.MULTILINE)
+    match = re.search(rf"^{re.escape(series)}.*? (\S+)$", page, re.MULTILINE)
     return 0.0 if match is None else float(match[1])
 
 
@@ -127,10 +127,10 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
         output = process.stderr.read() if process.stderr else ""
 
     assert "Prices and carbon intensity are examples" not in introduction  # the file of the flag sets them
-    pages_with_ranks = [exposition for exposition in pages if len(steps_by_rank(exposition)) == 2]
-    assert any(not WINDOW.findall(exposition) for exposition in pages_with_ranks[5:]), "no gap"
+    pages_with_ranks = [page for page in pages if len(steps_by_rank(page)) == 2]
+    assert any(not WINDOW.findall(page) for page in pages_with_ranks[5:]), "no gap"
     assert "rank 1 exited; all ranks restart" in output
-    rank_1_steps = [steps_by_rank(exposition)["1"] for exposition in pages_with_ranks]
+    rank_1_steps = [steps_by_rank(page)["1"] for page in pages_with_ranks]
     assert rank_1_steps == sorted(rank_1_steps)
     assert rank_1_steps[-1] > CRASH_STEP
     final_page = pages_with_ranks[-1]

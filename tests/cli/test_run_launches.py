@@ -170,9 +170,9 @@ def wait_for_failure(port: int, *prefixes: str) -> list[float]:
     """
 
     def final_page() -> str:
-        exposition = fetch_page(port)
-        has_failed = 'training_run_state{run="r",state="failed"} 1' in exposition
-        return exposition if has_failed and all(f"\n{prefix}" in exposition for prefix in prefixes) else ""
+        page = fetch_page(port)
+        has_failed = 'training_run_state{run="r",state="failed"} 1' in page
+        return page if has_failed and all(f"\n{prefix}" in page for prefix in prefixes) else ""
 
     lines = wait_until(final_page).splitlines()
     return [

@@ -62,9 +62,7 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
 
     logged_names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in log_files}  # type: ignore[union-attr]  # None fails the test
     published_names = {
-        name
-        for exposition in pages
-        for name in re.findall(r'^training_\w+\{.*\brun="([^"]+)"', exposition, re.MULTILINE)
+        name for page in pages for name in re.findall(r'^training_\w+\{.*\brun="([^"]+)"', page, re.MULTILINE)
     }
     rank_record = json.loads((tmp_path / "rank0").read_text())
     assert len(logged_names) == 1

@@ -66,7 +66,7 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
     env = child_environment(HOME="/tmp")
     run = subprocess.Popen(command_as_user(command), env=env, cwd="/", start_new_session=True)
     try:
-        exposition = wait_until(lambda: page_with("training_steps_total{", port))
+        page = wait_until(lambda: page_with("training_steps_total{", port))
         stacks = subprocess.run(
             command_as_user(
                 [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={squatted_directory}"]
@@ -81,15 +81,15 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
     finally:
         kill_tree(run)
 
-    foreign_entries = set(re.findall(r'exporter_feed_foreign_entry\{entry="([^"]*)"\} 1', exposition))
+    foreign_entries = set(re.findall(r'exporter_feed_foreign_entry\{entry="([^"]*)"\} 1', page))
     assert uid_of_run == NOBODY
     assert foreign_entries == {"overrides.json", "owner.lock", "stacks.request", "ledger", f"runs-{NOBODY}"}
-    assert "exporter_feed_owner 1" in exposition
-    assert 'mine_count{rank="0",run="honest"}' in exposition
+    assert "exporter_feed_owner 1" in page
+    assert 'mine_count{rank="0",run="honest"}' in page
     assert json.loads(stacks.stdout)[0]["silent"] == {}
 
 
 def page_with(family_start: str, port: int) -> str:
     """Return the page if it has a line that starts with this text, otherwise an empty string."""
-    exposition = fetch_page(port)
-    return exposition if f"\n{family_start}" in exposition else ""
+    page = fetch_page(port)
+    return page if f"\n{family_start}" in page else ""

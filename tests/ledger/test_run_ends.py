@@ -57,14 +57,12 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def current_states(exposition: str) -> list[str]:
-    return re.findall(r'^training_run_state\{.*state="(\w+)"\} 1', exposition, re.MULTILINE)
+def current_states(page: str) -> list[str]:
+    return re.findall(r'^training_run_state\{.*state="(\w+)"\} 1', page, re.MULTILINE)
 
 
-def sum_of_series(exposition: str, name: str) -> float:
-    return sum(
-        float(value) for value in re.findall(rf"^training_{name}\{{.*\}} (\S+)$", exposition, re.MULTILINE)
-    )
+def sum_of_series(page: str, name: str) -> float:
+    return sum(float(value) for value in re.findall(rf"^training_{name}\{{.*\}} (\S+)$", page, re.MULTILINE))
 
 
 def observe_states(tmp_path: Path, command: list[str], final_state: str) -> tuple[set[str], str]:
@@ -76,9 +74,9 @@ def observe_states(tmp_path: Path, command: list[str], final_state: str) -> tupl
 
         def is_over() -> bool:
             nonlocal last_page
-            exposition = fetch_page(port)
-            all_states.update(current_states(exposition))
-            last_page = exposition or last_page
+            page = fetch_page(port)
+            all_states.update(current_states(page))
+            last_page = page or last_page
             return run.poll() is not None
 
         wait_until(is_over)

@@ -1,0 +1,155 @@
+"""Jobs that use prometheus_client, whose metrics the bridge exports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import prometheus_client as prom
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+import exporter
+from exporter.bridges import prometheus_client as bridge
+
+bridge.POLL_SECONDS, bridge.HANG_SECONDS = 0.2, 0.5
+exporter.configure(run="mine")
+
+
+def export_every_type() -> prom.Counter:
+    """Export metrics of each type, of the default registry and of a registry of the job, and return the counter of requests."""
+    bridge.install()
+    requests = prom.Counter("app_requests", "Requests.", ["path"])
+    depth = prom.Gauge("app_queue_depth", "Depth of\nthe queue.")
+    durations = prom.Histogram("app_took_seconds", "Time.", buckets=(0.1, 1.0))
+    sizes = prom.Summary("app_size_bytes", "Size.")
+    prom.Info("app_build", "Build.").info({"version": "1.2"})
+    prom.Counter("gpu_energy_joules", "The exporter's own name.")
+    own_registry = prom.CollectorRegistry()
+    prom.Gauge("app_own", "Of a registry of the job's own.", registry=own_registry).set(3)
+    bridge.export(own_registry)
+    requests.labels("/a").inc(2.5)
+    depth.set(7)
+    for seconds in (0.05, 0.5, 5.0):
+        durations.observe(seconds)
+    sizes.observe(100)
+    exporter.Stat("app.trains").add(1.0)
+    time.sleep(1.5)
+    return requests
+
+
+def fork_and_reset_a_counter() -> None:
+    """Count 5, fork a child that counts 100, reset the counter, and count 3."""
+    bridge.install()
+    counter = prom.Counter("app_steps", "Steps.")
+    counter.inc(5)
+    time.sleep(1)
+    if os.fork() == 0:
+        time.sleep(1)
+        counter.inc(100)
+        raise SystemExit(0)
+    os.wait()
+    counter.reset()
+    counter.inc(2)
+    time.sleep(1)
+    counter.inc(1)
+
+
+def observe_negative_values() -> None:
+    """Observe 5, -3 and 4 in a summary and in a histogram."""
+    bridge.install()
+    reward = prom.Summary("app_reward", "Reward.")
+    shift = prom.Histogram("app_shift", "Shift.", buckets=(0, 10))
+    for value in (5, -3, 4):
+        reward.observe(value)
+        shift.observe(value)
+        time.sleep(0.5)
+
+
+def unregister_a_gauge() -> None:
+    """Export two gauges, and unregister one of them."""
+    bridge.install()
+    removed_gauge, kept_gauge = prom.Gauge("app_removed", "Removed."), prom.Gauge("app_kept", "Kept.")
+    removed_gauge.set(7)
+    kept_gauge.set(1)
+    exporter.Stat("app.trains").add(1.0)
+    time.sleep(1)
+    prom.REGISTRY.unregister(removed_gauge)
+    time.sleep(1)
+
+
+class RaisingCollector(Collector):
+    """Collector that raises."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        raise ValueError("the job's own")
+
+
+class SlowCollector(Collector):
+    """Collector of a gauge that sleeps before or after the gauge.
+
+    Attributes:
+        seconds_before: Sleep before the gauge of each call but the first.
+        seconds_after: Sleep after the gauge of each call from the number `first_slow_call`.
+        calls: Number of calls.
+        returned_calls: Number of calls that have ended.
+    """
+
+    def __init__(
+        self, *, seconds_before: float = 0.0, seconds_after: float = 0.0, first_slow_call: int = 1
+    ) -> None:
+        self.seconds_before, self.seconds_after = seconds_before, seconds_after
+        self.first_slow_call = first_slow_call
+        self.calls = self.returned_calls = 0
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self.calls += 1
+        is_slow = self.calls >= self.first_slow_call
+        try:
+            if is_slow:
+                time.sleep(self.seconds_before)
+            yield GaugeMetricFamily("app_slow", "Slow.", value=self.calls)
+            if is_slow:
+                time.sleep(self.seconds_after)
+        finally:
+            self.returned_calls += 1
+
+
+def export_collectors(*collectors: Collector) -> prom.CollectorRegistry:
+    """Export a registry with these collectors, and return the registry. The registration calls no collector."""
+    registry = prom.CollectorRegistry(auto_describe=False)
+    for collector in collectors:
+        registry._collector_to_names[collector] = []
+    bridge.export(registry)
+    exporter.Stat("app.trains").add(1.0)
+    return registry
+
+
+def count_beside_a_raising_and_a_hanging_collector() -> None:
+    """Count 9 beside a collector that raises and one whose second call hangs, print the number of its calls, and be killed."""
+    hanging_collector = SlowCollector(seconds_after=3600, first_slow_call=2)
+    registry = export_collectors(RaisingCollector(), hanging_collector)
+    counter = prom.Counter("app_steps", "Steps.", registry=registry)
+    time.sleep(3)
+    counter.inc(9)
+    time.sleep(1)
+    print(hanging_collector.calls, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_a_slow_second_call() -> None:
+    """Export a collector whose calls from the second on last longer than the limit, and wait for the end of the second call."""
+    collector = SlowCollector(seconds_before=2, first_slow_call=2)
+    export_collectors(collector)
+    while collector.returned_calls < 2:
+        time.sleep(0.05)
+
+
+def wait_for_a_slow_first_call() -> None:
+    """Export a collector whose first call lasts longer than the limit after its gauge, and wait for the end of the call."""
+    collector = SlowCollector(seconds_after=2)
+    export_collectors(collector)
+    while collector.returned_calls < 1:
+        time.sleep(0.05)
