@@ -147,7 +147,7 @@ class SimulatedJob:
         role = "trainer" if rank is not None else "agent"
         identity = make_process(run="r", rank=rank, role=role, started=process.started_at + 10.0)
         namespace_pid = process.namespace_pid or process.pid
-        job_process = JobProcess(identity.replace(pid=namespace_pid), alive=True, pid=process.pid)
+        job_process = JobProcess(identity.replace(pid=namespace_pid), is_alive=True, pid=process.pid)
         self.processes.append(job_process)
         return job_process
 
@@ -155,7 +155,7 @@ class SimulatedJob:
         """End the first recording process and remove its feed file."""
         first_process = self.processes[0]
         self.proc.end(first_process.identity.pid)
-        self.processes[0] = JobProcess(first_process.identity, alive=False)
+        self.processes[0] = JobProcess(first_process.identity, is_alive=False)
 
     def collect(self, *, after_seconds: float = 5.0) -> Collected:
         self.proc.advance(after_seconds)

@@ -322,7 +322,7 @@ class Wiring:
     def _active_runs(self) -> Collection[str] | None:
         """Return the runs with a living process, or None if the feed has not been read."""
         processes = self._jobs.processes
-        return None if processes is None else {entry.identity.run for entry in processes if entry.alive}
+        return None if processes is None else {entry.identity.run for entry in processes if entry.is_alive}
 
     def _is_working(self) -> bool | None:
         """Return True if a run has a living process, or None if the feed has not been read."""

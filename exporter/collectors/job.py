@@ -24,7 +24,7 @@ class JobProcess:
     """Process that writes a feed, or a process that wrote a feed and exited recently."""
 
     identity: ProcessIdentity
-    alive: bool
+    is_alive: bool
     pid: int | None = None  # in the sidecar's pid namespace; None if exited or invisible
     gpus: GpuUse = NO_GPUS  # as of the last snapshot
     ended_at: float | None = None  # estimated Unix time of the exit; None for a running process

@@ -359,7 +359,7 @@ class JobCollector:
             for entry in feed_pass.entries.values()
         ]
         exited_processes = [
-            JobProcess(process.identity, alive=False)
+            JobProcess(process.identity, is_alive=False)
             if process.snapshot is None
             else _job_process(process.snapshot, None, is_alive=False)
             for slot in slots

@@ -67,7 +67,7 @@ def trainer(tmp_path: Path) -> Iterator[TrainerProcess]:
 def collector_of(trainer: TrainerProcess) -> ProcessCollector:
     identity = make_process(started=time.time()).replace(pid=trainer.process.pid)
     return ProcessCollector(
-        job=lambda: [JobProcess(identity, alive=True, pid=trainer.process.pid)], discover_seconds=0.0
+        job=lambda: [JobProcess(identity, is_alive=True, pid=trainer.process.pid)], discover_seconds=0.0
     )
 
 

@@ -363,7 +363,7 @@ def test_a_process_that_ended_before_the_tree_is_read_is_not_hidden() -> None:
     tree, hidden_counts = ProcessTree(ignore=()), list[int]()
     for monotonic_seconds in (0.0, 10.0):
         collected = Collected()
-        processes = [JobProcess(identity, alive=True, pid=process.pid)]
+        processes = [JobProcess(identity, is_alive=True, pid=process.pid)]
         tree.update(processes, collected=collected, now=monotonic_seconds, wall=time.time())
         hidden_counts.append(tree.hidden_count)
 

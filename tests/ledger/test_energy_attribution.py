@@ -301,7 +301,7 @@ def test_a_process_that_the_driver_lists_on_one_gpu_leaves_no_gap_on_another() -
     ]
     gpus = [DeviceEnergy(reading) for reading in readings]
     identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
-    job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended_at=4.9)]
+    job = [JobProcess(identity, is_alive=False, gpus=GpuUse(("0",)), ended_at=4.9)]
     lists = [*(listing(read_at, 7) for read_at in (2.0, 3.0, 4.0)), listing(5.0)]
     other_lists = [GpuListing("GPU-b", process_list.time, ()) for process_list in lists]
     snapshot = GpuSnapshot(

@@ -286,7 +286,7 @@ class Supervisor:
             self._handle_pipe_end(child, now)
 
     def _handle_pipe_end(self, child: NvmlChild, now: float) -> None:
-        """Use the skipped GPUs again if the hanging child has exited. Replace the active child if it has exited."""
+        """Handle the exit of the hanging child, whose skipped GPUs are used again, or of the active child, which is replaced."""
         child.wait(0.5)
         if child is self._hanging_child:
             self._reuse_skipped(child)

@@ -106,7 +106,7 @@ class ProcessCollector:
             now, cpu_busy_seconds = self._monotonic(), busy_seconds()
             members = self._tree.update(job, collected=collected, now=now, wall=self._clock())
             self._count(members, collected, now)
-            self._forget_ended({process.identity.run for process in job if process.alive}, members, now)
+            self._forget_ended({process.identity.run for process in job if process.is_alive}, members, now)
             self._publish(job, collected)
             living = [process for run_processes in self._runs.values() for process in run_processes.living()]
             self.members = tuple(process.member for process in living)
@@ -176,7 +176,7 @@ class ProcessCollector:
         for process in job:
             if process.identity.rank is not None:  # a rank is up if any of its processes is running
                 labels = process.identity.run, str(process.identity.rank)
-                alive_by_rank[labels] = alive_by_rank.get(labels, False) or process.alive
+                alive_by_rank[labels] = alive_by_rank.get(labels, False) or process.is_alive
         for labels, alive in alive_by_rank.items():
             collected.add(families.PROCESS_UP, int(alive), *labels)
         for run, run_processes in sorted(self._runs.items()):
@@ -204,7 +204,10 @@ class ProcessCollector:
             collected.add(families.GPU_MEMORY, _fold_complete(sum, values), *labels)
 
     def _machine_use(self, now: float, cpu_busy_seconds: float) -> MachineUse:
-        """Return the resource use of the runs with a running process. The CPUs of a run are those of its trainers, if it has any."""
+        """Return the resource use of the runs with a running process.
+
+        The CPUs of a run are the CPUs of its trainers, or of all its processes if no trainer is running.
+        """
         memory = from_psutil("meminfo", psutil.virtual_memory)
         runs = []
         for run, run_processes in self._runs.items():

@@ -92,7 +92,7 @@ class ProcessTree:
         """Add the recording processes as roots. Return True if a process is new, or has changed its run or rank."""
         self.hidden_count, has_new_process, invisible_ids = 0, False, set[str]()
         for process in job:
-            if process.alive:
+            if process.is_alive:
                 member = None
                 with source(collected, f"process {process.pid}"):
                     member = self._recording_member(process)

@@ -69,7 +69,7 @@ class GpuHolders:
             if process_id in process_ids
         }
         for job_process in job_processes:
-            if job_process.alive or (
+            if job_process.is_alive or (
                 job_process.ended_at is not None and job_process.ended_at > wall - BINDING_SECONDS
             ):
                 self._bind(job_process, wall - now, now)
@@ -101,13 +101,13 @@ class GpuHolders:
         pid = process.pid
         if pid is None:
             life = self.lives.get(identity.pid)
-            if not process.alive and life is not None and _is_within(start, life):
+            if not process.is_alive and life is not None and _is_within(start, life):
                 pid = identity.pid  # the feed file was first read after the exit
-        elif process.alive:
+        elif process.is_alive:
             self._sees_pids = True
         if pid is None:
             pid = self._pid_by_process_id.get(identity.id)
-            if process.alive:
+            if process.is_alive:
                 self._sees_pids = False
         if pid is None:
             self._last_number -= 1
@@ -234,7 +234,7 @@ class GpuHolders:
 
 def running_pids(job_processes: Sequence[JobProcess]) -> set[int]:
     """Return the pids of the running processes of the feed."""
-    return {process.pid for process in job_processes if process.alive and process.pid is not None}
+    return {process.pid for process in job_processes if process.is_alive and process.pid is not None}
 
 
 def _is_within(start: float, life: ProcessLife) -> bool:

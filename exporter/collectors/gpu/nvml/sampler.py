@@ -45,7 +45,7 @@ class RestartError(DownError):
 
 
 def _period_seconds(tier: Tier, options: GpuOptions) -> float:
-    """Return the period of a tier. A configured period below 1 s shortens it; a longer one is its minimum."""
+    """Return the period of a tier: shorter with a configured period below 1 s, and at least the configured period."""
     return max(options.period, tier.value * min(1.0, options.period))
 
 
