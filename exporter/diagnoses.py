@@ -42,14 +42,14 @@ DISABLED = Diagnosis(
     remedy="unset EXPORTER_DISABLED for the job",
 )
 AUTO_DISABLED = Diagnosis(
-    criterion="EXPORTER_AUTO=0, and the code calls nothing",
+    criterion="EXPORTER_AUTO=0, and the code records nothing",
     sentence="EXPORTER_AUTO=0 is set for {python}, and the code records nothing",
     remedy="unset EXPORTER_AUTO for the job",
 )
 OTHER_ENVIRONMENT = Diagnosis(
     criterion="the job's process has a different EXPORTER_FEED_DIR than `run`",
     sentence="{python} was started without the environment of `run`",
-    remedy="pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={directory} on to the job",
+    remedy="pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={directory} to the job",
 )
 NOT_INSTALLED = Diagnosis(
     criterion="the job's interpreter does not find the package",
@@ -62,7 +62,7 @@ SHADOWED = Diagnosis(
     remedy="rename this file or folder",
 )
 NOTHING_RECORDED = Diagnosis(
-    criterion="the package is installed and the job calls nothing that is recorded",
+    criterion="the package is installed, and the job uses no library with a bridge and calls no function of the package",
     sentence="{python} has training-exporter, but the job has not used an optimizer, a loader, a Stat or a training call yet",
     remedy="{calls}",
 )
@@ -190,6 +190,7 @@ NVML_DOWN = Diagnosis(
 
 
 def _nvml_failure(reason: str, sentence: str, remedy: str) -> Diagnosis:
+    """Return the diagnosis of a reason of `gpu_nvml_error_info`."""
     return Diagnosis(
         criterion=f"gpu_nvml_error_info has the reason {reason}", sentence=sentence, remedy=remedy
     )
@@ -248,6 +249,7 @@ NVML_FAILURES = {
 
 
 def _refused_file(reason: str, sentence: str, remedy: str) -> Diagnosis:
+    """Return the diagnosis of a reason for which the reader refuses a feed file."""
     criterion = f"the reader refuses a feed file: {reason}"
     return Diagnosis(criterion=criterion, sentence=sentence, remedy=remedy)
 
@@ -272,15 +274,15 @@ REFUSED_FILES = {
     ),
     "too_many": _refused_file(
         reason="too_many",
-        sentence="{name} exceeds the maximum number of feed files",
+        sentence="{name} exceeds the maximum of 4,096 feed files",
         remedy="remove files of exited processes",
     ),
     "too_large": _refused_file(
-        reason="too_large", sentence="{name} is too large", remedy="define fewer Stats"
+        reason="too_large", sentence="{name} is larger than 4 MiB", remedy="define fewer Stats"
     ),
     "memory": _refused_file(
         reason="memory",
-        sentence="{name} does not fit into the memory for all feed files",
+        sentence="{name} does not fit into the 64 MiB of memory for all feed files",
         remedy="define fewer Stats",
     ),
     "owner": _refused_file(

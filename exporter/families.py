@@ -31,8 +31,10 @@ BASE_UNITS = frozenset(
 """Units that the names of the exporter's own families may have."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+"""Name of a family or label of the exporter."""
 
 _go_number: Callable[[float], str] = lru_cache(maxsize=2048)(floatToGoString)
+"""Text of a number as Go prints it. Cached, because the bounds of all histograms are rendered in each pass."""
 
 MAX_PROBLEMS_PER_REASON = 5
 """Maximum number of problems that a pass reports for the same reason, because many files may fail for one reason."""
@@ -91,6 +93,7 @@ class Family:
         return metric
 
     def _base_name(self) -> str:
+        """Return the name without the suffix of the type, as prometheus_client expects it."""
         return self.name.removesuffix(TYPE_SUFFIXES.get(self.type, ""))
 
     def samples(self, values_by_labels: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:

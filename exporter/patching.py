@@ -134,6 +134,7 @@ def replace(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) ->
 
 
 def _call_after(after: AfterHook, token: Any, result: Any, error: BaseException | None) -> None:
+    """Call the hook after a call. An error in the hook is logged once."""
     try:
         after(token, result, error)
     except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
@@ -177,6 +178,7 @@ def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
 
 
 def _is_initializing(module: ModuleType) -> bool:
+    """Return True while the import system executes a module, which is in `sys.modules` before it is complete."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
@@ -193,6 +195,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec that another finder finds, with a loader that calls the hooks; None for a module without hooks."""
         if self.unfinished_imports:
             self._call_finished()
         if name not in self.expected_modules:
@@ -240,6 +243,7 @@ class _Finder:
 
 
 def _call(hook: Callable[[ModuleType], object], module: ModuleType) -> None:
+    """Call a hook with a module. An error is logged once per module."""
     try:
         hook(module)
     except Exception as error:  # noqa: BLE001  # the import must not fail because of a bridge

@@ -58,8 +58,8 @@ def flush(timeout_seconds: float = 5.0) -> bool:
     """Write all samples and events recorded so far to the feed, and wait for event handlers and span exporters.
 
     CUDA tensors that other threads recorded, or that are still being copied, are not included. Errors are logged, not raised.
-    Returns False if the recording was not written within the timeout. Returns True if this process does not record, because of
-    `EXPORTER_DISABLED=1` or an unsupported interpreter.
+    Returns False if the recording could not be written, or not within the timeout. Returns True if this process does not record,
+    because of `EXPORTER_DISABLED=1` or an unsupported interpreter.
     """
     if not RECORDER.is_recording:
         return True

@@ -111,6 +111,7 @@ def _usable_feed_directory() -> str | None:
 
 
 def _training_position() -> TrainingPosition:
+    """Return the phase and step of the training; without values before the job reports training."""
     reading = TRAINING.reading()
     if reading is None:
         return TrainingPosition()
@@ -122,7 +123,7 @@ def _log_hang(answer: StackAnswer) -> None:
     innermost = answer.main.frames[0] if answer.main.frames else None
     events.log(
         "training.hang",
-        "this run hangs: no step completed recently",
+        "this run hangs: no step has completed within the limits of goodput.hang_after and goodput.hang_steps",
         severity="warning",
         phase=answer.phase,
         step=answer.step,

@@ -98,6 +98,7 @@ class StackResponder:
             self._answer(request, location)
 
     def _answer(self, request: StackRequest, location: FeedLocation) -> None:
+        """Write the stacks and the position of the training, and log the hang if the sidecar reports one for this run."""
         main, other_stacks = capture(request.detail)
         position = self._locate_training()
         answer = StackAnswer(

@@ -54,7 +54,7 @@ class Connection:
         self._enter(ConnectionState.INCOMPLETE, server.limits.head_seconds, "head_timeout")
         self.task: asyncio.Task[None] | None = self._loop.create_task(self._serve())
         # A callback instead of `finally`: a task that is cancelled before its first step never enters the `try` block.
-        self.task.add_done_callback(self._ended)
+        self.task.add_done_callback(self._on_task_done)
 
     def end(self, reason: Reason | None = None) -> None:
         """Cancel the connection's task, and count the reason, if any."""
@@ -70,16 +70,18 @@ class Connection:
     def _enter(
         self, state: ConnectionState, seconds: float | None = None, error: Reason | None = None
     ) -> None:
-        """Change the state. After *seconds*, the connection ends with the reason *error*."""
+        """Change the state. After *seconds*, the connection ends with the reason *error*; None is not counted as an error."""
         self._server.guard.set_state(self, state)
         self._limit(seconds, error)
 
     def _limit(self, seconds: float | None, error: Reason | None = None) -> None:
+        """Replace the deadline, after which the connection ends with the reason *error*; None for no deadline."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self._loop.call_later(seconds, self.end, error)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Close the socket, leave the guard, and count the error that ended the task, if any."""
         server = self._server
         self._limit(None)
         server.guard.set_state(self, None)
@@ -100,6 +102,7 @@ class Connection:
             error = error.__context__
 
     async def _serve(self) -> None:
+        """Respond to the requests of the peer until the peer or a response closes the connection."""
         limits = self._server.limits
         wire = await self._open()
         while wire is not None:
@@ -108,7 +111,7 @@ class Connection:
             except MalformedError as malformed:
                 await self._send(wire, malformed.response)
                 break
-            if request is None:
+            if request is None:  # the peer has closed the connection
                 return
             if not await self._exchange(wire, request):
                 break
@@ -135,12 +138,14 @@ class Connection:
             await self._send(plain_wire, _NOT_TLS)
             await self._close(plain_wire)
             return None
+        # A peer without a certificate passes: where one is required, the handshake has failed.
         if names is not None and not tls.admits(names):
             self._server.counts.errors["certificate"] += 1
             return None
         return wire
 
     def _progress(self) -> None:
+        """Record that the kernel has accepted a part of the response."""
         self._server.guard.record_progress(self)
 
     async def _read(self, wire: Wire) -> Request | None:
@@ -179,5 +184,6 @@ class Connection:
         return is_persistent
 
     async def _close(self, wire: Wire) -> None:
+        """End the response and discard input, within `linger_seconds`. The socket is closed when the task ends."""
         self._enter(ConnectionState.IDLE, self._server.limits.linger_seconds)
         await wire.finish(self._server.limits.linger_bytes)

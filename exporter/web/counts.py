@@ -18,6 +18,7 @@ from exporter.families import FamilySpec
 Reason = Literal[
     "accept", "certificate", "evicted", "full", "head_timeout", "reset", "tls", "truncated", "write_timeout"
 ]
+"""Label value of `exporter_http_connection_errors_total`."""
 
 SCRAPES = FamilySpec(
     name="exporter_scrapes_total",

@@ -16,7 +16,7 @@ class ConnectionState(enum.Enum):
     INCOMPLETE = "incomplete"  # TLS handshake or head missing
     IDLE = "idle"  # between two requests, or closing
     RUNNING = "running"  # the response is being rendered
-    WRITING = "writing"
+    WRITING = "writing"  # the response is being sent
 
 
 class GuardedConnection(Protocol):
@@ -69,7 +69,7 @@ class ConnectionGuard:
         return sum(map(len, self._members.values())) < self.capacity or self.evict_one()
 
     def set_state(self, member: GuardedConnection, state: ConnectionState | None) -> None:
-        """Record the new state of a connection, None if it is closed."""
+        """Record a state of a connection, None if it is closed. The connection becomes the one with the latest progress."""
         if member.state is not None:
             del self._members[member.state][member]
         member.state, member.body = state, b""
@@ -108,5 +108,6 @@ class ConnectionGuard:
         return False
 
     def _end(self, member: GuardedConnection) -> None:
+        """Close a connection. Its room is free at once, before its task ends."""
         self.set_state(member, None)
         member.evict()

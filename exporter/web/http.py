@@ -36,13 +36,13 @@ class Limits:
     linger_seconds: float = 1.0  # for discarding a peer's input after the last response
     linger_bytes: int = 4 * 1024 * 1024
     drain_seconds: float = 8.0  # for running responses when the server stops
-    connections: int = 512  # fewer if the limit of open files is low
+    connections: int = 512  # fewer if the limit of open files is below this number plus `spare_files`
     spare_files: int = 64  # descriptors left to the rest of the process
-    backlog: int = 1024
+    backlog: int = 1024  # connections that wait in the kernel to be accepted
     accept_pause_seconds: float = 0.05  # after a failed accept, to prevent a busy loop
     file_check_seconds: float = 1.0  # interval of checks of web.config.yml and the referenced files
     passwords_waiting: int = 256  # password checks of all peers
-    passwords_waiting_per_peer: int = 64
+    passwords_waiting_per_peer: int = 64  # password checks of an address
     # Distinct bodies that are being sent; above the limit, the oldest writers are closed.
     bytes_in_flight: int = 32 * 1024 * 1024
 
@@ -142,6 +142,7 @@ class HttpConnection:
         return Request(event.method.decode("ascii"), unquote(path) or "/", headers, query.partition("#")[0])
 
     def _malformed(self, status_hint: int) -> MalformedError:
+        """Return the error for a status that h11 suggests."""
         if status_hint == 431:
             return MalformedError(431, f"the header has more than {self._head_bytes} bytes")
         if status_hint == 501:  # a transfer encoding other than chunked

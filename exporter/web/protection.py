@@ -36,6 +36,7 @@ class Signature:
 
 
 Signatures = Mapping[Path, Signature | None]
+"""Signature by file; None for a file that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class WebConfigFile:
         self._workers.stop()
 
     def _check_file(self, path: Path) -> None:
+        """Load the file if it or a file that it names has changed, on the worker thread. Never raises."""
         failure, previous = "", self._current
         try:
             # A failed load is retried at each check, because not every failure is in the files.
@@ -147,6 +149,7 @@ def _removed_protection(old: WebConfig, new: WebConfig) -> str:
 
 
 def _signatures(*files: Path) -> Signatures:
+    """Return the signatures of files; None for a file that cannot be read."""
     signatures: dict[Path, Signature | None] = dict.fromkeys(files)
     for file in files:
         with contextlib.suppress(OSError):

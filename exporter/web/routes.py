@@ -85,12 +85,13 @@ class Router:
         except LateError:
             return text_response(503, "the password check took too long", RETRY_SOON)
         except Exception as error:  # noqa: BLE001 - after an error of bcrypt the request is refused
-            self._log_once("passwords", error)
+            self._log_first_failure("passwords", error)
         return text_response(
             401, "unauthorized", {"WWW-Authenticate": 'Basic realm="exporter", charset="UTF-8"'}
         )
 
     async def _respond(self, endpoint: Endpoint, request: Request, deadline: float) -> Response:
+        """Return the endpoint's response, or 503 or 500 for an exception. Never raises."""
         try:
             response = await endpoint.respond(request, deadline)
         except LateError:
@@ -98,12 +99,13 @@ class Router:
         except BusyError:
             return text_response(503, "too many requests are waiting", RETRY_SOON)
         except Exception as error:  # noqa: BLE001 - an internal error of the sidecar must not stop the server
-            self._log_once(request.path, error)
+            self._log_first_failure(request.path, error)
             return text_response(500, "internal error; see the exporter's log")
         self._failing_subjects.discard(request.path)
         return response
 
-    def _log_once(self, subject: str, error: Exception) -> None:
+    def _log_first_failure(self, subject: str, error: Exception) -> None:
+        """Log an error unless the previous call for the subject failed, too."""
         if subject not in self._failing_subjects:
             self._failing_subjects.add(subject)
             _log.error("internal error while responding to %s", subject, exc_info=error)

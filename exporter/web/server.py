@@ -33,6 +33,7 @@ from exporter.web.routes import Router
 _log = logging.getLogger(__name__)
 
 _EXHAUSTION_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of an accept that the eviction of a connection may resolve."""
 
 
 class Server:
@@ -69,8 +70,10 @@ class Server:
         Raises StartError or ListenError; no address is bound after an error.
         """
         addresses = [parse_address(text) for text in self._listen]
-        serving = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(serving,), name="exporter-web", daemon=True)
+        start_done = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(start_done,), name="exporter-web", daemon=True
+        )
         try:
             for address in addresses:
                 self._listeners.append(bind(address, self._limits.backlog))
@@ -87,7 +90,7 @@ class Server:
             self._close_listeners()
             message = "cannot start a thread for the web server; raise the limit of processes (ulimit -u) or of memory"
             raise StartError(message) from error
-        serving.wait()
+        start_done.wait()
         if self._failure is not None:
             message = f"cannot serve on {self._listen[0]}: {self._failure}"
             raise ListenError(message, address=self._listen[0]) from self._failure
@@ -110,28 +113,28 @@ class Server:
             families.append(RELOAD_SUCCESSFUL.family({(): int(not self._state.config.failure)}))
         return families
 
-    def _run(self, serving: threading.Event) -> None:
+    def _run(self, start_done: threading.Event) -> None:
         try:
             # Fails early if there are no descriptors for the event loop: asyncio would leave a half-initialized loop that cannot
             # be closed.
-            with contextlib.ExitStack() as spare:
+            with contextlib.ExitStack() as spare_descriptors:
                 for _ in range(4):
-                    spare.callback(os.close, os.dup(self._listeners[0].fileno()))
-            asyncio.run(self._serve(serving))
+                    spare_descriptors.callback(os.close, os.dup(self._listeners[0].fileno()))
+            asyncio.run(self._serve(start_done))
         except OSError as error:
             self._failure = error
         finally:
             self._close_listeners()
             self._state.router.stop()
             self._state.config.stop()
-            serving.set()  # a failed start must not wait forever
+            start_done.set()  # a failed start must not wait forever
 
-    async def _serve(self, serving: threading.Event) -> None:
+    async def _serve(self, start_done: threading.Event) -> None:
         loop, stop_event = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(stop_event.set)
         accept_tasks = [loop.create_task(self._accept(listener)) for listener in self._listeners]
         stop_task = loop.create_task(stop_event.wait())
-        serving.set()
+        start_done.set()
         await asyncio.wait([stop_task, *accept_tasks], return_when=asyncio.FIRST_COMPLETED)
         self._state.is_closing = True
         for task in (stop_task, *accept_tasks):
@@ -148,6 +151,7 @@ class Server:
                 raise result
 
     async def _accept(self, listener: socket.socket) -> None:
+        """Accept connections until the task is cancelled. After an error or without room, no connection is accepted for a moment."""
         loop, guard, errors = asyncio.get_running_loop(), self._state.guard, self._state.counts.errors
         pause_seconds = self._limits.accept_pause_seconds
         while True:
@@ -185,7 +189,7 @@ class Server:
         return False
 
     async def _drain(self, *states: ConnectionState, seconds: float) -> None:
-        """Close the connections in these states (default: all), and wait until all connections are closed."""
+        """Close the connections in these states (default: all), and wait up to *seconds* until all connections are closed."""
         connections = [member for member in self._state.guard.members() if isinstance(member, Connection)]
         for connection in connections:
             if not states or connection.state in states:

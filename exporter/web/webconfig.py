@@ -35,7 +35,7 @@ BcryptHash = Annotated[str, Secret(), _BCRYPT]
 """Hash such as `$2y$10$…`. With a cost above 18, a check would take minutes."""
 
 TlsVersion = Literal["TLS12", "TLS13"]
-_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_SSL_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 CLIENT_AUTH_TYPES: Mapping[str, ssl.VerifyMode] = {
     **dict.fromkeys(("", "NoClientCert"), ssl.CERT_NONE),
@@ -44,9 +44,9 @@ CLIENT_AUTH_TYPES: Mapping[str, ssl.VerifyMode] = {
         ("RequireAnyClientCert", "RequireClientCert", "RequireAndVerifyClientCert"), ssl.CERT_REQUIRED
     ),
 }
-# Cipher names that exporter-toolkit accepts. Go and OpenSSL always offer all three TLS 1.3 suites, hence None.
+"""Verification mode by `client_auth_type`."""
 _TLS13_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-_CIPHERS = {
+_OPENSSL_CIPHERS = {  # by the end of Go's name
     "AES_128_CBC_SHA": "AES128-SHA",
     "AES_256_CBC_SHA": "AES256-SHA",
     "AES_128_GCM_SHA256": "AES128-GCM-SHA256",
@@ -56,8 +56,9 @@ _CIPHERS = {
 CIPHER_SUITES: Mapping[str, str | None] = dict.fromkeys(_TLS13_SUITES) | {
     f"TLS_ECDHE_{key}_WITH_{name}": f"ECDHE-{key}-{cipher}"
     for key in ("ECDSA", "RSA")
-    for name, cipher in _CIPHERS.items()
+    for name, cipher in _OPENSSL_CIPHERS.items()
 }
+"""OpenSSL's name of each cipher suite that exporter-toolkit accepts; None for the TLS 1.3 suites, which are always offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class TlsServerConfig:
 
 
 def _header(name: str) -> Any:
+    """Return a field of `HttpHeaders` whose key in the file is the name of the header field."""
     return field(default="", metadata={"key": name})
 
 
@@ -183,30 +185,31 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
     problems: list[Problem] = []
 
     @contextlib.contextmanager
-    def step(key: str) -> Iterator[None]:
+    def collect_problem(key: str) -> Iterator[None]:
+        """Add an error of the body to the problems, under a key of the section."""
         try:
             yield
         except (OSError, ValueError) as error:  # SSLError is an OSError
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             problems.append(Problem(str(source), None, None, f"tls_server_config.{key}: {reason}"))
 
-    with step("min_version"):
-        context.minimum_version = _VERSIONS[config.min_version]
-        context.maximum_version = _VERSIONS[config.max_version]
+    with collect_problem("min_version"):
+        context.minimum_version = _SSL_VERSIONS[config.min_version]
+        context.maximum_version = _SSL_VERSIONS[config.max_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
     if not config.prefer_server_cipher_suites:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(["http/1.1"])
     if suites := [name for suite in config.cipher_suites if (name := CIPHER_SUITES[suite]) is not None]:
-        with step("cipher_suites"):
+        with collect_problem("cipher_suites"):
             context.set_ciphers(":".join(suites))
-    with step("cert_file"):
+    with collect_problem("cert_file"):
         certificate, key = (_readable(source.parent / file) for file in (config.cert_file, config.key_file))
         # With an empty password, OpenSSL fails for an encrypted key, and does not prompt on the terminal.
         context.load_cert_chain(certificate, key, password="")
     context.verify_mode = config.verify_mode
     if config.client_ca_file is not None:
-        with step("client_ca_file"):
+        with collect_problem("client_ca_file"):
             context.load_verify_locations(cafile=_readable(source.parent / config.client_ca_file))
     if problems:
         raise ConfigurationError(problems)

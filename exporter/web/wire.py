@@ -52,6 +52,7 @@ class Wire:
             max_bytes -= len(data)
 
     async def _send(self, data: bytes | memoryview) -> None:
+        """Wait until the kernel has accepted all bytes."""
         await self._loop.sock_sendall(self._sock, data)
 
 
@@ -96,10 +97,15 @@ class TlsWire(Wire):
         self._tls.write(data)
         await self._flush()
 
-    async def _drive(self, step: Callable[[], T]) -> T:
+    async def _drive(self, operation: Callable[[], T]) -> T:
+        """Repeat an operation of the TLS object until it succeeds or fails, and return its result.
+
+        The TLS object works in memory: bytes that it has produced are sent after each attempt, and if it needs more input, received
+        bytes are passed to it before the next attempt.
+        """
         while True:
             try:
-                result = step()
+                result = operation()
             except ssl.SSLWantReadError:
                 await self._flush()
             except ssl.SSLError:
@@ -114,5 +120,6 @@ class TlsWire(Wire):
                 self._incoming.write_eof()
 
     async def _flush(self) -> None:
+        """Send the encrypted bytes that the TLS object has produced."""
         if self._outgoing.pending:
             await super()._send(self._outgoing.read())

@@ -35,7 +35,10 @@ class _Job:
 
 
 class Workers:
-    """Daemon threads that run jobs in the order of the requests. A thread is started if no thread is idle."""
+    """Daemon threads that run jobs in the order of the requests. A thread is started if no thread is idle.
+
+    Only the event loop changes the tables and counts, so that they need no lock; the threads call `_work`.
+    """
 
     def __init__(self, name: str, max_threads: int = 1, *, max_waiting: int = 64) -> None:
         self._name = name
@@ -77,6 +80,7 @@ class Workers:
             self._started_jobs.put(None)
 
     def _start_jobs(self) -> None:
+        """Pass queued jobs to the threads while a thread is idle or can be started. Raises RuntimeError if it cannot be started."""
         while self._queue and (self._idle_thread_count or self._thread_count < self._max_threads):
             if self._idle_thread_count:
                 self._idle_thread_count -= 1
@@ -87,6 +91,7 @@ class Workers:
             self._started_jobs.put(self._queue.pop(next(iter(self._queue))))
 
     def _work(self) -> None:
+        """Run jobs on a thread until `stop`, and pass each result to the event loop."""
         while (job := self._started_jobs.get()) is not None:
             result, error = None, None
             try:
@@ -100,6 +105,7 @@ class Workers:
             del job, result, error  # a page must not stay in memory between jobs
 
     def _finish(self, job: _Job, result: object, error: Exception | None) -> None:
+        """Pass the result or the error of a job to the waiting requests, on the event loop."""
         self._idle_thread_count += 1
         del self._jobs[job.key]
         for waiter in job.waiters:
@@ -113,5 +119,6 @@ class Workers:
 
 
 def _expire(waiter: asyncio.Future[Any]) -> None:
+    """Raise LateError in a request that still waits at its deadline."""
     if not waiter.done():
         waiter.set_exception(LateError())

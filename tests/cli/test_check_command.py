@@ -32,13 +32,15 @@ from run_support import (
 from waiting import LIMIT_SECONDS, wait_until
 from web_support import CertificateAuthority
 
-from exporter.cli.check import BOOT_ID_PATH, nvidia, run_checks
+from exporter.cli.check import BOOT_ID_PATH, MIN_FREE_BYTES, nvidia, run_checks
 from exporter.cli.check_server import check_own_metrics
 from exporter.cli.configuration import Configuration
 from exporter.cli.findings import CheckFinding
 from exporter.cli.main import main
-from exporter.diagnoses import REFUSED_FILES
+from exporter.diagnoses import FEED_DIRECTORY_FULL, REFUSED_FILES
 from exporter.feed import runs
+from exporter.feed.encoder import MAX_BYTES
+from exporter.feed.reader import MAX_DECODED_BYTES, MAX_FILES
 from exporter.feed.writer import FeedWriter
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.families.feed import REFUSAL_REASONS
@@ -196,6 +198,17 @@ def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_every_refusal_of_a_feed_file_has_a_remedy() -> None:
     assert set(REFUSED_FILES) == set(REFUSAL_REASONS)
+
+
+def test_the_sentences_about_refused_files_and_full_directories_name_the_limits() -> None:
+    limits = {
+        "too_many": f"{MAX_FILES:,} feed files",
+        "too_large": f"{MAX_BYTES >> 20} MiB",
+        "memory": f"{MAX_DECODED_BYTES >> 20} MiB",
+    }
+
+    assert all(limit in REFUSED_FILES[reason].sentence for reason, limit in limits.items())
+    assert f"{MIN_FREE_BYTES >> 20} MiB" in FEED_DIRECTORY_FULL.sentence
 
 
 def test_a_directory_that_cannot_be_created_fails(tmp_path: Path) -> None:
