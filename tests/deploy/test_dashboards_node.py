@@ -82,7 +82,7 @@ NOTHING_WRONG = '{problem="nothing is wrong"}'
             id="start of the throttling, not of the slow rank before",
         ),
         pytest.param("C", SLOW_HERE, 100, {'{run="a",rank="0"}': 67}, id="speed"),
-        pytest.param("D", SLOW_HERE, 1, {'{run="a"}': 6}, id="loss on this node"),
+        pytest.param("D", SLOW_HERE, 1, {'{run="a"}': 12}, id="loss on this node"),
         pytest.param("E", SLOW_HERE | HOT_GPU, 1, {'{gpu="0",run="a",rank="0"}': 1}, id="other problems"),
     ],
 )
@@ -259,8 +259,8 @@ def test_the_rank_that_ended_first_has_no_other_problem_and_its_row_is_first(tmp
         ("F", 100, {'{run="a"}': 67}),
         ("G", 100, {'{run="a"}': 100}),
         ("H", 1, {'{run="a"}': 36}),
-        ("I", 1, {'{run="a"}': 6}),
-        ("J", 100, {'{run="a"}': 17}),
+        ("I", 1, {'{run="a"}': 12}),
+        ("J", 100, {'{run="a"}': 33}),
     ],
     ids=["row", "slowest here", "slowest elsewhere", "cost here", "lost here", "lost time"],
 )
@@ -280,7 +280,7 @@ def test_a_run_on_the_node_has_its_slowest_rank_here_and_elsewhere_and_its_loss(
 
 @pytest.mark.parametrize(
     ("query_id", "factor", "expected"),
-    [("A", 1, {'{currency="EUR"}': 36}), ("B", 1, {'{currency="EUR"}': 6}), ("C", 100, {"{}": 17})],
+    [("A", 1, {'{currency="EUR"}': 36}), ("B", 1, {'{currency="EUR"}': 12}), ("C", 100, {"{}": 33})],
     ids=["cost", "lost cost", "lost share"],
 )
 def test_the_cost_of_the_node_has_its_lost_part(
