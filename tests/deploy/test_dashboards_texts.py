@@ -118,7 +118,25 @@ def test_the_worst_problems_of_a_gpu_are_listed_in_their_order() -> None:
     assert positions == sorted(positions)
 
 
-@pytest.mark.parametrize("title", [title for uid, title in PANELS if uid == "training-gpus"])
+PANELS_WITH_OUTLIERS = [
+    title
+    for (uid, title), panel in PANELS.items()
+    if uid == "training-gpus" and " the median" in panel["description"]
+]
+
+
+def test_every_panel_that_marks_outliers_explains_them() -> None:
+    marking_panels = {
+        title
+        for (_, title), panel in PANELS.items()
+        if any(gpu_load.OUTLIER_NOTE in target["expr"] for target in panel["targets"])
+    }
+
+    assert marking_panels
+    assert marking_panels <= set(PANELS_WITH_OUTLIERS)
+
+
+@pytest.mark.parametrize("title", PANELS_WITH_OUTLIERS)
 def test_the_distance_of_an_outlier_is_that_of_the_query(title: str) -> None:
     panel = PANELS["training-gpus", title]
     distances = re.findall(r"> ([\d.]+)(?:\)| \* (scalar))", panel["targets"][0]["expr"])

@@ -16,7 +16,9 @@ SAMPLE_SUFFIX = re.compile(r"_(bucket|count|sum)$")
 
 
 def names_of_previous_release(file_stem: str) -> list[str]:
-    return (UPGRADE_DATA / f"{file_stem}.txt").read_text(encoding="utf-8").split()
+    names = (UPGRADE_DATA / f"{file_stem}.txt").read_text(encoding="utf-8").split()
+    assert names
+    return names
 
 
 def names_in_changelog() -> set[str]:

@@ -12,6 +12,7 @@ def test_the_page_shows_no_markup_of_the_source() -> None:
     page = render().decode().partition("<main")[2]
     visible_text = html.unescape(re.sub(r"<[^>]+>", "", re.sub(r"<code>.*?</code>", "", page)))
 
+    assert "TrainingHang" in visible_text
     assert re.findall(r"[*`]|\]\(|^#|\s(?:\d\.|-) ", visible_text, re.MULTILINE) == []
 
 

@@ -419,7 +419,7 @@ def test_numbers_are_formatted_for_people(formatted_text: str, expected: str) ->
 
 
 def test_every_family_of_the_status_page_exists() -> None:
-    sources = "".join(path.read_text() for path in (PROJECT / "exporter/status").glob("*.py"))
+    sources = "".join(path.read_text() for path in (PROJECT / "exporter/status").rglob("*.py"))
     displayed_families = set(re.findall(r'"((?:training|gpu|host|exporter)_[a-z0-9_]+)"', sources))
     metrics_document = (PROJECT / "docs/METRICS.md").read_text()
 
