@@ -322,7 +322,7 @@ def _definition(body: dict[str, Any], shared_values: dict[object, Any]) -> StatD
 
 
 def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:
-    """Return the reading of a Stat from its definition, its window and its item of section 3.
+    """Return the reading of a Stat; *total* is the item of the Stat in section 3.
 
     Called about once per second for each Stat of each process, more often than any other function of the sidecar.
     """

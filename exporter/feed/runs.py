@@ -337,7 +337,10 @@ def _exists(path: Path) -> bool:
 
 
 def _holder(path: Path) -> int | None:
-    """Return the pid of the holder of a lock, or None. An unreadable file counts as unlocked, so that it keeps no sidecar running."""
+    """Return the pid of the holder of a lock, or None without a holder.
+
+    An unreadable file counts as unlocked. Otherwise, a file of another user could keep a sidecar running.
+    """
     try:
         return holder(os.fspath(path))
     except OSError:

@@ -34,7 +34,7 @@ def select_files_of_pass(changed_files: Iterable[ChangedFile], max_bytes: int) -
     """Return the names of the files to read in a pass, about *max_bytes* in total.
 
     Half of the bytes is for small files, files of running processes first. The other half is for the files with the longest delay.
-    At least one of these is read, even if it is larger, so that every file is eventually read.
+    The file with the longest delay is read even if its size exceeds the limit, so that every file is eventually read.
     """
     changed_files = list(changed_files)
     by_size = sorted(

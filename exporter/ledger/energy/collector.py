@@ -47,7 +47,7 @@ class _Settings:
 class _DivisionInput:
     """Input of a division of the energy of all devices, except GPUs with known processes."""
 
-    previous_machine_use: MachineUse | None  # at the previous division; None at the first
+    previous_machine_use: MachineUse | None  # at the previous division; None in the first division
     machine_use: MachineUse
     gpu_use: Sequence[GpuProcessUse]
     work: WorkSnapshot
@@ -246,17 +246,18 @@ class EnergyCollector:
         """
         names = {run.run for run in machine_use.runs} if only_run is None else {only_run}
         runs = {name: self._runs.load(name, collected) for name in sorted(names)}
-        previous_machine_use, self._last_machine_use, self._divided_at = (
-            self._last_machine_use,
-            machine_use,
-            now,
-        )
+        previous_machine_use, self._last_machine_use = self._last_machine_use, machine_use
+        self._divided_at = now
         self._shares.keep_gpus(attributed_uuids)
         for name, run in runs.items():
             run.counters.mark_alive(now)
             run.counters.start_division(
                 [process for process in work.processes if process.run == name and process.is_alive]
             )
+        # The first division covers the time since the sidecar's first reading.
+        seconds = now - self._started_at
+        if previous_machine_use is not None:
+            seconds = machine_use.time - previous_machine_use.time
         division = _DivisionInput(
             previous_machine_use=previous_machine_use,
             machine_use=machine_use,
@@ -264,10 +265,7 @@ class EnergyCollector:
             work=work,
             only_run=only_run,
             now=now,
-            # The first division covers the time since the sidecar's first reading.
-            seconds=now - self._started_at
-            if previous_machine_use is None
-            else machine_use.time - previous_machine_use.time,
+            seconds=seconds,
         )
         for device in self._devices:
             if device.reading.device not in attributed_uuids:

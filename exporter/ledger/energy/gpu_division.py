@@ -34,7 +34,7 @@ class GpuSliceWithPhases:
 
 
 class GpuDivision:
-    """Division of the energy of the GPUs whose processes are known, from the driver's lists or from the feed."""
+    """Division of the energy of GPUs with known processes. The driver's lists or the feed name the processes."""
 
     def __init__(self) -> None:
         self._holders = GpuHolders()
@@ -42,7 +42,7 @@ class GpuDivision:
 
     @property
     def uuids(self) -> Collection[str]:
-        """UUIDs of the GPUs whose processes are known, or were at an earlier call."""
+        """UUIDs of the GPUs whose processes the driver has listed or the feed has named, in any call of `divide`."""
         return self._attribution_by_uuid.keys()
 
     def has_undivided_energy(self, uuid: str) -> bool:

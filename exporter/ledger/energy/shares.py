@@ -9,7 +9,7 @@
 | dram | `memory_share` | the run's resident memory, divided by all used memory |
 | any | `whole` | 1: the configuration assigns the machine to a single run |
 
-Idle power is divided in proportion to the CPUs that a run may use, because a run reserves its CPUs even while it is idle.
+Idle power is divided in proportion to the CPUs that a run may use, because a run reserves these CPUs even while the run is idle.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ALIVE = FamilySpec(
     absent="*expired*",
     source="record lock of the process on its lock file",
     details=(
-        "A process that has closed its feed at exit counts as exited, also while it still tears down its devices.",
+        "A process that has closed the feed at exit counts as exited, also while torch still releases devices.",
     ),
 )
 LAST_UPDATE = FamilySpec(

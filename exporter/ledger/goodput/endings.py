@@ -34,7 +34,7 @@ between two exits of a run that may have the same cause."""
 REPORT_DELAY_SECONDS = 3.0
 """Time after the exit of a process during which reports of other processes may arrive, unless the launch has ended."""
 EXITING_SECONDS = 10.0
-"""Time for a process to exit after it closed the feed, because torch may still tear down a device."""
+"""Time for a process to exit after it closed the feed, because torch may still release devices."""
 MAX_START_DELAY_SECONDS = 600.0
 """Longest time from the start of a process to the start of the recording that counts as initialization. The kernel of a notebook
 may be much older than the training."""
@@ -66,9 +66,8 @@ class ExitedProcess:
     is_doubtful: bool = False
     is_superseded: bool = False  # True if a later process has the same rank
     is_restarted: bool = False  # True if torchrun's agent started the later process
-    is_agent_running: bool = (
-        False  # True if torchrun's agent may still report an exit status or restart the process
-    )
+    # True if torchrun's agent is running, which may still report an exit status or restart the process
+    is_agent_running: bool = False
 
 
 def find_process_start(
@@ -184,10 +183,9 @@ class ExitEvidence:
         process of the run that exited within `LAUNCH_SECONDS` of it, wrote no final snapshot.
         """
         peers = exited_peers(attempt, outcome.exited_at, processes)
-        reported_reasons = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)} - {
-            ""
-        }
-        reported_reasons = {failure if failure in END_REASONS else "exit" for failure in reported_reasons}
+        failures = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)}
+        # A job with a later release may report further reasons.
+        reported_reasons = {failure if failure in END_REASONS else "exit" for failure in failures - {""}}
         # A lost connection may be a consequence if another process has exited earlier without a report.
         has_silent_exit = is_silent or any(
             not peer.failure and (peer.exited_at or outcome.exited_at) <= outcome.exited_at for peer in peers
@@ -260,11 +258,8 @@ class Endings:
 
     def begin_pass(self, processes: Sequence[ProcessTotals], now: Moment) -> ExitEvidence:
         """Store the evidence and the processes of a new pass. Return the evidence, whose sources are read once in the pass."""
-        self._pass_evidence, self._processes, self._moment = (
-            self.evidence.with_cached_sources(),
-            processes,
-            now,
-        )
+        self._pass_evidence = self.evidence.with_cached_sources()
+        self._processes, self._moment = processes, now
         return self._pass_evidence
 
     def decide_outcome(
