@@ -22,6 +22,7 @@ class _BridgeFinder:
         self._libraries = libraries
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return None for other modules. For a bridged library, start the bridges and return the spec of the next finder."""
         if name not in self._libraries:
             return None
         with suppress(ValueError):  # removed by the import of a library on another thread

@@ -52,7 +52,7 @@ CPU_POWER = FamilySpec(
     unit="watts",
     labels=("package", "source"),
     help="Power of a CPU package, by the source of host_cpu_energy_joules_total.",
-    absent="before the second reading of a register",
+    absent="like host_cpu_energy_joules_total, or before the second reading of a register",
     source="energy / time; hwmon: ACPI power meter of the CPU",
     details=(
         "`rapl`, `tdp_model`: mean power between the last two readings.",
@@ -65,7 +65,7 @@ IDLE_POWER = FamilySpec(
     labels=("package", "method"),
     unit="watts",
     help="Idle power of a CPU package, by method.",
-    absent="without RAPL, or for a method that has no value yet",
+    absent="without RAPL, while another exporter counts the machine's energy, or for a method that has no value yet",
     source="configuration, host_cpu_power_watts",
     details=(
         "`config`: configured value.",

@@ -123,6 +123,9 @@ class GpuCollector:
     def collect(self) -> Collected:
         """Return the families of the latest readings.
 
+        A failure of NVML is a problem if GPUs are required, named by CUDA_VISIBLE_DEVICES, or were read before. Otherwise NVML is
+        an unsupported source.
+
         Raises:
             CollectError: The supervisor's thread has exited.
         """

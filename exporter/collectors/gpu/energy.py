@@ -185,7 +185,7 @@ class GpuEnergy:
     def reading(
         self, *, uuid: str, job_index: int, name: str, watts: float | None, is_up: bool
     ) -> EnergyReading:
-        """Return the energy reading of the GPU. The field `joules` is None if the GPU is down or no reading has been accepted."""
+        """Return the energy reading of the GPU. The field `joules` is None unless the GPU is up and a reading has been accepted."""
         has_counter = self._counter is not None
         return EnergyReading(
             component="gpu",

@@ -291,12 +291,10 @@ class Supervisor:
         if child is self._hanging_child:
             self._reuse_skipped(child)
         elif child is self._active:
-            cause, exit_message = (
-                f"the process that calls NVML {child.exit_description()}",
-                child.exit_message,
-            )
+            exit_message = child.exit_message
             if exit_message is None:
-                exit_message = {"reason": CRASHED, "message": cause}
+                message = f"the process that calls NVML {child.exit_description()}"
+                exit_message = {"reason": CRASHED, "message": message}
             self._handle_exit(child, now, str(exit_message.get("reason")), str(exit_message.get("message")))
 
     def _handle_message(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
@@ -321,7 +319,10 @@ class Supervisor:
                 self._report("", "")
 
     def _handle_exit(self, child: NvmlChild, now: float, reason: str, message: str) -> None:
-        """Close the active child, count the restart, and schedule the next child. Only close the child while NVML is detached."""
+        """Close the active child after its exit, and schedule the next child unless NVML is detached.
+
+        A crash, and any exit of a child that had initialized NVML, count as a restart.
+        """
         self._close(child)
         self._active = None
         if self._reason == DETACHED:
@@ -357,6 +358,7 @@ class Supervisor:
             self._hangs.clear()
 
     def _deadline(self, child: NvmlChild) -> float:
+        """Return the seconds without a message after which a child counts as hanging."""
         return self._timings.deadline_seconds if child.is_serving else self._timings.start_deadline_seconds
 
     def _report(self, reason: str, message: str, gpu: int | None = None) -> None:
@@ -365,10 +367,12 @@ class Supervisor:
         self._on_state(reason, message, gpu)
 
     def _close(self, child: NvmlChild) -> None:
+        """Stop reading from a child, and kill the child if it is running."""
         self._selector.unregister(child)
         child.terminate()
 
     def _shut_down(self) -> None:
+        """Ask all children to exit, wait for the active child, and kill the children that have not exited."""
         children = [child for child in (self._active, self._hanging_child) if child is not None]
         for child in children:
             child.send("stop")

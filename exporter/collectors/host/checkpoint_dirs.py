@@ -20,7 +20,7 @@ AVAILABLE = FamilySpec(
     unit="bytes",
     labels=("run", "path"),
     help="Free space in a checkpoint directory for users other than root.",
-    absent="without configured paths, without running runs, or where the filesystem does not respond or reports no size",
+    absent="without configured paths, without running runs, or where statvfs fails, has not returned or reports no size",
     source="statvfs f_bavail * f_frsize",
 )
 SIZE = FamilySpec(
@@ -29,7 +29,7 @@ SIZE = FamilySpec(
     unit="bytes",
     labels=("run", "path"),
     help="Size of the filesystem of a checkpoint directory.",
-    absent="without configured paths, without running runs, or where the filesystem does not respond or reports no size",
+    absent="without configured paths, without running runs, or where statvfs fails, has not returned or reports no size",
     source="statvfs f_blocks * f_frsize",
 )
 SPECS = (AVAILABLE, SIZE)

@@ -37,7 +37,7 @@ SIZE = FamilySpec(
     unit="bytes",
     labels=("mountpoint", "fstype", "device"),
     help="Size of the filesystem.",
-    absent="where the filesystem does not report a size or does not respond",
+    absent="where statvfs fails, has not returned or reports no size",
     source="statvfs f_blocks * f_frsize",
 )
 AVAIL = FamilySpec(
@@ -46,7 +46,7 @@ AVAIL = FamilySpec(
     unit="bytes",
     labels=("mountpoint", "fstype", "device"),
     help="Free space for users other than root.",
-    absent="where the filesystem does not report a size or does not respond",
+    absent="where statvfs fails, has not returned or reports no size",
     source="statvfs f_bavail * f_frsize",
 )
 FILES = FamilySpec(
@@ -54,7 +54,7 @@ FILES = FamilySpec(
     type="gauge",
     labels=("mountpoint", "fstype", "device"),
     help="Maximum number of files (inodes).",
-    absent="where the filesystem does not respond or where the number is unlimited (btrfs)",
+    absent="where statvfs fails or has not returned, or where the number is unlimited (btrfs)",
     source="statvfs f_files",
 )
 FILES_FREE = FamilySpec(

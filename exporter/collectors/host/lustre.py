@@ -24,13 +24,15 @@ from exporter.families import Collected, FamilySpec
 
 MICROSECONDS_PER_SECOND = 1e6
 
+_ABSENT = "without Lustre mounts, or from Lustre 2.12 on where the exporter does not run as root"
+
 READ_BYTES = FamilySpec(
     name="host_lustre_read_bytes_total",
     type="counter",
     unit="bytes",
     labels=("mount",),
     help="Bytes that processes read from the mount.",
-    absent="without Lustre mounts",
+    absent=_ABSENT,
     source="llite.*.stats read_bytes sum",
 )
 WRITTEN_BYTES = FamilySpec(
@@ -39,7 +41,7 @@ WRITTEN_BYTES = FamilySpec(
     unit="bytes",
     labels=("mount",),
     help="Bytes that processes wrote to the mount.",
-    absent="without Lustre mounts",
+    absent=_ABSENT,
     source="llite.*.stats write_bytes sum",
 )
 OPERATIONS = FamilySpec(
@@ -47,7 +49,7 @@ OPERATIONS = FamilySpec(
     type="counter",
     labels=("mount", "operation"),
     help="File operations of processes by operation: read, write, other.",
-    absent="without Lustre mounts",
+    absent=_ABSENT,
     source="llite.*.stats samples",
 )
 OPERATION_TIME = FamilySpec(
@@ -56,7 +58,7 @@ OPERATION_TIME = FamilySpec(
     unit="seconds",
     labels=("mount", "operation"),
     help="Sum of the durations of all operations, by operation.",
-    absent="without Lustre mounts or before Lustre 2.13",
+    absent=f"{_ABSENT}, and before Lustre 2.13",
     source="llite.*.stats [usecs] sum",
 )
 SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from exporter.families import FamilySpec
 
 _HIDDEN = "where the processes are not visible (a different pid namespace)"
-_PRIVATE = "without permission (same user or ptrace)"
+_NOT_RUNNING = f"without a running process, or {_HIDDEN}"
+_PRIVATE = "without a running process or without permission (same user or ptrace)"
 _NO_IO = "without permission (same user or ptrace), or on a kernel without /proc/<pid>/io"
 
 PROCESS_UP = FamilySpec(
@@ -54,7 +55,7 @@ RESIDENT = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role"),
     help="Resident memory (RSS); memory shared by several processes counts for each process.",
-    absent=_HIDDEN,
+    absent=_NOT_RUNNING,
     source="/proc/<pid>/statm resident",
 )
 IO_READ = FamilySpec(
@@ -82,7 +83,7 @@ THREADS = FamilySpec(
     type="gauge",
     labels=("run", "rank", "role"),
     help="Number of threads of the processes.",
-    absent=_HIDDEN,
+    absent=_NOT_RUNNING,
     source="/proc/<pid>/status Threads",
 )
 OPEN_FDS = FamilySpec(

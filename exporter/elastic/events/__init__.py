@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 _handles: list[Handle] = []
+"""Registrations of the handlers of `configure`."""
 
 
 def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
@@ -58,12 +59,14 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
     unconfigure()
     for event_handler in handlers:
         name, deliver = type(event_handler).__name__, partial(_deliver, event_handler)
-        adapter = Adapter(lambda _, origin: origin, is_awaited=True)
+        # The handler receives the `Event` of torchelastic, the origin, and not the event of `exporter.events`.
+        adapter = Adapter(lambda _event, origin: origin, is_awaited=True)
         handle = EVENTS.register_adapted(deliver, adapter, name=name, queue=10_000)
         _handles.append(handle)
 
 
 def _deliver(handler: EventHandler, event: object) -> None:
+    """Deliver an `Event` to a handler. Events of a rendezvous and of other origins are not delivered."""
     if isinstance(event, Event):
         handler.record(event)
 
@@ -75,12 +78,14 @@ def unconfigure() -> None:
 
 
 def _event_of_torch(name: Any, source: Any, metadata: Any, timestamp_ms: float) -> Event | None:
+    """Return the `Event` for an event of torch, or None for an unknown source."""
     has_source = str(source) in EventSource.__members__
     return Event(str(name), EventSource[str(source)], int(timestamp_ms), metadata) if has_source else None
 
 
 bridge.CompatibilityHandlers.create_event = staticmethod(_event_of_torch)
 _events_loggers: dict[str, logging.Logger] = {}
+"""Loggers by destination, under the name of torch's registry."""
 
 
 def _get_or_create_logger(destination: str = "null") -> logging.Logger:
@@ -122,6 +127,7 @@ def record_rdzv_event(event: RdzvEvent) -> None:
 
 
 def _write(logger: logging.Logger, event: Event | RdzvEvent) -> None:
+    """Write an event to a logger, marked as recorded."""
     # The serialization is the most expensive part, and is skipped if nothing is written.
     if not all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         logger.info(event.serialize(), extra={RECORDED_ATTRIBUTE: True})

@@ -90,6 +90,7 @@ Handlers = MetricHandler | Sequence[MetricHandler] | None
 _handlers: dict[str | None, tuple[MetricHandler, ...]] = {None: ()}
 """Handlers by group. The entry None applies to groups without an entry."""
 _thread_state = threading.local()
+"""Attribute `active_handlers`: ids of the handlers that are called on this thread."""
 
 
 class MetricStream:
@@ -204,6 +205,7 @@ def profile(group: str | None = None) -> Callable[[AnyFunction], AnyFunction]:
 def _measure(function: AnyFunction, name: str, group: str) -> AnyFunction:
     """Return the function, with the outcome and the duration published at the end of each call."""
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    # Closing a generator before its last value is no failure.
     normal_end = GeneratorExit if is_generator else ()
 
     @contextmanager
@@ -224,6 +226,7 @@ def _measure(function: AnyFunction, name: str, group: str) -> AnyFunction:
 
 
 def _get_metric_name(function: Callable[..., object]) -> str:
+    """Return the name of a function's metrics without suffix, as torch forms it; see `prof`."""
     qualified_name: str = getattr(function, "__qualname__", type(function).__qualname__)
     module: str | None = getattr(function, "__module__", None)
     if "." in qualified_name or not module:
