@@ -23,7 +23,7 @@ from exporter.feed.snapshot import Snapshot
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 from exporter.recording.stat import REGISTRY
-from exporter.recording.state import StatState
+from exporter.recording.stat_state import StatState
 from exporter.recording.values import StatReading
 
 IMPORTS = """

@@ -23,7 +23,7 @@ from exporter.recording.identity import clean_text
 from exporter.recording.limits import MAX_HELP_CHARACTERS
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
-from exporter.recording.state import StatState
+from exporter.recording.stat_state import StatState
 from exporter.recording.values import Aggregation
 
 POLL_SECONDS = 5.0

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from exporter import diagnoses
-from exporter.cli.check_server import check_addresses, configuration_problems
+from exporter.cli.check_server import address_findings, configuration_problems
 from exporter.cli.configuration import Configuration, resolve
 from exporter.cli.findings import Check, CheckFinding, failure, ok, warning
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
@@ -59,7 +59,7 @@ MAX_ENDED_PROCESSES = 3
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
 
-def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
+def check_python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Check that an interpreter imports the installed package, from any directory: the current directory is not searched."""
     subject = f"python {path}"
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
@@ -79,7 +79,7 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
         yield failure(subject, diagnoses.NOT_INSTALLED.describe(python=path, error=error, install=install))
 
 
-def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
+def check_feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that the feed directory is usable, writable and not full."""
     path, subject = _feed_directory_of(configuration), "feed directory"
     if not os.path.lexists(path):
@@ -128,7 +128,7 @@ def _feed_directory_of(configuration: Configuration) -> Path:
     return configuration.feed.dir or default_directory()
 
 
-def sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
+def check_sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that a sidecar serves the feed directory."""
     owner = runs.owner(_feed_directory_of(configuration))
     if owner is None:
@@ -140,7 +140,7 @@ def sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
     yield ok("sidecar", f"{server} serves the feed directory")
 
 
-def writers(configuration: Configuration) -> Iterator[CheckFinding]:
+def check_writers(configuration: Configuration) -> Iterator[CheckFinding]:
     """Report the processes that record, and the jobs of `run` that record nothing, with the reason."""
     feed, stale_seconds = _feed_directory_of(configuration), configuration.feed.stale_after
     try:
@@ -201,12 +201,12 @@ def _conflicting_ranks(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFi
                 )
 
 
-def addresses(configuration: Configuration) -> Iterator[CheckFinding]:
+def check_addresses(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check which program uses the exporter's addresses."""
-    yield from check_addresses(configuration, _feed_directory_of(configuration))
+    yield from address_findings(configuration, _feed_directory_of(configuration))
 
 
-def state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
+def check_state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that the exporter can save totals, so that they continue after a restart."""
     configured_path, subject = configuration.state.dir, "state directory"
     path = configured_path or _feed_directory_of(configuration)
@@ -225,7 +225,7 @@ def state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
             )
 
 
-def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
+def check_rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
     """Check that the RAPL energy counters of the CPU are readable."""
     counters = sorted((root / "sys/class/powercap").glob("*rapl*/energy_uj"))
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
@@ -240,7 +240,7 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
         yield ok("rapl", "no energy counters on this machine; CPU energy is absent")
 
 
-def energy(configuration: Configuration) -> Iterator[CheckFinding]:
+def check_energy(configuration: Configuration) -> Iterator[CheckFinding]:
     """Warn if another exporter holds the energy lock, because this exporter then publishes no energy."""
     owner = runs.owner(_feed_directory_of(configuration))
     if not configuration.energy.enabled or not BOOT_ID_PATH.exists():
@@ -256,7 +256,7 @@ def energy(configuration: Configuration) -> Iterator[CheckFinding]:
         )
 
 
-def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
+def check_nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
     """Compare the versions of the NVIDIA driver and the NVML library, without opening a device."""
     gpu, driver_version_path = configuration.gpu, root / "proc/driver/nvidia/version"
     library_version = _library_version(root)
@@ -290,8 +290,17 @@ def _library_version(root: Path) -> str:
     return ""
 
 
-CHECKS = (feed_directory, sidecar, writers, addresses, state_directory, energy, rapl, nvidia)
-"""Checks of a configuration, in the order of the data flow."""
+CHECKS = (
+    check_feed_directory,
+    check_sidecar,
+    check_writers,
+    check_addresses,
+    check_state_directory,
+    check_energy,
+    check_rapl,
+    check_nvidia,
+)
+"""Checks of a configuration, in the order of the data flow. The name of a function without `check_` is the subject."""
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -345,9 +354,11 @@ def _all_findings(flags: argparse.Namespace, environ: Mapping[str, str]) -> Iter
         )
     checks: dict[str, Check] = {}
     for path in dict.fromkeys(filter(None, (sys.executable, value_of(flags, "--check.python")))):
-        checks[f"python {path}"] = partial(python, path, environ)
+        checks[f"python {path}"] = partial(check_python, path, environ)
     for configuration in configurations:
-        checks |= {check.__name__.replace("_", " "): partial(check, configuration) for check in CHECKS}
+        for check in CHECKS:
+            subject = check.__name__.removeprefix("check_").replace("_", " ")
+            checks[subject] = partial(check, configuration)
     yield from run_checks(checks)
 
 

@@ -40,7 +40,7 @@ class HttpResult:
     text: str
 
 
-def check_addresses(configuration: Configuration, feed_directory: Path) -> Iterator[CheckFinding]:
+def address_findings(configuration: Configuration, feed_directory: Path) -> Iterator[CheckFinding]:
     """Check the web configuration, and that each address is free or used by an exporter."""
     file, protection = configuration.web.config_file, Protection()
     if file is not None:

@@ -86,9 +86,9 @@ USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
 class Plan:
     """Settings of `run`, completed by defaults."""
 
-    command: tuple[str, ...]  # command line of the job
+    job_command: tuple[str, ...]
     environment: Mapping[str, str]  # complete environment of the job
-    sidecar: tuple[str, ...]  # command line of the sidecar; empty for no sidecar
+    sidecar_command: tuple[str, ...]  # empty for no sidecar
     feed_directory: Path  # absolute
     linger_seconds: float  # maximum wait of the sidecar for the final scrape
     run: str = ""  # name of the run
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     plan = make_plan(arguments, child.passable_environment(environ))
     if sys.platform != "linux":
         print_notice("the sidecar needs Linux; the job runs without it")
-        os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # the command runs without a shell
+        os.execvpe(plan.job_command[0], plan.job_command, plan.environment)  # noqa: S606  # the command runs without a shell
     return supervise(plan)
 
 
@@ -146,9 +146,9 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     if (name := value_of(flags, "--run.name")) is not None:
         environment["EXPORTER_RUN"] = name
     return Plan(
-        command=command,
+        job_command=command,
         environment=environment,
-        sidecar=() if is_disabled else sidecar_command(flags, linger_seconds),
+        sidecar_command=() if is_disabled else sidecar_command(flags, linger_seconds),
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
         run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or job.run_id or launch,
@@ -195,7 +195,7 @@ class JobSupervisor:
         # OSError: the limit of processes is reached. Without a probe, `_has_reached_job` looks at the sender only.
         with contextlib.suppress(OSError):
             self._probe = SignalProbe()
-        self._registration = _register(plan) if plan.sidecar else None
+        self._registration = _register(plan) if plan.sidecar_command else None
         self._sidecar: SidecarProcess | None = None
         self._diagnosis_due = math.inf
         self._wait_status: int | None = None
@@ -208,7 +208,7 @@ class JobSupervisor:
         """Start the job, wait for the job and the sidecar, and return the job's wait status."""
         plan, registration, started_at = self._plan, self._registration, time.time()
         try:
-            pid = child.start_job(plan.command, environment=plan.environment, mask=self._mask)
+            pid = child.start_job(plan.job_command, environment=plan.environment, mask=self._mask)
         except child.NotStartedError as error:
             print_notice(str(error))
             self._end_probe()
@@ -218,7 +218,7 @@ class JobSupervisor:
         self._job = Job(pid, plan.run, started_at, launch=plan.environment.get(LAUNCH_ID, ""))
         if registration is not None:
             registration.write_job(self._job)
-            self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
+            self._sidecar = SidecarProcess(plan.sidecar_command, plan.feed_directory, mask=self._mask)
             self._diagnosis_due = time.monotonic() + runs.SILENT_SECONDS
             _print_start(plan)
         wait_status = self._wait_for_job()

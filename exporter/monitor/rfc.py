@@ -27,7 +27,7 @@ from exporter.recording.events import EVENTS, enabled
 from exporter.recording.handle import Adapter, Handle
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import Stat as RecordedStat
-from exporter.recording.state import StatState
+from exporter.recording.stat_state import StatState
 from exporter.recording.timing import AnyFunction, Timer, within
 from exporter.recording.values import Aggregation
 from exporter.recording.windows import DoubleDoubleSum, Window

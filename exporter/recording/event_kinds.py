@@ -149,8 +149,8 @@ class Kind:
 class KindTable:
     """Kinds and rules of the events of a process; base of the `EventLog`."""
 
-    active: tuple[Handle, ...]  # registered handlers, in order of registration
-    latest: deque[Any]  # latest events, or objects that `recent` converts to events
+    handlers: tuple[Handle, ...]  # registered handlers, in order of registration
+    latest_entries: deque[Any]  # latest events, or objects that `recent` converts to events
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
         # Reentrant, because a signal handler may log while its thread creates a kind.
@@ -187,7 +187,7 @@ class KindTable:
             else:
                 kind = Kind(*key, OTHER, self.kind(OTHER, key[1]))
             kind.apply_rules(list(self._rules.values()), is_recording=self.is_recording)
-            kind.route(self.active)
+            kind.route(self.handlers)
             if is_kept:
                 kind = self._kinds.setdefault(key, kind)
         if self._wake is not None:

@@ -67,19 +67,19 @@ class EventLog(KindTable):
     ) -> None:
         self._identify = identify or Process().identity
         self._current_span = current_span
-        self.active: tuple[Handle, ...] = ()
-        self.latest: deque[Any] = deque(maxlen=MAX_RECENT_EVENTS)
+        self.handlers: tuple[Handle, ...] = ()
+        self.latest_entries: deque[Any] = deque(maxlen=MAX_RECENT_EVENTS)
         self._deadline = inf  # monotonic time after which no thread waits for a handler; set at exit
         super().__init__(wake)
 
     def _begin_counts(self) -> None:
         self._identity: ProcessIdentity | None = None
-        self.latest.clear()
+        self.latest_entries.clear()
         self._unregistered: list[Handle] = []  # unregistered handlers whose threads may still run
-        # Counts of handlers that were removed. A reset subtracts the previous counts of the active handlers.
+        # Counts of handlers that were removed. A reset subtracts the previous counts of the registered handlers.
         self._delivered_counts: dict[str, int] = {}
         self._dropped_counts: dict[CountKey, int] = {}
-        for handle in self.active:
+        for handle in self.handlers:
             self._add_counts(handle, self._delivered_counts, self._dropped_counts, sign=-1)
         super()._begin_counts()
 
@@ -164,7 +164,7 @@ class EventLog(KindTable):
         """Return the latest events, at most `MAX_RECENT_EVENTS`, oldest first."""
         events = []
         with self._lock:
-            latest, shift = self.latest, 0
+            latest, shift = self.latest_entries, 0
             for index, entry in enumerate(list(latest)):
                 if isinstance(entry, Event):
                     events.append(entry)
@@ -241,7 +241,7 @@ class EventLog(KindTable):
         )
         if self.is_recording:
             with self._lock:
-                self._deliver_to((*self.active, handle))
+                self._deliver_to((*self.handlers, handle))
             if not handle.is_direct:
                 handle.start()
         if self._wake is not None:
@@ -253,22 +253,22 @@ class EventLog(KindTable):
         if not isinstance(handle, Handle):
             raise TypeError(f"unregister takes a Handle returned by register, not {handle!r}")
         with self._lock:
-            if handle not in self.active:
+            if handle not in self.handlers:
                 return
             self._unregistered.append(handle)
-            self._deliver_to(tuple([active for active in self.active if active is not handle]))
+            self._deliver_to(tuple([registered for registered in self.handlers if registered is not handle]))
         end_all([handle], seconds=timeout_seconds, reason="unregistered")
 
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until all queued events are delivered. Return False after the timeout."""
         deadline = monotonic() + timeout_seconds
-        results = [handle.drain(deadline - monotonic()) for handle in self.active]
+        results = [handle.drain(deadline - monotonic()) for handle in self.handlers]
         return all(results)
 
     def close(self, timeout_seconds: float = END_SECONDS) -> None:
         """End all deliveries within a timeout, at the exit of the process."""
         with self._lock:
-            handles = self.active
+            handles = self.handlers
             self._unregistered += handles
             self._deliver_to(())
         end_all(handles, seconds=timeout_seconds, reason="exit")
@@ -281,7 +281,7 @@ class EventLog(KindTable):
 
     def in_use(self) -> bool:
         """Return True if an event was logged, or if a handler is registered."""
-        return self.is_recording and bool(self._kinds or self.active)
+        return self.is_recording and bool(self._kinds or self.handlers)
 
     def reading(self) -> EventsReading:
         """Return the counts of the events and of the handlers. Must not be called concurrently."""
@@ -290,7 +290,7 @@ class EventLog(KindTable):
                 self._unregistered.remove(handle)
                 self._add_counts(handle, self._delivered_counts, self._dropped_counts)
             delivered, dropped = dict(self._delivered_counts), dict(self._dropped_counts)
-            for handle in (*self._unregistered, *self.active):
+            for handle in (*self._unregistered, *self.handlers):
                 self._add_counts(handle, delivered, dropped)
             return self._reading(delivered, dropped)
 
@@ -306,7 +306,7 @@ class EventLog(KindTable):
     def after_fork(self) -> None:
         """Reset the counts and the queues in a forked child."""
         self._lock = threading.RLock()
-        for handle in self.active:
+        for handle in self.handlers:
             handle.after_fork()
         self._deadline = inf
         self._begin_counts()
@@ -361,7 +361,7 @@ class EventLog(KindTable):
             handle.put(event, origin)
         if event is not None and payload is not None:
             event = event.replace()  # `recent` must not keep the payload alive
-        self.latest.append(source if event is None else event)
+        self.latest_entries.append(source if event is None else event)
 
     def await_handlers(self, kind: Kind) -> None:
         """Wait until the awaited handlers of a kind have handled all events so far, at most `ANSWER_SECONDS` for each handler."""
@@ -372,10 +372,10 @@ class EventLog(KindTable):
     # Implementation ----------------------------------------------------------------------------------------------
 
     def _deliver_to(self, handles: tuple[Handle, ...]) -> None:
-        """Replace the active handlers, and the handlers of each kind. The caller holds the lock."""
-        for handle in (*self.active, *handles):
+        """Replace the registered handlers, and select the handlers of each kind. The caller holds the lock."""
+        for handle in (*self.handlers, *handles):
             handle.is_registered = handle in handles
-        self.active = handles
+        self.handlers = handles
         for kind in list(self._kinds.values()):
             kind.route(handles)
 

@@ -7,7 +7,7 @@ from time import time
 
 from exporter.recording.conversion import safe_repr
 from exporter.recording.notices import log_once
-from exporter.recording.state import StatState
+from exporter.recording.stat_state import StatState
 from exporter.recording.worker import Worker
 
 STUCK_SECONDS = 5.0

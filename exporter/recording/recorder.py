@@ -25,8 +25,8 @@ from exporter.recording.interfaces import PeriodicTask, Sink, TrainingSource
 from exporter.recording.notices import NOTICES, log_once
 from exporter.recording.passive import PassiveStats
 from exporter.recording.stat_cycle import StatCycle
+from exporter.recording.stat_state import BUFFER_SAMPLES, StatState
 from exporter.recording.stat_table import StatTable
-from exporter.recording.state import BUFFER_SAMPLES, StatState
 from exporter.recording.thread import RecordingThread
 from exporter.recording.values import Ending, ProcessIdentity, Recording, TrainingReading
 from exporter.recording.worker import end_all

@@ -14,8 +14,8 @@ from exporter.recording.definition import check_definition, require
 from exporter.recording.event_log import EventLog
 from exporter.recording.handle import Handle, name_of
 from exporter.recording.recorder import RECORDER
+from exporter.recording.stat_state import StatState
 from exporter.recording.stat_table import StatTable
-from exporter.recording.state import StatState
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import Timer
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from math import inf
 from time import monotonic, time
 
+from exporter.recording.stat_state import CHUNK_SAMPLES, StatState
 from exporter.recording.stat_table import StatTable
-from exporter.recording.state import CHUNK_SAMPLES, StatState
 from exporter.recording.values import StatReading
 from exporter.recording.windows import WindowClock
 

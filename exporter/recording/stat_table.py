@@ -16,7 +16,7 @@ from exporter.recording.definition import Rule, apply_rules, check_rules
 from exporter.recording.handle import Handle
 from exporter.recording.notices import log_once
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
-from exporter.recording.state import StatState
+from exporter.recording.stat_state import StatState
 from exporter.recording.values import Aggregation, StatDefinition, families_of
 from exporter.recording.worker import Worker
 

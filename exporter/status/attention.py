@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.status.condition import Finding
-from exporter.status.numbers import age, clock, duration
+from exporter.status.formatting import age, clock, duration
 from exporter.status.view import StackGroup, View
 
 

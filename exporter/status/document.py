@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from exporter.status.attention import FindingStarts, finding_groups, headline, node_cost_text
 from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.elements import COLOR_COUNT, HEIGHT, MAX_ROWS, WIDTH
-from exporter.status.numbers import duration, share
+from exporter.status.formatting import duration, share
 from exporter.status.runs import run_section
 from exporter.status.sections import (
     collectors_fold,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from exporter.status.formatting import DASH, age, duration, quantity, share
 from exporter.status.history import PLOT_SECONDS, Line
-from exporter.status.numbers import DASH, age, duration, quantity, share
 
 MAX_ROWS = 200
 """Maximum number of rows of a table. The metrics contain all rows."""

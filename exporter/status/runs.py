@@ -19,8 +19,8 @@ from exporter.status.elements import (
     styled,
     value_or_dash,
 )
+from exporter.status.formatting import age, duration, energy, grams, number, rank_names, share
 from exporter.status.history import Line
-from exporter.status.numbers import age, duration, energy, grams, number, rank_names, share
 from exporter.status.view import Run, View
 
 _MAX_BADPUT_CAUSES = 3

@@ -23,8 +23,8 @@ from exporter.status.elements import (
     used_share,
     value_or_dash,
 )
+from exporter.status.formatting import duration, energy, number, quantity, share, size, watts
 from exporter.status.history import Line
-from exporter.status.numbers import duration, energy, number, quantity, share, size, watts
 from exporter.status.samples import SampleIndex
 from exporter.status.view import Gpu, Rank, View
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
+from exporter.status.formatting import rank_names
 from exporter.status.history import History, RankOfRun
-from exporter.status.numbers import rank_names
 from exporter.status.samples import SampleIndex
 from exporter.status.thresholds import STRAGGLER_RATIO
 from exporter.training.phases import PHASES

@@ -48,7 +48,7 @@ class Observers:
 
     def logs_spans(self) -> bool:
         """Return True if an event handler requests spans."""
-        return any(handler.has_pattern("span") for handler in RECORDER.events.active)
+        return any(handler.has_pattern("span") for handler in RECORDER.events.handlers)
 
     def check_handlers(self) -> None:
         """Update the observed kinds if the first event handler for spans was added, or the last was removed."""

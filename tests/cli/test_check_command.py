@@ -32,7 +32,7 @@ from run_support import (
 from waiting import LIMIT_SECONDS, wait_until
 from web_support import CertificateAuthority
 
-from exporter.cli.check import BOOT_ID_PATH, MIN_FREE_BYTES, nvidia, run_checks
+from exporter.cli.check import BOOT_ID_PATH, MIN_FREE_BYTES, check_nvidia, run_checks
 from exporter.cli.check_server import check_own_metrics
 from exporter.cli.configuration import Configuration
 from exporter.cli.findings import CheckFinding
@@ -307,9 +307,9 @@ def test_a_check_that_hangs_affects_only_its_own_line() -> None:
 
 def test_energy_counters_for_root_only_are_reported_with_the_chmod_command() -> None:
     program = (
-        "import os, sys; from pathlib import Path; from exporter.cli.check import rapl;"
+        "import os, sys; from pathlib import Path; from exporter.cli.check import check_rapl;"
         "from exporter.cli.configuration import Configuration; os.geteuid() or os.setuid(65534);"
-        "(finding,) = rapl(Configuration(), Path(sys.argv[1])); print(finding.status, finding.remedy)"
+        "(finding,) = check_rapl(Configuration(), Path(sys.argv[1])); print(finding.status, finding.remedy)"
     )
     # The parent directories of `tmp_path` are accessible to root only.
     with tempfile.TemporaryDirectory() as directory:
@@ -330,7 +330,7 @@ def test_the_nvidia_driver_is_named_without_loading_nvml(tmp_path: Path) -> None
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Tue Jan  7 2025\nGCC version:\n"
     )
 
-    (finding,) = nvidia(Configuration(), tmp_path)
+    (finding,) = check_nvidia(Configuration(), tmp_path)
 
     assert "570.86.10" in finding.message
 
@@ -346,7 +346,7 @@ def test_a_library_of_another_version_than_the_driver_fails(
     library_directory.mkdir(parents=True)
     (library_directory / f"libnvidia-ml.so.{library}").touch()
 
-    (finding,) = nvidia(Configuration(), tmp_path)
+    (finding,) = check_nvidia(Configuration(), tmp_path)
 
     assert finding.status == status
 

@@ -289,7 +289,7 @@ def test_a_synchronous_handler_is_called_before_log_returns(events: EventLog, co
 
     stored_event = container.get_nowait() if hasattr(container, "get_nowait") else container[0]
     assert stored_event.type == "a"
-    assert events.active[0].is_direct
+    assert events.handlers[0].is_direct
     handle.unregister()
     assert list(events.reading().delivered.values()) == [1]
 
@@ -318,12 +318,12 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
     events.register(lambda _event: release.wait(LIMIT_SECONDS), queue=5, name="hanging")
     events.register(recorder, queue=10_000)
     events.log("a")
-    wait_until(lambda: events.active[0].busy_since is not None)
+    wait_until(lambda: events.handlers[0].busy_since is not None)
     start_time = time.monotonic()
     for _ in range(1000):
         events.log("a")
     logging_seconds = time.monotonic() - start_time
-    events.active[1].drain(LIMIT_SECONDS)
+    events.handlers[1].drain(LIMIT_SECONDS)
 
     assert logging_seconds < LIMIT_SECONDS / 2
     assert len(recorder.events) == 1001

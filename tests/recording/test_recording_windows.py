@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.recording.definition import check_definition
-from exporter.recording.state import StatState
+from exporter.recording.stat_state import StatState
 from exporter.recording.values import Aggregation, StatReading
 from exporter.recording.windows import (
     EXACT_SAMPLES,

@@ -24,8 +24,8 @@ from status_support import (
 
 from exporter.status.document import template_environment
 from exporter.status.elements import MAX_ROWS, plot
+from exporter.status.formatting import duration, energy, number, rank_names, size
 from exporter.status.history import History
-from exporter.status.numbers import duration, energy, number, rank_names, size
 from exporter.status.samples import SampleIndex
 from exporter.status.sections import MAX_UNFOLDED_RANKS
 

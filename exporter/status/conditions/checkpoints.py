@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.conditions.runs import count_text
-from exporter.status.numbers import duration, rank_names, share, size
+from exporter.status.formatting import duration, rank_names, share, size
 from exporter.status.thresholds import CHECKPOINT_HANG_RATIO, CHECKPOINT_OVERDUE_INTERVALS
 from exporter.status.view import View
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.status.condition import Condition, Match
-from exporter.status.numbers import duration
+from exporter.status.formatting import duration
 from exporter.status.view import View
 
 MIN_RATIO, MAX_RATIO = 0.8, 1.25

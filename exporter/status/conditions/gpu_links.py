@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.status.condition import Condition, Match
-from exporter.status.numbers import number
+from exporter.status.formatting import number
 from exporter.status.view import View
 
 RATE_SECONDS = 300.0

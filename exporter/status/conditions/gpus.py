@@ -7,7 +7,7 @@ from statistics import median
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.conditions.runs import LOST_GPU_REMEDY
-from exporter.status.numbers import share
+from exporter.status.formatting import share
 from exporter.status.thresholds import GPU_IDLE_RATIO, GPU_STRAGGLER_RATIO
 from exporter.status.view import THERMAL_REASON, Gpu, View, clock_event_ratio
 from exporter.status.xids import with_meaning

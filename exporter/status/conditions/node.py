@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import mean
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.numbers import share
+from exporter.status.formatting import share
 from exporter.status.thresholds import CGROUP_MEMORY_RATIO
 from exporter.status.view import View
 

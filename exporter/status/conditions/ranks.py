@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.numbers import duration, rank_names
+from exporter.status.formatting import duration, rank_names
 from exporter.status.view import PAUSING_CAUSES, STOPPED_SECONDS, Rank, View
 from exporter.training.phases import PHASES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
+from exporter.status.formatting import duration, rank_names, share
 from exporter.status.history import STEP_RATE_SECONDS, Increase
-from exporter.status.numbers import duration, rank_names, share
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
 from exporter.status.view import Gpu, Run, View
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from exporter import diagnoses
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.numbers import share
+from exporter.status.formatting import share
 from exporter.status.view import View
 
 STALE_INTERVALS, STALE_SECONDS = 3.0, 60.0
