@@ -31,7 +31,8 @@ from exporter.recording.values import Aggregation as RecordedAggregation
 
 CHUNK_SAMPLES = 4096
 """Maximum number of samples between two aggregations."""
-_MAX_WINDOW_SAMPLES = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
+"""Default and limit of `max_samples`, and limit of the length of a window in milliseconds, as in torch."""
 _MAX_BASE_NAME_CHARACTERS = MAX_STAT_NAME_CHARACTERS - 40
 """Maximum length of the recorded part of a name, which leaves room for the prefix `stat_` and for the suffixes of families."""
 
@@ -107,16 +108,18 @@ class Stat:
         name: str,
         aggregations: Iterable[Aggregation],
         window_size: dt.timedelta | float | None,
-        max_samples: int = _MAX_WINDOW_SAMPLES,
+        max_samples: int = _MAX_INT64,
     ) -> None:
         self._name = check_name(name, "a Stat")
         self._aggregations = _check_aggregations(aggregations)
         self._max_samples = operator.index(max_samples)
-        if self._max_samples > _MAX_WINDOW_SAMPLES:
+        if self._max_samples > _MAX_INT64:
             raise TypeError("max_samples must fit into 64 bits")
         self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for windows without a length
         self._values: list[float] = []
-        self._append = self._values.append  # bound once, so that a concurrent sample joins the next window
+        # Bound once, because `_aggregate` empties this list and never replaces it: a sample that another thread appends meanwhile
+        # stays in the list.
+        self._append = self._values.append
         self.discarded = 0
         self._closed_values: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
         self._restart()
@@ -309,7 +312,7 @@ def _number(v: Any) -> float:
 
 def _milliseconds(window_size: object, max_samples: int) -> int:
     """Return the length of the windows, or 0 for windows without a length. Raises TypeError or ValueError."""
-    if window_size is None and max_samples != _MAX_WINDOW_SAMPLES:
+    if window_size is None and max_samples != _MAX_INT64:
         if max_samples < 1:
             raise ValueError(f"without window_size, max_samples must be above 0, not {max_samples}")
         return 0
@@ -317,14 +320,14 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
         milliseconds = window_size // dt.timedelta(milliseconds=1)
     elif isinstance(window_size, float):
         # Limited before the conversion, because a product above the range of a float is infinite.
-        float_milliseconds = min(max(window_size * 1000.0, 0.0), _MAX_WINDOW_SAMPLES)
+        float_milliseconds = min(max(window_size * 1000.0, 0.0), _MAX_INT64)
         milliseconds = int(float_milliseconds) if isfinite(window_size) else 0
     else:
         type_name = type(window_size).__name__
         raise TypeError(f"window_size must be a timedelta, or seconds as a float, not {type_name}")
     if milliseconds < 1:
         raise ValueError(f"window_size must be finite and at least a millisecond, not {window_size!r}")
-    return min(milliseconds, _MAX_WINDOW_SAMPLES)
+    return min(milliseconds, _MAX_INT64)
 
 
 def _recording_function(

@@ -142,19 +142,24 @@ class GpuAttribution:
             if listing.time > self._listed_at:
                 self._update_holders(listing, lives)
         if not self._list_times and history:
-            self._listed_at = history[-1].time  # the driver has no process list
+            self._listed_at = history[
+                -1
+            ].time  # the driver has no process list, and only the feed names holders
         division = DividedEnergy(self._take_claimed_slices(find_run))
         points = self._points(history)
         for process in reported_processes:
-            is_hidden = not (process.is_listable and self._list_times)
-            if process.has_gpu_name and is_hidden and process.life.ended_at is None:
+            is_never_listed = not (process.is_listable and self._list_times)
+            if process.has_gpu_name and is_never_listed and process.life.ended_at is None:
                 self._add_unlisted_holder(process.life, points, find_run, division)
+        # The energy up to an exit is divided without waiting for the next list.
         for holder in self._holders.values():
             life = lives.get(holder.pid)
             if holder.end is None and life is not None and life.ended_at is not None:
                 holder.end = max(holder.start, life.ended_at)
         if points:
-            self._divide(points, min(self._horizon(), points[-1].time, phases_until), find_run, division)
+            self._divide_until(
+                points, min(self._horizon(), points[-1].time, phases_until), find_run, division
+            )
             for process in reported_processes:
                 self._add_exited_process(process, points, find_run, division)
         self._discard_divided(find_run)
@@ -170,10 +175,10 @@ class GpuAttribution:
             return (self._divided_point, *history)
         return history
 
-    def _divide(
+    def _divide_until(
         self, points: Sequence[EnergyPoint], horizon: float, find_run: FindRun, division: DividedEnergy
     ) -> None:
-        """Divide the energy up to *horizon* among the holders."""
+        """Divide the energy up to the monotonic time *horizon*, interval by interval between the starts and ends of holders."""
         edges = {
             moment
             for holder in self._all_holders
@@ -189,7 +194,12 @@ class GpuAttribution:
             self._divided_point = EnergyPoint(horizon, joules_at(points, horizon))
 
     def _update_holders(self, listing: GpuListing, lives: Mapping[int, ProcessLife]) -> None:
-        """Update the holders from a new list of processes."""
+        """Update the holders from a new list of processes.
+
+        A listed process holds the GPU from the start of the process, or from the previous list if that list is later. A process that
+        is no longer listed held the GPU until the exit, or until this list if no exit is known. A process that is listed again has a
+        further interval. Negative numbers are in no list, and their holders do not change.
+        """
         use_by_pid = {use.pid: use for use in listing.processes}
         for pid, use in use_by_pid.items():
             holder, life = self._holders.get(pid), lives.get(pid)
