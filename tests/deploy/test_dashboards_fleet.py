@@ -164,3 +164,17 @@ def test_each_critical_xid_has_its_meaning_in_the_table_of_alerts(uid: str) -> N
     critical = re.findall(r"condition: Xid ([\d|]+)", rules)[0].split("|")
     assert critical
     assert all(f'"Xid {xid}: ' in text for xid in critical)
+
+
+@pytest.mark.parametrize(("last_success", "nodes"), [(59, 0), (57, 1)], ids=["one scrape", "three scrapes"])
+def test_a_collector_that_fails_at_one_scrape_is_no_problem_of_a_node(
+    tmp_path: Path, last_success: int, nodes: int
+) -> None:
+    node = 'job="training",instance="n1"'
+    series = {
+        f"up{{{node}}}": "1x60",
+        f"exporter_build_info{{{node}}}": "1x60",
+        f'exporter_collector_success{{{node},collector="gpu"}}': f"1x{last_success} 0x{60 - last_success}",
+    }
+
+    assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": nodes}, query_id="D")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet_panel_support import OTHER_ROWS, OTHER_STARTS, STRAGGLER, THREE_RUNS, assert_runs
-from panel_support import assert_panel
+from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
 
 pytestmark = needs_promtool
@@ -459,3 +459,17 @@ def test_the_first_of_equally_urgent_alerts_keeps_the_row(tmp_path: Path) -> Non
 
     assert_runs(tmp_path, series, rows)
     assert_runs(tmp_path, series, starts, column="Since")
+
+
+def test_a_run_that_no_exporter_reports_is_above_critical_with_the_age_and_node(tmp_path: Path) -> None:
+    # The recording rules bridge a missed scrape: the last samples are of 4:30, the last recorded samples of 5:00.
+    series = (
+        run_series("run_state", "1x18 stale", labels=',state="running"')
+        | run_series("run_info", "1x18 stale", labels=',user="u"')
+        | run_series("process_up", "1x18 stale", labels=',rank="0"')
+    )
+    row = '{run="a", user="u", state="unknown", alertname="no news for 10 min", instance="n1"}'
+
+    assert_runs(tmp_path, series, {row: 1})
+    assert_runs(tmp_path, series, {'{run="a"}': 7}, column="Verdict", factor=2)
+    assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, query_id="D")

@@ -420,3 +420,123 @@ def test_the_end_of_a_process_is_a_problem_before_its_outcome_is_known(tmp_path:
     series = _run("ending", up="1x58 0x2", steps="0+15x58 870x2")
 
     assert_panel(tmp_path, "training-node", "What is wrong", series, {row: Impact.UNKNOWN})
+
+
+@pytest.mark.parametrize(("exporter", "text"), [("1x20 0x40", "node unknown"), ("1x60", "no alert fires")])
+def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
+    tmp_path: Path, exporter: str, text: str
+) -> None:
+    series = {'up{job="training",instance="n1"}': exporter}
+
+    assert_panel(tmp_path, "training-node", "Firing alerts", series, {f'{{alertname="{text}"}}': 0})
+
+
+NODE_WITH_LOST_GPU = LOST_GPU | {
+    'up{job="training",instance="n1"}': "1x60",
+    'training_rank_info{job="training",run="a",rank="3",gpu="0",uuid="G0",instance="n1"}': "1x60",
+    'training_process_up{job="training",run="a",rank="3",instance="n1"}': "1x60",
+    'exporter_collector_success{job="training",collector="rapl",instance="n1"}': "1x20 0x40",
+}
+
+
+@pytest.mark.parametrize(
+    ("panel", "query_id", "expected"),
+    [
+        (
+            "What is wrong",
+            "A",
+            {
+                '{gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
+                'remedy="drain, then reset the GPU"}': Impact.ENDANGERS_WORK,
+                '{problem="collector rapl fails",remedy="read the log of the exporter"}': Impact.UNKNOWN,
+            },
+        ),
+        ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 315_000, "{}": 300_000}),
+        ("Ranks on this node, rates over 5 min", "B", {'{run="a",rank="3"}': 0}),
+        ("Working collectors", "B", {'{collector="rapl"}': 1}),
+    ],
+    ids=["problems", "starts", "GPU of the rank", "failed collector"],
+)
+def test_a_node_shows_its_lost_gpu_and_its_failed_collector(
+    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+) -> None:
+    assert_panel(tmp_path, "training-node", panel, NODE_WITH_LOST_GPU, expected, query_id=query_id)
+
+
+def test_a_healthy_node_has_no_problem(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        'exporter_collector_success{job="training",collector="rapl",instance="n1"}': "1x60",
+    }
+
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
+
+
+PROCESS_ALIVE, PROCESS_ENDED, PROCESS_UNKNOWN, PROCESS_SILENT = 1, 0, -1, 2
+"""Values of the column *Process*."""
+
+
+@pytest.mark.parametrize(
+    ("process_up", "snapshots", "process"),
+    [
+        ("1x60", "0+15x60", PROCESS_ALIVE),
+        ("1x60", "0+15x40 600x20", PROCESS_SILENT),
+        ("1x20 0x40", "0+15x20 300x40", PROCESS_ENDED),
+        ("1x20 stale", "0+15x20 stale", PROCESS_UNKNOWN),
+    ],
+    ids=["alive", "silent", "ended", "exporter down"],
+)
+def test_a_rank_on_the_node_is_alive_silent_ended_or_unknown(
+    tmp_path: Path, process_up: str, snapshots: str, process: int
+) -> None:
+    series = {
+        'training_process_up{job="training",run="a",rank="0",instance="n1"}': process_up,
+        'training_feed_last_update_timestamp_seconds{job="training",run="a",rank="0",role="trainer",instance="n1"}': snapshots,
+    }
+
+    assert_panel(
+        tmp_path,
+        "training-node",
+        "Ranks on this node, rates over 5 min",
+        series,
+        {'{run="a",rank="0"}': process},
+        query_id="C",
+    )
+
+
+def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_loaders(tmp_path: Path) -> None:
+    rank = 'job="training",run="a",rank="0",instance="n1"'
+    series = {
+        f"training_process_up{{{rank}}}": "1x60",
+        f'training_phase_seconds_total{{{rank},role="trainer",phase="data_loading"}}': "0+6x60",
+        f'training_phase_seconds_total{{{rank},role="trainer",phase="forward"}}': "0+9x60",
+        f'training_process_cpu_seconds_total{{{rank},role="dataloader",mode="user"}}': "0+30x60",
+    }
+
+    for query_id, factor, value in (("H", 100, 40), ("L", 1, 2)):
+        assert_panel(
+            tmp_path,
+            "training-node",
+            "Ranks on this node, rates over 5 min",
+            series,
+            {'{run="a",rank="0"}': value},
+            query_id=query_id,
+            factor=factor,
+        )
+
+
+@pytest.mark.parametrize(
+    ("exporter", "state", "seconds"),
+    [("1x20 0x40", "down for", 615), ("1x60", "up for", 893), ("1x20 stale", "not scraped for", 600)],
+)
+def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
+    tmp_path: Path, exporter: str, state: str, seconds: int
+) -> None:
+    series = {
+        'up{job="training",instance="n1"}': exporter,
+        'process_start_time_seconds{job="training",instance="n1"}': "7x60",
+        'exporter_build_info{job="training",instance="n1"}': "1x60" if state == "up for" else "1x19 stale",
+    }
+
+    labels = f'{{instance="n1",state="{state}"}}'
+    assert_panel(tmp_path, "training-node", "Exporter", series, {labels: seconds})

@@ -1,4 +1,4 @@
-"""Problems of GPUs, nodes and ranks on the dashboards, for synthetic series, evaluated by promtool."""
+"""Problems and losses on the dashboard *GPUs*, and the same problems on *Node* and *Fleet*, for synthetic series, evaluated by promtool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from panel_support import assert_panel, run_series
+from panel_support import assert_panel
 from rules_support import needs_promtool
 
 from dashboards.gpu_problem_table import PROBLEM_TEXTS
@@ -17,7 +17,8 @@ from exporter.collectors.gpu.nvml.library import DEVICE_DOWN_ERRORS
 pytestmark = needs_promtool
 
 DOWN_AT_5_MIN = "1x20 0x40"
-GPU_SERIES = 'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}"{labels}}}'
+
+
 N1_EXPORTER_DOWN = {
     'up{job="training",instance="n1"}': DOWN_AT_5_MIN,
     'up{job="training",instance="n2"}': "1x60",
@@ -25,10 +26,20 @@ N1_EXPORTER_DOWN = {
 }
 
 
+def gpu_name(name: str, gpu: int = 0, labels: str = "") -> str:
+    """Return the name of the series `gpu_NAME` of a GPU of node n1. *labels* are further labels, each after a comma."""
+    return f'gpu_{name}{{instance="n1",gpu="{gpu}",uuid="G{gpu}",job="training"{labels}}}'
+
+
+def gpu_series(name: str, values: str, gpu: int = 0, labels: str = "") -> dict[str, str]:
+    """Return the series `gpu_NAME` of a GPU with its values."""
+    return {gpu_name(name, gpu, labels): values}
+
+
 def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: Path) -> None:
     remedy = "check the machine and the exporter's log"
     series = N1_EXPORTER_DOWN | {
-        GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale",
+        gpu_name("up"): "1x20 stale",
         'training_process_up{run="a",rank="0",instance="n1"}': "1x20 stale",
     }
 
@@ -49,10 +60,8 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
 ) -> None:
     series = run_state | {
         'up{job="training",instance="n1"}': "1x60",
-        GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
-        GPU_SERIES.format(
-            name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'
-        ): "_x21 1x40",
+        gpu_name("up"): DOWN_AT_5_MIN,
+        gpu_name("error_info", labels=',reason="gpu_is_lost"'): "_x21 1x40",
         'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
     }
 
@@ -87,15 +96,14 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
 def test_a_gpu_with_several_problems_has_one_row(
     tmp_path: Path, query_id: str, labels: str, value: float
 ) -> None:
-    name = ',job="training"'
     series = {
         'up{job="training",instance="n1"}': "1x60",
-        GPU_SERIES.format(name="up", gpu=0, labels=name): "1x60",
-        GPU_SERIES.format(name="xid_last_timestamp_seconds", gpu=0, labels=f'{name},xid="48"'): "_x20 301x40",
-        GPU_SERIES.format(name="xid_last_timestamp_seconds", gpu=0, labels=f'{name},xid="63"'): "_x20 302x40",
-        GPU_SERIES.format(name="recovery_action", gpu=0, labels=name): "0x20 1x40",
-        GPU_SERIES.format(name="remapped_rows_pending", gpu=0, labels=name): "0x19 1x41",
-        GPU_SERIES.format(name="ecc_errors_total", gpu=0, labels=f'{name},kind="uncorrected"'): "0x20 2x40",
+        gpu_name("up"): "1x60",
+        gpu_name("xid_last_timestamp_seconds", labels=',xid="48"'): "_x20 301x40",
+        gpu_name("xid_last_timestamp_seconds", labels=',xid="63"'): "_x20 302x40",
+        gpu_name("recovery_action"): "0x20 1x40",
+        gpu_name("remapped_rows_pending"): "0x19 1x41",
+        gpu_name("ecc_errors_total", labels=',kind="uncorrected"'): "0x20 2x40",
         'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
     }
 
@@ -106,10 +114,6 @@ EXPORTER_AND_RANK = {
     'up{job="training",instance="n1"}': "1x60",
     'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
 }
-
-
-def gpu_series(name: str, values: str, gpu: int = 0, labels: str = "") -> dict[str, str]:
-    return {GPU_SERIES.format(name=name, gpu=gpu, labels=f',job="training"{labels}'): values}
 
 
 def _driver_without_reading(last_reading: int) -> dict[str, str]:
@@ -184,20 +188,6 @@ def test_a_gpu_that_the_driver_does_not_list_is_lost_in_the_tile_and_a_problem_i
     )
 
 
-@pytest.mark.parametrize(("last_success", "nodes"), [(59, 0), (57, 1)], ids=["one scrape", "three scrapes"])
-def test_a_collector_that_fails_at_one_scrape_is_no_problem_of_a_node(
-    tmp_path: Path, last_success: int, nodes: int
-) -> None:
-    node = 'job="training",instance="n1"'
-    series = {
-        f"up{{{node}}}": "1x60",
-        f"exporter_build_info{{{node}}}": "1x60",
-        f'exporter_collector_success{{{node},collector="gpu"}}': f"1x{last_success} 0x{60 - last_success}",
-    }
-
-    assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": nodes}, query_id="D")
-
-
 def test_a_lost_gpu_is_above_a_gpu_with_several_ecc_problems(tmp_path: Path) -> None:
     series = (
         EXPORTER_AND_RANK
@@ -254,12 +244,12 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
 
 
 LOSS_PANEL = "Loss of these runs, 5 min"
+
+
 HOT_GPU = {
     'up{job="training",instance="n1"}': "1x60",
-    GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): "1x60",
-    GPU_SERIES.format(
-        name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'
-    ): "0+9x60",
+    gpu_name("up"): "1x60",
+    gpu_name("clocks_event_seconds_total", labels=',reason="thermal"'): "0+9x60",
     'training_cost_total{run="a",instance="n1",currency="EUR"}': "0+0.15x60",
     'training_run_state{run="a",instance="n1",state="running"}': "1x60",
 }
@@ -268,9 +258,7 @@ HOT_GPU = {
 def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_throttling(
     tmp_path: Path,
 ) -> None:
-    throttled = GPU_SERIES.format(
-        name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'
-    )
+    throttled = gpu_name("clocks_event_seconds_total", labels=',reason="thermal"')
     series = HOT_GPU | {throttled: "0x57 0.5 9 18"}
     labels = (
         '{instance="n1",gpu="0",problem="throttled by heat or the power brake",'
@@ -296,9 +284,7 @@ def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_th
 def test_the_tile_names_the_most_throttled_gpu_or_none(
     tmp_path: Path, values: str, expected: dict[str, float], query_id: str
 ) -> None:
-    throttled = GPU_SERIES.format(
-        name="clocks_event_seconds_total", gpu=0, labels=',job="training",reason="thermal"'
-    )
+    throttled = gpu_name("clocks_event_seconds_total", labels=',reason="thermal"')
     series = HOT_GPU | {throttled: values}
 
     for ref_id in "AB":
@@ -412,6 +398,8 @@ def test_a_problem_of_a_gpu_without_a_run_has_no_impact_on_a_run(
 
 
 RANK_ON_OLD_GPU = {'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x20 stale"}
+
+
 RANK_ON_NEW_GPU = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}': "_x20 1x40"}
 
 
@@ -431,7 +419,7 @@ def test_a_problem_of_a_replacement_gpu_names_its_own_rank_and_not_that_of_the_g
     tmp_path: Path, ranks: dict[str, str], owner: str, impact: int
 ) -> None:
     new_gpu = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
-    series = new_gpu | ranks | {GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): "1x20 stale"}
+    series = new_gpu | ranks | {gpu_name("up"): "1x20 stale"}
     labels = (
         f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
         'remedy="check cooling and power supply"}'
@@ -443,7 +431,7 @@ def test_a_problem_of_a_replacement_gpu_names_its_own_rank_and_not_that_of_the_g
 def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
     series = {
         'up{job="training",instance="n1"}': "1x60",
-        GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): "1x60",
+        gpu_name("up"): "1x60",
     }
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
@@ -454,7 +442,7 @@ def test_the_selected_run_limits_the_gpus_and_the_problems(
     tmp_path: Path, run: str, gpus: dict[str, float]
 ) -> None:
     lost = {
-        GPU_SERIES.format(name=name, gpu=gpu, labels=f',job="training"{label}'): value
+        gpu_name(name, gpu, label): value
         for gpu in range(3)
         for name, label, value in (("up", "", "0x60"), ("error_info", ',reason="gpu_is_lost"', "1x60"))
     }
@@ -469,12 +457,10 @@ def test_the_selected_run_limits_the_gpus_and_the_problems(
 
 def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> None:
     temperatures = {
-        GPU_SERIES.format(name="temperature_celsius", gpu=gpu, labels=',job="training",sensor="gpu"'): values
+        gpu_name("temperature_celsius", gpu, ',sensor="gpu"'): values
         for gpu, values in ((0, "62x60"), (1, "62x60"), (2, "62x50 89x10"))
     }
-    temperatures |= {
-        GPU_SERIES.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(3)
-    }
+    temperatures |= {gpu_name("up", gpu): "1x60" for gpu in range(3)}
     labels = 'job="training",sensor="gpu"'
     expected = {
         f'{{__name__="gpu_temperature_celsius",instance="n1",gpu="0",uuid="G0",{labels}}}': 62,
@@ -489,19 +475,14 @@ def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> 
 
 
 def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
-    series = N1_EXPORTER_DOWN | {
-        GPU_SERIES.format(name="up", gpu=gpu, labels=',job="training"'): "1x20 stale" for gpu in range(2)
-    }
+    series = N1_EXPORTER_DOWN | {gpu_name("up", gpu): "1x20 stale" for gpu in range(2)}
 
     assert_panel(tmp_path, "training-gpus", "GPUs", series, {"{}": 2}, query_id="C")
 
 
 def test_the_mean_sm_activity_covers_gpus_that_live_ranks_hold(tmp_path: Path) -> None:
-    activity = {
-        GPU_SERIES.format(name="sm_activity_ratio", gpu=gpu, labels=',job="training"'): f"{value}x60"
-        for gpu, value in ((0, 0.9), (1, 0.1))
-    }
-    activity |= {GPU_SERIES.format(name="up", gpu=gpu, labels=',job="training"'): "1x60" for gpu in range(2)}
+    activity = {gpu_name("sm_activity_ratio", gpu): f"{value}x60" for gpu, value in ((0, 0.9), (1, 0.1))}
+    activity |= {gpu_name("up", gpu): "1x60" for gpu in range(2)}
     held = {
         'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60",
         'training_rank_info{run="b",rank="0",uuid="G1",instance="n1"}': "1x60",
@@ -512,58 +493,6 @@ def test_the_mean_sm_activity_covers_gpus_that_live_ranks_hold(tmp_path: Path) -
     panel = "SM active"
     assert_panel(tmp_path, "training-gpus", panel, activity | held, {'{gpus="GPUs in use"}': 90}, factor=100)
     assert_panel(tmp_path, "training-gpus", panel, activity, {'{gpus="no GPU in use"}': 50}, factor=100)
-
-
-@pytest.mark.parametrize(("exporter", "text"), [(DOWN_AT_5_MIN, "node unknown"), ("1x60", "no alert fires")])
-def test_without_an_exporter_the_alerts_of_a_node_are_unknown(
-    tmp_path: Path, exporter: str, text: str
-) -> None:
-    series = {'up{job="training",instance="n1"}': exporter}
-
-    assert_panel(tmp_path, "training-node", "Firing alerts", series, {f'{{alertname="{text}"}}': 0})
-
-
-NODE_WITH_LOST_GPU = {
-    'up{job="training",instance="n1"}': "1x60",
-    GPU_SERIES.format(name="up", gpu=0, labels=',job="training"'): DOWN_AT_5_MIN,
-    GPU_SERIES.format(name="error_info", gpu=0, labels=',job="training",reason="gpu_is_lost"'): "_x21 1x40",
-    'training_rank_info{job="training",run="a",rank="3",gpu="0",uuid="G0",instance="n1"}': "1x60",
-    'training_process_up{job="training",run="a",rank="3",instance="n1"}': "1x60",
-    'exporter_collector_success{job="training",collector="rapl",instance="n1"}': "1x20 0x40",
-}
-
-
-@pytest.mark.parametrize(
-    ("panel", "query_id", "expected"),
-    [
-        (
-            "What is wrong",
-            "A",
-            {
-                '{gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-                'remedy="drain, then reset the GPU"}': Impact.ENDANGERS_WORK,
-                '{problem="collector rapl fails",remedy="read the log of the exporter"}': Impact.UNKNOWN,
-            },
-        ),
-        ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 315_000, "{}": 300_000}),
-        ("Ranks on this node, rates over 5 min", "B", {'{run="a",rank="3"}': 0}),
-        ("Working collectors", "B", {'{collector="rapl"}': 1}),
-    ],
-    ids=["problems", "starts", "GPU of the rank", "failed collector"],
-)
-def test_a_node_shows_its_lost_gpu_and_its_failed_collector(
-    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
-) -> None:
-    assert_panel(tmp_path, "training-node", panel, NODE_WITH_LOST_GPU, expected, query_id=query_id)
-
-
-def test_a_healthy_node_has_no_problem(tmp_path: Path) -> None:
-    series = {
-        'up{job="training",instance="n1"}': "1x60",
-        'exporter_collector_success{job="training",collector="rapl",instance="n1"}': "1x60",
-    }
-
-    assert_panel(tmp_path, "training-node", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
 
 
 @pytest.mark.parametrize(("xid", "color"), [(79, BAD), (94, WARNING), (13, NEUTRAL)])
@@ -580,80 +509,9 @@ def test_the_table_of_problems_explains_an_error_of_nvml(error: str) -> None:
     assert f'"GPU does not respond: {error}": {{' in shown
 
 
-ALIVE, ENDED, PROCESS_UNKNOWN, SILENT = 1, 0, -1, 2
-"""Values of the column *Process*."""
-
-
-@pytest.mark.parametrize(
-    ("process_up", "snapshots", "process"),
-    [
-        ("1x60", "0+15x60", ALIVE),
-        ("1x60", "0+15x40 600x20", SILENT),
-        ("1x20 0x40", "0+15x20 300x40", ENDED),
-        ("1x20 stale", "0+15x20 stale", PROCESS_UNKNOWN),
-    ],
-    ids=["alive", "silent", "ended", "exporter down"],
-)
-def test_a_rank_on_the_node_is_alive_silent_ended_or_unknown(
-    tmp_path: Path, process_up: str, snapshots: str, process: int
-) -> None:
-    series = {
-        'training_process_up{job="training",run="a",rank="0",instance="n1"}': process_up,
-        'training_feed_last_update_timestamp_seconds{job="training",run="a",rank="0",role="trainer",instance="n1"}': snapshots,
-    }
-
-    assert_panel(
-        tmp_path,
-        "training-node",
-        "Ranks on this node, rates over 5 min",
-        series,
-        {'{run="a",rank="0"}': process},
-        query_id="C",
-    )
-
-
-def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_loaders(tmp_path: Path) -> None:
-    rank = 'job="training",run="a",rank="0",instance="n1"'
-    series = {
-        f"training_process_up{{{rank}}}": "1x60",
-        f'training_phase_seconds_total{{{rank},role="trainer",phase="data_loading"}}': "0+6x60",
-        f'training_phase_seconds_total{{{rank},role="trainer",phase="forward"}}': "0+9x60",
-        f'training_process_cpu_seconds_total{{{rank},role="dataloader",mode="user"}}': "0+30x60",
-    }
-
-    for query_id, factor, value in (("H", 100, 40), ("L", 1, 2)):
-        assert_panel(
-            tmp_path,
-            "training-node",
-            "Ranks on this node, rates over 5 min",
-            series,
-            {'{run="a",rank="0"}': value},
-            query_id=query_id,
-            factor=factor,
-        )
-
-
-@pytest.mark.parametrize(
-    ("exporter", "state", "seconds"),
-    [(DOWN_AT_5_MIN, "down for", 615), ("1x60", "up for", 893), ("1x20 stale", "not scraped for", 600)],
-)
-def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
-    tmp_path: Path, exporter: str, state: str, seconds: int
-) -> None:
-    series = {
-        'up{job="training",instance="n1"}': exporter,
-        'process_start_time_seconds{job="training",instance="n1"}': "7x60",
-        'exporter_build_info{job="training",instance="n1"}': "1x60" if state == "up for" else "1x19 stale",
-    }
-
-    labels = f'{{instance="n1",state="{state}"}}'
-    assert_panel(tmp_path, "training-node", "Exporter", series, {labels: seconds})
-
-
 def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path) -> None:
     series = N1_EXPORTER_DOWN | {
-        GPU_SERIES.format(name="up", gpu=gpu, labels=',job="training"'): values
-        for gpu, values in ((0, "1x60"), (1, "1x20 0x40"))
+        gpu_name("up", gpu): values for gpu, values in ((0, "1x60"), (1, "1x20 0x40"))
     }
 
     expected = {
@@ -677,25 +535,3 @@ def test_the_timeline_is_red_only_during_a_failure(
     series = {'up{job="training",instance="n1"}': exporter} | gpu_series("up", "1x60")
 
     assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
-
-
-def test_a_run_that_no_exporter_reports_is_above_critical_with_the_age_and_node(tmp_path: Path) -> None:
-    # The recording rules bridge a missed scrape: the last samples are of 4:30, the last recorded samples of 5:00.
-    series = (
-        run_series("run_state", "1x18 stale", labels=',state="running"')
-        | run_series("run_info", "1x18 stale", labels=',user="u"')
-        | run_series("process_up", "1x18 stale", labels=',rank="0"')
-    )
-    row = '{run="a", user="u", state="unknown", alertname="no news for 10 min", instance="n1"}'
-
-    assert_panel(tmp_path, "training-fleet", "All runs, rates over 5 min", series, {row: 1})
-    assert_panel(
-        tmp_path,
-        "training-fleet",
-        "All runs, rates over 5 min",
-        series,
-        {'{run="a"}': 7},
-        query_id="B",
-        factor=2,
-    )
-    assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, query_id="D")
