@@ -81,6 +81,7 @@ class AgentMetrics:
         return self.role
 
     def _function_recorder(self, function: str, field: str) -> Record | None:
+        """Return the function that records a field of a function of the agent, such as `SimpleElasticAgent.run` and `success`."""
         if function not in _FUNCTIONS or field not in {"duration.ms", "success", "failure"}:
             return None
         if field == "duration.ms":
@@ -106,6 +107,7 @@ class AgentMetrics:
         return record
 
     def _worker_recorder(self, role: str, field: str) -> Record | None:
+        """Return the function that records a field of the workers of a role, such as `remaining_restarts`."""
         outcome = field.removeprefix("run_")
         if (
             field not in {"remaining_restarts", "flakiness", "run_total", *_STATES}

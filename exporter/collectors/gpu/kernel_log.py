@@ -65,6 +65,7 @@ class KernelLog:
         return self._counts
 
     def _count_xids(self, record: bytes) -> None:
+        """Count the Xids in the complete lines of a record. An incomplete last line is kept for the next record."""
         # A record is a line with continuation lines; a plain file is read in chunks.
         text = self._incomplete_line + record.decode("utf-8", "replace")
         *lines, self._incomplete_line = text.split("\n")

@@ -89,6 +89,7 @@ def _gpu_of(entry: str) -> str:
 
 
 def _position_of(entry: str, uuids: Mapping[int, Sequence[str]]) -> int | None:
+    """Return the position of the GPU that an entry names, or None for an invalid entry or a prefix of several GPUs."""
     if entry.isdecimal():
         return int(entry) if int(entry) in uuids else None
     prefix = _gpu_of(entry)

@@ -156,6 +156,7 @@ class Supervisor:
             self._wake_writer.send(b"!")
 
     def _run(self) -> None:
+        """Update the state, then wait for messages of the children or `_wake`, until the supervisor is stopped."""
         try:
             while not self._is_stopping:
                 self._update(self._monotonic(), is_detached=self._is_detached)

@@ -131,6 +131,7 @@ class CpuCollector:
         return {mode: self._highest.hold((cpu, mode), value) for mode, value in seconds.items()}
 
     def _utilization(self, times: Mapping[str, float]) -> float | None:
+        """Return the share of used CPU time since the previous pass, or None if the times are not comparable."""
         previous, self._previous_times = self._previous_times, times
         increases = {mode: seconds - previous.get(mode, 0.0) for mode, seconds in times.items()}
         total = sum(increases.values())

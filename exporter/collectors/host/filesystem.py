@@ -155,6 +155,7 @@ class FilesystemCollector:
 
 
 def _add_mount(collected: Collected, mount: Mount, result: StatvfsResult) -> None:
+    """Add the families of a mount, unless it was unmounted meanwhile. Raises CollectError for a failed or hanging statvfs."""
     if isinstance(result, OSError) and result.errno in (errno.ENOENT, errno.ENOTDIR):
         return  # unmounted after the list was read
     labels = (mount.label, mount.fstype, mount.source)

@@ -156,6 +156,7 @@ class RdmaCollector:
         return collected
 
     def _add_port(self, collected: Collected, path: Path, device: str, port: str) -> None:
+        """Read a port. The registers of the link are read only on an InfiniBand port that is not down."""
         text = self._read(path / "state")  # `4: ACTIVE`
         if text is None:
             collected.unsupported.append(f"{path}: the driver refuses to read the state")

@@ -62,6 +62,7 @@ class StatvfsPool:
             return {filesystem: results.get(filesystem) for filesystem in paths}
 
     def _run(self, filesystem: str, path: str, results: dict[str, StatvfsResult]) -> None:
+        """Call statvfs on a thread, and store the result, which `call` ignores after the deadline."""
         try:
             result: StatvfsResult = self._statvfs(path)
         except OSError as error:

@@ -133,6 +133,7 @@ class _Waiter:
         self._wake_writer.close()
 
     def _run(self) -> None:
+        """Report the exit of each process until `stop` is called."""
         while not self._is_stopping:
             for key, _ in self._selector.select():
                 if key.data is not None:

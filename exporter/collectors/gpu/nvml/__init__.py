@@ -3,7 +3,15 @@
 From the child: `progress` (the child is responsive), `machine` (NVML is initialized), `sample` (readings of a pass),
 `slow` (a slow call), `exit` (the reason of the exit). To the child: `start` (the first message, with the options),
 `reattach` (use a skipped GPU again), `stop` (exit normally). A pipe ends when either process exits; an incomplete
-last line is ignored.
+last line is ignored. A `sample` of one GPU, on several lines for legibility:
+
+    {"kind": "sample", "time": 512.25, "gpus": [
+      {"index": 0, "uuid": "GPU-1f2e…", "job_index": 0, "xids": {"79": [1, 1767225600.0]},
+       "values": {"power_watts": [[[], 305.1]], "clock_hertz": [[["sm"], 1.98e9], [["memory"], null]]},
+       "replaced": {"nvlink_links": [[["active"], 18], [["inactive"], 0]]}}]}
+
+Each reading has pairs of label values and a number; null means that the series has become absent. All earlier values of a reading
+in `replaced` are discarded. `failure` stands in place of the readings of a GPU that is down.
 """
 
 from __future__ import annotations

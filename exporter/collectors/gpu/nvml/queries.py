@@ -72,7 +72,7 @@ class DriverVersions:
     """Range of driver versions, both ends included."""
 
     first_version: tuple[int, int]
-    last_version: tuple[int, int] = (1 << 30, 0)
+    last_version: tuple[int, int] = (1 << 30, 0)  # the default is above all versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,7 @@ def _clocks_event(
     first_version: tuple[int, int] | None = None,
     last_version: tuple[int, int] = (1 << 30, 0),
 ) -> FieldQuery:
+    """Return the query for the time in which the clocks were reduced for a reason; without `first_version` for all drivers."""
     drivers = None
     if first_version is not None:
         drivers = DriverVersions(first_version=first_version, last_version=last_version)
@@ -126,6 +127,7 @@ def _clocks_event(
 
 
 def _ecc(error_kind: str, error_kind_number: int, location: str, location_number: int) -> CallQuery:
+    """Return the query for the ECC errors of a kind and location, each as a label value and as NVML's number."""
     volatile = 0  # since the driver was loaded
     return CallQuery(
         tier=Tier.SLOW,

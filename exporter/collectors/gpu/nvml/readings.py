@@ -20,13 +20,13 @@ ENERGY = "energy_millijoules"
 class PassReadings:
     """Readings of a pass over a GPU: gauges in base units, counters in NVML's units."""
 
-    values: dict[str, dict[Labels, float | None]] = field(default_factory=dict)
-    complete_readings: dict[str, dict[Labels, float]] = field(default_factory=dict)  # see `set_all`
+    values: dict[str, dict[Labels, float | None]] = field(default_factory=dict)  # by name and labels
+    replaced: dict[str, dict[Labels, float]] = field(default_factory=dict)  # complete readings, see `set_all`
     energy_delay: float = 0.0  # seconds from the time of the pass to the reading of the energy counter
     power: dict[str, Any] | None = None  # fields of PowerBlock
     processes: list[dict[str, Any]] | None = None  # None if the driver does not list processes
     has_process_list: bool = False  # True if `processes` was read in this pass
-    instances: list[dict[str, Any]] | None = None
+    instances: list[dict[str, Any]] | None = None  # fields of MigInstance; None if not read in this pass
 
     def set_value(self, reading: str, value: float | None, *labels: str) -> None:
         """Set the value of a reading for one combination of labels."""
@@ -34,7 +34,7 @@ class PassReadings:
 
     def set_all(self, reading: str, values: Mapping[Labels, float]) -> None:
         """Set the values of a reading for all labels; a combination that is not in `values` becomes absent."""
-        self.complete_readings[reading] = dict(values)
+        self.replaced[reading] = dict(values)
 
     def get(self, reading: str) -> float | None:
         """Return the value of a reading without labels, or None if absent or not read in this pass."""
@@ -45,7 +45,7 @@ class PassReadings:
         millijoules = self.values.pop(ENERGY, {}).get(())
         entry: dict[str, Any] = {
             "values": {name: list(values.items()) for name, values in self.values.items()},
-            "replaced": {name: list(values.items()) for name, values in self.complete_readings.items()},
+            "replaced": {name: list(values.items()) for name, values in self.replaced.items()},
         }
         if millijoules is not None:
             entry["energy_millijoules"] = millijoules
