@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of 
 # The slowest files start first, because a slow file that starts last would run alone. Files that mostly compute alternate with files
 # that mostly wait, which limits the number of concurrent jobs with torch. Files that measure energy in real time start after most
 # jobs with torch.
-_SLOWEST_FILES = [
+SLOWEST_FILES = [
     *("test_bridges_plain_torch", "test_hang_page", "test_dashboards_scenario", "test_gpu_fake_nvml"),
     *("test_bridges_lightning", "test_status_browser", "test_soak", "test_goodput_scenarios"),
     *("test_bridges_torchrun", "test_gpu_life", "test_serve_gpu", "test_foreign_jobs", "test_run_sidecar"),
@@ -111,7 +111,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the slowest files first, multiply the timeouts of tests by `PATIENCE`, and skip slow tests unless requested."""
-    order = {name: position for position, name in enumerate(_SLOWEST_FILES)}
+    order = {name: position for position, name in enumerate(SLOWEST_FILES)}
     items.sort(key=lambda item: (order.get(item.path.stem, len(order)), item.path))
     for item in items:
         if limit := item.get_closest_marker("timeout"):

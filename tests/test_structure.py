@@ -1,4 +1,4 @@
-"""Structure of the package: imports between its parts, public names, effects of the import."""
+"""Structure of the package: imports between its parts, public names, effects of the import; and names of test files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import conftest
 
 import exporter
 
@@ -295,3 +297,9 @@ def test_a_class_name_means_one_class() -> None:
                 paths_by_class.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
 
     assert {name: paths for name, paths in paths_by_class.items() if len(paths) > 1} == {}
+
+
+def test_the_files_that_start_first_exist() -> None:
+    existing_files = {path.stem for path in (PROJECT / "tests").rglob("test_*.py")}
+
+    assert set(conftest.SLOWEST_FILES) - existing_files == set()
