@@ -27,8 +27,10 @@ QUEUE_EVENTS = 1 << 22
 SLICE_EVENTS = 1 << 15
 """Minimum number of events that are taken from the queue at once, if available. Taking them lasts about a millisecond."""
 MAX_DELIVERED_EVENTS = 1 << 12
-"""Number of events of a poll that handlers and `recent` receive. Further events are only counted, so that the last poll can
-process a long queue within the time limit of the exit."""
+"""Number of events of a poll that handlers and `recent` receive.
+
+Further events are only counted, so that the last poll can process a long queue within the time limit of the exit.
+"""
 MAX_SERIES = 1000
 """Maximum number of recorded series. Values of further series are dropped and counted."""
 
@@ -50,6 +52,7 @@ class MonitorBridge:
         self._name_of: Callable[[Any], str] = event_class.name.fget
         self._stat_event = stat_event
         self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)  # filled by torch's handler
+        # Function that records a value, by the key of the value in a window; None for an invalid key.
         self._series: dict[str, Callable[[float], None] | None] = {}
         self._count_overflow = create_series("counter", "training.torch_monitor.overflows")
         self._count_refused = create_series("counter", "training.torch_monitor.refused")

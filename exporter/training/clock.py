@@ -158,7 +158,7 @@ class PhaseClock:
     def watch(self, *, on: bool) -> None:
         """Turn the slow path for all edges on, as observers and the GPU timer need, or off.
 
-        The slow path stays in use until the end of the current history bin. May be called on any thread.
+        Turning it off takes effect at the end of the current history bin. May be called on any thread.
         """
         self.is_watched = on
         if on:
@@ -174,7 +174,7 @@ class PhaseClock:
         if now >= self.history.bin_end:
             self._close_bin(now)
         last = self.last_edge
-        if now < last:  # noqa: PLR1730  # a signal handler has counted later edges; a call of `max` could admit another one
+        if now < last:  # noqa: PLR1730  # a signal handler has counted later edges, and could run again during a call of `max`
             now = last
         self.last_edge = now
         active = self.active

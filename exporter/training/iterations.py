@@ -17,20 +17,20 @@ from exporter.training.spans import NonRecordingSpan, Span
 
 _CLOCK, _RECORDS = TRAINING.clock, TRAINING.records
 MAX_THREADS = 64
-"""Limit of threads, besides the main thread, whose open iterations are tracked. The thread that was tracked first is removed first."""
+"""Limit of the open iterations on threads other than the main thread. Above the limit, the oldest iteration is no longer tracked."""
 
 
 class IterationBlock(HotBlock):
     """Training iteration reported by the job.
 
     Attributes:
-        start_work_seconds: Seconds of all phases that are work, at the start of the iteration; 0 on a thread other than the main thread.
-        start_wait_seconds: Seconds of all phases in which a rank waits, at the start of the iteration; 0 on a thread other than the main thread.
+        start_work_seconds: Seconds of all phases that are work, at the start of the iteration; 0 outside the main thread.
+        start_wait_seconds: Seconds of all phases in which a rank waits, at the start of the iteration; 0 outside the main thread.
     """
 
     __slots__ = ("start_work_seconds", "start_wait_seconds")
 
-    # The fast paths repeat lines of `HotBlock`, because calls of its methods would take 8 % of the time of an iteration.
+    # The fast paths repeat lines of `HotBlock`, because calls of the methods of `HotBlock` would take 8 % of the time of an iteration.
 
     def __enter__(self) -> Span | NonRecordingSpan:
         clock = _CLOCK
@@ -74,7 +74,7 @@ class IterationBlock(HotBlock):
         if (
             stack[-1] is not self
             or clock.iteration is not self
-            or clock.active is not clock.iteration_phase  # the iteration has continued in another phase
+            or clock.active is not clock.iteration_phase  # the iteration has continued in a different phase
             or not last <= now < clock.limit
         ):
             return self._leave_slowly(now, error)
@@ -128,7 +128,7 @@ class IterationBlock(HotBlock):
             TRAINING.append(record)
 
     def _read_totals(self) -> None:
-        """Read the totals of work and waiting up to the latest edge of the clock."""
+        """Set the seconds of work and of waiting to the totals at the latest edge of the clock."""
         work = waits = 0.0
         for totals in _CLOCK.work_phases:
             work += totals.seconds
@@ -162,16 +162,16 @@ class IterationBlock(HotBlock):
                 clock.remove([iteration], now)
                 iteration.abandon(now)
             clock.begin_training(now)
-        elif (earlier_iteration := TRAINING.iterations_elsewhere.get(get_ident())) is not None:
+        elif (earlier_iteration := TRAINING.iterations_of_other_threads.get(get_ident())) is not None:
             earlier_iteration.abandon(now)
         self.start_work_seconds = self.start_wait_seconds = 0.0
         super().begin(now, call, began)
         if not is_main and self.is_open:
-            TRAINING.iterations_elsewhere[get_ident()] = self
-            if len(TRAINING.iterations_elsewhere) > MAX_THREADS:
-                # In one call of `list`, because other threads change the dictionary.
-                oldest_thread = list(TRAINING.iterations_elsewhere)[0]  # noqa: RUF015  # for the reason above
-                TRAINING.iterations_elsewhere.pop(oldest_thread, None)
+            TRAINING.iterations_of_other_threads[get_ident()] = self
+            if len(TRAINING.iterations_of_other_threads) > MAX_THREADS:
+                # A single call of `list`, because other threads change the dictionary during an iteration in Python.
+                oldest_thread = list(TRAINING.iterations_of_other_threads)[0]  # noqa: RUF015  # a single call
+                TRAINING.iterations_of_other_threads.pop(oldest_thread, None)
         if is_main and self.is_open:
             clock.accepts_iteration = False
             self._read_totals()
@@ -181,7 +181,7 @@ class IterationBlock(HotBlock):
     def finish(self, end_time: float, error: BaseException | None, *, is_complete: bool) -> None:
         """Append the record of a complete iteration. An iteration that raised is recorded as failed."""
         clock, kind, began = _CLOCK, self.kind, self.began
-        # The iteration may have continued in another phase. The next entry of this object begins in the phase of the kind again.
+        # The iteration may have continued in a different phase. The next entry of this object begins in the phase of the kind.
         self.totals = clock.phases[str(kind.phase)]
         work, waits = 0.0, None
         if self.thread == clock.thread:
@@ -192,10 +192,9 @@ class IterationBlock(HotBlock):
                 clock.work_seconds() - self.start_work_seconds,
                 clock.wait_seconds() - self.start_wait_seconds,
             )
-        elif self.thread is not None and TRAINING.iterations_elsewhere.get(self.thread) is self:
-            TRAINING.iterations_elsewhere.pop(
-                self.thread, None
-            )  # None: another thread may have removed the entry meanwhile
+        elif self.thread is not None and TRAINING.iterations_of_other_threads.get(self.thread) is self:
+            # With a default, because a different thread may have removed the entry since the check.
+            TRAINING.iterations_of_other_threads.pop(self.thread, None)
         if is_complete:
             is_failed = error is not None
             TRAINING.observers.notify(

@@ -121,7 +121,7 @@ class Numbers:
         tensors.add(value)
 
     def _record_plain(self, field: str, mode: str, value: object) -> str | None:
-        """Record a Python number. Return what an invalid value was expected to be, else None."""
+        """Record a Python number. Return the expected value if the value is invalid, else None."""
         self.is_used = True
         if field in GAUGES:
             return self._record_gauge(field, mode, value)
@@ -149,7 +149,7 @@ class Numbers:
             self.epochs += number - previous
 
     def _record_gauge(self, field: str, mode: str, value: object) -> str | None:
-        """Set a gauge, or count a loss or gradient norm that is not finite. Return what an invalid value was expected to be, else None."""
+        """Set a gauge, or count a loss or gradient norm that is not finite. Return the expected value if the value is invalid, else None."""
         if type(value) is not float and type(value) is not int:
             return "to be a number"
         kind = NONFINITE_KINDS.get(field)

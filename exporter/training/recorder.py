@@ -83,7 +83,7 @@ class TrainingRecording:
         self.numbers = Numbers()
         self.open_rare_blocks: dict[int, OpenRareBlock] = {}
         self.callback_blocks: deque[OpenHotBlock] = deque(maxlen=MAX_CALLBACK_BLOCKS)
-        self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, except the main thread
+        self.iterations_of_other_threads: dict[int, StackEntry] = {}  # by thread, except the main thread
         self.is_on = RECORDER.is_recording
         # Functions that flush and close the span exporters within a timeout in seconds.
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
@@ -102,7 +102,7 @@ class TrainingRecording:
         self.numbers.after_fork()
         self.open_rare_blocks.clear()
         self.callback_blocks.clear()
-        self.iterations_elsewhere.clear()
+        self.iterations_of_other_threads.clear()
         self.observers = Observers(self._watch)
         self.job_is_instrumented = False
         self.has_records = False  # True after the first record
@@ -288,7 +288,7 @@ class TrainingRecording:
 
     def discard_iteration(self) -> None:
         """Discard the open iteration of this thread or, if this thread has none, of the main thread. Bridges call this."""
-        other_thread_iteration = self.iterations_elsewhere.get(threading.get_ident())
+        other_thread_iteration = self.iterations_of_other_threads.get(threading.get_ident())
         if other_thread_iteration is not None:
             other_thread_iteration.abandon(monotonic())
             return
