@@ -338,11 +338,13 @@ class ReplayLibrary:
         self._samples[self._new_address(result)] = None
 
     def _sample_gpu(self, context: CallContext, sample: Any) -> None:
+        """Take a sample of the whole GPU, which is not supported while MIG is enabled."""
         if not context.gpu.description["gpm"] or context.optional_reading("mig_mode"):
             raise ReplayedError("not_supported")
         self._samples[_address(sample)] = GpmSample(context.moment, context.gpu, None)
 
     def _sample_instance(self, context: CallContext, instance: Any, sample: Any) -> None:
+        """Take a sample of a GPU instance, given by its id."""
         if not any(
             candidate["gi"] == to_int(instance) for candidate in context.gpu.instances(context.moment)
         ):
@@ -362,8 +364,8 @@ class ReplayLibrary:
             raise ReplayedError("invalid_argument")
         start, end, gpu = earlier.moment, later.moment, earlier.gpu
         metric_requests = [metrics.metrics[position] for position in range(metrics.numMetrics)]
-        newest = self._description["newest_metric"]
-        if newest is not None and any(metric.metricId > newest for metric in metric_requests):
+        max_metric_id = self._description["newest_metric"]
+        if max_metric_id is not None and any(metric.metricId > max_metric_id for metric in metric_requests):
             raise ReplayedError("invalid_argument")
         for metric in metric_requests:
             value = gpu.readings.mean(f"gpm.{metric.metricId}", start, max(end, start + 1e-6))

@@ -70,7 +70,8 @@ class EnergyCounter:
     def _measure_increase(self, previous: float, current: float, seconds: float) -> float | None:
         """Return the energy between two values of the register, or None if the second value is implausible. Count the corrections.
 
-        If the last power is known, the register may have wrapped several times: so often that the energy is nearest to this power.
+        If the last power is known, further wraps are assumed, so that the power of the interval is nearest to the last power and at
+        most the maximum power.
         """
         has_fallen = current < previous
         increase_joules = current - previous + (self.range_joules if has_fallen else 0.0)

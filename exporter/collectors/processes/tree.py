@@ -138,7 +138,7 @@ class ProcessTree:
         return Member(identity.run, rank, role, process, is_root=True, cpus=cpus)  # type: ignore[arg-type]
 
     def _discover(self, collected: Collected, wall: float) -> None:
-        """Add the descendants of the roots. A root with a root of the same rank among its ancestors becomes a descendant."""
+        """Add the descendants of the roots. A root whose nearest root among its ancestors has the same rank becomes a descendant."""
         descendants = {process.pid: process for process in self._descendants()}
         parents = {process.pid: _parent(process) for process in descendants.values()}
         roots = {member.process.pid: member for member in self._members.values() if member.is_root}
