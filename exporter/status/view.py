@@ -219,22 +219,22 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
     own_ranks = [rank for rank in ranks if rank.run == name]
     numbers = {rank.rank for rank in own_ranks if rank.rank}
     # Processes without a rank, such as torchrun's agent, count only if no process has a rank.
-    alive = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
+    alive_values = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
     outcome = next((labels for labels, _ in samples.select("training_run_outcome_info", run=name)), {})
     phase_rates = {phase: history.last_rate("phase", name, phase) or 0.0 for phase in PHASES}
-    fastest: dict[str, float] = {}
+    fastest_seconds: dict[str, float] = {}
     for rank in own_ranks:
         if rank.alive != 0 and rank.compute_seconds:
             seconds = rank.compute_seconds
-            fastest[rank.stage] = min(seconds, fastest.get(rank.stage, seconds))
+            fastest_seconds[rank.stage] = min(seconds, fastest_seconds.get(rank.stage, seconds))
     return Run(
         name=name,
         state=state,
         reason=outcome.get("reason", ""),
         state_since=samples.value("training_run_state_since_timestamp_seconds", run=name),
-        fastest_seconds=fastest,
+        fastest_seconds=fastest_seconds,
         phase_rates={phase: rate for phase, rate in phase_rates.items() if rate > 0},
-        is_ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
+        is_ended=state in ENDED_STATES or (bool(alive_values) and not any(alive_values)),
         is_partial=_is_partial(name, samples, numbers),
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
         reporting_count=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
@@ -359,5 +359,5 @@ def _is_slow(rank: Rank, run: Run | None) -> bool:
 
     Only compute time is compared: the step time of all ranks is equal, because they wait for the straggler.
     """
-    fastest = run and run.fastest_seconds.get(rank.stage)
-    return bool(fastest and fastest < STRAGGLER_RATIO * (rank.compute_seconds or 0.0))
+    seconds = run and run.fastest_seconds.get(rank.stage)
+    return bool(seconds and seconds < STRAGGLER_RATIO * (rank.compute_seconds or 0.0))
