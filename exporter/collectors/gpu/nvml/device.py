@@ -41,7 +41,8 @@ Field = int | tuple[int, int]
 FIELDS_CALL = "nvmlDeviceGetFieldValues"
 # Members of NVML's value union, in the order of the type codes (nvmlValueType_t).
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-_MAX_TEXT_LENGTH = 128
+_MAX_NVML_TEXT_CHARACTERS = 128
+"""Maximum length of a text of NVML, such as the name of a GPU, that becomes a label value."""
 _REPROBE_SECONDS = 600.0
 """Time before an unsupported or forbidden query is tried again."""
 
@@ -256,7 +257,9 @@ def _number_of(value: Any) -> float:
 def _text(text: Any) -> str:
     """Return the printable start of a text, which may have the bytes of an uninitialized buffer."""
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    return "".join(character for character in text if character.isprintable())[:_MAX_TEXT_LENGTH].strip()
+    return "".join(character for character in text if character.isprintable())[
+        :_MAX_NVML_TEXT_CHARACTERS
+    ].strip()
 
 
 # Function and conversion of each label of gpu_info.
