@@ -48,7 +48,8 @@ class StackRequest(Value):
     id: str  # 32 hexadecimal digits, new for each request
     asked_at: float  # Unix time
     detail: StackDetail = StackDetail.FULL
-    hang_of: str = ""  # run whose processes log the event `training.hang`; empty if no run hangs
+    # Run whose processes log the event `training.hang`. Empty in a repeated request of a hang, and in a request of `stacks`.
+    hang_of: str = ""
 
 
 @value_class

@@ -105,8 +105,11 @@ class Scrapers:
             times = self._times.pop(client, ())
             self._times[client] = (*times, now)[-SCRAPES_PER_CLIENT:]
             if len(self._times) > MAX_CLIENTS:
-                # Clients with a single scrape are dropped first: arbitrary user agents must not displace a scraper.
-                single_scrape_clients = (key for key, scrapes in self._times.items() if len(scrapes) == 1)
+                # Other clients with a single scrape are dropped first: arbitrary user agents must not displace a scraper. Otherwise,
+                # the client whose last scrape is the oldest is dropped: the clients of earlier days must not exclude a new scraper.
+                single_scrape_clients = (
+                    key for key, scrapes in self._times.items() if len(scrapes) == 1 and key != client
+                )
                 del self._times[next(single_scrape_clients, next(iter(self._times)))]
 
     def next_expected(self, now: float) -> float | None:

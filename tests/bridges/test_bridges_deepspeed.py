@@ -39,7 +39,7 @@ def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Pa
     assert gauges["step"] == 3
 
 
-def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> None:
+def test_norms_and_losses_of_an_engine_with_the_optimizer_of_zero_are_recorded(tmp_path: Path) -> None:
     program = f"{IMPORTS}engine = engine_of(zero_optimization={{'stage': 2}}){TRAIN_AND_SAVE}"
     ended_job = run_job(tmp_path, program, ENVIRONMENT)
 

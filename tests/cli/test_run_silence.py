@@ -232,8 +232,11 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
         check_command = [*LAUNCHER, "check", f"--feed.dir={feed}", "--web.listen-address=127.0.0.1:0"]
         check_output = run_to_completion(check_command).stdout
 
-    assert f"not installed for {bare_python}" in log_file.read_text()
+    log = log_file.read_text()
+    assert log.count("has recorded nothing") == 1
+    assert f"not installed for {bare_python}" in log
     assert f"not installed for {bare_python}" in status_page
+    assert metrics.count("\ntraining_run_silent{") == 1
     assert 'reason="not_installed"' in metrics
     assert "records nothing: training-exporter is not installed for" in check_output
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.feed.stacks import StackAnswer
-from exporter.hangs.explanation import AUTOGRAD, RankStack, explain, rank_stack, ranks_text, wait_position
+from exporter.hangs.explanation import (
+    AUTOGRAD,
+    MAX_SHOWN_RANGES,
+    RankStack,
+    explain,
+    rank_stack,
+    ranks_text,
+    wait_position,
+)
 from exporter.recording.stacks import Frame, ThreadStack
 
 
@@ -107,10 +115,30 @@ def test_a_rank_waits_for_ranks_in_the_phase_that_synchronizes_gradients(
     assert stack_of_rank.is_in_collective is is_waiting
 
 
-def test_a_single_group_is_no_tie() -> None:
-    assert not explain(
-        [waiting_rank(0, "all_reduce", "t.py:1"), waiting_rank(1, "all_reduce", "t.py:1")]
-    ).is_tie
+def test_a_tie_of_process_groups_is_compared_in_the_default_group() -> None:
+    stacks = [
+        RankStack(0, "all_reduce", "t.py:1", collective_counts={"tp": 4, "default": 7}),
+        RankStack(1, "load", "t.py:9", collective_counts={"tp": 3, "default": 6}),
+    ]
+
+    assert [group.process_group for group in explain(stacks).groups] == ["default", "default"]
+
+
+@pytest.mark.parametrize(("ranks", "is_odd"), [((0, 1), False), ((0,), True)])
+def test_a_single_group_is_no_tie_and_is_suspected_if_it_has_a_single_rank(
+    ranks: tuple[int, ...], is_odd: bool
+) -> None:
+    explanation = explain([waiting_rank(rank, "all_reduce", "t.py:1") for rank in ranks])
+
+    assert not explanation.is_tie
+    assert explanation.has_odd_group is is_odd
+
+
+def test_a_stack_without_frames_has_no_location() -> None:
+    stack_of_rank = rank_stack(StackAnswer("1", "p", 7, 0.0, "night", 1, ThreadStack("MainThread", ())))
+
+    assert stack_of_rank is not None
+    assert explain([stack_of_rank]).sentence() == "Rank 1: unknown."
 
 
 def test_a_rank_without_an_answer_is_named_with_the_reason() -> None:
@@ -164,6 +192,7 @@ def test_a_stack_that_ends_in_the_autograd_engine_has_the_engine_as_its_position
 
 
 @given(st.sets(st.integers(0, 300), min_size=1, max_size=60))
+@example(set(range(0, 2 * MAX_SHOWN_RANGES, 2)))
 def test_a_list_of_ranks_has_the_lowest_ranks_and_the_number_of_the_others(ranks: set[int]) -> None:
     shown_ranges, _, hidden_text = ranks_text(sorted(ranks)).partition(", and ")
     shown_ranks: list[int] = []
@@ -174,3 +203,4 @@ def test_a_list_of_ranks_has_the_lowest_ranks_and_the_number_of_the_others(ranks
 
     assert shown_ranks == sorted(ranks)[: len(shown_ranks)]
     assert len(shown_ranks) + hidden_count == len(ranks)
+    assert (hidden_count > 0) is bool(hidden_text)

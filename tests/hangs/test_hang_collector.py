@@ -108,15 +108,17 @@ def test_a_rank_without_an_answer_is_explained_after_three_seconds(hanging_run: 
 def test_stacks_of_a_run_are_requested_again_after_a_minute_and_at_most_ten_times(
     hanging_run: HangingRun,
 ) -> None:
-    request_ids = []
+    requests = []
     for _ in range(15):
         hanging_run.series(61.0)
         hanging_run.series(4.0)
         request = read_request(str(hanging_run.directory))
         assert request is not None
-        request_ids.append(request.id)
+        requests.append(request)
 
-    assert len(set(request_ids)) == 10
+    assert len({request.id for request in requests}) == 10
+    # Only at the first request, the processes of the run log the hang.
+    assert [request.hang_of for request in requests] == ["llama", *[""] * 14]
 
 
 def test_the_series_end_with_the_hang(hanging_run: HangingRun) -> None:

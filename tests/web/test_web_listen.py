@@ -79,3 +79,15 @@ def test_several_addresses_are_served_and_the_wildcard_address_is_logged(
 def test_an_address_that_cannot_be_bound_raises_an_error_that_names_the_option(text: str) -> None:
     with pytest.raises(ListenError, match=r"choose another with --web\.listen-address"):
         bind(parse_address(text), 1)
+
+
+def test_ipv4_is_preferred_for_a_host_name_with_addresses_of_both_families(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: addresses)
+    with bind(parse_address("trainer:0"), 1) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"

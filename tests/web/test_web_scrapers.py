@@ -38,3 +38,17 @@ def test_many_clients_with_a_single_request_do_not_displace_a_scraper() -> None:
         scrapers.record("10.0.0.2", f"client {number}", 116.0)
 
     assert scrapers.next_expected(117.0) == 130.0
+
+
+def test_a_new_scraper_displaces_only_the_scraper_whose_last_scrape_is_the_oldest() -> None:
+    scrapers = scrapers_after(100.0, 115.0)
+    for number in range(MAX_CLIENTS - 1):
+        for scraped_at in (101.0, 116.0):
+            scrapers.record("10.0.0.2", f"scraper {number}", scraped_at)
+    expected_at_the_limit = scrapers.next_expected(117.0)
+    for scraped_at in (200.0, 230.0):
+        scrapers.record("10.0.0.3", "new scraper", scraped_at)
+
+    assert expected_at_the_limit == 130.0
+    assert scrapers.next_expected(117.0) == 131.0  # without the scraper that was expected at 130
+    assert scrapers.next_expected(231.0) == 260.0
