@@ -170,6 +170,7 @@ class FinishedScenario:
             time.sleep(1)
 
     def prometheus(self, url: str, seconds_ago: int = 0) -> ScenarioPrometheus:
+        """Return a client whose time range ends some seconds before the end of the scenario."""
         return ScenarioPrometheus(url, self.cluster.start_time, self.end - seconds_ago)
 
 
@@ -187,7 +188,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScena
         for scrape_change in SCRAPE_CHANGES:
             other = Prometheus(directory / scrape_change.__name__, {})
             configuration = yaml.safe_load((directory / "prometheus/prometheus.yaml").read_text())
-            [job] = configuration["scrape_configs"]
+            (job,) = configuration["scrape_configs"]
             configuration["scrape_configs"] = scrape_change(job, proxy)
             (directory / scrape_change.__name__ / "prometheus.yml").write_text(yaml.safe_dump(configuration))
             finished_scenario.other_servers[scrape_change.__name__] = stack.enter_context(other)

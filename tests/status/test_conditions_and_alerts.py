@@ -227,7 +227,11 @@ def evaluate(path: Path) -> Evaluation:
 
 
 def families(all_series: list[Series], index: int) -> list[Metric]:
-    """Return the families of one exporter at one scrape."""
+    """Return the families of one exporter at one scrape.
+
+    Recorded series and `up` are those of Prometheus. `_sum` and `_count` become the samples of a histogram without its buckets, which
+    no condition reads.
+    """
     samples_by_family: dict[str, dict[tuple[tuple[str, str], ...], float | Distribution]] = {}
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, float]] = {}
     for series in all_series:
