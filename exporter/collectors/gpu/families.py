@@ -5,11 +5,11 @@ The families of NVML itself, energy, Xids and MIG devices are in `publishing`.
 
 from __future__ import annotations
 
-from exporter.collectors.gpu.card_families import CARD_FAMILIES
+from exporter.collectors.gpu.device_families import DEVICE_FAMILIES
 from exporter.collectors.gpu.health_families import HEALTH_FAMILIES
 from exporter.collectors.gpu.link_families import LINK_FAMILIES
 
-GPU_FAMILIES = (*CARD_FAMILIES, *LINK_FAMILIES, *HEALTH_FAMILIES)
+GPU_FAMILIES = (*DEVICE_FAMILIES, *LINK_FAMILIES, *HEALTH_FAMILIES)
 
 COUNTER_RULES = {
     source.reading: source.rule

@@ -1,6 +1,6 @@
 """Table of the queries of a GPU: call or field value, reading, and tier.
 
-Runs in the NVML child. `card_families.py`, `link_families.py` and `health_families.py` define the family of each
+Runs in the NVML child. `device_families.py`, `link_families.py` and `health_families.py` define the family of each
 reading. Gauges are in base units; counters are in NVML's units (nanoseconds, KiB), and the sidecar converts them.
 Queries that take more than microseconds, or whose values rarely change, are in a slower tier.
 """

@@ -1,4 +1,4 @@
-"""Families of the GPU: utilization, memory, processes, power, temperature, clocks and activity.
+"""Families of the GPU itself: utilization, memory, processes, power, temperature, clocks and activity.
 
 `nvml/queries.py` reads the values; the rows here define the families.
 """
@@ -259,7 +259,7 @@ DRAM_ACTIVITY = GpuFamily(
     sources=(ReadingSource(reading="dram_activity_ratio"),),
 )
 
-CARD_FAMILIES = (
+DEVICE_FAMILIES = (
     *(UTILIZATION, MEMORY_BANDWIDTH, BUSY_SECONDS, MEMORY_TOTAL, MEMORY_USED, PROCESSES, POWER, POWER_LIMIT),
     *(TEMPERATURE, TEMPERATURE_THRESHOLD, TEMPERATURE_MARGIN, CLOCK, CLOCKS_EVENT_SECONDS),
     *(SM_ACTIVITY, SM_OCCUPANCY, TENSOR_ACTIVITY, PIPE_ACTIVITY, DRAM_ACTIVITY),
