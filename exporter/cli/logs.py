@@ -130,6 +130,7 @@ class _Output(logging.Handler):
             self._reported_count = dropped_count
 
     def _write(self, line: str) -> None:
+        """Write a line, and wait for room if the descriptor does not block. Other errors are ignored."""
         data = f"{line}\n".encode("utf-8", "backslashreplace")
         with suppress(OSError):
             while data:

@@ -80,6 +80,7 @@ def unreadable_values() -> Iterator[None]:
 def _check_definition(
     name: str, aggregations: Iterable[Aggregation | str] | None, **fields: Any
 ) -> StatDefinition:
+    """Check each argument, and the arguments that depend on others: window limits, buckets and `min_samples`."""
     is_valid: object = (
         isinstance(name, str) and len(name) <= MAX_STAT_NAME_CHARACTERS and _NAME.fullmatch(name)
     )
@@ -141,6 +142,7 @@ def check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...
 
 
 def _check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[Aggregation]:
+    """Return members or names of aggregations as members. Raises DefinitionError for other values and for a single text."""
     allowed = [member.value for member in Aggregation]
     is_valid = isinstance(aggregations, Iterable) and not isinstance(aggregations, str | Aggregation)
     require(is_valid, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")

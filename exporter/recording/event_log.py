@@ -73,6 +73,7 @@ class EventLog(KindTable):
         super().__init__(wake)
 
     def _begin_counts(self) -> None:
+        """Count from zero, discard the latest events, and forget the identity."""
         self._identity: ProcessIdentity | None = None
         self.latest_entries.clear()
         self._unregistered: list[Handle] = []  # unregistered handlers whose threads may still run

@@ -202,6 +202,7 @@ def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> M
 
 
 def _is_plain(data: Mapping[Any, Any], max_name_characters: int, max_text_characters: int) -> bool:
+    """Return True if all names and values are plain and within the limits, as in most calls, so that nothing is converted."""
     for name, value in data.items():
         value_type = type(value)
         if (type(name) is not str or len(name) > max_name_characters) or not (

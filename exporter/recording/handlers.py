@@ -138,6 +138,7 @@ class LinesFile:
             os.close(descriptor)
 
     def _rotate(self, path: Path, descriptor: int) -> None:
+        """Rename the file and its backups, or delete it without backups, unless another process has rotated it meanwhile."""
         # The first process to lock the full file rotates it. The other processes then find a different file under the path.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not (path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))):
@@ -151,6 +152,7 @@ class LinesFile:
 
 
 def _open(path: Path) -> int:
+    """Open a file for appending, and create missing directories. A write to a full FIFO raises instead of waiting."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return os.open(path, flags, 0o644)

@@ -214,6 +214,7 @@ class Recorder:
         return None if self._training is None else self._training.current_span_id()
 
     def _in_use(self) -> bool:
+        """Return True once the process has a Stat, an event, a handler or training data."""
         return bool(
             self.stats.states()
             or self.events.in_use()

@@ -109,12 +109,13 @@ def location_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def _frames_of(frame: FrameType | None, max_frames: int) -> tuple[Frame, ...]:
+    """Return the innermost frames of a stack, without frames of this package; no frames for None."""
     frames: list[Frame] = []
     while frame is not None and len(frames) < max_frames:
         code = frame.f_code
         function = getattr(code, "co_qualname", code.co_name)
         file = code.co_filename
-        # Wrappers of the exporter enclose the job's code, and are omitted.
+        # The exporter's wrappers around functions of the job would hide the job's own frames.
         if not file.startswith(_OWN_PACKAGE_DIRECTORY):
             frames.append(
                 Frame(_printable(file), frame.f_lineno or 0, _printable(function), is_library(file))

@@ -163,6 +163,7 @@ class Worker:
         return marker
 
     def _run(self) -> None:
+        """Process the queue until a marker with `end`, or after a timeout of `finish`. Runs on the worker's thread."""
         queue = self._queue
         while True:
             item = queue.get()
@@ -177,6 +178,7 @@ class Worker:
                 return
 
     def _process(self, item: object) -> None:
+        """Call the function with an item, and count the result. Never raises."""
         self.busy_since = time()
         try:
             self._handle(item)

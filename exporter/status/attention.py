@@ -195,6 +195,7 @@ def _by_subject(view: View, findings: Sequence[Finding]) -> Mapping[Subject, lis
 
 
 def _finding_view(finding: Finding, starts: FindingStarts, now: float) -> FindingView:
+    """Return a finding with the texts that the page displays."""
     statement = finding.statement
     return FindingView(
         is_urgent=finding.is_urgent,

@@ -114,6 +114,7 @@ class Server:
         return families
 
     def _run(self, start_done: threading.Event) -> None:
+        """Run the event loop until `stop`, then release all resources. Runs on the server's thread."""
         try:
             # Fails early if there are no descriptors for the event loop: asyncio would leave a half-initialized loop that cannot
             # be closed.
@@ -130,6 +131,7 @@ class Server:
             start_done.set()  # a failed start must not wait forever
 
     async def _serve(self, start_done: threading.Event) -> None:
+        """Accept connections until `stop` or an internal error, then finish the responses. Raises the internal error."""
         loop, stop_event = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(stop_event.set)
         accept_tasks = [loop.create_task(self._accept(listener)) for listener in self._listeners]

@@ -69,6 +69,7 @@ def _failed_saves(view: View) -> Iterator[Match]:
 
 
 def _overdue_saves(view: View) -> Iterator[Match]:
+    """Yield a match for each run whose last step is much later than its last save. A run without steps since the save loses nothing."""
     for name in view.runs:
         ranks = [rank for rank in view.ranks if rank.run == name]
         last_progress_at = max(

@@ -115,6 +115,7 @@ def _required_resets(view: View) -> Iterator[Match]:
 
 
 def _uncorrected_errors(view: View) -> Iterator[Match]:
+    """Yield a match for each GPU with errors since the driver was loaded. Errors before the history have no time, and are past."""
     for gpu in view.gpus:
         count = view.samples.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
         if count:
@@ -177,6 +178,7 @@ def _power_braked_gpus(view: View) -> Iterator[Match]:
 
 
 def _nearly_hot_gpus(view: View) -> Iterator[Match]:
+    """Yield a match for each GPU near the slowdown temperature, or near the nearest threshold if NVML reports only the margin."""
     value = view.samples.value
     for gpu in view.gpus:
         limit = value("gpu_temperature_threshold_celsius", uuid=gpu.uuid, threshold="slowdown")
@@ -212,6 +214,7 @@ def _has_trained(view: View, run: str) -> bool:
 
 
 def _slow_gpus(view: View) -> Iterator[Match]:
+    """Yield a match for each GPU and signal below the median of the GPUs that the same run uses on this node."""
     for track, signal in (("clock", "SM clock"), ("power", "power"), ("SM activity", "SM activity")):
         means = {
             gpu: view.history.mean(track, gpu.uuid, seconds=RATE_SECONDS) for gpu in view.gpus if gpu.runs

@@ -52,6 +52,7 @@ def _ranks_text(ranks: list[Rank]) -> str:
 
 
 def _early_ends(view: View) -> Iterator[Match]:
+    """Yield a match for each run with ranks that have ended while other ranks of the run live."""
     runs_with_live_ranks = {rank.run for rank in view.ranks if rank.alive and rank.rank}
 
     def has_ended_early(rank: Rank) -> bool:

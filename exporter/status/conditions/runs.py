@@ -105,6 +105,7 @@ def _slow_starts(view: View) -> Iterator[Match]:
 
 
 def _slower_runs(view: View) -> Iterator[Match]:
+    """Yield a match for each run that is slower than usual, unless a rank loads, saves, validates or tests, or the run has stopped."""
     for name, run in view.runs.items():
         rate = view.history.rate_over("executed steps", name, seconds=STEP_RATE_SECONDS)
         pauses = any(rank.run == name and rank.phase in PAUSING_PHASES for rank in view.ranks)
