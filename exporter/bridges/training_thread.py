@@ -48,7 +48,7 @@ class LoopState(Enum):
 WATCHING, EVALUATING, PAUSED = LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED
 READY, FETCHING, FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWARD
 BACKWARD, GRADIENTS, OPTIMIZER = LoopState.BACKWARD, LoopState.GRADIENTS, LoopState.OPTIMIZER
-# In a silent state, the source reports nothing. In the states between steps, no step is under way.
+# In a silent state, the source reports nothing. In the states between steps, no step is in progress.
 SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
 BETWEEN_STEPS = (WATCHING, EVALUATING, PAUSED)
 _NO_PHASES = IterationPhases(IterationBlock(TRAINING_ITERATION))

@@ -81,7 +81,7 @@ class Delivery:
     Args:
         exporters: The exporters. Each exporter has a queue and a thread.
         filter: Selection of the exported spans; None for all spans.
-        bound: Capacity of each queue, in records.
+        bound: Capacity of each queue, in calls. The export of a record is a call.
         first_pause_seconds: Pause after the first failure of an export.
     """
 
@@ -243,7 +243,8 @@ class ExportQueue:
         self._is_initialized = False  # True after `initialize`, until `close`
         self._is_closed = False  # True after `close`, until the next record
         self._has_delivered = False  # True after the first exported record
-        self._is_abandoned = False  # True after the timeout at the exit, when all records are counted
+        # True after the timeout at the exit, when all records are counted as exported or dropped.
+        self._is_abandoned = False
         self._accepted_records = Counter()  # records that were put into the queue
         self._dropped_records = Counter()  # records that did not fit into the queue, or whose attempts failed
         self._processed_records = 0  # accepted records that were exported or dropped

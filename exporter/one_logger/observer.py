@@ -355,12 +355,12 @@ class OneLoggerObserver:
         """Count a training iteration that ended at the Unix time *end_time*. An iteration outside of a loop is misuse."""
         training, figures = self.training, self._figures
         if training is None:
-            if not kind.inferred:
+            if not kind.is_inferred:
                 self.misuse(kind.end_name, "no_training_config", "set_training_telemetry_config first")
             return
         self._facts.update()
         if self._loop is None:
-            if not kind.inferred and not self._in_earlier_loop:
+            if not kind.is_inferred and not self._in_earlier_loop:
                 self.misuse(kind.end_name, "outside_training_loop", "to be inside a training loop")
             return
         figures.iteration_ended(seconds, end_time, self._facts.world_size)

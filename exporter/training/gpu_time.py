@@ -171,7 +171,7 @@ class GpuTimer:
             self._record_event(previous_phase, EventReason.CLOSE)
 
     def _record_event(self, previous_phase: str, reason: EventReason) -> None:
-        """Record an event on the current stream, unless too many events are pending or the stream is being captured into a CUDA graph."""
+        """Record an event on the current stream, unless `MAX_EVENTS` are pending or the stream is being captured into a CUDA graph."""
         start_time = perf_counter()
         try:
             cuda = sys.modules["torch"].cuda

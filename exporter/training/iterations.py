@@ -144,9 +144,9 @@ class IterationBlock(HotBlock):
         an observer may refuse the new iteration instead.
         """
         clock, kind = _CLOCK, self.kind
-        if kind.inferred and TRAINING.job_is_instrumented:
+        if kind.is_inferred and TRAINING.job_is_instrumented:
             return
-        if not kind.inferred:
+        if not kind.is_inferred:
             TRAINING.take_over()
         if clock.thread is None:
             TRAINING.start_on(get_ident())

@@ -26,8 +26,8 @@ class BlockKind:
     phase: str | None  # phase of the block's time; None for the surrounding phase
     span_name: str  # the exported name
     callback_stem: str = ""  # common part of the names of the two callbacks; "" without callbacks
-    is_exclusive: bool = True  # True if a thread or task has at most one open block of this kind
-    inferred: bool = False  # True if a bridge enters the block; the job's own blocks replace it
+    is_exclusive: bool = True  # True if a thread or task, and for an application or loop the process, has at most one open block
+    is_inferred: bool = False  # True if a bridge enters the block, which the job's own blocks replace
 
     @property
     def begin_name(self) -> str:
@@ -72,8 +72,10 @@ MODEL_FORWARD = BlockKind("model_forward", "forward", "model_forward")
 MODEL_BACKWARD = BlockKind("model_backward", "backward", "model_backward")
 ZERO_GRAD = BlockKind("zero_grad", "zero_grad", "zero_grad")
 OPTIMIZER_UPDATE = BlockKind("optimizer_update", "optimizer", "optimizer_update")
-INFERRED_LOOP = BlockKind("training_loop", None, "training_loop", inferred=True)
-INFERRED_ITERATION = BlockKind("training_iteration", "iteration", "training_single_iteration", inferred=True)
+INFERRED_LOOP = BlockKind("training_loop", None, "training_loop", is_inferred=True)
+INFERRED_ITERATION = BlockKind(
+    "training_iteration", "iteration", "training_single_iteration", is_inferred=True
+)
 
 PHASE_KINDS = (DATA_LOADING, MODEL_FORWARD, MODEL_BACKWARD, ZERO_GRAD, OPTIMIZER_UPDATE)
 """Kinds of the phases inside a step."""

@@ -72,7 +72,7 @@ class StartedBlock(StackEntry):
         self.evict()
 
     def evict(self) -> None:
-        """End the block as incomplete, because the job has left it open or too many blocks are open."""
+        """End the block as incomplete: a surrounding block has ended, or more than `MAX_OPEN_RARE_BLOCKS` are open."""
         end_open_block(self, timestamp_now(), is_complete=False)
 
     def discard(self) -> None:
@@ -240,7 +240,7 @@ def _prepare_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> 
 
     If the kind allows only one open block, the open block is discarded, unless an observer refuses the new block.
     """
-    if kind.inferred:
+    if kind.is_inferred:
         has_loop = any(block.kind in kinds.LOOPS for block in _open_rare())
         return not TRAINING.job_is_instrumented and not has_loop
     if kind is kinds.APPLICATION:
@@ -291,7 +291,7 @@ def _begin_record(block: StartedBlock) -> Record | None:
     if block.kind in kinds.LOOPS:
         start, target = values["train_iterations_start"], values.get("train_iterations_target")
         step_target = target if type(target) is int else None
-        return LoopBegan(start if type(start) is int else 0, step_target, began, block.kind.inferred)
+        return LoopBegan(start if type(start) is int else 0, step_target, began, block.kind.is_inferred)
     if block.kind is kinds.APPLICATION:
         return ApplicationBegan()
     if block.kind is kinds.CHECKPOINT_SAVE and block.policy.enabled:

@@ -1,7 +1,7 @@
 """Training recorder: the training of a process, from the job's blocks to the metrics in the feed.
 
-The job's threads update the phase clock and the numbers, and append records. The recording thread applies the records. If too
-many records are queued, the appending thread applies them itself.
+The job's threads update the phase clock and the numbers, and append records. The recording thread applies the records. From
+`MANY_RECORDS` queued records on, the appending thread applies the records.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OpenRareBlock(Protocol):
         """Discard the block, which will not end."""
 
     def evict(self) -> None:
-        """End the block, because too many are open."""
+        """End the block as incomplete, because more than `MAX_OPEN_RARE_BLOCKS` are open."""
 
 
 class OpenHotBlock(Protocol):
@@ -170,7 +170,7 @@ class TrainingRecording:
             RECORDER.start()
 
     def append(self, record: Record) -> None:
-        """Append a record. If many records are queued, apply them first. If the queue is full, drop and count the record."""
+        """Append a record. From `MANY_RECORDS` queued records on, first apply them. If the queue is full, drop and count the record."""
         if not self.is_on:
             return
         self.has_records = True
@@ -275,7 +275,7 @@ class TrainingRecording:
         for entry in reversed(inferred_iterations):
             self.clock.remove([entry], now)
             entry.abandon(now)
-        inferred_blocks = [block for block in self.open_rare_blocks.values() if block.kind.inferred]
+        inferred_blocks = [block for block in self.open_rare_blocks.values() if block.kind.is_inferred]
         for block in reversed(inferred_blocks):
             block.discard()
 
@@ -333,7 +333,7 @@ class TrainingRecording:
             RECORDER.thread.yield_gil()
 
     def tick(self) -> None:
-        """Apply the records between two flushes if many are queued."""
+        """Apply the records between two flushes if more than an eighth of `MANY_RECORDS` are queued."""
         self.observers.check_handlers()
         if len(self.records) > MANY_RECORDS // 8:
             self.drain()
