@@ -94,9 +94,8 @@ class StepLoss:
         self._max_passes = 1  # highest number of backward passes of a step so far
         self._steps = 0  # steps so far, at most `INITIAL_STEPS` - 1
         self.due = 0.0
-        self._has_unscaled_loss = (
-            False  # True if the loss of the next backward pass was added before the pass
-        )
+        # True if the loss of the next backward pass was added before the pass.
+        self._has_unscaled_loss = False
         self.is_read = True
         self.begin()
 

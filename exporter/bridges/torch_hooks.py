@@ -45,15 +45,13 @@ class _HookState:
     def __init__(self) -> None:
         self.is_installed = False
         self.has_optimizer = False  # True after an optimizer of torch was constructed
-        self.has_optimizer_stepped = (
-            False  # True if an optimizer stepped since the latest call of `GradScaler.step`
-        )
+        # True if an optimizer stepped since the latest call of `GradScaler.step`.
+        self.has_optimizer_stepped = False
         self.next_scale_at = 0.0  # earliest time of the next record of the loss scale, in monotonic seconds
         self.compile_blocks: list[Any] = []  # open blocks of the phase `compile`
         self.is_traced: Callable[[], bool] = lambda: False  # returns True in a hook that torch compiles
-        self.untraced_begins: Callable[..., None] = (
-            _ignore  # `_optimizer_begins`, excluded from the compilation
-        )
+        # `_optimizer_begins`, excluded from the compilation.
+        self.untraced_begins: Callable[..., None] = _ignore
         self.untraced_ends: Callable[..., None] = _ignore  # `_optimizer_ends`, excluded from the compilation
 
 

@@ -63,9 +63,8 @@ class InferredLoop(TrainingThread):
         self._stepping_optimizer: object = None  # outermost optimizer of a step in progress
         self._has_new_data = False  # True if a batch was fetched since the latest step of an optimizer
         self._loss = StepLoss()
-        self._is_iteration_kept = (
-            False  # True if the open iteration had a backward pass or a step of an optimizer
-        )
+        # True if the open iteration had a backward pass or a step of an optimizer.
+        self._is_iteration_kept = False
         self.is_evaluating = False  # True if the trained model is in evaluation mode
         self.progress = LoopProgress()
 

@@ -77,9 +77,8 @@ class _Callback(Source):
         self._batch: Any = None  # of the current call of `training_step`
         self._loss: Any = None  # sum of the batches of the step so far
         self._mode = "validation"  # of the latest evaluation
-        self._evaluated_at = (
-            0.0  # monotonic time of the latest evaluated batch, or of the start of the evaluation
-        )
+        # Monotonic time of the latest evaluated batch, or of the start of the evaluation.
+        self._evaluated_at = 0.0
         return True
 
     def describe(self, args: Any, model: Any) -> None:

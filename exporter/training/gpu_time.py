@@ -71,9 +71,8 @@ class TimedStep:
     step_seconds: float | None = None  # from start to end of the step; None if the end is unknown
     idle_seconds: float = 0.0  # idle time between the work of two steps
     total_seconds: float = 0.0
-    has_work: bool = (
-        False  # True after a phase that is work, such as `forward`; the phase `iteration` does not count
-    )
+    # True after a phase that is work, such as `forward`; the phase `iteration` does not count.
+    has_work: bool = False
 
     def add(self, phase: str, seconds: float) -> None:
         """Add the device time of a phase between two events."""
