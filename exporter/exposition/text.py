@@ -39,6 +39,7 @@ MAX_LABEL_VALUE_BYTES = 512
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,255}")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,255}")
 _SeriesKey = frozenset[tuple[str, str]]
+"""Labels of a histogram's or summary's series, without `le` and `quantile`, which distinguish the samples of the series."""
 _INFINITE = float("inf")
 _go_number: Callable[[float], str] = floatToGoString
 
@@ -122,7 +123,9 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
     lines: dict[str, str] = {}  # by series
     kept_samples: list[Sample] = []
     dropped_counts: Counter[Reason] = Counter()
-    invalid_distributions: dict[_SeriesKey, Reason] = {}
+    refused_series: dict[
+        _SeriesKey, Reason
+    ] = {}  # of a histogram or summary, with the reason of the first invalid sample
     for sample in samples:
         try:
             if sample.name == f"{name}_created":
@@ -142,20 +145,19 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
                 key = _series_key(sample)
                 if key is None:
                     raise refusal from None
-                invalid_distributions.setdefault(key, refusal.reason)
+                refused_series.setdefault(key, refusal.reason)
             else:
                 dropped_counts[refusal.reason] += 1
-    if invalid_distributions:  # a distribution that lacks a sample would be wrong
+    if refused_series:  # a histogram or summary that lacks a sample would be wrong
         dropped_counts.update(
-            invalid_distributions[key]
-            for sample in samples
-            if (key := _series_key(sample)) in invalid_distributions
+            refused_series[key] for sample in samples if (key := _series_key(sample)) in refused_series
         )
-        is_valid = [_series_key(sample) not in invalid_distributions for sample in kept_samples]
+        is_valid = [_series_key(sample) not in refused_series for sample in kept_samples]
+        # A series is known to be refused only after the samples before the invalid sample were written.
         lines = dict(itertools.compress(lines.items(), is_valid))
         kept_samples = list(itertools.compress(kept_samples, is_valid))
         if not kept_samples:
-            raise RefusedError(next(iter(invalid_distributions.values())))
+            raise RefusedError(next(iter(refused_series.values())))
     names = frozenset({name, *sample_names, *([f"{name}_created"] if rules.min_value == 0.0 else [])})
     heads = _heads(metric, rules)
     texts = {

@@ -222,6 +222,7 @@ class FeedReader:
         reason_by_name = dict.fromkeys([name for name in feeds if not process_of(name)], "name")
         if len(process_files) > self._max_files:
             users = {name: _uid(name, directory) for name in process_files}
+            # Removed below for the selected files.
             reason_by_name |= dict.fromkeys(process_files, "too_many")
             process_files = select_files_of_users(users, self._max_files)
         files_by_name: dict[str, _CachedFile] = {}
