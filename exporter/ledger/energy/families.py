@@ -38,12 +38,21 @@ GAP = FamilySpec(
     labels=("component", "device", "reason"),
     help=(
         "Time without a reading of the device's energy, by component (gpu, cpu, dram, soc) and reason"
-        " (permission, lost, error)."
+        " (permission, error, lost, no_reading)."
     ),
-    absent="before the first gap with the reason",
+    absent="for a GPU before the first gap",
     source="collectors of energy",
     details=(
-        ("If the device's counter continued during the gap, the energy of the gap is counted afterwards."),
+        (
+            "`permission`, `error`: a reading of a CPU's energy failed. If the counter continued, the first reading"
+            " after the gap includes the energy of the gap."
+        ),
+        "`lost`: more than 600 s passed between two readings of a CPU's counter. The energy is not counted.",
+        (
+            "`no_reading`: the energy of a GPU was not read. If the GPU has a counter, the energy of the gap is part"
+            " of `exporter_energy_gap_joules_total`."
+        ),
+        "`permission`, `error` and `lost` start at 0.",
     ),
 )
 GAP_JOULES = FamilySpec(
@@ -95,7 +104,7 @@ CROSSCHECK = FamilySpec(
         "Energy of the device's counter divided by the integral of the device's power over 5 minutes; 1 if"
         " both agree."
     ),
-    absent="without two independent sources or in the first 5 minutes",
+    absent="without two independent sources, or in their first 270 s",
     source="energy counter / integral of power",
 )
 GPU_IDLE = FamilySpec(
@@ -108,7 +117,7 @@ GPU_IDLE = FamilySpec(
     source="energy / time",
     details=(
         "`before_start`: tenth percentile of the power without processes on the GPU.",
-        "`min_seen`: minimum of the power, once the maximum is more than twice the minimum.",
+        "`min_seen`: minimum of the power, once the maximum is at least twice the minimum.",
     ),
 )
 ENERGY = FamilySpec(
