@@ -185,8 +185,8 @@ class JobCollector:
             self._no_feed_since = now.monotonic
         is_missing = not has_feed and now.monotonic - self._no_feed_since >= NO_FEED_SECONDS
         if is_missing:
-            diagnosis = NO_FEED.describe(directory=self._directory or "")
-            _log.info("%s", diagnosis.sentence, extra={"remedy": diagnosis.remedy})
+            statement = NO_FEED.describe(directory=self._directory or "")
+            _log.info("%s", statement.sentence, extra={"remedy": statement.remedy})
         if is_missing or has_feed:
             self._no_feed_since = inf
 
@@ -198,9 +198,9 @@ class JobCollector:
         for reason in new_reasons.keys() - {reason for _, reason in self._logged_refusals}:
             names = sorted(name for name, file_reason in refused_files if file_reason == reason)
             suffix = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            diagnosis = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{suffix}")
+            statement = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{suffix}")
             _log.warning(
-                "refused: %s", diagnosis.sentence, extra={"reason": reason, "remedy": diagnosis.remedy}
+                "refused: %s", statement.sentence, extra={"reason": reason, "remedy": statement.remedy}
             )
         self._logged_refusals = frozenset(refused_files)
 
@@ -269,8 +269,8 @@ class JobCollector:
             collected.add(feed.FOREIGN, 1, Path(entry.path).name)
             if entry.path not in self._logged_foreign_paths:
                 self._logged_foreign_paths.add(entry.path)
-                diagnosis = FOREIGN_ENTRY.describe(path=entry.path, uid=entry.uid, used=entry.replacement)
-                _log.warning("%s", diagnosis)
+                statement = FOREIGN_ENTRY.describe(path=entry.path, uid=entry.uid, used=entry.replacement)
+                _log.warning("%s", statement)
         if self._feed.ownership.problem:
             collected.unsupported.append(
                 f"{self._feed.ownership.problem}: this sidecar cannot own the feed directory and does not remove files of exited"

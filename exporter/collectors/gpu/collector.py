@@ -146,9 +146,9 @@ class GpuCollector:
             )
         if reason in {"", STARTING, DETACHED}:
             return collected
-        diagnosis = NVML_FAILURES.get(reason, NVML_DOWN).describe(reason=reason)
+        statement = NVML_FAILURES.get(reason, NVML_DOWN).describe(reason=reason)
         message_text = (
-            f"GPUs are not monitored ({reason}): {message or diagnosis.sentence}; {diagnosis.remedy}"
+            f"GPUs are not monitored ({reason}): {message or statement.sentence}; {statement.remedy}"
         )
         if self._options.mode == "required" or self._was_up or expected is not None:
             collected.fail(CollectError(message_text, reason=_NVML_DOWN))

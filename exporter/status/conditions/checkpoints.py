@@ -24,7 +24,7 @@ MIN_FREE_CHECKPOINTS = 2.0
 
 
 def _hanging_saves(view: View) -> Iterator[Match]:
-    """Yield a match for each run with ranks that have been saving for much longer than the mean of the completed saves."""
+    """Yield a match for each run with ranks that have been saving for `CHECKPOINT_HANG_RATIO` times the mean of the completed saves."""
     for name in view.runs:
         durations = view.samples.observations("training_checkpoint_duration_seconds", run=name, part="total")
         saves = [(series.count, series.sum) for series in durations if series.sum is not None]
@@ -69,7 +69,7 @@ def _failed_saves(view: View) -> Iterator[Match]:
 
 
 def _overdue_saves(view: View) -> Iterator[Match]:
-    """Yield a match for each run whose last step is much later than its last save. A run without steps since the save loses nothing."""
+    """Yield a match for each run that has trained for `CHECKPOINT_OVERDUE_INTERVALS` usual intervals since its last save."""
     for name in view.runs:
         ranks = [rank for rank in view.ranks if rank.run == name]
         last_progress_at = max(

@@ -122,7 +122,7 @@ def _inactive_ports(view: View) -> Iterator[Match]:
 
 
 def _link_failures(view: View) -> Iterator[Match]:
-    """Yield a match for each RDMA link that failed recently (`EVENT_SECONDS`) and whose port is active again."""
+    """Yield a match for each RDMA link that failed within `EVENT_SECONDS` and whose port is not inactive now."""
     for device, port in view.history.owners("link failures"):
         state = view.samples.value("host_rdma_port_state", device=device, port=port)
         increase = view.history.increase(

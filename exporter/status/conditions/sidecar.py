@@ -36,7 +36,7 @@ def _silent_jobs(view: View) -> Iterator[Match]:
 
 
 def _stale_collectors(view: View) -> Iterator[Match]:
-    """Yield a match for each collector without a recent success (`STALE_INTERVALS`), or whose first pass has failed."""
+    """Yield a match for each collector without a success for the time of `STALE_INTERVALS`, or whose first pass has failed."""
     intervals = {
         labels["collector"]: value
         for labels, value in view.samples.select("exporter_collector_interval_seconds")
