@@ -32,7 +32,7 @@ class RecorderObserver:
         self.span_export = SpanExport(recorder.delivery)
 
     def observes(self, kind: BlockKind) -> bool:  # noqa: ARG002  # part of the protocol
-        """Return False: the blocks of steps and of phases in a step never belong to a recorder."""
+        """Return False: the hot blocks, for steps and the phases inside a step, never belong to a recorder."""
         return False
 
     def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:  # noqa: ARG002
@@ -49,7 +49,7 @@ class RecorderObserver:
             self.span_export.start(block.span)
 
     def block_ending(self, block: ObservedBlock) -> None:
-        """Do nothing, because the recorder has no blocks of applications and loops."""
+        """Do nothing, because the recorder has no blocks for applications and loops."""
 
     def block_ended(
         self,

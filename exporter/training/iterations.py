@@ -21,7 +21,7 @@ MAX_THREADS = 64
 
 
 class IterationBlock(HotBlock):
-    """Training iteration reported by the job.
+    """Block for a training iteration that the job reports.
 
     Attributes:
         start_work_seconds: Seconds of all phases that are work, at the start of the iteration; 0 outside the main thread.
@@ -205,7 +205,7 @@ class IterationBlock(HotBlock):
 
 
 class InferredIterationBlock(IterationBlock):
-    """Training iteration inferred by a bridge."""
+    """Block for a training iteration that a bridge infers."""
 
     __slots__ = ()
 

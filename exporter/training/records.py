@@ -150,7 +150,7 @@ class Interrupted(Value):
 
 @value_class
 class BackgroundEnded(Value):
-    """End of a block of background work."""
+    """End of a block for background work."""
 
     task: object
     seconds: float
