@@ -197,12 +197,12 @@ class JobSupervisor:
             self._probe = SignalProbe()
         self._registration = _register(plan) if plan.sidecar_command else None
         self._sidecar: SidecarProcess | None = None
-        self._diagnosis_due = math.inf
+        self._diagnosis_due = math.inf  # monotonic time; infinite without a diagnosis
         self._wait_status: int | None = None
         self._is_terminating = False
         self._is_job_stopped = False
         self._stop_signal = 0
-        self._stop_requested_at = -math.inf
+        self._stop_requested_at = -math.inf  # monotonic time of the last signal of `STOP_SIGNALS`
 
     def run(self) -> int:
         """Start the job, wait for the job and the sidecar, and return the job's wait status."""
@@ -343,8 +343,8 @@ class JobSupervisor:
 
     def _stop_with_job(self) -> None:
         """Stop `run` once the job has stopped after Ctrl-Z, so that the shell sees a stopped job."""
-        is_recent = time.monotonic() - self._stop_requested_at < STOP_GRACE_SECONDS
-        if self._is_job_stopped and is_recent and self._wait_status is None:
+        is_stop_requested = time.monotonic() - self._stop_requested_at < STOP_GRACE_SECONDS
+        if self._is_job_stopped and is_stop_requested and self._wait_status is None:
             self._stop_requested_at = -math.inf
             _stop_self(self._stop_signal)
 

@@ -49,7 +49,7 @@ HANG_DEADLINE_SECONDS = 10.0
 LEDGER_LANE = "ledger"
 """Lane of the collectors `FEED` and `ENERGY`. Both write to the state directory, where a write may hang."""
 
-_C = TypeVar("_C", HangCollector, ProcessCollector, RaplCollector)
+_CollectorT = TypeVar("_CollectorT", HangCollector, ProcessCollector, RaplCollector)
 
 _BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 
@@ -292,7 +292,7 @@ class Wiring:
         if collector is not None:
             collector.start()
 
-    def _find(self, collector_class: type[_C]) -> _C | None:
+    def _find(self, collector_class: type[_CollectorT]) -> _CollectorT | None:
         """Return the scheduled collector of a class, or None."""
         running = self._running.get(collector_class.name)
         collectors = () if running is None else running.collectors
