@@ -71,6 +71,25 @@ def test_several_wraps_between_two_readings_are_found_by_the_last_power() -> Non
     assert counter.corrections["wrap"] == 2
 
 
+def test_assumed_wraps_do_not_exceed_the_maximum_power() -> None:
+    counter = EnergyCounter(range_joules=1000.0, max_watts=2000.0)
+    counter.update(0.0, 0.0)
+    counter.update(950.0, 0.5)  # 1,900 W
+    counter.update(50.0, 1.5)
+
+    # 2,100 J, the energy nearest to 1,900 W, are impossible in a second.
+    assert counter.joules == 950.0 + 1100.0
+
+
+def test_an_increase_above_the_maximum_power_by_the_resolution_of_the_register_is_plausible() -> None:
+    counter = EnergyCounter(max_watts=2000.0)
+    counter.update(0.0, 0.0)
+    counter.update(2000.5, 1.0)
+
+    assert counter.joules == 2000.5
+    assert set(counter.corrections.values()) == {0}
+
+
 @pytest.mark.parametrize("read_at", [2000.0, 3.0])
 def test_after_a_long_gap_or_a_reboot_no_energy_is_estimated(read_at: float) -> None:
     counter = EnergyCounter(range_joules=RANGE_JOULES, max_watts=2000.0)

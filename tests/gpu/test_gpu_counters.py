@@ -64,6 +64,21 @@ def test_a_reset_counter_is_corrected(
     assert counter.corrections == corrections
 
 
+@pytest.mark.parametrize(
+    ("reading", "increase", "corrections"),
+    [(2**29 - 200, 2**29 - 100, {"wrap": 1}), (2**29, 0, {})],
+    ids=["below 2^29", "above 2^29"],
+)
+def test_without_a_maximum_rate_a_fall_is_a_wrap_only_if_the_increase_is_below_2_to_29(
+    reading: int, increase: int, corrections: dict[str, int]
+) -> None:
+    counter = MonotonicCounter(CounterRule())
+    counter.advance(2**32 - 100, 0, 1)
+
+    assert counter.advance(reading, 1, 1) == increase
+    assert counter.corrections == corrections
+
+
 def test_seconds_that_exceed_the_elapsed_time_are_absent() -> None:
     counter, values = MonotonicCounter(SECONDS_RULE), list[float | None]()
     for start_seconds, readings in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
