@@ -193,7 +193,7 @@ def firing_alerts(
     rows = most_urgent(selector, labels, group_labels) if group_by else urgencies
     no_alert_query = placeholder_row(
         f'ALERTS{{alertstate="firing", {selector}}} {condition}',
-        "alertname",
+        "title",
         "no alert fires",
         unknown_if=unknown_if,
         unknown_text=unknown_text,

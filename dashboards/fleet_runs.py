@@ -35,12 +35,12 @@ from dashboards.panels import (
 )
 from dashboards.tables import Column, percent_column, table
 
-_NO_STEP = "no step"
+NO_STEP = "no step"
 """State of a run that stands still before its exporter decides that the run hangs. The exporter reports such a run as `running`."""
 RUN_STATES = {
     "starting": ("starting", NEUTRAL),
     "running": ("running", GOOD),
-    _NO_STEP: (_NO_STEP, WARNING),
+    NO_STEP: (NO_STEP, WARNING),
     "stalled": ("stalled", WARNING),
     "hung": ("hung", BAD),
     "ending": ("ending", WARNING),
@@ -57,10 +57,10 @@ _NEWEST_STATE = (
 )
 """PromQL for a series of value 1 for each run, with the state of the newest sample as the label `state`."""
 _LATEST_STATE = (
-    f'(label_replace({_NEWEST_STATE} and on (run) {standstill_by_run("@cluster")}, "state", "{_NO_STEP}", "state", "running")'
+    f'(label_replace({_NEWEST_STATE} and on (run) {standstill_by_run("@cluster")}, "state", "{NO_STEP}", "state", "running")'
     f" or on (run) {_NEWEST_STATE})"
 )
-"""PromQL for the same series, with the state `_NO_STEP` instead of `running` if the run stands still."""
+"""PromQL for the same series, with the state `NO_STEP` instead of `running` if the run stands still."""
 
 
 def _unseen_rows() -> str:

@@ -15,7 +15,6 @@ from dashboards.gpu_problems import (
 )
 from dashboards.palette import (
     BAD,
-    GOOD,
     GREY,
     KHAKI,
     NEUTRAL,
@@ -61,27 +60,20 @@ def _health_table() -> Panel:
 
 def _health_columns() -> tuple[Column, ...]:
     return (
-        Column("instance", "Node", width=100),
+        Column("instance", "Node", width=90),
         Column("gpu", "GPU", width=60),
         Column("run", "Run", links=(RUN_LINK,)),
         Column("rank", "Rank", width=70),
         Column(
             GPUS_OF_HEALTH_TABLE,
             "Worst problem",
-            width=255,
+            width=245,
             mappings=WORST_PROBLEM_TEXTS,
-        ),
-        Column(
-            "min by (instance, gpu) (gpu_up{@gpu})"
-            " or on (instance, gpu) min by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]) * 0 - 1)",
-            "State",
-            width=110,
-            mappings=value_mappings({1: ("up", GOOD), 0: ("no response", BAD), -1: ("unknown", WARNING)}),
         ),
         Column(
             f"count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{{@gpu}} < {XID_PROBLEM_SECONDS})"
             " or on (instance, gpu) max by (instance, gpu) (gpu_up{@gpu} * 0)",
-            "Xid codes, 1 h",
+            "Xids, 1 h",
             decimals=0,
             width=80,
             thresholds=warn_from(1),
@@ -89,18 +81,18 @@ def _health_columns() -> tuple[Column, ...]:
         percent_column(
             f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
             "Throttled",
-            130,
+            96,
             warn_from(0.01, 0.1),
         ),
         Column(
             "max by (instance, gpu) (gpu_recovery_action{@gpu})",
-            "Recovery action",
-            width=130,
+            "Recovery",
+            width=105,
             mappings=RECOVERY_ACTION_TEXTS,
         ),
         Column(
             'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
-            "Uncorrected ECC",
+            "Uncorr. ECC",
             width=100,
             thresholds=bad_from(1),
         ),
@@ -123,8 +115,8 @@ def _health_columns() -> tuple[Column, ...]:
         Column(
             'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
             ' gpu_pcie_link_width{@gpu, kind="current"})',
-            "PCIe lanes lost",
-            width=145,
+            "Lanes lost",
+            width=100,
             thresholds=warn_from(1),
         ),
     )

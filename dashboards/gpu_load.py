@@ -48,12 +48,20 @@ _NO_LEGEND_OF_GPUS: Override = {
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 GPUS_OF_ANY_RUN = gpus_of_runs("@cluster")
 """PromQL for each GPU that any run held in the time range."""
-GPUS_OF_LIVE_RANKS = (
-    'training_rank_info{@cluster, uuid!=""} and on (instance, run, rank) training_process_up{@cluster} == 1'
-    " or training_process_gpu_memory_bytes{@cluster}"
-    ' or label_replace(training_energy_share_ratio{@cluster, component="gpu"} > 0, "uuid", "$1", "device", "(.+)")'
-)
-"""PromQL for each GPU that a live process of a run holds now, by UUID and further labels."""
+
+
+def _gpus_of_live_ranks(modifier: str = "") -> str:
+    """Return PromQL for each GPU that a live process of a run holds, by UUID and further labels. *modifier* is the time, such as ` @ end()`."""
+    return (
+        f'training_rank_info{{@cluster, uuid!=""}}{modifier}'
+        f" and on (instance, run, rank) training_process_up{{@cluster}}{modifier} == 1"
+        f" or training_process_gpu_memory_bytes{{@cluster}}{modifier}"
+        f' or label_replace(training_energy_share_ratio{{@cluster, component="gpu"}}{modifier} > 0, "uuid", "$1", "device", "(.+)")'
+    )
+
+
+GPUS_OF_LIVE_RANKS = _gpus_of_live_ranks()
+"""PromQL for each GPU that a live process of a run holds now."""
 
 
 def of_used_gpus(expression: str) -> str:
@@ -83,7 +91,10 @@ def _gpu_plot(
 ) -> Panel:
     """Return the plot of a quantity, with outliers, extreme means and the median."""
     expression = quantity.expression
-    recent = of_used_gpus(f"avg_over_time(({expression})[2m:30s] @ end())")
+    # The GPUs of a run that has ended are idle, and no outliers.
+    means = f"avg_over_time(({expression})[2m:30s] @ end())"
+    means_in_use = f"({means} and on (uuid) ({_gpus_of_live_ranks(' @ end()')}))"
+    recent = f"({means_in_use} or {means} unless on () {means_in_use})"
     median = f"scalar(quantile(0.5, {recent}))"
     difference = f"{median} - ({recent})" if quantity.is_low_bad else f"({recent}) - {median}"
     outliers = f"topk({MAX_LINES}, {difference} > {quantity.distance.format(median=median)})"

@@ -72,7 +72,7 @@ ALERTS_OF_NODES = dataclasses.replace(
 )
 GPUS_IN_USE_LEGEND = "GPUs in use"
 """Legend of the mean SM activity of the GPUs that live ranks hold."""
-ALL_GPUS_LEGEND = "all GPUs"
+ALL_GPUS_LEGEND = "selected GPUs"
 """Legend of the panel *Throttling* if no GPU is throttled for more than `NEGLIGIBLE_THROTTLING`."""
 NEGLIGIBLE_THROTTLING = 0.01
 """Share of the time up to which the panel *Throttling* names no GPU."""
@@ -104,7 +104,15 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
     throttled = f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}})"
-    known_gpus = "count(last_over_time(gpu_up{@gpu}[$__range])) or sum(gpu_devices{@gpu_node})"
+    known_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range])))"
+    known_gpus_of_nodes = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu_node}[$__range])))"
+    gpus_up = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({known_gpus}))"
+    gpus_unknown = f"({unknown_gpus('@gpu', '@gpu_target')} or 0 * ({known_gpus}))"
+    # The expected number is known only for a whole node, and includes GPUs that the driver does not list.
+    gpus_lost = (
+        f"({missing_gpus('@gpu_node')} unless on () {known_gpus} < on () {known_gpus_of_nodes})"
+        f" or on () clamp_min({known_gpus} - {gpus_up} - {gpus_unknown}, 0)"
+    )
     return (
         stat(
             "Exporters",
@@ -115,14 +123,10 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "GPUs",
-            instant_query(f"sum(gpu_devices{{@gpu_node}}) or 0 * ({known_gpus})", "up"),
-            instant_query(missing_gpus("@gpu_node"), "lost", BAD),
-            instant_query(
-                f"{unknown_gpus('@gpu', '@gpu_target')} or 0 * ({known_gpus})",
-                "unknown",
-                WARNING,
-            ),
+            "Selected GPUs",
+            instant_query(gpus_up, "up"),
+            instant_query(gpus_lost, "lost", BAD),
+            instant_query(gpus_unknown, "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",
             w=5,

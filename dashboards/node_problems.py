@@ -27,7 +27,7 @@ from dashboards.gpu_problems import (
 )
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
-from dashboards.panels import NO_VALUE, RUN_LINK, Panel, value_mappings, warn_below
+from dashboards.panels import NO_VALUE, RUN_LINK, Panel, value_mappings
 from dashboards.queries import (
     ENDING_RUNS,
     LAST_PROGRESS_TIME_BY_RUN,
@@ -420,15 +420,6 @@ def problems_of_node() -> Panel:
             mappings=value_mappings(
                 {0: ("before this range", NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}
             ),
-        ),
-        Column(
-            f"{SPEED_RATIO_BY_RANK} and on (run, rank) {_PROBLEM_COUNT} or {_ROW_IF_NO_PROBLEM}",
-            "Speed",
-            "percentunit",
-            75,
-            warn_below(0.9, 0.75),
-            value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
-            decimals=0,
         ),
         Column(
             f"sum by (run) ({NODE_LOST_PER_HOUR}) and on (run) {_PROBLEM_COUNT} or {_ROW_IF_NO_PROBLEM}",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import NO_EXPORTER_UP
 from dashboards.cost_and_loss import LOST_THRESHOLDS, SHORT_CAUSE_TEXTS, largest_loss_share_by_run
-from dashboards.fleet_runs import RUN_STATES
-from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
+from dashboards.fleet_runs import NO_STEP, RUN_STATES
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
 from dashboards.node_problems import (
+    RECORDED_STANDSTILL,
     SPEED_RATIO_BY_RANK,
     TRAINER_FEED_AGE_SECONDS,
     UP_BY_RANK_ON_NODE,
@@ -51,9 +51,13 @@ def runs_table() -> Panel:
     While the exporter is down, the table has the last known runs.
     """
     runs = "group by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
-    states = (
-        f'(label_replace({STATE_BY_RUN} and on () {NO_EXPORTER_UP}, "state", "$1{_HERE_UNKNOWN}", "state", "(.+)")'
+    state = (
+        f'(label_replace({STATE_BY_RUN} and on (run) {RECORDED_STANDSTILL}, "state", "{NO_STEP}", "state", "running")'
         f" or on (run) {STATE_BY_RUN})"
+    )
+    states = (
+        f'(label_replace({state} and on () {NO_EXPORTER_UP}, "state", "$1{_HERE_UNKNOWN}", "state", "(.+)")'
+        f" or on (run) {state})"
     )
 
     def or_unknown(expression: str) -> str:
@@ -71,7 +75,7 @@ def runs_table() -> Panel:
     return table(
         "Runs on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=165, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
+        Column("state", "State", width=155, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
             f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
             "In state since",
@@ -196,13 +200,6 @@ def ranks_table() -> Panel:
         percent_column(
             f"{SPEED_RATIO_BY_RANK} unless on () {NO_EXPORTER_UP}", "Speed", 75, warn_below(0.9, 0.75)
         ),
-        Column(
-            "max by (run, rank) (training_rank_compute_seconds{@node_run})",
-            "Compute",
-            unit="s",
-            decimals=2,
-            width=80,
-        ),
         percent_column(f"{data_time} / ({phase_time} > 0)", "Data wait", 96, warn_from(0.1, 0.3)),
         percent_column(
             of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[5m]), 1)"),
@@ -216,7 +213,6 @@ def ranks_table() -> Panel:
             decimals=0,
             width=85,
         ),
-        percent_column(of_gpu(f"{THROTTLED_RATIO_FAMILY}{{@node}}"), "Throttled", 96, warn_from(0.01, 0.1)),
         Column(
             'sum by (run, rank) (rate(training_process_cpu_seconds_total{@node_run, role="dataloader"}[5m]))'
             f" or on (run, rank) {no_data_worker}",
@@ -226,9 +222,9 @@ def ranks_table() -> Panel:
         ),
         Column(
             f'sum by (run, rank) (training_process_resident_bytes{{@node_run, role="dataloader"}}) or on (run, rank) {no_data_worker}',
-            "Worker memory",
+            "Worker RAM",
             unit="bytes",
-            width=125,
+            width=100,
         ),
         # One row for each rank, with the labels `gpu` and `phase` if samples have them: both, else the GPU alone, else neither. The
         # first pair of lines is the join with the phase; its left side also has the ranks without a GPU.

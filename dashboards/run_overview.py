@@ -43,6 +43,7 @@ from dashboards.queries import (
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_NODE,
+    STANDSTILL,
     STANDSTILL_BY_STEP_AGE,
     STEP_OVERDUE_IN_WORK,
     WALL_SECONDS,
@@ -210,7 +211,9 @@ _NOTHING_LOST = (
 
 def _loss_table(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
-    share = f"max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}"
+    # The rule of the losses is evaluated after the step becomes overdue.
+    standstill = f'label_replace(0 * {STANDSTILL} + 1, "cause", "standstill", "", "")'
+    share = f"({standstill} or on () max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE})"
     # The slope of the cost has the samples of five minutes, also of a node whose exporter went down since.
     gpu_hours_per_hour = (
         f"({share}) * on () group_left () max(max_over_time(run:training_gpus:count{{@run}}[5m]))"
@@ -228,9 +231,9 @@ def _loss_table(w: int, h: int) -> Panel:
             mappings=ZERO_AS_DASH,
             decimals=0,
         ),
-        Column(gpu_hours_per_hour, "GPU hours per hour", decimals=2, width=142),
+        Column(gpu_hours_per_hour, "GPU h/h", decimals=2, width=75),
         Column(cost_per_hour, "Cost/h", decimals=2, width=75),
-        Column("currency", "Currency", width=75),
+        Column("currency", "Unit", width=75),
         sort="of time",
         w=w,
         h=h,

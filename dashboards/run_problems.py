@@ -187,10 +187,14 @@ _LAST_FINITE_STEP = (
     f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
 """PromQL for the last step before the first NaN or infinite loss of the run."""
+_NONFINITE_PENDING_TIME = 'max(ALERTS_FOR_STATE{@run, alertname="TrainingLossNonFinite"})'
+_MAX_ALERT_DELAY_SECONDS = 120
+"""Longest time from a NaN or infinite loss to the evaluation that makes the alert pending."""
 _NONFINITE_START = (
-    f'(max(ALERTS_FOR_STATE{{@run, alertname="TrainingLossNonFinite"}}) or on () {_LAST_FINITE_TIME})'
+    f"({_LAST_FINITE_TIME} > on () {_NONFINITE_PENDING_TIME} - {_MAX_ALERT_DELAY_SECONDS}"
+    f" or on () {_NONFINITE_PENDING_TIME} or on () {_LAST_FINITE_TIME})"
 )
-"""PromQL for the time at which the alert became pending, otherwise `_LAST_FINITE_TIME`."""
+"""PromQL for `_LAST_FINITE_TIME`, or the time at which the alert became pending if the points of the range are too far apart."""
 _NONFINITE_ROW = with_number(_NONFINITE_COUNT, _NONFINITE_START, "loss was NaN or infinite in $1 steps")
 _NONFINITE_ROW_WITH_STEP = with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
 """PromQL for the row of NaN and infinite losses in the time range, with their number and the last step before the first."""
@@ -228,8 +232,12 @@ _SAVES_FAIL_START = (
     f" or on () {_FIRST_FAILURE_AFTER_SAVE})"
 )
 """PromQL for the start of failing saves: when the alert became pending if that was after the last successful save, else the first failure."""
-_SAVES_FAIL = with_number(_FAILED_COUNT, _SAVES_FAIL_START, "no checkpoint: $1 saves failed")
+_SAVES_FAIL = with_number(_FAILED_COUNT, _SAVES_FAIL_START, "$1 saves failed")
 """PromQL for the row of failing saves in the time range, with their number."""
+_SAVES_FAIL_WITH_STEP = with_suffix(
+    _SAVES_FAIL, "max(training_checkpoint_last_step{@run})", "; last checkpoint: step $1"
+)
+"""PromQL for the same row, with the step of the last successful save if there is one."""
 _SAVES_FAILED = with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 """PromQL for the row of saves that failed before a successful save. The start is the last failure."""
 
@@ -256,7 +264,9 @@ PROBLEMS = (
         RunImpact.STOPS_RUN,
         "run training-exporter stacks on each node",
     ),
-    RunProblem(f"{_SAVES_FAIL} and on () {LAST_SAVE_FAILED}", RunImpact.ENDANGERS_WORK, _CHECK_DISK),
+    RunProblem(
+        f"{_SAVES_FAIL_WITH_STEP} and on () {LAST_SAVE_FAILED}", RunImpact.ENDANGERS_WORK, _CHECK_DISK
+    ),
     RunProblem(
         f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} and on () {_SAVES_ALERT}",
         RunImpact.ENDANGERS_WORK,

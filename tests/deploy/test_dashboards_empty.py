@@ -69,8 +69,8 @@ HEALTHY_NODE = {
         ("training-gpus", "What is wrong", "A", {'{problem="nothing is wrong"}': -1}),
         ("training-gpus", "Nodes and GPUs with a problem", "A", {'{impact="nothing is wrong"}': 0}),
         ("training-gpus", "Exporters", "A", {"{}": 1}),
-        ("training-gpus", "GPUs", "A", {"{}": 1}),
-        ("training-gpus", "GPUs", "C", {"{}": 0}),
+        ("training-gpus", "Selected GPUs", "A", {"{}": 1}),
+        ("training-gpus", "Selected GPUs", "C", {"{}": 0}),
         ("training-gpus", "Xid errors", "A", {'{xid="none"}': 0}),
     ],
 )
@@ -112,7 +112,7 @@ def test_the_xids_of_a_gpu_are_unknown_while_its_exporter_is_down(tmp_path: Path
             "no rank hangs",
             "unknown: no sample of this run",
         ),
-        ("training-run", "Firing alerts", "alertname", "no alert fires", "unknown: no sample"),
+        ("training-run", "Firing alerts", "title", "no alert fires", "unknown: no sample"),
     ],
 )
 def test_a_run_that_does_not_exist_has_neither_hangs_nor_alerts_that_are_known(

@@ -142,8 +142,10 @@ def test_the_gpus_of_a_driver_are_unknown_for_two_scrapes_and_then_lost(
 ) -> None:
     series = _driver_without_reading(last_reading)
 
+    panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
+
     for query_id, gpus in (("A", up), ("B", lost), ("C", unknown)):
-        assert_panel(tmp_path, dashboard, "GPUs", series, {"{}": gpus}, query_id=query_id)
+        assert_panel(tmp_path, dashboard, panel, series, {"{}": gpus}, query_id=query_id)
 
 
 @pytest.mark.parametrize(("dashboard", "node"), [("training-gpus", 'instance="n1",'), ("training-node", "")])
@@ -182,7 +184,8 @@ def test_a_gpu_that_the_driver_does_not_list_is_lost_in_the_tile_and_a_problem_i
     missing = f'{{{node}problem="GPUs not listed by the driver: 1",remedy="{remedy}"}}'
     lost = f'{{{node}gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain, then reset the GPU"}}'
 
-    assert_panel(tmp_path, dashboard, "GPUs", series, {"{}": 2}, query_id="B")
+    panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
+    assert_panel(tmp_path, dashboard, panel, series, {"{}": 2}, query_id="B")
     assert_panel(
         tmp_path, dashboard, "What is wrong", series, {missing: Impact.POSSIBLE, lost: Impact.NO_RUN}
     )
@@ -215,9 +218,9 @@ def test_only_gpus_with_a_problem_are_listed_if_there_are_too_many(
     series = EXPORTER_AND_RANK | gpu_series("ecc_errors_total", "2x4", gpu=0, labels=',kind="uncorrected"')
     for gpu in range(gpus):
         series |= gpu_series("up", "1x4", gpu=gpu)
-    states = {f'{{instance="n1",gpu="{gpu}"}}': 1.0 for gpu in range(rows)}
+    xids = {f'{{instance="n1",gpu="{gpu}"}}': 0.0 for gpu in range(rows)}
 
-    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, states, query_id="C", minutes=1)
+    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, xids, query_id="C", minutes=1)
 
 
 @pytest.mark.parametrize(
@@ -437,6 +440,36 @@ def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
 
 
+@pytest.mark.parametrize(
+    ("run", "gpus"),
+    [(".*", {"A": 6, "B": 2, "C": 0}), ("a", {"A": 1, "B": 1, "C": 0}), ("b", {"A": 4, "B": 0, "C": 0})],
+)
+def test_the_selected_run_limits_the_number_of_gpus(tmp_path: Path, run: str, gpus: dict[str, int]) -> None:
+    node = 'job="training",instance="n1"'
+    series = {
+        f"up{{{node}}}": "1x60",
+        f"gpu_devices_expected{{{node}}}": "8x60",
+        f"gpu_devices{{{node}}}": "8x20 6x40",
+        'training_rank_info{run="a",rank="0",uuid="G0",instance="n1"}': "1x60",
+        'training_rank_info{run="a",rank="1",uuid="G1",instance="n1"}': "1x60",
+    }
+    for gpu in range(8):
+        series |= gpu_series("up", "1x20 0x40" if gpu in (0, 7) else "1x60", gpu=gpu)
+    for gpu in range(2, 6):
+        series[f'training_rank_info{{run="b",rank="{gpu}",uuid="G{gpu}",instance="n1"}}'] = "1x60"
+
+    for query_id, count in gpus.items():
+        assert_panel(
+            tmp_path,
+            "training-gpus",
+            "Selected GPUs",
+            series,
+            {"{}": count},
+            query_id=query_id,
+            selected={"run": run},
+        )
+
+
 @pytest.mark.parametrize(("run", "gpus"), [(".*", {"{}": 3}), ("a", {"{}": 1}), ("b", {})])
 def test_the_selected_run_limits_the_gpus_and_the_problems(
     tmp_path: Path, run: str, gpus: dict[str, float]
@@ -452,7 +485,7 @@ def test_the_selected_run_limits_the_gpus_and_the_problems(
     }
     selected = {"run": run}
 
-    assert_panel(tmp_path, "training-gpus", "GPUs", series, gpus, query_id="C", selected=selected)
+    assert_panel(tmp_path, "training-gpus", "Selected GPUs", series, gpus, query_id="C", selected=selected)
 
 
 def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> None:
@@ -474,10 +507,25 @@ def test_a_hot_gpu_is_an_outlier_in_the_plot_of_temperatures(tmp_path: Path) -> 
     assert_panel(tmp_path, "training-gpus", "Temperature of each GPU", temperatures, unnamed)
 
 
+def test_the_idle_gpu_of_a_run_that_has_ended_is_no_outlier(tmp_path: Path) -> None:
+    series: dict[str, str] = {}
+    for gpu in range(3):
+        rank = f'run="{"ended" if gpu == 2 else "live"}",rank="{gpu}",instance="n1"'
+        series |= gpu_series("up", "1x60", gpu=gpu) | gpu_series(
+            "sm_activity_ratio", "80x50 0x10" if gpu == 2 else "80x60", gpu=gpu
+        )
+        series[f'training_rank_info{{{rank},uuid="G{gpu}"}}'] = "1x60"
+        series[f"training_process_up{{{rank}}}"] = "1x50 0x10" if gpu == 2 else "1x60"
+    labels = 'instance="n1",job="training"'
+    expected = {f'{{{labels},gpu="{gpu}",uuid="G{gpu}"}}': (80, 80, 0)[gpu] for gpu in range(3)}
+
+    assert_panel(tmp_path, "training-gpus", "SM activity", series, expected)
+
+
 def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
     series = N1_EXPORTER_DOWN | {gpu_name("up", gpu): "1x20 stale" for gpu in range(2)}
 
-    assert_panel(tmp_path, "training-gpus", "GPUs", series, {"{}": 2}, query_id="C")
+    assert_panel(tmp_path, "training-gpus", "Selected GPUs", series, {"{}": 2}, query_id="C")
 
 
 def test_the_mean_sm_activity_covers_gpus_that_live_ranks_hold(tmp_path: Path) -> None:

@@ -59,6 +59,23 @@ def test_the_state_of_a_run_with_an_overdue_step_is_a_warning_and_bad_after_a_mi
     assert_panel(tmp_path, "training-run", "State", OVERDUE, expected, minutes=minutes)
 
 
+def test_a_run_with_an_overdue_step_loses_all_of_its_time_before_the_rule_is_evaluated(
+    tmp_path: Path,
+) -> None:
+    stall = run_series("phase_seconds_total", "0+5x60", labels=',rank="1",phase="data_loading"')
+    expected = {'{cause="standstill"}': 100}
+
+    assert_panel(
+        tmp_path,
+        "training-run",
+        "Losses now, by cause",
+        OVERDUE | stall,
+        expected,
+        factor=100,
+        minutes=5.75,
+    )
+
+
 def test_the_state_names_the_rank_of_a_lost_gpu(tmp_path: Path) -> None:
     lost = {
         f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x20 stale",

@@ -197,7 +197,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             | run_series("checkpoint_last_success_timestamp_seconds", "240x60"),
             {
                 'problem="loss was NaN or infinite in 586 steps"': 300_000,
-                'problem="no checkpoint: 2 saves failed"': 300_000,
+                'problem="2 saves failed"': 300_000,
             },
             id="NaN and failing saves",
         ),
@@ -205,8 +205,30 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             RANKS
             | run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"')
             | run_series("checkpoint_last_success_timestamp_seconds", "301x60"),
-            {'problem="no checkpoint: 2 saves failed"': 301_000},
+            {'problem="2 saves failed"': 301_000},
             id="failed save within an interval after the last save",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"')
+            | run_series("checkpoint_last_success_timestamp_seconds", "240x60")
+            | run_series("checkpoint_last_step", "302x60"),
+            {'problem="2 saves failed; last checkpoint: step 302"': 300_000},
+            id="failing saves after a checkpoint",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
+            | {'ALERTS_FOR_STATE{run="a",alertname="TrainingLossNonFinite"}': "_x22 345x38"},
+            {'problem="loss was NaN or infinite in 586 steps"': 300_000},
+            id="NaN before its alert is pending",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
+            | {'ALERTS_FOR_STATE{run="a",alertname="TrainingLossNonFinite"}': "_x30 450x30"},
+            {'problem="loss was NaN or infinite in 586 steps"': 450_000},
+            id="NaN long before its alert is pending, between two points of a long range",
         ),
         pytest.param(
             RANKS
