@@ -106,10 +106,10 @@ class Model:
     vbios: str | None = None
     board: str | None = None
     load: Load = Load()
-    values: Numbers = field(default_factory=dict)
-    fields: Numbers = field(default_factory=dict)
-    gpm: Numbers = field(default_factory=dict)
-    mig: tuple[Instance, ...] = ()
+    values: Numbers = field(default_factory=dict)  # by name of the reading
+    fields: Numbers = field(default_factory=dict)  # by field id as text, in place of the named readings
+    gpm: Numbers = field(default_factory=dict)  # by metric id as text; empty for a GPU without GPM
+    mig: tuple[Instance, ...] = ()  # visible while the reading `mig_mode` is 1
     processes: tuple[GpuProcess, ...] = ()
 
     def problems(self) -> Problems:
@@ -124,9 +124,9 @@ class GpuGroup:
 
     model: str
     count: Annotated[int, Range(1, MAX_GPUS)] = 1
-    uuid: str | None = None
-    values: Numbers = field(default_factory=dict)
-    processes: tuple[GpuProcess, ...] | None = None
+    uuid: str | None = None  # of a single GPU; None for generated UUIDs
+    values: Numbers = field(default_factory=dict)  # readings that differ from the model's
+    processes: tuple[GpuProcess, ...] | None = None  # None for the processes of the model
 
     def problems(self) -> Problems:
         """Yield unknown readings."""
@@ -138,21 +138,23 @@ class TimelineEntry:
     """Change or fault at a time of the replay."""
 
     at: Duration = 0.0
-    until: Duration | None = None
-    gpus: tuple[Annotated[int, Range(0, MAX_GPUS - 1)], ...] = ()
-    lost: bool = False
-    removed: bool = False
-    errors: Mapping[str, str] = field(default_factory=dict)
-    hang: tuple[str, ...] = ()
-    delay: Mapping[str, Duration] = field(default_factory=dict)
-    crash: tuple[str, ...] = ()
-    set: Numbers = field(default_factory=dict)
+    until: Duration | None = None  # None for no end
+    gpus: tuple[
+        Annotated[int, Range(0, MAX_GPUS - 1)], ...
+    ] = ()  # indices of the affected GPUs; empty for all
+    lost: bool = False  # True if every call on the GPUs fails with GPU_IS_LOST
+    removed: bool = False  # True if NVML no longer lists the GPUs
+    errors: Mapping[str, str] = field(default_factory=dict)  # NVML's error by C function
+    hang: tuple[str, ...] = ()  # C functions that do not return before the end
+    delay: Mapping[str, Duration] = field(default_factory=dict)  # additional duration by C function
+    crash: tuple[str, ...] = ()  # C functions that kill the process
+    set: Numbers = field(default_factory=dict)  # changed readings by name
     fields: Numbers = field(default_factory=dict)
     gpm: Numbers = field(default_factory=dict)
     mig: tuple[Instance, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    xid: tuple[Annotated[int, Range(0, 100_000)], ...] = ()
-    driver: Version | None = None
+    xid: tuple[Annotated[int, Range(0, 100_000)], ...] = ()  # Xids that the driver reports at the start
+    driver: Version | None = None  # version of the new driver, which stays after the end
 
     def problems(self) -> Problems:
         """Yield functions that no replay has, errors that NVML does not have, unknown readings, and an end before the start."""
@@ -175,12 +177,13 @@ class MachineDescription:
     """Machine with or without NVIDIA GPUs."""
 
     description: str = ""
-    library: bool = True
+    library: bool = True  # False for a machine without NVML
     driver: Version = "580.95.05"
     cuda: Version = "13.0"
-    missing: tuple[str, ...] = ()
-    newest_metric: int | None = None
-    shared: bool = False
+    missing: tuple[str, ...] = ()  # C functions that the library lacks
+    newest_metric: int | None = None  # highest valid id of a GPM metric; None for all ids
+    shared: bool = False  # True if only one exporter of the machine counts the energy
+    # Milliseconds of CPU time by C function, field id or sample buffer (see `COST_KEYS`); `*` for all other calls.
     costs: Mapping[str, Annotated[float, Range(0, 1000)]] = field(default_factory=dict)
     models: Mapping[str, Model] = field(default_factory=dict)
     gpus: tuple[GpuGroup, ...] = ()
