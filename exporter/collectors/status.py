@@ -44,7 +44,7 @@ SUCCESS = FamilySpec(
     name="exporter_collector_success",
     type="gauge",
     labels=("collector",),
-    help="1 if the last pass of the collector read all sources, 0 after a problem.",
+    help="1 if the last pass of the collector read all sources that the machine offers, otherwise 0.",
     absent="before the end of the first pass",
     source="last pass",
 )
@@ -70,7 +70,7 @@ LAST_SUCCESS = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("collector",),
-    help="Unix time of the end of the last pass that read all sources.",
+    help="Unix time of the end of the last pass that read all sources that the machine offers.",
     absent="before the first such pass",
     source="wall clock",
 )

@@ -209,7 +209,7 @@ class HangCollector:
 
 
 def read_valid_answer(directory: str, process_id: str, request_id: str) -> StackAnswer | None:
-    """Return the answer of a process to a request, or None if its stack file is missing, invalid or answers another request."""
+    """Return the answer of a process to a request. Returns None for a missing or invalid stack file, or an older answer."""
     try:
         answer = read_answer(directory, process_id)
     except (OSError, FeedFormatError):

@@ -170,9 +170,9 @@ def explain(stacks: Iterable[RankStack], kernel_states: Mapping[int, str] | None
 
     Groups are compared by these criteria, in this order:
 
-    1. Groups in no process group come first, if other ranks are in a process group.
-    2. Groups that have enqueued fewer collectives in the compared process group come first. Groups outside of this process group
-       come last.
+    1. Groups in no process group precede the others, if any rank is in a process group.
+    2. Groups that have enqueued fewer collectives in the compared process group precede the others. Groups outside of this
+       process group are last.
     3. Groups with a rank outside a collective precede groups whose ranks all wait in a collective.
     4. Smaller groups precede larger groups.
 
@@ -214,7 +214,7 @@ def compared_group(stacks: Sequence[RankStack]) -> str:
 
 
 def _group(members: Sequence[RankStack], process_group: str, *, is_outside_process_groups: bool) -> RankGroup:
-    """Return the group of ranks at one position. Its number of collectives is the lowest of its ranks."""
+    """Return the group of the ranks at a position, with the lowest number of collectives of these ranks."""
     collective_counts = [
         member.collective_counts[process_group]
         for member in members

@@ -22,7 +22,7 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
     """Return the state of a process's main thread as text.
 
     For a waiting thread, the text contains the kernel function or system call, if known, or names the files that this user may not
-    read. If the process has ended, is not visible or its state is not readable, the text says so. *pid* is None for a process in
+    read. The text also reports a process that has ended or is not visible, and an unreadable state. *pid* is None for a process in
     another pid namespace.
     """
     if pid is None:
