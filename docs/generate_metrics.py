@@ -76,7 +76,7 @@ The tables use these names for the conditions that many families share:
 | *stale* | because a running process has written no snapshot for 10 s (or for three of its flush intervals, if longer) |
 | *hang* | because a step is overdue (`goodput.hang_after`) |
 | *expired* | because the process exited longer ago than the retention time `feed.linger`, or because 20 runs ended after its run |
-| *not saved* | because the sidecar cannot write or lock the state file of the rank; the totals return when a retry succeeds |
+| *not saved* | because the sidecar cannot write or lock the state file with the values; the values return when a retry succeeds |
 """
 
 STAT_TEXT = """\

@@ -47,7 +47,7 @@ DROPPED = FamilySpec(
     type="counter",
     labels=(*IDENTITY_LABELS, "reason"),
     help="Lost data by reason.",
-    absent="whenever the totals of the rank are absent",
+    absent="*expired* or *not saved*",
     source="feed of the process, ledger",
     details=(
         "The reasons of `training_stat_rejected_samples_total`.",
@@ -67,7 +67,7 @@ REJECTED = FamilySpec(
         "Rejected samples of a Stat by reason. The samples are part of training_feed_dropped_total: do not"
         " add the two."
     ),
-    absent="before the first rejected sample",
+    absent="before the first rejected sample, *expired*, or *not saved*",
     source="feed of the process",
     details=(
         "`nan`, `infinite`, `not_a_number`: not a finite number.",
@@ -96,7 +96,7 @@ EVENTS = FamilySpec(
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "severity"),
     help="Logged events of all processes of the rank, by type and severity.",
-    absent="before the first event or whenever the totals of the rank are absent",
+    absent="before the first event, *expired*, or *not saved*",
     source="exporter.log, exporter.monitor.log_event and the bridges",
     details=("After the first 100 types of a process, further types are counted as `other`.",),
 )
@@ -114,7 +114,7 @@ EVENTS_SUPPRESSED = FamilySpec(
     type="counter",
     labels=(*IDENTITY_LABELS, "type", "reason"),
     help="Events that were counted but not completely passed to the handlers, by type and reason.",
-    absent="before the first event with the reason",
+    absent="before the first event with the reason, *expired*, or *not saved*",
     source="exporter.events.limit",
     details=(
         "`sampled`: discarded by sampling.",
@@ -127,7 +127,7 @@ HANDLER_EVENTS = FamilySpec(
     type="counter",
     labels=(*IDENTITY_LABELS, "handler"),
     help="Events that a handler accepted.",
-    absent="if no handler is registered",
+    absent="if no handler was registered, *expired*, or *not saved*",
     source="exporter.events.register",
 )
 HANDLER_DROPPED = FamilySpec(
@@ -135,7 +135,7 @@ HANDLER_DROPPED = FamilySpec(
     type="counter",
     labels=(*IDENTITY_LABELS, "handler", "reason"),
     help="Events that a handler did not receive, by reason.",
-    absent="if no handler is registered",
+    absent="if no handler was registered, *expired*, or *not saved*",
     source="exporter.events.register",
     details=(
         "`queue_full`: the queue of the handler was full.",

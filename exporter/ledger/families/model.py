@@ -8,8 +8,10 @@ from __future__ import annotations
 from exporter.ledger.families import IDENTITY_LABELS, RUN_LABELS
 from exporter.ledger.families.training_family import (
     GAUGE_ABSENT,
-    LAST_VALUE_ABSENT,
-    POSITION_ABSENT,
+    RUN_GAUGE_ABSENT,
+    RUN_LAST_VALUE_ABSENT,
+    RUN_POSITION_ABSENT,
+    RUN_TOTAL_ABSENT,
     TOTAL_ABSENT,
     Lifetime,
     TrainingFamily,
@@ -20,7 +22,7 @@ LOSS = TrainingFamily(
     type="gauge",
     labels=(*RUN_LABELS, "mode"),
     help="Last finite loss by mode (train, validation, test).",
-    absent=LAST_VALUE_ABSENT,
+    absent=RUN_LAST_VALUE_ABSENT,
     source="training.record(loss=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -29,7 +31,7 @@ GRAD_NORM = TrainingFamily(
     type="gauge",
     labels=RUN_LABELS,
     help="Last finite gradient norm.",
-    absent=LAST_VALUE_ABSENT,
+    absent=RUN_LAST_VALUE_ABSENT,
     source="training.record(grad_norm=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -38,7 +40,7 @@ LEARNING_RATE = TrainingFamily(
     type="gauge",
     labels=RUN_LABELS,
     help="Last recorded learning rate.",
-    absent=LAST_VALUE_ABSENT,
+    absent=RUN_LAST_VALUE_ABSENT,
     source="training.record(learning_rate=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -47,7 +49,7 @@ LOSS_SCALE = TrainingFamily(
     type="gauge",
     labels=RUN_LABELS,
     help="Last recorded loss scale of mixed precision.",
-    absent=LAST_VALUE_ABSENT,
+    absent=RUN_LAST_VALUE_ABSENT,
     source="training.record(loss_scale=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -56,7 +58,7 @@ NONFINITE = TrainingFamily(
     type="counter",
     labels=(*RUN_LABELS, "kind", "value"),
     help="Losses and gradient norms that were not finite, by kind (loss, grad) and value (nan, inf).",
-    absent=TOTAL_ABSENT,
+    absent=RUN_TOTAL_ABSENT,
     source="training.record(loss=..., grad_norm=...)",
 )
 SKIPPED_STEPS = TrainingFamily(
@@ -64,7 +66,7 @@ SKIPPED_STEPS = TrainingFamily(
     type="counter",
     labels=(*RUN_LABELS, "reason"),
     help="Steps that did not update the model, by reason (overflow, nonfinite).",
-    absent=TOTAL_ABSENT,
+    absent=RUN_TOTAL_ABSENT,
     source="training.skipped_step(...)",
 )
 MISUSE = TrainingFamily(
@@ -84,7 +86,7 @@ CHECKPOINTS = TrainingFamily(
     type="counter",
     labels=(*RUN_LABELS, "kind", "result"),
     help="Saves by kind (sync, async, local) and result (ok, failed).",
-    absent=TOTAL_ABSENT,
+    absent=RUN_TOTAL_ABSENT,
     source="checkpoint_save, on_save_checkpoint_*",
     details=("A `local` save is lost with the node.",),
 )
@@ -97,7 +99,7 @@ CHECKPOINT_DURATION = TrainingFamily(
         "Duration of saves by kind (sync, async, local) and part. The part total includes blocking: do not"
         " add the two."
     ),
-    absent=TOTAL_ABSENT,
+    absent=RUN_TOTAL_ABSENT,
     source="checkpoint_save, on_save_checkpoint_*",
     details=(
         "`blocking`: time for which the training was blocked.",
@@ -110,7 +112,7 @@ CHECKPOINT_LAST_SUCCESS_TIMESTAMP = TrainingFamily(
     unit="seconds",
     labels=RUN_LABELS,
     help="Unix time of the latest successful save, except local saves.",
-    absent=POSITION_ABSENT,
+    absent=RUN_POSITION_ABSENT,
     source="on_save_checkpoint_success",
     lifetime=Lifetime.POSITION,
 )
@@ -119,7 +121,7 @@ CHECKPOINT_LAST_STEP = TrainingFamily(
     type="gauge",
     labels=RUN_LABELS,
     help="Highest step of the successful saves of the training loop, except local saves.",
-    absent=POSITION_ABSENT,
+    absent=RUN_POSITION_ABSENT,
     source="on_save_checkpoint_success",
     lifetime=Lifetime.POSITION,
 )
@@ -129,7 +131,7 @@ CHECKPOINT_LAST_BYTES = TrainingFamily(
     unit="bytes",
     labels=RUN_LABELS,
     help="Size of the latest successful save with a reported size, except local saves.",
-    absent=POSITION_ABSENT,
+    absent=RUN_POSITION_ABSENT,
     source="training.checkpoint_saved(bytes=...)",
     lifetime=Lifetime.POSITION,
 )
@@ -139,7 +141,7 @@ CHECKPOINT_INTERVAL = TrainingFamily(
     unit="seconds",
     labels=RUN_LABELS,
     help="Median time between the last 5 successful saves, except local saves.",
-    absent=GAUGE_ABSENT,
+    absent=RUN_GAUGE_ABSENT,
     source="on_save_checkpoint_success",
 )
 GPU_MEMORY_BYTES = TrainingFamily(

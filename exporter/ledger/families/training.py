@@ -9,7 +9,9 @@ from exporter.ledger.families import IDENTITY_LABELS, RUN_LABELS
 from exporter.ledger.families.training_family import (
     GAUGE_ABSENT,
     LAST_VALUE_ABSENT,
-    POSITION_ABSENT,
+    RUN_LAST_VALUE_ABSENT,
+    RUN_POSITION_ABSENT,
+    RUN_TOTAL_ABSENT,
     TOTAL_ABSENT,
     Lifetime,
     TrainingFamily,
@@ -72,7 +74,7 @@ STEP = TrainingFamily(
         "Completed steps as counted by the job, including the steps of earlier processes. Decreases after a"
         " restart from a checkpoint."
     ),
-    absent=POSITION_ABSENT,
+    absent=RUN_POSITION_ABSENT,
     source="train_iterations_start + completed iterations",
     lifetime=Lifetime.POSITION,
 )
@@ -81,7 +83,7 @@ STEP_TARGET = TrainingFamily(
     type="gauge",
     labels=RUN_LABELS,
     help="Step at which the training ends.",
-    absent=POSITION_ABSENT,
+    absent=RUN_POSITION_ABSENT,
     source="train_iterations_target, training.describe(step_target=...)",
     lifetime=Lifetime.POSITION,
 )
@@ -90,7 +92,7 @@ EPOCH = TrainingFamily(
     type="gauge",
     labels=RUN_LABELS,
     help="Current epoch.",
-    absent=POSITION_ABSENT,
+    absent=RUN_POSITION_ABSENT,
     source="training.record(epoch=...)",
     lifetime=Lifetime.POSITION,
 )
@@ -100,7 +102,7 @@ STEP_DURATION = TrainingFamily(
     unit="seconds",
     labels=(*RUN_LABELS, "mode"),
     help="Duration of steps by mode: optimizer steps (train) or batches (validation, test).",
-    absent=TOTAL_ABSENT,
+    absent=RUN_TOTAL_ABSENT,
     source="start to end of an iteration",
 )
 STEP_LONGEST = TrainingFamily(
@@ -109,7 +111,7 @@ STEP_LONGEST = TrainingFamily(
     unit="seconds",
     labels=RUN_LABELS,
     help="Duration of the longest of the last 100 steps, except the first step of the process.",
-    absent=LAST_VALUE_ABSENT,
+    absent=RUN_LAST_VALUE_ABSENT,
     source="training_step_duration_seconds",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -119,7 +121,7 @@ STEP_IDEAL = TrainingFamily(
     unit="seconds",
     labels=RUN_LABELS,
     help="Mean duration of the last 200 steps, without slow steps.",
-    absent=LAST_VALUE_ABSENT,
+    absent=RUN_LAST_VALUE_ABSENT,
     source="training_step_duration_seconds",
     details=("A step is slow if it takes longer than median + 3 * median absolute deviation.",),
     lifetime=Lifetime.LAST_VALUE,
@@ -202,7 +204,7 @@ PHASE_DURATION = TrainingFamily(
     unit="seconds",
     labels=(*RUN_LABELS, "phase"),
     help="Duration of recurring phases, excluding nested phases.",
-    absent=TOTAL_ABSENT,
+    absent=RUN_TOTAL_ABSENT,
     source="exclusive time of one span",
 )
 SPAN_DURATION = TrainingFamily(
@@ -255,7 +257,7 @@ STEP_GPU_DURATION = TrainingFamily(
     unit="seconds",
     labels=RUN_LABELS,
     help="Device time of a timed step.",
-    absent=TOTAL_ABSENT,
+    absent=RUN_TOTAL_ABSENT,
     source="see training_phase_gpu_seconds_total",
 )
 PHASE_ACTIVE = TrainingFamily(
@@ -292,7 +294,7 @@ BACKGROUND = TrainingFamily(
     unit="seconds",
     labels=(*RUN_LABELS, "task"),
     help="Duration of background work by task. The work is not part of any phase.",
-    absent=TOTAL_ABSENT,
+    absent=RUN_TOTAL_ABSENT,
     source="training.background(...)",
     details=(
         ("Tasks are, for example, `checkpoint_upload`, `checkpoint_finalize`, `prefetch` and `eval_async`."),

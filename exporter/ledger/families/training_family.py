@@ -23,7 +23,14 @@ class TrainingFamily(FamilySpec):
     lifetime: Lifetime = Lifetime.CURRENT
 
 
+# Conditions of absence, which docs/METRICS.md defines, of families with a series for each rank.
 TOTAL_ABSENT = "*not reported*, *expired*, or *not saved*"
 GAUGE_ABSENT = "*not reported*, *exited*, or *stale*"
 LAST_VALUE_ABSENT = "*not reported*, *exited*, *stale*, or *hang*"
 POSITION_ABSENT = "*not reported*, *stale*, or *expired*"
+
+# Of families that only the node of rank 0 publishes.
+RUN_TOTAL_ABSENT = "*not reported*, *other node*, *expired*, or *not saved*"
+RUN_GAUGE_ABSENT = "*not reported*, *other node*, *exited*, or *stale*"
+RUN_LAST_VALUE_ABSENT = "*not reported*, *other node*, *exited*, *stale*, or *hang*"
+RUN_POSITION_ABSENT = "*not reported*, *other node*, *stale*, or *expired*"

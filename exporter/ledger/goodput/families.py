@@ -9,8 +9,7 @@ from exporter.families import Collected, FamilySpec
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
-_ABSENT = "*not instrumented*, *other node*, or *expired*"
-_TOTAL_ABSENT = "*not instrumented*, *other node*, *expired*, or *not saved*"
+_ABSENT = "*not instrumented*, *other node*, *expired*, or *not saved*"
 
 ATTEMPT = FamilySpec(
     name="training_attempt",
@@ -46,7 +45,7 @@ FIRST_STEP = FamilySpec(
     unit="seconds",
     labels=("run",),
     help="Time from the start of the attempt to the end of the first step.",
-    absent="before the end of the first step, *not instrumented*, *other node*, or *expired*",
+    absent="before the end of the first step, *not instrumented*, *other node*, *expired*, or *not saved*",
     source="end of the first iteration - training_attempt_start_timestamp_seconds",
 )
 WALL = FamilySpec(
@@ -58,7 +57,7 @@ WALL = FamilySpec(
         "Time since the start of the first attempt, including the time between attempts. Stops at the end of"
         " the run."
     ),
-    absent=_TOTAL_ABSENT,
+    absent=_ABSENT,
     source="phases of rank 0, starts and exits of the processes of rank 0",
     details=("The value is the sum of productive, uncommitted and badput seconds.",),
 )
@@ -68,7 +67,7 @@ PRODUCTIVE = FamilySpec(
     unit="seconds",
     labels=("run",),
     help="Work time covered by a successful save, or spent by a process that completed the training.",
-    absent=_TOTAL_ABSENT,
+    absent=_ABSENT,
     source="phases and checkpoints of rank 0",
     details=("With `goodput.validation=productive`, validation is productive too, without a save.",),
 )
@@ -78,7 +77,7 @@ UNCOMMITTED = FamilySpec(
     unit="seconds",
     labels=("run",),
     help="Work time that no checkpoint covers yet and that a crash would lose.",
-    absent=_TOTAL_ABSENT,
+    absent=_ABSENT,
     source="phases and checkpoints of rank 0",
     details=("The time becomes productive with the next save, or when the process completes the training.",),
 )
@@ -88,7 +87,7 @@ BADPUT = FamilySpec(
     unit="seconds",
     labels=("run", "cause"),
     help="Time in which the training made no lasting progress, by cause.",
-    absent=_TOTAL_ABSENT,
+    absent=_ABSENT,
     source="see docs/goodput.md",
     details=(
         f"Causes: {', '.join(f'`{cause}`' for cause in BADPUT_CAUSES)}.",
@@ -100,7 +99,7 @@ LOST_STEPS = FamilySpec(
     type="counter",
     labels=("run",),
     help="Executed steps that were lost, because the next attempt started at an earlier step.",
-    absent=_TOTAL_ABSENT,
+    absent=_ABSENT,
     source="steps beyond the first step of the next attempt",
 )
 RESTARTS = FamilySpec(
@@ -108,7 +107,7 @@ RESTARTS = FamilySpec(
     type="counter",
     labels=("run", "reason"),
     help="Attempts after the first, by the reason for the end of the previous attempt.",
-    absent=_TOTAL_ABSENT,
+    absent=_ABSENT,
     source="see training_interruptions_total",
     details=("The reasons are those of `training_interruptions_total`.",),
 )
@@ -117,7 +116,7 @@ INTERRUPTIONS = FamilySpec(
     type="counter",
     labels=("run", "reason"),
     help="Attempts that ended before the training was completed, by reason.",
-    absent=_TOTAL_ABSENT,
+    absent=_ABSENT,
     source="reports of the processes, exit status, kernel's OOM kills, boot id",
     details=(f"Reasons: {', '.join(f'`{reason}`' for reason in END_REASONS)}.",),
 )
