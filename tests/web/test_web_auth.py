@@ -248,6 +248,17 @@ def test_the_password_of_an_unknown_user_is_checked_at_the_highest_cost_of_the_k
     assert bcrypt_check.checks[0][1].startswith(b"$2y$06$")
 
 
+@pytest.mark.parametrize("password", ["", "good\0", "x" * 73])
+def test_a_password_that_bcrypt_cannot_hash_is_refused_without_a_check(
+    bcrypt_check: SlowBcrypt, password: str
+) -> None:
+    login = ("alice", password, "10.0.0.1")
+    verdicts = asyncio.run(bcrypt_check.check_logins(Passwords(Limits()), login))
+
+    assert verdicts == [False]
+    assert bcrypt_check.checks == []
+
+
 def test_users_without_the_bcrypt_package_are_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
