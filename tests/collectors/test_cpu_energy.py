@@ -130,6 +130,23 @@ def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: 
     assert collector.readings[0].gap_seconds["permission"] == 5.0
 
 
+def test_the_time_of_failed_readings_is_counted_once_if_the_energy_is_lost(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    collector = machine.collector()
+    collector.collect()
+    register = machine.register(next(iter(machine.zones)))
+    content = register.read_text()
+    register.write_text("N/A")
+    for _ in range(130):  # 650 s, more than `MAX_INTERVAL_SECONDS`
+        machine.monotonic_seconds += 5.0
+        collector.collect()
+    register.write_text(content)
+    machine.monotonic_seconds += 5.0
+    collector.collect()
+
+    assert collector.readings[0].gap_seconds == {"permission": 0.0, "error": 650.0, "lost": 5.0}
+
+
 @pytest.mark.parametrize("content", ["", "N/A\n", "1e9\n", "\x00\xff"])
 @pytest.mark.parametrize("name", ["energy_uj", "max_energy_range_uj", "name"])
 def test_garbage_affects_only_its_zone(name: str, content: str, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class EnergyDevice:
     idle: IdlePower = field(default_factory=IdlePower)
     is_readable: bool = False  # True if the last reading succeeded
     gap_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GAP_REASONS, 0.0))
+    _gap_seconds_at_reading: float = 0.0  # sum of `gap_seconds` at the last reading of a register
     counter: EnergyCounter = field(default_factory=EnergyCounter)
 
     def update(self, now: float) -> None:
@@ -100,12 +101,18 @@ class RaplZone(EnergyDevice):
     """Energy register of a RAPL zone."""
 
     def update(self, now: float) -> None:
-        """Read the register. An interval longer than `MAX_INTERVAL_SECONDS` counts as a gap (`lost`)."""
+        """Read the register.
+
+        An interval longer than `MAX_INTERVAL_SECONDS` counts as a gap (`lost`), except for the time of failed readings, which is
+        counted already.
+        """
         had_reading, previous_time = self.counter.register_joules is not None, self.counter.time
         register_joules = parse_file(self.path / "energy_uj", int) / MICROS_PER_UNIT
         seconds = self.counter.update(register_joules, now)
         if seconds is None and had_reading:
-            self.gap_seconds["lost"] += max(0.0, now - previous_time)
+            failed_seconds = sum(self.gap_seconds.values()) - self._gap_seconds_at_reading
+            self.gap_seconds["lost"] += max(0.0, now - previous_time - failed_seconds)
+        self._gap_seconds_at_reading = sum(self.gap_seconds.values())
 
 
 @dataclass(slots=True, eq=False)

@@ -44,10 +44,13 @@ GAP = FamilySpec(
     source="collectors of energy",
     details=(
         (
-            "`permission`, `error`: a reading of a CPU's energy failed. If the counter continued, the first reading"
-            " after the gap includes the energy of the gap."
+            "`permission`, `error`: a reading of a CPU's energy failed. If the counter continued, and the gap is at most"
+            " 600 s, the first reading after the gap includes the energy of the gap."
         ),
-        "`lost`: more than 600 s passed between two readings of a CPU's counter. The energy is not counted.",
+        (
+            "`lost`: more than 600 s passed between two readings of a CPU's counter, without a failed reading. The"
+            " energy is not counted."
+        ),
         (
             "`no_reading`: the energy of a GPU was not read. If the GPU has a counter, the energy of the gap is part"
             " of `exporter_energy_gap_joules_total`."
