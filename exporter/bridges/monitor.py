@@ -94,7 +94,7 @@ class MonitorBridge:
             kind = EVENTS.kind(name or UNNAMED, "info")
             if kind.enabled:
                 kind.counter.add(count)
-                kind.counting_kind.last = time()
+                kind.counting_kind.last_time = time()
                 if kind.handlers:
                     kind.suppressed_counts["rate_limit"].add(count)
 

@@ -88,7 +88,7 @@ class Kind:
         """Count from zero."""
         self.counter = Counter()
         self.count = self.counter.bump
-        self.last: float | datetime | None = None  # time of the latest event
+        self.last_time: float | datetime | None = None  # time of the latest event
         self.suppressed_counts = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
         self._next_number = count().__next__
 
@@ -96,7 +96,7 @@ class Kind:
     def last_seconds(self) -> float | None:
         """Unix time of the latest event; None before the first, and outside the range of Unix time."""
         try:
-            return self.last.timestamp() if isinstance(self.last, datetime) else self.last
+            return self.last_time.timestamp() if isinstance(self.last_time, datetime) else self.last_time
         except (OverflowError, ValueError, OSError):
             return None
 
@@ -111,7 +111,7 @@ class Kind:
             and rule.enabled
             and LEVEL_BY_SEVERITY[self.severity] >= LEVEL_BY_SEVERITY[rule.severity]
         )
-        self._sample, self._per_second = rule.sample, rule.per_second
+        self._sample_ratio, self._per_second = rule.sample, rule.per_second
         self.is_limited = rule.sample < 1.0 or rule.per_second != DEFAULT_PER_SECOND
         self._permits_end = 0.0  # monotonic time at which new permits are issued
 
@@ -121,12 +121,12 @@ class Kind:
 
     def admits(self) -> bool:
         """Return True if the next event is delivered, and count it as suppressed otherwise."""
-        share = self._sample
-        if share < 1.0:
-            # An event is delivered if the whole part of number * share has grown: with a share of 0.25, events 0, 4, 8 and so on.
+        ratio = self._sample_ratio
+        if ratio < 1.0:
+            # An event is delivered if the whole part of number * ratio has grown: with a ratio of 0.25, events 0, 4, 8 and so on.
             # Random numbers are not used, because the job may have seeded the generator.
             number = self._next_number()
-            if (number * share) // 1 == ((number - 1) * share) // 1:
+            if (number * ratio) // 1 == ((number - 1) * ratio) // 1:
                 self.suppressed_counts["sampled"].bump()
                 return False
         per_second = self._per_second  # read once, because `limit` may change the rule on another thread

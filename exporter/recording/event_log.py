@@ -332,7 +332,7 @@ class EventLog(KindTable):
             payload: See `log`.
         """
         kind.count()
-        kind.counting_kind.last = event_time
+        kind.counting_kind.last_time = event_time
         event: Event | None = None
         is_admitted: bool | None = None
         for handle in kind.handlers:

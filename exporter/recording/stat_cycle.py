@@ -48,7 +48,7 @@ class StatCycle:
     def close_windows(self) -> None:
         """Close the windows that have ended, after draining their Stats."""
         wall, now = time(), monotonic()
-        states_by_window: dict[float, list[StatState]] = {}  # by seconds of the window
+        states_by_window: dict[float, list[StatState]] = {}  # by length of the window in seconds
         states = self._stats.states()
         self._scheduled_stats = len(states)
         for state in states:
@@ -67,7 +67,7 @@ class StatCycle:
             start, end = clock.advance(wall=wall, monotonic=now)
             for state in states_by_window[seconds]:
                 self._yield_gil()
-                state.close_window(start, end, late_windows=overdue_seconds >= seconds, wall=wall)
+                state.close_window(start, end, is_late=overdue_seconds >= seconds, wall=wall)
 
     def drain(self, selects: Callable[[StatState], object], within_seconds: float = inf) -> None:
         """Drain the buffers of the Stats for which the result of *selects* is true.

@@ -122,10 +122,10 @@ class StatState:
             self._absorb(samples, wall)
         return buffered_samples > CHUNK_SAMPLES
 
-    def close_window(self, start: float, end: float, *, late_windows: bool, wall: float) -> None:
-        """Close the time window. *late_windows* is True if a whole window has passed since its end: an empty window follows."""
+    def close_window(self, start: float, end: float, *, is_late: bool, wall: float) -> None:
+        """Close the time window. *is_late* is True if a further window has passed since its end: that window is empty."""
         self._close(max(start, self._window_start), end)
-        if late_windows:
+        if is_late:
             self.closed_window = WindowReading(end, wall, 0)
         self._begin_window(end)
 

@@ -38,6 +38,11 @@ class WindowClock:
     """Clock of windows that end at multiples of their length on the wall clock, so that the windows of ranks with synchronized clocks coincide.
 
     The end is measured on the monotonic clock, so that a jump of the wall clock does not stretch the window.
+
+    Attributes:
+        start: Unix time at which the open window started.
+        end: Unix time at which the open window ends.
+        due_monotonic: Monotonic time at which the open window ends.
     """
 
     def __init__(self, seconds: float, *, wall: float, monotonic: float) -> None:
@@ -64,7 +69,7 @@ class WindowClock:
         return closed_window
 
     def _has_jumped(self, wall: float, monotonic: float) -> bool:
-        """Return True if the wall clock has moved against the monotonic clock since the start of the window."""
+        """Return True if the wall clock has moved against the monotonic clock by more than `MAX_CLOCK_JUMP_RATIO` of the window."""
         return abs(wall - monotonic - self._offset) > MAX_CLOCK_JUMP_RATIO * self._seconds
 
     def _align(self, wall: float, monotonic: float) -> None:

@@ -256,7 +256,7 @@ def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
     state = new_state(wall=100.0, window_seconds=60, window_samples=3)
     drain_reading(state, 1, 2, 3, 4, wall=110.0)
     window_closed_by_count = state.closed_window
-    state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
+    state.close_window(60.0, 120.0, is_late=False, wall=120.0)
 
     assert (
         window_closed_by_count.started,
@@ -277,9 +277,7 @@ def test_empty_windows_and_windows_before_a_suspension_are_no_data() -> None:
     for index, samples in enumerate([(5.0,), (), (5.0,)]):
         drain_reading(state, *samples)
         window_start = 60.0 * index
-        state.close_window(
-            window_start, window_start + 60.0, late_windows=index == 2, wall=window_start + 60.0
-        )
+        state.close_window(window_start, window_start + 60.0, is_late=index == 2, wall=window_start + 60.0)
         windows.append((state.closed_window.samples, bool(state.closed_window.values)))
 
     assert windows == [(1, True), (0, False), (0, False)]
@@ -290,7 +288,7 @@ def test_a_window_with_too_few_samples_has_only_its_sample_count() -> None:
     windows = []
     for samples in ((1.0, 2.0), (1.0, 2.0, 3.0)):
         drain_reading(state, *samples)
-        state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+        state.close_window(0.0, 60.0, is_late=False, wall=60.0)
         windows.append((state.closed_window.samples, bool(state.closed_window.values)))
 
     assert windows == [(2, False), (3, True)]
@@ -312,7 +310,7 @@ def test_a_bucket_has_all_samples_of_the_process_up_to_its_bound(samples: list[f
     bounds = (-1, 0, 2.5)
     state = new_state(["histogram"], buckets=bounds)
     drain_reading(state, *samples[:50])
-    state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+    state.close_window(0.0, 60.0, is_late=False, wall=60.0)
     reading = drain_reading(state, *samples[50:])
 
     assert reading.bucket_counts == tuple(sum(sample <= bound for sample in samples) for bound in bounds)
@@ -330,7 +328,7 @@ def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the
 
     assert unused_state.effective == override
     assert used_state.effective == definition
-    used_state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+    used_state.close_window(0.0, 60.0, is_late=False, wall=60.0)
     assert used_state.effective == override.replace(buckets=(1.0, 2.0))
     assert used_state.closed_window.values.keys() == {Aggregation.MEAN}
 
