@@ -14,7 +14,7 @@ from exporter.families import AnyCollector
 
 LOG = logging.getLogger("exporter.collectors")
 
-Problems = Sequence[tuple[str, str]]
+PassProblems = Sequence[tuple[str, str]]
 """Pairs (reason, message), one for each failed part of a pass."""
 
 
@@ -38,7 +38,7 @@ class CollectorTask:
     is_expired: bool = False  # the running or last pass has exceeded the deadline
     published_at: float | None = None  # monotonic time of the last published block; None without a block
     published_by: AnyCollector | None = None  # collector of that block
-    problems: Problems | None = None  # of the last pass; None before the end of the first
+    problems: PassProblems | None = None  # of the last pass; None before the end of the first
     duration_seconds: float | None = None  # of the last pass that has returned
     unsupported: tuple[
         str, ...
@@ -82,7 +82,7 @@ class CollectorTask:
                 self.logged_sources.add(missing)
                 LOG.info("collector %s: %s", self.name, missing)
 
-    def record_problems(self, problems: Problems) -> None:
+    def record_problems(self, problems: PassProblems) -> None:
         """Record the problems of a pass (none after a success), and log a line if the reasons have changed."""
         previous_problems, self.problems = self.problems, tuple(problems)
         reasons = {reason for reason, _ in problems}
@@ -115,6 +115,6 @@ class CollectorTask:
         )
 
 
-def message_of(problems: Problems) -> str:
+def message_of(problems: PassProblems) -> str:
     """Return the problems as one line of text."""
     return "; ".join(f"{message} ({reason})" for reason, message in problems)

@@ -209,7 +209,7 @@ class HangCollector:
 
 
 def read_valid_answer(directory: str, process_id: str, request_id: str) -> StackAnswer | None:
-    """Return the answer of a process to a request. Returns None for a missing or invalid stack file, or an older answer."""
+    """Return the answer of a process to a request. Returns None without a valid stack file, or if the file answers a different request."""
     try:
         answer = read_answer(directory, process_id)
     except (OSError, FeedFormatError):

@@ -21,7 +21,7 @@ from exporter.replay.library import COST_KEYS, SYMBOLS
 from exporter.replay.machine import EVERY_CALL
 from exporter.replay.readings import READINGS
 
-Problems = Iterator[tuple[str, str]]
+KeyProblems = Iterator[tuple[str, str]]
 """Problems of a configuration dataclass, for the loader: pairs of key and message."""
 
 
@@ -34,7 +34,7 @@ class Signal:
     counter_from: int | None = None  # first value of a counter; None for a number that is not a counter
     bits: Literal[16, 32, 64] | None = None  # width at which a counter wraps; None for no wrap
 
-    def problems(self) -> Problems:
+    def problems(self) -> KeyProblems:
         """Yield a width without a counter."""
         if self.bits is not None and self.counter_from is None:
             yield "bits", "only a counter has a width; add counter_from"
@@ -62,7 +62,7 @@ class Load:
     steps: tuple[Step, ...] = ()
     ripple: Annotated[float, Range(0, 0.5)] = 0.0
 
-    def problems(self) -> Problems:
+    def problems(self) -> KeyProblems:
         """Yield a problem for a cycle without a duration. A load without steps is idle."""
         if self.steps and not any(step.seconds for step in self.steps):
             yield "steps", "last 0s in total; at least one step needs a duration above 0s"
@@ -89,7 +89,7 @@ class GpuProcess:
         None  # SM utilization in percent at full load; None if not reported
     )
 
-    def problems(self) -> Problems:
+    def problems(self) -> KeyProblems:
         """Yield a problem unless the process has either an id or a file."""
         if (self.pid is None) == (self.pid_file is None):
             yield "pid", "set either pid or pid_file"
@@ -112,10 +112,10 @@ class Model:
     mig: tuple[Instance, ...] = ()  # visible while the reading `mig_mode` is 1
     processes: tuple[GpuProcess, ...] = ()
 
-    def problems(self) -> Problems:
+    def problems(self) -> KeyProblems:
         """Yield unknown readings and invalid ids."""
         yield from _unknown_readings("values", self.values)
-        yield from _number_keys(self)
+        yield from _invalid_ids(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class GpuGroup:
     values: Numbers = field(default_factory=dict)  # readings that differ from the model's
     processes: tuple[GpuProcess, ...] | None = None  # None for the processes of the model
 
-    def problems(self) -> Problems:
+    def problems(self) -> KeyProblems:
         """Yield unknown readings."""
         yield from _unknown_readings("values", self.values)
 
@@ -156,7 +156,7 @@ class TimelineEntry:
     xid: tuple[Annotated[int, Range(0, 100_000)], ...] = ()  # Xids that the driver reports at the start
     driver: Version | None = None  # version of the new driver, which stays after the end
 
-    def problems(self) -> Problems:
+    def problems(self) -> KeyProblems:
         """Yield functions that no replay has, errors that NVML does not have, unknown readings, and an end before the start."""
         if self.until is not None and self.until <= self.at:
             yield "until", f"is not after the start, {self.at:g}s"
@@ -169,7 +169,7 @@ class TimelineEntry:
                 codes = [code.upper() for code in (*CODES, "success")]
                 yield "errors", f'{symbol}: no error "{error}", {suggest(error.upper(), codes)}'
         yield from _unknown_readings("set", self.set)
-        yield from _number_keys(self)
+        yield from _invalid_ids(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class MachineDescription:
     gpus: tuple[GpuGroup, ...] = ()
     timeline: tuple[TimelineEntry, ...] = ()
 
-    def problems(self) -> Problems:
+    def problems(self) -> KeyProblems:
         """Yield references to functions, models and GPUs that do not exist."""
         for symbol in self.missing:
             if symbol not in SYMBOLS:
@@ -235,13 +235,15 @@ def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
     return gpu
 
 
-def _unknown_readings(key: str, readings: Numbers) -> Problems:
+def _unknown_readings(key: str, readings: Numbers) -> KeyProblems:
+    """Yield a problem for each name that is no reading."""
     for name in readings:
         if name not in READINGS:
             yield key, f'no reading "{name}", {suggest(name, READINGS)}'
 
 
-def _number_keys(section: Model | TimelineEntry) -> Problems:
+def _invalid_ids(section: Model | TimelineEntry) -> KeyProblems:
+    """Yield a problem for each key of `fields` and `gpm` that is no number."""
     for name in ("fields", "gpm"):
         numbers = getattr(section, name)
         for key in numbers if isinstance(numbers, Mapping) else ():  # not a mapping: invalid or UNCHANGED

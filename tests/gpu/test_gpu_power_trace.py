@@ -9,7 +9,7 @@ import pytest
 from gpu_support import replay, small_machine
 from power_trace_support import EPOCH, TRACE, TracedGpu, energy_joules_at
 
-from exporter.collectors.gpu.energy import GpuEnergy, PowerBlock
+from exporter.collectors.gpu.energy import GpuEnergy, PassPower
 from exporter.collectors.gpu.state import GpuRegistry
 
 READ_INTERVAL_SECONDS = 2.0
@@ -90,7 +90,7 @@ def test_energy_after_the_last_sample_is_not_counted_twice_if_the_counter_is_rea
     energy = GpuEnergy()
     # At a constant 500 W, the pass at 2 s reads the counter 0.8 s after the last sample, as on a busy machine.
     for end_seconds, counter_seconds in ((0.0, 0.0), (1.0, None), (2.0, 2.8), (3.0, None), (4.0, 4.0)):
-        block = PowerBlock(
+        pass_power = PassPower(
             integral_joules=500.0 * end_seconds,
             end_time=end_seconds,
             start_microseconds=int(end_seconds * 1e6),
@@ -98,7 +98,7 @@ def test_energy_after_the_last_sample_is_not_counted_twice_if_the_counter_is_rea
             milliwatts=[500_000],
         )
         millijoules = None if counter_seconds is None else 500_000.0 * counter_seconds
-        energy.add(block, millijoules, counter_seconds or 0.0, child=1, is_paused=False)
+        energy.add(pass_power, millijoules, counter_seconds or 0.0, child=1, is_paused=False)
 
     assert [point.time for point in energy.history] == [0.0, 1.0, 2.8, 3.0, 4.0]
     assert [point.joules for point in energy.history] == pytest.approx(
@@ -119,7 +119,7 @@ def add_constant_power(
     *counter_delay_seconds* is the time between the last power sample and the reading of the counter, None without a reading. The
     power integral lacks *outage_seconds*, in which no power was read.
     """
-    block = PowerBlock(
+    pass_power = PassPower(
         integral_joules=500.0 * (seconds - outage_seconds),
         end_time=float(seconds),
         start_microseconds=seconds * 1_000_000,
@@ -128,7 +128,7 @@ def add_constant_power(
     )
     counter_seconds = seconds + (counter_delay_seconds or 0.0)
     millijoules = None if counter_delay_seconds is None else 500_000.0 * counter_seconds
-    energy.add(block, millijoules, counter_seconds, child=1, is_paused=is_paused)
+    energy.add(pass_power, millijoules, counter_seconds, child=1, is_paused=is_paused)
 
 
 @pytest.mark.parametrize("counter_delay_seconds", [0.0, 0.02, 0.1])

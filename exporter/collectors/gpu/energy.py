@@ -43,7 +43,7 @@ PowerSample = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class PowerBlock:
+class PassPower:
     """Power samples of a pass, as sent by the child.
 
     The steps (0, 20000) after 5000000 stand for samples at the Unix times 5.00 s and 5.02 s.
@@ -106,7 +106,7 @@ class GpuEnergy:
         return max(0.0, self._integral_joules - self._integral_at_base_joules)
 
     def add(
-        self, power: PowerBlock | None, millijoules: float | None, time: float, child: int, *, is_paused: bool
+        self, power: PassPower | None, millijoules: float | None, time: float, child: int, *, is_paused: bool
     ) -> None:
         """Add the readings of a pass: power samples, and the energy counter in millijoules. Either may be None.
 
@@ -126,21 +126,21 @@ class GpuEnergy:
             self._add_counter(self._counter, millijoules, time, child, is_paused=is_paused)
         self._add_to_history()
 
-    def _add_power(self, block: PowerBlock, child: int, *, is_paused: bool) -> None:
-        """Add the samples, and the growth of the integral since the previous block. The integral of a new child starts at 0."""
-        self._add_power_samples(block)
+    def _add_power(self, pass_power: PassPower, child: int, *, is_paused: bool) -> None:
+        """Add the samples, and the growth of the integral since the previous pass. The integral of a new child starts at 0."""
+        self._add_power_samples(pass_power)
         previous_joules = self._child_integral_joules if child == self._child else 0.0
-        if child != self._child or block.end_time > self.time:
-            self._record_reading(block.end_time)
+        if child != self._child or pass_power.end_time > self.time:
+            self._record_reading(pass_power.end_time)
         if child != self._child:  # the samples of a new child begin after the last reading of the counter
             self._integral_at_base_joules = min(self._integral_at_base_joules, self._integral_joules)
         joules_since_counter = self._joules_since_counter
-        increase_joules = max(0.0, block.integral_joules - previous_joules)
-        self._child_integral_joules, self._child = block.integral_joules, child
+        increase_joules = max(0.0, pass_power.integral_joules - previous_joules)
+        self._child_integral_joules, self._child = pass_power.integral_joules, child
         self._integral_joules += increase_joules
-        self._integral_time = block.end_time
-        if block.milliwatts:
-            self._last_watts = block.milliwatts[-1] / 1000
+        self._integral_time = pass_power.end_time
+        if pass_power.milliwatts:
+            self._last_watts = pass_power.milliwatts[-1] / 1000
         if self._counter is not None and is_paused:
             # The growth since the last reading of the counter includes the pause: the base decreases by the same amount.
             self._base_joules -= self._joules_since_counter - joules_since_counter
@@ -242,16 +242,18 @@ class GpuEnergy:
         while self.history[0].time < self.time - HISTORY_SECONDS:
             self.history.popleft()
 
-    def _add_power_samples(self, block: PowerBlock) -> None:
+    def _add_power_samples(self, pass_power: PassPower) -> None:
         """Add the samples after the last one, and discard old ones. If the wall clock was set back, discard all earlier samples."""
-        samples, microseconds = self.power_samples, block.start_microseconds
-        if not block.step_microseconds:
+        samples, microseconds = self.power_samples, pass_power.start_microseconds
+        if not pass_power.step_microseconds:
             return
-        newest_time = (microseconds + sum(block.step_microseconds)) / 1e6
+        newest_time = (microseconds + sum(pass_power.step_microseconds)) / 1e6
         if samples and newest_time < samples[-1][0] - CLOCK_STEP_SECONDS:
             samples.clear()
         last_time = samples[-1][0] if samples else 0.0
-        for step_microseconds, milliwatts in zip(block.step_microseconds, block.milliwatts, strict=True):
+        for step_microseconds, milliwatts in zip(
+            pass_power.step_microseconds, pass_power.milliwatts, strict=True
+        ):
             microseconds += step_microseconds
             if microseconds / 1e6 > last_time:  # the previous child may have sent earlier samples
                 samples.append((microseconds / 1e6, milliwatts / 1000))

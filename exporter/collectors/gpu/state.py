@@ -18,7 +18,7 @@ from exporter.collectors.gpu.energy import (
     HISTORY_SECONDS,
     OUTAGE_SECONDS,
     GpuEnergy,
-    PowerBlock,
+    PassPower,
     PowerSample,
 )
 from exporter.collectors.gpu.families import COUNTER_RULES
@@ -84,9 +84,9 @@ class GpuState:
         for reading, values in entry["values"].items():
             self._set_reading(reading, values, time, child)
         power = entry.get("power")
-        block = None if power is None else PowerBlock(**power)
+        pass_power = None if power is None else PassPower(**power)
         energy_time = time + entry.get("energy_delay", 0.0)
-        self.energy.add(block, entry.get("energy_millijoules"), energy_time, child, is_paused=is_paused)
+        self.energy.add(pass_power, entry.get("energy_millijoules"), energy_time, child, is_paused=is_paused)
         if "processes" in entry:
             self.processes = tuple(self._process(process) for process in entry["processes"] or ())
             if entry["processes"] is not None:

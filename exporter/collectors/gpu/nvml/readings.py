@@ -23,7 +23,7 @@ class PassReadings:
     values: dict[str, dict[Labels, float | None]] = field(default_factory=dict)  # by name and labels
     replaced: dict[str, dict[Labels, float]] = field(default_factory=dict)  # complete readings, see `set_all`
     energy_delay: float = 0.0  # seconds from the time of the pass to the reading of the energy counter
-    power: dict[str, Any] | None = None  # fields of PowerBlock
+    power: dict[str, Any] | None = None  # fields of PassPower
     processes: list[dict[str, Any]] | None = None  # None if the driver does not list processes
     has_process_list: bool = False  # True if `processes` was read in this pass
     instances: list[dict[str, Any]] | None = None  # fields of MigInstance; None if not read in this pass
