@@ -68,22 +68,22 @@ class Connection:
         self.end("evicted")
 
     def _enter(
-        self, state: ConnectionState, seconds: float | None = None, error: Reason | None = None
+        self, state: ConnectionState, seconds: float | None = None, reason: Reason | None = None
     ) -> None:
-        """Change the state. After *seconds*, the connection ends with the reason *error*; None is not counted as an error."""
+        """Change the state. After *seconds*, the connection ends for the reason, which is counted unless it is None."""
         self._server.guard.set_state(self, state)
-        self._limit(seconds, error)
+        self._set_deadline(seconds, reason)
 
-    def _limit(self, seconds: float | None, error: Reason | None = None) -> None:
-        """Replace the deadline, after which the connection ends with the reason *error*; None for no deadline."""
+    def _set_deadline(self, seconds: float | None, reason: Reason | None = None) -> None:
+        """Replace the deadline after which the connection ends for the reason. Without *seconds*, there is no deadline."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self.end, error)
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self.end, reason)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Close the socket, leave the guard, and count the error that ended the task, if any."""
         server = self._server
-        self._limit(None)
+        self._set_deadline(None)
         server.guard.set_state(self, None)
         self._sock.close()
         # Reference cycles are broken, because the garbage collector may run minutes later.
@@ -179,7 +179,7 @@ class Connection:
         self._server.counts.requests[response.route, response.status] += 1
         parts, is_persistent = self._http.respond(response, close=self._server.is_closing)
         self._server.guard.begin_writing(self, response.body)
-        self._limit(self._server.limits.write_seconds, "write_timeout")
+        self._set_deadline(self._server.limits.write_seconds, "write_timeout")
         await wire.write(parts)
         return is_persistent
 
