@@ -21,10 +21,10 @@ RUN_SILENT = FamilySpec(
     source="`training-exporter run`, which inspects the job's interpreter",
     details=(
         "`not_installed`: the job's Python cannot import the package.",
-        "`shadowed`: another module named `exporter` is imported.",
+        "`shadowed`: the job's Python would import another module named `exporter`.",
         "`turned_off`: `EXPORTER_DISABLED=1` or `EXPORTER_AUTO=0`.",
         "`environment`: the job has no `EXPORTER_FEED_DIR`, or a different one.",
-        "`feed_directory`: the feed directory is full, or the job may not write to it.",
+        "`feed_directory`: the feed directory is full or unreadable, or the job may not write to it.",
         "`nothing_recorded`: no bridge applies, and the job calls no function of `exporter`.",
     ),
 )
