@@ -55,7 +55,7 @@ def compute_quotas(
     """
     quotas: dict[tuple[str, str], int] = {}
     capacity = max_series
-    for demands_by_run in _demands(watched_families, published_families).values():
+    for demands_by_run in _count_series(watched_families, published_families).values():
         demands = {run: families.total() for run, families in demands_by_run.items()}
         shares = _allocate(demands, capacity)
         for run, families in demands_by_run.items():
@@ -72,6 +72,7 @@ def cut_family(metric: Metric, name: str, quotas: Quotas) -> Metric:
 
     A series of a histogram or summary keeps all of its samples or none.
     """
+    # The series of one of the exporter's own families share a quota, of all runs.
     has_common_quota = ("", name) in quotas
     capacities: dict[str, float] = {}
     kept_samples = []
@@ -97,7 +98,7 @@ def samples_of(metric: Metric) -> Sequence[Sample]:
     return metric.samples if isinstance(metric.samples, list | tuple) else ()
 
 
-def _demands(watched_families: Iterable[Metric], published_families: Iterable[Metric]) -> _Demands:
+def _count_series(watched_families: Iterable[Metric], published_families: Iterable[Metric]) -> _Demands:
     """Return the number of series of all families."""
     demands: _Demands = {tier: {} for tier in _Tier}
     for metric in watched_families:

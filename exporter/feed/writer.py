@@ -158,7 +158,7 @@ class FeedWriter:
     def _encode(self, recording: Recording) -> bytes:
         """Return the bytes of a snapshot, without the newest Stats if the snapshot would exceed `max_bytes`.
 
-        A snapshot without Stats may exceed `max_bytes`. The reader refuses its file.
+        A snapshot without Stats may exceed `max_bytes`. The reader refuses this file.
         """
         stats, next_sequence = recording.stats, self._sequence + 1
         while True:

@@ -122,7 +122,7 @@ class FamilyOwners:
         return process.is_alive or has_changed
 
     def _decide(self, participants: Sequence[ProcessTotals]) -> None:
-        """Assign all families anew, and set the admitted plans of the participants."""
+        """Assign all families again, and set the admitted plans of the participants."""
         self._owners, self._names = {}, {}
         self.version += 1
         # Stats that were admitted before have precedence over the Stats of earlier processes.
