@@ -10,6 +10,7 @@ from pathlib import PurePath
 from zlib import crc32
 
 from exporter.elastic.python_command import parse_python_command
+from exporter.recording.identity import MAX_STEM_CHARACTERS
 
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
 _LAUNCHER_MODULES = ("accelerate", "deepspeed", "torch.distributed")
@@ -23,7 +24,6 @@ _PORT_OPTIONS = ("master-port", "main-process-port")
 _TORCHRUN_PREFIX = "PET_"
 """Prefix of torchrun's options as environment variables, which Kubernetes operators set."""
 _WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
-_MAX_STEM_CHARACTERS = 60  # of the script's name, in the name of a launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class JobCommand:
         if not (self.is_shared and self.rendezvous):
             return ""
         readable_stem = re.sub(r"[^A-Za-z0-9_.]+", "-", PurePath(self.script).stem)
-        stem = readable_stem[:_MAX_STEM_CHARACTERS].strip("-") or "python"
+        stem = readable_stem[:MAX_STEM_CHARACTERS].strip("-") or "python"
         return f"{stem}-{crc32(f'{self.script} {self.rendezvous}'.encode()):08x}"
 
 

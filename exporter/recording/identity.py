@@ -29,6 +29,8 @@ _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _GENERATED_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """Run ids that torchrun generates if the user gives none."""
+MAX_STEM_CHARACTERS = 60
+"""Maximum length of the name of the script in a generated name of a run."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -142,7 +144,7 @@ def launch_name(script: str, start_seconds: float, pid: int | None = None) -> st
     """Return a readable run name: script, start time in minutes, and two characters from the seconds and the pid."""
     path = PurePath(script)
     stem = path.parent.name if path.stem == "__main__" else path.stem
-    stem = re.sub(r"[^A-Za-z0-9_.]+", "-", stem)[:60].strip("-") or "python"
+    stem = re.sub(r"[^A-Za-z0-9_.]+", "-", stem)[:MAX_STEM_CHARACTERS].strip("-") or "python"
     number = int(start_seconds % 60) * 21 + (os.getpid() if pid is None else pid) % 21
     letters = _DIGITS[number // 36] + _DIGITS[number % 36]
     return f"{stem}-{time.strftime('%Y%m%d-%H%M', time.localtime(start_seconds))}-{letters}"
@@ -154,7 +156,7 @@ def local_rank() -> int | None:
 
 
 def clean_text(text: str) -> str:
-    """Return the text as a label value: of bounded length, with `?` for characters that are not printable."""
+    """Return the text as a label value: the first `MAX_IDENTITY_CHARACTERS`, with `?` for characters that are not printable."""
     characters = (
         character if character.isprintable() else "?" for character in text[:MAX_IDENTITY_CHARACTERS]
     )
@@ -162,7 +164,11 @@ def clean_text(text: str) -> str:
 
 
 def _run_of(agent_run_id: str) -> tuple[str, bool]:
-    """Return the name of the run, and False if the name was generated."""
+    """Return the name of the run, and False if the name was generated.
+
+    The name is the first of `EXPORTER_RUN`, the Slurm job id, torchelastic's run id unless torchrun generated it, the name that `run`
+    or a parent process has generated, and `_generated_name`.
+    """
     elastic_run_id = agent_run_id or os.environ.get("TORCHELASTIC_RUN_ID", "")
     if _GENERATED_RUN_ID.fullmatch(elastic_run_id):
         elastic_run_id = ""
