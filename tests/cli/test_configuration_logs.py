@@ -10,12 +10,22 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cli.logs import MAX_QUEUED_LINES, MAX_VALUE_CHARACTERS, Formatter, LogFormat, LogLevel, Logs
+from exporter.cli.logs import (
+    MAX_QUEUED_LINES,
+    MAX_VALUE_CHARACTERS,
+    Formatter,
+    LogFormat,
+    LogLevel,
+    Logs,
+    _Output,
+)
 
 LOG = logging.getLogger("exporter.test")
 
@@ -148,6 +158,19 @@ def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> Non
     last_line_fields = parse_logfmt(line.decode().rstrip())
     assert last_line_fields["msg"] == "log lines were dropped"
     assert int(last_line_fields["dropped"]) > 0
+
+
+def test_a_report_of_dropped_lines_has_their_number_since_the_last_report() -> None:
+    read_end, write_end = os.pipe()
+    queue: Any = SimpleNamespace(format=lambda record: f"dropped={record.dropped}")
+    output = _Output(write_end, queue)
+    for queue.dropped_count in (0, 3, 3, 5):
+        output.emit(record_of("line"))
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        lines = pipe.read().splitlines()
+
+    assert lines == ["line", "line", "dropped=3", "line", "line", "dropped=2"]
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -13,7 +13,8 @@ import pytest
 
 import exporter
 from exporter.collectors.catalogue import CATALOGUE
-from exporter.families import FamilyCache, FamilySpec
+from exporter.errors import CollectError
+from exporter.families import MAX_PROBLEMS_PER_REASON, Collected, FamilyCache, FamilySpec
 
 VALID_FIELDS: dict[str, Any] = {
     "name": "host_wait_seconds_total",
@@ -81,6 +82,17 @@ def test_a_family_without_values_is_absent_and_leaves_the_cache() -> None:
 
     assert cache.family(spec, {}) is None
     assert cache.values(spec) is None
+
+
+def test_the_problems_of_a_pass_are_limited_for_each_reason() -> None:
+    collected = Collected()
+    for number in range(MAX_PROBLEMS_PER_REASON + 2):
+        with collected.part():
+            raise CollectError(f"file {number}", reason="malformed")
+    collected.fail(CollectError("a directory", reason="permission"))
+
+    kept_problems = [("malformed", f"file {number}") for number in range(MAX_PROBLEMS_PER_REASON)]
+    assert collected.problems == [*kept_problems, ("permission", "a directory")]
 
 
 def sidecar_modules() -> list[ModuleType]:
