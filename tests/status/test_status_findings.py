@@ -86,8 +86,8 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
     [
         (RANK_1_ENDED, ["Rank 1 of night ended before the other ranks. for 2.0 s"]),
         (ALL_ENDED, []),
-        (SILENT, ["The process of rank 0 of night is alive and not reporting. for 60 s"]),
-        (OUTDATED_FEED, ["The process of rank 0 of night is alive and no longer reporting. for 10 min"]),
+        (SILENT, ["The process of rank 0 of night is alive and silent (no new snapshot). for 60 s"]),
+        (OUTDATED_FEED, ["The process of rank 0 of night is alive and silent (no new snapshot). for 10 min"]),
         (progress(5000), []),  # a hang is decided by the ledger, not by the page
         (dead_run("failed"), ["Run night failed: killed by SIGKILL; it has not restarted. for 90 s"]),
         (

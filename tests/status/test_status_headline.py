@@ -198,7 +198,7 @@ def test_a_silent_rank_is_first_in_the_group_of_its_run_and_names_the_runbook_en
     (group,) = finding_groups(view, findings(view), FindingStarts())
     silent_rank, hang = group.findings
 
-    assert silent_rank.text == "The process of rank 1 of night is alive and not reporting."
+    assert silent_rank.text == "The process of rank 1 of night is alive and silent (no new snapshot)."
     assert silent_rank.alert_name == ""
     assert silent_rank.runbook_alert == "TrainingFeedLost"
     assert silent_rank.anchor == "trainingfeedlost"
@@ -215,7 +215,7 @@ def test_a_silent_rank_is_urgent_if_the_run_makes_no_steps() -> None:
 
     assert (
         urgent.text
-        == "The process of rank 1 of night is alive and not reporting, and run night makes no steps."
+        == "The process of rank 1 of night is alive and silent (no new snapshot), and run night makes no steps."
     )
     assert not any(finding.is_urgent for finding in finding_views_of(JOB | SILENT_RANK))
     assert not any(

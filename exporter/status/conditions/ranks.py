@@ -189,7 +189,7 @@ CONDITIONS = (
     Condition(
         criterion="a living process silent for more than 15 s, and no step of the run for more than 15 s",
         severity=AlertSeverity.CRITICAL,
-        sentence="{processes} alive and not reporting, and run {run} makes no steps",
+        sentence="{processes} alive and silent (no new snapshot), and run {run} makes no steps",
         remedy="check whether the process is stopped or holds the GIL: `training-exporter stacks` prints its stack",
         runbook_alert="TrainingFeedLost",
         is_cause=True,
@@ -198,14 +198,14 @@ CONDITIONS = (
     Condition(
         alert_name="TrainingFeedLost",
         criterion="a running process without a snapshot for more than 120 s",
-        sentence="{processes} alive and no longer reporting",
+        sentence="{processes} alive and silent (no new snapshot)",
         remedy="check whether the process is stopped or holds the GIL, and the space of the feed directory",
         is_cause=True,
         find_matches=_lost_feeds,
     ),
     Condition(
         criterion="a living process silent for more than 15 s",
-        sentence="{processes} alive and not reporting",
+        sentence="{processes} alive and silent (no new snapshot)",
         remedy="check whether the process is stopped or holds the GIL, and the space of the feed directory",
         runbook_alert="TrainingFeedLost",
         is_cause=True,
