@@ -69,23 +69,22 @@ def short_interval_flags(flags: Sequence[str]) -> list[str]:
 
 def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
     """Return the command line of `run` with a job."""
-    sidecar_flags = [
+    return [sys.executable, "-m", "exporter", "run", *sidecar_flags(feed, *flags, port=port), "--", *job]
+
+
+def sidecar_flags(feed: Path, *flags: str, port: int = 0) -> list[str]:
+    """Return the flags of a sidecar, with or without `run`: feed directory, address, short intervals, and further flags."""
+    return [
         f"--feed.dir={feed}",
         f"--web.listen-address=127.0.0.1:{port}",
         *short_interval_flags(flags),
         *flags,
     ]
-    return [sys.executable, "-m", "exporter", "run", *sidecar_flags, "--", *job]
 
 
 def sidecar_command(feed: Path, *flags: str, port: int = 0) -> list[str]:
-    """Return the command line of a sidecar, without `run`."""
-    sidecar_flags = [
-        f"--feed.dir={feed}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        *short_interval_flags(flags),
-    ]
-    return [sys.executable, "-m", "exporter", *sidecar_flags, *flags]
+    """Return the command line of a sidecar without `run`."""
+    return [sys.executable, "-m", "exporter", *sidecar_flags(feed, *flags, port=port)]
 
 
 def signal_logging_job(log_file: Path) -> list[str]:

@@ -23,6 +23,7 @@ from run_support import (
     run_to_completion,
     running_process,
     sidecar_command,
+    sidecar_flags,
 )
 from serve_support import run_exporter, sidecar
 from waiting import LIMIT_SECONDS, wait_until
@@ -197,7 +198,7 @@ def test_a_defect_of_a_command_propagates_so_that_python_prints_its_traceback(
 
 def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = sidecar_command(tmp_path)
+    command = [*LAUNCHER, *sidecar_flags(tmp_path)]
     with log.open("w") as stderr, running_process(command, tmp_path, stderr=stderr) as process:
         wait_until(lambda: blocks_sighup(process.pid))
         process.send_signal(signal.SIGHUP)
@@ -208,7 +209,8 @@ def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.1, 0.3, 0.6])
 def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay_seconds: float) -> None:
-    with running_process(sidecar_command(tmp_path), tmp_path, stderr=subprocess.PIPE) as process:
+    command = [*LAUNCHER, *sidecar_flags(tmp_path)]
+    with running_process(command, tmp_path, stderr=subprocess.PIPE) as process:
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay_seconds)
         process.send_signal(signal.SIGINT)
