@@ -73,13 +73,13 @@ class StackResponder:
         self._locate = locate
         self._locate_training = locate_training
         self._log_hang = log_hang
-        self._next_check = 0.0
+        self._next_check = 0.0  # monotonic time
         self._request_stamp: FileStamp | None = None
         self._answered_id = ""
         self._logged_hang: _LoggedHang | None = None
 
     def tick(self) -> None:
-        """Answer a new request, if the last check is at least `CHECK_INTERVAL_SECONDS` ago."""
+        """Answer a new request of at most `MAX_REQUEST_AGE_SECONDS`, if the last check is at least `CHECK_INTERVAL_SECONDS` ago."""
         now = monotonic()
         if now < self._next_check:
             return

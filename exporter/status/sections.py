@@ -131,7 +131,7 @@ def ranks_section(view: View) -> TableSection:
 
 
 def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
-    """Return the table and the plots of the GPUs. The state of a GPU includes its urgent findings."""
+    """Return the table and the plots of the GPUs. The state of a GPU includes its urgent findings of `_FAULTS`."""
     faults: dict[str, list[str]] = {}
     for finding in findings:
         name = _FAULTS.get(finding.condition.alert_name)
