@@ -56,7 +56,7 @@ class Periodic:
     def finish(self) -> Callable[[float, str], object]:
         """Call `at_exit` and queue the last poll. Return a function that waits for the end of the last poll."""
         self._at_exit()  # not on the thread, where an earlier poll may hang
-        self._worker.put(None, bounded=False)  # an earlier poll may still be queued
+        self._worker.put(None, is_bounded=False)  # an earlier poll may still be queued
         return self._worker.finish()
 
     def after_fork(self) -> None:

@@ -158,7 +158,7 @@ class Delivery:
             return True
         deadline = monotonic() + timeout_seconds
         for queue in self.queues:
-            queue.worker.put(ExportCall("write_out"), bounded=False)
+            queue.worker.put(ExportCall("write_out"), is_bounded=False)
         results = [queue.worker.drain(deadline - monotonic()) for queue in self.queues]
         return all(results)
 
@@ -166,7 +166,7 @@ class Delivery:
         """Request that each exporter closes after the queued records. A later record initializes the exporter again."""
         if os.getpid() == self._pid:
             for queue in self.queues:
-                queue.worker.put(ExportCall("close"), bounded=False)
+                queue.worker.put(ExportCall("close"), is_bounded=False)
 
     def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
         """Close the exporters once the queued records are processed, or after the timeout. Later records are dropped."""
@@ -286,8 +286,8 @@ class ExportQueue:
         """
         if not self._closing.is_set():
             self._closing.set()
-            self.worker.put(ExportCall("close"), bounded=False)
-            self.worker.put(ExportCall("shut_down"), bounded=False)
+            self.worker.put(ExportCall("close"), is_bounded=False)
+            self.worker.put(ExportCall("shut_down"), is_bounded=False)
         wait_for_worker = self.worker.finish()
 
         def wait(timeout_seconds: float) -> None:

@@ -120,12 +120,12 @@ class Handle(Worker):
         self._call(item)
         self._direct_deliveries.bump()
 
-    def put(self, item: Any, origin: object = None, *, bounded: bool = True) -> bool:
+    def put(self, item: Any, origin: object = None, *, is_bounded: bool = True) -> bool:
         """Queue an item for the handler, or call a direct handler. Return False if the item is not accepted. Never waits."""
         if self.is_direct:
             self.call_directly(item if self._convert is None else self._convert(item, origin))
             return True
-        return self.is_registered and super().put((item, origin), bounded=bounded)
+        return self.is_registered and super().put((item, origin), is_bounded=is_bounded)
 
     def _deliver(self, item: tuple[Any, object]) -> None:
         """Call the handler with a queued pair of event and logged object, on the thread of the handler."""

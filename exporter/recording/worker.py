@@ -40,13 +40,13 @@ class Counter:
 
 
 class Marker:
-    """Queue item that signals the completion of all earlier items. With `end`, the thread stops at the marker.
+    """Queue item that signals the completion of all earlier items. With `ends_thread`, the thread stops at the marker.
 
     Not a `threading.Event`, because a signal handler that interrupts `wait` would block `set`.
     """
 
-    def __init__(self, *, end: bool) -> None:
-        self.end = end
+    def __init__(self, *, ends_thread: bool) -> None:
+        self.ends_thread = ends_thread
         self._completion = threading.Lock()
         self._completion.acquire()
         self.set = self._completion.release
@@ -98,9 +98,9 @@ class Worker:
         full_count = self._full_count.read()
         return self._losses | {"queue_full": full_count} if full_count else dict(self._losses)
 
-    def put(self, item: object, *, bounded: bool = True) -> bool:
-        """Queue an item. Return False if the queue is full. Never raises and never waits."""
-        if bounded and self._queue.qsize() >= self._bound:
+    def put(self, item: object, *, is_bounded: bool = True) -> bool:
+        """Queue an item. Return False if the queue is full; with *is_bounded* False, queue the item all the same. Never raises or waits."""
+        if is_bounded and self._queue.qsize() >= self._bound:
             self._full_count.bump()
             return False
         self._queue.put(item)
@@ -142,7 +142,7 @@ class Worker:
 
         After its timeout, the function counts the remaining items as lost.
         """
-        marker = self.mark(end=True)
+        marker = self.mark(ends_thread=True)
 
         def wait(timeout_seconds: float, reason: str) -> None:
             if marker is None or threading.current_thread() is self._thread:
@@ -154,16 +154,16 @@ class Worker:
 
         return wait
 
-    def mark(self, *, end: bool = False) -> Marker | None:
+    def mark(self, *, ends_thread: bool = False) -> Marker | None:
         """Queue a marker and return it. Return None without a thread."""
         if self._thread is None or self._has_ended:
             return None
-        marker = Marker(end=end)
+        marker = Marker(ends_thread=ends_thread)
         self._queue.put(marker)
         return marker
 
     def _run(self) -> None:
-        """Process the queue until a marker with `end`, or after a timeout of `finish`. Runs on the worker's thread."""
+        """Process the queue until a marker with `ends_thread`, or after a timeout of `finish`. Runs on the worker's thread."""
         queue = self._queue
         while True:
             item = queue.get()
@@ -172,9 +172,9 @@ class Worker:
             if not isinstance(item, Marker):
                 self._process(item)
                 continue
-            self._has_ended = self._has_ended or item.end
+            self._has_ended = self._has_ended or item.ends_thread
             item.set()
-            if item.end:
+            if item.ends_thread:
                 return
 
     def _process(self, item: object) -> None:

@@ -68,12 +68,12 @@ def bind(address: Address, backlog: int) -> socket.socket:
     return listener
 
 
-def url(listener: socket.socket, *, tls: bool, reachable: bool = True) -> str:
+def url(listener: socket.socket, *, tls: bool, is_destination: bool = True) -> str:
     """Return the URL of a listening socket, without a path.
 
-    With `reachable`, 127.0.0.1 replaces the wildcard address, which is not a destination of connections.
+    With *is_destination*, 127.0.0.1 replaces a wildcard address, to which a client cannot connect.
     """
     host, port = listener.getsockname()[:2]
-    if reachable and ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+    if is_destination and ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "127.0.0.1"
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -80,7 +80,7 @@ class Server:
             tls = self._state.config.uses_tls
             self.urls = tuple(url(listener, tls=tls) for listener in self._listeners)
             for listener in self._listeners:
-                address_url = url(listener, tls=tls, reachable=False)
+                address_url = url(listener, tls=tls, is_destination=False)
                 _log.info("listening on %s, TLS is %s", address_url, "enabled" if tls else "disabled")
             self._thread.start()
         except ListenError:
