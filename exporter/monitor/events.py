@@ -1,6 +1,6 @@
 """torch.monitor's events and handlers, without torch's lock.
 
-A handler runs on a thread of its own. `log_event` waits for each handler, at most five seconds, so that a handler has usually returned
+Each handler has a thread. `log_event` waits for each handler, at most five seconds, so that a handler has usually returned
 when the call returns, as in torch.
 """
 
@@ -119,7 +119,7 @@ class Event:
 
 
 def log_event(event: Event) -> None:
-    """Count an event and deliver it to all registered handlers. Raises TypeError for anything but an Event."""
+    """Count an event and deliver the event to all registered handlers. Raises TypeError for other objects than an Event."""
     if not isinstance(event, Event):
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}")
     kind = EVENTS.kind(event._name or UNNAMED_TYPE, "info")  # noqa: SLF001  # a subclass may override the property
@@ -134,7 +134,7 @@ def log_event(event: Event) -> None:
 def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHandle:
     """Register a callback for all later events, in order. A callback that is registered twice is called twice.
 
-    Events that the callback logs are delivered after it has returned. Raises TypeError for an object that is not callable.
+    Events that the callback logs are delivered after the callback has returned. Raises TypeError for an object that is not callable.
     """
     adapter = Adapter(_monitor_event, native_class=Event, is_awaited=True)
     return EVENTS.register_adapted(callback, adapter, queue=MAX_QUEUED_EVENTS)

@@ -87,7 +87,7 @@ class EventHandler(ABC):
 def log(
     event: Event | str, message: str | None = None, /, *, severity: str | None = None, **metadata: Datum
 ) -> None:
-    """Count an event and deliver it to all handlers. Takes an `Event`, or the type, the message and the metadata of an event.
+    """Count an event and deliver the event to all handlers. Accepts an `Event`, or the type, the message and the metadata of an event.
 
     Raises:
         TypeError: The event or a field is of the wrong type.

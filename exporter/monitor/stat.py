@@ -117,8 +117,7 @@ class Stat:
             raise TypeError("max_samples must fit into 64 bits")
         self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for windows without a length
         self._values: list[float] = []
-        # Bound once, because `_aggregate` empties this list and never replaces it: a sample that another thread appends meanwhile
-        # stays in the list.
+        # Bound once, because `_aggregate` removes samples from this list and never replaces the list: a concurrent sample stays.
         self._append = self._values.append
         self.discarded = 0
         self._closed_values: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
@@ -165,13 +164,13 @@ class Stat:
             self._close_if_due(at_end=True)
 
     def _close_or_add(self, v: float | None = None, *, at_end: bool = False) -> None:
-        """Close the window if it has ended or *at_end* (of the Stat or the process), then add a sample, and log the closed windows.
+        """Close an ended window, or any window *at_end* (of the Stat or the process), then add a sample, and log the closed windows.
 
         A sample that fills the window closes it too. If another thread holds the lock, the sample is only added, and that thread or
         the next call aggregates the sample.
         """
         if not self._lock.acquire(blocking=False):
-            # Another thread is closing the window, or this thread was interrupted by a signal handler while it did so.
+            # A different thread is closing the window, or a signal handler has interrupted this thread during the close.
             if v is not None:
                 self._append(v)
                 self._record(v)
@@ -201,7 +200,7 @@ class Stat:
                 log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as in torch
 
     def _close_if_due(self, *, at_end: bool = False) -> None:
-        """Close the window if it has ended or *at_end*. An empty window that was not full stays open: it logs no event."""
+        """Close the window if the window has ended or *at_end*. A window without samples stays open, because it logs no event."""
         if (at_end or monotonic() >= self._window_end) and (self._values or self._count or self._is_full):
             self._close_or_add(at_end=at_end)
 
