@@ -21,6 +21,7 @@ from rules_support import needs_promtool
 
 from exporter import registry
 from exporter.elastic import bridge, families, metrics
+from exporter.recording.values import Aggregation
 
 pytestmark = pytest.mark.timeout(120)  # includes the import of torch
 
@@ -219,6 +220,16 @@ def test_units_become_part_of_the_name_and_milliseconds_become_seconds(
     state = stat_state(f"{group}.{stat}".rstrip("."))
     assert state.definition.unit == unit
     assert state.sum == pytest.approx(sample, rel=1e-12)
+
+
+def test_a_duration_has_a_histogram_and_another_metric_its_last_value() -> None:
+    group = new_name("windows")
+    metrics.put_metric("step_ms", 12, group)
+    metrics.put_metric("loss", 0.5, group)
+
+    duration, number = stat_state(f"{group}.step").definition, stat_state(f"{group}.loss").definition
+    assert duration.aggregations == {Aggregation.HISTOGRAM, Aggregation.MEAN, Aggregation.MAX}
+    assert number.aggregations == {Aggregation.VALUE, Aggregation.MEAN, Aggregation.MAX}
 
 
 @needs_promtool
