@@ -45,8 +45,6 @@ STRAGGLER = {
     'training_cost_total{run="a",instance="n1",currency="EUR"}': "0+0.15x60",
 }
 """Series of a run that costs 36 EUR per hour, and whose steps take 1.5 s instead of 1 s because of rank 1: a third of the time is lost."""
-QUERY_BY_COLUMN = {"": "A", "Verdict": "B", "Since": "C", "Lost/h": "F", "Lost": "G"}
-"""Query of a column of the table of runs. The first query has the rows, with the texts of all other columns."""
 
 
 def assert_runs(
@@ -58,14 +56,14 @@ def assert_runs(
     factor: int = 1,
     minutes: float = 15,
 ) -> None:
-    """Check the rows of the table of runs, or the values of a column, like `assert_panel`."""
+    """Check the rows of the table of runs, or the values of one of its columns, like `assert_panel`."""
     assert_panel(
         tmp_path,
         "training-fleet",
         "All runs, rates over 5 min",
         series,
         expected,
-        query_id=QUERY_BY_COLUMN[column],
+        column=column,
         factor=factor,
         minutes=minutes,
     )

@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from dashboards_support import BUILTIN_VALUES, SELECTED_VALUES, all_queries, fill_variables
+from dashboards_support import BUILTIN_VALUES, MODELS, SELECTED_VALUES, all_queries, fill_variables
 from rules_support import promtool, rules_read_by
+
+from dashboards.board import all_panels
 
 BOARD_VALUES = {
     "training-gpus": {"run": ".*"},
@@ -28,6 +30,7 @@ def assert_panel(
     expected: Mapping[str, float],
     *,
     query_id: str = "A",
+    column: str = "",
     factor: int = 1,
     minutes: float = 15,
     selected: dict[str, str] | None = None,
@@ -42,11 +45,14 @@ def assert_panel(
         panel: Title of the panel, or `$NAME` for a variable.
         series: Values of each series in promtool's notation, one sample every 15 s.
         expected: Expected values by labels, multiplied by *factor* and rounded.
-        query_id: Reference of the query in the panel.
+        query_id: Reference of the query in the panel. The first query of a table has its rows.
+        column: Name of a column of a table, in place of the reference of its query.
         factor: Factor that makes fractions comparable as integers.
         minutes: Evaluation time.
         selected: Values of variables.
     """
+    if column:
+        query_id = query_of_column(dashboard, panel, column)
     query = next(
         query for query in all_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
     )
@@ -85,6 +91,18 @@ def assert_panel(
     completed = promtool("test", "rules", path)
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+def query_of_column(dashboard: str, title: str, column: str) -> str:
+    """Return the reference of the query whose values a column of a table shows."""
+    panel = next(panel for panel in all_panels(MODELS[dashboard]) if panel["title"] == title)
+    (names,) = (
+        transformation["options"]["renameByName"]
+        for transformation in panel["transformations"]
+        if transformation["id"] == "organize"
+    )
+    (field,) = (field for field, name in names.items() if name == column and field.startswith("Value #"))
+    return str(field).removeprefix("Value #")
 
 
 def run_series(name: str, values: str, node: int = 1, labels: str = "") -> dict[str, str]:

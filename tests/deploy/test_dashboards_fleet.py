@@ -40,7 +40,7 @@ def test_a_finished_run_has_no_age_of_its_last_step(tmp_path: Path) -> None:
         "Speed and progress of the runs, rates over 5 min",
         series,
         {},
-        query_id="C",
+        column="Last step",
     )
 
 
@@ -56,8 +56,10 @@ def test_the_gpus_of_a_node_without_an_exporter_are_unknown_and_not_up(tmp_path:
     assert_panel(tmp_path, "training-fleet", "GPUs", series, {"{}": 8}, query_id="C")
 
 
-@pytest.mark.parametrize("query_id", ["E", "F", "G"], ids=["time left", "step time", "tokens/s"])
-def test_a_run_without_a_step_has_no_speed_and_no_time_left(tmp_path: Path, query_id: str) -> None:
+@pytest.mark.parametrize(
+    "column", ["Time left", "Step time", "Tokens/s"], ids=["time left", "step time", "tokens/s"]
+)
+def test_a_run_without_a_step_has_no_speed_and_no_time_left(tmp_path: Path, column: str) -> None:
     series = THREE_RUNS | {
         f'training_{name}{{run="b",instance="n1"{labels}}}': values
         for name, labels, values in (
@@ -77,7 +79,7 @@ def test_a_run_without_a_step_has_no_speed_and_no_time_left(tmp_path: Path, quer
         "Speed and progress of the runs, rates over 5 min",
         series,
         {},
-        query_id=query_id,
+        column=column,
     )
 
 
@@ -133,7 +135,9 @@ def test_a_node_has_its_worst_problem_and_the_tile_counts_nodes_with_a_problem(t
     }
 
     worst = {'{instance="n1"}': 5.0, '{instance="n2"}': 3.0, '{instance="n3"}': 0.0}
-    assert_panel(tmp_path, "training-fleet", "All nodes, rates over 5 min", series, worst, query_id="B")
+    assert_panel(
+        tmp_path, "training-fleet", "All nodes, rates over 5 min", series, worst, column="Worst problem"
+    )
     assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": 2.0}, query_id="D")
     assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": 1.0}, query_id="C")
 

@@ -73,7 +73,7 @@ def test_a_hang_starts_with_the_last_step_and_an_end_with_the_state(tmp_path: Pa
     }
 
     assert_runs(tmp_path, series, runs, column="Since")
-    assert_panel(tmp_path, "training-fleet", "Firing alerts", series, alerts, query_id="B")
+    assert_panel(tmp_path, "training-fleet", "Firing alerts", series, alerts, column="Since")
 
 
 def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(t
     runs = OTHER_ROWS | {'{run="a",user="u",state="running",alertname="Xid 48",instance="n1",gpu="0"}': 1.0}
 
     assert_panel(tmp_path, "training-fleet", "Firing alerts", series, {alert: 3.0})
-    assert_panel(tmp_path, "training-fleet", "Firing alerts", series, {alert: 1.0}, query_id="C")
+    assert_panel(tmp_path, "training-fleet", "Firing alerts", series, {alert: 1.0}, column="Other alerts")
     assert_runs(tmp_path, series, runs)
 
 
@@ -440,7 +440,7 @@ def test_an_alert_has_the_start_of_its_problem_in_both_tables(
         "Firing alerts",
         series,
         {f'{{alertname="{name}",title="{title}",{gpu}}}': start},
-        query_id="B",
+        column="Since",
     )
 
 

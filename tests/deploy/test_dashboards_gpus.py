@@ -46,7 +46,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
     labels = f'{{instance="n1",run="a",problem="exporter down: node, GPUs unknown",remedy="{remedy}"}}'
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.UNKNOWN})
     assert_panel(
-        tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 285_000}, query_id="B"
+        tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 285_000}, column="Since"
     )
 
 
@@ -76,25 +76,25 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
         "What is wrong",
         series,
         {'{instance="n1",gpu="0"}': 315_000},
-        query_id="B",
+        column="Since",
     )
 
 
 @pytest.mark.parametrize(
-    ("query_id", "labels", "value"),
+    ("column", "labels", "value"),
     [
         (
-            "A",
+            "Impact",
             '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain; reset the GPU or reboot"}',
             Impact.ENDANGERS_WORK,
         ),
-        ("B", '{instance="n1",gpu="0"}', 301_000),
-        ("D", '{instance="n1",gpu="0"}', 4),
+        ("Since", '{instance="n1",gpu="0"}', 301_000),
+        ("Others", '{instance="n1",gpu="0"}', 4),
     ],
     ids=["worst problem", "start of the worst problem, not of an earlier one", "other problems"],
 )
 def test_a_gpu_with_several_problems_has_one_row(
-    tmp_path: Path, query_id: str, labels: str, value: float
+    tmp_path: Path, column: str, labels: str, value: float
 ) -> None:
     series = {
         'up{job="training",instance="n1"}': "1x60",
@@ -107,7 +107,7 @@ def test_a_gpu_with_several_problems_has_one_row(
         'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
     }
 
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: value}, query_id=query_id)
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: value}, column=column)
 
 
 EXPORTER_AND_RANK = {
@@ -208,7 +208,7 @@ def test_a_lost_gpu_is_above_a_gpu_with_several_ecc_problems(tmp_path: Path) -> 
     rows = {f'{{instance="n1",gpu="{gpu}"}}': value for gpu, value in enumerate((lost, ecc, 0))}
 
     assert lost > ecc > 0
-    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, rows, query_id="B")
+    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, rows, column="Worst problem")
 
 
 @pytest.mark.parametrize(("gpus", "rows"), [(MAX_GPUS, MAX_GPUS), (MAX_GPUS + 1, 1)])
@@ -220,7 +220,7 @@ def test_only_gpus_with_a_problem_are_listed_if_there_are_too_many(
         series |= gpu_series("up", "1x4", gpu=gpu)
     xids = {f'{{instance="n1",gpu="{gpu}"}}': 0.0 for gpu in range(rows)}
 
-    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, xids, query_id="C", minutes=1)
+    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, xids, column="Xids, 1 h", minutes=1)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_th
         "What is wrong",
         series,
         {'{instance="n1",gpu="0"}': 885_000},
-        query_id="B",
+        column="Since",
     )
 
 
@@ -327,7 +327,7 @@ def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: P
     }
 
     assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {'{currency="EUR"}': 9})
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, query_id="C")
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, column="Lost/h of run")
 
 
 def test_the_loss_of_the_runs_with_a_problem_is_the_sum_over_the_runs_of_the_table(tmp_path: Path) -> None:
@@ -345,7 +345,12 @@ def test_the_loss_of_the_runs_with_a_problem_is_the_sum_over_the_runs_of_the_tab
 
     assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {'{currency="EUR"}': 45})
     assert_panel(
-        tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9, '{run="b"}': 36}, query_id="C"
+        tmp_path,
+        "training-gpus",
+        "What is wrong",
+        series,
+        {'{run="a"}': 9, '{run="b"}': 36},
+        column="Lost/h of run",
     )
 
 
@@ -359,7 +364,7 @@ def test_no_gpu_has_a_state_while_the_exporter_of_its_node_is_down(tmp_path: Pat
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {node: Impact.UNKNOWN})
     assert_panel(tmp_path, "training-gpus", "Nodes and GPUs with a problem", series, unknown)
-    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, gpu, query_id="B")
+    assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, gpu, column="Worst problem")
 
 
 @pytest.mark.parametrize(("state", "runs"), [("running", 1), ("finished", 0)])

@@ -33,17 +33,17 @@ HANG_AND_STRAGGLER = (
 
 
 @pytest.mark.parametrize(
-    ("query_id", "factor", "progress", "slowest_rank", "hang", "data_stall"),
+    ("column", "factor", "progress", "slowest_rank", "hang", "data_stall"),
     [
-        pytest.param("A", 3600 // 4, 306, 204, 300, 90, id="hours of four GPUs"),
-        pytest.param("B", 900, 306, 204, 300, 90, id="share of GPU time"),
-        pytest.param("D", 1, 780, 520, 500, 200, id="watt-hours of both nodes"),
-        pytest.param("C", 100, 306, 204, 300, 90, id="cost"),
+        pytest.param("GPU hours", 3600 // 4, 306, 204, 300, 90, id="hours of four GPUs"),
+        pytest.param("of GPU time", 900, 306, 204, 300, 90, id="share of GPU time"),
+        pytest.param("Energy", 1, 780, 520, 500, 200, id="watt-hours of both nodes"),
+        pytest.param("Cost", 100, 306, 204, 300, 90, id="cost"),
     ],
 )
 def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
     tmp_path: Path,
-    query_id: str,
+    column: str,
     factor: int,
     progress: int,
     slowest_rank: int,
@@ -64,7 +64,7 @@ def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
         "Where time, energy and money went, in this time range",
         HANG_AND_STRAGGLER,
         expected,
-        query_id=query_id,
+        column=column,
         factor=factor,
     )
 
@@ -107,7 +107,7 @@ def test_energy_before_the_time_range_is_not_counted_if_the_exporter_was_down_at
         "Cost and loss of each run, in this time range",
         series,
         {'{run="a"}': 10 * (720 + 660)},
-        query_id="G",
+        column="Energy",
         factor=36,
         minutes=100,
     )
@@ -134,14 +134,12 @@ def test_the_energy_of_a_cause_is_blank_and_not_tiny_if_it_was_not_measured(
         "Where time, energy and money went, in this time range",
         series,
         expected,
-        query_id="D",
+        column="Energy",
     )
 
 
-@pytest.mark.parametrize(("query_id", "share"), [("D", 40), ("E", 25)], ids=["all", "after start"])
-def test_the_loss_of_a_run_is_also_shown_without_its_start(
-    tmp_path: Path, query_id: str, share: float
-) -> None:
+@pytest.mark.parametrize(("column", "share"), [("Lost", 40), ("after start", 25)], ids=["all", "after start"])
+def test_the_loss_of_a_run_is_also_shown_without_its_start(tmp_path: Path, column: str, share: float) -> None:
     series = (
         run_series("wall_seconds_total", "600x60")
         | run_series("badput_seconds_total", "100x60", labels=',cause="init"')
@@ -155,7 +153,7 @@ def test_the_loss_of_a_run_is_also_shown_without_its_start(
         "Cost and loss of each run, in this time range",
         series,
         {'{run="a"}': share},
-        query_id=query_id,
+        column=column,
         factor=100,
     )
 
@@ -203,7 +201,7 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
         panel,
         HANG,
         joules | {'{cause="progress"}': progress * 8000},
-        query_id="D",
+        column="Energy",
         factor=3600,
         minutes=minutes,
     )
@@ -213,7 +211,7 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
         "Cost and loss of each run, in this time range",
         HANG,
         {'{run="a"}': data_stall + hang},
-        query_id="D",
+        column="Lost",
         factor=round(60 * minutes),
         minutes=minutes,
     )

@@ -22,7 +22,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
         "Losses now, last 5 min",
         COSTLY_RUN | stall,
         {'{run="a",cause="data_stall"}': 345_000},  # above 5 % of five minutes half a minute after its start
-        query_id="E",
+        column="Since",
     )
     assert_panel(
         tmp_path,
@@ -30,7 +30,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
         "Losses now, last 5 min",
         HANG,
         {'{run="a",cause="standstill"}': 360_000},
-        query_id="E",
+        column="Since",
     )
 
 
@@ -76,20 +76,20 @@ def test_the_loss_per_hour_counts_a_standstill_a_stall_a_restart_and_a_slow_rank
 
     assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", COSTLY_RUN | series, total)
     assert_panel(
-        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | series, by_cause, query_id="D"
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | series, by_cause, column="Cost/h"
     )
 
 
 def test_a_usual_loss_has_no_start(tmp_path: Path) -> None:
     saves = COSTLY_RUN | run_series("badput_seconds_total", "0+1.2x60", labels=',cause="checkpoint_save"')
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", saves, {}, query_id="E")
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", saves, {}, column="Since")
 
 
 def test_a_wait_has_no_loss_since_its_start(tmp_path: Path) -> None:
     stall = COSTLY_RUN | run_series("badput_seconds_total", "0x20 0+7.5x40", labels=',cause="data_stall"')
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", stall, {}, query_id="F")
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", stall, {}, column="Lost since")
 
 
 def test_the_lost_share_is_weighted_by_cost_and_without_a_price_by_gpus(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
 
     row = {'{cause="ended"}': 0}
     assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, row)
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {}, query_id="D")
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {}, column="Cost/h")
 
 
 def test_a_run_whose_outcome_is_not_known_yet_is_ending_and_has_not_ended(tmp_path: Path) -> None:
@@ -342,9 +342,9 @@ def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> No
         | run_series("process_up", "1x60", labels=',rank="0"')
     )
 
-    for query_id, value in (("G", 4000), ("F", 6)):
+    for column, value in (("Power", 4000), ("Lost since", 6)):
         row = {'{run="a",cause="standstill"}': value}
-        assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row, query_id=query_id)
+        assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row, column=column)
 
 
 NO_EXPORTER = {name: values.replace("x60", "x20 stale") for name, values in COSTLY_RUN.items()} | run_series(
@@ -369,7 +369,7 @@ def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_s
     row = {f'{{run="a",instance="{node}",cause="{cause}"}}': 300}
     cost = {f'{{run="a",cause="{cause}"}}': euros_per_hour}
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, cost, query_id="D")
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, cost, column="Cost/h")
     assert_panel(
         tmp_path,
         "training-energy",
@@ -419,7 +419,9 @@ def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
     stall = run_series("badput_seconds_total", f"0+{15 * share:g}x60", labels=',cause="data_stall"')
     row = {'{run="a",cause="data_stall"}': verdict}
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall, row, query_id="B")
+    assert_panel(
+        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall, row, column="Verdict"
+    )
 
 
 def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
@@ -427,7 +429,9 @@ def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_un
     state = {'{run="a",state="unknown"}': 1}
     panel = "Cost and loss of each run, in this time range"
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", NO_EXPORTER, verdict, query_id="B")
+    assert_panel(
+        tmp_path, "training-energy", "Losses now, last 5 min", NO_EXPORTER, verdict, column="Verdict"
+    )
     assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, state)
 
 
@@ -495,7 +499,7 @@ def test_the_source_of_each_number_has_a_verdict(tmp_path: Path) -> None:
         "Source of each number",
         sources | ratios | counting,
         verdicts,
-        query_id="B",
+        column="Reading",
     )
 
 
@@ -511,5 +515,5 @@ def test_the_loss_to_a_slow_rank_starts_at_the_recorded_start_of_its_slowness(tm
         "Losses now, last 5 min",
         COSTLY_RUN | SLOW_RANK | durations,
         row,
-        query_id="E",
+        column="Since",
     )

@@ -62,35 +62,41 @@ NOTHING_WRONG = '{problem="nothing is wrong"}'
 
 
 @pytest.mark.parametrize(
-    ("query_id", "series", "factor", "expected"),
+    ("column", "series", "factor", "expected"),
     [
-        pytest.param("A", SLOW_HERE, 1, {SLOW_ROW: Impact.SLOWS_RUN}, id="slow rank"),
+        pytest.param("Impact", SLOW_HERE, 1, {SLOW_ROW: Impact.SLOWS_RUN}, id="slow rank"),
         pytest.param(
-            "A", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.SLOWS_RUN}, id="hot GPU before its slow rank"
+            "Impact", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.SLOWS_RUN}, id="hot GPU before its slow rank"
         ),
-        pytest.param("A", SLOW_ELSEWHERE, 1, {NOTHING_WRONG: NO_PROBLEM}, id="slow rank on another node"),
         pytest.param(
-            "A", _run() | NAN_ALERT, 1, {NAN_ROW: Impact.ENDANGERS_WORK}, id="alert of a run without a node"
+            "Impact", SLOW_ELSEWHERE, 1, {NOTHING_WRONG: NO_PROBLEM}, id="slow rank on another node"
         ),
-        pytest.param("B", _run() | NAN_ALERT, 1, {'{run="a"}': 240_000}, id="start of the alert"),
-        pytest.param("B", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 315_000}, id="start"),
         pytest.param(
-            "B",
+            "Impact",
+            _run() | NAN_ALERT,
+            1,
+            {NAN_ROW: Impact.ENDANGERS_WORK},
+            id="alert of a run without a node",
+        ),
+        pytest.param("Since", _run() | NAN_ALERT, 1, {'{run="a"}': 240_000}, id="start of the alert"),
+        pytest.param("Since", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 315_000}, id="start"),
+        pytest.param(
+            "Since",
             SLOW_HERE | HOT_GPU,
             1,
             {'{gpu="0",run="a",rank="0"}': 330_000},
             id="start of the throttling, not of the slow rank before",
         ),
-        pytest.param("C", SLOW_HERE, 1, {'{run="a"}': 12}, id="loss on this node"),
-        pytest.param("D", SLOW_HERE | HOT_GPU, 1, {'{gpu="0",run="a",rank="0"}': 1}, id="other problems"),
+        pytest.param("Lost/h here", SLOW_HERE, 1, {'{run="a"}': 12}, id="loss on this node"),
+        pytest.param(
+            "Others", SLOW_HERE | HOT_GPU, 1, {'{gpu="0",run="a",rank="0"}': 1}, id="other problems"
+        ),
     ],
 )
 def test_a_rank_that_slows_its_run_is_a_problem_of_its_node(
-    tmp_path: Path, query_id: str, series: dict[str, str], factor: int, expected: dict[str, float]
+    tmp_path: Path, column: str, series: dict[str, str], factor: int, expected: dict[str, float]
 ) -> None:
-    assert_panel(
-        tmp_path, "training-node", "What is wrong", series, expected, query_id=query_id, factor=factor
-    )
+    assert_panel(tmp_path, "training-node", "What is wrong", series, expected, column=column, factor=factor)
 
 
 @pytest.mark.parametrize(
@@ -172,29 +178,29 @@ def test_a_hang_shows_whether_its_cause_is_on_the_node(
 
 
 @pytest.mark.parametrize(
-    ("panel", "query_id", "expected"),
+    ("panel", "column", "expected"),
     [
-        ("What is wrong", "B", {'{gpu="0",run="a",rank="0"}': 300_000}),
+        ("What is wrong", "Since", {'{gpu="0",run="a",rank="0"}': 300_000}),
         (
             "Runs on this node, rates over 5 min",
-            "A",
+            "",
             {'{run="a",state="no step",user="u",cause="standstill"}': 1},
         ),
-        ("Runs on this node, rates over 5 min", "E", {'{run="a"}': 585}),
-        ("Ranks on this node, rates over 5 min", "A", {'{run="a",rank="0",gpu="0",phase="forward"}': 1}),
-        ("Ranks on this node, rates over 5 min", "E", {'{run="a",rank="0"}': 585}),
+        ("Runs on this node, rates over 5 min", "Last step", {'{run="a"}': 585}),
+        ("Ranks on this node, rates over 5 min", "", {'{run="a",rank="0",gpu="0",phase="forward"}': 1}),
+        ("Ranks on this node, rates over 5 min", "Last step", {'{run="a",rank="0"}': 585}),
     ],
     ids=["start", "state", "last step of the run", "phase", "last step of the rank"],
 )
 def test_a_single_missed_scrape_hides_nothing_about_a_hang(
-    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+    tmp_path: Path, panel: str, column: str, expected: dict[str, float]
 ) -> None:
     missed = {
         name: values.replace("x60", "x59 stale") if name.startswith("training_") else values
         for name, values in (_run(steps="0+15x20 300x38 stale") | _phases(0)).items()
     }
 
-    assert_panel(tmp_path, "training-node", panel, missed, expected, query_id=query_id)
+    assert_panel(tmp_path, "training-node", panel, missed, expected, column=column)
 
 
 def test_a_lost_gpu_does_not_stop_a_run_that_makes_steps(tmp_path: Path) -> None:
@@ -202,7 +208,7 @@ def test_a_lost_gpu_does_not_stop_a_run_that_makes_steps(tmp_path: Path) -> None
         tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_ROW: Impact.ENDANGERS_WORK}
     )
     assert_panel(
-        tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_GPU_LABELS: 0}, query_id="D"
+        tmp_path, "training-node", "What is wrong", _run() | LOST_GPU, {LOST_GPU_LABELS: 0}, column="Others"
     )
 
 
@@ -242,7 +248,7 @@ def test_the_rank_that_ended_first_has_no_other_problem_and_its_row_is_first(tmp
     series |= {f"training_process_up{{{RANK_LABELS.format(rank=1, node=2)}}}": "1x20 0x40"}
 
     assert_panel(
-        tmp_path, "training-node", "What is wrong", series, {'{gpu="0",run="a",rank="0"}': 0}, query_id="D"
+        tmp_path, "training-node", "What is wrong", series, {'{gpu="0",run="a",rank="0"}': 0}, column="Others"
     )
     panel = next(panel for panel in all_panels(MODELS["training-node"]) if panel["title"] == "What is wrong")
     assert panel["options"]["sortBy"] == [
@@ -252,19 +258,19 @@ def test_the_rank_that_ended_first_has_no_other_problem_and_its_row_is_first(tmp
 
 
 @pytest.mark.parametrize(
-    ("query_id", "factor", "expected"),
+    ("column", "factor", "expected"),
     [
-        ("A", 1, {'{run="a",state="running",user="u",cause="slowest_rank"}': 1}),
-        ("F", 100, {'{run="a"}': 67}),
-        ("G", 100, {'{run="a"}': 100}),
-        ("H", 1, {'{run="a"}': 36}),
-        ("I", 1, {'{run="a"}': 12}),
-        ("J", 100, {'{run="a"}': 33}),
+        ("", 1, {'{run="a",state="running",user="u",cause="slowest_rank"}': 1}),
+        ("Slowest here", 100, {'{run="a"}': 67}),
+        ("elsewhere", 100, {'{run="a"}': 100}),
+        ("Cost/h here", 1, {'{run="a"}': 36}),
+        ("Lost/h here", 1, {'{run="a"}': 12}),
+        ("Lost", 100, {'{run="a"}': 33}),
     ],
     ids=["row", "slowest here", "slowest elsewhere", "cost here", "lost here", "lost time"],
 )
 def test_a_run_on_the_node_has_its_slowest_rank_here_and_elsewhere_and_its_loss(
-    tmp_path: Path, query_id: str, factor: int, expected: dict[str, float]
+    tmp_path: Path, column: str, factor: int, expected: dict[str, float]
 ) -> None:
     assert_panel(
         tmp_path,
@@ -272,7 +278,7 @@ def test_a_run_on_the_node_has_its_slowest_rank_here_and_elsewhere_and_its_loss(
         "Runs on this node, rates over 5 min",
         SLOW_HERE,
         expected,
-        query_id=query_id,
+        column=column,
         factor=factor,
     )
 
@@ -499,7 +505,7 @@ def test_a_rank_on_the_node_is_alive_silent_ended_or_unknown(
         "Ranks on this node, rates over 5 min",
         series,
         {'{run="a",rank="0"}': process},
-        query_id="C",
+        column="Process",
     )
 
 
@@ -512,14 +518,14 @@ def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_load
         f'training_process_cpu_seconds_total{{{rank},role="dataloader",mode="user"}}': "0+30x60",
     }
 
-    for query_id, factor, value in (("G", 100, 40), ("J", 1, 2)):
+    for column, factor, value in (("Data wait", 100, 40), ("Worker CPUs", 1, 2)):
         assert_panel(
             tmp_path,
             "training-node",
             "Ranks on this node, rates over 5 min",
             series,
             {'{run="a",rank="0"}': value},
-            query_id=query_id,
+            column=column,
             factor=factor,
         )
 

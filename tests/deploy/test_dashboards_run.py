@@ -117,7 +117,7 @@ def test_the_worst_ranks_are_first_in_the_table_of_all_ranks(tmp_path: Path) -> 
         '{instance="n1",rank="0"}': ranks.Severity.NONE,
     }
 
-    assert_panel(tmp_path, "training-ranks", "All ranks, the worst first", series, severities, query_id="B")
+    assert_panel(tmp_path, "training-ranks", "All ranks, the worst first", series, severities, column="State")
     panel = next(
         panel
         for panel in all_panels(MODELS["training-ranks"])
@@ -189,7 +189,9 @@ def test_live_ranks_of_a_node_without_an_exporter_are_unknown(tmp_path: Path) ->
     )
     series |= {'exporter_build_info{instance="n2"}': "1x60"}
 
-    assert_panel(tmp_path, "training-ranks", "Nodes of the run", series, {'{instance="n2"}': 1}, query_id="B")
+    assert_panel(
+        tmp_path, "training-ranks", "Nodes of the run", series, {'{instance="n2"}': 1}, column="Alive"
+    )
 
 
 COSTLY_RUN = RANKS | run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
@@ -208,10 +210,11 @@ TWO_GPUS = RANK_1_ON_GPU_1 | {'training_rank_info{run="a",instance="n1",rank="0"
 
 
 @pytest.mark.parametrize(
-    ("query_id", "value", "labels"), [("A", 50, ""), ("B", 100, ""), ("C", 1800, ',currency="EUR"')]
+    ("column", "value", "labels"),
+    [("of time", 50, ""), ("GPU h/h", 100, ""), ("Cost/h", 1800, ',currency="EUR"')],
 )
 def test_steps_with_a_nan_loss_are_lost_in_time_gpu_hours_and_money(
-    tmp_path: Path, query_id: str, value: float, labels: str
+    tmp_path: Path, column: str, value: float, labels: str
 ) -> None:
     series = (
         COSTLY_RUN
@@ -227,14 +230,16 @@ def test_steps_with_a_nan_loss_are_lost_in_time_gpu_hours_and_money(
         "Losses now, by cause",
         series,
         expected,
-        query_id=query_id,
+        column=column,
         factor=100,
     )
 
 
-@pytest.mark.parametrize(("query_id", "value", "labels"), [("B", 100, ""), ("C", 1800, ',currency="EUR"')])
+@pytest.mark.parametrize(
+    ("column", "value", "labels"), [("GPU h/h", 100, ""), ("Cost/h", 1800, ',currency="EUR"')]
+)
 def test_the_lost_gpu_hours_count_the_gpus_of_the_cost_while_the_samples_of_a_gpu_are_missing(
-    tmp_path: Path, query_id: str, value: float, labels: str
+    tmp_path: Path, column: str, value: float, labels: str
 ) -> None:
     series = (
         COSTLY_RUN
@@ -245,7 +250,7 @@ def test_the_lost_gpu_hours_count_the_gpus_of_the_cost_while_the_samples_of_a_gp
     expected = {f'{{cause="data_stall"{labels}}}': value}
 
     assert_panel(
-        tmp_path, "training-run", "Losses now, by cause", series, expected, query_id=query_id, factor=100
+        tmp_path, "training-run", "Losses now, by cause", series, expected, column=column, factor=100
     )
 
 
