@@ -44,6 +44,8 @@ from dashboards.tables import Column, table
 UID = "training-energy"
 MAX_POINTS_OF_WASTE = 120
 """Maximum number of points of the plot of wasted energy. Each point costs a subquery."""
+_OBSERVED_RATIO = "max by (run) (run:training_observed:ratio5m{@run})"
+"""PromQL for the share of the last five minutes with samples of each run, below 1 for a younger run."""
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
@@ -153,7 +155,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         return time_series(
             title,
             Query(
-                f'({COMPLETE_RUN_POWER}) / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'({COMPLETE_RUN_POWER}) / (sum by (run) (rate({family}{{@run, mode="train"}}[5m])) / on (run) {_OBSERVED_RATIO} > 0)',
                 "{{run}}",
             ),
             unit=unit,
@@ -165,7 +167,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         time_series(
             "Joules per step",
             Query(
-                f'({COMPLETE_RUN_POWER}) / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'({COMPLETE_RUN_POWER}) / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[5m])) / on (run) {_OBSERVED_RATIO} > 0)',
                 "{{run}}",
             ),
             unit="joule",

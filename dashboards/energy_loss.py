@@ -64,13 +64,11 @@ _OVERDUE_SECONDS = (
 The rule keeps its value until its next evaluation. With the last two conditions, the value ends with the standstill, up to 30 s earlier.
 """
 
-RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
-"""PromQL for the power of each run over a rate interval in watts; too low while an exporter of the run is down."""
 RUN_POWER_5M = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"
 """PromQL for the power of each run over five minutes in watts.
 
-A slope, unlike a rate, is right for a run younger than five minutes. Five minutes are long enough for the energy of half a minute that
-the exporter adds at once when the phase of a rank is known late.
+A slope, unlike a rate, is right for a run younger than five minutes. The exporter adds the energy of up to half a minute at once when
+the phase of a rank is known late: over a shorter time, the power would exceed the limits of the GPUs after a gap.
 """
 WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
 _RECORDED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")

@@ -23,7 +23,6 @@ from dashboards.energy_loss import (
     PROGRESS_CAUSE,
     RUN_COST,
     RUN_ENERGY,
-    RUN_POWER,
     RUN_POWER_5M,
     SECONDS_AFTER_START,
     START_CAUSES,
@@ -48,6 +47,7 @@ from dashboards.losses_now import (
     NO_LOSS,
     RANKS_OF_LOSSES,
     STANDSTILL_BY_RUN,
+    STOPPED_RUNS,
     UNKNOWN_COST,
     UNKNOWN_LOSSES,
     UNKNOWN_RUNS,
@@ -71,8 +71,8 @@ from dashboards.queries import (
 )
 from dashboards.tables import Column, percent_column, table
 
-COMPLETE_RUN_POWER = blank_if_incomplete(RUN_POWER, "run")
-"""PromQL for the power of each run of which all ranks report, in watts."""
+COMPLETE_RUN_POWER = blank_if_incomplete(RUN_POWER_5M, "run")
+"""PromQL for the power of each run of which all ranks report, over five minutes in watts."""
 CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
 """PromQL for the ratio of the increase of each device's energy counter to its power, integrated over the same time."""
 MIN_CROSSCHECK_RATIO, MAX_CROSSCHECK_RATIO = 0.8, 1.25
@@ -331,25 +331,27 @@ def _readings() -> Panel:
 
 def _losses_now() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first, and the most expensive loss of each verdict."""
+    losses = f"({LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUNS})"
     # The first operand has the losses of a known rank, with the labels of the rank; the second all other losses.
     row_query = (
-        f"{LOST_SHARE_NOW} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES}) > {MIN_DISPLAYED_SHARE}"
-        f" or on (run, cause) {LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
+        f"{losses} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES})"
+        f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
     )
     of_rows = f"and on (run, cause) ({VERDICTS})"
     panel = table(
         "Losses now, last 5 min",
         Column(VERDICTS, "Verdict", width=95, mappings=VERDICT_TEXTS),
         Column("run", "Run", width=120, links=(RUN_LINK,)),
-        Column("cause", "Cause", width=205, mappings=CAUSE_TEXTS),
+        # Without a width: the column fills the table if no loss has a reason.
+        Column("cause", "Cause", mappings=CAUSE_TEXTS),
         Column("reason", "Reason"),
-        Column("rank", "Rank", width=70),
-        Column("instance", "Node", width=95),
-        Column("gpu", "GPU", width=65),
+        Column("rank", "Rank", width=65),
+        Column("instance", "Node", width=90),
+        Column("gpu", "GPU", width=62),
         percent_column(
-            f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 115, LOST_THRESHOLDS, bar=(0, 1)
+            f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 105, LOST_THRESHOLDS, bar=(0, 1)
         ),
-        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost/h", decimals=2, width=92),
+        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost/h", decimals=2, width=80),
         Column(
             f"1000 * ({LOSS_SINCE})",
             "Since",
@@ -357,8 +359,8 @@ def _losses_now() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost since", decimals=2, width=103),
-        Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=80),
+        Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost since", decimals=2, width=90),
+        Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=75),
         row_query=row_query,
         sort="Verdict",
         w=24,

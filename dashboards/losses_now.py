@@ -12,7 +12,6 @@ from dashboards.cost_and_loss import (
     MIN_LARGE_LOSS_SHARE,
     MIN_LOSS_SHARE,
     cost_per_hour_by_run,
-    lost_cost_per_hour_by_run,
     lost_share_by_cause,
     lost_share_by_run,
     standstill_by_run,
@@ -37,11 +36,14 @@ STANDSTILL_BY_RUN = standstill_by_run("@run")
 """PromQL with the value 1 for each selected run that stands still."""
 COST_PER_HOUR_BY_RUN = cost_per_hour_by_run("@run")
 """PromQL for the cost per hour of each selected run, by run and currency."""
-_LIVE_RUNS = 'max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1'
+_LIVE_RUNS = '(max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1)'
 """PromQL with the value 1 for each run that has neither ended nor started to end."""
-LOST_SHARE_NOW = lost_share_by_cause("@run")
-"""PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause."""
-_LOST_SHARE_OF_RUN = f"({lost_share_by_run('@run')} or on (run) 0 * ({_LIVE_RUNS}))"
+LOST_SHARE_NOW = f"({lost_share_by_cause('@run')} and on (run) {_LIVE_RUNS})"
+"""PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause.
+
+The rules are evaluated every 30 s. The current state ends the losses of a run that was killed since the last evaluation.
+"""
+_LOST_SHARE_OF_RUN = f"({lost_share_by_run('@run')} and on (run) {_LIVE_RUNS} or on (run) 0 * {_LIVE_RUNS})"
 """PromQL for the share of the time that each live run loses now, over all causes and at most 1; 0 for a run without a loss."""
 _GPU_COUNT_BY_RUN = (
     f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
@@ -50,7 +52,9 @@ _GPU_COUNT_BY_RUN = (
 LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
 """PromQL for the share of the GPU time that all live runs together lose now."""
 _COST_BY_CURRENCY = f"sum by (currency) ({COST_PER_HOUR_BY_RUN})"
-LOST_COST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({lost_cost_per_hour_by_run('@run')})"
+LOST_COST_PER_HOUR_BY_CURRENCY = (
+    f"sum by (currency) ({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_LOST_SHARE_OF_RUN})"
+)
 """PromQL for the cost per hour of the time that all live runs together lose now, by currency."""
 LOST_COST_SHARE_NOW = (
     f"(sum({LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_BY_CURRENCY}) / (sum({_COST_BY_CURRENCY}) > 0)"
@@ -139,6 +143,7 @@ _RANK_CANDIDATES = (
     as_cause(_with_reason(_ALL_WAIT_FOR_DATA, "all ranks wait"), "data_stall"),
     as_cause(_DATA_LOADING_RANKS, "data_stall"),
     as_cause(_FIRST_EXITED_RANK, "restarts"),
+    as_cause(_FIRST_EXITED_RANK, "failed"),
 )
 """PromQL for a rank of each run that may explain a loss, with cause and reason. Of one cause, the first candidate counts."""
 _RANK_BY_CAUSE = (
@@ -156,6 +161,7 @@ RANKS_OF_LOSSES = (
     slowest_rank  the slowest rank relative to the fastest rank of its pipeline stage
     data_stall    the rank with the most time in `data_loading`; no rank if all ranks wait
     restarts      the rank that exited first
+    failed        the rank that exited first
     other causes  none
 """
 
@@ -188,15 +194,22 @@ def _recorded_start(family: str, cause: str) -> str:
     return as_cause(f"({start} * ({start} > bool time() - $__range_s))", cause)
 
 
+_FAULTS = (
+    f"({as_cause('max by (run) (run:training_slow_rank:ratio{@run})', 'slowest_rank')}"
+    f" or {as_cause(f'max by (run) (run:training_waiting_for_data:max5m{{@run}}) > {MAX_DATA_WAIT_RATIO}', 'data_stall')}"
+    f" or {as_cause(f'max by (run) ({_RECENT_EXITS})', 'restarts')}"
+    f" or {as_cause(f'max by (run) ({_LIVE_RUNS})', 'nonfinite_loss')})"
+)
+"""PromQL with a value for each loss that is a fault, however small: a slow rank, a wait for data, a failed exit, a NaN loss."""
 _START_OF_LOSS = (
     f"({as_cause(LAST_PROGRESS_TIME_BY_RUN, 'standstill')}"
     f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
     f" or {_recorded_start('rank:training_slow_start:timestamp_seconds', 'slowest_rank')}"
     f" or {_recorded_start('run:training_data_wait_start:timestamp_seconds', 'data_stall')}"
     f" or {_LAST_TIME_BEFORE_ONSET})"
-    f" and on (run, cause) {LOST_SHARE_NOW} >= {MIN_LOSS_SHARE}"
+    f" and on (run, cause) ({LOST_SHARE_NOW} >= {MIN_LOSS_SHARE} or {LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} and on (run, cause) {_FAULTS})"
 )
-"""PromQL for the start of each loss of at least `MIN_LOSS_SHARE`, in Unix seconds. A smaller loss is usual and has no start.
+"""PromQL for the start of each fault and of each loss of at least `MIN_LOSS_SHARE`, in Unix seconds. A usual loss has no start.
 
     standstill  the last progress
     restarts    the start of the current attempt, which is the end of the loss
@@ -292,36 +305,63 @@ UNKNOWN_COST = (
 """
 COST_OF_LOSSES = f"{LOST_COST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
+_FAILED_RUNS = '(max by (run) (training_run_state{@run, state=~"failed|lost"}) == 1)'
+"""PromQL with the value 1 for each run that failed or is lost, until it restarts or its exporter drops it."""
+STOPPED_RUNS = (
+    f"({as_cause(f'0 * {_FAILED_RUNS}', 'failed')} or {as_cause(f'0 * ({ENDING_RUNS})', 'ending')})"
+)
+"""PromQL with the value 0 for each run whose ranks have ended without a result, as the causes `failed` and `ending`.
+
+These runs have no share and no cost of a loss: the exporter charges the GPUs of a run until its end, and whether the job still holds
+them is unknown.
+"""
 NO_LOSS = (
-    f"({as_cause('0 * max(run:training_live:info{@run})', 'nothing')} or on () {as_cause(f'0 * max({ENDING_RUNS})', 'ending')}"
+    f"({as_cause('0 * max(run:training_live:info{@run})', 'nothing')}"
     f" or on () {as_cause(f'0 * max({ENDED_RUNS})', 'ended')})"
 )
-"""PromQL for the row of a table without other rows: active runs lose nothing, the last run is ending, or all runs have ended.
+"""PromQL for the row of a table without other rows: active runs lose nothing, or all runs have ended.
 
 Without a value for unknown runs.
 """
-LOSS_SINCE = f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
-"""PromQL for the start of each known loss, and the time of the last sample for unknown losses, in Unix seconds.
+LOSS_SINCE = (
+    f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
+    f" or {STOPPED_RUNS} + on (run) group_left () {LAST_PROGRESS_TIME_BY_RUN}"
+)
+"""PromQL for the start of each known loss, the last sample of an unknown loss, and the last step of a stopped run, in Unix seconds.
 
 0 if the loss began before the time range.
 """
-_USUAL_VERDICT, _LOSS_VERDICT, _UNKNOWN_VERDICT, _LARGE_LOSS_VERDICT = 0, 1, 2, 3
+(
+    _USUAL_VERDICT,
+    _SMALL_LOSS_VERDICT,
+    _LOSS_VERDICT,
+    _UNKNOWN_VERDICT,
+    _LARGE_LOSS_VERDICT,
+    _STOPPED_VERDICT,
+) = range(6)
 """Numbers of the verdicts, in ascending order of urgency."""
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
+_VERDICT_BY_SHARE = (
+    f"({_LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE})"
+    f" + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE}))"
+)
+"""PromQL for the verdict of each known loss, by its share: `_USUAL_VERDICT`, `_LOSS_VERDICT` or `_LARGE_LOSS_VERDICT`."""
 VERDICTS = (
-    f"({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE}) + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE})"
+    f"clamp_min({_VERDICT_BY_SHARE} and on (run, cause) {_FAULTS}, {_SMALL_LOSS_VERDICT}) or {_VERDICT_BY_SHARE}"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN_VERDICT}"
+    f" or {STOPPED_RUNS} + on (run) group_left () ({_STOPPED_VERDICT} * {_FAILED_RUNS} or {_UNKNOWN_VERDICT} * ({ENDING_RUNS}))"
 )
 """PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual.
 
-A share of at least `MIN_LOSS_SHARE` counts 1, which is `_LOSS_VERDICT`. A share of at least `MIN_LARGE_LOSS_SHARE` also counts the difference
-between the two verdicts.
+A small loss with a fault, such as a slow rank, has `_SMALL_LOSS_VERDICT` instead of `_USUAL_VERDICT`.
 """
 VERDICT_TEXTS = value_mappings(
     {
+        _STOPPED_VERDICT: ("stopped", BAD),
         _LARGE_LOSS_VERDICT: ("large loss", BAD),
         _UNKNOWN_VERDICT: ("unknown", WARNING),
         _LOSS_VERDICT: ("loss", WARNING),
+        _SMALL_LOSS_VERDICT: ("small loss", WARNING),
         _USUAL_VERDICT: ("usual", NEUTRAL),
     }
 )
@@ -343,7 +383,8 @@ _CAUSES = {
     "compile": ("compilation", NEUTRAL),
     "other": ("other, or not attributed", NEUTRAL),
     "nothing": ("nothing is lost now", GOOD),
-    "ending": ("the run is ending", NEUTRAL),
+    "failed": ("no rank runs", BAD),
+    "ending": ("all ranks have ended", WARNING),
     "ended": ("the run has ended", NEUTRAL),
     "unknown": (NO_SAMPLE_OF_RUN, WARNING),
     "no_news": ("unknown: no sample", WARNING),

@@ -122,7 +122,52 @@ def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
 def test_a_run_whose_outcome_is_not_known_yet_is_ending_and_has_not_ended(tmp_path: Path) -> None:
     ending = {name.replace("running", "ending"): values for name, values in COSTLY_RUN.items()}
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ending, {'{cause="ending"}': 0})
+    row = {'{run="a",cause="ending"}': 0}
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ending, row)
+
+
+@pytest.mark.parametrize(
+    ("query_id", "expected"),
+    [
+        ("A", {'{run="a",instance="n1",rank="1",cause="failed",reason="signal SIGKILL"}': 0}),
+        ("B", {'{run="a",cause="failed"}': 5}),
+        ("C", {}),
+        ("D", {}),
+        ("E", {'{run="a",cause="failed"}': 885_000}),
+    ],
+    ids=["row", "verdict", "share", "cost", "since the last step"],
+)
+def test_a_killed_run_is_stopped_since_its_last_step_and_has_no_usual_loss(
+    tmp_path: Path, query_id: str, expected: dict[str, float]
+) -> None:
+    killed = (
+        {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name}
+        | run_series("run_state", "1x59 0", labels=',state="running"')
+        | run_series("run_state", "0x59 1", labels=',state="lost"')
+        | run_series("badput_seconds_total", "0+1.2x60", labels=',cause="checkpoint_save"')
+        | run_series("last_progress_timestamp_seconds", "0+15x59 885", labels=',rank="0"')
+        | run_series(
+            "rank_last_exit_timestamp_seconds", "_x60 895", labels=',rank="1",reason="signal SIGKILL"'
+        )
+    )
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", killed, expected, query_id=query_id)
+
+
+def test_a_small_loss_to_a_slow_rank_is_not_usual_and_has_its_start(tmp_path: Path) -> None:
+    durations = run_series("step_duration_seconds_sum", "0+75x60", labels=',mode="train"') | run_series(
+        "step_duration_seconds_count", "0+15x60", labels=',mode="train"'
+    )
+
+    for query_id, value in (("B", 1), ("E", 315_000)):
+        assert_panel(
+            tmp_path,
+            "training-energy",
+            "Losses now, last 5 min",
+            COSTLY_RUN | SLOW_RANK | durations,
+            {'{run="a",cause="slowest_rank"}': value},
+            query_id=query_id,
+        )
 
 
 @pytest.mark.parametrize("end", ["x120", "x20 stale"], ids=["reported", "not reported any more"])
@@ -411,7 +456,7 @@ def test_the_share_of_the_power_limits_counts_gpus_with_both_samples(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"), [(0.06, 0), (0.2, 1), (0.6, 3)], ids=["usual", "loss", "large loss"]
+    ("share", "verdict"), [(0.06, 0), (0.2, 2), (0.6, 4)], ids=["usual", "loss", "large loss"]
 )
 def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
     tmp_path: Path, share: float, verdict: int
@@ -425,7 +470,7 @@ def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
 
 
 def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
-    verdict = {'{run="a",cause="no_news"}': 2}
+    verdict = {'{run="a",cause="no_news"}': 3}
     state = {'{run="a",state="unknown"}': 1}
     panel = "Cost and loss of each run, in this time range"
 
@@ -438,9 +483,9 @@ def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_un
 @pytest.mark.parametrize(
     ("panel", "query_id", "expected"),
     [
-        ("Lost per hour, last 5 min", "A", {'{currency="EUR"}': 18}),
+        ("Lost per hour, last 5 min", "A", {'{currency="EUR"}': 19}),
         ("Lost per hour, last 5 min", "D", {'{text="runs unknown"}': 0}),
-        ("Losses now, last 5 min", "D", {'{run="a",cause="data_stall"}': 18}),
+        ("Losses now, last 5 min", "D", {'{run="a",cause="data_stall"}': 19}),
         ("Cost and CO2 per hour, last 5 min", "C", {"{}": 0}),
         ("Cost and loss of each run, in this time range", "A", {'{run="a",state="running"}': 1}),
     ],
@@ -448,7 +493,7 @@ def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_un
 def test_no_loss_disappears_and_no_run_is_unknown_if_two_scrapes_of_its_exporter_fail(
     tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
 ) -> None:
-    # The last sample is 30 s old at the end of the time range. The missing samples lower the share by 5 %.
+    # The last sample is 30 s old at the end of the time range.
     stall = run_series("badput_seconds_total", "0+8x60", labels=',cause="data_stall"')
     missed = {name: values.replace("x60", "x58 stale") for name, values in (COSTLY_RUN | stall).items()}
 
