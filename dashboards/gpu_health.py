@@ -67,7 +67,7 @@ def _health_columns() -> tuple[Column, ...]:
         Column(
             GPUS_OF_HEALTH_TABLE,
             "Worst problem",
-            width=245,
+            width=252,
             mappings=WORST_PROBLEM_TEXTS,
         ),
         Column(
@@ -87,7 +87,7 @@ def _health_columns() -> tuple[Column, ...]:
         Column(
             "max by (instance, gpu) (gpu_recovery_action{@gpu})",
             "Recovery",
-            width=105,
+            width=98,
             mappings=RECOVERY_ACTION_TEXTS,
         ),
         Column(

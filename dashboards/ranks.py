@@ -201,11 +201,11 @@ def _rank_table() -> Panel:
         Column("instance", "Node", links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
         Column("gpu", "GPU", width=60),
         Column(_SEVERITY_BY_RANK, "State", decimals=0, width=100, mappings=_SEVERITY_TEXTS),
-        Column("problem", "GPU problem", width=150, mappings=BAD_TEXT),
+        Column("problem", "GPU problem", width=165, mappings=BAD_TEXT),
         percent_column(
             SPEED_RATIO_BY_NODE,
             "Speed",
-            105,
+            95,
             threshold_steps((None, BAD), (0.75, WARNING), (0.9, BLUE)),
             bar=(0, 1),
         ),

@@ -65,7 +65,7 @@ def overview_panels() -> tuple[Panel, ...]:
                     "properties": [{"id": "thresholds", "value": bad_from(1)}],
                 }
             ],
-            w=5,
+            w=6,
         ),
         stat(
             "Slowest rank",
@@ -104,7 +104,7 @@ def overview_panels() -> tuple[Panel, ...]:
                     ],
                 }
             ],
-            w=5,
+            w=4,
         ),
         stat(
             "Rank that holds up a hang",

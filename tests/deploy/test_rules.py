@@ -39,7 +39,7 @@ COMPUTED_LABELS = {
     "alerts-gpu.yml": {"signal"},
     "recording-fleet.yml": {"cause", "steps", "target"},
     "recording-gpu.yml": {"uuid", "action"},
-    "recording-training.yml": {"label_stage"},
+    "recording-training.yml": {"label_stage", "cause"},
 }
 """Labels created by label_replace in a rule, or by exporter.configure(labels=...) in a job."""
 
