@@ -242,6 +242,7 @@ def test_run_soon_during_a_pass_gives_one_more_pass_and_never_two_at_once() -> N
         wait_until(lambda: source.calls == 1)
         for _ in range(10):
             scheduler.run_soon("busy")
+        scheduler.run_soon("not scheduled")  # is ignored
         source.release.set()
         wait_until(lambda: source.calls == 2)
         time.sleep(0.1)

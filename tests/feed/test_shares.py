@@ -81,6 +81,15 @@ def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
     assert len(select_files_to_displace(FileMemory("new", 2, 100), other_files, excess_bytes=100)) == 5
 
 
+@pytest.mark.parametrize("uid_of_new_file", [1, 2], ids=["same user", "another user"])
+def test_files_of_equal_memory_do_not_displace_each_other(uid_of_new_file: int) -> None:
+    other_files = [FileMemory("old", 1, 100)]
+
+    assert (
+        select_files_to_displace(FileMemory("new", uid_of_new_file, 100), other_files, excess_bytes=80) == []
+    )
+
+
 def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:
     large_file = file_with_unknown_keys()
     for process_number in range(20):
