@@ -52,11 +52,12 @@ GPUS_OF_ANY_RUN = gpus_of_runs("@cluster")
 
 def _gpus_of_live_ranks(modifier: str = "") -> str:
     """Return PromQL for each GPU that a live process of a run holds, by UUID and further labels. *modifier* is the time, such as ` @ end()`."""
+    live_processes = f"training_process_up{{@cluster}}{modifier} == 1"
     return (
-        f'training_rank_info{{@cluster, uuid!=""}}{modifier}'
-        f" and on (instance, run, rank) training_process_up{{@cluster}}{modifier} == 1"
-        f" or training_process_gpu_memory_bytes{{@cluster}}{modifier}"
+        f'training_rank_info{{@cluster, uuid!=""}}{modifier} and on (instance, run, rank) {live_processes}'
+        f" or training_process_gpu_memory_bytes{{@cluster}}{modifier} and on (instance, run, rank) {live_processes}"
         f' or label_replace(training_energy_share_ratio{{@cluster, component="gpu"}}{modifier} > 0, "uuid", "$1", "device", "(.+)")'
+        f" and on (instance, run) {live_processes}"
     )
 
 

@@ -327,7 +327,7 @@ def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: P
     }
 
     assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {'{currency="EUR"}': 9})
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, column="Lost/h of run")
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, column="Run lost/h")
 
 
 def test_the_loss_of_the_runs_with_a_problem_is_the_sum_over_the_runs_of_the_table(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_the_loss_of_the_runs_with_a_problem_is_the_sum_over_the_runs_of_the_tab
         "What is wrong",
         series,
         {'{run="a"}': 9, '{run="b"}': 36},
-        column="Lost/h of run",
+        column="Run lost/h",
     )
 
 
