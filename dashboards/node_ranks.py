@@ -75,7 +75,7 @@ def runs_table() -> Panel:
     return table(
         "Runs on this node, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=155, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
+        Column("state", "State", width=162, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
             f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
             "In state since",
@@ -200,7 +200,12 @@ def ranks_table() -> Panel:
         percent_column(
             f"{SPEED_RATIO_BY_RANK} unless on () {NO_EXPORTER_UP}", "Speed", 75, warn_below(0.9, 0.75)
         ),
-        percent_column(f"{data_time} / ({phase_time} > 0)", "Data wait", 96, warn_from(0.1, 0.3)),
+        percent_column(
+            f"{data_time} / ({phase_time} > 0) unless on () {NO_EXPORTER_UP}",
+            "Data wait",
+            96,
+            warn_from(0.1, 0.3),
+        ),
         percent_column(
             of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[5m]), 1)"),
             "GPU busy",

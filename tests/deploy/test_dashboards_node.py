@@ -518,6 +518,8 @@ def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_load
         f'training_process_cpu_seconds_total{{{rank},role="dataloader",mode="user"}}': "0+30x60",
     }
 
+    series['up{job="training",instance="n1"}'] = "1x60"
+
     for column, factor, value in (("Data wait", 100, 40), ("Worker CPUs", 1, 2)):
         assert_panel(
             tmp_path,
@@ -528,6 +530,21 @@ def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_load
             column=column,
             factor=factor,
         )
+
+
+def test_a_rate_of_five_minutes_is_blank_while_the_exporter_of_the_node_is_down(tmp_path: Path) -> None:
+    waiting = f'training_phase_seconds_total{{{RANK_LABELS.format(rank=0, node=1)},phase="data_loading"}}'
+    series = EXPORTER_DOWN | {waiting: "0+6x30 stale"}
+
+    assert_panel(
+        tmp_path,
+        "training-node",
+        "Ranks on this node, rates over 5 min",
+        series,
+        {},
+        column="Data wait",
+        minutes=9,
+    )
 
 
 @pytest.mark.parametrize(
