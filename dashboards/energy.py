@@ -44,8 +44,6 @@ from dashboards.tables import Column, table
 UID = "training-energy"
 MAX_POINTS_OF_WASTE = 120
 """Maximum number of points of the plot of wasted energy. Each point costs a subquery."""
-_OBSERVED_RATIO = "max by (run) (run:training_observed:ratio5m{@run})"
-"""PromQL for the share of the last five minutes with samples of each run, below 1 for a younger run."""
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
@@ -151,11 +149,12 @@ def _device_power_panels() -> tuple[Panel, ...]:
 def _efficiency_panels() -> tuple[Panel, ...]:
     """Return the panels of the energy for each step and token, and of the energy by phase."""
 
+    # The power is a slope, and so are the steps and tokens: after an outage, a rate would be too small for five minutes.
     def energy_per_unit_panel(title: str, family: str, unit: str) -> Panel:
         return time_series(
             title,
             Query(
-                f'({COMPLETE_RUN_POWER}) / (sum by (run) (rate({family}{{@run, mode="train"}}[5m])) / on (run) {_OBSERVED_RATIO} > 0)',
+                f'({COMPLETE_RUN_POWER}) / (sum by (run) (deriv({family}{{@run, mode="train"}}[5m])) > 0)',
                 "{{run}}",
             ),
             unit=unit,
@@ -167,7 +166,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
         time_series(
             "Joules per step",
             Query(
-                f'({COMPLETE_RUN_POWER}) / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[5m])) / on (run) {_OBSERVED_RATIO} > 0)',
+                f'({COMPLETE_RUN_POWER}) / (max by (run) (deriv(training_steps_total{{@run, mode="train"}}[5m])) > 0)',
                 "{{run}}",
             ),
             unit="joule",
