@@ -82,10 +82,12 @@ def _rows() -> str:
 
     A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
     """
+    # The label keeps the column without a width, which fills the table, also if no run has a problem.
+    no_problem = f'label_replace({RUNS}, "alertname", "{NO_VALUE}", "", "")'
     with_problem = (
         "max by (run, user) (run:training_run:info{@cluster})"
         f" * on (run) group_left (state) ({_LATEST_STATE} or on (run) {RUNS})"
-        f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {main_problem()} + 1 or on (run) {RUNS})"
+        f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {main_problem()} + 1 or on (run) {no_problem})"
         f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@cluster')} + 1 or on (run) {RUNS})"
     )
     return f"({_unseen_rows()}) or on (run) {with_problem}"
