@@ -107,11 +107,11 @@ UNSEEN_NODE = f"topk by (run) (1, {_LAST_SAMPLE_BY_NODE} unless on (run, instanc
 _SLOW_RANK = f"bottomk by (run) (1, max by (run, instance, rank, gpu) (run:training_slow_rank:ratio{{@cluster}}) < {SLOW_RATIO})"
 """PromQL for the speed of the slowest rank of each run, if the rank is slow, with its node and GPU."""
 _ALL_WAIT_FOR_DATA = (
-    f"(max by (run) (run:training_waiting_for_data:min5m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
+    f"(max by (run) (run:training_waiting_for_data:min2m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
 )
 """PromQL for the smallest share of time in which a rank waits for data, for each run whose ranks all wait: no rank is then the cause."""
 _DATA_WAIT_RANK = (
-    f"(topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
+    f"(topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio2m{{@cluster}}) > {MAX_DATA_WAIT_RATIO})"
     f" unless on (run) {_ALL_WAIT_FOR_DATA})"
 )
 """PromQL for the share of time in which the rank that waits longest waits for data, unless all ranks wait.

@@ -183,7 +183,7 @@ def _speed() -> Panel:
             warn_below(0.9, 0.75),
         ),
         percent_column(
-            unless_still("run:training_waiting_for_data:max5m{@cluster}"),
+            unless_still("run:training_waiting_for_data:max2m{@cluster}"),
             "Data wait",
             84,
             warn_from(0.1, 0.2),

@@ -102,12 +102,12 @@ _ODD_RANKS = (
 """PromQL for the rank that holds up a hang, if it is a single rank."""
 _SLOWEST_RANKS = "bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{@run}))"
 """PromQL for the slowest rank of each run that a slow rank holds up, relative to the fastest rank of its pipeline stage."""
-_ALL_WAIT_FOR_DATA = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
+_ALL_WAIT_FOR_DATA = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL with a value for each run of which all ranks wait for data: no rank is then the cause."""
 _DATA_LOADING_RANKS = (
-    "topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio5m{@run}))"
+    "topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio2m{@run}))"
 )
-"""PromQL for the rank of each run that waits longest for data, over five minutes."""
+"""PromQL for the rank of each run that waits longest for data, over two minutes."""
 _RECENT_EXITS = (
     "(max by (run, instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run}) > time() - 3600)"
 )
@@ -196,7 +196,7 @@ def _recorded_start(family: str, cause: str) -> str:
 
 _FAULTS = (
     f"({as_cause('max by (run) (run:training_slow_rank:ratio{@run})', 'slowest_rank')}"
-    f" or {as_cause(f'max by (run) (run:training_waiting_for_data:max5m{{@run}}) > {MAX_DATA_WAIT_RATIO}', 'data_stall')}"
+    f" or {as_cause(f'max by (run) (run:training_waiting_for_data:max2m{{@run}}) > {MAX_DATA_WAIT_RATIO}', 'data_stall')}"
     f" or {as_cause(f'max by (run) ({_RECENT_EXITS})', 'restarts')}"
     f" or {as_cause(f'max by (run) ({_LIVE_RUNS})', 'nonfinite_loss')})"
 )

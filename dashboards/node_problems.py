@@ -92,13 +92,13 @@ _PHASE_CAUSE, _LOST_GPU_CAUSE = "phase .+", "GPU lost"
 _SLOW_RANKS = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the speed of the slowest slow ranks of each run on the node, at most `MAX_SLOW_RANKS`; without a value during a standstill."""
 _DATA_WAIT_RATIO_BY_RANK = (
-    'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
-    " / on (run) group_left () max by (run) (run:training_observed:ratio5m{@run})"
+    'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[2m]))'
+    " / on (run) group_left () max by (run) (run:training_observed:ratio2m{@run})"
 )
-"""PromQL for the share of the last five minutes in which each rank on the node waits for data; of a younger run, the share of its time."""
+"""PromQL for the share of the last two minutes in which each rank on the node waits for data; of a younger run, the share of its time."""
 WAITS_FOR_DATA = f"max({_DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
-_ALL_RANKS_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min5m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
+_ALL_RANKS_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the smallest share of the time in which a rank waits for data, for each run whose ranks all wait: no rank is then the cause."""
 _RANKS_WAITING_FOR_DATA = (
     f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})"

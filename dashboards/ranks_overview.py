@@ -84,7 +84,7 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         lost_time(),
         stat(
-            "Waiting for data, last 5 min",
+            "Waiting for data, last 2 min",
             instant_query(f"topk(1, {DATA_WAIT_RATIO_BY_RANK})", "rank {{rank}} on {{instance}}"),
             instant_query(
                 f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT_RATIO_BY_RANK})",

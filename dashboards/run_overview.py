@@ -264,7 +264,7 @@ def _number_panels() -> tuple[Panel, ...]:
             w=4,
         ),
         stat(
-            "Waiting for data, last 5 min",
+            "Waiting for data, last 2 min",
             instant_query(
                 f'label_replace({ALL_WAIT_FOR_DATA}, "whose", "each rank, at least", "", "") or on ()'
                 f' label_replace({longest_wait}, "whose", "rank $1", "whose", "(.+)")',

@@ -134,8 +134,8 @@ _SLOW_RANKS = (
     f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDSTILL_BY_STEP_AGE}"
 )
 """PromQL for the rows of slow ranks, with a GPU of the rank if one is known; without a value during a standstill."""
-DATA_WAIT_RATIO_BY_RANK = "max by (instance, rank) (rank:training_data_wait:ratio5m{@run})"
-"""PromQL for the share of the last five minutes in which each rank waited for data; of a younger run, the share of its time."""
+DATA_WAIT_RATIO_BY_RANK = "max by (instance, rank) (rank:training_data_wait:ratio2m{@run})"
+"""PromQL for the share of the last two minutes in which each rank waited for data; of a younger run, the share of its time."""
 _DATA_WAIT_START = "max(run:training_data_wait_start:timestamp_seconds{@run})"
 """PromQL for the start of the wait for data in the run, in Unix seconds, without labels."""
 ALL_WAIT_FOR_DATA = (
@@ -145,13 +145,13 @@ ALL_WAIT_FOR_DATA = (
 _ALL_RANKS_WAIT = with_number(
     f"round(100 * {ALL_WAIT_FOR_DATA})",
     _DATA_WAIT_START,
-    "all ranks wait for data: at least $1 % of the last 5 min",
+    "all ranks wait for data: at least $1 % of the last 2 min",
 )
 """PromQL for the row of a run whose ranks all wait for data."""
 _WAITING_RANK = with_number(
     f"round(100 * topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
     f"0 * {UP_BY_RANK_AND_NODE} + on () group_left () {_DATA_WAIT_START}",
-    "waits longest for data: $1 % of the last 5 min",
+    "waits longest for data: $1 % of the last 2 min",
     "instance, rank",
 )
 """PromQL for the row of the rank that waits longest for data, unless all ranks wait. The start is that of the run."""

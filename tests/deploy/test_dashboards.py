@@ -161,17 +161,19 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_step_overdue:seconds",
     "run:training_straggler_lost:ratio",
     "rank:training_compute:seconds",
-    "rank:training_data_wait:ratio5m",
+    "rank:training_data_wait:ratio2m",
     "rank:training_gpu:info",
     "rank:training_straggler_score:ratio",
     "run:training_standstill:info",
     "run:training_odd_phase:info",
     "run:training_standstill_rank:info",
-    "run:training_waiting_for_data:min5m",
+    "run:training_waiting_for_data:max2m",
+    "run:training_waiting_for_data:min2m",
     "run:training_live:info",
     "run:training_lost:ratio",
     "run:training_slow_rank:ratio",
-    "run:training_data_wait_rank:ratio5m",
+    "run:training_data_wait_rank:ratio2m",
+    "run:training_observed:ratio2m",
     "run:training_observed:ratio5m",
     "run:training_cost:rate5m",
     "run:training_gpus:count",
@@ -236,7 +238,7 @@ def test_all_is_a_pattern_and_not_a_list_of_values(uid: str) -> None:
 def test_rates_cover_an_interval_that_follows_the_zoom(uid: str) -> None:
     for query in panel_queries(uid):
         for window in re.findall(r"\b(?:rate|irate|increase)\([^[]*\[([^]]*)\]", query.expression):
-            assert window in {"$__rate_interval", "$__range", "5m", "1h"}, str(query)
+            assert window in {"$__rate_interval", "$__range", "2m", "5m", "1h"}, str(query)
 
 
 @every_board

@@ -199,7 +199,7 @@ COSTLY_RUN = RANKS | run_series("cost_total", "0+0.15x60", labels=',kind="device
 
 
 def test_waiting_for_data_has_a_cost(tmp_path: Path) -> None:
-    panel = "Waiting for data, last 5 min"
+    panel = "Waiting for data, last 2 min"
 
     assert_panel(
         tmp_path, "training-ranks", panel, COSTLY_RUN | DATA_STALL, {'{currency="EUR"}': 18}, query_id="B"

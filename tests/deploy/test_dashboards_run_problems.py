@@ -233,7 +233,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
         pytest.param(
             RANKS
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}': 375_000},
+            {f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1}': 330_000},
             id="loader stall",
         ),
         pytest.param(
@@ -241,7 +241,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
             | {'host_cpu_utilization_ratio{instance="n1"}': "1x60"},
             {
-                f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1},remedy="{SATURATED}"': 375_000
+                f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1},remedy="{SATURATED}"': 330_000
             },
             id="loader stall with saturated CPUs",
         ),
@@ -249,7 +249,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             RANKS
             | run_series("phase_seconds_total", "0x20 9+9x39", labels=',rank="0",phase="data_loading"')
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {'problem="all ranks wait for data: at least 50 % of the last 5 min"': 360_000},
+            {'problem="all ranks wait for data: at least 50 % of the last 2 min"': 330_000},
             id="loader stall of all ranks",
         ),
         pytest.param(
@@ -311,7 +311,7 @@ def test_problems_that_stop_the_run_are_first(tmp_path: Path) -> None:
     effects = {
         problem_row(f'problem="holds up the others: read data.py:40",{RANK_1}'): 0,
         problem_row('problem="no rank finishes a step"'): 0,
-        problem_row(f'problem="waits longest for data: 50 % of the last 5 min",{RANK_1}'): 0,
+        problem_row(f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1}'): 0,
     }
 
     assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects, factor=0)

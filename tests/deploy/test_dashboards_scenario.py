@@ -107,7 +107,7 @@ MOMENTARY_PANELS = {
     "SM activity of used GPUs, 5 min",
     "Ranks by phase",
     "Slowest rank",
-    "Waiting for data, last 5 min",
+    "Waiting for data, last 2 min",
     "Swap and page faults",  # single page faults of the test machine
 }
 """Panels whose values change every second, so that two servers with different scrape times disagree."""
