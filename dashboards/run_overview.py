@@ -435,7 +435,7 @@ def _time_series_panels() -> tuple[Panel, ...]:
             ),
             Query(
                 blank_if_incomplete(
-                    f"sum({GPU_WATTS}) unless on () (count({GPU_WATTS}) < count(group by (uuid) ({GPU_UUID_BY_RANK})))"
+                    f"sum({GPU_WATTS}) unless on () (count({GPU_WATTS}) < max_over_time(count(group by (uuid) ({GPU_UUID_BY_RANK}))[35s:15s]))"
                 ),
                 "power (right)",
                 ORANGE,

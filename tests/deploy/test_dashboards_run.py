@@ -59,6 +59,27 @@ def test_the_state_of_a_run_with_an_overdue_step_is_a_warning_and_bad_after_a_mi
     assert_panel(tmp_path, "training-run", "State", OVERDUE, expected, minutes=minutes)
 
 
+def test_the_power_of_a_run_is_blank_at_the_first_scrape_without_the_samples_of_a_node(
+    tmp_path: Path,
+) -> None:
+    series = RANKS | run_series("world_size", "2x60")
+    for rank, values in ((0, "1x60"), (1, "1x20 stale")):
+        labels = f'instance="n{rank + 1}",gpu="0",uuid="G{rank}"'
+        series[f'training_rank_info{{run="a",rank="{rank}",{labels}}}'] = values
+        series[f"gpu_power_watts{{{labels}}}"] = values.replace("1x", "600x")
+
+    for minutes, watts in ((5, {"{}": 1200}), (5.25, {})):
+        assert_panel(
+            tmp_path,
+            "training-run",
+            "GPUs of the run",
+            series,
+            watts,
+            query_id="B",
+            minutes=minutes,
+        )
+
+
 def test_a_run_with_an_overdue_step_loses_all_of_its_time_before_the_rule_is_evaluated(
     tmp_path: Path,
 ) -> None:
