@@ -341,7 +341,7 @@ def _losses_now() -> Panel:
     panel = table(
         "Losses now, last 5 min",
         Column(VERDICTS, "Verdict", width=95, mappings=VERDICT_TEXTS),
-        Column("run", "Run", width=120, links=(RUN_LINK,)),
+        Column("run", "Run", width=110, links=(RUN_LINK,)),
         # Without a width: the column fills the table if no loss has a reason.
         Column("cause", "Cause", mappings=CAUSE_TEXTS),
         Column("reason", "Reason"),

@@ -111,7 +111,7 @@ def _all_runs() -> Panel:
             ),
             width=115,
         ),
-        Column(urgency_query(), "Verdict", decimals=0, width=108, mappings=RUN_URGENCY_MAPPINGS),
+        Column(urgency_query(), "Verdict", decimals=0, width=118, mappings=RUN_URGENCY_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
         Column("alertname", "What is wrong", mappings=[*title_mappings(), *SHORT_CAUSE_TEXTS]),
         Column("rank", "Rank", width=62),
@@ -148,7 +148,6 @@ def _speed() -> Panel:
     return table(
         "Speed and progress of the runs, rates over 5 min",
         Column("run", "Run", links=(RUN_LINK,), width=115),
-        Column("user", "Owner", width=68),
         Column("model", "Model"),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 66, LOST_THRESHOLDS),
         Column(
@@ -204,7 +203,7 @@ def _speed() -> Panel:
         ),
         percent_column("max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})", "Goodput, 6 h", 106),
         Column("max by (run) (run:training_cost:sum{@cluster})", "Cost so far", "locale", 92, decimals=2),
-        row_query="max by (run, user, model) (run:training_run:info{@cluster})",
+        row_query="max by (run, model) (run:training_run:info{@cluster})",
         sort="Lost",
         h=9,
     )

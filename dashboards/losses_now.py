@@ -370,7 +370,7 @@ _CAUSES = {
     "progress": ("progress", GOOD),
     "standstill": ("no step", BAD),
     "restarts": ("restarts in the last hour", BAD),
-    "slowest_rank": ("slowed by the slowest rank", NEUTRAL),
+    "slowest_rank": ("slowed by slowest rank", NEUTRAL),
     "nonfinite_loss": ("loss was NaN or infinite", BAD),
     "data_stall": ("waiting for data", NEUTRAL),
     "hang": ("hang", BAD),
@@ -388,7 +388,7 @@ _CAUSES = {
     "ended": ("the run has ended", NEUTRAL),
     "unknown": (NO_SAMPLE_OF_RUN, WARNING),
     "no_news": ("unknown: no sample", WARNING),
-    "partly_unknown": ("unknown: some of the ranks", WARNING),
+    "partly_unknown": ("unknown: some ranks", WARNING),
 }
 """Texts and colors of the causes, and of rows without a loss. Waits are neutral, because their share decides whether they are bad."""
 CAUSE_NAMES = {cause: name for cause, (name, _) in _CAUSES.items()}
