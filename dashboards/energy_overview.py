@@ -88,10 +88,10 @@ READING_VERDICTS = (
 """PromQL for the verdict about the reading of each device: 2 if it is suspect, 1 if it is modeled, 0 if it is measured."""
 MIN_WATTS_PER_GPU = 1
 """Mean power of a GPU above which the energy of a cause is known. Even an idle GPU uses more."""
-INCOMPLETE = "runs unknown"
+INCOMPLETE_LEGEND = "runs unknown"
 """Legend of the number of runs whose cost and power are absent or too small."""
-_COUNT_OF_INCOMPLETE_RUNS: Override = {
-    "matcher": {"id": "byName", "options": INCOMPLETE},
+_INCOMPLETE_COUNT_STYLE: Override = {
+    "matcher": {"id": "byName", "options": INCOMPLETE_LEGEND},
     "properties": [
         {"id": "unit", "value": "none"},
         {"id": "decimals", "value": 0},
@@ -105,11 +105,11 @@ _INCOMPLETE_COUNT = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR_BY_RUN
 def overview_panels() -> tuple[Panel, ...]:
     """Return the first screen: power, cost, losses and their causes, and whether the readings are reliable."""
     return (
-        _lost_now(),
+        _lost_per_hour_tile(),
         _cost_now(),
         _lost_in_range(),
         _totals(),
-        _losses_now(),
+        _current_losses_table(),
         _power_now(),
         _useful_share(),
         _unused_gpu_energy(),
@@ -160,28 +160,28 @@ def _cost_now() -> Panel:
         "Cost and CO2 per hour, last 5 min",
         instant_query(f"sum by (currency) ({COST_PER_HOUR_BY_RUN}) or {NO_COST}", "{{currency}}"),
         instant_query("3600 * sum(max by (run) (run:training_carbon:grams_rate5m{@run}))", carbon),
-        _incomplete_runs(),
+        _incomplete_count_query(),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
-        overrides=[*_units_by_name({carbon: "massg"}), _COUNT_OF_INCOMPLETE_RUNS],
+        overrides=[*_units_by_name({carbon: "massg"}), _INCOMPLETE_COUNT_STYLE],
         w=6,
     )
 
 
-def _incomplete_runs() -> Query:
-    """Return the query of the number of runs that a total contains in part or not at all."""
-    return instant_query(_INCOMPLETE_COUNT, INCOMPLETE)
+def _incomplete_count_query() -> Query:
+    """Return the query of the number of incomplete runs, which a total contains in part or not at all."""
+    return instant_query(_INCOMPLETE_COUNT, INCOMPLETE_LEGEND)
 
 
 def _unknown_cost() -> Query:
-    """Return the query of the largest possible loss of the incomplete runs by currency; without a known cost, of their number."""
+    """Return the query of the most that the incomplete runs may lose, by currency. If no cost is known, the query counts these runs."""
     cost = f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
-    count = f'label_replace({_INCOMPLETE_COUNT}, "text", "{INCOMPLETE}", "", "")'
+    count = f'label_replace({_INCOMPLETE_COUNT}, "text", "{INCOMPLETE_LEGEND}", "", "")'
     return instant_query(f"{cost} or on () {count}", "{{text}}")
 
 
-def _lost_now() -> Panel:
+def _lost_per_hour_tile() -> Panel:
     share = (
         f'label_replace({LOST_COST_SHARE_NOW}, "text", "of the cost", "", "")'
         f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time", "", "")'
@@ -218,7 +218,7 @@ def _lost_now() -> Panel:
                 "matcher": {"id": "byRegexp", "options": "/ unknown$/"},
                 "properties": [{"id": "thresholds", "value": warn_from(0.01)}],
             },
-            _COUNT_OF_INCOMPLETE_RUNS,
+            _INCOMPLETE_COUNT_STYLE,
         ],
         w=7,
     )
@@ -246,8 +246,9 @@ def _useful_share() -> Panel:
 
 
 def _total(family: str, by: str = "") -> str:
-    """Return PromQL for the total of the runs since their start, by labels: of recent samples, otherwise of ended runs.
+    """Return PromQL for the total of the runs since their start, by labels.
 
+    The total is that of the samples of the last 15 minutes or, without such samples, that of the runs that ended in the time range.
     The label `note` is `, ended` if all runs have ended, and absent otherwise.
     """
     recent = f"sum by ({by}) (last_over_time({family}{{@run}}[15m]))"
@@ -329,15 +330,15 @@ def _readings() -> Panel:
     )
 
 
-def _losses_now() -> Panel:
-    """Return the table of what each run loses now, by cause, the worst verdict first, and the most expensive loss of each verdict."""
+def _current_losses_table() -> Panel:
+    """Return the table of what each run loses now, by cause, the worst verdict first. Within a verdict, the most expensive loss is first."""
     losses = f"({LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUNS})"
     # The first operand has the losses of a known rank, with the labels of the rank; the second all other losses.
     row_query = (
         f"{losses} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES})"
         f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
     )
-    of_rows = f"and on (run, cause) ({VERDICTS})"
+    and_is_a_row = f"and on (run, cause) ({VERDICTS})"
     panel = table(
         "Losses now, last 5 min",
         Column(VERDICTS, "Verdict", width=95, mappings=VERDICT_TEXTS),
@@ -351,7 +352,7 @@ def _losses_now() -> Panel:
         percent_column(
             f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 105, LOST_THRESHOLDS, bar=(0, 1)
         ),
-        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {of_rows}", "Cost/h", decimals=2, width=80),
+        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {and_is_a_row}", "Cost/h", decimals=2, width=80),
         Column(
             f"1000 * ({LOSS_SINCE})",
             "Since",
@@ -360,7 +361,7 @@ def _losses_now() -> Panel:
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
         Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost since", decimals=2, width=90),
-        Column(f"{LOST_POWER_BY_CAUSE} {of_rows}", "Power", unit="watt", decimals=1, width=75),
+        Column(f"{LOST_POWER_BY_CAUSE} {and_is_a_row}", "Power", unit="watt", decimals=1, width=75),
         row_query=row_query,
         sort="Verdict",
         w=24,

@@ -190,7 +190,7 @@ def _main_alert_with_rank() -> str:
     """Return PromQL for the start of the main alert of each run, with node, rank and GPU.
 
     Alerts about GPUs have no rank, and some alerts about runs have neither rank nor node. The rank that uses the GPU completes an
-    alert about a GPU. The rank that holds up a hang or waits for data completes only the alert about the hang or the wait.
+    alert about a GPU. The rank that causes a hang or waits for data completes only the alert about the hang or the wait.
     """
     alert = _main_alert()
 

@@ -38,15 +38,15 @@ PROBLEM_TEXTS = value_mappings(
     | {f"{NO_RESPONSE_PREFIX}{error}": (text, NEUTRAL) for error, text in ERROR_TEXTS.items()}
     | {f"Xid {xid}": (f"Xid {xid}: {meaning}", NEUTRAL) for xid, meaning in XID_MEANINGS.items()}
 )
-"""Texts of the column *Problem*: no problem, NVML errors and Xids by name. The column *Impact* has the color."""
+"""Texts of the column *Problem*: no problem in green, NVML errors and Xids by name without a color. The column *Impact* has the color of a problem."""
 _RUNS_WITHOUT_PROGRESS = (
     f"({standstill_by_run('@cluster')}"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
-"""PromQL for the runs that make no step, or that died. A lost GPU endangers any other run."""
+"""PromQL for the runs that make no step, or that died. In other runs, `worst_problems` lowers the impact of a problem that can stop a run."""
 
 
-_ANY_NODE = "max(up{@gpu_target})"
+_TARGET_EXISTS = "max(up{@gpu_target})"
 """PromQL with a value if Prometheus has a target of a selected node. Without such a target, the panels are empty."""
 
 
@@ -92,7 +92,7 @@ def worst_problems() -> str:
     text_labels = ", ".join(
         sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
     )
-    # A join drops nodes without a match, so that a node without a run needs a series too.
+    # A join drops nodes without a match, so a node without a run needs a series too.
     run_by_node = (
         f"(0 * topk by (instance) (1, {RUNS_ON_NODES})"
         " or on (instance) 0 * max by (instance) (last_over_time(up{@target}[$__range])))"
@@ -101,12 +101,12 @@ def worst_problems() -> str:
         f"({with_last_rank(gpu_problems, LAST_RANK_BY_GPU, ALL_GPUS)}"
         f" or ({node_problems}) + on (instance) group_left (run) {run_by_node})"
     )
-    # A problem that can stop a run only endangers a run that still completes steps.
-    downgraded_standstills = (
+    # While the run still completes steps, a problem with the impact *stops the run* counts as *endangers work*.
+    downgraded_problems = (
         f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STOPS_RUN})"
         f" - {PRIORITIES_PER_IMPACT * (Impact.STOPS_RUN - Impact.ENDANGERS_WORK)} unless on (run) {_RUNS_WITHOUT_PROGRESS}"
     )
-    worst = f"topk by (instance, gpu) (1, {downgraded_standstills} or {problems})"
+    worst = f"topk by (instance, gpu) (1, {downgraded_problems} or {problems})"
     return f"max without ({text_labels}) ({worst})"
 
 
@@ -119,17 +119,20 @@ def problem_counts_by_impact() -> str:
     counts = f'count_values("impact", {impacts})'
     for impact, text in IMPACT_NAMES.items():
         counts = f'label_replace({counts}, "impact", "{text}", "impact", "{impact.value}")'
-    return f'{counts} or on () label_replace(0 * {_ANY_NODE}, "impact", "{NO_PROBLEM}", "", "")'
+    return f'{counts} or on () label_replace(0 * {_TARGET_EXISTS}, "impact", "{NO_PROBLEM}", "", "")'
 
 
 def _problem_columns() -> tuple[Column, ...]:
-    """Return the columns of the table. Columns of values have the row *nothing is wrong* too, which `NO_PROBLEM_VALUE` joins."""
+    """Return the columns of the table.
+
+    If there is no problem, each column of values has one row with `NO_PROBLEM_VALUE`, so that Grafana joins the columns to a single row.
+    """
     gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
     start = start_of_worst(
         f"{_starts(GPU_PROBLEMS)} or {_starts(NODE_PROBLEMS)}", worst_problems(), "instance, gpu"
     )
     no_problem = (
-        f'label_replace(0 * {_ANY_NODE} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
+        f'label_replace(0 * {_TARGET_EXISTS} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
         f" unless on () ({gpu_problems} or {node_problems})"
     )
     return (

@@ -104,14 +104,15 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
     throttled = f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}})"
-    known_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range])))"
-    known_gpus_of_nodes = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu_node}[$__range])))"
-    gpus_up = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({known_gpus}))"
-    gpus_unknown = f"({unknown_gpus('@gpu', '@gpu_target')} or 0 * ({known_gpus}))"
-    # The expected number is known only for a whole node, and includes GPUs that the driver does not list.
+    seen_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range])))"
+    seen_gpus_of_nodes = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu_node}[$__range])))"
+    gpus_up = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({seen_gpus}))"
+    gpus_unknown = f"({unknown_gpus('@gpu', '@gpu_target')} or 0 * ({seen_gpus}))"
+    # If all GPUs of the nodes are selected: the expected GPUs that are not present, also those that the driver does not list. If only some
+    # are selected: those seen in the time range that are neither up nor unknown.
     gpus_lost = (
-        f"({missing_gpus('@gpu_node')} unless on () {known_gpus} < on () {known_gpus_of_nodes})"
-        f" or on () clamp_min({known_gpus} - {gpus_up} - {gpus_unknown}, 0)"
+        f"({missing_gpus('@gpu_node')} unless on () {seen_gpus} < on () {seen_gpus_of_nodes})"
+        f" or on () clamp_min({seen_gpus} - {gpus_up} - {gpus_unknown}, 0)"
     )
     return (
         stat(
@@ -206,8 +207,8 @@ def _mean_sm_activity() -> str:
 def _loss_of_runs_with_a_problem() -> Panel:
     """Return the panel with the loss and the cost of the runs in the table of problems, and the number of unknown runs.
 
-    The loss and the cost are 0 if no live run has a problem. They are absent if a GPU with a problem may belong to a run that is not
-    known, because the ranks on the node report neither their GPU nor their local rank.
+    The loss and the cost are 0 if no live run has a problem and the exporters of all selected nodes are up. They are absent if a GPU
+    with a problem may belong to a run that is not known, because the ranks on the node report neither their GPU nor their local rank.
     """
     problems = worst_problems()
     live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
@@ -216,14 +217,17 @@ def _loss_of_runs_with_a_problem() -> Panel:
         f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
         f" unless on () ({live_runs_with_a_problem} or on () {NODES_WITH_EXPORTER_DOWN})"
     )
-    gpus_of_unknown_runs = (
+    problems_without_known_run = (
         f"({problems} and on (gpu) gpu_up{{@gpu_any_run}} unless on (instance, gpu) {LAST_RANK_BY_GPU}"
         ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})'
     )
 
     def of_known_runs(expression: str) -> str:
         """Return PromQL for the sum over the runs with a problem, by currency."""
-        return f"sum by (currency) ({expression} and on (run) {problems}) or ({no_cost}) unless on () {gpus_of_unknown_runs}"
+        return (
+            f"(sum by (currency) ({expression} and on (run) {problems}) or ({no_cost}))"
+            f" unless on () {problems_without_known_run}"
+        )
 
     unknown_runs = (
         f"group by (run) ({RUNS_ON_NODES} and on (instance) {NODES_WITH_EXPORTER_DOWN})"
@@ -254,12 +258,12 @@ def _loss_of_runs_with_a_problem() -> Panel:
 def _failures() -> str:
     """Return PromQL for the state of the exporters, drivers and GPUs that failed in the time range: 1 for up, 0 for down.
 
-    The label `subject` names the row. Each kind has the `MAX_FAILURES` with the longest failures. If no exporter and no GPU failed, a single row
-    represents all of them. A driver counts only on a node with expected GPUs.
+    The label `subject` names the row. Of each kind (exporter, driver, GPU), the `MAX_FAILURES` with the most downtime are shown. If no
+    exporter and no GPU failed, a single row represents all of them. A driver counts only on a node with expected GPUs.
     """
 
     def failed(series: str, labels: str) -> str:
-        """Return PromQL for the series of 1 and 0 with the lowest means in the time range, by labels, if the mean is below 1."""
+        """Return PromQL for the `MAX_FAILURES` series with the most downtime, by labels. *series* is 1 while up and 0 while down."""
         downtime = f"1 - avg by ({labels}) (avg_over_time({series}[$__range] @ end())) > 0"
         return f"min by ({labels}) ({series}) and on ({labels}) topk({MAX_FAILURES}, {downtime})"
 

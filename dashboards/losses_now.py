@@ -99,7 +99,7 @@ _ODD_RANKS = (
     "max by (run, instance, rank, function, location) (training_hang_info{@run}"
     f" and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 )
-"""PromQL for the rank that holds up a hang, if it is a single rank."""
+"""PromQL for the rank that causes a hang, if it is a single rank."""
 _SLOWEST_RANKS = "bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{@run}))"
 """PromQL for the slowest rank of each run that a slow rank holds up, relative to the fastest rank of its pipeline stage."""
 _ALL_WAIT_FOR_DATA = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
@@ -157,7 +157,7 @@ RANKS_OF_LOSSES = (
 )
 """PromQL for a series of value 1 for each loss with a rank or a reason: run, cause, node and rank, and the GPU and reason if known.
 
-    standstill    the rank with a lost GPU, otherwise the rank that holds up a hang, otherwise the rank for which all others wait
+    standstill    the rank with a lost GPU, otherwise the rank that causes a hang, otherwise the rank for which all others wait
     slowest_rank  the slowest rank relative to the fastest rank of its pipeline stage
     data_stall    the rank with the most time in `data_loading`; no rank if all ranks wait
     restarts      the rank that exited first

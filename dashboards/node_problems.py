@@ -158,7 +158,7 @@ _RANK_PROBLEMS = (
         "run",
     ),
     Problem(
-        "rank that holds up a hang",
+        "rank that causes a hang",
         _STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
         LAST_PROGRESS_TIME_BY_RANK,
         "read this line of the job; restart the run",

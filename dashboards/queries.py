@@ -305,7 +305,7 @@ HANG_LABELS = "function, location, phase"
 HANGING_RANKS = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}})"
 """PromQL for a series of value 1 for each hanging rank, with its position as labels."""
 ODD_GROUP_SIZE = "run_group:training_hang_odd:count{@run}"
-"""PromQL for the number of ranks in the group that holds up a hang, by the position of the group.
+"""PromQL for the number of ranks in the group that causes a hang, by the position of the group.
 
 Without a value if several groups may be the cause. A group of one rank is the *odd rank*.
 """

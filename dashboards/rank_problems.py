@@ -226,9 +226,9 @@ def _with_gpu(rows: str) -> str:
 
 
 ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
-"""PromQL for a series of value 1 for the rank that holds up a hang, by the rule of the alert TrainingHang, with the position as labels.
+"""PromQL for a series of value 1 for the rank that causes a hang, by the rule of the alert TrainingHang, with the position as labels.
 
-Without a value if a group of several ranks holds up the hang, or if several groups may be the cause.
+Without a value if a group of several ranks causes the hang, or if several groups may be the cause.
 """
 LOOKBACK = "1h"
 """Time after the last sample for which the last known state is shown."""
@@ -254,7 +254,7 @@ HANGING_PLACE_ROWS = with_text(
     "holds up the others: $1",
     "place",
 )
-"""PromQL for the rank or the group that holds up a hang, with the line in the label `problem`. The start is the last step of the run."""
+"""PromQL for the rank or the group that causes a hang, with the line in the label `problem`. The start is the last step of the run."""
 _RANK_IN_ODD_PHASE = with_text(
     f"{ODD_PHASE} unless on (instance, rank) ({LOST_GPU_STARTS})",
     "all other ranks wait for this rank: phase $1",

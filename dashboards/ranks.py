@@ -88,7 +88,7 @@ RANK_VARIABLE = Variable(
     include_all=False,
     regex='/rank="([^"]+)"/',
     sort=0,
-    description="Ranks in the row of selected ranks; first the rank with a lost GPU, the rank that holds up a hang, the rank that ended first, or the slowest rank.",
+    description="Ranks in the row of selected ranks; first the rank with a lost GPU, the rank that causes a hang, the rank that ended first, or the slowest rank.",
 )
 GPU_PROBLEM_BY_RANK = (
     f"topk by (instance, rank) (1, {LOST_GPU_ROWS} or on (instance, rank) {THROTTLED_GPU_ROWS})"

@@ -107,8 +107,8 @@ def overview_panels() -> tuple[Panel, ...]:
             w=4,
         ),
         stat(
-            "Rank that holds up a hang",
-            instant_query(_hang_query(), "{{odd}} {{function}} {{location}} {{instance}}"),
+            "Rank that causes the hang",
+            instant_query(_hang_query(), "{{cause_text}} {{function}} {{location}} {{instance}}"),
             unit="none",
             text_mode="name",
             thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
@@ -120,40 +120,49 @@ def overview_panels() -> tuple[Panel, ...]:
 
 
 def _ended_ranks() -> str:
-    """Return PromQL for the number of ranks without a process, with the label `end`: `finished` after the normal end of the run, else `ended`."""
+    """Return PromQL for the number of ranks that have a sample and no process.
+
+    The label `end` is `finished` after the normal end of the run, otherwise `ended`.
+    """
     ended = f"(count({UP_BY_RANK} == 0) or 0 * max(training_process_up{{@run}}))"
     finished = f'label_replace({ended} and on () ({ENDED_NORMALLY}), "end", "finished", "", "")'
     return f'{finished} or on () label_replace({ended}, "end", "ended", "", "")'
 
 
 def _hang_query() -> str:
-    """Return PromQL for the cause of a standstill as the label `odd`, with the position as labels; 1 during a standstill, otherwise 0.
+    """Return PromQL for the cause of a standstill as the label `cause_text`, with the position as labels.
 
-    The label names the first that applies: the rank with a lost GPU, the odd rank or group of a hang or that there is none, the only rank
-    in another phase, and a standstill without a named rank. Otherwise the text is that no rank hangs, or that the run has no sample.
+    The value is 1 during a standstill, otherwise 0. The label names the first of these causes that applies:
+
+    1. the rank with a lost GPU,
+    2. the odd rank or the odd group of a hang, or *no odd rank*,
+    3. the only rank in another phase,
+    4. a standstill without a named rank.
+
+    Without a standstill, the text is *no rank hangs*; without a sample of the run, `NO_SAMPLE_OF_RUN`.
     """
 
-    def with_text(expression: str, text: str, label: str = "") -> str:
-        return f'label_replace({expression}, "odd", "{text}", "{label}", "{"(.+)" if label else ""}")'
+    def with_cause_text(expression: str, text: str, label: str = "") -> str:
+        return f'label_replace({expression}, "cause_text", "{text}", "{label}", "{"(.+)" if label else ""}")'
 
-    lost_gpu = (
-        f'label_join(topk(1, {LOST_GPU_ROWS}), "odd", ": ", "rank", "problem") and on () {STANDSTILL_START}'
-    )
+    lost_gpu = f'label_join(topk(1, {LOST_GPU_ROWS}), "cause_text", ": ", "rank", "problem") and on () {STANDSTILL_START}'
     ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
     hang = " or ".join(
         (
-            with_text(f"{ODD_RANK} * 0 + 1", "rank $1:", "rank"),
-            with_text(f"max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1) * 0 + 1", "several ranks:"),
-            with_text(f"topk(1, {ranks_at_line}) * 0 + 1 unless on () {ODD_GROUP_SIZE}", "no odd rank:"),
+            with_cause_text(f"{ODD_RANK} * 0 + 1", "rank $1:", "rank"),
+            with_cause_text(f"max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1) * 0 + 1", "several ranks:"),
+            with_cause_text(
+                f"topk(1, {ranks_at_line}) * 0 + 1 unless on () {ODD_GROUP_SIZE}", "no odd rank:"
+            ),
         )
     )
-    hang = f"{with_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'odd')} or on () ({hang})"
-    odd_phase = (
-        f'label_replace({with_text(ODD_PHASE, "rank $1:", "rank")}, "function", "phase $1", "phase", "(.+)")'
+    lost_gpu_or_hang = (
+        f"{with_cause_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'cause_text')} or on () ({hang})"
     )
-    unnamed_hang = with_text(f"0 * ({STANDSTILL_START}) + 1", UNNAMED_HANG)
-    no_hang = with_text("0 * max(training_run_state{@run})", "no rank hangs")
-    return f"{hang} or on () {odd_phase} or on () {unnamed_hang} or on () {no_hang} or on () {with_text('vector(0)', NO_SAMPLE_OF_RUN)}"
+    odd_phase = f'label_replace({with_cause_text(ODD_PHASE, "rank $1:", "rank")}, "function", "phase $1", "phase", "(.+)")'
+    unnamed_hang = with_cause_text(f"0 * ({STANDSTILL_START}) + 1", UNNAMED_HANG)
+    no_hang = with_cause_text("0 * max(training_run_state{@run})", "no rank hangs")
+    return f"{lost_gpu_or_hang} or on () {odd_phase} or on () {unnamed_hang} or on () {no_hang} or on () {with_cause_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 
 
 def _node_table() -> Panel:

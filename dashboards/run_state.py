@@ -127,7 +127,7 @@ def _culprit() -> str:
     The label names the first cause that applies:
 
         the lost GPU of a rank
-        the rank that holds up a hang, or for which all other ranks wait
+        the rank that causes a hang, or for which all other ranks wait
         a GPU with an Xid of the hardware
         a NaN or infinite loss
         failing saves

@@ -63,8 +63,8 @@ class FeedSection:
     )
     stale_after: Annotated[Duration, Range(1, 3600)] = option(
         10.0,
-        "Age of a feed file after which the window gauges of the running process are absent: the larger of this value and "
-        "three flush intervals of the process.",
+        "Age of a feed file after which the gauges of the running process are absent. Three flush intervals of the process apply "
+        "instead if they are longer.",
         restart=True,
     )
     linger: Annotated[Duration, Range(0, 30 * 86400)] = option(

@@ -10,13 +10,16 @@ from exporter.recording.values import ProcessIdentity, Recording, StatReading, T
 
 
 class PeriodicTask(Protocol):
-    """Task that the recording thread triggers twice a second."""
+    """Task that the recording thread triggers at least twice a second, and at each flush."""
 
     def tick(self) -> None:
         """Do or start the work that is due, without waiting."""
 
     def finish(self) -> Callable[[float, str], object] | None:
-        """Do the final work; or start it, and return a function `wait(seconds, reason)` that waits for its end."""
+        """Do the final work; or start it, and return a function `wait(seconds, reason)` that waits for its end.
+
+        If the time is over before the work has ended, the items that are left are counted as lost for *reason*.
+        """
 
     def after_fork(self) -> None:
         """Reset the state in a forked child."""
@@ -32,7 +35,7 @@ class TrainingSource(Protocol):
         """Return True if this process trains and therefore claims its rank."""
 
     def tick(self) -> None:
-        """Do the work that is due between flushes. Called twice a second."""
+        """Do the work that is due between flushes. Called at most 0.5 s after the last call or flush."""
 
     def collect(self, *, final: bool) -> None:
         """Update all totals before a recording. *final* is True before the last recording."""
@@ -66,12 +69,15 @@ class TrainingSource(Protocol):
 
 
 class Sink(Protocol):
-    """Receiver of the recordings, implemented by the feed."""
+    """Destination of the recordings and source of the recording rules, implemented by `exporter.recorder.FeedSink`."""
 
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
-        """Write a recording. Return False on a failure. The first recording has the identity that *identify* returns."""
+        """Write a recording and return True, or return False on a failure.
+
+        *identify* is called when a file is opened. A forked child (*is_child*) without values gets no file, which is no failure.
+        """
 
     def update_identity(self, identity: ProcessIdentity) -> None:
         """Replace the identity in the open file; the id stays the same."""

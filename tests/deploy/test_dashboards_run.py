@@ -347,14 +347,16 @@ def test_all_gpus_of_a_hung_run_wait_and_a_lost_gpu_too(
 def test_without_a_sample_of_the_run_it_is_unknown_whether_a_rank_hangs(tmp_path: Path) -> None:
     for series, text in ((RANKS, "no rank hangs"), ({}, "unknown: no sample of this run")):
         assert_panel(
-            tmp_path, "training-ranks", "Rank that holds up a hang", series, {f'{{odd="{text}"}}': 0}
+            tmp_path, "training-ranks", "Rank that causes the hang", series, {f'{{cause_text="{text}"}}': 0}
         )
 
 
 def test_without_a_step_no_table_says_that_no_rank_hangs(tmp_path: Path) -> None:
     text = "no step; no stack has been reported yet"
 
-    assert_panel(tmp_path, "training-ranks", "Rank that holds up a hang", HUNG, {f'{{odd="{text}"}}': 1})
+    assert_panel(
+        tmp_path, "training-ranks", "Rank that causes the hang", HUNG, {f'{{cause_text="{text}"}}': 1}
+    )
     assert_panel(tmp_path, "training-ranks", "Where hanging ranks wait", HUNG, {f'{{function="{text}"}}': 0})
 
 
@@ -366,9 +368,9 @@ def test_the_rank_for_which_the_others_wait_is_named_before_the_lines_of_the_ran
         'training_phase_active{run="a",instance="n1",rank="0",phase="grad_sync"}': "1x60",
         'training_phase_active{run="a",instance="n1",rank="1",phase="forward"}': "1x60",
     }
-    rank = '{odd="rank 1:",function="phase forward",phase="forward",instance="n1",rank="1"}'
+    rank = '{cause_text="rank 1:",function="phase forward",phase="forward",instance="n1",rank="1"}'
 
-    assert_panel(tmp_path, "training-ranks", "Rank that holds up a hang", series, {rank: 1})
+    assert_panel(tmp_path, "training-ranks", "Rank that causes the hang", series, {rank: 1})
 
 
 @pytest.mark.parametrize(
@@ -391,11 +393,11 @@ def test_the_state_and_the_rank_of_a_hang_name_its_lost_gpu(tmp_path: Path) -> N
         '{state="hung",overdue=", no step for 10 min",culprit=": GPU 1 of rank 1 on n1 lost (Xid 79)"}': 11
     }
     odd_rank = {
-        f'{{odd="rank 1: GPU 1 lost (Xid 79)",problem="GPU 1 lost (Xid 79)",note=" (Xid 79)",xid="79",{RANK_1},{GPU_1}}}': 1
+        f'{{cause_text="rank 1: GPU 1 lost (Xid 79)",problem="GPU 1 lost (Xid 79)",note=" (Xid 79)",xid="79",{RANK_1},{GPU_1}}}': 1
     }
 
     assert_panel(tmp_path, "training-run", "State", series, state)
-    assert_panel(tmp_path, "training-ranks", "Rank that holds up a hang", series, odd_rank)
+    assert_panel(tmp_path, "training-ranks", "Rank that causes the hang", series, odd_rank)
 
 
 def test_the_rank_of_a_lost_gpu_is_selected_before_the_rank_that_holds_up_a_hang(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ MOMENTARY_PANELS = {
     "Slowest rank",
     "Waiting for data, last 2 min",
     "Swap and page faults",  # single page faults of the test machine
+    "Ethernet",  # traffic of other programs on the test machine
 }
 """Panels whose values change every second, so that two servers with different scrape times disagree."""
 AGE = re.compile(r"^time\(\) -|timestamp\(|:age_seconds")

@@ -399,11 +399,11 @@ def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> N
 
     assert_values(
         tmp_path,
-        "Rank that holds up a hang",
+        "Rank that causes the hang",
         series,
         {"4m": 1},
         dashboard="training-ranks",
-        labels=f'{{{stack_labels},instance="n2",rank="3",odd="rank 3:"}}',
+        labels=f'{{{stack_labels},instance="n2",rank="3",cause_text="rank 3:"}}',
     )
 
 

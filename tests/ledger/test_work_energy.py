@@ -1,4 +1,4 @@
-"""Energy of work by phase and by outcome. Both sums equal the energy of the run."""
+"""Energy of work by phase and by outcome. By phase and by outcome, the energy since the job reports training adds up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Run:
 
     Attributes:
         phases: Seconds of the process by phase.
-        divided_joules: Energy that the run was attributed.
+        divided_joules: Energy that `divide` has added, which is the energy since the run reports training.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Run:
         self.energy.add_energy(gpu_reading(1.0, 0.0), "exclusive", joules, 10.0, EnergyOptions())
         self.divided_joules += joules
 
-    def restart(self) -> None:
+    def restart_exporter(self) -> None:
         record = decode_run(to_line(self.energy.record))
         self.energy = RunEnergy("boot")
         self.energy.resume(record)
@@ -112,7 +112,7 @@ def test_energy_before_the_job_reports_training_is_in_no_phase() -> None:
     run.check()
 
 
-def test_pending_work_is_lost_when_another_task_starts() -> None:
+def test_pending_work_is_lost_when_another_session_starts() -> None:
     run = Run()
     run.energy.apply_outcomes(account())
     run.divide(1000.0, {"forward": 10.0})
@@ -164,7 +164,7 @@ def test_both_sums_equal_the_energy_of_a_run_that_reports_training(
         totals = (totals[0] + productive, totals[1] + lost, totals[2] + hung)
         run.energy.apply_outcomes(account(*totals, uncommitted))
         if is_restarted:
-            run.restart()
+            run.restart_exporter()
         run.check()
 
 

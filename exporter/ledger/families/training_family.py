@@ -1,4 +1,4 @@
-"""Specification of a family that Stats of the job fill: lifetime, and the conditions of absence."""
+"""Metric families whose values the job reports through Stats: how long a gauge is published, and texts on the absence of a family."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from exporter.families import FamilySpec
 class Lifetime(enum.Enum):
     """Time during which the ledger publishes a gauge. Other types are published with the totals of the rank."""
 
-    CURRENT = "current"  # while the process is running and its feed is current
-    LAST_VALUE = "last value"  # as CURRENT, unless a step is overdue
-    POSITION = "position"  # as CURRENT, and after the exit for the retention time of the totals
+    CURRENT = "current"  # while the process is running and has written its feed within `feed.stale_after`
+    LAST_VALUE = "last value"  # as CURRENT, but not while a step is overdue
+    POSITION = "position"  # as CURRENT, and after the exit as long as the totals, which is `feed.linger`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,13 @@ class TrainingFamily(FamilySpec):
     lifetime: Lifetime = Lifetime.CURRENT
 
 
-# Conditions of absence, which docs/METRICS.md defines, of families with a series for each rank.
+# Texts for `absent` of families with a series for each rank. docs/METRICS.md explains the words in italics.
 TOTAL_ABSENT = "*not reported*, *expired*, or *not saved*"
 GAUGE_ABSENT = "*not reported*, *exited*, or *stale*"
 LAST_VALUE_ABSENT = "*not reported*, *exited*, *stale*, or *hang*"
 POSITION_ABSENT = "*not reported*, *stale*, or *expired*"
 
-# Of families that only the node of rank 0 publishes.
+# Texts for `absent` of families that only the node of rank 0 publishes.
 RUN_TOTAL_ABSENT = "*not reported*, *other node*, *expired*, or *not saved*"
 RUN_GAUGE_ABSENT = "*not reported*, *other node*, *exited*, or *stale*"
 RUN_LAST_VALUE_ABSENT = "*not reported*, *other node*, *exited*, *stale*, or *hang*"
