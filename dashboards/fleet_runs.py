@@ -52,13 +52,13 @@ RUN_STATES = {
 }
 """Texts and colors of the states of a run."""
 STATE_MAPPINGS = value_mappings(RUN_STATES)
-_NEWEST_STATE = (
+_RECORDED_STATE = (
     "topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{@cluster}))) * 0 + 1"
 )
 """PromQL for a series of value 1 for each run, with the state of the newest sample as the label `state`."""
-_LATEST_STATE = (
-    f'(label_replace({_NEWEST_STATE} and on (run) {standstill_by_run("@cluster")}, "state", "{NO_STEP}", "state", "running")'
-    f" or on (run) {_NEWEST_STATE})"
+_DISPLAYED_STATE = (
+    f'(label_replace({_RECORDED_STATE} and on (run) {standstill_by_run("@cluster")}, "state", "{NO_STEP}", "state", "running")'
+    f" or on (run) {_RECORDED_STATE})"
 )
 """PromQL for the same series, with the state `NO_STEP` instead of `running` if the run stands still."""
 
@@ -82,11 +82,11 @@ def _rows() -> str:
 
     A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
     """
-    # The label keeps the column without a width, which fills the table, also if no run has a problem.
+    # A run without a problem also has the label: the column, which fills the width of the table, exists although no run has a problem.
     no_problem = f'label_replace({RUNS}, "alertname", "{NO_VALUE}", "", "")'
     with_problem = (
         "max by (run, user) (run:training_run:info{@cluster})"
-        f" * on (run) group_left (state) ({_LATEST_STATE} or on (run) {RUNS})"
+        f" * on (run) group_left (state) ({_DISPLAYED_STATE} or on (run) {RUNS})"
         f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {main_problem()} + 1 or on (run) {no_problem})"
         f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@cluster')} + 1 or on (run) {RUNS})"
     )
@@ -146,7 +146,7 @@ def _speed() -> Panel:
         return f"max by (run) ({expression}) unless on (run) run:training_standstill:info{{@cluster}}"
 
     return table(
-        "Speed and progress of the runs, rates over 5 min",
+        "Speed and progress of the runs",
         Column("run", "Run", links=(RUN_LINK,), width=115),
         Column("model", "Model"),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 66, LOST_THRESHOLDS),

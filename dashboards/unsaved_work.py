@@ -14,8 +14,7 @@ _SECONDS_WITHOUT_STEP = (
     "max(last_over_time((timestamp(training_last_progress_timestamp_seconds{@run})"
     " - training_last_progress_timestamp_seconds{@run})[35s:5s]))"
 )
-"""PromQL for the longest time of a rank from its last step to its last scrape. A missed scrape changes no value, as for the minuend."""
-"""PromQL for the largest time from the last step of a rank to its scrape."""
+"""PromQL for the longest time of a rank from its last step to its last scrape. A single missed scrape does not change the value."""
 UNSAVED_SECONDS = (
     f"(clamp_min({_UNCOMMITTED_SECONDS} - ({_SECONDS_WITHOUT_STEP} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"
     f" or on () {_UNCOMMITTED_SECONDS})"

@@ -37,7 +37,7 @@ def test_a_finished_run_has_no_age_of_its_last_step(tmp_path: Path) -> None:
     assert_panel(
         tmp_path,
         "training-fleet",
-        "Speed and progress of the runs, rates over 5 min",
+        "Speed and progress of the runs",
         series,
         {},
         column="Last step",
@@ -76,7 +76,7 @@ def test_a_run_without_a_step_has_no_speed_and_no_time_left(tmp_path: Path, colu
     assert_panel(
         tmp_path,
         "training-fleet",
-        "Speed and progress of the runs, rates over 5 min",
+        "Speed and progress of the runs",
         series,
         {},
         column=column,

@@ -281,7 +281,7 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
         ("training-run", "Slowest rank", "A", 'instance="n1",rank="3"'),
         ("training-ranks", "Slowest rank", "A", 'instance="n1",rank="3"'),
         ("training-ranks", "Nodes of the run", "F", 'instance="n1"'),
-        ("training-fleet", "Speed and progress of the runs, rates over 5 min", "I", 'run="a"'),
+        ("training-fleet", "Speed and progress of the runs", "I", 'run="a"'),
     ],
 )
 def test_all_dashboards_show_the_same_slowest_rank(
@@ -307,7 +307,7 @@ def test_all_dashboards_show_the_same_slowest_rank(
         ("training-run", "Last step", "A", "{}"),
         ("training-node", "Runs on this node, rates over 5 min", "E", '{run="a"}'),
         ("training-node", "Ranks on this node, rates over 5 min", "E", '{run="a",rank="0"}'),
-        ("training-fleet", "Speed and progress of the runs, rates over 5 min", "C", '{run="a"}'),
+        ("training-fleet", "Speed and progress of the runs", "C", '{run="a"}'),
     ],
 )
 def test_all_dashboards_show_the_age_of_the_last_step_at_the_last_scrape(
