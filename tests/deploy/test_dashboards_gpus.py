@@ -330,6 +330,27 @@ def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: P
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{run="a"}': 9}, column="Run lost/h")
 
 
+def test_the_loss_of_a_known_run_is_no_total_while_another_gpu_problem_has_an_unknown_run(
+    tmp_path: Path,
+) -> None:
+    hot_gpu_of_unknown_run = {
+        key.replace('"n1"', '"n2"').replace('"G0"', '"G9"').replace('run="a"', 'run="b"'): values
+        for key, values in HOT_GPU.items()
+    }
+    series = (
+        HOT_GPU
+        | hot_gpu_of_unknown_run
+        | {
+            'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
+            'training_rank_info{run="b",rank="3",instance="n2"}': "1x60",
+            'run:training_lost:ratio{run="a",cause="slowest_rank"}': "0.25x60",
+        }
+    )
+
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {})
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {}, query_id="B")
+
+
 def test_the_loss_of_the_runs_with_a_problem_is_the_sum_over_the_runs_of_the_table(tmp_path: Path) -> None:
     series = HOT_GPU | {
         'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",

@@ -30,7 +30,7 @@ from dashboards.board import all_panels
 pytestmark = needs_promtool
 
 
-def test_the_state_names_the_rank_that_holds_up_a_hang(tmp_path: Path) -> None:
+def test_the_state_names_the_rank_that_causes_a_hang(tmp_path: Path) -> None:
     expected = {'{state="hung",overdue=", no step for 10 min",culprit=", rank 1 on n1"}': 11.0}
 
     assert_panel(tmp_path, "training-run", "State", HUNG | HANG, expected)
@@ -150,7 +150,7 @@ def test_the_worst_ranks_are_first_in_the_table_of_all_ranks(tmp_path: Path) -> 
     ]
 
 
-def test_the_rank_that_holds_up_a_hang_is_selected_first(tmp_path: Path) -> None:
+def test_the_rank_that_causes_a_hang_is_selected_first(tmp_path: Path) -> None:
     series = HUNG | HANG | run_series("rank_info", "1x60", labels=',rank="0"')
 
     assert_panel(tmp_path, "training-ranks", "$rank", series, {'{rank="1"}': 1e6, '{rank="0"}': 0.0})
@@ -400,7 +400,7 @@ def test_the_state_and_the_rank_of_a_hang_name_its_lost_gpu(tmp_path: Path) -> N
     assert_panel(tmp_path, "training-ranks", "Rank that causes the hang", series, odd_rank)
 
 
-def test_the_rank_of_a_lost_gpu_is_selected_before_the_rank_that_holds_up_a_hang(tmp_path: Path) -> None:
+def test_the_rank_of_a_lost_gpu_is_selected_before_the_rank_that_causes_a_hang(tmp_path: Path) -> None:
     series = HUNG | HANG | {name.replace('rank="1"', 'rank="0"'): value for name, value in LOST_GPU.items()}
 
     assert_panel(tmp_path, "training-ranks", "$rank", series, {'{rank="0"}': 2e6, '{rank="1"}': 1e6})

@@ -389,7 +389,7 @@ def test_goodput_falls_while_a_run_makes_no_step_before_the_exporter_decides(tmp
     )
 
 
-def test_the_rank_that_holds_up_a_hang_is_that_of_the_alert(tmp_path: Path) -> None:
+def test_the_rank_that_causes_a_hang_is_that_of_the_alert(tmp_path: Path) -> None:
     stack_labels = 'function="read_shard",location="data.py:40",phase="data_loading"'
     series = {
         f'training_hang_info{{run="a",{stack_labels},instance="n2",rank="3"}}': "1x20",

@@ -1,4 +1,7 @@
-"""Energy of work by phase and by outcome. By phase and by outcome, the energy since the job reports training adds up."""
+"""Energy of work by phase and by outcome.
+
+The sum over the phases is the energy since the job reports training. So is the sum over the outcomes with the uncommitted energy.
+"""
 
 from __future__ import annotations
 
