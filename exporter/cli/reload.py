@@ -43,7 +43,7 @@ class Reloader:
     Args:
         configuration: Initial configuration.
         read: Returns the new configuration. Raises ConfigurationError if it is invalid.
-        apply: Changes the running parts from the previous to the new configuration.
+        apply: Changes the running parts from the previous to the new configuration, or raises an exception and changes nothing.
 
     Attributes:
         current: Configuration in force.
@@ -69,7 +69,11 @@ class Reloader:
     def reload(self) -> None:
         """Read and apply the configuration.
 
-        Raises ConfigurationError: The new configuration is invalid. The configuration in force does not change.
+        After an exception, the configuration in force does not change.
+
+        Raises:
+            ConfigurationError: The new configuration is invalid.
+            OSError, RuntimeError: The system refuses a descriptor or a thread of a collector.
         """
         with self._lock:
             try:
@@ -107,7 +111,7 @@ class Reloader:
             except ConfigurationError:
                 return  # `reload` has logged the problems
             except Exception:  # noqa: BLE001  (the constructor of a collector may raise any error)
-                _log.exception("internal error: the reload failed")
+                _log.exception("internal error: configuration not reloaded; the previous one stays in force")
 
     def families(self) -> list[Metric]:
         """Return the metrics of the last attempt and of the last success."""

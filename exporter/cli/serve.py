@@ -229,10 +229,10 @@ class SidecarService:
             _prepare_state_directory(state)
 
     def _apply(self, previous: Configuration, current: Configuration) -> None:
-        """Apply a reloaded configuration to the log and the collectors."""
+        """Apply a reloaded configuration to the collectors and the log. After an exception, the previous configuration stays in force."""
+        self._wiring.apply(current)
         if current.log != previous.log:
             self._logs.configure(level=current.log.level, form=current.log.format)
-        self._wiring.apply(current)
         self.collect_feed()  # the recording rules are written after the pass
 
     def toggle_gpus(self) -> None:

@@ -143,24 +143,35 @@ class Wiring:
         )
 
     def apply(self, configuration: Configuration) -> None:
-        """Schedule the enabled collectors. A collector with unchanged options and times continues to run."""
+        """Schedule the enabled collectors. A collector with unchanged options and times continues to run.
+
+        All steps that can fail precede the first change: after an exception, the previous configuration stays in force.
+
+        Raises:
+            OSError: The system refuses the descriptors of a collector.
+            RuntimeError: The system refuses a thread.
+        """
         new_entries = {entry.name: entry for entry in self._entries(configuration)}
+        collectors_by_name: dict[str, Sequence[AnyCollector]] = {}
+        for name, entry in new_entries.items():
+            running = self._running.get(name)
+            if running is None or entry.options != running.entry.options:
+                collectors_by_name[name] = entry.create()
+            elif not entry.is_unchanged(running.entry):
+                collectors_by_name[name] = running.collectors
+        gpu = self.gpu if GpuCollector.name in new_entries else None
+        for collector in collectors_by_name.get(GpuCollector.name, ()):
+            if isinstance(collector, GpuCollector):
+                gpu = collector
+                gpu.start()  # no effect on the running GPU collector
         self._energy.configure(configuration.energy)
         self._jobs.sessions.options = configuration.goodput
-        rescheduled_collectors: dict[str, Sequence[AnyCollector]] = {}
-        for name, running in list(self._running.items()):
-            entry = new_entries.get(name)
-            if entry is None or not entry.is_unchanged(running.entry):
-                del self._running[name]
-                for collector in running.collectors:
-                    self._scheduler.remove(collector.name)
-                if entry is not None and entry.options == running.entry.options:
-                    rescheduled_collectors[name] = running.collectors
-        if GpuCollector.name not in new_entries:
-            self._replace_gpus(None)
-        for name, new_entry in new_entries.items():
-            if name not in self._running:
-                self._schedule(new_entry, rescheduled_collectors.get(name) or new_entry.create())
+        for name in [name for name in self._running if name not in new_entries or name in collectors_by_name]:
+            for collector in self._running.pop(name).collectors:
+                self._scheduler.remove(collector.name)
+        self._replace_gpu(gpu)
+        for name, collectors in collectors_by_name.items():
+            self._schedule(new_entries[name], collectors)
 
     def _schedule(self, entry: ScheduleEntry, collectors: Sequence[AnyCollector]) -> None:
         """Add the collectors of a row to the scheduler."""
@@ -228,7 +239,7 @@ class Wiring:
 
     def close(self) -> None:
         """Stop the GPU collector, and release the lock on the node's energy counters."""
-        self._replace_gpus(None)
+        self._replace_gpu(None)
         self._lives.stop()
         self._lock.release()
 
@@ -259,7 +270,7 @@ class Wiring:
         return () if collector is None else collector.reports()
 
     def _create_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
-        """Create and start the GPU collector in place of the previous one. A detached collector stays detached."""
+        """Create a GPU collector. While NVML is detached, the new collector is detached, too."""
         collector_arguments = {} if settings.replay is None else replay_arguments(settings.replay)
         visible = visible_devices()
         publish = partial(self._scheduler.run_soon, GpuCollector.name)
@@ -272,25 +283,23 @@ class Wiring:
                 {process.pid for process in self._gpu_use()} | running_pids(self._jobs.processes or ())
             )
 
-        collector = GpuCollector(
-            settings,
-            visible=visible,
-            on_change=publish,
-            on_sample=on_sample,
-            counts_energy=self._lock.acquire,
-            is_detached=self.gpu is not None and self.gpu.is_detached,
-            **collector_arguments,
-        )
-        self._replace_gpus(collector)
-        return [collector]
+        return [
+            GpuCollector(
+                settings,
+                visible=visible,
+                on_change=publish,
+                on_sample=on_sample,
+                counts_energy=self._lock.acquire,
+                is_detached=self.gpu is not None and self.gpu.is_detached,
+                **collector_arguments,
+            )
+        ]
 
-    def _replace_gpus(self, collector: GpuCollector | None) -> None:
-        """Stop the running GPU collector, if any, and start the new one, if any."""
+    def _replace_gpu(self, collector: GpuCollector | None) -> None:
+        """Use a started GPU collector, or none, from now on. Stop the previous GPU collector."""
         previous, self.gpu = self.gpu, collector
-        if previous is not None:
+        if previous is not None and previous is not collector:
             previous.stop()
-        if collector is not None:
-            collector.start()
 
     def _find(self, collector_class: type[_CollectorT]) -> _CollectorT | None:
         """Return the scheduled collector of a class, or None."""

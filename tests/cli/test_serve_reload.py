@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serve_support import Sidecar, recording, sidecar
 from waiting import wait_until
+
+from exporter.cli import wiring
+from exporter.cli.configuration import Configuration
+from exporter.cli.wiring import Wiring
+from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.scheduler import Scheduler
+from exporter.feed.reader import FeedReader
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.state.store import StateStore
 
 RELOAD_SUCCESS = "exporter_config_last_reload_successful"
 SUCCESS_TIME = "exporter_config_last_reload_success_timestamp_seconds"
@@ -87,6 +103,71 @@ def test_an_option_that_needs_a_restart_keeps_its_value_and_is_logged_once(
     ]
     assert "max_series: 15000" in config
     assert "format: json" in config
+
+
+@contextlib.contextmanager
+def wired(directory: Path, configuration: Configuration, scheduler: Scheduler) -> Iterator[Wiring]:
+    """Build a schedule, which does not run."""
+    state = StateStore(directory, sidecar="test")
+    jobs = JobCollector(FeedReader(directory), state)
+    built = Wiring(configuration, scheduler, jobs=jobs, state=state, feed_directory=directory)
+    try:
+        built.apply(configuration)
+        yield built
+    finally:
+        built.close()
+
+
+class CollectorWithoutDescriptors(GpuCollector):
+    """GPU collector for which the process has no descriptor left."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def refuse_descriptors(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(wiring, "GpuCollector", CollectorWithoutDescriptors)
+
+
+def refuse_threads(patch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("refuse", [refuse_descriptors, refuse_threads])
+def test_a_reload_that_fails_changes_no_collector_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    initial = Configuration()
+    collectors, memory = initial.collectors, initial.collectors.memory
+    changed = replace(
+        initial,
+        collectors=replace(
+            collectors,
+            cpu=replace(collectors.cpu, enabled=False),
+            memory=replace(memory, interval=30.0),
+            disk=replace(collectors.disk, partitions=True),
+        ),
+        gpu=replace(initial.gpu, retry=7.0),
+        goodput=replace(initial.goodput, hang_after=60.0),
+    )
+    scheduler = Scheduler(publish=lambda _name, _families: None, withdraw=lambda _name: None)
+    with wired(tmp_path, initial, scheduler) as built:
+        initial_statuses, initial_gpu = scheduler.statuses(), built.gpu
+        with monkeypatch.context() as patched:
+            refuse(patched)
+            with pytest.raises((OSError, RuntimeError)):
+                built.apply(changed)
+        failed_statuses, failed_gpu = scheduler.statuses(), built.gpu
+        built.apply(changed)
+        names = {status.name for status in scheduler.statuses()}
+
+        assert failed_statuses == initial_statuses
+        assert failed_gpu is initial_gpu
+        assert "cpu" not in names
+        assert built.gpu is not initial_gpu
 
 
 JOB = """

@@ -103,14 +103,17 @@ class GpuCollector:
         self._known_indices: set[int] = set()
 
     def start(self) -> None:
-        """Start the supervisor if it is not running. The first readings arrive after the first pass of the child."""
+        """Start the supervisor if it is not running. The first readings arrive after the first pass of the child.
+
+        Raises RuntimeError if the system refuses a thread.
+        """
         if self._is_started:
             return
-        if self._replay is None:
-            self._kernel_log.open()
         if self.is_detached:
             self._supervisor.detach()
         self._supervisor.start()
+        if self._replay is None:
+            self._kernel_log.open()
         self._is_started = True
 
     def stop(self, timeout_seconds: float = 2.0) -> None:

@@ -120,8 +120,12 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="exporter-nvml", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Must be called only once."""
-        self._thread.start()
+        """Start the thread. Must be called only once. Raises RuntimeError if the system refuses the thread."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._close_selector()
+            raise
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """Stop the thread and the children. A child that does not exit within `Timings.shutdown_timeout_seconds` is killed."""
@@ -382,6 +386,9 @@ class Supervisor:
         for child in children:
             self._close(child)
         self._active = self._hanging_child = None
+        self._close_selector()
+
+    def _close_selector(self) -> None:
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()
