@@ -40,7 +40,7 @@ HANG_INFO = FamilySpec(
     source="stack answers of the training processes, /proc/<pid>/task",
     details=(
         (
-            "For a rank that did not answer, `function` is `no_answer`, and `location` is the thread state"
+            "For a rank that has not answered, `function` is `no_answer`, and `location` is the thread state"
             " that the kernel reports."
         ),
     ),
@@ -53,7 +53,7 @@ REQUEST_INTERVAL_SECONDS = 60.0
 MAX_REQUESTS = 10
 """Maximum number of requests for a hang of a run."""
 ANSWER_SECONDS = 3.0
-"""Maximum time for which the collector waits for answers. A process usually answers within 2 s."""
+"""Maximum time before the report of a request. A process usually answers within 2 s; a later answer replaces the report."""
 NO_ANSWER = "no_answer"
 """Value of the label `function` for a rank that did not answer."""
 
@@ -81,15 +81,24 @@ class _HangCase:
     run: InspectedRun
     request_count: int = 0
     requested_at: float = float("-inf")  # monotonic time of the last request
-    request_id: str = ""  # id of the request whose answers are awaited, otherwise empty
-    is_logged: bool = False  # a report on the current state was logged
+    request_id: str = ""  # id of the last request; empty before the first request
+    # True from a stack request until all ranks have answered or `ANSWER_SECONDS` have passed.
+    is_waiting: bool = False
     report: HangReport | None = None  # from the last request that is no longer awaited
+    logged_report: HangReport | None = None  # last report on the current state that was logged
     answers: dict[str, StackAnswer] = field(default_factory=dict)  # to the last request, by process id
 
     @property
-    def is_waiting(self) -> bool:
-        """True from a stack request until all ranks have answered or `ANSWER_SECONDS` have passed."""
-        return bool(self.request_id)
+    def unanswered_ranks(self) -> list[InspectedRank]:
+        """Ranks that have not answered the last request."""
+        return [rank for rank in self.run.ranks if rank.process_id not in self.answers]
+
+    def must_log(self, report: HangReport) -> bool:
+        """Return True for the first report on a state, and if a rank has answered that did not answer according to the log."""
+        logged = self.logged_report
+        return logged is None or any(
+            stack.rank in logged.explanation.kernel_states for stack in report.stacks
+        )
 
     def change_state(self, run: InspectedRun) -> None:
         """Log the next report, and permit as many requests as for a new hang. The time of the next request does not change.
@@ -98,7 +107,7 @@ class _HangCase:
         """
         self.run = run
         self.request_count = 0
-        self.is_logged = False
+        self.logged_report = None
         if self.report is not None:
             self.report = replace(self.report, run=run)
 
@@ -148,7 +157,7 @@ class HangCollector:
         if not any(case.is_waiting for case in self._cases.values()):
             self._request_stacks(now, collected)
         for case in self._cases.values():
-            if case.is_waiting:
+            if case.request_id:
                 self._read_answers(case, now)
             if case.report is not None:
                 _publish(case.report, collected)
@@ -188,23 +197,29 @@ class HangCollector:
         except OSError as error:
             collected.unsupported.append(f"stack requests ({error.strerror})")
             return
-        case.request_id = request.id
+        case.request_id, case.is_waiting = request.id, True
         case.answers = {}
 
     def _read_answers(self, case: _HangCase, now: float) -> None:
-        """Read the answers to the pending request, and report once all ranks have answered or the time is over."""
-        for rank in case.run.ranks:
-            if rank.process_id not in case.answers:
-                answer = read_valid_answer(self._directory, rank.process_id, case.request_id)
-                if answer is not None:
-                    case.answers[rank.process_id] = answer
-        unanswered_ranks = [rank for rank in case.run.ranks if rank.process_id not in case.answers]
-        if unanswered_ranks and now - case.requested_at < ANSWER_SECONDS:
+        """Read the answers to the last request.
+
+        Report on the run once all ranks have answered or the time is over, and again after each late answer.
+        """
+        has_new_answer = False
+        for rank in case.unanswered_ranks:
+            answer = read_valid_answer(self._directory, rank.process_id, case.request_id)
+            if answer is not None:
+                case.answers[rank.process_id] = answer
+                has_new_answer = True
+        unanswered_ranks = case.unanswered_ranks
+        if case.is_waiting and unanswered_ranks and now - case.requested_at < ANSWER_SECONDS:
             return
-        case.request_id = ""
+        if not case.is_waiting and not has_new_answer:
+            return
+        case.is_waiting = False
         case.report = report_on(case.run, case.answers, unanswered_ranks)
-        if not case.is_logged:
-            case.is_logged = True
+        if case.must_log(case.report):
+            case.logged_report = case.report
             LOGGER.warning("%s", case.report.headline(self._clock()))
 
 

@@ -105,6 +105,24 @@ def test_a_rank_without_an_answer_is_explained_after_three_seconds(hanging_run: 
     assert ("1", "no_answer", "process not visible (in another pid namespace)") in hanging_run.series(2.5)
 
 
+@pytest.mark.parametrize("seconds_before_answer", [1.0, 61.0], ids=["same request", "next request"])
+def test_a_late_answer_replaces_the_missing_answer_in_the_series_and_in_the_log(
+    hanging_run: HangingRun, caplog: pytest.LogCaptureFixture, seconds_before_answer: float
+) -> None:
+    hanging_run.series()
+    hanging_run.respond(FIRST_PROCESS, 0, "all_reduce", 88, 6)
+    hanging_run.series(4.0)
+    hanging_run.series(seconds_before_answer)
+    for process, rank, function in ((FIRST_PROCESS, 0, "all_reduce"), (SECOND_PROCESS, 1, "read_shard")):
+        hanging_run.respond(process, rank, function, 40, 6)
+    series = hanging_run.series(1.0)
+    hanging_run.series(61.0)
+    hanging_run.series(4.0)  # no rank answers
+
+    assert ("1", "read_shard", "train.py:40") in series
+    assert ["Rank 1 did not answer" in record.getMessage() for record in caplog.records] == [True, False]
+
+
 def test_stacks_of_a_run_are_requested_again_after_a_minute_and_at_most_ten_times(
     hanging_run: HangingRun,
 ) -> None:
