@@ -47,7 +47,11 @@ _OPTIMIZER = HotBlock(kinds.OPTIMIZER_UPDATE)
 
 
 def training_iteration() -> IterationBlock:
-    """Return a block for a training iteration: a step of the optimizer with all its microbatches."""
+    """Return a block for a training iteration: a step of the optimizer with all its microbatches.
+
+    An iteration that ends without an exception counts as a step, also if the job leaves the block with `break`. Fetch a batch that may
+    be missing outside of the block, as `batches` does.
+    """
     is_reusable = get_ident() == _CLOCK.thread and not _ITERATION.is_open
     return _ITERATION if is_reusable else IterationBlock(kinds.TRAINING_ITERATION)
 

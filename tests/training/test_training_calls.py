@@ -108,6 +108,28 @@ def test_an_exception_in_an_iteration_propagates_and_the_step_is_not_counted() -
     assert reading.phase == "other"
 
 
+def test_the_end_of_the_data_is_no_step_outside_of_the_iteration_or_as_an_exception() -> None:
+    for _ in training.batches([1, 2, 3]):
+        with training.training_iteration():
+            pass
+    batches = iter([4, 5])
+    with suppress(StopIteration):
+        while True:
+            with training.training_iteration():
+                next(batches)
+
+    assert published_value("training.steps", mode="train") == 5
+
+
+def test_an_iteration_that_the_job_leaves_with_break_is_a_step() -> None:
+    for batch in (1, 2, None):
+        with training.training_iteration():
+            if batch is None:
+                break
+
+    assert published_value("training.steps", mode="train") == 3
+
+
 def test_an_iteration_of_several_micro_batches_that_reports_its_step_is_one_step() -> None:
     with training.training_iteration():
         for _ in range(4):
