@@ -67,9 +67,10 @@ GPU_VARIABLE = Variable(
     sort=NUMERICAL_SORT,
     description="Index of the GPU in CUDA_VISIBLE_DEVICES of the job; without that variable, the index in NVML.",
 )
-ALERTS_OF_NODES = dataclasses.replace(
+_ALERTS_ON_NODES_OF_RUN = dataclasses.replace(
     ALERTS_OF_NODE, expression='ALERTS{alertstate="firing", @node_any_job} and ' + SELECTED_NODES
 )
+"""Annotation of the alerts on the nodes of the selected runs."""
 GPUS_IN_USE_LEGEND = "GPUs in use"
 """Legend of the mean SM activity of the GPUs that live ranks hold."""
 ALL_GPUS_LEGEND = "selected GPUs"
@@ -97,7 +98,7 @@ def board() -> Board:
             Row("MIG instances", mig_panels(), collapsed=True),
             Row("Inventory", inventory_panels(), collapsed=True),
         ),
-        annotations=(ALERTS_OF_NODES,),
+        annotations=(_ALERTS_ON_NODES_OF_RUN,),
     )
 
 

@@ -331,7 +331,7 @@ A rate over five minutes divided by this share is right for a young run too. Wit
 """
 
 
-COMPUTE_SECONDS_BY_NODE = "max by (instance, rank) (rank:training_compute:seconds{@run})"
+COMPUTE_SECONDS_BY_RANK_AND_NODE = "max by (instance, rank) (rank:training_compute:seconds{@run})"
 """PromQL for the seconds that each rank computes in a step, by node and rank."""
 MEAN_STEP_SECONDS = (
     '(sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]))'
@@ -343,7 +343,7 @@ STAGE_OF_RANK = (
     " group by (instance, run, rank, worker, label_stage) (training_rank_info{@run})"
 )
 """Right operand of a multiplication that adds the label `label_stage`, the pipeline stage, to series of ranks."""
-SPEED_RATIO_BY_NODE = "max by (instance, rank) (rank:training_straggler_score:ratio{@run})"
+SPEED_RATIO_BY_RANK_AND_NODE = "max by (instance, rank) (rank:training_straggler_score:ratio{@run})"
 """PromQL for the speed of each rank relative to the fastest rank of its pipeline stage, by node and rank.
 
 The recorded series of the alert TrainingStraggler and of *Fleet*, so that all dashboards show one value at a time.
@@ -353,9 +353,9 @@ _ONLY_GPU_BY_RANK = (
 )
 """PromQL for the GPU index of each rank that uses a single GPU."""
 SLOWEST_RANK = (
-    f"bottomk(1, {SPEED_RATIO_BY_NODE}) * on (instance, rank) group_left (gpu_suffix)"
+    f"bottomk(1, {SPEED_RATIO_BY_RANK_AND_NODE}) * on (instance, rank) group_left (gpu_suffix)"
     f' (label_replace({_ONLY_GPU_BY_RANK}, "gpu_suffix", ", GPU $1", "gpu", "(.+)")'
-    f" or on (instance, rank) 0 * {COMPUTE_SECONDS_BY_NODE} + 1)"
+    f" or on (instance, rank) 0 * {COMPUTE_SECONDS_BY_RANK_AND_NODE} + 1)"
 )
 """PromQL for the relative speed of the slowest rank, by node, rank and `gpu_suffix`.
 

@@ -36,11 +36,11 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import (
-    COMPUTE_SECONDS_BY_NODE,
+    COMPUTE_SECONDS_BY_RANK_AND_NODE,
     ENDED_NORMALLY,
     GPU_INDEX_BY_RANK,
     SAVE_PHASES,
-    SPEED_RATIO_BY_NODE,
+    SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL_BY_STEP_AGE,
     WORK_PHASES,
     Query,
@@ -75,7 +75,7 @@ _RANKS_TO_LOOK_AT = (
     f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPU_ROWS}) + {LOST_GPU_SORT_VALUE})"
     f" or max by (rank) (0 * ({ODD_RANK}) + {STOPS_RUN_SORT_VALUE}) or max by (rank) (0 * {ODD_PHASE} + {STOPS_RUN_SORT_VALUE})"
     f" or max by (rank) (0 * {ENDED_FIRST} + {STOPS_RUN_SORT_VALUE})"
-    f" or 1 / min by (rank) ({SPEED_RATIO_BY_NODE}) or 0 * max by (rank) (training_rank_info{{@run}})))"
+    f" or 1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) or 0 * max by (rank) (training_rank_info{{@run}})))"
 ).replace("$__interval", "1m")
 """Query of the ranks, sorted by a value: a sort value of a rank that stops the run, else the slowness, else 0.
 
@@ -127,7 +127,7 @@ _RANKS_BY_SEVERITY = {
     Severity.GPU_LOST: LOST_GPU_ROWS,
     Severity.HOLDS_UP: f"({ODD_RANK} or {ODD_PHASE})",
     Severity.ENDED: f"(max by (instance, rank) (training_process_up{{@run}}) == 0 unless on () {ENDED_NORMALLY})",
-    Severity.SLOW: f"({SPEED_RATIO_BY_NODE} < {SLOW_RATIO})",
+    Severity.SLOW: f"({SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})",
     Severity.WAITS: f"({DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
     Severity.NONE: "training_process_up{@run}",
 }
@@ -165,7 +165,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
     return (
         heatmap(
             "Slowness of each rank",
-            Query(f"1 / min by (rank) ({SPEED_RATIO_BY_NODE}) - 1", "{{rank}}"),
+            Query(f"1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1", "{{rank}}"),
             unit="percentunit",
             color_range=(0, 0.5),
             w=10,
@@ -173,7 +173,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
         ),
         heatmap(
             "Slowness of each node's slowest rank",
-            Query(f"1 / min by (instance) ({SPEED_RATIO_BY_NODE}) - 1", "{{instance}}"),
+            Query(f"1 / min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1", "{{instance}}"),
             unit="percentunit",
             color_range=(0, 0.5),
             w=7,
@@ -203,14 +203,14 @@ def _rank_table() -> Panel:
         Column(_SEVERITY_BY_RANK, "State", decimals=0, width=100, mappings=_SEVERITY_TEXTS),
         Column("problem", "GPU problem", width=165, mappings=BAD_TEXT),
         percent_column(
-            SPEED_RATIO_BY_NODE,
+            SPEED_RATIO_BY_RANK_AND_NODE,
             "Speed",
             95,
             threshold_steps((None, BAD), (0.75, WARNING), (0.9, BLUE)),
             bar=(0, 1),
         ),
         percent_column(
-            f"avg_over_time((({SPEED_RATIO_BY_NODE}) < bool 0.9)[$__range:$__interval])",
+            f"avg_over_time((({SPEED_RATIO_BY_RANK_AND_NODE}) < bool 0.9)[$__range:$__interval])",
             "Time slow",
             100,
         ),
@@ -228,7 +228,7 @@ def _rank_table() -> Panel:
             width=70,
         ),
         Column(
-            COMPUTE_SECONDS_BY_NODE,
+            COMPUTE_SECONDS_BY_RANK_AND_NODE,
             "Compute",
             unit="s",
             decimals=2,

@@ -26,7 +26,7 @@ from dashboards.queries import (
     ODD_GROUP_SIZE,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
-    SPEED_RATIO_BY_NODE,
+    SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL_BY_STEP_AGE,
     instant_query,
 )
@@ -73,7 +73,7 @@ def overview_panels() -> tuple[Panel, ...]:
                 f"{SLOWEST_RANK} < {EQUAL_RATIO} unless on () {STANDSTILL_BY_STEP_AGE}", SLOWEST_RANK_LEGEND
             ),
             instant_query(
-                f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO} unless on () {STANDSTILL_BY_STEP_AGE}",
+                f"min({SPEED_RATIO_BY_RANK_AND_NODE}) >= {EQUAL_RATIO} unless on () {STANDSTILL_BY_STEP_AGE}",
                 "all ranks alike",
             ),
             unit="percentunit",
@@ -200,7 +200,7 @@ def _node_table() -> Panel:
         ),
         Column(f"1000 * {LAST_SAMPLE_TIME_BY_NODE}", "Last sample", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
         percent_column(
-            f"min by (instance) ({SPEED_RATIO_BY_NODE}) unless on () {STANDSTILL_BY_STEP_AGE}",
+            f"min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) unless on () {STANDSTILL_BY_STEP_AGE}",
             "Slowest rank",
             110,
             threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),

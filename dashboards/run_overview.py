@@ -42,7 +42,7 @@ from dashboards.queries import (
     PROGRESS_AGE_SECONDS,
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
-    SPEED_RATIO_BY_NODE,
+    SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL,
     STANDSTILL_BY_STEP_AGE,
     STEP_OVERDUE_IN_WORK,
@@ -248,7 +248,7 @@ def _number_panels() -> tuple[Panel, ...]:
     slowest_rank = (
         f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
     )
-    ranks_are_alike = blank_if_incomplete(f"min({SPEED_RATIO_BY_NODE}) >= {EQUAL_RATIO}")
+    ranks_are_alike = blank_if_incomplete(f"min({SPEED_RATIO_BY_RANK_AND_NODE}) >= {EQUAL_RATIO}")
     longest_wait = f'label_join(topk(1, {DATA_WAIT_RATIO_BY_RANK}), "whose", " on ", "rank", "instance")'
     # Without the division by the observed share of the five minutes, the rate of a young run would be too small.
     steps_per_second = f'max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0'

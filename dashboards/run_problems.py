@@ -16,7 +16,7 @@ from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
-    SPEED_RATIO_BY_NODE,
+    SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL_BY_STEP_AGE,
     WALL_SECONDS,
     saturated_cpus,
@@ -110,7 +110,7 @@ class RunProblem:
 
 
 _SLOW_ROWS = with_number(
-    f"round(100 * bottomk({MAX_ROWS}, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO}))",
+    f"round(100 * bottomk({MAX_ROWS}, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO}))",
     "max by (instance, rank) (rank:training_slow_start:timestamp_seconds{@run})",
     "computes at $1 % of the fastest rank",
     "instance, rank",
@@ -339,7 +339,7 @@ def problem_start() -> str:
     stops = [
         problem.rows for problem in PROBLEMS if problem.impact in (RunImpact.CAUSES_STOP, RunImpact.STOPS_RUN)
     ]
-    slowest = f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})"
+    slowest = f"bottomk(1, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})"
     in_state = (
         f"max({LOST_GPU_ROWS})",
         f"max({CRITICAL_XIDS_OF_GPUS})",

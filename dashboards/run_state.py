@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.queries import (
     LIVE_STATE,
     PROGRESS_AGE_SECONDS,
-    SPEED_RATIO_BY_NODE,
+    SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL_BY_STEP_AGE,
     STEP_OVERDUE_IN_WORK,
 )
@@ -178,7 +178,7 @@ def _slow_part() -> str:
     """
     all_wait = f'label_replace({ALL_WAIT_FOR_DATA}, "culprit", ", slowed by waiting for data", "", "")'
     parts = (
-        (f"bottomk(1, {SPEED_RATIO_BY_NODE} < {SLOW_RATIO})", "slowed by rank $1"),
+        (f"bottomk(1, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})", "slowed by rank $1"),
         (
             f"topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
             "slowed by the data of rank $1",
