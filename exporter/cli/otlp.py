@@ -31,6 +31,10 @@ UNITS: Mapping[str, str] = {
 }
 """UCUM unit by the last word of a family's name."""
 
+RETENTION_SECONDS = 86400.0
+"""Time after which an absent series is forgotten. A total that is absent for a shorter time, for example because the state file cannot
+be written, keeps its start time."""
+
 SeriesKey = tuple[str, frozenset[tuple[str, str]]]
 """Name of a sample, and its labels with their values."""
 
@@ -45,35 +49,44 @@ class _CumulativeSeries:
     """Start time and latest value of a cumulative series."""
 
     start_ns: int
-    value: float  # at the latest push
+    value: float  # at the latest push with the series
+    pushed_ns: int  # time of that push
 
 
 class StartTimes:
     """Start times of cumulative series, in nanoseconds since the epoch.
 
-    A series of the first push starts with the exporter. A series that is new or was reset starts at the previous push.
+    A series of the first push starts with the exporter. A series that is new or was reset starts at the previous push. A series that
+    has been absent for `RETENTION_SECONDS` is forgotten, and is new when it returns.
     """
 
     def __init__(self) -> None:
         self._series: dict[SeriesKey, _CumulativeSeries] = {}
+        self._push_ns = 0
         self._previous_push_ns: int | None = None
 
-    def begin_push(self, exporter_start_ns: int) -> None:
-        """Set the start time of the series of the first push. Later calls have no effect."""
+    def begin_push(self, now_ns: int, exporter_start_ns: int) -> None:
+        """Start a push. In the first push, the series start with the exporter."""
+        self._push_ns = now_ns
         if self._previous_push_ns is None:
             self._previous_push_ns = exporter_start_ns
 
-    def end_push(self, now_ns: int) -> None:
-        """Set the start time of series that will be new or reset in the next push."""
-        self._previous_push_ns = now_ns
+    def end_push(self) -> None:
+        """End a push, and forget the series that have been absent for too long."""
+        self._previous_push_ns = self._push_ns
+        oldest_ns = self._push_ns - int(RETENTION_SECONDS * 1e9)
+        forgotten_keys = [key for key, series in self._series.items() if series.pushed_ns < oldest_ns]
+        for key in forgotten_keys:
+            del self._series[key]
 
     def start_of(self, name: str, labels: Mapping[str, str], value: float) -> int:
         """Return the start time of a series, and store its current value."""
         key = (name, frozenset(labels.items()))
         series = self._series.get(key)
         if series is None or value < series.value:
-            series = self._series[key] = _CumulativeSeries(self._previous_push_ns or 0, value)
-        series.value = value
+            start_ns = self._previous_push_ns or 0
+            series = self._series[key] = _CumulativeSeries(start_ns, value, self._push_ns)
+        series.value, series.pushed_ns = value, self._push_ns
         return series.start_ns
 
 
@@ -111,13 +124,13 @@ class Otlp:
         Raises ValueError: The page is not in the text format, or a count is not finite.
         """
         sdk, now_ns = self._sdk, time.time_ns()
-        self._starts.begin_push(now_ns if exporter_start is None else int(exporter_start * 1e9))
+        self._starts.begin_push(now_ns, now_ns if exporter_start is None else int(exporter_start * 1e9))
         families = text_string_to_metric_families(page.decode())
         try:
             metrics = [metric for family in families for metric in self._metrics(family, now_ns)]
         except OverflowError as error:
             raise ValueError(f"a histogram has an infinite count: {error}") from error
-        self._starts.end_push(now_ns)
+        self._starts.end_push()
         scope = sdk.ScopeMetrics(self._scope, metrics, "")
         data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
         if self._exporter.export(data) is not sdk.MetricExportResult.SUCCESS:

@@ -342,6 +342,30 @@ def test_units_and_start_times_are_sent(receiver: Server) -> None:
     assert start_times == [1000 * 10**9, 1000 * 10**9, times[1]]  # the last value is below the one before
 
 
+def counter_page(**totals: int) -> bytes:
+    lines = "".join(f'steps_total{{run="{run}"}} {total}\n' for run, total in totals.items())
+    return f"# TYPE steps_total counter\n{lines}".encode()
+
+
+@pytest.mark.parametrize("absent_hours", [23, 25])
+def test_an_absent_counter_keeps_its_start_for_a_day_and_is_then_forgotten(
+    receiver: Server, monkeypatch: pytest.MonkeyPatch, absent_hours: int
+) -> None:
+    source, target = f"{receiver.url}/metrics", target_of(["otlp", receiver.url])
+    push, start_times = Push(source, target), set()
+    for hour in (0, 1, 1 + absent_hours, 2 + absent_hours):
+        monkeypatch.setattr("exporter.cli.otlp.time.time_ns", lambda hour=hour: hour * 3600 * 10**9)
+        is_absent = 0 < hour < 2 + absent_hours
+        receiver.page = counter_page(other=1) if is_absent else counter_page(first=1000, other=1)
+        assert push.push_once()
+        points = receiver.metrics()["steps_total"].sum.data_points
+        start_times |= {
+            p.start_time_unix_nano // (3600 * 10**9) for p in points if labels_of(p)["run"] == "first"
+        }
+
+    assert start_times == ({0} if absent_hours < 24 else {0, 1 + absent_hours})
+
+
 def test_a_comment_of_one_word_is_accepted(server: Server, tmp_path: Path) -> None:
     server.page = b"#\n# EOF\n# TYPE x gauge\nx 1\n"
     file = tmp_path / "page.prom"
