@@ -35,7 +35,13 @@ class _FabricCallback:
 
 
 def callback(package: str | None = None) -> Any:
-    """Return a callback for Fabric of the named package, or of the loaded packages if *package* is None.
+    """Return a callback for Fabric, and install the bridge to plain loops and the hooks on `save` and `load` of Fabric.
+
+    The hooks apply to every `Fabric` of the package.
+
+    Args:
+        package: Name in `PACKAGES`, which is imported if it is not loaded. None for the loaded packages: a package that the job
+            imports later has no hooks, so its checkpoints are not recorded.
 
     Raises:
         ImportError: The named package, or torch, is not installed.
