@@ -197,15 +197,17 @@ _EXITS_BEFORE_RESTART = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {UP_B
 """PromQL for the exits in the time range of ranks that have a live process again."""
 FIRST_EXIT = f"bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - {FOLLOWING_EXITS_SECONDS})"
 """PromQL for the first exit before the last restart of the ranks, with node, rank and reason."""
-UNKNOWN_RANK_COUNT_BY_NODE = (
-    "count by (instance) (group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
-    f" unless on (rank) {RANKS_WITH_SAMPLE}) unless on (instance) exporter_build_info{{@cluster}}"
-    f" unless on () {_ENDED_IN_RANGE}"
+UNKNOWN_RANKS = (
+    "(group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
+    f" unless on (rank) {RANKS_WITH_SAMPLE} unless on (instance) exporter_build_info{{@cluster}}"
+    f" unless on () {_ENDED_IN_RANGE})"
 )
-"""PromQL for the number of ranks without a sample, by node on which they last lived and whose exporter has no sample.
+"""PromQL for the ranks without a sample, by rank and by the node on which they last lived, if the exporter of that node has no sample.
 
 Without a value if the run has ended in the time range.
 """
+UNKNOWN_RANK_COUNT_BY_NODE = f"count by (instance) ({UNKNOWN_RANKS})"
+"""PromQL for the number of unknown ranks, by the node on which they last lived."""
 LAST_SAMPLE_TIME_BY_NODE = (
     "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
 )

@@ -56,6 +56,7 @@ from dashboards.rank_problems import (
     SILENT_SECONDS,
     SLOW_RATIO,
     THROTTLED_GPU_ROWS,
+    UNKNOWN_RANKS,
 )
 from dashboards.ranks_overview import overview_panels
 from dashboards.run_problems import (
@@ -67,8 +68,15 @@ from dashboards.run_problems import (
 from dashboards.tables import Column, hanging_ranks, percent_column, table
 
 UID = "training-ranks"
-SAMPLED_COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
-"""PromQL for the seconds that each rank computes in a step, from the exporters instead of the rules, by rank."""
+WHILE_STEPS_FINISH = f"unless on () {STANDSTILL_BY_STEP_AGE}"
+"""Condition that no step is overdue and the run is neither stalled nor hung. The compute times of the last steps remain during a hang."""
+RECORDED_STANDSTILL = "max(run:training_standstill:info{@run})"
+"""PromQL with a value while no step finishes, for subqueries: a recorded series costs less than `STANDSTILL_BY_STEP_AGE` at each point."""
+SAMPLED_COMPUTE_SECONDS = f"max by (rank) (training_rank_compute_seconds{{@run}} > 0) {WHILE_STEPS_FINISH}"
+"""PromQL for the seconds that each rank computes in a step, from the exporters instead of the rules, by rank.
+
+Without a value while no step finishes.
+"""
 LOST_GPU_SORT_VALUE, STOPS_RUN_SORT_VALUE = 2e6, 1e6
 """Sort values of the ranks that stop the run, above those of all slow ranks: of a rank with a lost GPU, and of other ranks."""
 _RANKS_TO_LOOK_AT = (
@@ -98,16 +106,22 @@ RANK_ROWS = (
     f"max by (instance, rank, gpu, problem) ({GPU_PROBLEM_BY_RANK})"
     f" or on (instance, rank) max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})"
     " or on (instance, rank) max by (instance, rank) (training_process_up{@run})"
+    f" or on (instance, rank) {UNKNOWN_RANKS}"
 )
-"""PromQL for the ranks with the GPU that has a problem and the problem, else with their GPU indexes if these are known."""
+"""PromQL for the ranks of the table, by node and rank.
+
+The labels `gpu` and `problem` name a GPU with a problem and the problem. A rank without such a GPU has only its GPU index, if it is known.
+A rank whose exporter has no sample has the row of the node on which it last lived.
+"""
 
 
 class Severity(enum.IntEnum):
     """Severity of the state of a rank in the table of all ranks, which shows the largest first."""
 
-    GPU_LOST = 5
-    HOLDS_UP = 4  # all other ranks wait for this rank
-    ENDED = 3  # the process ended before the end of the run
+    GPU_LOST = 6
+    HOLDS_UP = 5  # all other ranks wait for this rank
+    ENDED = 4  # the process ended before the end of the run
+    UNKNOWN = 3  # no sample, because the exporter of the node has no sample
     SLOW = 2  # below `SLOW_RATIO` of the fastest rank of the pipeline stage
     WAITS = 1  # waits for data, and not all ranks do
     NONE = 0
@@ -118,6 +132,7 @@ _SEVERITY_TEXTS = value_mappings(
         Severity.GPU_LOST.value: ("GPU lost", BAD),
         Severity.HOLDS_UP.value: ("holds up", BAD),
         Severity.ENDED.value: ("ended", BAD),
+        Severity.UNKNOWN.value: ("unknown", WARNING),
         Severity.SLOW.value: ("slow", WARNING),
         Severity.WAITS.value: ("waits for data", WARNING),
         Severity.NONE.value: (NO_VALUE, NEUTRAL),
@@ -127,7 +142,8 @@ _RANKS_BY_SEVERITY = {
     Severity.GPU_LOST: LOST_GPU_ROWS,
     Severity.HOLDS_UP: f"({ODD_RANK} or {ODD_PHASE})",
     Severity.ENDED: f"(max by (instance, rank) (training_process_up{{@run}}) == 0 unless on () {ENDED_NORMALLY})",
-    Severity.SLOW: f"({SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})",
+    Severity.UNKNOWN: UNKNOWN_RANKS,
+    Severity.SLOW: f"({SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO} {WHILE_STEPS_FINISH})",
     Severity.WAITS: f"({DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
     Severity.NONE: "training_process_up{@run}",
 }
@@ -165,7 +181,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
     return (
         heatmap(
             "Slowness of each rank",
-            Query(f"1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1", "{{rank}}"),
+            Query(f"1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1 {WHILE_STEPS_FINISH}", "{{rank}}"),
             unit="percentunit",
             color_range=(0, 0.5),
             w=10,
@@ -173,7 +189,10 @@ def _straggler_panels() -> tuple[Panel, ...]:
         ),
         heatmap(
             "Slowness of each node's slowest rank",
-            Query(f"1 / min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1", "{{instance}}"),
+            Query(
+                f"1 / min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1 {WHILE_STEPS_FINISH}",
+                "{{instance}}",
+            ),
             unit="percentunit",
             color_range=(0, 0.5),
             w=7,
@@ -203,14 +222,16 @@ def _rank_table() -> Panel:
         Column(_SEVERITY_BY_RANK, "State", decimals=0, width=100, mappings=_SEVERITY_TEXTS),
         Column("problem", "GPU problem", width=165, mappings=BAD_TEXT),
         percent_column(
-            SPEED_RATIO_BY_RANK_AND_NODE,
+            f"{SPEED_RATIO_BY_RANK_AND_NODE} {WHILE_STEPS_FINISH}",
             "Speed",
             95,
-            threshold_steps((None, BAD), (0.75, WARNING), (0.9, BLUE)),
+            # The first color is that of an absent value.
+            threshold_steps((None, NEUTRAL), (0, BAD), (0.75, WARNING), (0.9, BLUE)),
             bar=(0, 1),
         ),
         percent_column(
-            f"avg_over_time((({SPEED_RATIO_BY_RANK_AND_NODE}) < bool 0.9)[$__range:$__interval])",
+            f"avg_over_time(({SPEED_RATIO_BY_RANK_AND_NODE} < bool {SLOW_RATIO} unless on () {RECORDED_STANDSTILL})[$__range:$__interval])"
+            f" {WHILE_STEPS_FINISH}",
             "Time slow",
             100,
         ),
@@ -228,14 +249,14 @@ def _rank_table() -> Panel:
             width=70,
         ),
         Column(
-            COMPUTE_SECONDS_BY_RANK_AND_NODE,
+            f"{COMPUTE_SECONDS_BY_RANK_AND_NODE} {WHILE_STEPS_FINISH}",
             "Compute",
             unit="s",
             decimals=2,
             width=82,
         ),
         percent_column(
-            DATA_WAIT_RATIO_BY_RANK,
+            f"{DATA_WAIT_RATIO_BY_RANK} and on (instance, rank) training_process_up{{@run}}",
             "Data wait",
             96,
             warn_from(0.2),
@@ -330,7 +351,7 @@ def _selected_rank_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "Compute time of a step",
-            Query("max by (rank) (training_rank_compute_seconds{@rank})", legend),
+            Query(f"max by (rank) (training_rank_compute_seconds{{@rank}}) {WHILE_STEPS_FINISH}", legend),
             unit="s",
             w=6,
         ),

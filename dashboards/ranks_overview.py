@@ -27,6 +27,7 @@ from dashboards.queries import (
     SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_RANK_AND_NODE,
+    STANDSTILL,
     STANDSTILL_BY_STEP_AGE,
     instant_query,
 )
@@ -39,7 +40,7 @@ from dashboards.rank_problems import (
     UP_BY_RANK,
 )
 from dashboards.run_problems import DATA_WAIT_RATIO_BY_RANK, GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK, what_is_wrong
-from dashboards.straggler import lost_time
+from dashboards.straggler import lost_time_panel
 from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
 
 
@@ -65,7 +66,7 @@ def overview_panels() -> tuple[Panel, ...]:
                     "properties": [{"id": "thresholds", "value": bad_from(1)}],
                 }
             ],
-            w=6,
+            w=5,
         ),
         stat(
             "Slowest rank",
@@ -82,12 +83,13 @@ def overview_panels() -> tuple[Panel, ...]:
             thresholds=threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
             w=4,
         ),
-        lost_time(),
+        lost_time_panel(),
         stat(
             "Waiting for data, last 2 min",
             instant_query(f"topk(1, {DATA_WAIT_RATIO_BY_RANK})", "rank {{rank}} on {{instance}}"),
             instant_query(
-                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT_RATIO_BY_RANK})",
+                # While no step finishes, the complete cost is part of the loss in the panel before.
+                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT_RATIO_BY_RANK}) unless on () {STANDSTILL}",
                 "{{currency}}/h",
             ),
             unit="percentunit",
@@ -104,7 +106,7 @@ def overview_panels() -> tuple[Panel, ...]:
                     ],
                 }
             ],
-            w=4,
+            w=5,
         ),
         stat(
             "Rank that causes the hang",
@@ -203,7 +205,7 @@ def _node_table() -> Panel:
             f"min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) unless on () {STANDSTILL_BY_STEP_AGE}",
             "Slowest rank",
             110,
-            threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
+            threshold_steps((None, NEUTRAL), (0, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         sort="Missing",
         w=24,

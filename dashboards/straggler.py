@@ -1,28 +1,27 @@
-"""Panel of the dashboard *Ranks* for the time, GPU hours and cost that a run loses to its slowest rank or a hang."""
+"""Panel of the dashboard *Ranks* for the time, GPU hours and cost that a run loses to its slowest rank, or while no step finishes."""
 
 from __future__ import annotations
 
 from dashboards.panels import Panel, stat, warn_from
-from dashboards.queries import COST_PER_HOUR_BY_CURRENCY, instant_query
+from dashboards.queries import COST_PER_HOUR_BY_CURRENCY, STANDSTILL, instant_query
 
-_LOST_SHARE = (
-    '((max(training_run_state{@run, state="hung"}) == 1)'
-    " or on () 0 * (max(run:training_step_overdue:seconds{@run}) > 0) + 1"
-    " or on () max(run:training_straggler_lost:ratio{@run}))"
-)
-"""PromQL for the share of the GPU time that the run loses: 1 while the run is hung, or while a step is overdue in a compute phase.
+_LOST_SHARE = f"(0 * {STANDSTILL} + 1 or on () max(run:training_straggler_lost:ratio{{@run}}))"
+"""PromQL for the share of the GPU time that the run loses, without labels.
 
-Otherwise, the share of the time that the run loses to its slowest rank, also while the run is `stalled`.
+The share is 1 while no step finishes, as decided by `STANDSTILL`. Otherwise it is the recorded share that the run loses to its slowest
+rank, which is absent without steps in the last two minutes.
 """
 _LOST_GPU_HOURS_PER_HOUR = f"{_LOST_SHARE} * on () max(run:training_gpus:count{{@run}})"
+"""PromQL for the GPU hours that the run loses per hour, without labels."""
 _LOST_COST_PER_HOUR = f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_SHARE}"
+"""PromQL for the cost per hour of the lost share, by currency."""
 
 
-def lost_time() -> Panel:
+def lost_time_panel() -> Panel:
     """Return the panel with the lost share of the GPU time, the GPU hours lost per hour, and the cost lost per hour."""
     share_legend = "of GPU time"
     return stat(
-        "Lost to the slowest rank or a hang",
+        "Lost: slowest rank or no step",
         instant_query(_LOST_SHARE, share_legend),
         instant_query(_LOST_GPU_HOURS_PER_HOUR, "GPU hours per hour"),
         instant_query(_LOST_COST_PER_HOUR, "{{currency}}/h"),

@@ -123,7 +123,7 @@ def test_the_row_of_a_rank_names_the_lost_gpu(tmp_path: Path) -> None:
 
 def test_the_worst_ranks_are_first_in_the_table_of_all_ranks(tmp_path: Path) -> None:
     series = (
-        HUNG
+        RANKS
         | LOST_GPU
         | SLOW_RANK
         | run_series("process_up", "1x40 0x20", labels=',rank="2"')
@@ -336,7 +336,7 @@ def test_all_gpus_of_a_hung_run_wait_and_a_lost_gpu_too(
     assert_panel(
         tmp_path,
         "training-ranks",
-        "Lost to the slowest rank or a hang",
+        "Lost: slowest rank or no step",
         series,
         {labels: value},
         query_id=query_id,

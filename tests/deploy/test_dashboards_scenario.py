@@ -101,7 +101,7 @@ MOMENTARY_PANELS = {
     "What is wrong",  # a text contains the value
     "State",  # the text contains the slowest rank
     "Time by phase",  # the rest of the phases is close to zero
-    "Lost to the slowest rank or a hang",
+    "Lost: slowest rank or no step",
     "Exporters, drivers and GPUs with a failure",  # a start of seconds may lie between two scrapes
     "SM active",
     "SM activity of used GPUs, 5 min",

@@ -238,7 +238,7 @@ def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another
     assert_panel(
         tmp_path,
         "training-ranks",
-        "Lost to the slowest rank or a hang",
+        "Lost: slowest rank or no step",
         series,
         {"{}": 20},
         factor=100,

@@ -1,0 +1,104 @@
+"""Values of *Ranks* while a run makes no step, for synthetic series, evaluated by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from panel_support import assert_panel, run_series
+from rules_support import needs_promtool
+from run_panel_support import DATA_STALL, HUNG, RANKS, SLOW_RANK
+
+from dashboards import ranks
+
+pytestmark = needs_promtool
+
+COST = run_series("cost_total", "0+0.15x60", labels=',kind="device_time",currency="EUR"')
+"""Cost of 36 EUR per hour."""
+STEPPING = run_series("last_progress_timestamp_seconds", "0+15x60", labels=',rank="0"')
+"""Steps at each scrape."""
+RANK_TABLE = "All ranks, the worst first"
+
+
+@pytest.mark.parametrize(
+    ("panel", "column", "labels", "value"),
+    [
+        (RANK_TABLE, "Speed", '{instance="n1",rank="1"}', 67),
+        (RANK_TABLE, "Compute", '{instance="n1",rank="1"}', 150),
+        (RANK_TABLE, "Time slow", '{instance="n1",rank="1"}', 66),
+        ("Slowness of each rank", "", '{rank="1"}', 50),
+        ("Slowness of each node's slowest rank", "", '{instance="n1"}', 50),
+        ("Spread of compute time", "", "{}", 150),
+        ("Compute time of a step", "", '{rank="1"}', 150),
+    ],
+)
+@pytest.mark.parametrize("is_hung", [False, True], ids=["steps", "hung"])
+def test_a_rank_has_no_speed_and_no_compute_time_while_no_step_finishes(
+    tmp_path: Path, *, panel: str, column: str, labels: str, value: float, is_hung: bool
+) -> None:
+    fast = {labels.replace('rank="1"', 'rank="0"'): {"Speed": 100, "Compute": 100}.get(column, 0)}
+    if panel == "Compute time of a step":
+        fast = {'{rank="0"}': 100}
+    expected = {} if is_hung else fast | {labels: value}
+
+    assert_panel(
+        tmp_path,
+        "training-ranks",
+        panel,
+        SLOW_RANK | (HUNG if is_hung else RANKS | STEPPING),
+        expected,
+        column=column,
+        factor=100,
+    )
+
+
+def test_no_rank_is_slow_in_the_table_while_no_step_finishes(tmp_path: Path) -> None:
+    states = {f'{{instance="n1",rank="{rank}"}}': ranks.Severity.NONE for rank in (0, 1)}
+
+    assert_panel(tmp_path, "training-ranks", RANK_TABLE, HUNG | SLOW_RANK, states, column="State")
+
+
+def test_a_wait_for_data_has_no_cost_while_the_complete_cost_is_lost(tmp_path: Path) -> None:
+    series = HUNG | DATA_STALL | COST
+
+    assert_panel(
+        tmp_path,
+        "training-ranks",
+        "Waiting for data, last 2 min",
+        series,
+        {'{instance="n1",rank="1"}': 50},
+        factor=100,
+    )
+    assert_panel(tmp_path, "training-ranks", "Waiting for data, last 2 min", series, {}, query_id="B")
+    assert_panel(
+        tmp_path,
+        "training-ranks",
+        "Lost: slowest rank or no step",
+        series,
+        {'{currency="EUR"}': 36},
+        query_id="C",
+    )
+
+
+def test_a_stalled_run_loses_all_of_its_time(tmp_path: Path) -> None:
+    series = {name.replace('state="hung"', 'state="stalled"'): values for name, values in HUNG.items()}
+
+    assert_panel(tmp_path, "training-ranks", "Lost: slowest rank or no step", series, {"{}": 100}, factor=100)
+
+
+def test_the_ranks_of_a_node_without_an_exporter_are_unknown_in_the_table(tmp_path: Path) -> None:
+    stall = run_series(
+        "phase_seconds_total", "0+7.5x57 stale", labels=',rank="2",phase="data_loading"', node=2
+    )
+    live = RANKS | STEPPING
+    series = live | stall | run_series("process_up", "1x57 stale", labels=',rank="2"', node=2)
+    states = {
+        '{instance="n1",rank="0"}': ranks.Severity.NONE,
+        '{instance="n1",rank="1"}': ranks.Severity.NONE,
+        '{instance="n2",rank="2"}': ranks.Severity.UNKNOWN,
+    }
+    rows = dict.fromkeys(states, 1.0)
+
+    assert_panel(tmp_path, "training-ranks", RANK_TABLE, series, rows)
+    assert_panel(tmp_path, "training-ranks", RANK_TABLE, series, states, column="State")
+    assert_panel(tmp_path, "training-ranks", RANK_TABLE, series, {}, column="Data wait")
