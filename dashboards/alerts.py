@@ -146,6 +146,7 @@ _PROBLEM_STARTS = (
     ),
     _ProblemStart("TrainingStraggler", "cluster, run, rank", "rank:training_slow_start:timestamp_seconds"),
     _ProblemStart("TrainingDataStall", "cluster, run", "run:training_data_wait_start:timestamp_seconds"),
+    _ProblemStart("TrainingLossNonFinite", "cluster, run", "run:training_nonfinite_start:timestamp_seconds"),
 )
 """Recorded starts. The start of any other problem is the time at which the alert became pending."""
 

@@ -234,13 +234,9 @@ def _alert_panels() -> tuple[Panel, ...]:
         firing_alerts(
             "@cluster",
             (
-                Column("run", "Run", links=(RUN_LINK,)),
+                Column("run", "Run", width=150, links=(RUN_LINK,)),
                 Column("rank", "Rank", width=80),
-                Column(
-                    "instance",
-                    "Node",
-                    links=(NODE_LINK,),
-                ),
+                Column("instance", "Node", width=120, links=(NODE_LINK,)),
                 Column("gpu", "GPU", width=80),
             ),
             w=24,

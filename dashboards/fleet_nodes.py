@@ -70,14 +70,13 @@ def node_panels() -> tuple[Panel, ...]:
                 ),
             ),
             Column(WORST_CONDITION, "Worst problem", decimals=0, width=145, mappings=CONDITION_TEXTS),
-            Column(CONDITION_COUNT_BY_NODE, "Problems", width=80),
             Column("run", "Largest run", width=115, links=(RUN_LINK,)),
             Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=60),
             Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=58),
             Column(
                 "sum by (instance) (instance:gpu_missing:sum{@cluster})",
-                "Missing GPUs",
-                width=106,
+                "Missing",
+                width=78,
                 thresholds=bad_from(1),
             ),
             Column(
@@ -107,9 +106,9 @@ def node_panels() -> tuple[Panel, ...]:
             Column("sum by (instance) (instance:gpu_power:watts{@cluster})", "Power", unit="watt", width=75),
             Column(
                 "max by (instance) (instance:gpu_temperature:max{@cluster})",
-                "Hottest GPU",
+                "Hottest",
                 unit="celsius",
-                width=98,
+                width=78,
             ),
             # Without a color: training uses all CPUs.
             percent_column("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 55),

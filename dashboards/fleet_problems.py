@@ -122,8 +122,16 @@ _RANK_OF_FAULTY_GPU = "max by (run, instance, gpu, rank) (run_gpu:training_fault
 """PromQL for the rank of each GPU with a fault."""
 _EARLY_ENDS = "max by (run, steps) (run:training_early_end:info{@cluster})"
 """PromQL for each run that finished before its step target, with its last step and the target as the label `steps`."""
-_RESTARTED_RUNS = 'max by (run) (run:training_lost:ratio{@cluster, cause="restarts"}) > 0.01'
-"""PromQL with a value for each live run that lost more than 1 % of the last hour to a restart."""
+_RECENT_RESTARTS = (
+    "(max by (run) (run:training_exit_before_restart:timestamp_seconds{@cluster}) > time() - 3600"
+    " and on (run) (max by (run) (run:training_restarts:increase1d{@cluster}) > 0"
+    f" or on (run) {_STATE_TEMPLATE.format(states='starting')}))"
+)
+_RESTARTED_RUNS = f'(max by (run) (run:training_lost:ratio{{@cluster, cause="restarts"}}) > 0.01 or on (run) {_RECENT_RESTARTS})'
+"""PromQL with a value for each live run that lost more than 1 % of the last hour to a restart, or that restarts after an exit in this hour.
+
+The exporter counts the loss of a restart when the run trains again.
+"""
 _HANGING_RANK = "max by (run, instance, rank, gpu) (run:training_standstill_rank:info{@cluster})"
 """PromQL for the rank that causes the standstill of each run."""
 _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
@@ -233,7 +241,7 @@ def _slow_ranks() -> str:
 
 def _exits() -> str:
     """Return PromQL for the first exit of each run whose ranks exited, and for each run that remains `ending` without such an exit."""
-    first = f'label_replace({_FIRST_EXIT}, "alertname", "ended first: $1", "reason", "(?:inferred: )?(.+)")'
+    first = f'label_replace({_FIRST_EXIT}, "alertname", "ended first: $1", "reason", "{EXIT_REASON_PATTERN}")'
     text = f"all ranks ended, cause unknown after {ENDING_SECONDS // 60} min"
     ending = (
         f'label_replace(0 * {_STILL_ENDING} + on (run) {STATE_START_BY_RUN}, "alertname", "{text}", "", "")'
@@ -254,7 +262,7 @@ def _standstills() -> str:
         f"0 * {rank} + on (cluster, instance, gpu) group_left () ({lost_since} and on (cluster, instance, gpu) {rank})"
         f" or 0 * {rank} + on (cluster, run) group_left () {RECORDED_LAST_PROGRESS_TIME}"
     )
-    with_rank = f'label_replace({with_start}, "alertname", "{text}; this rank: $1", "cause", "(.+)")'
+    with_rank = f'label_replace({with_start}, "alertname", "no step; this rank: $1", "cause", "(.+)")'
     without_rank = f'label_replace({RECORDED_LAST_PROGRESS_TIME_BY_RUN} and on (run) {standstill_by_run("@cluster")}, "alertname", "{text}", "", "")'
     return f"max by ({labels}) ({with_rank}) or on (run) {without_rank}"
 

@@ -9,7 +9,6 @@ from dashboards.cost_and_loss import (
     CLUSTER_LOST_SHARE,
     LOST_THRESHOLDS,
     SHORT_CAUSE_TEXTS,
-    largest_loss_share_by_run,
     standstill_by_run,
 )
 from dashboards.fleet_problems import (
@@ -27,7 +26,6 @@ from dashboards.panels import (
     NODE_LINK,
     RUN_LINK,
     Panel,
-    bad_from,
     dashboard_link,
     value_mappings,
     warn_below,
@@ -78,7 +76,7 @@ def _unseen_rows() -> str:
 
 
 def _rows() -> str:
-    """Return PromQL for a row for each run, with the owner, state, problem, rank, node, GPU and main cause of the losses as labels.
+    """Return PromQL for a row for each run, with the owner, state, problem, rank, node and GPU as labels.
 
     A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
     """
@@ -88,7 +86,6 @@ def _rows() -> str:
         "max by (run, user) (run:training_run:info{@cluster})"
         f" * on (run) group_left (state) ({_DISPLAYED_STATE} or on (run) {RUNS})"
         f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {main_problem()} + 1 or on (run) {no_problem})"
-        f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@cluster')} + 1 or on (run) {RUNS})"
     )
     return f"({_unseen_rows()}) or on (run) {with_problem}"
 
@@ -125,11 +122,9 @@ def _all_runs() -> Panel:
             mappings=value_mappings({0: (NO_VALUE, NEUTRAL)}),
         ),
         Column("user", "Owner", width=68),
-        Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 58, decimals=0),
         Column(f"max by (run) ({CLUSTER_COST_PER_HOUR})", "Cost/h", "locale", 64, decimals=2),
         Column(f"max by (run) ({CLUSTER_LOST_COST_PER_HOUR})", "Lost/h", "locale", 60, decimals=2),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 62, LOST_THRESHOLDS),
-        Column("cause", "Lost to", width=128, mappings=SHORT_CAUSE_TEXTS),
         row_query=_rows(),
         sort="Verdict",
         h=13,
@@ -139,7 +134,7 @@ def _all_runs() -> Panel:
 
 
 def _speed() -> Panel:
-    """Return the table of progress, speed and totals of each run, the largest loss of time first."""
+    """Return the table of progress, speed and totals of each run, the run with the oldest step first."""
 
     def unless_still(expression: str) -> str:
         """Return PromQL for the values of runs, without the runs that stand still: their last values say nothing."""
@@ -149,7 +144,7 @@ def _speed() -> Panel:
         "Speed and progress of the runs",
         Column("run", "Run", links=(RUN_LINK,), width=115),
         Column("model", "Model"),
-        percent_column(CLUSTER_LOST_SHARE, "Lost", 66, LOST_THRESHOLDS),
+        Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 58, decimals=0),
         Column(
             'max by (run) (run:training_last_progress:age_seconds{@cluster}) unless on (run) run:training_run_state:info{@cluster, state=~"finished|stopped"}',
             "Last step",
@@ -188,22 +183,15 @@ def _speed() -> Panel:
             warn_from(0.1, 0.2),
         ),
         Column(
-            "max by (run) (run:training_ranks_missing:sum{@cluster})",
-            "No news",
-            decimals=0,
-            width=76,
-            thresholds=bad_from(1),
-        ),
-        Column(
             "max by (run) (run:training_restarts:increase1d{@cluster})",
-            "Restarts, 1 d",
+            "Restarts/d",
             decimals=0,
-            width=104,
+            width=100,
             thresholds=warn_from(1),
         ),
         percent_column("max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})", "Goodput, 6 h", 106),
         Column("max by (run) (run:training_cost:sum{@cluster})", "Cost so far", "locale", 92, decimals=2),
         row_query="max by (run, model) (run:training_run:info{@cluster})",
-        sort="Lost",
+        sort="Last step",
         h=9,
     )

@@ -128,8 +128,13 @@ def _by_cpu_use(problem: Problem) -> tuple[Problem, Problem]:
     )
 
 
-_ENDED_FIRST = f"{_LAST_EXIT} == on (run) group_left () {_FIRST_EXIT}"
-"""PromQL for the exit of each rank on the node that ended first of its run."""
+_EXITS_AT_FIRST_TIME = f"{_EXITS_OF_RUN} == on (run) group_left () {_FIRST_EXIT}"
+_ENDED_FIRST = (
+    f"({_LAST_EXIT} and on (run, rank) ({_EXITS_AT_FIRST_TIME}"
+    " and on (run, rank) last_over_time(run:training_first_exit:timestamp_seconds{@run}[5m])"
+    f" or on (run) {_EXITS_AT_FIRST_TIME}))"
+)
+"""PromQL for the exit of the rank on the node that ended first of its run. Of several exits at the same time, the rule selects one, as on *Fleet*."""
 _RANK_PROBLEMS = (
     Problem(
         "process ended first",
@@ -207,14 +212,26 @@ _RANK_PROBLEMS = (
 """Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""
 
 
-def _alert_of_run(names: str, remedy: str, impact: Impact) -> Problem:
+def _alert_of_run(names: str, remedy: str, impact: Impact, recorded_start: str = "") -> Problem:
     """Return the problem of the runs on the node for which one of some alerts without a node fires.
 
-    *names* is the regular expression of the names. The text of the problem is the name of the alert, which the table replaces by the title.
+    The text of the problem is the name of the alert, which the table replaces by the title.
+
+    Args:
+        names: Regular expression of the names of the alerts.
+        remedy: Remedy of the problem.
+        impact: Effect of the problem.
+        recorded_start: PromQL for the start of the problem in Unix seconds, by run; without a value, the start is the time at which the alert
+            became pending.
     """
     selector = f'alertname=~"{names}"'
     firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
-    start = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
+    pending_since = f"max by (run, alertname) (ALERTS_FOR_STATE{{@run, {selector}}})"
+    start = (
+        f"{pending_since} * 0 + on (run) group_left () max by (run) ({recorded_start}) or {pending_since}"
+        if recorded_start
+        else pending_since
+    )
     condition = f"{firing} and on (run) {RUNS_LIVE_ON_NODE}"
     return Problem("alert of the run", condition, start, remedy, impact, "alertname", "$1")
 
@@ -259,10 +276,12 @@ _RUN_PROBLEMS = (
         )
     ),
     _alert_of_run(
-        "TrainingLossNonFinite|TrainingGradNonFinite",
+        "TrainingLossNonFinite",
         "Run has the step and the rank",
         Impact.ENDANGERS_WORK,
+        "run:training_nonfinite_start:timestamp_seconds{@run}",
     ),
+    _alert_of_run("TrainingGradNonFinite", "Run has the step and the rank", Impact.ENDANGERS_WORK),
     _alert_of_run(
         "CheckpointHangs|TrainingCheckpoint(Failing|Overdue)",
         "Run has the error and the work at risk",

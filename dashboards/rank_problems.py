@@ -168,8 +168,16 @@ _OF_ENDED_RANKS = f"and on (instance, rank) {UP_BY_RANK_AND_NODE} == 0 unless on
 _KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
 _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPREAD_SECONDS})"
 """PromQL for the exits of the last attempt: those at most `MAX_EXIT_SPREAD_SECONDS` before the last exit."""
-ENDED_FIRST = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
-"""PromQL for the first exit of the last attempt; several ranks if they exited at the same time."""
+_EXITS_AT_FIRST_TIME = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
+ENDED_FIRST = (
+    f"({_EXITS_AT_FIRST_TIME} and on (instance, rank) last_over_time(run:training_first_exit:timestamp_seconds{{@run}}[5m])"
+    f" or on () {_EXITS_AT_FIRST_TIME})"
+)
+"""PromQL for the first exit of the last attempt, as on *Fleet*.
+
+An exporter may notice several exits at once. The rank with the oldest step is then first, see the rule. Before its evaluation, and if the
+rule has no exit, all of these ranks are first.
+"""
 _ENDING = 'max(training_run_state{@run, state="ending"}) == 1'
 """PromQL with a value while the processes of the run have ended and the outcome is not decided."""
 _WITHOUT_OUTCOME = (
@@ -195,8 +203,11 @@ LATER_ENDED_ROWS = with_text(
 """PromQL for the exits of the other ended ranks, the `MAX_ROWS` earliest, with the reason in the label `problem`."""
 _EXITS_BEFORE_RESTART = f"{_LAST_EXIT} > time() - $__range_s and on (rank) {UP_BY_RANK} == 1"
 """PromQL for the exits in the time range of ranks that have a live process again."""
-FIRST_EXIT = f"bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - {FOLLOWING_EXITS_SECONDS})"
-"""PromQL for the first exit before the last restart of the ranks, with node, rank and reason."""
+FIRST_EXIT = (
+    "(max by (instance, rank, reason) (run:training_exit_before_restart:timestamp_seconds{@run}) > time() - $__range_s"
+    f" or on () bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - {FOLLOWING_EXITS_SECONDS}))"
+)
+"""PromQL for the first exit before the last restart of the ranks, with node, rank and reason: as on *Fleet*, before the rule from the exits."""
 UNKNOWN_RANKS = (
     "(group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
     f" unless on (rank) {RANKS_WITH_SAMPLE} unless on (instance) exporter_build_info{{@cluster}}"

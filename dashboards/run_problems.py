@@ -187,14 +187,11 @@ _LAST_FINITE_STEP = (
     f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
 """PromQL for the last step before the first NaN or infinite loss of the run."""
-_NONFINITE_PENDING_TIME = 'max(ALERTS_FOR_STATE{@run, alertname="TrainingLossNonFinite"})'
-_MAX_ALERT_DELAY_SECONDS = 120
-"""Longest time from a NaN or infinite loss to the evaluation that makes the alert pending."""
 _NONFINITE_START = (
-    f"({_LAST_FINITE_TIME} > on () {_NONFINITE_PENDING_TIME} - {_MAX_ALERT_DELAY_SECONDS}"
-    f" or on () {_NONFINITE_PENDING_TIME} or on () {_LAST_FINITE_TIME})"
+    "(max(last_over_time(run:training_nonfinite_start:timestamp_seconds{@run}[$__range]))"
+    f" or on () {_LAST_FINITE_TIME})"
 )
-"""PromQL for `_LAST_FINITE_TIME`, or the time at which the alert became pending if the points of the range are too far apart."""
+"""PromQL for the recorded start of the NaN and infinite losses, as on the other dashboards; before its evaluation, `_LAST_FINITE_TIME`."""
 _NONFINITE_ROW = with_number(_NONFINITE_COUNT, _NONFINITE_START, "loss was NaN or infinite in $1 steps")
 _NONFINITE_ROW_WITH_STEP = with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
 """PromQL for the row of NaN and infinite losses in the time range, with their number and the last step before the first."""

@@ -28,7 +28,7 @@ def _three_runs() -> dict[str, str]:
 THREE_RUNS = _three_runs()
 """Series of the healthy run a, of run b, which hangs, and of run c, whose ranks were killed, both from 5 min on."""
 OTHER_ROWS = {
-    '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
+    '{run="b",user="u",state="hung",alertname="no rank finishes a step"}': 1.0,
     '{run="c",user="u",state="lost"}': 1.0,
 }
 """Rows of the runs b and c of THREE_RUNS."""

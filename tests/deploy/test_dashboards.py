@@ -181,6 +181,8 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_run_state:info",
     "run:training_last_sample:timestamp_seconds",
     "run:training_first_exit:timestamp_seconds",
+    "run:training_exit_before_restart:timestamp_seconds",
+    "run:training_nonfinite_start:timestamp_seconds",
     "run:training_run_state:age_seconds",
     "run:training_data_wait_start:timestamp_seconds",
     "rank:training_slow_start:timestamp_seconds",

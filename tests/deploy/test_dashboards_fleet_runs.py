@@ -36,7 +36,7 @@ def test_the_state_of_a_run_is_no_step_before_the_exporter_decides_that_it_hangs
         f"training_step_longest_seconds{{{labels}}}": "0.5x60",
         f'training_last_progress_timestamp_seconds{{{labels},rank="0"}}': "0+15x20 300x40",
     }
-    row = '{run="a",user="u",state="no step",alertname="no rank finishes a step",cause="standstill"}'
+    row = '{run="a",user="u",state="no step",alertname="no rank finishes a step"}'
 
     assert_runs(tmp_path, series, {row: 1.0}, minutes=6.25)
 
@@ -123,7 +123,7 @@ def test_a_run_that_a_rank_or_its_data_slows_is_above_a_healthy_run(
 
 def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_path: Path) -> None:
     series = THREE_RUNS | STRAGGLER
-    row = '{run="a",user="u",state="running",alertname="computes at 67 % of the fastest rank",instance="n2",rank="1",cause="slowest_rank"}'
+    row = '{run="a",user="u",state="running",alertname="computes at 67 % of the fastest rank",instance="n2",rank="1"}'
 
     assert_runs(tmp_path, series, OTHER_ROWS | {row: 1.0})
     assert_runs(tmp_path, series, OTHER_STARTS | {'{run="a"}': 315_000.0}, column="Since")
@@ -149,8 +149,8 @@ def test_an_alert_about_a_gpu_has_no_rank_that_uses_another_gpu_and_explains_a_h
         slow,
         others
         | {
-            '{run="a",user="u",state="running",alertname="GpuThermalThrottle",instance="n2",gpu="3",cause="slowest_rank"}': 1.0,
-            '{run="b",user="u",state="hung",alertname="no rank finishes a step",cause="standstill"}': 1.0,
+            '{run="a",user="u",state="running",alertname="GpuThermalThrottle",instance="n2",gpu="3"}': 1.0,
+            '{run="b",user="u",state="hung",alertname="no rank finishes a step"}': 1.0,
         },
     )
     assert_runs(
@@ -159,7 +159,7 @@ def test_an_alert_about_a_gpu_has_no_rank_that_uses_another_gpu_and_explains_a_h
         others
         | {
             '{run="a",user="u",state="running"}': 1.0,
-            '{run="b",user="u",state="hung",alertname="Xid 79",instance="n1",gpu="0",cause="standstill"}': 1.0,
+            '{run="b",user="u",state="hung",alertname="Xid 79",instance="n1",gpu="0"}': 1.0,
         },
     )
 
@@ -168,7 +168,7 @@ def test_an_alert_about_a_gpu_has_no_rank_that_uses_another_gpu_and_explains_a_h
 def test_failing_saves_have_no_rank_although_a_rank_is_slow(tmp_path: Path, node: str) -> None:
     alert = f'alertname="TrainingCheckpointFailing",run="a"{node}'
     series = THREE_RUNS | STRAGGLER | _alerts(alert)
-    failing = f'{{user="u",state="running",cause="slowest_rank",{alert}}}'
+    failing = f'{{user="u",state="running",{alert}}}'
     rows = OTHER_ROWS | {failing: 1.0}
 
     assert_runs(tmp_path, series, rows)
@@ -252,12 +252,12 @@ LOST_GPU_OF_B = {
     [
         pytest.param(
             _hang(run="b"),
-            'alertname="no rank finishes a step; this rank: read data.py:40",instance="n1",rank="1"',
+            'alertname="no step; this rank: read data.py:40",instance="n1",rank="1"',
             id="rank that holds up the others",
         ),
         pytest.param(
             LOST_GPU_OF_B,
-            'alertname="no rank finishes a step; this rank: GPU lost",instance="n1",rank="0",gpu="3"',
+            'alertname="no step; this rank: GPU lost",instance="n1",rank="0",gpu="3"',
             id="lost GPU",
         ),
     ],
@@ -266,7 +266,7 @@ def test_a_standstill_has_its_rank_node_and_gpu_before_its_alert_fires(
     tmp_path: Path, cause: dict[str, str], labels: str
 ) -> None:
     series = THREE_RUNS | cause
-    row = f'{{run="b",user="u",state="hung",cause="standstill",{labels}}}'
+    row = f'{{run="b",user="u",state="hung",{labels}}}'
     others = {'{run="a",user="u",state="running"}': 1.0, '{run="c",user="u",state="lost"}': 1.0}
 
     assert_runs(tmp_path, series, others | {row: 1.0})
@@ -301,7 +301,7 @@ def test_a_large_loss_is_above_the_warnings_and_a_small_loss_is_not(tmp_path: Pa
 
 
 def test_a_run_that_loses_much_time_without_an_alert_has_the_cause(tmp_path: Path) -> None:
-    row = '{run="a",user="u",state="running",alertname="data_stall",cause="data_stall"}'
+    row = '{run="a",user="u",state="running",alertname="data_stall"}'
 
     assert_runs(tmp_path, THREE_RUNS | _waiting("a", 6.5), OTHER_ROWS | {row: 1.0})
 
@@ -473,3 +473,16 @@ def test_a_run_that_no_exporter_reports_is_above_critical_with_the_age_and_node(
     assert_runs(tmp_path, series, {row: 1})
     assert_runs(tmp_path, series, {'{run="a"}': 7}, column="Verdict", factor=2)
     assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, query_id="D")
+
+
+def test_a_run_that_starts_after_an_exit_has_restarted_since_the_exit(tmp_path: Path) -> None:
+    labels = 'run="a",instance="n1"'
+    series = THREE_RUNS | {
+        f'training_run_state{{{labels},state="running"}}': "1x52 0x8",
+        f'training_run_state{{{labels},state="starting"}}': "0x52 1x8",
+        f'training_rank_last_exit_timestamp_seconds{{{labels},rank="0",reason="signal SIGKILL"}}': "_x53 780x8",
+    }
+
+    verdicts = {'{run="a"}': 1.0, '{run="b"}': 4.0, '{run="c"}': 4.0}
+    assert_runs(tmp_path, series, verdicts, column="Verdict")
+    assert_runs(tmp_path, series, OTHER_STARTS | {'{run="a"}': 780_000.0}, column="Since")

@@ -79,6 +79,15 @@ NOTHING_WRONG = '{problem="nothing is wrong"}'
             id="alert of a run without a node",
         ),
         pytest.param("Since", _run() | NAN_ALERT, 1, {'{run="a"}': 240_000}, id="start of the alert"),
+        pytest.param(
+            "Since",
+            _run()
+            | NAN_ALERT
+            | {'training_nonfinite_total{run="a",instance="n1",kind="loss",value="nan"}': "0x14 3x46"},
+            1,
+            {'{run="a"}': 225_000},
+            id="first sample with a NaN",
+        ),
         pytest.param("Since", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 315_000}, id="start"),
         pytest.param(
             "Since",

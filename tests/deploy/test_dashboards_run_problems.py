@@ -196,7 +196,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             | run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"')
             | run_series("checkpoint_last_success_timestamp_seconds", "240x60"),
             {
-                'problem="loss was NaN or infinite in 586 steps"': 300_000,
+                'problem="loss was NaN or infinite in 586 steps"': 315_000,
                 'problem="2 saves failed"': 300_000,
             },
             id="NaN and failing saves",
@@ -218,17 +218,10 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
         ),
         pytest.param(
             RANKS
-            | run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
-            | {'ALERTS_FOR_STATE{run="a",alertname="TrainingLossNonFinite"}': "_x22 345x38"},
-            {'problem="loss was NaN or infinite in 586 steps"': 300_000},
-            id="NaN before its alert is pending",
-        ),
-        pytest.param(
-            RANKS
-            | run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
-            | {'ALERTS_FOR_STATE{run="a",alertname="TrainingLossNonFinite"}': "_x30 450x30"},
-            {'problem="loss was NaN or infinite in 586 steps"': 450_000},
-            id="NaN long before its alert is pending, between two points of a long range",
+            | run_series("steps_total", "0+15x60", labels=',rank="0",mode="train"')
+            | run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"'),
+            {'problem="loss was NaN or infinite in 586 steps"': 315_000},
+            id="NaN, from the first sample with a NaN",
         ),
         pytest.param(
             RANKS
@@ -284,7 +277,7 @@ def test_a_problem_is_named_with_rank_gpu_and_start(
 def test_a_problem_of_the_past_has_no_remedy(tmp_path: Path) -> None:
     row = problem_row('problem="loss was NaN or infinite in 136 steps, none recently"', is_past=True)
 
-    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | PAST_NAN_LOSSES, {row: 300_000})
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | PAST_NAN_LOSSES, {row: 315_000})
 
 
 def test_a_problem_between_two_points_of_a_long_time_range_has_a_row(
@@ -294,7 +287,23 @@ def test_a_problem_between_two_points_of_a_long_time_range_has_a_row(
     nonfinite = run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
     row = problem_row('problem="loss was NaN or infinite in 586 steps"')
 
-    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite, {row: 0})
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite, {row: 315_000})
+
+
+def test_of_exits_at_the_same_time_that_of_the_oldest_step_is_the_first(tmp_path: Path) -> None:
+    series = DIED | run_series(
+        "rank_last_exit_timestamp_seconds", "_x41 600x20", labels=',rank="0",reason="exit status 1"'
+    )
+    steps = run_series("last_progress_timestamp_seconds", "598x60", labels=',rank="0"') | run_series(
+        "last_progress_timestamp_seconds", "597x60", labels=',rank="1"'
+    )
+    attempt = run_series("attempt_start_timestamp_seconds", "0x60")
+    rows = {
+        problem_row(f'problem="ended first: signal SIGKILL",{RANK_1}'): 600_000,
+        problem_row('problem="ended: exit status 1",instance="n1",rank="0"'): 600_000,
+    }
+
+    assert_panel(tmp_path, "training-run", "What is wrong", series | steps | attempt, rows)
 
 
 def test_both_dashboards_name_the_same_problems() -> None:
