@@ -5,8 +5,8 @@ collectors in sequence; `catalogue` assigns the lanes.
 
 A watchdog records a pass that exceeds the deadline as a timeout, and starts a new thread for the other collectors of the
 lane. It withdraws blocks older than `max(3 * interval, interval + deadline)`, and blocks of removed collectors, so that the page
-has a gap instead of a stale value. A collector is not called before the previous call under its name has returned, even if the collector was removed and
-added again.
+has a gap instead of a stale value. A collector is not called before the previous call under its name has returned, even if the
+collector was removed and added again.
 """
 
 from __future__ import annotations

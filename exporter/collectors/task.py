@@ -40,9 +40,7 @@ class CollectorTask:
     published_by: AnyCollector | None = None  # collector of that block
     problems: PassProblems | None = None  # of the last pass; None before the end of the first
     duration_seconds: float | None = None  # of the last pass that has returned
-    unsupported: tuple[
-        str, ...
-    ] = ()  # sources that this machine does not offer, as of the last published pass
+    unsupported: tuple[str, ...] = ()  # missing sources of this machine, as of the last published pass
     logged_sources: set[str] = field(default_factory=set)  # unsupported sources that were logged
 
     def schedule(self, collector: AnyCollector, *, lane: str, interval: float, deadline: float) -> None:

@@ -123,9 +123,8 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
     lines: dict[str, str] = {}  # by series
     kept_samples: list[Sample] = []
     dropped_counts: Counter[Reason] = Counter()
-    refused_series: dict[
-        _SeriesKey, Reason
-    ] = {}  # of a histogram or summary, with the reason of the first invalid sample
+    # Series of a histogram or summary, with the reason of the first invalid sample.
+    refused_series: dict[_SeriesKey, Reason] = {}
     for sample in samples:
         try:
             if sample.name == f"{name}_created":

@@ -139,9 +139,7 @@ class TimelineEntry:
 
     at: Duration = 0.0
     until: Duration | None = None  # None for no end
-    gpus: tuple[
-        Annotated[int, Range(0, MAX_GPUS - 1)], ...
-    ] = ()  # indices of the affected GPUs; empty for all
+    gpus: tuple[Annotated[int, Range(0, MAX_GPUS - 1)], ...] = ()  # affected GPUs by index; empty for all
     lost: bool = False  # True if every call on the GPUs fails with GPU_IS_LOST
     removed: bool = False  # True if NVML no longer lists the GPUs
     errors: Mapping[str, str] = field(default_factory=dict)  # NVML's error by C function

@@ -55,9 +55,7 @@ class GpuState:
     counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)  # by name and labels
     energy: GpuEnergy = field(default_factory=GpuEnergy)
     processes: tuple[GpuProcessUse, ...] = ()  # as of the last list
-    listings: deque[GpuListing] = field(
-        default_factory=deque
-    )  # process lists of the last minute, oldest first
+    listings: deque[GpuListing] = field(default_factory=deque)  # of the last minute, oldest first
     instances: tuple[MigInstance, ...] = ()
     xids: dict[str, MonotonicCounter] = field(default_factory=dict)  # number of NVML's events by Xid
     kernel_xids: dict[str, int] = field(default_factory=dict)  # number of records in the kernel log by Xid

@@ -157,7 +157,10 @@ class ProcessCollector:
         self._previous_members = members
 
     def _forget_ended(self, running_runs: Collection[str], members: Sequence[Member], now: float) -> None:
-        """Discard the readings of ended processes, the runs that ended `linger_seconds` ago, and all but the last `MAX_EXITED_RUNS` ended runs."""
+        """Discard the readings of ended processes, and old runs.
+
+        A run is discarded `linger_seconds` after its end, or earlier if `MAX_EXITED_RUNS` other runs have ended since.
+        """
         for process in self._usages.keys() - {member.process for member in members}:
             del self._usages[process]
         for run, run_processes in list(self._runs.items()):

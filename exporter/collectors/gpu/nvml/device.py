@@ -1,9 +1,9 @@
 """NVML calls and field values of a GPU, with tracking of unsupported queries and slow calls.
 
 Each query has a name (`nvmlDeviceGetPowerUsage`, `field.82`). An unsupported or forbidden query is skipped for ten
-minutes (for a minute on a MIG device), because some calls need a millisecond to return the error. A query that failed for another reason is repeated
-when its tier is due again. A slow call is made less often on this GPU, so that it rarely delays the other GPUs.
-`DeviceDownError` (a lost GPU) ends the pass over this GPU.
+minutes (for a minute on a MIG device), because some calls need a millisecond to return the error. A query that failed for
+another reason is repeated when its tier is due again. A slow call is made less often on this GPU, so that it rarely delays the
+other GPUs. `DeviceDownError` (a lost GPU) ends the pass over this GPU.
 """
 
 from __future__ import annotations
@@ -99,9 +99,8 @@ class NvmlDevice:
         self.last_error = ""  # of this pass; "" without a failed call
         self._reprobe_seconds = reprobe_seconds
         self._architecture = 0  # 0 before the first result
-        self._retry_times: dict[
-            str, float
-        ] = {}  # time of the next attempt, by unsupported or forbidden query
+        # Time of the next attempt by unsupported or forbidden query.
+        self._retry_times: dict[str, float] = {}
         # End of the pause by call. `avoid` is paused from the first pass on; `pass_time` is not set earlier.
         self._paused_until = dict.fromkeys(avoid, MAX_PAUSE_SECONDS)
         self._is_before_first_pass = bool(self._paused_until)
@@ -257,9 +256,8 @@ def _number_of(value: Any) -> float:
 def _text(text: Any) -> str:
     """Return the printable start of a text, which may have the bytes of an uninitialized buffer."""
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    return "".join(character for character in text if character.isprintable())[
-        :_MAX_NVML_TEXT_CHARACTERS
-    ].strip()
+    printable_text = "".join(character for character in text if character.isprintable())
+    return printable_text[:_MAX_NVML_TEXT_CHARACTERS].strip()
 
 
 # Function and conversion of each label of gpu_info.
