@@ -67,6 +67,22 @@ def test_a_refused_counter_is_skipped_for_ten_minutes(monkeypatch: pytest.Monkey
     assert value_of(collector.collect(), LINK_DOWNED, "mlx5_0", "1") == 255
 
 
+def test_a_refused_counter_of_traffic_is_a_gap_and_not_the_value_of_another_counter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = tmp_path / "class/infiniband/bnxt_re0/ports/1"
+    contents = {"state": "4: ACTIVE", "counters/port_rcv_data": "1000", "hw_counters/rx_bytes": "7"}
+    for name, content in contents.items():
+        (port / name).parent.mkdir(parents=True, exist_ok=True)
+        (port / name).write_text(content)
+    collector = RdmaCollector(sys=tmp_path)
+    before = value_of(collector.collect(), RECEIVE_BYTES, "bnxt_re0", "1")
+    with refusing_driver(monkeypatch, port_rcv_data=errno.EINVAL):
+        during = value_of(collector.collect(), RECEIVE_BYTES, "bnxt_re0", "1")
+
+    assert (before, during) == (4000, None)
+
+
 def test_another_error_of_a_file_affects_only_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
     with refusing_driver(monkeypatch, port_rcv_errors=errno.EIO):
         collected = rdma_collector().collect()

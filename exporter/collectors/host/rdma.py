@@ -138,6 +138,7 @@ class RdmaCollector:
         self._selection = Selection(device_include, device_exclude)
         self._monotonic = monotonic
         self._retry_times: dict[Path, float] = {}  # monotonic time of the next attempt, by refused file
+        self._word_counters: set[Path] = set()  # counters of 4-byte words that were read at least once
 
     def collect(self) -> Collected:
         """Read the ports of the selected devices."""
@@ -187,10 +188,14 @@ class RdmaCollector:
     def _read_bytes(self, words_path: Path, bytes_path: Path) -> int | None:
         """Return the number of bytes, from a counter of 4-byte words.
 
-        An adapter without this counter (EFA) has a counter of bytes, at *bytes_path*.
+        An adapter without this counter (EFA) has a counter of bytes, at *bytes_path*. A port never changes from one counter to the other,
+        because they may have counted since different times.
         """
         count = self._read_count(words_path)
-        return self._read_count(bytes_path) if count is None else count * WORD_BYTES
+        if count is not None:
+            self._word_counters.add(words_path)
+            return count * WORD_BYTES
+        return None if words_path in self._word_counters else self._read_count(bytes_path)
 
     def _read_count(self, path: Path) -> int | None:
         """Return the number in a file, or None if the file is missing or refused, or the adapter has no such counter (N/A)."""
