@@ -156,8 +156,8 @@ NOT_RELOADED = Diagnosis(
 )
 RULES_NOT_WRITTEN = Diagnosis(
     criterion="overrides.json cannot be written",
-    sentence="recording rules do not reach the training processes: {error}",
-    remedy="free some space in the feed directory, or remove overrides.json there",
+    sentence="recording rules do not reach the training processes: {problem}: {directory}",
+    remedy="{remedy}",
 )
 
 # Energy and GPUs ----------------------------------------------------------------------------------------

@@ -56,10 +56,11 @@ class FeedFormatError(FeedError):
 
 
 class FeedDirectoryError(FeedError):
-    """Unusable feed directory, or unusable file in it. `remedy` is an instruction for the user."""
+    """Unusable feed directory, or unusable file in it. `problem` is a clause, and `remedy` is an instruction for the user."""
 
-    def __init__(self, message: str, *, path: str, remedy: str) -> None:
-        super().__init__(f"{message}: {path}; {remedy}")
+    def __init__(self, problem: str, *, path: str, remedy: str) -> None:
+        super().__init__(f"{problem}: {path}; {remedy}")
+        self.problem = problem
         self.path = path
         self.remedy = remedy
 

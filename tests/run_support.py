@@ -72,6 +72,11 @@ def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> l
     return [sys.executable, "-m", "exporter", "run", *sidecar_flags(feed, *flags, port=port), "--", *job]
 
 
+def in_removed_directory(command: Sequence[str], directory: Path) -> list[str]:
+    """Return a command line that creates a directory, removes it as the working directory, and runs a command in it."""
+    return ["bash", "-c", 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"', str(directory), *command]
+
+
 def sidecar_flags(feed: Path, *flags: str, port: int = 0) -> list[str]:
     """Return the flags of a sidecar, with or without `run`: feed directory, address, short intervals, and further flags."""
     return [

@@ -89,7 +89,7 @@ class Plan:
     job_command: tuple[str, ...]
     environment: Mapping[str, str]  # complete environment of the job
     sidecar_command: tuple[str, ...]  # empty for no sidecar
-    feed_directory: Path  # absolute
+    feed_directory: Path  # absolute, unless the current directory was removed
     linger_seconds: float  # maximum wait of the sidecar for the final scrape
     run: str = ""  # name of the run
     is_shared: bool = False  # True if the launch has further commands, such as torchrun on other nodes
@@ -131,7 +131,11 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         raise flag_error("command line", f"no command; usage: {USAGE}")
     linger_seconds = parse_duration_flag("--run.linger", value_of(flags, "--run.linger"))
     job_configuration = _job_configuration(flags, environ)
-    feed_directory = (job_configuration.feed_directory or default_directory()).absolute()
+    feed_directory = job_configuration.feed_directory or default_directory()
+    with contextlib.suppress(
+        OSError
+    ):  # the current directory was removed; `_register` reports the relative path
+        feed_directory = feed_directory.absolute()
     job, is_disabled = parse_job_command(command, environ), environ.get("EXPORTER_DISABLED") == "1"
     launch = job.shared_name or launch_name(job.script, time.time())
     variables = {

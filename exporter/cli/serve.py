@@ -35,7 +35,7 @@ from exporter.collectors.catalogue import LOCAL_LANE
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.scheduler import Scheduler
-from exporter.errors import FeedError, StateError
+from exporter.errors import FeedDirectoryError, StateError
 from exporter.exposition.page import Page
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, prepare_directory
@@ -277,9 +277,11 @@ class SidecarService:
             try:
                 write_overrides(self.feed_directory, configuration.overrides())
                 self._written_rules, self._has_logged_rules_error = configuration, False
-            except FeedError as error:
+            except FeedDirectoryError as error:
                 if not self._has_logged_rules_error:
-                    statement = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
+                    statement = diagnoses.RULES_NOT_WRITTEN.describe(
+                        problem=error.problem, directory=error.path, remedy=error.remedy
+                    )
                     _log.warning(statement.sentence, extra={"remedy": statement.remedy})
                 self._has_logged_rules_error = True
 

@@ -38,7 +38,12 @@ def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) ->
         mode = SHARED_MODE if is_trusted(directory) else OWN_MODE
         replace_file(path, data, temporary=path + ".tmp", mode=mode)
     except OSError as error:
-        raise _unusable(f"cannot write {os.path.basename(path)} ({error.strerror})", path) from error
+        name = os.path.basename(path)
+        message, remedy = (
+            f"cannot write {name} ({error.strerror})",
+            f"free some space there, or remove {name}",
+        )
+        raise refusal(message, directory, remedy) from error
 
 
 def has_overrides(directory: str | os.PathLike[str]) -> bool:

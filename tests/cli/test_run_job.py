@@ -16,6 +16,7 @@ from places import PROJECT
 from run_support import (
     FIRST_LINE,
     child_environment,
+    in_removed_directory,
     run_command,
     run_to_completion,
     running_process,
@@ -224,6 +225,16 @@ def test_an_unusable_feed_directory_is_reported_in_one_line_and_the_job_runs(tmp
     assert (result.returncode, result.stdout) == (3, f"{feed_file}\n")
     assert len(result.stderr.splitlines()) == 1
     assert "the job runs without metrics" in result.stderr
+
+
+def test_a_relative_feed_directory_in_a_removed_directory_is_reported_and_the_job_runs(
+    tmp_path: Path,
+) -> None:
+    command = run_command(Path("feed"), ["sh", "-c", "exit 3"])
+    result = run_to_completion(in_removed_directory(command, tmp_path / "removed"))
+
+    assert result.returncode == 3
+    assert "the job runs without metrics: cannot create the feed directory" in result.stderr
 
 
 def test_the_environment_of_the_job_names_feed_directory_and_run(owned_feed: Path, tmp_path: Path) -> None:

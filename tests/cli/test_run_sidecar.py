@@ -23,6 +23,7 @@ from run_support import (
     FIRST_LINE,
     child_environment,
     free_port,
+    in_removed_directory,
     is_ready,
     processes_naming,
     read_lines,
@@ -100,6 +101,15 @@ def test_the_page_has_the_recorded_values_and_no_process_or_file_remains(launch:
         assert run.wait() == 0
     assert processes_naming(str(launch.feed)) == set()
     assert [path.suffix for path in (launch.feed / "runs").iterdir()] == [".ended"]
+
+
+def test_job_and_sidecar_run_in_a_working_directory_that_was_removed(launch: Launch, tmp_path: Path) -> None:
+    command = in_removed_directory(launch.command("--gpu.replay=t4", "--run.linger=0s"), tmp_path / "removed")
+    with running_process(command, launch.feed) as run:
+        wait_until(lambda: launch.steps == 5)
+        launch.continue_file.touch()
+
+        assert run.wait() == 0
 
 
 def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch: Launch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -81,6 +82,19 @@ def test_a_damaged_file_of_rules_gives_the_documented_error(
         read_overrides(tmp_path)
 
     assert error_info.value.reason == reason
+
+
+def test_the_remedy_for_rules_that_cannot_be_written_is_room_in_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_full(*_args: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("exporter.feed.overrides.replace_file", raise_full)
+
+    with pytest.raises(FeedDirectoryError, match="No space left on device") as error_info:
+        write_overrides(tmp_path, RULES)
+    assert error_info.value.remedy == "free some space there, or remove overrides.json"
 
 
 def test_world_writable_rules_are_refused(tmp_path: Path) -> None:

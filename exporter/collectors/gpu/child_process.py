@@ -140,8 +140,12 @@ def command_of(module: str) -> tuple[str, ...]:
     `exporter.py` in the current directory or in the job's PYTHONPATH cannot replace the package.
     """
     root = str(Path(exporter.__file__).resolve().parent.parent)
-    current_directory = os.path.abspath(os.curdir)  # noqa: PTH100 - resolve() would follow links
-    paths = [os.path.abspath(path) for path in sys.path if path]  # noqa: PTH100 - resolve() would follow links
-    entries = [root, *(path for path in paths if path not in {root, current_directory})]
+    try:
+        excluded_paths = {root, os.path.abspath(os.curdir)}  # noqa: PTH100 - resolve() would follow links
+        paths = [os.path.abspath(path) for path in sys.path if path]  # noqa: PTH100 - resolve() would follow links
+    except FileNotFoundError:  # the current directory was removed
+        excluded_paths = {root}
+        paths = [path for path in sys.path if os.path.isabs(path)]  # noqa: PTH117 - the entries are strings
+    entries = [root, *(path for path in paths if path not in excluded_paths)]
     program = f"import sys; sys.path[:] = {entries!r}; from {module} import run; run()"
     return (sys.executable or "python3", "-I", "-c", program)
