@@ -69,7 +69,10 @@ class ProcessTree:
         self._members: dict[psutil.Process, Member] = {}
         self._last_discovery_time = -math.inf
         self.hidden_count = 0
-        self._invisible_ids: set[str] = set()  # recording processes that were not visible in the last pass
+        self._job: Sequence[JobProcess] = ()  # of the last pass
+        # Recording processes that were not visible in the last pass, and in the last pass with an earlier list of processes.
+        self._invisible_ids: set[str] = set()
+        self._earlier_invisible_ids: set[str] = set()
 
     def update(
         self, job: Sequence[JobProcess], *, collected: Collected, now: float, wall: float
@@ -90,6 +93,8 @@ class ProcessTree:
 
     def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
         """Add the recording processes as roots. Return True if a process is new, or has changed its run or rank."""
+        if job is not self._job:  # the feed was read again
+            self._job, self._earlier_invisible_ids = job, self._invisible_ids
         self.hidden_count, has_new_process, invisible_ids = 0, False, set[str]()
         for process in job:
             if process.is_alive:
@@ -103,8 +108,8 @@ class ProcessTree:
                 if member is not None and self._members.get(member.process) is not member:
                     self._members[member.process] = member  # new, or with a new run or rank
                     has_new_process = True
-        # A process that was killed after the feed was read is invisible in a single pass, and not hidden.
-        self.hidden_count += len(invisible_ids & self._invisible_ids)
+        # A process that has ended since the feed was read is invisible, too, but not in the next list of processes.
+        self.hidden_count += len(invisible_ids & self._earlier_invisible_ids)
         self._invisible_ids = invisible_ids
         return has_new_process
 
