@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from exporter.feed.files import holder, remove_process
+from exporter.feed.files import find_lock_holder, remove_process
 from exporter.feed.reader import FeedReader
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.feed.writer import FeedWriter
@@ -89,7 +89,7 @@ def holder_in_fork(writer: FeedWriter) -> int:
     reader, writer_end = os.pipe()
     child = os.fork()
     if not child:
-        os.write(writer_end, str(holder(str(DIRECTORY / f"{IDENTITY.id}.lock"))).encode())
+        os.write(writer_end, str(find_lock_holder(str(DIRECTORY / f"{IDENTITY.id}.lock"))).encode())
         os._exit(0)
     os.waitpid(child, 0)
     return int(os.read(reader, 100))

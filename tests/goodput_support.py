@@ -8,7 +8,7 @@ import pytest
 from ledger_support import Page, Sidecar, make_process, make_snapshot
 
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
-from exporter.recording.values import END_REASONS, Ending, StatReading, TrainingReading
+from exporter.recording.values import END_REASONS, Ending, StatReading, TrainingReading, WorkSegment
 
 
 @dataclass
@@ -27,7 +27,7 @@ class SimulatedJob:
     open_seconds: float = 0.0
     committed_step: int | None = None
     committed_seconds: float = 0.0
-    segments: list[tuple[int, int, int, float]] = field(default_factory=list)
+    segments: list[WorkSegment] = field(default_factory=list)
     last_progress: float | None = None
     finished: bool = False
     failure: str = ""
@@ -64,14 +64,14 @@ class SimulatedJob:
             self._add_to_segments(current_step, seconds)
 
     def _add_to_segments(self, step: int, seconds: float) -> None:
-        """Extend the last segment (loop, first step, last step, seconds) by a step, or add a segment."""
+        """Extend the last segment by a step, or add a segment."""
         first_step, previous_seconds = step, 0.0
         if self.segments:
-            loop, segment_first_step, last_step, segment_seconds = self.segments[-1]
-            if (loop, last_step) == (self.loop, step - 1):
-                first_step, previous_seconds = segment_first_step, segment_seconds
+            last_segment = self.segments[-1]
+            if (last_segment.loop, last_segment.last_step) == (self.loop, step - 1):
+                first_step, previous_seconds = last_segment.first_step, last_segment.seconds
                 del self.segments[-1]
-        self.segments.append((self.loop, first_step, step, previous_seconds + seconds))
+        self.segments.append(WorkSegment(self.loop, first_step, step, previous_seconds + seconds))
 
     def hold(self, seconds: float) -> None:
         """Let the job spend a time in an iteration that does not end."""

@@ -305,7 +305,7 @@ class InferredLoop(TrainingThread):
         self._loss.add_pass(tensors, self.batches.count_trained(TRAINING.numbers))
         if self.progress.steps == 0 and self._optimizers.is_overdue() and not torch_hooks.optimizer_exists():
             log_once("optimizer not seen", UNSEEN_OPTIMIZER_MESSAGE)
-            self._silence(LoopState.UNSEEN)
+            self._deactivate(LoopState.UNSEEN)
         return OPTIMIZER if state is OPTIMIZER else GRADIENTS
 
     def backward_ends(self, next_state: LoopState, _error: BaseException | None) -> None:

@@ -48,8 +48,8 @@ class LoopState(Enum):
 WATCHING, EVALUATING, PAUSED = LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED
 READY, FETCHING, FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWARD
 BACKWARD, GRADIENTS, OPTIMIZER = LoopState.BACKWARD, LoopState.GRADIENTS, LoopState.OPTIMIZER
-# In a silent state, the source reports nothing. In the states between steps, no step is in progress.
-SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
+# In an inactive state, the source reports nothing. In the states between steps, no step is in progress.
+INACTIVE = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
 BETWEEN_STEPS = (WATCHING, EVALUATING, PAUSED)
 _NO_PHASES = IterationPhases(IterationBlock(TRAINING_ITERATION))
 
@@ -58,14 +58,14 @@ class TrainingThread(Source):
     """Source that reports a single thread: the first thread with a backward pass or a step of an optimizer."""
 
     def __init__(self) -> None:
-        # True with EXPORTER_AUTO=1: this source is silent while the job reports its loop itself.
+        # True with EXPORTER_AUTO=1: this source is inactive while the job reports its loop itself.
         self._is_replaceable = os.environ.get("EXPORTER_AUTO") == "1"
         self.reset()
 
     def reset(self) -> None:
         """Return to the initial state."""
         self._state = WATCHING
-        self._tracker: LoopTracker | None = None  # None before the first event, and in a silent state
+        self._tracker: LoopTracker | None = None  # None before the first event, and in an inactive state
         self._phases = _NO_PHASES  # of the tracker
         # Identifier of the thread that trains; None before the first backward pass.
         self._thread: int | None = None
@@ -82,12 +82,12 @@ class TrainingThread(Source):
     def _current_tracker(self) -> LoopTracker | None:
         """Return the tracker on the thread that trains or, while that thread is unknown, on the main thread.
 
-        On other threads and in a silent state, return None. With `EXPORTER_AUTO=1`, become silent if the job reports its loop itself.
+        On other threads and in an inactive state, return None. With `EXPORTER_AUTO=1`, become inactive if the job reports its loop itself.
         """
         # Fast path of the thread that trains.
         if self._thread == get_ident() and not (self._is_replaceable and TRAINING.job_is_instrumented):
             return self._tracker
-        if self._state in SILENT:
+        if self._state in INACTIVE:
             return None
         if self._thread is None:
             if threading.current_thread() is not threading.main_thread():
@@ -95,17 +95,17 @@ class TrainingThread(Source):
         elif self._thread != get_ident():
             return None
         if self._is_replaceable and TRAINING.job_is_instrumented:
-            self._silence(LoopState.INSTRUMENTED)
+            self._deactivate(LoopState.INSTRUMENTED)
         elif self._tracker is None:
             self._begin_tracker()
         return self._tracker
 
     def _claim_thread(self) -> LoopTracker | None:
-        """Make the calling thread the thread that trains, unless that thread is known or the source is silent.
+        """Make the calling thread the thread that trains, unless that thread is known or the source is inactive.
 
         Returns the tracker if the calling thread trains, otherwise None.
         """
-        if self._thread is None and self._state not in SILENT:
+        if self._thread is None and self._state not in INACTIVE:
             self._thread = get_ident()
             if self._tracker is None:
                 self._begin_tracker()
@@ -119,11 +119,11 @@ class TrainingThread(Source):
         training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())
 
     def _may_become_training_thread(self) -> bool:
-        """Return True on a thread other than the main thread, if the thread that trains is unknown and the source is not silent."""
-        is_undecided = self._thread is None and self._state not in SILENT
+        """Return True on a thread other than the main thread, if the thread that trains is unknown and the source is active."""
+        is_undecided = self._thread is None and self._state not in INACTIVE
         return is_undecided and threading.current_thread() is not threading.main_thread()
 
-    def _silence(self, state: LoopState) -> None:
+    def _deactivate(self, state: LoopState) -> None:
         """Discard the open blocks, and stop reporting."""
         if self._tracker is not None:
             self._tracker.end_all(Discarded())

@@ -32,7 +32,7 @@ from exporter.config.options import format_duration
 from exporter.errors import ConfigurationError, FeedDirectoryError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, own_uid
-from exporter.feed.files import holder
+from exporter.feed.files import find_lock_holder
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.feed.writer import CONFLICT_SECONDS
@@ -247,7 +247,7 @@ def check_energy(configuration: Configuration) -> Iterator[CheckFinding]:
         return
     lock = NodeLock(configuration.energy.lock_dir, BOOT_ID_PATH.read_text(encoding="ascii").strip())
     try:
-        pid = holder(str(lock.path))
+        pid = find_lock_holder(str(lock.path))
     except OSError:
         return
     if pid is not None and pid != owner:

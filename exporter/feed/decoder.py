@@ -376,7 +376,7 @@ def _check_times(snapshot: Snapshot) -> None:
             *(training.work_seconds, training.open_seconds, training.failed_seconds),
             *(training.committed_seconds, training.longest_step_seconds or 0.0),
             *training.phases.values(),
-            *[seconds for *_, seconds in training.segments],
+            *[segment.seconds for segment in training.segments],
         ]
     if max(map(abs, times)) > MAX_SECONDS:
         refuse(f"a time is out of range; at most {MAX_SECONDS:g} s are allowed")

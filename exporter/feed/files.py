@@ -44,7 +44,7 @@ def is_process_id(text: str) -> bool:
     return len(text) == 32 and set("0123456789abcdef").issuperset(text)
 
 
-def process_of(name: str) -> str | None:
+def parse_process_id(name: str) -> str | None:
     """Return the id of the process to which a feed, lock or temporary file belongs, or None for other file names."""
     stem, dot, suffix = name.rpartition(".")
     if dot + suffix == TEMPORARY:
@@ -187,7 +187,7 @@ class RecordLock:
             return False
 
 
-def holder(path: str, *, directory: int | None = None) -> int | None:
+def find_lock_holder(path: str, *, directory: int | None = None) -> int | None:
     """Return the pid of the holder of a lock file; relative to an open directory, if given.
 
     Returns None without a holder or without a file, and 0 for a process in an invisible pid namespace. Raises OSError if the file
@@ -223,7 +223,7 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
         except OSError:
             # The lock file belongs to another user, or the disk is full. The kernel still reports the holder, and the permissions
             # of the directory decide about the removal.
-            is_held = holder(stem + LOCK) is not None
+            is_held = find_lock_holder(stem + LOCK) is not None
         if is_held or not if_true():
             return False
         # The lock file is removed last, because it identifies the remaining files after a crash.

@@ -72,6 +72,11 @@ def converter(hint: Any) -> Convert:
     if NoneType in arguments:
         convert = converter(next(argument for argument in arguments if argument is not NoneType))
         return lambda body: None if body is None else convert(body)
+    if isinstance(hint, type) and issubclass(hint, tuple):  # a NamedTuple
+        item_converters = tuple(field_converters(hint).values())
+        return lambda body: hint(
+            *[convert_item(value) for convert_item, value in zip(item_converters, to_list(body), strict=True)]
+        )
     if origin is tuple and arguments[-1] is Ellipsis:
         convert = converter(arguments[0])
         return lambda body: tuple(map(convert, _short_list(body)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from exporter.feed import files
 from exporter.feed.directory import is_trusted
 from exporter.feed.entries import own_entry, trusted_entries
-from exporter.feed.files import RecordLock, holder
+from exporter.feed.files import RecordLock, find_lock_holder
 
 
 class DirectoryOwnership:
@@ -69,6 +69,6 @@ class DirectoryOwnership:
 def _has_holder(path: str) -> bool:
     """Return True if a process holds a lock file. An unreadable file counts as unlocked."""
     try:
-        return holder(path) is not None
+        return find_lock_holder(path) is not None
     except OSError:
         return False

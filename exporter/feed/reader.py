@@ -21,7 +21,7 @@ from exporter.feed.decoder import SNAPSHOT_MEMORY_BYTES, Decoder
 from exporter.feed.directory import check_directory, is_trusted, own_uid
 from exporter.feed.encoder import HEADER, MAX_BYTES
 from exporter.feed.entries import ForeignEntry, foreign_uid, own_entry
-from exporter.feed.files import FEED, LOCK, holder, open_regular, process_of, remove_process
+from exporter.feed.files import FEED, LOCK, find_lock_holder, open_regular, parse_process_id, remove_process
 from exporter.feed.ownership import DirectoryOwnership
 from exporter.feed.runs import own_name
 from exporter.feed.shares import (
@@ -172,7 +172,7 @@ class FeedReader:
         read the last snapshot. A later call can succeed.
         """
         name = process_id + FEED
-        if not self.ownership.keep() or process_of(name) is None:
+        if not self.ownership.keep() or parse_process_id(name) is None:
             return False
         file = self._files.get(name)
         if file is not None and not self._has_exited(file):
@@ -218,8 +218,8 @@ class FeedReader:
             file.decoder.memory_bytes for name, file in self._files.items() if name in existing_names
         )
         feeds = [name for name in names if name.endswith(FEED)]
-        process_files = sorted([name for name in feeds if process_of(name)], key=self._precedence)
-        reason_by_name = dict.fromkeys([name for name in feeds if not process_of(name)], "name")
+        process_files = sorted([name for name in feeds if parse_process_id(name)], key=self._precedence)
+        reason_by_name = dict.fromkeys([name for name in feeds if not parse_process_id(name)], "name")
         if len(process_files) > self._max_files:
             users = {name: _uid(name, directory) for name in process_files}
             # Removed below for the selected files.
@@ -303,7 +303,7 @@ class FeedReader:
         lock = name.removesuffix(FEED) + LOCK
         try:
             # Queried before the file is read, so that the snapshot of an exited process is its last snapshot.
-            file.pid = holder(lock, directory=directory)
+            file.pid = find_lock_holder(lock, directory=directory)
             file.is_outdated = file.pid is not None and os.stat(lock, dir_fd=directory).st_mtime == 0
         except OSError:
             return "lock"
@@ -395,7 +395,7 @@ class FeedReader:
         if not self.ownership.keep():
             return
         now = self._monotonic()
-        process_ids = {process_id for name in names if (process_id := process_of(name)) is not None}
+        process_ids = {process_id for name in names if (process_id := parse_process_id(name)) is not None}
         empty_files = {
             name
             for name, file in self._files.items()

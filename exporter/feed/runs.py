@@ -25,7 +25,15 @@ from typing import Any
 from exporter.errors import FeedError
 from exporter.feed.directory import own_uid
 from exporter.feed.entries import is_shared, own_entry, trusted_entries
-from exporter.feed.files import LOCK, OWNER_LOCK, RecordLock, holder, process_of, read_file, replace_file
+from exporter.feed.files import (
+    LOCK,
+    OWNER_LOCK,
+    RecordLock,
+    find_lock_holder,
+    parse_process_id,
+    read_file,
+    replace_file,
+)
 
 RUNS = "runs"
 """Directory of the launches in a feed directory."""
@@ -299,7 +307,9 @@ def _remove_registration(lock_file: Path) -> None:
 def recording_pids(feed_directory: Path) -> set[int]:
     """Return the pids of processes with a feed; 0 for a process in an invisible pid namespace."""
     try:
-        locks = [path for path in feed_directory.iterdir() if path.suffix == LOCK and process_of(path.name)]
+        locks = [
+            path for path in feed_directory.iterdir() if path.suffix == LOCK and parse_process_id(path.name)
+        ]
     except OSError:
         return set()
     return {pid for path in locks if (pid := _holder(path)) is not None}
@@ -342,6 +352,6 @@ def _holder(path: Path) -> int | None:
     An unreadable file counts as unlocked. Otherwise, a file of another user could keep a sidecar running.
     """
     try:
-        return holder(os.fspath(path))
+        return find_lock_holder(os.fspath(path))
     except OSError:
         return None

@@ -21,7 +21,7 @@ from exporter.feed import files
 from exporter.feed.directory import is_trusted, prepare_directory
 from exporter.feed.encoder import HEADER, MAX_BYTES, Encoder
 from exporter.feed.entries import foreign_uid
-from exporter.feed.files import FEED, LOCK, RecordLock, holder, process_of, remove_process
+from exporter.feed.files import FEED, LOCK, RecordLock, find_lock_holder, parse_process_id, remove_process
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
 
@@ -215,7 +215,7 @@ class FeedWriter:
         latest_by_process: dict[str, float] = {}
         try:
             for name in os.listdir(self.directory)[:MAX_CHECKED_NAMES]:
-                process = process_of(name)
+                process = parse_process_id(name)
                 if process is not None and process != self.identity.id:
                     with suppress(FileNotFoundError):  # a different process removes files too
                         status = os.lstat(os.path.join(self.directory, name))
@@ -234,7 +234,7 @@ def _conflicting_pid(directory: str, name: str, identity: ProcessIdentity) -> in
     """
     path = os.path.join(directory, name)
     try:
-        if holder(path.removesuffix(FEED) + LOCK) is None:
+        if find_lock_holder(path.removesuffix(FEED) + LOCK) is None:
             return None
         data, _ = files.read_file(path, MAX_BYTES)
         section = data[HEADER.size :][: HEADER.unpack_from(data)[-3]]

@@ -43,7 +43,7 @@ def matches(definition: StatDefinition, spec: TrainingFamily) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def plan_of(definition: StatDefinition) -> StatPlan | None:
+def create_plan(definition: StatDefinition) -> StatPlan | None:
     """Return the plan of a definition, or None if a name or label is reserved."""
     families = families_of(definition)
     names, spec = families.names(), TRAINING_FAMILIES.get(families.main)
@@ -109,7 +109,7 @@ class FamilyOwners:
         previous, process.definitions = process.definitions, definitions
         has_changed = previous is None or not _are_identical(definitions, previous)
         if has_changed:
-            plans = list(map(plan_of, definitions))
+            plans = list(map(create_plan, definitions))
             # Of two definitions of the same series (`a.b` and `a_b`) the second is refused.
             first_plans = {plan.key: plan for plan in reversed(plans) if plan is not None}
             process.plans = [

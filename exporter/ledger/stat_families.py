@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from exporter.families import Distribution, Family, FamilyType, Precedence
 from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.families.training_family import Lifetime
-from exporter.ledger.family_owners import TRAINING_FAMILIES, FamilyOwner, FamilyOwners, plan_of
+from exporter.ledger.family_owners import TRAINING_FAMILIES, FamilyOwner, FamilyOwners, create_plan
 from exporter.ledger.totals import GapRules, Moment, StatPlan, VisibleSlot
 from exporter.recording.values import AGGREGATIONS, Aggregation, StatReading, WindowReading
 
@@ -190,7 +190,8 @@ def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
         key: reading.definition for part in visible.lingering_parts for key, reading in part.series.items()
     }
     return filter(
-        None, [plan_of(definition) for key, definition in definitions.items() if key not in running_series]
+        None,
+        [create_plan(definition) for key, definition in definitions.items() if key not in running_series],
     )
 
 

@@ -38,12 +38,15 @@ class ProcessGpus:
         self._latest = GpuUse()
         self._skips_left = self._file_skips_left = 0
 
-    def read(self, environment: Mapping[str, str], local_rank: int | None, *, final: bool = False) -> GpuUse:
+    def read(
+        self, environment: Mapping[str, str], local_rank: int | None, *, is_identity_ending: bool = False
+    ) -> GpuUse:
         """Return the GPUs on which torch has reserved memory, otherwise the GPU that the environment assigns to the local rank.
 
-        Once torch uses a GPU, the result is read again after `READ_INTERVAL` calls, and by a call with *final*.
+        Once torch uses a GPU, the result is read again after `READ_INTERVAL` calls, and by a call with *is_identity_ending*, which
+        precedes the last recording of the identity.
         """
-        if self._skips_left > 0 and not final:
+        if self._skips_left > 0 and not is_identity_ending:
             self._skips_left -= 1
             return self._latest
         visible = _visible_entries(environment)

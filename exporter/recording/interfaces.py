@@ -37,8 +37,12 @@ class TrainingSource(Protocol):
     def tick(self) -> None:
         """Do the work that is due between flushes. Called at most 0.5 s after the last call or flush."""
 
-    def collect(self, *, final: bool) -> None:
-        """Update all totals before a recording. *final* is True before the last recording."""
+    def collect(self, *, is_identity_ending: bool) -> None:
+        """Update all totals before a recording.
+
+        *is_identity_ending* is True before the last recording of an identity: at the end of the process, and before a change of the
+        identity.
+        """
 
     def series(self) -> Iterable[StatReading]:
         """Return the readings of all training series."""
@@ -52,8 +56,8 @@ class TrainingSource(Protocol):
     def collect_tensors(self) -> None:
         """Record the tensors of the calling thread that have arrived."""
 
-    def count_lost_tensors(self, *, is_process_ending: bool) -> None:
-        """Count the tensors in flight of ended threads as lost. At the end of the process, count those of all threads."""
+    def refuse_unread_tensors(self, *, is_process_ending: bool) -> None:
+        """Report the tensors in flight of ended threads as misuse. At the end of the process, report those of all threads."""
 
     def flush(self, timeout_seconds: float) -> bool:
         """Flush the span exporters within a timeout. Return False if an exporter did not finish."""

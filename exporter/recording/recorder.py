@@ -136,7 +136,7 @@ class Recorder:
 
     def flush(self, timeout_seconds: float) -> bool:
         """Aggregate and write a recording, on the caller's thread. Return False after the timeout, or if the write failed."""
-        return self.thread.run_exclusively(lambda: self._publish(final=False), timeout_seconds)
+        return self.thread.run_exclusively(lambda: self._publish(is_identity_ending=False), timeout_seconds)
 
     def flush_soon(self) -> None:
         """Request an immediate flush by the recording thread, for example after a checkpoint."""
@@ -225,10 +225,10 @@ class Recorder:
         """Write the final recording if the recorder is in use, and close the sink."""
         if self._in_use():
             if self._training is not None:
-                self._training.collect(final=True)
+                self._training.collect(is_identity_ending=True)
                 # Closed before the final recording, which includes the number of records that the span exporters dropped.
                 self._training.close(max(start + SPANS_SECONDS - monotonic(), 0.1))
-            self._publish(final=True)
+            self._publish(is_identity_ending=True)
         self._is_closed = True
         if self._sink is not None:
             self._sink.close()
@@ -241,7 +241,7 @@ class Recorder:
         if self._is_renewal_requested:
             self._is_renewal_requested = False
             if self._sink is not None and self._sink.is_open():
-                self._publish(final=True)
+                self._publish(is_identity_ending=True)
                 self._sink.close()
                 for state in self.stats.states():
                     state.reset(wall=time())
@@ -315,7 +315,7 @@ class Recorder:
         self._read_rules()
         for task in self._tasks:
             task.tick()
-        self._publish(final=False, within_seconds=self.flush_seconds)
+        self._publish(is_identity_ending=False, within_seconds=self.flush_seconds)
 
     def _tick_cycle(self) -> None:
         """Do the work between flushes: renewal, periodic tasks, due windows, and buffers above `HIGH_WATER_SAMPLES`."""
@@ -328,31 +328,33 @@ class Recorder:
             self._cycle.close_windows()
         self._cycle.drain(lambda state: len(state.buffer) > HIGH_WATER_SAMPLES, TICK_SECONDS)
 
-    def _publish(self, *, final: bool, within_seconds: float = inf) -> bool:
+    def _publish(self, *, is_identity_ending: bool, within_seconds: float = inf) -> bool:
         """Aggregate and write a recording. Return False without a sink, after the close, or if the write failed.
 
-        After *within_seconds*, the buffers that are left are drained by the next call.
+        *is_identity_ending* is True for the last recording of the identity. After *within_seconds*, the buffers that are left are drained
+        by the next call.
         """
         training = self._training
         self._cycle.close_windows()
         if training is not None:
-            training.collect(final=final)
+            training.collect(is_identity_ending=is_identity_ending)
         self._cycle.drain(lambda state: state.buffer, within_seconds)
-        states, wall, is_last = self.stats.states(), time(), final and self.thread.is_stopping
+        states, wall = self.stats.states(), time()
+        is_process_ending = is_identity_ending and self.thread.is_stopping
         for state in states:
             state.expire(wall=wall)
             if state.tensors is not None:
-                state.tensors.count_lost(is_process_ending=is_last)
+                state.tensors.refuse_unread(is_process_ending=is_process_ending)
         if training is not None:
-            training.count_lost_tensors(is_process_ending=is_last)
+            training.refuse_unread_tensors(is_process_ending=is_process_ending)
         recording = Recording(
             (*self._cycle.readings(), *(() if training is None else training.series())),
-            final,
+            is_identity_ending,
             self.events.reading(),
             None if training is None else self._with_session_tag(training.reading()),
-            _ending(wall) if is_last else None,
+            _ending(wall) if is_process_ending else None,
             self.stats.refused_stats,
-            self._gpus.read(os.environ, local_rank(), final=final),
+            self._gpus.read(os.environ, local_rank(), is_identity_ending=is_identity_ending),
         )
         self._claim(states)
         if self._sink is None or self._is_closed:

@@ -97,7 +97,7 @@ class TensorReader:
                 pending.popleft()
                 self._refuse("error")
 
-    def count_lost(self, *, is_process_ending: bool = False) -> None:
+    def refuse_unread(self, *, is_process_ending: bool = False) -> None:
         """Refuse the values in flight of ended threads, or of all threads at the end of the process. Does not call CUDA."""
         for copies in list(self._threads):
             if is_process_ending or not copies.thread.is_alive():

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.recording.value_class import Value, value_class
 
@@ -211,6 +211,15 @@ END_REASONS = (
 """Reasons for the early end of a training: values of the label `reason` of `training_interruptions_total`."""
 
 
+class WorkSegment(NamedTuple):
+    """Work of consecutive steps of a training loop that no save covers. A step has the number of the steps completed before it."""
+
+    loop: int  # number of the loop in the process, from 1
+    first_step: int
+    last_step: int  # included
+    seconds: float
+
+
 @value_class
 class TrainingReading(Value):
     """State of a process's training, except for the Stats.
@@ -243,9 +252,7 @@ class TrainingReading(Value):
     committed_step: int | None = None  # step of the latest successful save; None before the first
     # work before the start of the latest successful save
     committed_seconds: float = 0.0
-    # work without a save, in order, with merged neighbors: (loop, first step, last step, seconds); a step has the number of
-    # the steps completed before it
-    segments: tuple[tuple[int, int, int, float], ...] = ()
+    segments: tuple[WorkSegment, ...] = ()  # work without a save, in order, with merged neighbors
     finished: bool = (
         False  # True after an orderly end of the application without a failure, which commits all work
     )
@@ -291,7 +298,9 @@ class Recording(Value):
     """State of a process's recording at a point in time, written about once a second."""
 
     stats: tuple[StatReading, ...]  # enabled Stats in order of construction, then the series of the training
-    final: bool = False  # True for the last recording before a normal exit or a change of the identity
+    final: bool = (
+        False  # True for the last recording of the identity: before a normal exit or a change of the identity
+    )
     events: EventsReading = NO_EVENTS
     training: TrainingReading | None = None  # None before the process reports training
     ending: Ending | None = None  # uncaught exception that ends the process; None without one

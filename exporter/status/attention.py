@@ -158,8 +158,8 @@ def headline(view: View, findings: Sequence[Finding], starts: FindingStarts) -> 
 def hourly_cost_texts(view: View, runs: Collection[str]) -> list[str]:
     """Return the cost per hour of runs on this node over the last minute, as a text for each currency."""
     amounts: dict[str, float] = {}
-    for run, currency in view.history.owners("cost"):
-        rate = view.history.last_rate("cost", run, currency) if run in runs else None
+    for run, currency in view.history.list_owners("cost"):
+        rate = view.history.compute_last_rate("cost", run, currency) if run in runs else None
         if rate:
             amounts[currency] = amounts.get(currency, 0.0) + 3600 * rate
     return [f"{amount:,.2f} {currency} per hour" for currency, amount in amounts.items()]

@@ -162,34 +162,34 @@ class History:
         """Record the ranks that use each GPU, so that the page can name them after the GPU is lost or the rank ends."""
         self._holders = self._holders | {uuid: ranks for uuid, ranks in holders.items() if ranks}
 
-    def last_holders(self, uuid: str) -> frozenset[RankOfRun]:
+    def find_last_holders(self, uuid: str) -> frozenset[RankOfRun]:
         """Return the ranks that used a GPU last."""
         return self._holders.get(uuid, frozenset())
 
-    def owners(self, track: str) -> list[tuple[str, ...]]:
+    def list_owners(self, track: str) -> list[tuple[str, ...]]:
         """Return the owners of the tracks with a name, as tuples of label values."""
         with self._lock:
             return [key[1:] for key in self._tracks if key[0] == track]
 
-    def levels(self, *track: str, seconds: float = math.inf) -> Line:
+    def read_levels(self, *track: str, seconds: float = math.inf) -> Line:
         """Return the numbers of a gauge over the last `seconds`."""
         return [(point.unix_seconds, point.number) for point in self._points(track, None, seconds)]
 
-    def rate_series(self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS) -> Line:
+    def compute_rates(self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS) -> Line:
         """Return the increase over `seconds` before each point, per second or per unit of the counter `divisor`.
 
         The time range is longer if two points are further apart, and shorter after a gap. A reset of the counter is a gap.
         """
         return _rates(self._points(track, divisor), seconds)
 
-    def last_rate(
+    def compute_last_rate(
         self, *track: str, divisor: str | None = None, seconds: float = RECENT_SECONDS
     ) -> float | None:
-        """Return the rate over the last `seconds`, which is the last point of `rate_series`; None for a gap."""
+        """Return the rate over the last `seconds`, which is the last point of `compute_rates`; None for a gap."""
         line = _rates(self._points(track, divisor, seconds), seconds)
         return line[-1][1] if line else None
 
-    def rate_over(self, *track: str, seconds: float) -> float | None:
+    def compute_mean_rate(self, *track: str, seconds: float) -> float | None:
         """Return the increase per second over the last `seconds`. A decrease counts as a restart of the counter at 0.
 
         Returns None with fewer than two points.
@@ -202,7 +202,7 @@ class History:
         )
         return increase / (points[-1][0] - points[0][0])
 
-    def usual_rate(self, *track: str) -> float | None:
+    def compute_usual_rate(self, *track: str) -> float | None:
         """Return the median five-minute rate of a counter in the hour that ended 15 minutes ago.
 
         A decrease of the counter counts as a rate of 0. Returns None if less than 90 % of that hour is recorded.
@@ -220,12 +220,12 @@ class History:
                 rates.append(max(0.0, number - start_number) / (point_time - start_time))
         return median(rates) if len(rates) > 0.9 * PLOT_SECONDS / self._interval_seconds else None
 
-    def mean(self, *track: str, seconds: float) -> float | None:
+    def compute_mean(self, *track: str, seconds: float) -> float | None:
         """Return the mean of a gauge over the last `seconds`, or None without a number."""
         numbers = [number for _, number in self._known_points(track, seconds)]
         return sum(numbers) / len(numbers) if numbers else None
 
-    def predicted(self, *track: str, seconds: float, ahead_seconds: float) -> float | None:
+    def predict(self, *track: str, seconds: float, ahead_seconds: float) -> float | None:
         """Return the linear prediction of a gauge in `ahead_seconds`, from the points of the last `seconds`.
 
         Returns None with fewer than two points.
@@ -244,7 +244,7 @@ class History:
         slope = sum((offset - mean_offset) * (number - mean_number) for offset, number in offsets) / variance
         return mean_number + slope * (ahead_seconds - mean_offset)
 
-    def increase(
+    def compute_increase(
         self,
         *track: str,
         seconds: float = PLOT_SECONDS,
@@ -360,7 +360,7 @@ def _rate(first: TrackPoint, last: TrackPoint) -> float | None:
 
 
 def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, float | None]]:
-    """Return Unix time and rate of each point but the first, as `History.rate_series` describes."""
+    """Return Unix time and rate of each point but the first, as `History.compute_rates` describes."""
     line: list[tuple[float, float | None]] = []
     start = 0  # index of the point from which the rate of the current point is computed; never before the last gap or reset
     for index, point in enumerate(points):

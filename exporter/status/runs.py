@@ -117,12 +117,14 @@ def _coverage_note(run: Run) -> str:
 
 def _step_seconds(view: View, run: Run) -> float | None:
     return (
-        view.history.last_rate("step seconds", run.name, divisor="timed steps") if run.is_stepping else None
+        view.history.compute_last_rate("step seconds", run.name, divisor="timed steps")
+        if run.is_stepping
+        else None
     )
 
 
 def _tokens_per_second(view: View, run: Run) -> float | None:
-    return view.history.last_rate("tokens", run.name) if run.is_stepping else None
+    return view.history.compute_last_rate("tokens", run.name) if run.is_stepping else None
 
 
 def _loss(view: View, run: Run) -> float | None:
@@ -144,7 +146,9 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
         *figure(
             "steps per second",
-            value_or_dash(history.last_rate("timed steps", name) if run.is_stepping else None, number),
+            value_or_dash(
+                history.compute_last_rate("timed steps", name) if run.is_stepping else None, number
+            ),
         ),
         *figure("loss", value_or_dash(_loss(view, run), number)),
         *figure("NaN or infinite", styled(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
@@ -207,13 +211,13 @@ def _run_plots(view: View, run: Run) -> list[Plot]:
         return plot(title, {title: line}, unit, now, owner=name, latest=latest, floor=floor)
 
     loss = _loss(view, run)
-    rates = history.rate_series("step seconds", name, divisor="timed steps")
+    rates = history.compute_rates("step seconds", name, divisor="timed steps")
     return [
-        *run_plot("loss", append_current(history.levels("loss", name), loss, now), loss),
+        *run_plot("loss", append_current(history.read_levels("loss", name), loss, now), loss),
         *run_plot("step time", rates, _step_seconds(view, run), "seconds"),
         *run_plot(
             f"tokens per second{_coverage_note(run)}",
-            history.rate_series("tokens", name),
+            history.compute_rates("tokens", name),
             _tokens_per_second(view, run),
             floor=0.0,
         ),
@@ -226,7 +230,7 @@ def _restarts(view: View, run: Run) -> list[Figure]:
         labels["reason"]: count
         for labels, count in view.samples.select("training_restarts_total", run=run.name)
     }
-    increase = view.history.increase("restarts", run.name, required_track="executed steps")
+    increase = view.history.compute_increase("restarts", run.name, required_track="executed steps")
     notes = [f"{reason}: {count:.0f}" for reason, count in counts.items() if count]
     notes += [f"the last {age(increase.last_at, view.exporter.now)}"] if increase else []
     return figure("restarts", styled(f"{sum(counts.values()):.0f}"), *notes) if counts else []

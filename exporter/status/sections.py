@@ -169,7 +169,7 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
 
     plots: list[Plot] = []
     for title, track, unit in (("GPU power", "power", "watts"), ("GPU memory", "memory", "bytes")):
-        lines = {f"GPU {gpu.index}": view.history.levels(track, gpu.uuid) for gpu in view.gpus}
+        lines = {f"GPU {gpu.index}": view.history.read_levels(track, gpu.uuid) for gpu in view.gpus}
         plots += plot(title, lines, unit, view.exporter.now, floor=0.0)
     numeric = {"GPU", "busy", "tensor cores", "memory", "power", "temperature", "energy"}
     return TableSection(
@@ -211,8 +211,8 @@ def machine_section(view: View) -> MachineSection:
     fullest = _fullest_filesystem(view.samples)
     cpu, network, disk = (
         value("host_cpu_utilization_ratio"),
-        history.last_rate("network"),
-        history.last_rate("disk"),
+        history.compute_last_rate("network"),
+        history.compute_last_rate("disk"),
     )
 
     def share_figure(name: str, used: float | None, total: float | None) -> list[Figure]:
@@ -242,9 +242,9 @@ def machine_section(view: View) -> MachineSection:
             *figure("GPU power", value_or_dash(total("gpu_power_watts"), watts)),
         ],
         plots=[
-            *machine_plot("CPU", append_current(history.levels("cpu"), cpu, now), "ratio", cpu),
-            *machine_plot("network per second", history.rate_series("network"), "bytes", network),
-            *machine_plot("disks per second", history.rate_series("disk"), "bytes", disk),
+            *machine_plot("CPU", append_current(history.read_levels("cpu"), cpu, now), "ratio", cpu),
+            *machine_plot("network per second", history.compute_rates("network"), "bytes", network),
+            *machine_plot("disks per second", history.compute_rates("disk"), "bytes", disk),
         ],
     )
 

@@ -221,7 +221,7 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
     # Processes without a rank, such as torchrun's agent, count only if no process has a rank.
     alive_values = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
     outcome = next((labels for labels, _ in samples.select("training_run_outcome_info", run=name)), {})
-    phase_rates = {phase: history.last_rate("phase", name, phase) or 0.0 for phase in PHASES}
+    phase_rates = {phase: history.compute_last_rate("phase", name, phase) or 0.0 for phase in PHASES}
     fastest_seconds: dict[str, float] = {}
     for rank in own_ranks:
         if rank.alive != 0 and rank.compute_seconds:
@@ -286,14 +286,16 @@ def _gpu(
         shares = samples.select("training_energy_share_ratio", component="gpu", device=uuid)
         holders = {(owner.get("run", ""), "") for owner, ratio in shares if ratio > 0}
     reasons = (*SPECIFIC_THROTTLE_REASONS, THERMAL_REASON)
-    ratios = [clock_event_ratio(history.last_rate("clock events", uuid, reason)) for reason in reasons]
+    ratios = [
+        clock_event_ratio(history.compute_last_rate("clock events", uuid, reason)) for reason in reasons
+    ]
     return Gpu(
         index=labels["gpu"],
         uuid=uuid,
         is_up=up_value == 1,
         throttled_ratio=max((ratio for ratio in ratios if ratio is not None), default=None),
         holders=frozenset(holders),
-        last_holders=_best_known_holders(frozenset(holders), history.last_holders(uuid)),
+        last_holders=_best_known_holders(frozenset(holders), history.find_last_holders(uuid)),
     )
 
 

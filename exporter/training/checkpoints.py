@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from exporter.recording.conversion import safe_repr
 from exporter.recording.value_class import Value, value_class
+from exporter.recording.values import WorkSegment
 from exporter.recording.windows import median
 from exporter.training.metrics import Families, to_amount
 from exporter.training.progress import is_count
@@ -111,10 +112,13 @@ class Work:
         self.committed_seconds = max(self.committed_seconds, self.seconds - uncommitted_seconds)
         self.committed_step = step
 
-    def segments(self) -> tuple[tuple[int, int, int, float], ...]:
-        """Return loop, first step, last step and seconds of each segment, the oldest first."""
+    def segments(self) -> tuple[WorkSegment, ...]:
+        """Return the work that no save covers, the oldest first."""
         return tuple(
-            [(segment.loop, segment.first, segment.last, segment.seconds) for segment in self._segments]
+            [
+                WorkSegment(segment.loop, segment.first, segment.last, segment.seconds)
+                for segment in self._segments
+            ]
         )
 
 

@@ -76,10 +76,10 @@ class Numbers:
             except Exception:  # noqa: BLE001, PERF203  # any error of CUDA
                 _report_tensor(field, "error")
 
-    def count_lost_tensors(self, *, is_process_ending: bool) -> None:
+    def refuse_unread_tensors(self, *, is_process_ending: bool) -> None:
         """Report the tensors in flight of ended threads as misuse. At the end of the process, report those of all threads."""
         for tensors in list(self._tensors.values()):
-            tensors.count_lost(is_process_ending=is_process_ending)
+            tensors.refuse_unread(is_process_ending=is_process_ending)
 
     def add_batch(self, samples: int | None, tokens: int | None) -> None:
         """Count a training batch, with its samples and tokens if known.

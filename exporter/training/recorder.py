@@ -212,9 +212,9 @@ class TrainingRecording:
         """Record the values of this thread's tensors that have arrived."""
         self.numbers.collect_tensors()
 
-    def count_lost_tensors(self, *, is_process_ending: bool) -> None:
+    def refuse_unread_tensors(self, *, is_process_ending: bool) -> None:
         """Report the tensors in flight of ended threads as misuse. At the end of the process, report those of all threads."""
-        self.numbers.count_lost_tensors(is_process_ending=is_process_ending)
+        self.numbers.refuse_unread_tensors(is_process_ending=is_process_ending)
 
     def publish_soon(self) -> None:
         """Request an immediate flush by the recording thread."""
@@ -372,15 +372,15 @@ class TrainingRecording:
         """Return the training reading of the latest `series` call, or None if the job reported no training."""
         return self._reading
 
-    def collect(self, *, final: bool) -> None:
+    def collect(self, *, is_identity_ending: bool) -> None:
         """Apply all records.
 
-        With *final*, also count the configured numbers of the latest step, and publish the time of the last progress even after
+        With *is_identity_ending*, also count the configured numbers of the latest step, and publish the time of the last progress even after
         the training loop.
         """
         self.drain()
         lock = self._lock
-        if final and lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
+        if is_identity_ending and lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             try:
                 self._state.progress.count_expected()
                 self._state.progress.is_over = False

@@ -63,20 +63,20 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(
             values_of(inner[0]), counts if inner[1] is int else values_of(inner[1]), max_size=3
         )
-    if is_dataclass(hint):
-        return dataclass_of(hint)
+    if is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, tuple)):  # or a NamedTuple
+        return class_of(hint)
     if hint is Aggregation:
         return st.sampled_from(Aggregation)
     integers = st.integers(-(2**63) + 1, 2**63 - 1)
     return {str: text_values, int: integers, float: unix_times, bool: st.booleans()}[hint]
 
 
-def dataclass_of(cls: Any, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def class_of(cls: Any, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(cls).items()
     return st.builds(cls, **{name: values_of(hint) for name, hint in hints if name not in fields}, **fields)
 
 
-definitions = dataclass_of(
+definitions = class_of(
     StatDefinition,
     name=names,
     aggregations=st.frozensets(st.sampled_from(Aggregation)),
@@ -91,7 +91,7 @@ definitions = dataclass_of(
         else definition
     )
 )
-readings = dataclass_of(
+readings = class_of(
     StatReading,
     definition=definitions,
     count=counts,
@@ -101,14 +101,12 @@ readings = dataclass_of(
     overflows=counts,
     exponential=st.dictionaries(st.integers(LOWEST_BUCKET, OVERFLOW_BUCKET), counts, max_size=3),
 ).map(lambda reading: reading.replace(bucket_counts=reading.bucket_counts[: len(reading.definition.buckets)]))
-identities = dataclass_of(ProcessIdentity, id=st.binary(min_size=16, max_size=16).map(bytes.hex))
+identities = class_of(ProcessIdentity, id=st.binary(min_size=16, max_size=16).map(bytes.hex))
 distinct_readings = st.lists(
     readings, max_size=3, unique_by=lambda reading: (reading.definition.name, reading.definition.labels)
 )
-recordings = dataclass_of(Recording, stats=distinct_readings.map(tuple))
-snapshots = dataclass_of(
-    Snapshot, process=identities, sequence=st.integers(1, 2**63 - 1), recording=recordings
-)
+recordings = class_of(Recording, stats=distinct_readings.map(tuple))
+snapshots = class_of(Snapshot, process=identities, sequence=st.integers(1, 2**63 - 1), recording=recordings)
 
 
 def example_snapshot() -> Snapshot:

@@ -12,7 +12,7 @@ import pytest
 from feed_support import only_entry, read_only_view, training_process
 from waiting import wait_until
 
-from exporter.feed.files import RecordLock, holder
+from exporter.feed.files import RecordLock, find_lock_holder
 from exporter.feed.reader import FeedReader
 
 
@@ -100,15 +100,15 @@ def test_a_process_that_reads_its_own_feed_keeps_its_lock(tmp_path: Path) -> Non
 
 def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    assert (holder(path), list(tmp_path.iterdir())) == (None, [])
+    assert (find_lock_holder(path), list(tmp_path.iterdir())) == (None, [])
     lock = acquire_lock(tmp_path / "lock")
 
     assert RecordLock.take(path, create_mode=0o600) is None
-    program = f"from exporter.feed.files import holder; print(holder({path!r}))"
+    program = f"from exporter.feed.files import find_lock_holder; print(find_lock_holder({path!r}))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(result.stdout) == os.getpid()
     lock.release()
-    assert holder(path) is None
+    assert find_lock_holder(path) is None
 
 
 def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_only_a_regular_file_is_a_lock(tmp_path: Path, replace_lock: Callable[[P
     with pytest.raises(OSError):
         RecordLock.take(str(path), create_mode=0o600)
     with pytest.raises(OSError):
-        holder(str(path))
+        find_lock_holder(str(path))
 
 
 def test_a_reader_on_a_read_only_mount_sees_live_processes(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_read_lock_of_another_process_does_not_count_as_alive(tmp_path: Path) 
     ) as holder_process:
         assert holder_process.stdout is not None
         holder_process.stdout.readline()
-        holder_pid = holder(str(path))
+        holder_pid = find_lock_holder(str(path))
         holder_process.kill()
 
     assert holder_pid is None

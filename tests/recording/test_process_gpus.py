@@ -90,7 +90,7 @@ def test_an_allocation_is_in_the_next_and_in_the_final_reading(
     peaks[0] = 1
     used_gpus = gpus.read({}, None)
     peaks[1] = 1
-    final_gpus = gpus.read({}, None, final=True)
+    final_gpus = gpus.read({}, None, is_identity_ending=True)
 
     assert [unused_gpus.named, used_gpus.names, final_gpus.names] == [False, ("0",), ("0", "1")]
 

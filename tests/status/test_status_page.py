@@ -360,7 +360,7 @@ def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
         clock_seconds[0] = seconds
         history.record(clock_seconds[0], SampleIndex(families_of(rows)))
 
-    assert history.rate_series("tokens", "r") == [
+    assert history.compute_rates("tokens", "r") == [
         (NOW + 5, 10.0),
         (NOW + 10, None),
         (NOW + 15, None),
@@ -375,7 +375,7 @@ def test_a_gap_at_the_start_of_the_time_range_adds_nothing_to_the_increase_of_a_
         return {} if tick == 48 else {"gpu_xid_errors_total": [({"uuid": "GPU-3", "xid": "48"}, errors)]}
 
     history = history_of(60, xids)
-    increase = history.increase("xid", "GPU-3", "48", seconds=5.0 * (59 - 48))
+    increase = history.compute_increase("xid", "GPU-3", "48", seconds=5.0 * (59 - 48))
 
     assert increase is not None
     assert increase.amount == 1.0
@@ -390,8 +390,8 @@ def test_history_of_many_runs_keeps_the_latest_runs() -> None:
         rows: Rows = {"training_loss": [({"run": str(run), "mode": "train"}, 1.0) for run in runs]}
         history.record(5.0 * tick, SampleIndex(families_of(rows)))
 
-    assert [value for _, value in history.levels("loss", "2999")][-2:] == [None, 1.0]
-    assert history.levels("loss", "2300") == []
+    assert [value for _, value in history.read_levels("loss", "2999")][-2:] == [None, 1.0]
+    assert history.read_levels("loss", "2300") == []
 
 
 @pytest.mark.parametrize(

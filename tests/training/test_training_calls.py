@@ -332,7 +332,7 @@ def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatc
         def collect(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-        def count_lost(self, *, is_process_ending: bool) -> None:
+        def refuse_unread(self, *, is_process_ending: bool) -> None:
             """Report no lost tensor."""
 
     monkeypatch.setattr(TRAINING.numbers, "_tensors", {("loss", "train"): Failed()})
@@ -365,7 +365,7 @@ def test_saves_reported_afterwards_are_counted() -> None:
     ) == (3, 1000)
     assert reading.committed_step == 3
     assert reading.committed_seconds == pytest.approx(reading.work_seconds * 3 / 4)
-    assert [part[:3] for part in reading.segments] == [(1, 3, 3)]
+    assert [segment[:3] for segment in reading.segments] == [(1, 3, 3)]
     assert misuse_counts() == {("checkpoint_saved", "value"): 3}
 
 
@@ -383,8 +383,8 @@ def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> No
     assert (reading_after_save.committed_step, reading_after_save.segments) == (13, ())
     assert reading_after_save.committed_seconds == pytest.approx(reading_after_save.work_seconds)
     assert (reading.committed_step, reading.committed_seconds) == (13, reading_after_save.committed_seconds)
-    assert [part[:3] for part in reading.segments] == [(1, 13, 13)]
-    assert reading.segments[0][3] == pytest.approx(reading.work_seconds - reading.committed_seconds)
+    assert [segment[:3] for segment in reading.segments] == [(1, 13, 13)]
+    assert reading.segments[0].seconds == pytest.approx(reading.work_seconds - reading.committed_seconds)
     assert values_by_label("training.checkpoints") == {("sync", "failed"): 1, ("sync", "ok"): 1}
 
 
@@ -402,7 +402,9 @@ def test_asynchronous_saves_commit_the_work_before_their_start() -> None:
 
     assert reading.committed_step == reading_after_older_save.committed_step == 2
     assert reading.committed_seconds == reading_after_older_save.committed_seconds
-    assert [part[1:3] for part in reading_after_older_save.segments] == [(2, 2)]
+    assert [(segment.first_step, segment.last_step) for segment in reading_after_older_save.segments] == [
+        (2, 2)
+    ]
     assert values_by_label("training.checkpoints") == {("async", "ok"): 2}
     assert published_value("training.checkpoint_last_step") == 2
 

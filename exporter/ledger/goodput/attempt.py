@@ -122,12 +122,16 @@ class Attempt:
         The list is empty if all work is covered.
         """
         unsaved_seconds, segments = self.uncommitted_seconds, self.reading.segments
-        reported_seconds = sum(seconds for *_, seconds in segments)
+        reported_seconds = sum(segment.seconds for segment in segments)
         if unsaved_seconds > 0 and reported_seconds > 0:
             # A reading numbers its steps from 0, `UncommittedSteps` from 1.
             return [
-                UncommittedSteps(first + 1, last + 1, seconds * unsaved_seconds / reported_seconds)
-                for _, first, last, seconds in segments
+                UncommittedSteps(
+                    segment.first_step + 1,
+                    segment.last_step + 1,
+                    segment.seconds * unsaved_seconds / reported_seconds,
+                )
+                for segment in segments
             ]
         last = 1 if self.reading.step is None else self.reading.step
         first = last if self.covered_step is None else min(last, self.covered_step + 1)

@@ -172,14 +172,14 @@ class ExitEvidence:
         processes: Iterable[ProcessTotals],
         oom_kills_before: float | None,
         *,
-        is_silent: bool,
+        lacks_final_snapshot: bool,
     ) -> str:
         """Return the reason, from `END_REASONS`, for which an attempt ended before the training was completed.
 
         The first of these that applies decides: the most specific reported reason; a reboot of the machine; an OOM kill; the exit
         status or signal; the last snapshot. A reported lost connection is no reason if another process ended without a report.
 
-        *oom_kills_before* is the kernel's count of OOM kills before the exit. *is_silent* is True if the process, or another
+        *oom_kills_before* is the kernel's count of OOM kills before the exit. *lacks_final_snapshot* is True if the process, or another
         process of the run that exited within `LAUNCH_SECONDS` of it, wrote no final snapshot.
         """
         peers = exited_peers(attempt, outcome.exited_at, processes)
@@ -187,10 +187,10 @@ class ExitEvidence:
         # A job with a later release may report further reasons.
         reported_reasons = {failure if failure in END_REASONS else "exit" for failure in failures - {""}}
         # A lost connection may be a consequence if another process has exited earlier without a report.
-        has_silent_exit = is_silent or any(
+        has_unreported_exit = lacks_final_snapshot or any(
             not peer.failure and (peer.exited_at or outcome.exited_at) <= outcome.exited_at for peer in peers
         )
-        credible_reasons = _CAUSES if has_silent_exit else _CAUSES + _CONSEQUENCES
+        credible_reasons = _CAUSES if has_unreported_exit else _CAUSES + _CONSEQUENCES
         if reported_reasons.intersection(credible_reasons):
             return next(cause for cause in credible_reasons if cause in reported_reasons)
         if self.machine.name == attempt.machine.name and self.machine.boot != attempt.machine.boot:
@@ -205,13 +205,13 @@ class ExitEvidence:
             status = None  # a launcher whose rank was killed exits with a positive status
         kills = self.oom_kills()
         has_oom_kill = kills is not None and oom_kills_before is not None and kills > oom_kills_before
-        if is_silent and has_oom_kill and status in {None, -signal.SIGKILL}:
+        if lacks_final_snapshot and has_oom_kill and status in {None, -signal.SIGKILL}:
             return "oom_kill"
         if status is not None and status >= 0:
             return "exit"
         if status is not None:
             return "user" if status == -signal.SIGINT else "signal"
-        if is_silent:
+        if lacks_final_snapshot:
             return "signal"  # more likely than `os._exit`
         return "exit" if attempt.is_final else "unknown"
 
@@ -292,7 +292,7 @@ class Endings:
         """Return the facts by which the outcome of an exited process is decided."""
         identity, reading = process.identity, process.training
         peers = _exited_near(identity.run, identity.started, exited_at, self._processes)
-        is_silent = not process.is_final or not all(peer.is_final for peer in peers)
+        lacks_final_snapshot = not process.is_final or not all(peer.is_final for peer in peers)
         return ExitedProcess(
             pid=identity.pid,
             run=identity.run,
@@ -304,7 +304,7 @@ class Endings:
             is_finished=process.is_finished,
             exception=process.exception,
             failure=process.failure,
-            is_doubtful=reading is not None and reading.open_seconds > 0 and is_silent,
+            is_doubtful=reading is not None and reading.open_seconds > 0 and lacks_final_snapshot,
             is_superseded=successor is not None,
             is_restarted=successor is not None and self._is_restarted_by_agent(process, successor),
             is_agent_running=self.expects_restart(identity.run),

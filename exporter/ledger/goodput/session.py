@@ -245,7 +245,8 @@ class Session:
             outcome,
             session_pass.processes,
             self._oom_kills_before,
-            is_silent=(is_observed and not attempt.is_final) or not all(peer.is_final for peer in peers),
+            lacks_final_snapshot=(is_observed and not attempt.is_final)
+            or not all(peer.is_final for peer in peers),
         )
         self.goodput.end(ended_at, reason, is_completed=outcome.is_completed, hang=session_pass.rules.hang)
         if not outcome.is_completed:

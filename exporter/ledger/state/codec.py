@@ -87,6 +87,11 @@ def from_json(annotation: Any, json_value: Any) -> Any:
     if origin is not None:  # a mapping
         pairs = json_value.items() if isinstance(json_value, dict) else json_value
         return {from_json(arguments[0], key): from_json(arguments[1], value) for key, value in pairs}
+    if isinstance(annotation, type) and issubclass(annotation, tuple):  # a NamedTuple
+        item_annotations = get_type_hints(annotation).values()
+        return annotation(
+            *[from_json(item, value) for item, value in zip(item_annotations, json_value, strict=True)]
+        )
     if annotation is float:
         return (
             float(json_value)

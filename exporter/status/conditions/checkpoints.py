@@ -58,7 +58,7 @@ def _failed_saves(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
-        increase = view.history.increase(
+        increase = view.history.compute_increase(
             "failed saves", name, seconds=FAILED_SECONDS, required_track="executed steps"
         )
         if increase is not None:
@@ -98,7 +98,7 @@ def _filling_filesystems(view: View) -> Iterator[Match]:
     for labels, available_bytes in view.samples.select("training_checkpoint_dir_available_bytes"):
         run, path = labels["run"], labels["path"]
         size_bytes = view.samples.value("training_checkpoint_dir_size_bytes", run=run, path=path)
-        predicted_bytes = view.history.predicted(
+        predicted_bytes = view.history.predict(
             "checkpoint room", run, path, seconds=TREND_SECONDS, ahead_seconds=PREDICTED_SECONDS
         )
         if not size_bytes or predicted_bytes is None:

@@ -26,8 +26,10 @@ def _suspect_counters(view: View) -> Iterator[Match]:
 
 
 def _energy_gaps(view: View) -> Iterator[Match]:
-    for (component,) in view.history.owners("energy gap"):
-        increase = view.history.increase("energy gap", component, seconds=RANGE_SECONDS, starts_at_zero=False)
+    for (component,) in view.history.list_owners("energy gap"):
+        increase = view.history.compute_increase(
+            "energy gap", component, seconds=RANGE_SECONDS, starts_at_zero=False
+        )
         if increase is not None and increase.amount > MAX_GAP_SECONDS:
             facts = {"component": component, "seconds": duration(increase.amount)}
             yield Match((component,), facts, start=increase.first_at)

@@ -18,14 +18,16 @@ BUSY_RATIO = 0.5
 
 def _nvlink_errors(view: View) -> Iterator[Match]:
     titles = {gpu.uuid: gpu.title for gpu in view.gpus}
-    for uuid, kind in view.history.owners("nvlink errors"):
-        if uuid in titles and view.history.rate_over("nvlink errors", uuid, kind, seconds=RATE_SECONDS):
+    for uuid, kind in view.history.list_owners("nvlink errors"):
+        if uuid in titles and view.history.compute_mean_rate(
+            "nvlink errors", uuid, kind, seconds=RATE_SECONDS
+        ):
             yield Match((uuid, kind), {"gpu": titles[uuid], "kind": kind})
 
 
 def _pcie_replays(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
-        rate = view.history.rate_over("pcie replays", gpu.uuid, seconds=RATE_SECONDS)
+        rate = view.history.compute_mean_rate("pcie replays", gpu.uuid, seconds=RATE_SECONDS)
         if rate is not None and 60 * rate > MAX_REPLAYS_PER_MINUTE:
             yield Match((gpu.uuid,), {"gpu": gpu.title, "rate": number(60 * rate)})
 

@@ -82,10 +82,12 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
         for labels, timestamp in view.samples.select("gpu_xid_last_timestamp_seconds")
     }
     titles = {gpu.uuid: gpu.title for gpu in view.gpus}
-    for uuid, xid in sorted({*last_times, *((owner[0], owner[1]) for owner in view.history.owners("xid"))}):
+    for uuid, xid in sorted(
+        {*last_times, *((owner[0], owner[1]) for owner in view.history.list_owners("xid"))}
+    ):
         if not xid.isdecimal() or int(xid) not in codes or uuid not in titles:
             continue
-        increase = view.history.increase("xid", uuid, xid, seconds=EVENT_SECONDS + KEPT_SECONDS)
+        increase = view.history.compute_increase("xid", uuid, xid, seconds=EVENT_SECONDS + KEPT_SECONDS)
         last_event_at = last_times.get((uuid, xid)) or (increase.last_at if increase else None)
         if last_event_at is None:
             continue
@@ -119,7 +121,7 @@ def _uncorrected_errors(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         count = view.samples.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
         if count:
-            increase = view.history.increase(
+            increase = view.history.compute_increase(
                 "uncorrected", gpu.uuid, seconds=EVENT_SECONDS + KEPT_SECONDS, starts_at_zero=False
             )
             errors = f"{count:.0f} uncorrected ECC error{'s' if count > 1 else ''}"
@@ -167,7 +169,9 @@ def _heat_throttled_gpus(view: View) -> Iterator[Match]:
 
 def _clock_event_ratio(view: View, gpu: Gpu, reason: str) -> float | None:
     """Return the share of the time in which the clocks were reduced for a reason, or None if unknown."""
-    return clock_event_ratio(view.history.rate_over("clock events", gpu.uuid, reason, seconds=RATE_SECONDS))
+    return clock_event_ratio(
+        view.history.compute_mean_rate("clock events", gpu.uuid, reason, seconds=RATE_SECONDS)
+    )
 
 
 def _power_braked_gpus(view: View) -> Iterator[Match]:
@@ -195,9 +199,9 @@ def _idle_gpus(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         if not gpu.runs & training:
             continue
-        busy_ratio = view.history.rate_over("busy seconds", gpu.uuid, seconds=IDLE_SECONDS)
+        busy_ratio = view.history.compute_mean_rate("busy seconds", gpu.uuid, seconds=IDLE_SECONDS)
         if busy_ratio is None:
-            busy_ratio = view.history.mean("busy", gpu.uuid, seconds=IDLE_SECONDS)
+            busy_ratio = view.history.compute_mean("busy", gpu.uuid, seconds=IDLE_SECONDS)
         if busy_ratio is not None and busy_ratio < GPU_IDLE_RATIO:
             yield Match((gpu.uuid,), {"gpu": gpu.title, "share": share(busy_ratio)})
 
@@ -205,11 +209,11 @@ def _idle_gpus(view: View) -> Iterator[Match]:
 def _has_trained(view: View, run: str) -> bool:
     """Return True if the run has had trainers for `IDLE_SECONDS` and has not been starting in this time."""
     range_start = view.exporter.now - IDLE_SECONDS
-    levels = view.history.levels("trainers", run, seconds=IDLE_SECONDS + LOOKBACK_SECONDS)
+    levels = view.history.read_levels("trainers", run, seconds=IDLE_SECONDS + LOOKBACK_SECONDS)
     return (
         bool(view.samples.total("training_process_instances", run=run, role="trainer"))
         and any(trainers for timestamp, trainers in levels if timestamp <= range_start)
-        and not view.history.mean("starting", run, seconds=IDLE_SECONDS)
+        and not view.history.compute_mean("starting", run, seconds=IDLE_SECONDS)
     )
 
 
@@ -217,7 +221,9 @@ def _slow_gpus(view: View) -> Iterator[Match]:
     """Yield a match for each GPU and signal below the median of the GPUs that the same run uses on this node."""
     for track, signal in (("clock", "SM clock"), ("power", "power"), ("SM activity", "SM activity")):
         means = {
-            gpu: view.history.mean(track, gpu.uuid, seconds=RATE_SECONDS) for gpu in view.gpus if gpu.runs
+            gpu: view.history.compute_mean(track, gpu.uuid, seconds=RATE_SECONDS)
+            for gpu in view.gpus
+            if gpu.runs
         }
         for run in sorted({run for gpu in means for run in gpu.runs}):
             run_means = {gpu: mean for gpu, mean in means.items() if run in gpu.runs and mean is not None}

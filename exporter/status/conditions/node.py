@@ -39,7 +39,7 @@ def _storage_waits(view: View) -> Iterator[Match]:
         for family in ("gpu_utilization_ratio", "gpu_sm_activity_ratio")  # the latter is more precise
         for labels, ratio in samples.select(family)
     }
-    pressure_ratio = view.history.rate_over("I/O pressure", seconds=RATE_SECONDS)
+    pressure_ratio = view.history.compute_mean_rate("I/O pressure", seconds=RATE_SECONDS)
     sleeping_count = samples.total("training_process_state", state="disk_sleep")
     process_count = samples.total("training_process_instances")
     sleeping_ratio = sleeping_count / process_count if sleeping_count is not None and process_count else None
@@ -74,12 +74,12 @@ def _memory_near_limit(view: View) -> Iterator[Match]:
 def _will_exceed_memory_limit(view: View) -> bool:
     """Return True if the trends of 30 and of 10 minutes exceed the limit, and half of it has been in use for 10 minutes."""
     limit_bytes = _memory_limit_bytes(view)
-    recent_levels = view.history.levels("working set", seconds=600.0)
+    recent_levels = view.history.read_levels("working set", seconds=600.0)
     recent_bytes = [level for _, level in recent_levels if level is not None]
     if limit_bytes is None or not recent_bytes or min(recent_bytes) <= HALF_RATIO * limit_bytes:
         return False
     predictions = (
-        view.history.predicted("working set", seconds=seconds, ahead_seconds=PREDICTED_SECONDS)
+        view.history.predict("working set", seconds=seconds, ahead_seconds=PREDICTED_SECONDS)
         for seconds in (1800.0, 600.0)
     )
     return all(predicted is not None and predicted > limit_bytes for predicted in predictions)
@@ -92,15 +92,15 @@ def _memory_at_limit(view: View) -> Iterator[Match]:
 
 
 def _oom_kills(view: View) -> Iterator[Match]:
-    increase = view.history.increase("OOM kills", seconds=EVENT_SECONDS, starts_at_zero=False)
+    increase = view.history.compute_increase("OOM kills", seconds=EVENT_SECONDS, starts_at_zero=False)
     if increase is not None:
         processes = f"{increase.amount:.0f} process{'es' if increase.amount > 1 else ''}"
         yield Match((), {"processes": processes}, start=increase.first_at, is_event=True)
 
 
 def _cpu_throttled(view: View) -> Iterator[Match]:
-    throttled_rate = view.history.rate_over("throttled CPU periods", seconds=RATE_SECONDS)
-    period_rate = view.history.rate_over("CPU periods", seconds=RATE_SECONDS)
+    throttled_rate = view.history.compute_mean_rate("throttled CPU periods", seconds=RATE_SECONDS)
+    period_rate = view.history.compute_mean_rate("CPU periods", seconds=RATE_SECONDS)
     if throttled_rate is not None and period_rate and throttled_rate / period_rate > THROTTLED_RATIO:
         yield Match((), {"share": share(throttled_rate / period_rate)})
 
@@ -114,8 +114,10 @@ def _shm_almost_full(view: View) -> Iterator[Match]:
 
 def _inactive_ports(view: View) -> Iterator[Match]:
     """Yield a match for each RDMA port that was active in the history and is not active now."""
-    for device, port in view.history.owners("port state"):
-        states = [value for _, value in view.history.levels("port state", device, port) if value is not None]
+    for device, port in view.history.list_owners("port state"):
+        states = [
+            value for _, value in view.history.read_levels("port state", device, port) if value is not None
+        ]
         state = view.samples.value("host_rdma_port_state", device=device, port=port)
         if state is not None and state < ACTIVE_PORT and max(states, default=0.0) >= ACTIVE_PORT:
             yield Match((device, port), {"device": device, "port": port, "state": f"{state:.0f}"})
@@ -123,9 +125,9 @@ def _inactive_ports(view: View) -> Iterator[Match]:
 
 def _link_failures(view: View) -> Iterator[Match]:
     """Yield a match for each RDMA link that failed within `EVENT_SECONDS` and whose port is not inactive now."""
-    for device, port in view.history.owners("link failures"):
+    for device, port in view.history.list_owners("link failures"):
         state = view.samples.value("host_rdma_port_state", device=device, port=port)
-        increase = view.history.increase(
+        increase = view.history.compute_increase(
             "link failures", device, port, seconds=EVENT_SECONDS, starts_at_zero=False
         )
         if increase is not None and not (state is not None and state < ACTIVE_PORT):

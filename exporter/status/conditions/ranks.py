@@ -161,8 +161,8 @@ def _conflicting_ranks(view: View) -> Iterator[Match]:
 
 def _allocation_retries(view: View) -> Iterator[Match]:
     ranks_and_gpus: dict[str, list[tuple[str, str]]] = {}
-    for run, rank, gpu in view.history.owners("allocation retries"):
-        if view.history.increase(
+    for run, rank, gpu in view.history.list_owners("allocation retries"):
+        if view.history.compute_increase(
             "allocation retries", run, rank, gpu, seconds=RETRY_SECONDS, starts_at_zero=False
         ):
             ranks_and_gpus.setdefault(run, []).append((rank, gpu))

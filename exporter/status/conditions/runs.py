@@ -107,11 +107,11 @@ def _slow_starts(view: View) -> Iterator[Match]:
 def _slower_runs(view: View) -> Iterator[Match]:
     """Yield a match for each run that is slower than usual, unless a rank loads, saves, validates or tests, or the run has stopped."""
     for name, run in view.runs.items():
-        rate = view.history.rate_over("executed steps", name, seconds=STEP_RATE_SECONDS)
+        rate = view.history.compute_mean_rate("executed steps", name, seconds=STEP_RATE_SECONDS)
         pauses = any(rank.run == name and rank.phase in PAUSING_PHASES for rank in view.ranks)
         if rate is None or pauses or run.is_ended or run.state in {"hung", "stalled"}:
             continue
-        usual_rate = view.history.usual_rate("executed steps", name)
+        usual_rate = view.history.compute_usual_rate("executed steps", name)
         if usual_rate and rate / usual_rate < SLOWER_RATIO:
             facts = {"run": name, "share": share(rate / usual_rate)}
             yield Match((name,), facts)
@@ -119,8 +119,8 @@ def _slower_runs(view: View) -> Iterator[Match]:
 
 def _data_stalls(view: View) -> Iterator[Match]:
     phases: dict[str, dict[str, float]] = {}
-    for run, phase in view.history.owners("phase"):
-        seconds = view.history.rate_over("phase", run, phase, seconds=PHASE_RATE_SECONDS)
+    for run, phase in view.history.list_owners("phase"):
+        seconds = view.history.compute_mean_rate("phase", run, phase, seconds=PHASE_RATE_SECONDS)
         phases.setdefault(run, {})[phase] = seconds or 0.0
     for run, rates in phases.items():
         total = sum(rates.values())
@@ -132,9 +132,9 @@ def _nonfinite_losses(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
-        increase = view.history.increase("nonfinite", name, "loss", required_track="executed steps")
+        increase = view.history.compute_increase("nonfinite", name, "loss", required_track="executed steps")
         if increase is not None:
-            recent = view.history.increase(
+            recent = view.history.compute_increase(
                 "nonfinite", name, "loss", seconds=NONFINITE_SECONDS, required_track="executed steps"
             )
             yield Match(
@@ -156,15 +156,15 @@ def _nonfinite_gradients(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
-        nonfinite = view.history.rate_over("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
-        steps = view.history.rate_over("executed steps", name, seconds=GRADIENT_SECONDS)
+        nonfinite = view.history.compute_mean_rate("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
+        steps = view.history.compute_mean_rate("executed steps", name, seconds=GRADIENT_SECONDS)
         if nonfinite is not None and steps is not None and nonfinite > GRADIENT_RATIO * steps:
             yield Match((name,), {"run": name, "share": share(nonfinite / steps) if steps else "all"})
 
 
 def _restart_loops(view: View) -> Iterator[Match]:
-    for (run,) in view.history.owners("restarts"):
-        increase = view.history.increase(
+    for (run,) in view.history.list_owners("restarts"):
+        increase = view.history.compute_increase(
             "restarts", run, seconds=RESTART_SECONDS, required_track="executed steps"
         )
         if increase is not None and round(increase.amount) > MAX_RESTARTS:

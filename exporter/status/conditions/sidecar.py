@@ -58,8 +58,8 @@ def _stale_collectors(view: View) -> Iterator[Match]:
 
 
 def _dropped_series(view: View) -> Iterator[Match]:
-    for (reason,) in view.history.owners("dropped series"):
-        if not view.history.rate_over("dropped series", reason, seconds=RATE_SECONDS):
+    for (reason,) in view.history.list_owners("dropped series"):
+        if not view.history.compute_mean_rate("dropped series", reason, seconds=RATE_SECONDS):
             continue
         dropped_counts = view.samples.select("exporter_series_dropped_total", reason=reason)
         families = sorted(labels.get("family", "") for labels, count in dropped_counts if count)
@@ -74,7 +74,7 @@ def _dropped_series(view: View) -> Iterator[Match]:
 
 
 def _high_cost(view: View) -> Iterator[Match]:
-    cpu_ratio = view.history.rate_over("exporter CPU", seconds=RATE_SECONDS)
+    cpu_ratio = view.history.compute_mean_rate("exporter CPU", seconds=RATE_SECONDS)
     rank_count = sum(rank.alive == 1 for rank in view.ranks)
     if cpu_ratio is not None and cpu_ratio > CORE_RATIO + CORE_RATIO_PER_RANK * rank_count:
         ranks = f"for {rank_count} rank{'s' if rank_count > 1 else ''}" if rank_count else "without ranks"
