@@ -188,6 +188,9 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     interval_seconds, source = parse_duration_flag("--interval", flags["interval"]), flags["from"]
     if interval_seconds < MIN_INTERVAL_SECONDS:
         raise flag_error("--interval", f"must be at least {MIN_INTERVAL_SECONDS} s")
+    if _has_user(source):
+        remedy = "use --from.user and --from.password-file"
+        raise flag_error("--from", f"a user name and a password in the URL are not supported; {remedy}")
     if not _is_web(source):
         raise flag_error("--from", f"{source!r} is not an http or https address")
     if flags["name"]:
@@ -281,6 +284,8 @@ def _exporter_start(page: bytes) -> float | None:
 def target_of(arguments: Sequence[str], source: str = _DEFAULT_SOURCE) -> PushTarget:
     """Return the target of a command line. Raises ConfigurationError."""
     text = arguments[-1]
+    if len(arguments) == 1 and _has_user(text):
+        raise flag_error("target", "a user name and a password in the URL of a Pushgateway are not supported")
     if len(arguments) == 2 and arguments[0] == "otlp" and _is_web(text):
         try:
             return Otlp(text, source)
@@ -293,6 +298,12 @@ def target_of(arguments: Sequence[str], source: str = _DEFAULT_SOURCE) -> PushTa
         return TextFile(Path(text))
     expected = "a file in an existing directory, http://HOST:9091/metrics/job/JOB or otlp http://HOST:4318"
     raise flag_error("target", f"{' '.join(arguments)!r} is not a target; expected {expected}")
+
+
+def _has_user(text: str) -> bool:
+    """Return True for a URL with a user name or a password: urllib does not send them, and messages about the URL would show them."""
+    _, _, rest = text.partition("://")
+    return "@" in re.split(r"[/?#]", rest, maxsplit=1)[0]
 
 
 def _is_web(text: str) -> bool:

@@ -235,6 +235,21 @@ def test_an_invalid_command_line_is_reported_at_the_start(argument: str, message
         main(argument.split())
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--from=http://user:secret@node:20909/metrics", "x.prom"],
+        ["--from=http://user:secret@node:port/metrics", "x.prom"],
+        ["http://user:secret@gateway:9091/metrics/job/train"],
+    ],
+)
+def test_a_password_in_a_url_is_refused_and_not_shown(arguments: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="a password in the URL") as error_info:
+        main(["--once", *arguments])
+
+    assert "secret" not in str(error_info.value)
+
+
 def test_a_password_file_that_is_not_text_is_reported_at_the_start(tmp_path: Path) -> None:
     password_file = tmp_path / "password"
     password_file.write_bytes(b"\xff\xfe")
