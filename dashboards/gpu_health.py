@@ -170,7 +170,12 @@ def _xid_table() -> Panel:
         Column("instance", "Node", width=110),
         Column("gpu", "GPU", width=60),
         Column("xid", "Xid and meaning", mappings=XID_TEXTS),
-        Column(f"sum by (instance, gpu, xid) (gpu_xid_errors_total{{@gpu}}) or {no_xid}", "Count", width=70),
+        Column(
+            f"sum by (instance, gpu, xid) (gpu_xid_errors_total{{@gpu}}) or {no_xid}",
+            "Count",
+            width=70,
+            mappings=ZERO_AS_DASH,
+        ),
         Column(
             f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu}}) * 1000 or {no_xid}",
             "Last time",

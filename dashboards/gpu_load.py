@@ -2,8 +2,9 @@
 
 A plot of a quantity shows outliers, and the devices with the highest or the lowest means in the time range, whichever are bad, at most
 `MAX_LINES` of each. An outlier is a device with a clear difference from the median in the last two minutes of the time range. The line
-of an outlier is thick, with the same color in every panel; other lines are thin and gray. In these plots, a device without a run is hidden
-if a run holds any selected device.
+of an outlier is thick, with the same color in every panel; other lines are thin and gray. The devices are those that live ranks hold at
+the end of the time range, or those that runs held if no live rank holds any, or all devices if no run held any. If live ranks hold
+devices, at most `MAX_FREE_LINES` dashed lines show devices that runs held earlier, with their names in the legend.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dashboards.palette import (
     BLUE,
     GREY,
     HASHED_COLOR,
+    SILVER,
     THROTTLE_REASON_COLORS,
     Override,
     fixed_color,
@@ -32,6 +34,18 @@ MAX_POINTS = 200
 LEGEND = "{{instance}} GPU {{gpu}}"
 OUTLIER_NOTE = ": outlier"
 """Addition to the legend of a GPU that differs from the median at the end of the time range."""
+MAX_FREE_LINES = 3
+"""Maximum number of lines of GPUs that a run held in the time range and that no live rank holds at the end of it."""
+FREE_NOTE = ": no rank"
+"""Addition to the legend of a GPU that a run held in the time range, and that responds but is held by no live rank at the end of it."""
+_FREE_OVERRIDE: Override = {
+    "matcher": {"id": "byRegexp", "options": f"/{FREE_NOTE}$/"},
+    "properties": [
+        {"id": "color", "value": fixed_color(SILVER)},
+        {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [4, 4]}},
+        {"id": "custom.hideFrom", "value": {"legend": False, "tooltip": False, "viz": False}},
+    ],
+}
 _OUTLIER_OVERRIDE: Override = {
     "matcher": {"id": "byRegexp", "options": f"/{OUTLIER_NOTE}$/"},
     "properties": [
@@ -45,30 +59,56 @@ _NO_LEGEND_OF_GPUS: Override = {
     "properties": [{"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}}],
 }
 """Override that leaves the lines of the first query, the devices, out of the legend: up to sixteen gray lines would fill the legend."""
+HARMFUL_REASONS = "thermal|hw_thermal|sw_thermal|hw_slowdown|hw_power_brake"
+"""Regular expression of the reasons below full clock that are heat or the power brake. `hw_slowdown` includes two of the others."""
+_SEEN_NODE_COUNT = "count(group by (instance) (last_over_time(gpu_up{@gpu}[$__range])))"
+"""PromQL for the number of nodes that had a selected GPU in the time range."""
+_TOO_FEW_NODES = f"((count(group by (instance) (last_over_time(gpu_up{{@gpu}}[35s]))) or 0 * {_SEEN_NODE_COUNT}) < 0.95 * {_SEEN_NODE_COUNT})"
+"""PromQL with a value while more than 5 % of the nodes that had a GPU in the time range have no sample of their GPUs.
+
+A number of GPUs would then be too small.
+"""
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 GPUS_OF_ANY_RUN = gpus_of_runs("@cluster")
 """PromQL for each GPU that any run held in the time range."""
 
 
-def _gpus_of_live_ranks(modifier: str = "") -> str:
-    """Return PromQL for each GPU that a live process of a run holds, by UUID and further labels. *modifier* is the time, such as ` @ end()`."""
-    live_processes = f"training_process_up{{@cluster}}{modifier} == 1"
+def _gpus_of_live_ranks(template: str) -> str:
+    """Return PromQL for the GPUs that live processes of runs hold, by UUID and further labels.
+
+    Args:
+        template: PromQL for the value of a series at some time; `{}` is the series.
+    """
+    live_processes = f"{template.format('training_process_up{@cluster}')} == 1"
+    gpus_of_ranks = template.format('training_rank_info{@cluster, uuid!=""}')
+    gpus_of_processes = template.format("training_process_gpu_memory_bytes{@cluster}")
+    charged_gpus = template.format('training_energy_share_ratio{@cluster, component="gpu"}')
     return (
-        f'training_rank_info{{@cluster, uuid!=""}}{modifier} and on (instance, run, rank) {live_processes}'
-        f" or training_process_gpu_memory_bytes{{@cluster}}{modifier} and on (instance, run, rank) {live_processes}"
-        f' or label_replace(training_energy_share_ratio{{@cluster, component="gpu"}}{modifier} > 0, "uuid", "$1", "device", "(.+)")'
-        f" and on (instance, run) {live_processes}"
+        f"{gpus_of_ranks} and on (instance, run, rank) {live_processes}"
+        f" or {gpus_of_processes} and on (instance, run, rank) {live_processes}"
+        f' or label_replace({charged_gpus} > 0, "uuid", "$1", "device", "(.+)") and on (instance, run) {live_processes}'
     )
 
 
-GPUS_OF_LIVE_RANKS = _gpus_of_live_ranks()
+GPUS_OF_LIVE_RANKS = _gpus_of_live_ranks("{}")
 """PromQL for each GPU that a live process of a run holds now."""
+_GPUS_OF_LIVE_RANKS_AT_END = _gpus_of_live_ranks("last_over_time({}[2m] @ end())")
+"""PromQL for each GPU that a live process of a run held at its last sample in the last two minutes of the time range.
+
+Outliers are compared over the same two minutes, so that an exporter that is down has no outliers among the GPUs without a run.
+"""
 
 
 def of_used_gpus(expression: str) -> str:
     """Return PromQL that limits series to the GPUs that a run held in the time range; if there is none, all series remain."""
     used_gpus_query = f"({expression}) and on (uuid) ({GPUS_OF_ANY_RUN})"
     return f"({used_gpus_query} or ({expression}) unless on () ({used_gpus_query}))"
+
+
+def _of_gpus_in_use(expression: str) -> str:
+    """Return PromQL that limits series to the GPUs that live ranks hold at the end of the time range; if there is none, see `of_used_gpus`."""
+    in_use = f"({expression}) and on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END})"
+    return f"({in_use} or {of_used_gpus(expression)} unless on () ({in_use}))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +134,31 @@ def _gpu_plot(
     expression = quantity.expression
     # The GPUs of a run that has ended are idle, and no outliers.
     means = f"avg_over_time(({expression})[2m:30s] @ end())"
-    means_in_use = f"({means} and on (uuid) ({_gpus_of_live_ranks(' @ end()')}))"
+    means_in_use = f"({means} and on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END}))"
     recent = f"({means_in_use} or {means} unless on () {means_in_use})"
     median = f"scalar(quantile(0.5, {recent}))"
     difference = f"{median} - ({recent})" if quantity.is_low_bad else f"({recent}) - {median}"
     outliers = f"topk({MAX_LINES}, {difference} > {quantity.distance.format(median=median)})"
+    free_gpus = (
+        f"bottomk({MAX_FREE_LINES}, {means} and on (uuid) ({GPUS_OF_ANY_RUN})"
+        " and on (uuid) last_over_time(gpu_up{@cluster}[2m] @ end()) == 1"
+        f" unless on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END}))"
+    )
     lines = (
-        f'label_replace({of_used_gpus(expression)} and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
+        f'label_replace(({expression}) and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
+        f' or on (instance, gpu) label_replace(({expression}) and on (instance, gpu) {free_gpus}, "note", "{FREE_NOTE}", "", "")'
         f" or on (instance, gpu) {_extreme_gpus(expression, lowest=quantity.is_low_bad)}"
     )
     panel = time_series(
         title,
         Query(lines, f"{LEGEND}{{{{note}}}}"),
-        Query(f"quantile(0.5, {of_used_gpus(expression)})", "median", BLUE, reference=True),
+        Query(f"quantile(0.5, {_of_gpus_in_use(expression)})", "median", BLUE, reference=True),
         *references,
         unit=unit,
         maximum=maximum,
         minimum=minimum,
         color=fixed_color(GREY),
-        overrides=[_NO_LEGEND_OF_GPUS, _OUTLIER_OVERRIDE],
+        overrides=[_NO_LEGEND_OF_GPUS, _FREE_OVERRIDE, _OUTLIER_OVERRIDE],
         w=w,
         links=links,
     )
@@ -121,10 +167,10 @@ def _gpu_plot(
 
 
 def _extreme_gpus(expression: str, *, lowest: bool) -> str:
-    """Return PromQL for the GPUs with the `MAX_LINES` largest means over the time range, or with the smallest if *lowest* is true."""
+    """Return PromQL for the `MAX_LINES` GPUs in use with the largest means over the time range, or with the smallest if *lowest* is true."""
     mean = f"avg_over_time(({expression})[$__range:$__interval] @ end())"
     select = "bottomk" if lowest else "topk"
-    return f"({of_used_gpus(expression)} and on (instance, gpu) {select}({MAX_LINES}, {of_used_gpus(mean)}))"
+    return f"(({expression}) and on (instance, gpu) {select}({MAX_LINES}, {_of_gpus_in_use(mean)}))"
 
 
 def utilization_panels() -> tuple[Panel, ...]:
@@ -159,7 +205,7 @@ def memory_panels() -> tuple[Panel, ...]:
             "GPU memory by rank",
             instant_query(
                 "topk(20, sum by (run, rank, gpu, instance) (training_process_gpu_memory_bytes{@node_run}))",
-                "rank {{rank}} of {{run}}, GPU {{gpu}}",
+                "rank {{rank}} of {{run}}, {{instance}} GPU {{gpu}}",
             ),
             unit="bytes",
             w=7,
@@ -169,7 +215,23 @@ def memory_panels() -> tuple[Panel, ...]:
 
 def power_panels() -> tuple[Panel, ...]:
     """Return the panels about power, temperature, clocks and throttling."""
-    clock_limits = 'rate(gpu_clocks_event_seconds_total{@gpu, reason!="low_utilization"}[$__rate_interval])'
+
+    def gpus_by_reason(title: str, reasons: str) -> Panel:
+        """Return the plot of the mean number of GPUs below full clock for the reasons that a matcher selects."""
+        limited = f"rate(gpu_clocks_event_seconds_total{{@gpu, reason{reasons}}}[$__rate_interval])"
+        return time_series(
+            title,
+            Query(
+                f"sum by (reason) ({of_used_gpus(limited)}) unless on () {_TOO_FEW_NODES}",
+                "{{reason}}",
+            ),
+            unit="suffix: GPUs",
+            decimals=1,
+            maximum=1,
+            overrides=fixed_colors_by_name(THROTTLE_REASON_COLORS),
+            w=8,
+        )
+
     return (
         _gpu_plot(
             "Power of each GPU",
@@ -191,13 +253,7 @@ def power_panels() -> tuple[Panel, ...]:
             unit="hertz",
             w=8,
         ),
-        time_series(
-            "GPUs below full clock, by reason",
-            Query(f"sum by (reason) ({of_used_gpus(clock_limits)})", "{{reason}}"),
-            unit="suffix: GPUs",
-            decimals=1,
-            overrides=fixed_colors_by_name(THROTTLE_REASON_COLORS),
-        ),
+        gpus_by_reason("GPUs slowed by heat or the power brake, by reason", f'=~"{HARMFUL_REASONS}"'),
         _gpu_plot(
             "Throttling of each GPU",
             GpuQuantity(
@@ -206,8 +262,11 @@ def power_panels() -> tuple[Panel, ...]:
                 distance="0.05",
             ),
             unit="percentunit",
-            w=12,
+            w=8,
             links=(RANKS_LINK,),
+        ),
+        gpus_by_reason(
+            "GPUs at another limit of the clock, by reason", f'!~"{HARMFUL_REASONS}|low_utilization"'
         ),
     )
 

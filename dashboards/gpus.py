@@ -23,6 +23,7 @@ from dashboards.gpu_problem_table import (
     worst_problems,
 )
 from dashboards.gpu_problems import (
+    EXPORTER_IS_UP,
     IMPACT_COLORS,
     IMPACT_NAMES,
     LAST_RANK_BY_GPU,
@@ -104,7 +105,10 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     exporters = "min by (instance) (up{@gpu_target})"
-    throttled = f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}})"
+    # The recorded share remains for minutes after the last sample of a GPU.
+    throttled = (
+        f"(max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) and on (instance) {EXPORTER_IS_UP})"
+    )
     seen_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range])))"
     seen_gpus_of_nodes = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu_node}[$__range])))"
     gpus_up = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({seen_gpus}))"
@@ -148,7 +152,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ],
             w=5,
         ),
-        _loss_of_runs_with_a_problem(),
+        _loss_of_listed_runs_panel(),
         stat(
             "SM active",
             instant_query(_mean_sm_activity(), "{{gpus}}"),
@@ -205,11 +209,12 @@ def _mean_sm_activity() -> str:
     )
 
 
-def _loss_of_runs_with_a_problem() -> Panel:
+def _loss_of_listed_runs_panel() -> Panel:
     """Return the panel with the loss and the cost of the runs in the table of problems, and the number of unknown runs.
 
     The loss and the cost are 0 if no live run has a problem and the exporters of all selected nodes are up. They are absent if a GPU
     with a problem may belong to a run that is not known, because the ranks on the node report neither their GPU nor their local rank.
+    A run is unknown if it had a process on a node whose exporter is down, or if its ranks may hold such a GPU.
     """
     problems = worst_problems()
     live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
@@ -218,9 +223,10 @@ def _loss_of_runs_with_a_problem() -> Panel:
         f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
         f" unless on () ({live_runs_with_a_problem} or on () {NODES_WITH_EXPORTER_DOWN})"
     )
+    ranks_without_gpu = 'training_rank_info{@cluster, uuid="", local_rank=""}'
     problems_without_known_run = (
         f"({problems} and on (gpu) gpu_up{{@gpu_any_run}} unless on (instance, gpu) {LAST_RANK_BY_GPU}"
-        ' and on (instance) training_rank_info{@cluster, uuid="", local_rank=""})'
+        f" and on (instance) {ranks_without_gpu})"
     )
 
     def of_known_runs(expression: str) -> str:
@@ -231,11 +237,12 @@ def _loss_of_runs_with_a_problem() -> Panel:
         )
 
     unknown_runs = (
-        f"group by (run) ({RUNS_ON_NODES} and on (instance) {NODES_WITH_EXPORTER_DOWN})"
+        f"group by (run) ({RUNS_ON_NODES} and on (instance) {NODES_WITH_EXPORTER_DOWN}"
+        f" or {ranks_without_gpu} and on (instance) {problems_without_known_run})"
         ' unless on (run) last_over_time(training_run_state{@cluster, state=~"stopped|finished|failed|lost"}[$__range]) == 1'
     )
     return stat(
-        "Loss of these runs, 5 min",
+        "Loss of the runs listed below",
         instant_query(of_known_runs(CLUSTER_LOST_COST_PER_HOUR), "{{currency}}/h lost"),
         instant_query(of_known_runs(CLUSTER_COST_PER_HOUR), "{{currency}}/h cost"),
         instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", "runs unknown"),
@@ -259,14 +266,19 @@ def _loss_of_runs_with_a_problem() -> Panel:
 def _failures() -> str:
     """Return PromQL for the state of the exporters, drivers and GPUs that failed in the time range: 1 for up, 0 for down.
 
-    The label `subject` names the row. Of each kind (exporter, driver, GPU), the `MAX_FAILURES` with the most downtime are shown. If no
-    exporter and no GPU failed, a single row represents all of them. A driver counts only on a node with expected GPUs.
+    The label `subject` names the row. Of each kind (exporter, driver, GPU), the `MAX_FAILURES` with the most failed scrapes are shown.
+    A single failed scrape is no failure: a new target often fails its first scrape. If no exporter and no GPU failed, a single row
+    represents all of them. A driver counts only on a node with expected GPUs.
     """
 
+    def failed_scrapes(series: str) -> str:
+        """Return PromQL for the number of scrapes at which each series, which is 1 or 0, was 0, if there are at least two."""
+        return f"count_over_time({series}[$__range] @ end()) - sum_over_time({series}[$__range] @ end()) > 1"
+
     def failed(series: str, labels: str) -> str:
-        """Return PromQL for the `MAX_FAILURES` series with the most downtime, by labels. *series* is 1 while up and 0 while down."""
-        downtime = f"1 - avg by ({labels}) (avg_over_time({series}[$__range] @ end())) > 0"
-        return f"min by ({labels}) ({series}) and on ({labels}) topk({MAX_FAILURES}, {downtime})"
+        """Return PromQL for the `MAX_FAILURES` series with the most failed scrapes, by labels. *series* is 1 while up and 0 while down."""
+        most_failed = f"topk({MAX_FAILURES}, max by ({labels}) ({failed_scrapes(series)}))"
+        return f"min by ({labels}) ({series}) and on ({labels}) {most_failed}"
 
     has_gpus = "max by (instance) (gpu_devices_expected{@gpu_node}) > 0"
     drivers = f"{failed('gpu_nvml_up{@gpu_node}', 'instance')} and on (instance) {has_gpus}"
@@ -277,6 +289,6 @@ def _failures() -> str:
             f'label_join({failed("gpu_up{@gpu}", "instance, gpu")}, "subject", " GPU ", "instance", "gpu")',
         )
     )
-    downtime = "avg_over_time(up{@gpu_target}[$__range] @ end()) < 1 or avg_over_time(gpu_up{@gpu}[$__range] @ end()) < 1"
-    no_failure = f'label_replace(min(up{{@gpu_target}}), "subject", "all exporters and GPUs", "", "") unless on () ({downtime})'
+    any_failure = f"({failed_scrapes('up{@gpu_target}')} or {failed_scrapes('gpu_up{@gpu}')})"
+    no_failure = f'label_replace(min(up{{@gpu_target}}), "subject", "all exporters and GPUs", "", "") unless on () {any_failure}'
     return f"{failures} or {no_failure}"

@@ -246,7 +246,7 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
     )
 
 
-LOSS_PANEL = "Loss of these runs, 5 min"
+LOSS_PANEL = "Loss of the runs listed below"
 
 
 HOT_GPU = {
@@ -349,6 +349,7 @@ def test_the_loss_of_a_known_run_is_no_total_while_another_gpu_problem_has_an_un
 
     assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {})
     assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {}, query_id="B")
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {"{}": 1}, query_id="C")
 
 
 def test_the_loss_of_the_runs_with_a_problem_is_the_sum_over_the_runs_of_the_table(tmp_path: Path) -> None:
@@ -543,9 +544,70 @@ def test_the_idle_gpu_of_a_run_that_has_ended_is_no_outlier(tmp_path: Path) -> N
         series[f'training_rank_info{{{rank},uuid="G{gpu}"}}'] = "1x60"
         series[f"training_process_up{{{rank}}}"] = "1x50 0x10" if gpu == 2 else "1x60"
     labels = 'instance="n1",job="training"'
-    expected = {f'{{{labels},gpu="{gpu}",uuid="G{gpu}"}}': (80, 80, 0)[gpu] for gpu in range(3)}
+    expected = {
+        f'{{{labels},gpu="0",uuid="G0"}}': 80,
+        f'{{{labels},gpu="1",uuid="G1"}}': 80,
+        f'{{{labels},gpu="2",uuid="G2",note=": no rank"}}': 0,
+    }
 
     assert_panel(tmp_path, "training-gpus", "SM activity", series, expected)
+
+
+def test_the_gpu_of_a_rank_is_no_outlier_of_idle_gpus_while_the_exporter_of_the_rank_is_down(
+    tmp_path: Path,
+) -> None:
+    rank = 'run="a",rank="0",instance="n1"'
+    series = {f'training_rank_info{{{rank},uuid="G2"}}': "1x57 stale"}
+    series[f"training_process_up{{{rank}}}"] = "1x57 stale"
+    for gpu in range(3):
+        series |= gpu_series("up", "1x60", gpu=gpu)
+        series |= gpu_series("temperature_celsius", f"{(30, 30, 60)[gpu]}x60", gpu, ',sensor="gpu"')
+    expected = {'{job="training",sensor="gpu",instance="n1",gpu="2",uuid="G2"}': 60.0}
+
+    assert_panel(tmp_path, "training-gpus", "Temperature of each GPU", series, expected)
+
+
+def test_reasons_of_heat_and_usual_reasons_below_full_clock_are_in_different_panels(tmp_path: Path) -> None:
+    series: dict[str, str] = {}
+    for gpu in range(4):
+        series |= gpu_series("up", "1x60", gpu=gpu)
+        series |= gpu_series("clocks_event_seconds_total", "0+15x60", gpu, ',reason="sw_power_cap"')
+        series |= gpu_series("clocks_event_seconds_total", "0+15x60", gpu, ',reason="low_utilization"')
+    series |= gpu_series("clocks_event_seconds_total", "0+15x60", 3, ',reason="hw_thermal"')
+
+    for panel, expected in (
+        ("GPUs slowed by heat or the power brake, by reason", {'{reason="hw_thermal"}': 1}),
+        ("GPUs at another limit of the clock, by reason", {'{reason="sw_power_cap"}': 4}),
+    ):
+        assert_panel(tmp_path, "training-gpus", panel, series, expected)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [(2, {}), (21, {'{reason="thermal"}': 20})],
+    ids=["half of the nodes", "one of many nodes"],
+)
+def test_the_number_of_slowed_gpus_is_a_gap_while_more_than_a_twentieth_of_the_nodes_has_no_sample(
+    tmp_path: Path, nodes: int, expected: dict[str, float]
+) -> None:
+    series: dict[str, str] = {}
+    for node in range(nodes):
+        end = "x59 stale" if node == 0 else "x61"
+        labels = f'instance="n{node}",gpu="0",uuid="G{node}",job="training"'
+        series[f"gpu_up{{{labels}}}"] = f"1{end}"
+        series[f'gpu_clocks_event_seconds_total{{{labels},reason="thermal"}}'] = f"0+15{end}"
+    panel = "GPUs slowed by heat or the power brake, by reason"
+
+    assert_panel(tmp_path, "training-gpus", panel, series, expected, minutes=15.5)
+
+
+def test_no_gpu_is_throttled_or_not_while_its_exporter_is_down(tmp_path: Path) -> None:
+    throttled = gpu_name("clocks_event_seconds_total", labels=',reason="thermal"')
+    series = HOT_GPU | {throttled: "0+9x58 stale", gpu_name("up"): "1x58 stale"}
+    series |= {'up{job="training",instance="n1"}': "1x58 0x2"}
+
+    for query_id in "AB":
+        assert_panel(tmp_path, "training-gpus", "Throttling", series, {}, query_id=query_id)
 
 
 def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
@@ -599,9 +661,10 @@ def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path)
     ("exporter", "expected"),
     [
         ("1x60", {'{subject="all exporters and GPUs"}': 1.0}),
+        ("0 1x60", {'{subject="all exporters and GPUs"}': 1.0}),
         ("1x20 0x4 1x36", {'{instance="n1",subject="n1 exporter"}': 1.0}),
     ],
-    ids=["no failure", "one failure, now over"],
+    ids=["no failure", "first scrape failed", "one failure, now over"],
 )
 def test_the_timeline_is_red_only_during_a_failure(
     tmp_path: Path, exporter: str, expected: dict[str, float]

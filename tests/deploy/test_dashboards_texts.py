@@ -50,6 +50,7 @@ def minutes(seconds: float) -> str:
             f"at most {WORDS[gpus.MAX_FAILURES]} exporters",
         ),
         ("training-gpus", "NVLink traffic", f"the {WORDS[gpu_load.MAX_LINES]} GPUs"),
+        ("training-gpus", "SM activity", f"at its end, at most {WORDS[gpu_load.MAX_FREE_LINES]}"),
         (
             "training-node",
             "Ranks on this node, rates over 5 min",
