@@ -59,13 +59,15 @@ def _ideal_step_seconds(run_matchers: str) -> str:
 
 
 def _joules_per_token(run_matchers: str) -> str:
+    """Return PromQL for the energy of a run per training token. The energy includes other work, such as validations and saves."""
     return (
         f"sum by (run) (increase(training_energy_joules_total{{{run_matchers}}}[$__range]))"
         f' / sum by (run) (increase(training_tokens_total{{{run_matchers}, mode="train"}}[$__range]))'
     )
 
 
-def _loss(run_matchers: str) -> str:
+def _training_loss(run_matchers: str) -> str:
+    """Return PromQL for the last finite loss of a training step."""
     return f'max by (run) (training_loss{{{run_matchers}, mode="train"}})'
 
 
@@ -74,11 +76,11 @@ STEP_NUMBER = "max by (run) (training_step{@compared_run})"
 LAST_STEP_NUMBER = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
 """PromQL for the last step of each compared run in the time range."""
 ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP_NUMBER}))) - 1))"
-"""PromQL for the power of ten of which the distance between two rows is a multiple."""
+"""PromQL for the power of ten of the first digit of a tenth of the largest step number, such as 1,000 for 27,500 steps."""
 ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
-The distance is a tenth of the largest step number, rounded up to one significant digit.
+The distance is a tenth of the largest step number, rounded up to one significant digit, such as 3,000 for 27,500 steps.
 """
 BASELINE_MATCHERS = 'cluster=~"$cluster", run="$baseline"'
 """Matchers of the baseline."""
@@ -92,7 +94,8 @@ def _comparison_columns(
     """Return a column with a value of each run, and a column with its relative difference from the baseline.
 
     Args:
-        build_query: Function that returns the PromQL of the value for the matchers or the selector of the runs.
+        build_query: Function that returns the PromQL of the value. Its argument is the text between the braces of a selector, such as
+            `@compared_run` or `BASELINE_MATCHERS`.
         title: Heading of the value column.
         unit: Grafana's identifier of the unit.
         decimals: Number of decimals of the value.
@@ -143,7 +146,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column(LAST_STEP_NUMBER, "Last step", unit="locale", width=100),
             Column(
-                _at_last_common_step(_loss("@compared_run")),
+                _at_last_common_step(_training_loss("@compared_run")),
                 "Same-step loss",
                 width=100,
                 decimals=3,
@@ -182,7 +185,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             "Loss by step",
             # The label `step` is the step number, rounded down to a row: `count_values` turns a value into a label.
             table_query(
-                f"avg_over_time(({_loss('@compared_run')} * on (run) group_left (step)"
+                f"avg_over_time(({_training_loss('@compared_run')} * on (run) group_left (step)"
                 f' count_values by (run) ("step", floor({STEP_NUMBER} / {ROW_DISTANCE}) * {ROW_DISTANCE}))[$__range:$__interval])'
             ),
             column_label="run",
@@ -195,8 +198,8 @@ def comparison_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Loss by time",
-            Query(_loss(OTHER_RUNS_MATCHERS), "{{run}}"),
-            Query(_loss(BASELINE_MATCHERS), "{{run}} (baseline)"),
+            Query(_training_loss(OTHER_RUNS_MATCHERS), "{{run}}"),
+            Query(_training_loss(BASELINE_MATCHERS), "{{run}} (baseline)"),
             unit="none",
             minimum=None,
             color=HASHED_COLOR,

@@ -13,18 +13,19 @@ LIMIT_SECONDS = 60.0
 """Minimum limit of a wait."""
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     """Call a condition until its result is true, and return the result. Fail the test at the limit.
 
     Args:
         condition: Called at once, and then at intervals that grow from 20 to 250 ms, so that a long wait leaves the cores to
             the other tests.
-        seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`. The default is 240 s, which is the timeout of a test.
+        seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`. The default limit of 120 s is half of the shortest timeout of
+            a test, so that a failed wait is reported as such, and not as a timeout.
     """
     start_time = time.monotonic()
     limit_seconds = max(PATIENCE * seconds, LIMIT_SECONDS)
     while not (result := condition()):
         waited_seconds = time.monotonic() - start_time
-        assert waited_seconds < limit_seconds, "the condition did not become true"
+        assert waited_seconds < limit_seconds, f"the condition did not become true within {limit_seconds:.0f} s"
         time.sleep(min(max(0.02, waited_seconds / 8), 0.25))
     return result

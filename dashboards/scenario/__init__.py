@@ -39,6 +39,7 @@ class Timeline:
     pause_range: tuple[float, float] = (0.22, 0.29)  # the data loader delivers no batch
     straggler_start: float = 0.45  # until the crash, a GPU overheats and the rank on the GPU is slow
     nan_start: float = 0.38  # the first NaN gradient
+    memory_errors_start: float = 0.38  # a GPU without a rank has memory errors
     lost_range: tuple[float, float] = (0.5, 0.66)  # a GPU without a rank is lost
     exporter_down_range: tuple[float, float] = (0.34, 0.46)  # the exporter of node-3 is down
     crash_start: float = 0.7  # a rank is killed

@@ -16,7 +16,10 @@ HOT_GPU, MEMORY_ERROR_GPU, LOST_GPU = 1, 5, 6
 """Index of the straggler's GPU, of the GPU with memory errors, and of the lost GPU."""
 
 GPUS_PER_NODE = 8
+USED_MEMORY_BYTES = 71_400_000_000
+"""Used memory of each GPU. Constant, for simplicity; a job would free its memory at the crash."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
+"""Load of a GPU as a fraction: while the run trains, waits for data, and does not exist."""
 STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
 
 
@@ -34,8 +37,7 @@ def h100_machine(
     machine: dict[str, Any] = yaml.safe_load((MACHINE_DIRECTORY / "h100.yaml").read_text(encoding="utf-8"))
     machine["description"] = "Eight H100 of the dashboards' scenario."
     model = machine["models"].pop("h100")
-    # The used memory is constant, for simplicity; a job would free its memory at the crash.
-    model["values"]["memory_used"] = 71_400_000_000
+    model["values"]["memory_used"] = USED_MEMORY_BYTES
     machine["gpus"] = []
     for index in range(GPUS_PER_NODE):
         model_name = f"h100-{index}"
@@ -82,7 +84,7 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
     """Return the timeline of the GPU faults in the notation of the replay."""
     straggler_start = _duration(timeline.to_seconds(timeline.straggler_start))
     crash_start = _duration(timeline.to_seconds(timeline.crash_start))
-    memory_fault_start = _duration(timeline.to_seconds(timeline.nan_start))
+    memory_errors_start = _duration(timeline.to_seconds(timeline.memory_errors_start))
     lost_start, lost_end = (_duration(timeline.to_seconds(fraction)) for fraction in timeline.lost_range)
     return [
         {
@@ -90,17 +92,17 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
             "until": crash_start,
             "gpus": [HOT_GPU],
             "set": {
-                "clock_sm": {"idle": 345, "busy": 1290},
-                "temperature": {"idle": 62, "busy": 89},
+                "clock_sm": {"idle": 345, "busy": 1290},  # MHz
+                "temperature": {"idle": 62, "busy": 89},  # °C, like the next two
                 "memory_temperature": {"idle": 70, "busy": 97},
                 "temperature_margin": {"idle": 12, "busy": 0},
-                "power": {"idle": 71_000, "busy": 468_000},
+                "power": {"idle": 71_000, "busy": 468_000},  # mW
                 # Nanoseconds per second: the GPU is throttled for 60 % of the time.
                 "throttle_hw_thermal": {"idle": 600_000_000, "busy": 600_000_000, "counter_from": 0},
             },
         },
         {
-            "at": memory_fault_start,
+            "at": memory_errors_start,
             "gpus": [MEMORY_ERROR_GPU],
             "xid": [63],  # a row remapping is recorded
             "set": {"ecc_corrected_dram": 4, "remapping_pending": 1},

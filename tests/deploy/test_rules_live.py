@@ -126,9 +126,9 @@ def can_be_absent(rule: Rule) -> bool:
 
 
 def missing_after_waiting(missing_names: Callable[[], list[str]]) -> list[str]:
-    """Return the names that are still missing after 240 s, in which every rate and recording rule has a result."""
+    """Wait until no name is missing, or for four minutes. Return the names that are missing then."""
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: not missing_names())
+        wait_until(lambda: not missing_names(), 60)
     return missing_names()
 
 

@@ -6,6 +6,7 @@ The sum over the phases is the energy since the job reports training. So is the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,28 +26,31 @@ from exporter.ledger.state.codec import to_line
 
 
 def account(
+    *,
+    session: str = "s",
     productive_seconds: float = 0.0,
     lost_seconds: float = 0.0,
     hung_seconds: float = 0.0,
     uncommitted_seconds: float = 0.0,
-    session: str = "s",
+    is_validation_productive: bool = False,
 ) -> WorkAccount:
     return WorkAccount(
         session,
-        productive_seconds,
-        lost_seconds,
-        hung_seconds,
-        uncommitted_seconds,
-        is_validation_productive=False,
+        productive_seconds=productive_seconds,
+        lost_seconds=lost_seconds,
+        hung_seconds=hung_seconds,
+        uncommitted_seconds=uncommitted_seconds,
+        is_validation_productive=is_validation_productive,
     )
 
 
-class Run:
-    """Energy of a run.
+class SimulatedRun:
+    """Run whose energy and outcomes are set by the test, without a ledger that reads a feed.
 
     Attributes:
-        phases: Seconds of the process by phase.
-        divided_joules: Energy that `divide` has added, which is the energy since the run reports training.
+        energy: The tested record of the energy of the run.
+        phases: Total seconds of the only process by phase.
+        divided_joules: Total energy added by `divide`, which is the energy since the run reports training.
     """
 
     def __init__(self) -> None:
@@ -55,6 +59,7 @@ class Run:
         self.divided_joules = 0.0
 
     def divide(self, joules: float, spent_seconds: Mapping[str, float]) -> None:
+        """Add energy of the GPU, and divide it among the phases in which the process has spent these seconds."""
         for phase, seconds in spent_seconds.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
         self.energy.start_division([ProcessWork("r", 0, "p", dict(self.phases), "GPU-a")])
@@ -91,8 +96,8 @@ class Run:
 
 
 def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
-    run = Run()
-    run.energy.apply_outcomes(account())
+    run = SimulatedRun()
+    run.energy.apply_outcomes(account())  # later accounts are compared with the first
     run.divide(1000.0, {"forward": 10.0})
     run.energy.apply_outcomes(account(uncommitted_seconds=10.0))
     initial_joules = run.productive_joules()
@@ -106,7 +111,7 @@ def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
 
 
 def test_energy_before_the_job_reports_training_is_in_no_phase() -> None:
-    run = Run()
+    run = SimulatedRun()
     run.energy.add_energy(gpu_reading(1.0, 0.0), "exclusive", 500.0, 10.0, EnergyOptions())
     run.divide(1000.0, {"forward": 10.0})
 
@@ -116,12 +121,28 @@ def test_energy_before_the_job_reports_training_is_in_no_phase() -> None:
 
 
 def test_pending_work_is_lost_when_another_session_starts() -> None:
-    run = Run()
+    run = SimulatedRun()
     run.energy.apply_outcomes(account())
     run.divide(1000.0, {"forward": 10.0})
-    run.energy.apply_outcomes(account(1e6, 1e6, 0.0, 1.0, session="another"))
+    # The seconds of the first account of a session are older than the measured energy.
+    older_seconds = 1e6
+    run.energy.apply_outcomes(
+        account(
+            session="another",
+            productive_seconds=older_seconds,
+            lost_seconds=older_seconds,
+            uncommitted_seconds=1.0,
+        )
+    )
     run.divide(100.0, {"forward": 10.0})
-    run.energy.apply_outcomes(account(1e6 + 9.0, 1e6, 0.0, 1.0, session="another"))
+    run.energy.apply_outcomes(
+        account(
+            session="another",
+            productive_seconds=older_seconds + 9.0,
+            lost_seconds=older_seconds,
+            uncommitted_seconds=1.0,
+        )
+    )
 
     assert run.wasted_joules() == {"lost_progress": 1000}
     assert run.productive_joules() == 90
@@ -129,15 +150,15 @@ def test_pending_work_is_lost_when_another_session_starts() -> None:
 
 
 def test_validation_is_productive_if_configured() -> None:
-    run = Run()
-    run.energy.apply_outcomes(WorkAccount("s", 0.0, 0.0, 0.0, 0.0, is_validation_productive=True))
+    run = SimulatedRun()
+    run.energy.apply_outcomes(account(is_validation_productive=True))
     run.divide(100.0, {"validation": 10.0})
 
     assert run.productive_joules() == 100
 
 
 def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at_zero() -> None:
-    run = Run()
+    run = SimulatedRun()
     run.energy.start_division([ProcessWork("r", 0, "p", {"init": 1.0}, "GPU-a")])
     run.energy.apply_outcomes(account(productive_seconds=1.0))
     run.energy.apply_outcomes(account(productive_seconds=2.0, lost_seconds=1.0, uncommitted_seconds=1.0))
@@ -149,30 +170,58 @@ def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at
     assert wasted_series == {(cause,) for cause in BADPUT_CAUSES}
 
 
+@dataclass
+class Interval:
+    """Energy and work of a run between two accounts, and whether the exporter restarts at the end."""
+
+    joules: float
+    spent_seconds: dict[str, float]  # by phase
+    productive_seconds: float
+    lost_seconds: float
+    hung_seconds: float
+    uncommitted_seconds: float
+    is_exporter_restarted: bool
+
+
 amounts = st.floats(0, 1e6)
-phase_seconds = st.dictionaries(
-    st.sampled_from(["forward", "data_loading", "other", "init"]), amounts, max_size=3
+intervals = st.builds(
+    Interval,
+    joules=amounts,
+    spent_seconds=st.dictionaries(
+        st.sampled_from(["forward", "data_loading", "other", "init"]), amounts, max_size=3
+    ),
+    productive_seconds=amounts,
+    lost_seconds=amounts,
+    hung_seconds=amounts,
+    uncommitted_seconds=amounts,
+    is_exporter_restarted=st.booleans(),
 )
-divisions = st.tuples(amounts, phase_seconds, st.tuples(amounts, amounts, amounts, amounts), st.booleans())
 
 
-@given(st.lists(divisions, max_size=8))
-def test_both_sums_equal_the_energy_of_a_run_that_reports_training(
-    steps: list[tuple[float, dict[str, float], tuple[float, float, float, float], bool]],
-) -> None:
-    run = Run()
-    totals = (0.0, 0.0, 0.0)
-    for joules, spent_seconds, (productive, lost, hung, uncommitted), is_restarted in steps:
-        run.divide(joules, spent_seconds)
-        totals = (totals[0] + productive, totals[1] + lost, totals[2] + hung)
-        run.energy.apply_outcomes(account(*totals, uncommitted))
-        if is_restarted:
+@given(st.lists(intervals, max_size=8))
+def test_both_sums_equal_the_energy_of_a_run_that_reports_training(history: list[Interval]) -> None:
+    run = SimulatedRun()
+    productive_seconds = lost_seconds = hung_seconds = 0.0
+    for interval in history:
+        run.divide(interval.joules, interval.spent_seconds)
+        productive_seconds += interval.productive_seconds
+        lost_seconds += interval.lost_seconds
+        hung_seconds += interval.hung_seconds
+        run.energy.apply_outcomes(
+            account(
+                productive_seconds=productive_seconds,
+                lost_seconds=lost_seconds,
+                hung_seconds=hung_seconds,
+                uncommitted_seconds=interval.uncommitted_seconds,
+            )
+        )
+        if interval.is_exporter_restarted:
             run.restart_exporter()
         run.check()
 
 
-class Machine(SidecarNode):
-    """GPU held by a single job, with the ledger and the collector that attributes energy."""
+class SingleGpuNode(SidecarNode):
+    """Node with one GPU, which a simulated job holds, and with a sidecar."""
 
     def __init__(self, directory: Path, *, rank: int = 0) -> None:
         super().__init__(directory)
@@ -187,7 +236,10 @@ class Machine(SidecarNode):
         return (gpu_reading(self.joules, self.clock.monotonic),)
 
     def advance_and_collect(self, watts: float = 100.0) -> Page:
-        """Advance the clock to the time of the job, and run a pass of the ledger and of the energy collector."""
+        """Advance the clock to the time of the job, and run a pass of the ledger and of the energy collector.
+
+        The first pass only stores the reading of the GPU: the energy since the start of the job is not attributed.
+        """
         start_seconds = self.clock.monotonic
         self.monitored_job.write()
         self.joules += watts * (self.clock.monotonic - start_seconds)
@@ -203,17 +255,17 @@ def wasted_joules(page: Page) -> dict[str, float]:
 
 
 def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    job = machine.job
+    node = SingleGpuNode(tmp_path)
+    job = node.job
     job.spend("init", 10.0)
-    machine.advance_and_collect()
+    node.advance_and_collect()
     job.start_loop(0)
     job.spend("init", 10.0)
-    machine.advance_and_collect()
+    node.advance_and_collect()
     job.train(20, data_seconds=0.25)
-    machine.advance_and_collect()
+    node.advance_and_collect()
     job.save(5.0)
-    page = machine.advance_and_collect()
+    page = node.advance_and_collect()
     work_joules = training_value(
         page, "phase_energy_joules_total", phase="iteration", component="gpu", method="time_share"
     )
@@ -226,35 +278,35 @@ def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> N
 
 
 def test_a_node_without_rank_0_attributes_its_energy(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, rank=5)
-    machine.job.spend("init", 10.0)
-    machine.job.start_loop(0)
-    machine.advance_and_collect()
-    machine.job.train(10)
-    machine.advance_and_collect()
-    machine.job.save(1.0)
+    node = SingleGpuNode(tmp_path, rank=5)
+    node.job.spend("init", 10.0)
+    node.job.start_loop(0)
+    node.advance_and_collect()
+    node.job.train(10)
+    node.advance_and_collect()
+    node.job.save(1.0)
 
-    assert training_value(machine.advance_and_collect(), "productive_energy_joules_total") == 1000
-    assert "training_productive_seconds_total" not in machine.sidecar.collect().families
+    assert training_value(node.advance_and_collect(), "productive_energy_joules_total") == 1000
+    assert "training_productive_seconds_total" not in node.sidecar.collect().families
 
 
 def test_pending_energy_is_decided_by_the_next_run_of_the_session(
     tmp_path: Path,
 ) -> None:
     # A scheduler restarts the training under a new run name.
-    machine = Machine(tmp_path)
-    machine.job.facts["session_tag"] = "s"
-    machine.job.start_loop(0)
-    machine.advance_and_collect()
-    machine.job.train(10)
-    machine.advance_and_collect()
-    machine.monitored_job.die()
-    machine.run = "r2"
+    node = SingleGpuNode(tmp_path)
+    node.job.facts["session_tag"] = "s"
+    node.job.start_loop(0)
+    node.advance_and_collect()
+    node.job.train(10)
+    node.advance_and_collect()
+    node.monitored_job.die()
+    node.run = "r2"
     restarted_job = SimulatedJob(facts={"session_tag": "s"})
     restarted_job.start_loop(4)
-    machine.monitored_job = MonitoredJob(machine.sidecar, restarted_job, run="r2", pid=7)
-    machine.advance_and_collect(watts=0.0)
-    page = machine.advance_and_collect(watts=0.0)
+    node.monitored_job = MonitoredJob(node.sidecar, restarted_job, run="r2", pid=7)
+    node.advance_and_collect(watts=0.0)
+    page = node.advance_and_collect(watts=0.0)
 
     assert wasted_joules(page) == {"lost_progress": 600}
     assert training_value(page, "productive_energy_joules_total") == 400
