@@ -26,6 +26,8 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     limit_seconds = max(PATIENCE * seconds, LIMIT_SECONDS)
     while not (result := condition()):
         waited_seconds = time.monotonic() - start_time
-        assert waited_seconds < limit_seconds, f"the condition did not become true within {limit_seconds:.0f} s"
+        assert waited_seconds < limit_seconds, (
+            f"the condition did not become true within {limit_seconds:.0f} s"
+        )
         time.sleep(min(max(0.02, waited_seconds / 8), 0.25))
     return result

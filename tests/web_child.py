@@ -2,22 +2,25 @@
 
 The only argument is a JSON object with options. The program first writes a JSON line with the addresses of the
 server. The program then reads commands, one per line, from standard input, and replies to each command with a JSON
-line of statistics, which are the server's own samples, and the resources of the process:
+line of the samples that the server exports about itself, and the resources of the process:
 
-- `statistics` changes nothing.
+- `measure` changes nothing.
 - `slow SECONDS` delays each rendering.
 - `hang` blocks rendering until `release`.
 - `finish` blocks rendering until half a second after SIGTERM.
 - `release` ends the blocking.
+- `exhaust` opens descriptors until none is free.
 
 SIGTERM stops the server and ends the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
+import os
 import resource
 import signal
 import sys
@@ -96,6 +99,7 @@ def main() -> None:
     # interrupts the read ten times a second, so that the handler runs soon.
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    statm = os.open("/proc/self/statm", os.O_RDONLY)  # stays open, because a test may use all descriptors
     server.start()
     print(json.dumps({"urls": server.urls}), flush=True)
     try:
@@ -108,14 +112,18 @@ def main() -> None:
                 page.render_delay_seconds = float(arguments[0])
             elif command == "release":
                 page.rendering_allowed.set()
-            resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-            statistics = sample_values(server) | {
+            elif command == "exhaust":
+                with contextlib.suppress(OSError):
+                    while True:
+                        os.dup(statm)
+            resident_pages = int(os.pread(statm, 200, 0).split()[1])
+            measured = sample_values(server) | {
                 "renders": page.render_count,
                 "cpu_seconds": time.process_time(),
                 "resident_bytes": resident_pages * resource.getpagesize(),
                 "threads": threading.active_count(),
             }
-            print(json.dumps(statistics), flush=True)
+            print(json.dumps(measured), flush=True)
     finally:
         server.stop()
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -47,7 +47,7 @@ def port_of(server: Server) -> int:
 
 
 class ServerProcess:
-    """Server of a page of synthetic series, in a child process. *options* are the JSON options of `web_child.py`."""
+    """Web server in a child process, whose `/metrics` has synthetic series. *options* are the JSON options of `web_child.py`."""
 
     def __init__(self, **options: Any) -> None:
         self._process = subprocess.Popen(
@@ -76,12 +76,12 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def statistics(self) -> dict[str, Any]:
-        """Return the statistics of the server process."""
-        return self.send_command("statistics")
+    def measure(self) -> dict[str, Any]:
+        """Return the samples that the server exports about itself, and the resources of the server process."""
+        return self.send_command("measure")
 
     def send_command(self, line: str) -> dict[str, Any]:
-        """Send a command of `web_child.py` and return the statistics of the server process after the command."""
+        """Send a command of `web_child.py`, and return samples and resources as `measure` does, as of after the command."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()

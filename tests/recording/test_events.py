@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from feed_support import new_identity
-from waiting import LIMIT_SECONDS, PATIENCE, wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 import exporter
 from exporter.recording.event_log import MAX_RECENT_EVENTS, EventLog
@@ -126,13 +126,18 @@ def test_rules_disable_events_by_type_and_severity(events: EventLog) -> None:
     assert events.enabled("noise")
 
 
-def test_events_are_checked_within_40_microseconds_each_with_500_rules(events: EventLog) -> None:
+def test_a_check_of_a_type_does_not_take_longer_with_500_rules(events: EventLog) -> None:
+    def checking_seconds() -> float:
+        start_seconds = time.thread_time()
+        assert all(events.enabled("step") for _ in range(10_000))
+        return time.thread_time() - start_seconds
+
+    events.limit("other.*", sample=0.5)
+    seconds_with_a_rule = checking_seconds()
     for index in range(500):
         events.limit(f"x{index}.*", sample=0.5)
-    start_seconds = time.thread_time()
-    assert all(events.enabled("step") for _ in range(10_000))
 
-    assert time.thread_time() - start_seconds < 0.1 * PATIENCE
+    assert checking_seconds() < 10 * seconds_with_a_rule
 
 
 def test_sampling_keeps_every_nth_event_from_the_first_and_counts_the_others(events: EventLog) -> None:

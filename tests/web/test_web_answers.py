@@ -180,10 +180,10 @@ def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
         process.send_command("slow 0.05")
         list(clients.map(lambda _: scrape_repeatedly(process.port, 10), range(64)))
         # The server counts a scrape shortly after the client has received the response.
-        wait_until(lambda: process.statistics()["exporter_scrapes_total"] == 640)
+        wait_until(lambda: process.measure()["exporter_scrapes_total"] == 640)
 
         # A render answers all clients that wait for it: ten renders if all 64 clients always wait, 640 if none is shared.
-        assert process.statistics()["renders"] < 128
+        assert process.measure()["renders"] < 128
 
 
 def test_a_hanging_render_affects_only_its_scrapes() -> None:
@@ -191,7 +191,7 @@ def test_a_hanging_render_affects_only_its_scrapes() -> None:
         process.send_command("hang")
         replies = [send_request(process.port) for _ in range(3)]
         statuses = [send_request(process.port, path).status for path in ("/-/healthy", "/-/ready")]
-        statistics = process.send_command("release")
+        measured = process.send_command("release")
         wait_until(lambda: send_request(process.port).status == 200)
         process.send_command("hang")
         send_request(process.port)
@@ -202,8 +202,8 @@ def test_a_hanging_render_affects_only_its_scrapes() -> None:
     assert replies[0].headers["retry-after"] == "1"
     assert statuses == [200, 200]
     # Later scrapes wait for the hanging render instead of occupying the second worker.
-    assert statistics["renders"] == 1
-    assert statistics["exporter_http_requests_total{/metrics,503}"] == 3
+    assert measured["renders"] == 1
+    assert measured["exporter_http_requests_total{/metrics,503}"] == 3
     assert exit_status == 0
 
 
@@ -240,7 +240,7 @@ def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
             stack.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)) for _ in range(2)
         )
         peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        wait_until(lambda: process.statistics()["exporter_http_connections{running}"] == 1)
+        wait_until(lambda: process.measure()["exporter_http_connections{running}"] == 1)
         process.terminate()
         idle_end = idle.recv(1)
         wait_until(lambda: is_refused(address))

@@ -39,7 +39,7 @@ NOISE_BYTES = 8 << 20
 def test_requests_for_unique_names_do_not_grow_memory() -> None:
     with ServerProcess(series=50, **MEMORY_LIMIT_OPTIONS) as process:
         send_request(process.port)
-        initial_bytes = process.statistics()["resident_bytes"]
+        initial_bytes = process.measure()["resident_bytes"]
         long_name_statuses = set()
         for number in range(400):
             names = "&".join(f"name[]=*{number}x{index}{'[a-z]*' * 20}" for index in range(90))
@@ -47,7 +47,7 @@ def test_requests_for_unique_names_do_not_grow_memory() -> None:
         short_name_statuses = {
             send_request(process.port, f"/metrics?name[]=x{number}*").status for number in range(400)
         }
-        final_bytes = process.statistics()["resident_bytes"]
+        final_bytes = process.measure()["resident_bytes"]
 
     assert long_name_statuses | short_name_statuses == {200}
     assert final_bytes < initial_bytes + NOISE_BYTES
@@ -63,7 +63,7 @@ def test_memory_is_bounded_with_rounds_of_clients_that_do_not_read(tmp_path: Pat
     # A body of 60,000 series has 1.5 MB.
     with ServerProcess(series=60_000, limits=limits, **options, **MEMORY_LIMIT_OPTIONS) as process:
         send_request(process.port, tls_context=context)
-        initial_bytes = process.statistics()["resident_bytes"]
+        initial_bytes = process.measure()["resident_bytes"]
         resident_bytes_with_crowd: list[float] = []
         resident_bytes_by_round: list[float] = []
         for _ in range(3):
@@ -71,9 +71,9 @@ def test_memory_is_bounded_with_rounds_of_clients_that_do_not_read(tmp_path: Pat
                 process.port, 40 if uses_tls else 120, REQUEST, receive_buffer_bytes=4096, tls_context=context
             ):
                 scrape_repeatedly(process.port, 1, tls_context=context)
-                resident_bytes_with_crowd.append(process.statistics()["resident_bytes"])
-            wait_until(lambda: process.statistics()["exporter_http_connections{writing}"] == 0)
-            resident_bytes_by_round.append(process.statistics()["resident_bytes"])
+                resident_bytes_with_crowd.append(process.measure()["resident_bytes"])
+            wait_until(lambda: process.measure()["exporter_http_connections{writing}"] == 0)
+            resident_bytes_by_round.append(process.measure()["resident_bytes"])
 
     assert max(resident_bytes_with_crowd) < initial_bytes + MAX_CROWD_BYTES
     assert resident_bytes_by_round[-1] < max(resident_bytes_with_crowd) + NOISE_BYTES
@@ -92,8 +92,8 @@ def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path
         for _ in range(4):
             with ClientCrowd(process.port, 1000):
                 scrape_repeatedly(process.port, 1, tls_context=authority.client_context())
-            wait_until(lambda: process.statistics()["exporter_http_connections{incomplete}"] == 0)
-            resident_bytes_by_round.append(process.statistics()["resident_bytes"])
+            wait_until(lambda: process.measure()["exporter_http_connections{incomplete}"] == 0)
+            resident_bytes_by_round.append(process.measure()["resident_bytes"])
 
     # On a busy machine, fewer connections overlap in a round, so the baseline is the maximum of the earlier rounds.
     assert resident_bytes_by_round[-1] < max(resident_bytes_by_round[:-1]) + NOISE_BYTES
