@@ -49,13 +49,18 @@ def _health_table() -> Panel:
         dataclasses.replace(column, source=f"({column.source}) {in_table}") if column.is_value else column
         for column in _health_columns()
     ]
-    return table(
+    panel = table(
         "Health of each GPU",
         *columns,
         row_query=f"({GPUS_AND_LAST_RANKS}) {in_table}",
         sort="Worst problem",
         h=8,
     )
+    # GPUs with a run precede free GPUs.
+    panel.body["options"]["sortBy"] += [
+        {"displayName": title, "desc": title == "Run"} for title in ("Run", "Node", "GPU")
+    ]
+    return panel
 
 
 def _health_columns() -> tuple[Column, ...]:

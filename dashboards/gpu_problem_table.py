@@ -149,6 +149,13 @@ def _problem_columns() -> tuple[Column, ...]:
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column(
+            f"count by (instance, gpu) ({gpu_problems} or {node_problems}) - 1 or {no_problem}",
+            "Others",
+            decimals=0,
+            width=75,
+            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
+        ),
+        Column(
             f"{start} * 1000 or {no_problem}",
             "Since",
             unit=CLOCK_TIME,
@@ -165,11 +172,4 @@ def _problem_columns() -> tuple[Column, ...]:
             mappings=value_mappings({NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
         ),
         Column("remedy", "Remedy"),
-        Column(
-            f"count by (instance, gpu) ({gpu_problems} or {node_problems}) - 1 or {no_problem}",
-            "Others",
-            decimals=0,
-            width=75,
-            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
-        ),
     )

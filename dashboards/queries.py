@@ -369,11 +369,11 @@ COST_PER_HOUR_BY_CURRENCY = (
 )
 """PromQL for the cost per hour of all selected runs together, by currency."""
 
-_REPORTING_RANKS_TEMPLATE = (
-    "count by ({by}) (group by (run, rank) (last_over_time(training_process_up{{@run}}[35s])"
-    " and count_over_time(training_process_up{{@run}}[$__rate_interval]) > 1))"
+REPORTING_RANKS = (
+    "group by (run, rank) (last_over_time(training_process_up{@run}[35s])"
+    " and count_over_time(training_process_up{@run}[$__rate_interval]) > 1)"
 )
-"""Template of PromQL for the number of ranks with at least two samples in a rate interval, the fewest for a rate."""
+"""PromQL for the ranks with a current sample and at least two samples in a rate interval, the fewest for a rate, by run and rank."""
 
 
 def blank_if_incomplete(expression: str, by: str = "") -> str:
@@ -386,7 +386,7 @@ def blank_if_incomplete(expression: str, by: str = "") -> str:
         expression: PromQL for the sum.
         by: `run` if the sum is by run; empty for a sum over the single run of the dashboard.
     """
-    rank_count = _REPORTING_RANKS_TEMPLATE.format(by=by)
+    rank_count = f"count by ({by}) ({REPORTING_RANKS})"
     return (
         f"({expression}) and on ({by}) training_process_up{{@run}}"
         f" unless on ({by}) ({rank_count} < max by ({by}) (training_world_size{{@run}}))"

@@ -23,6 +23,7 @@ from dashboards.palette import (
     ORANGE,
     PHASE_COLORS,
     PURPLE,
+    SILVER,
     VERMILION,
     WARNING,
 )
@@ -39,6 +40,7 @@ from dashboards.queries import (
     COMPUTE_SECONDS_BY_RANK_AND_NODE,
     ENDED_NORMALLY,
     GPU_INDEX_BY_RANK,
+    REPORTING_RANKS,
     SAVE_PHASES,
     SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL_BY_STEP_AGE,
@@ -288,8 +290,8 @@ def _rank_table() -> Panel:
 def _aggregate_panels() -> tuple[Panel, ...]:
     """Return the panels about waiting times and phases of all ranks."""
 
-    def ranks_in(phase: str) -> str:
-        """Return PromQL for the mean number of ranks in the phases that a matcher selects.
+    def count_ranks_in(phase: str) -> str:
+        """Return PromQL for the mean number of ranks in the phases that a matcher selects, among the ranks with current samples.
 
         The shares of the phases of a rank add up to 1, although the clocks of a scrape and of a rank differ.
         """
@@ -297,25 +299,29 @@ def _aggregate_panels() -> tuple[Panel, ...]:
         def seconds(matcher: str) -> str:
             return f"sum by (rank) (rate(training_phase_seconds_total{{@run{matcher}}}[$__rate_interval]))"
 
-        return f"sum({seconds(f', {phase}')} / ({seconds('')} > 0))"
+        return f"sum({seconds(f', {phase}')} / ({seconds('')} > 0) and on (rank) {REPORTING_RANKS})"
 
-    work = ranks_in(f'phase=~"{WORK_PHASES}", phase!="grad_sync"')
+    def seconds_by_rank(phase: str) -> str:
+        """Return PromQL for the seconds per second that each rank spends in a phase, by rank."""
+        return (
+            f'max by (rank) (rate(training_phase_seconds_total{{@run, phase="{phase}"}}[$__rate_interval]))'
+        )
+
+    data_seconds, sync_seconds = seconds_by_rank("data_loading"), seconds_by_rank("grad_sync")
+    # The other ranks wait for the rank that waits least. In a run of two ranks, the median of both would be half of the wait.
+    others_sync_seconds = f"({sync_seconds} > on () group_left () min({sync_seconds}))"
+    world_size = "(max(training_world_size{@run}) or max(last_over_time(training_world_size{@run}[1h])))"
+    ranks_without_sample = f"clamp_min({world_size} - count({REPORTING_RANKS}), 0)"
+
+    work = count_ranks_in(f'phase=~"{WORK_PHASES}", phase!="grad_sync"')
     return (
         time_series(
             "Waiting for data and for other ranks",
+            Query(f"max({data_seconds})", "data, worst rank", VERMILION),
+            Query(f"quantile(0.5, {data_seconds})", "data, median rank", ORANGE),
             Query(
-                'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
-                "data, worst rank",
-                VERMILION,
-            ),
-            Query(
-                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
-                "data, median rank",
-                ORANGE,
-            ),
-            Query(
-                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="grad_sync"}[$__rate_interval])))',
-                "other ranks, median rank",
+                f"quantile(0.5, {others_sync_seconds}) or on () min({sync_seconds})",
+                "other ranks, median without the rank that waits least",
                 BLUE,
             ),
             unit="percentunit",
@@ -326,10 +332,11 @@ def _aggregate_panels() -> tuple[Panel, ...]:
             "Ranks by phase",
             Query(f"{work} unless on () {STANDSTILL_BY_STEP_AGE}", "work", BLUE),
             Query(f"{work} and on () {STANDSTILL_BY_STEP_AGE} or 0 * {work}", "work, no step", VERMILION),
-            Query(ranks_in('phase="grad_sync"'), "waiting for other ranks", PHASE_COLORS["grad_sync"]),
-            Query(ranks_in('phase="data_loading"'), "waiting for data", ORANGE),
-            Query(ranks_in(f'phase=~"{SAVE_PHASES}"'), "saving", PURPLE),
-            Query(ranks_in(f'phase!~"{WORK_PHASES}|data_loading|{SAVE_PHASES}"'), "other phases", GREY),
+            Query(count_ranks_in('phase="grad_sync"'), "waiting for other ranks", PHASE_COLORS["grad_sync"]),
+            Query(count_ranks_in('phase="data_loading"'), "waiting for data", ORANGE),
+            Query(count_ranks_in(f'phase=~"{SAVE_PHASES}"'), "saving", PURPLE),
+            Query(count_ranks_in(f'phase!~"{WORK_PHASES}|data_loading|{SAVE_PHASES}"'), "other phases", GREY),
+            Query(ranks_without_sample, "no sample", SILVER),
             unit="none",
             stacked=True,
             legend="means",

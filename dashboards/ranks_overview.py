@@ -66,7 +66,7 @@ def overview_panels() -> tuple[Panel, ...]:
                     "properties": [{"id": "thresholds", "value": bad_from(1)}],
                 }
             ],
-            w=5,
+            w=6,
         ),
         stat(
             "Slowest rank",
@@ -109,12 +109,12 @@ def overview_panels() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Rank that causes the hang",
+            "Cause of the hang",
             instant_query(_hang_query(), "{{cause_text}} {{function}} {{location}} {{instance}}"),
             unit="none",
             text_mode="name",
             thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
-            w=5,
+            w=4,
         ),
         what_is_wrong(w=24, h=5),
         _node_table(),

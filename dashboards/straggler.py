@@ -23,7 +23,7 @@ def lost_time_panel() -> Panel:
     return stat(
         "Lost: slowest rank or no step",
         instant_query(_LOST_SHARE, share_legend),
-        instant_query(_LOST_GPU_HOURS_PER_HOUR, "GPU hours per hour"),
+        instant_query(_LOST_GPU_HOURS_PER_HOUR, "GPU h/h"),
         instant_query(_LOST_COST_PER_HOUR, "{{currency}}/h"),
         unit="none",
         decimals=2,

@@ -1,4 +1,4 @@
-"""Values of *Ranks* while a run makes no step, for synthetic series, evaluated by promtool."""
+"""Values of *Ranks* while a run makes no step, or while samples of ranks are missing, for synthetic series, evaluated by promtool."""
 
 from __future__ import annotations
 
@@ -102,3 +102,47 @@ def test_the_ranks_of_a_node_without_an_exporter_are_unknown_in_the_table(tmp_pa
     assert_panel(tmp_path, "training-ranks", RANK_TABLE, series, rows)
     assert_panel(tmp_path, "training-ranks", RANK_TABLE, series, states, column="State")
     assert_panel(tmp_path, "training-ranks", RANK_TABLE, series, {}, column="Data wait")
+
+
+@pytest.mark.parametrize(("waiting", "percent"), [((0, 15), 100), ((0, 3, 6), 30), ((3, 3), 20)])
+def test_the_wait_for_other_ranks_is_the_median_without_the_rank_that_waits_least(
+    tmp_path: Path, waiting: tuple[int, ...], percent: int
+) -> None:
+    series: dict[str, str] = {}
+    for rank, seconds in enumerate(waiting):
+        series |= run_series(
+            "phase_seconds_total", f"0+{seconds}x60", labels=f',rank="{rank}",phase="grad_sync"'
+        )
+
+    assert_panel(
+        tmp_path,
+        "training-ranks",
+        "Waiting for data and for other ranks",
+        series,
+        {"{}": percent},
+        query_id="C",
+        factor=100,
+    )
+
+
+@pytest.mark.parametrize("silent_node", [1, 2])
+def test_ranks_without_a_sample_are_a_band_of_their_own(tmp_path: Path, silent_node: int) -> None:
+    series: dict[str, str] = {}
+    for node in (1, 2):
+        end = "x40 stale" if node == silent_node else "x60"
+        for rank in (2 * node, 2 * node + 1):
+            series |= run_series("phase_seconds_total", f"0+15{end}", node, f',rank="{rank}",phase="forward"')
+            series |= run_series("process_up", f"1{end}", node, f',rank="{rank}"')
+    series |= run_series("world_size", "4x40 stale" if silent_node == 1 else "4x60")
+
+    for minutes, work, unknown in ((9, 4, 0), (10.75, 2, 2), (12, 2, 2)):
+        for query_id, ranks_in_band in (("A", work), ("G", unknown)):
+            assert_panel(
+                tmp_path,
+                "training-ranks",
+                "Ranks by phase",
+                series,
+                {"{}": ranks_in_band},
+                query_id=query_id,
+                minutes=minutes,
+            )

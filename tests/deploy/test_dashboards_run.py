@@ -175,6 +175,8 @@ def test_the_phases_of_all_ranks_add_up_to_the_number_of_ranks(
         for rank in range(4)
         for phase, values in phases.items()
     }
+    for rank in range(4):
+        series |= run_series("process_up", "1x60", labels=f',rank="{rank}"')
 
     assert_panel(tmp_path, "training-ranks", "Ranks by phase", series, {"{}": ranks}, query_id=query_id)
 
@@ -346,17 +348,13 @@ def test_all_gpus_of_a_hung_run_wait_and_a_lost_gpu_too(
 
 def test_without_a_sample_of_the_run_it_is_unknown_whether_a_rank_hangs(tmp_path: Path) -> None:
     for series, text in ((RANKS, "no rank hangs"), ({}, "unknown: no sample of this run")):
-        assert_panel(
-            tmp_path, "training-ranks", "Rank that causes the hang", series, {f'{{cause_text="{text}"}}': 0}
-        )
+        assert_panel(tmp_path, "training-ranks", "Cause of the hang", series, {f'{{cause_text="{text}"}}': 0})
 
 
 def test_without_a_step_no_table_says_that_no_rank_hangs(tmp_path: Path) -> None:
     text = "no step; no stack has been reported yet"
 
-    assert_panel(
-        tmp_path, "training-ranks", "Rank that causes the hang", HUNG, {f'{{cause_text="{text}"}}': 1}
-    )
+    assert_panel(tmp_path, "training-ranks", "Cause of the hang", HUNG, {f'{{cause_text="{text}"}}': 1})
     assert_panel(tmp_path, "training-ranks", "Where hanging ranks wait", HUNG, {f'{{function="{text}"}}': 0})
 
 
@@ -370,7 +368,7 @@ def test_the_rank_for_which_the_others_wait_is_named_before_the_lines_of_the_ran
     }
     rank = '{cause_text="rank 1:",function="phase forward",phase="forward",instance="n1",rank="1"}'
 
-    assert_panel(tmp_path, "training-ranks", "Rank that causes the hang", series, {rank: 1})
+    assert_panel(tmp_path, "training-ranks", "Cause of the hang", series, {rank: 1})
 
 
 @pytest.mark.parametrize(
@@ -397,7 +395,7 @@ def test_the_state_and_the_rank_of_a_hang_name_its_lost_gpu(tmp_path: Path) -> N
     }
 
     assert_panel(tmp_path, "training-run", "State", series, state)
-    assert_panel(tmp_path, "training-ranks", "Rank that causes the hang", series, odd_rank)
+    assert_panel(tmp_path, "training-ranks", "Cause of the hang", series, odd_rank)
 
 
 def test_the_rank_of_a_lost_gpu_is_selected_before_the_rank_that_causes_a_hang(tmp_path: Path) -> None:

@@ -399,7 +399,7 @@ def test_the_rank_that_causes_a_hang_is_that_of_the_alert(tmp_path: Path) -> Non
 
     assert_values(
         tmp_path,
-        "Rank that causes the hang",
+        "Cause of the hang",
         series,
         {"4m": 1},
         dashboard="training-ranks",
