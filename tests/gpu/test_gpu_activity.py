@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from gpu_support import MIG_MACHINE, replay, small_machine
 
@@ -44,6 +46,24 @@ def test_activity_that_is_no_longer_measured_is_absent(call: str, error: str) ->
 
     assert 0.6 in result.readings("sm_activity_ratio")
     assert result.values(SM_ACTIVITY) == result.values(TRANSMIT_BYTES) == {}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["delay: {nvmlGpmSampleGet: 300ms}", "errors: {nvmlGpmQueryDeviceSupport: MEMORY}"],
+    ids=["slow sample", "support unknown"],
+)
+def test_busy_time_counts_once_while_performance_counters_pause_and_return(fault: str) -> None:
+    faults = [f"at: {start}s, until: {start + 4}s, {fault}" for start in (20, 80)]
+    result = replay(small_machine(*faults, model='gpm: {"1": 50, "20": 100}', count=1), 150)
+    totals = result.readings("busy_seconds")
+    increases = [later - earlier for earlier, later in itertools.pairwise(totals)]
+
+    assert max(increases) <= 1.5  # at most three seconds at half load between two passes that count
+    assert totals[-1] == pytest.approx(75, abs=6)  # each change of the source may lose up to three seconds
+    assert result.values("gpu_pcie_transmit_bytes_total", "0") == {
+        (): pytest.approx(150 * 100 * 2**20, rel=0.03)
+    }
 
 
 def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:

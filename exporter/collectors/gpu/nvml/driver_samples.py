@@ -127,6 +127,10 @@ class DriverSamples:
         self._totals[BUSY] = self._totals.get(BUSY, 0.0) + self._utilization.integral - previous_integral
         readings.set_value(BUSY, None if new_samples is None else self._totals[BUSY])
 
+    def discard_utilization(self) -> None:
+        """Discard the time of the last utilization sample, because the performance counters count the busy time."""
+        self._utilization.newest_microseconds = None
+
     def _read(
         self,
         integral: SampleIntegral,

@@ -77,6 +77,8 @@ class GpmMetrics:
 
     def __init__(self, device: NvmlDevice, query_name: str, call: str, *arguments: int) -> None:
         self.seconds = 0.0  # between the last two samples
+        self.has_pause = False  # True if GPM was unsupported or paused between the last two samples
+        self._is_paused = False  # True if GPM was unsupported or paused since the last sample
         self._device = device
         self._query_name = query_name
         self._call, self._arguments = call, arguments
@@ -108,6 +110,7 @@ class GpmMetrics:
         """
         device = self._device
         if not self.is_supported():
+            self._is_paused = True
             return {}
         if self._sampled_at is not None and device.pass_time - self._sampled_at < MIN_INTERVAL_SECONDS:
             return None
@@ -122,6 +125,7 @@ class GpmMetrics:
             return {}
         self._previous_sample, self._sample = self._sample, self._previous_sample
         previous_at, self._sampled_at = self._sampled_at, device.pass_time
+        self.has_pause, self._is_paused = self._is_paused, False
         if previous_at is None:
             return None
         self.seconds = device.pass_time - previous_at
@@ -194,17 +198,19 @@ class Gpm:
             return  # keep the last readings
         for row in ACTIVITY:
             readings.set_value(row.reading, ratio_of(self._device, values, row), *row.labels)
-        # Without GPM, the utilization samples provide the busy time.
+        # Without GPM, the utilization samples provide the busy time, also the busy time of a pause.
         if BUSY_ROW.metric in values or self.counts_busy_seconds():
-            self._add_rate(readings, BUSY_ROW, ratio_of(self._device, values, BUSY_ROW))
+            busy_ratio = ratio_of(self._device, values, BUSY_ROW)
+            seconds = 0.0 if self._metrics.has_pause else self._metrics.seconds
+            self._add_rate(readings, BUSY_ROW, busy_ratio, seconds)
         for row in (*PCIE, *NVLINK):
             rate = _converted(self._device, values, row, byte_rate) if row in rates else None
-            self._add_rate(readings, row, rate)
+            self._add_rate(readings, row, rate, self._metrics.seconds)
 
-    def _add_rate(self, readings: PassReadings, row: GpmRow, rate: float | None) -> None:
-        """Integrate a rate over the time between the samples. Without a rate, the reading becomes absent."""
+    def _add_rate(self, readings: PassReadings, row: GpmRow, rate: float | None, seconds: float) -> None:
+        """Add the integral of a rate over a time. Without a rate, the reading becomes absent."""
         if rate is not None:
-            self._totals[row.reading] = self._totals.get(row.reading, 0.0) + rate * self._metrics.seconds
+            self._totals[row.reading] = self._totals.get(row.reading, 0.0) + rate * seconds
         readings.set_value(row.reading, None if rate is None else self._totals[row.reading])
 
 

@@ -92,7 +92,9 @@ class AttachedGpu:
         self._gpm.read(readings, nvlink=self._links.has_links and not self._links.has_traffic_counters)
         if Tier.FREQUENT in due_tiers:
             queries.read(device, self._queries_by_tier[Tier.FREQUENT], readings)
-            if not self._gpm.counts_busy_seconds():
+            if self._gpm.counts_busy_seconds():
+                self._samples.discard_utilization()
+            else:
                 self._samples.read_utilization(wall=wall, readings=readings)
             if self._options.gpm:
                 self.mig.sample()
