@@ -176,7 +176,7 @@ def _writer_finding(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
     process, recording, age = entry.snapshot.process, entry.snapshot.recording, entry.age_seconds
     rank = "no rank" if process.rank is None else f"rank {process.rank}"
     origin = f"process {process.pid} on {process.node or 'an unknown node'}"
-    writer = f'run "{process.run}", {rank}, {process.role}, {origin}: {len(recording.stats)} Stats'
+    writer = f'run "{process.run}", {rank}, {process.role}, {origin}: {len(recording.stats)} recorded series'
     written = f"last written {f'{age:.1f} s' if age < 60 else format_duration(round(age))} ago"
     if not entry.is_alive:
         end = "ended normally" if recording.final else "ended without a final snapshot (killed?)"

@@ -265,6 +265,9 @@ class JobSupervisor:
         if self._is_terminating:
             linger_seconds = min(self._plan.linger_seconds, TERMINATION_LINGER_SECONDS)
         sidecar_exit = SidecarExit(sidecar, linger_seconds=linger_seconds)
+        # A sidecar whose feed directory was removed cannot notice the end of the launch.
+        if not os.path.isdir(self._plan.feed_directory):  # noqa: PTH112 - Path.is_dir raises PermissionError
+            sidecar_exit.end_linger_period()
         while self._is_alive(sidecar, joined_pid) and not runs.needs_sidecar(self._plan.feed_directory):
             if not sidecar_exit.advance():
                 return

@@ -39,9 +39,8 @@ class ConnectionGuard:
     2. the oldest incomplete connection;
     3. the oldest idle connection.
 
-    A response that is being rendered or read is not closed for a new connection. The incomplete
-    connections of a flood are therefore closed before the connection of a scraper, which sends its request and reads the response
-    at once.
+    A response that is being rendered or read is not closed for a new connection. The incomplete connections of a flood are therefore
+    closed before the connection of a scraper, which sends its request and reads the response at once.
 
     If the bodies of all responses together exceed `bytes_in_flight`, the guard closes writing connections, first those without
     progress for the longest time, until the bodies fit.

@@ -127,7 +127,7 @@ def test_a_live_writer_is_named_and_a_writer_without_recent_data_is_a_warning(
 
     assert writer["status"] == "ok"
     assert f'run "mine", rank 3, trainer, process {recorder.pid}' in writer["found"]
-    assert "1 Stats; alive, last written" in writer["found"]
+    assert "1 recorded series; alive, last written" in writer["found"]
     assert {
         path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")
     } == initial_files

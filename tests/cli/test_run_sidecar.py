@@ -112,6 +112,19 @@ def test_job_and_sidecar_run_in_a_working_directory_that_was_removed(launch: Lau
         assert run.wait() == 0
 
 
+def test_run_does_not_wait_for_a_scrape_after_the_feed_directory_was_removed(
+    feed: Path, tmp_path: Path
+) -> None:
+    ready_file = tmp_path / "ready"
+    wait = f"until test -e {ready_file}; do sleep 0.1; done"
+    job = ["sh", "-c", f"{wait}; rm -rf {feed}; exit 3"]
+    with running_process(run_command(feed, job, "--run.linger=1h"), feed) as run:
+        wait_until(lambda: runs.attached_owner(feed) is not None)
+        ready_file.touch()
+
+        assert run.wait(timeout=LIMIT_SECONDS) == 3
+
+
 def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch: Launch) -> None:
     observed_steps: list[float | None] = []
 
