@@ -58,7 +58,8 @@ def _health_table() -> Panel:
     )
     # GPUs with a run precede free GPUs.
     panel.body["options"]["sortBy"] += [
-        {"displayName": title, "desc": title == "Run"} for title in ("Run", "Node", "GPU")
+        {"displayName": "Run", "desc": True},
+        {"displayName": "Node", "desc": False},
     ]
     return panel
 

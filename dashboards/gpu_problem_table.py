@@ -25,8 +25,8 @@ from dashboards.gpu_problems import (
     SELECTED_NODES,
     Impact,
     Problem,
-    start_of_worst,
-    with_last_rank,
+    add_last_rank,
+    query_start_of_worst,
 )
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
@@ -43,20 +43,23 @@ _RUNS_WITHOUT_PROGRESS = (
     f"({standstill_by_run('@cluster')}"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
-"""PromQL for the runs that make no step, or that died. In other runs, `worst_problems` lowers the impact of a problem that can stop a run."""
+"""PromQL for the runs that make no step, or that died. In other runs, `query_worst_problems` lowers the impact of a problem that can stop a run."""
 
 
 _TARGET_EXISTS = "max(up{@gpu_target})"
 """PromQL with a value if Prometheus has a target of a selected node. Without such a target, the panels are empty."""
 
 
-def _impact_and_priority(problems: Sequence[Problem]) -> str:
-    """Return PromQL for the impact and priority of all current problems as one number; the first problem has the highest priority."""
+def _join_problem_rows(problems: Sequence[Problem]) -> str:
+    """Return PromQL for a series for each current problem. The value is the impact and the priority of the problem as one number.
+
+    The labels are those of the problem's condition, `problem` and `remedy`. The first of the problems has the highest priority.
+    """
     return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
-def _starts(problems: Sequence[Problem]) -> str:
-    """Return PromQL for the starts of all current problems in Unix seconds, by node, GPU and priority."""
+def _join_problem_starts(problems: Sequence[Problem]) -> str:
+    """Return PromQL for the start of each current problem in Unix seconds, with the labels `instance`, `gpu` and `priority`."""
     return " or ".join(
         problem.row_start(len(problems) - index, "instance, gpu") for index, problem in enumerate(problems)
     )
@@ -69,26 +72,29 @@ def current_problems_table() -> Panel:
     return panel
 
 
-def _current_gpu_problems() -> str:
-    """Return PromQL for the impact and priority of all current problems of the selected GPUs.
+def _query_gpu_problems() -> str:
+    """Return PromQL for a series for each current problem of a selected GPU, with the value and the labels of `_join_problem_rows`.
 
-    While no exporter of a node is up, the row of the node replaces the rows of the GPUs, because recorded series keep a problem for minutes.
+    GPUs of a node without an exporter that is up have no series: their recorded series keep a problem for minutes, and the node has a
+    series of `_query_node_problems`.
     """
-    return f"(({_impact_and_priority(GPU_PROBLEMS)}) and {SELECTED_GPUS} and on (instance) {EXPORTER_IS_UP})"
+    return f"(({_join_problem_rows(GPU_PROBLEMS)}) and {SELECTED_GPUS} and on (instance) {EXPORTER_IS_UP})"
 
 
-def _current_node_problems() -> str:
-    """Return PromQL for the impact and priority of all current problems of the selected nodes, as one number."""
-    return f"(({_impact_and_priority(NODE_PROBLEMS)}) and {SELECTED_NODES})"
+def _query_node_problems() -> str:
+    """Return PromQL for a series for each current problem of a selected node, with the value and the labels of `_join_problem_rows`."""
+    return f"(({_join_problem_rows(NODE_PROBLEMS)}) and {SELECTED_NODES})"
 
 
-def worst_problems() -> str:
-    """Return PromQL for the worst problem of each node and GPU: impact and priority as one number, with text and remedy as labels.
+def query_worst_problems() -> str:
+    """Return PromQL for one series for each node and GPU with a problem: its worst problem.
 
-    A problem of a GPU has the last run and rank on the GPU as labels; without a rank in the time range, the impact is `NO_RUN`. A
-    problem of a node has one run of the node as a label, if there is one.
+    The value is the impact and the priority as one number, see `PRIORITIES_PER_IMPACT`. The labels are `instance`, `problem` and
+    `remedy`. A problem of a GPU also has the label `gpu`, and the labels `run` and `rank` of the last rank on the GPU. If no rank used
+    the GPU in the time range, these labels are absent and the impact is `NO_RUN`. A problem of a node has the label `run` with one of the
+    runs on the node, if there is one.
     """
-    gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
+    gpu_problems, node_problems = _query_gpu_problems(), _query_node_problems()
     text_labels = ", ".join(
         sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
     )
@@ -98,7 +104,7 @@ def worst_problems() -> str:
         " or on (instance) 0 * max by (instance) (last_over_time(up{@target}[$__range])))"
     )
     problems = (
-        f"({with_last_rank(gpu_problems, LAST_RANK_BY_GPU, ALL_GPUS)}"
+        f"({add_last_rank(gpu_problems, LAST_RANK_BY_GPU, ALL_GPUS)}"
         f" or ({node_problems}) + on (instance) group_left (run) {run_by_node})"
     )
     # While the run still completes steps, a problem with the impact *stops the run* counts as *endangers work*.
@@ -110,12 +116,13 @@ def worst_problems() -> str:
     return f"max without ({text_labels}) ({worst})"
 
 
-def problem_counts_by_impact() -> str:
-    """Return PromQL for the number of nodes and GPUs by the impact of their worst problem, with the impact in words as a label.
+def count_problems_by_impact() -> str:
+    """Return PromQL for the number of nodes and GPUs with each impact of their worst problem.
 
-    If there is no problem, the result is a series of value 0 with the impact *nothing is wrong*.
+    The label `impact` is the impact in words. If there is no problem, the only series has the impact *nothing is wrong* and the value 0.
+    Without a target of the selected nodes, the result is absent.
     """
-    impacts = f"floor({worst_problems()} / {PRIORITIES_PER_IMPACT})"
+    impacts = f"floor({query_worst_problems()} / {PRIORITIES_PER_IMPACT})"
     counts = f'count_values("impact", {impacts})'
     for impact, text in IMPACT_NAMES.items():
         counts = f'label_replace({counts}, "impact", "{text}", "impact", "{impact.value}")'
@@ -127,9 +134,11 @@ def _problem_columns() -> tuple[Column, ...]:
 
     If there is no problem, each column of values has one row with `NO_PROBLEM_VALUE`, so that Grafana joins the columns to a single row.
     """
-    gpu_problems, node_problems = _current_gpu_problems(), _current_node_problems()
-    start = start_of_worst(
-        f"{_starts(GPU_PROBLEMS)} or {_starts(NODE_PROBLEMS)}", worst_problems(), "instance, gpu"
+    gpu_problems, node_problems = _query_gpu_problems(), _query_node_problems()
+    start = query_start_of_worst(
+        f"{_join_problem_starts(GPU_PROBLEMS)} or {_join_problem_starts(NODE_PROBLEMS)}",
+        query_worst_problems(),
+        "instance, gpu",
     )
     no_problem = (
         f'label_replace(0 * {_TARGET_EXISTS} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
@@ -137,7 +146,7 @@ def _problem_columns() -> tuple[Column, ...]:
     )
     return (
         Column(
-            f"floor(({worst_problems()}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
+            f"floor(({query_worst_problems()}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
             "Impact",
             decimals=0,
             width=130,
@@ -165,7 +174,7 @@ def _problem_columns() -> tuple[Column, ...]:
             ),
         ),
         Column(
-            f"sum by (run) ({CLUSTER_LOST_COST_PER_HOUR}) and on (run) ({worst_problems()}) or {no_problem}",
+            f"sum by (run) ({CLUSTER_LOST_COST_PER_HOUR}) and on (run) ({query_worst_problems()}) or {no_problem}",
             "Run lost/h",
             decimals=2,
             width=100,

@@ -141,7 +141,7 @@ class Problem:
         return f'label_replace({start}, "priority", "{priority}", "", "")'
 
 
-def start_of_worst(starts: str, worst: str, by: str) -> str:
+def query_start_of_worst(starts: str, worst: str, by: str) -> str:
     """Return PromQL for the start of the worst problem of each row of a table, in Unix seconds.
 
     Args:
@@ -302,17 +302,21 @@ def _last_of(family: str, selector: str) -> str:
     return f"({family}{{{selector}}} or last_over_time({family}{{{selector}}}[{_TWO_SCRAPES}]))"
 
 
-def missing_gpus(selector: str) -> str:
-    """Return PromQL for the number of expected GPUs that do not respond, over all selected nodes and at least 0.
+def count_missing_gpus(selector: str) -> str:
+    """Return PromQL for the number of expected GPUs of all selected nodes that do not respond, without labels.
 
-    While the driver of a node is not read, the last numbers of the node within `_TWO_SCRAPES` count.
+    While the driver of a node is not read, the last numbers of the node within `_TWO_SCRAPES` count. Without such numbers of any node,
+    the result is absent.
     """
     expected = _last_of("gpu_devices_expected", selector)
     return f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices', selector)} or 0 * ({expected})), 0)"
 
 
-def unknown_gpus(selector: str, target_selector: str) -> str:
-    """Return PromQL for the number of GPUs of the nodes without an exporter that is up, and of the nodes of `DRIVER_NOT_READ`."""
+def count_unknown_gpus(selector: str, target_selector: str) -> str:
+    """Return PromQL for the number of GPUs whose state is unknown, without labels; absent if there is none.
+
+    These are the GPUs of the time range on nodes without an exporter that is up, and on the nodes of `DRIVER_NOT_READ`.
+    """
     return (
         f"count(group by (instance, gpu) (last_over_time(gpu_up{{{selector}}}[$__range])) unless on (instance)"
         f" (group by (instance) (up{{{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}))"
@@ -323,10 +327,11 @@ EXPORTER_IS_UP = "up{@target} == 1"
 """PromQL for the exporters that are up. The state of a GPU is unknown if no exporter of its node is up."""
 
 
-def with_last_rank(gpus: str, last_ranks: str, all_gpus: str) -> str:
-    """Return PromQL for the rows of GPUs with the last run and rank as labels. Without a rank, the impact is `NO_RUN`, which is 0.
+def add_last_rank(gpus: str, last_ranks: str, all_gpus: str) -> str:
+    """Return PromQL that adds the labels `run` and `rank` of the last rank on the GPU to problems of GPUs.
 
-    The remainder of a division removes the impact and keeps the priority. A GPU with a rank has a divisor above all values.
+    A GPU without such a rank has no such labels, and its impact becomes `NO_RUN`, which is 0: the value is the remainder of a division
+    by the distance between impacts, which keeps the priority. For a GPU with a rank, the divisor is above all values.
 
     Args:
         gpus: PromQL for impact and priority of problems of GPUs.
@@ -346,10 +351,11 @@ ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})
 """PromQL with the value 0 for each GPU of the selected runs in the time range."""
 
 
-def worst_gpu_problems() -> str:
-    """Return PromQL for the impact and priority of the worst problem of each GPU with a problem or an unknown state, as one number.
+def query_worst_gpu_problems() -> str:
+    """Return PromQL for one series for each GPU with a problem or an unknown state, with the labels `instance` and `gpu`.
 
-    The value is `UNKNOWN_GPU_VALUE` while no exporter of the node is up, whatever the GPU's last problem.
+    The value is the impact and the priority of the worst problem as one number. While no exporter of the node is up, the value is
+    `UNKNOWN_GPU_VALUE`, whatever the GPU's last problem.
     """
     conditions = (
         f"max by (instance, gpu) (0 * ({problem.condition}) + {value})"
@@ -368,9 +374,7 @@ def _gpu_problem_values() -> dict[int, Problem]:
     }
 
 
-GPUS_OF_HEALTH_TABLE = (
-    f"({worst_gpu_problems()} or on (instance, gpu) {ALL_GPUS} unless on () count({ALL_GPUS}) > {MAX_GPUS})"
-)
+GPUS_OF_HEALTH_TABLE = f"({query_worst_gpu_problems()} or on (instance, gpu) {ALL_GPUS} unless on () count({ALL_GPUS}) > {MAX_GPUS})"
 """PromQL for the rows of the table *Health of each GPU*: GPUs with a problem or an unknown state, and all others unless there are too many."""
 
 
@@ -392,4 +396,4 @@ WORST_PROBLEM_TEXTS = value_mappings(
     }
     | {0: (NO_VALUE, NEUTRAL), UNKNOWN_GPU_VALUE: ("unknown: exporter down", WARNING)}
 )
-"""Value mappings from the number of `worst_gpu_problems` to the name of the problem."""
+"""Value mappings from the number of `query_worst_gpu_problems` to the name of the problem."""

@@ -18,9 +18,9 @@ from dashboards.gpu_load import (
     utilization_panels,
 )
 from dashboards.gpu_problem_table import (
+    count_problems_by_impact,
     current_problems_table,
-    problem_counts_by_impact,
-    worst_problems,
+    query_worst_problems,
 )
 from dashboards.gpu_problems import (
     EXPORTER_IS_UP,
@@ -31,8 +31,8 @@ from dashboards.gpu_problems import (
     RUNS_ON_NODES,
     SELECTED_NODES,
     THROTTLED_RATIO_FAMILY,
-    missing_gpus,
-    unknown_gpus,
+    count_missing_gpus,
+    count_unknown_gpus,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import (
@@ -112,11 +112,11 @@ def _overview_panels() -> tuple[Panel, ...]:
     seen_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range])))"
     seen_gpus_of_nodes = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu_node}[$__range])))"
     gpus_up = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({seen_gpus}))"
-    gpus_unknown = f"({unknown_gpus('@gpu', '@gpu_target')} or 0 * ({seen_gpus}))"
+    gpus_unknown = f"({count_unknown_gpus('@gpu', '@gpu_target')} or 0 * ({seen_gpus}))"
     # If all GPUs of the nodes are selected: the expected GPUs that are not present, also those that the driver does not list. If only some
     # are selected: those seen in the time range that are neither up nor unknown.
     gpus_lost = (
-        f"({missing_gpus('@gpu_node')} unless on () {seen_gpus} < on () {seen_gpus_of_nodes})"
+        f"({count_missing_gpus('@gpu_node')} unless on () {seen_gpus} < on () {seen_gpus_of_nodes})"
         f" or on () clamp_min({seen_gpus} - {gpus_up} - {gpus_unknown}, 0)"
     )
     return (
@@ -139,7 +139,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Nodes and GPUs with a problem",
-            instant_query(problem_counts_by_impact(), "{{impact}}"),
+            instant_query(count_problems_by_impact(), "{{impact}}"),
             unit="none",
             text_mode="value_and_name",
             value_size=30,
@@ -155,7 +155,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         _loss_of_listed_runs_panel(),
         stat(
             "SM active",
-            instant_query(_mean_sm_activity(), "{{gpus}}"),
+            instant_query(_query_mean_sm_activity(), "{{gpus}}"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -188,7 +188,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         current_problems_table(),
         state_timeline(
             "Exporters, drivers and GPUs with a failure",
-            Query(_failures(), "{{subject}}"),
+            Query(_query_failures(), "{{subject}}"),
             mappings=value_mappings({1: ("up", GOOD), 0: ("down", BAD)}),
             w=24,
             h=6,
@@ -196,10 +196,11 @@ def _overview_panels() -> tuple[Panel, ...]:
     )
 
 
-def _mean_sm_activity() -> str:
-    """Return PromQL for the mean SM activity of the selected GPUs that live ranks hold, or of all selected GPUs if no live rank holds any.
+def _query_mean_sm_activity() -> str:
+    """Return PromQL for the mean SM activity of the selected GPUs that live ranks hold, with the label `gpus="GPUs in use"`.
 
-    The label `gpus` says which: the value has a color only for GPUs in use.
+    If no live rank holds a selected GPU, the result is the mean of all selected GPUs with the label `gpus="no GPU in use"`. The tile has a
+    color only for GPUs in use. Without a GPU with performance counters, the result is absent.
     """
     activity = "gpu_sm_activity_ratio{@gpu}"
     in_use = f"avg({activity} and on (uuid) ({GPUS_OF_LIVE_RANKS}))"
@@ -216,7 +217,7 @@ def _loss_of_listed_runs_panel() -> Panel:
     with a problem may belong to a run that is not known, because the ranks on the node report neither their GPU nor their local rank.
     A run is unknown if it had a process on a node whose exporter is down, or if its ranks may hold such a GPU.
     """
-    problems = worst_problems()
+    problems = query_worst_problems()
     live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
     live_runs_with_a_problem = f"({live_runs} and on (run) {problems})"
     no_cost = (
@@ -263,12 +264,12 @@ def _loss_of_listed_runs_panel() -> Panel:
     )
 
 
-def _failures() -> str:
-    """Return PromQL for the state of the exporters, drivers and GPUs that failed in the time range: 1 for up, 0 for down.
+def _query_failures() -> str:
+    """Return PromQL for a series for each exporter, driver and GPU that failed in the time range. The value is 1 while up and 0 while down.
 
-    The label `subject` names the row. Of each kind (exporter, driver, GPU), the `MAX_FAILURES` with the most failed scrapes are shown.
-    A single failed scrape is no failure: a new target often fails its first scrape. If no exporter and no GPU failed, a single row
-    represents all of them. A driver counts only on a node with expected GPUs.
+    The label `subject` is the name of the row. Of each kind (exporter, driver, GPU), the `MAX_FAILURES` with the most failed scrapes have
+    a series. A single failed scrape is no failure: a new target often fails its first scrape. If no exporter and no GPU failed, the only
+    series has the subject `all exporters and GPUs`. A driver counts only on a node with expected GPUs.
     """
 
     def failed_scrapes(series: str) -> str:

@@ -22,8 +22,8 @@ from dashboards.gpu_problems import (
     PROBLEMS_TITLE,
     Impact,
     Problem,
-    start_of_worst,
-    with_last_rank,
+    add_last_rank,
+    query_start_of_worst,
 )
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
@@ -373,7 +373,7 @@ def _rows(problems: Sequence[Problem], _by: str) -> str:
     rows = " or ".join(problem.row(priority) for priority, problem in _with_priorities(problems))
     if problems is not _ADAPTED_GPU_PROBLEMS:
         return rows
-    return with_last_rank(rows, LAST_RANK_BY_GPU, _ZERO_FOR_EACH_GPU)
+    return add_last_rank(rows, LAST_RANK_BY_GPU, _ZERO_FOR_EACH_GPU)
 
 
 def _starts(problems: Sequence[Problem], by: str) -> str:
@@ -418,7 +418,7 @@ _ROW_IF_NO_PROBLEM = f"{_NO_PROBLEM_ROW} unless on () ({_PROBLEM_COUNT})"
 def problems_of_node() -> Panel:
     """Return the table of the problems on a single node: the worst problem of each GPU, rank and run, and of the node itself."""
     worst = f"topk by (gpu, run, rank) (1, {_PROBLEM_ROWS})"
-    start = start_of_worst(_union_of_problems(_starts), worst, "gpu, run, rank")
+    start = query_start_of_worst(_union_of_problems(_starts), worst, "gpu, run, rank")
     columns = (
         Column(
             f"floor({worst} / {PRIORITIES_PER_IMPACT}) or on () {_NO_PROBLEM_ROW}",

@@ -51,7 +51,7 @@ def overview_panels() -> tuple[Panel, ...]:
             "Ranks alive",
             instant_query(f"sum({UP_BY_RANK})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
-            instant_query(_ended_ranks(), "{{end}}"),
+            instant_query(_count_ended_ranks(), "{{end}}"),
             instant_query(
                 f"clamp_min(max(training_world_size{{@run}}) - (count({UP_BY_RANK}) or vector(0)), 0)"
                 f" unless on () ({ENDED_NORMALLY})",
@@ -110,7 +110,7 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Cause of the hang",
-            instant_query(_hang_query(), "{{cause_text}} {{function}} {{location}} {{instance}}"),
+            instant_query(_query_hang_cause(), "{{cause_text}} {{function}} {{location}} {{instance}}"),
             unit="none",
             text_mode="name",
             thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
@@ -121,20 +121,21 @@ def overview_panels() -> tuple[Panel, ...]:
     )
 
 
-def _ended_ranks() -> str:
-    """Return PromQL for the number of ranks that have a sample and no process.
+def _count_ended_ranks() -> str:
+    """Return PromQL for the number of ranks that have a sample and no process, in one series.
 
-    The label `end` is `finished` after the normal end of the run, otherwise `ended`.
+    The label `end` is `finished` after the normal end of the run, otherwise `ended`. Without a sample of any rank, the result is absent.
     """
     ended = f"(count({UP_BY_RANK} == 0) or 0 * max(training_process_up{{@run}}))"
     finished = f'label_replace({ended} and on () ({ENDED_NORMALLY}), "end", "finished", "", "")'
     return f'{finished} or on () label_replace({ended}, "end", "ended", "", "")'
 
 
-def _hang_query() -> str:
-    """Return PromQL for the cause of a standstill as the label `cause_text`, with the position as labels.
+def _query_hang_cause() -> str:
+    """Return PromQL for one series whose label `cause_text` names the cause of a standstill.
 
-    The value is 1 during a standstill, otherwise 0. The label names the first of these causes that applies:
+    The value is 1 during a standstill, otherwise 0. A hanging rank also has the labels of its position, `HANG_LABELS`. The label
+    `cause_text` names the first of these causes that applies:
 
     1. the rank with a lost GPU,
     2. the odd rank or the odd group of a hang, or *no odd rank*,

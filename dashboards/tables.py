@@ -161,9 +161,7 @@ def hanging_ranks(w: int = 24) -> Panel:
         unknown_text=NO_SAMPLE_OF_RUN,
     )
     unnamed_hang = f"0 * {STANDSTILL} unless on () training_hang_info{{@run}}"
-    no_hang = (
-        f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}", "", "") or on () {no_hang_found})'
-    )
+    no_hang = f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}: run training-exporter stacks", "", "") or on () {no_hang_found})'
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),

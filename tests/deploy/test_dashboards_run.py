@@ -355,7 +355,13 @@ def test_without_a_step_no_table_says_that_no_rank_hangs(tmp_path: Path) -> None
     text = "no step; no stack has been reported yet"
 
     assert_panel(tmp_path, "training-ranks", "Cause of the hang", HUNG, {f'{{cause_text="{text}"}}': 1})
-    assert_panel(tmp_path, "training-ranks", "Where hanging ranks wait", HUNG, {f'{{function="{text}"}}': 0})
+    assert_panel(
+        tmp_path,
+        "training-ranks",
+        "Where hanging ranks wait",
+        HUNG,
+        {f'{{function="{text}: run training-exporter stacks"}}': 0},
+    )
 
 
 def test_the_rank_for_which_the_others_wait_is_named_before_the_lines_of_the_ranks_are_known(
