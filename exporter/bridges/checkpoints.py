@@ -34,7 +34,7 @@ def holds_optimizer(contents: Any, depth: int = 3) -> bool:
 
 
 def steps_of(state: Any) -> int:
-    """Return the number of steps in the state of an optimizer, from its first parameter. Return 0 if the optimizer does not count its steps."""
+    """Return the number of steps in the state of an optimizer, from its first parameter; 0 if the optimizer counts no steps."""
     parameter_state = next(iter(state.get("state", {}).values()), None)
     return int(parameter_state.get("step", 0)) if isinstance(parameter_state, Mapping) else 0
 

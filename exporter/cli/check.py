@@ -188,7 +188,10 @@ def _writer_finding(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
 
 
 def _conflicting_ranks(processes: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
-    """Report processes that train as the same rank. A process younger than `CONFLICT_SECONDS` may replace an exiting one, and is ignored."""
+    """Report processes that train as the same rank.
+
+    A process younger than `CONFLICT_SECONDS` is ignored, because it may replace a process that is exiting.
+    """
     first_process_by_rank: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(processes, key=lambda process: process.started):
         if process.trains and time.time() - process.started >= CONFLICT_SECONDS:

@@ -35,7 +35,7 @@ from exporter.cli.flags import (
     value_of,
 )
 from exporter.cli.sidecar_process import KILL_SECONDS, SidecarExit, SidecarProcess, sidecar_command
-from exporter.cli.signal_probe import SENDERS_SECONDS, SignalProbe
+from exporter.cli.signal_probe import SENDER_GAP_SECONDS, SignalProbe
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import default_directory, prepare_directory
@@ -255,7 +255,7 @@ class JobSupervisor:
         """Wait for the exit of the sidecar, unless another run uses it. A further termination signal ends the linger period."""
         sidecar.expect_exit()
         # A batch system signals processes one after the other, so the signal that ended the job may arrive here later.
-        time.sleep(SENDERS_SECONDS)
+        time.sleep(SENDER_GAP_SECONDS)
         while (info := signal.sigtimedwait(HANDLED_SIGNALS - {signal.SIGCHLD}, 0)) is not None:
             self._is_terminating = self._is_terminating or info.si_signo in TERMINATION_SIGNALS
         # Process id of a sidecar that another `run` has started and that this run has joined.

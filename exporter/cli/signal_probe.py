@@ -11,8 +11,8 @@ from pathlib import Path
 
 from exporter.cli.child import IGNORED_BY_PYTHON, closing_all_but, passable_environment
 
-SENDERS_SECONDS = 0.02
-"""Wait for senders that signal one process after the other (`timeout`, slurmstepd)."""
+SENDER_GAP_SECONDS = 0.02
+"""Wait after a signal, because some senders (`timeout`, slurmstepd) signal one process after the other."""
 DISCARD_SECONDS = 5.0
 """Maximum wait until the probe has discarded a signal."""
 
@@ -56,9 +56,10 @@ class SignalProbe:
     def has_received(self, signal_number: int) -> bool | None:
         """Return True if a signal that `run` has just received was sent to the whole process group, and discard it in the probe.
 
-        Returns None if the probe has ended. Repeated signals of the same number count once, because `timeout` signals its child and then the group.
+        Returns None if the probe has ended. Repeated signals of the same number count once, because `timeout` signals its child and
+        then the group.
         """
-        time.sleep(SENDERS_SECONDS)
+        time.sleep(SENDER_GAP_SECONDS)
         while signal.sigtimedwait({signal_number}, 0) is not None:
             pass
         is_pending = self._is_pending(signal_number)

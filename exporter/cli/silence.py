@@ -211,7 +211,8 @@ class FileAccess:
 def may_write(directory: Path, pid: int) -> bool:
     """Return True if a process may create files in a directory, or if the process has ended.
 
-    The mode of the directory and a read-only mount decide; access control lists are ignored. Raises OSError if the directory is unreadable.
+    The mode of the directory and a read-only mount decide; access control lists are ignored. Raises OSError if the directory is
+    unreadable.
     """
     try:
         access = _file_access(pid)

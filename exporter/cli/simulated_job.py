@@ -1,7 +1,8 @@
 """Training job of the demo: two synchronous ranks, and a launcher that restarts the ranks like torchrun.
 
-The recorded values, except the memory, are functions of the rank and the step: a restarted rank records the same values again. A rank exits when its
-standard input is closed. The rank writes its process id into a file, by which the replayed machine assigns a GPU to the rank.
+The recorded values, except the memory, are functions of the rank and the step: a restarted rank records the same values again. A rank
+exits when its standard input is closed. The rank writes its process id into a file, by which the replayed machine assigns a GPU to
+the rank.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _inline_assets() -> InlineAssets:
 
 @lru_cache(maxsize=1)
 def content_security_policy() -> str:
-    """Return a policy that allows the page's own style sheet and scripts, requests to the exporter, and `data:` images (the empty icon)."""
+    """Return a policy that allows the style sheet and the scripts of the page, requests to the exporter, and the empty icon."""
     assets = _inline_assets()
     style, library, script = map(_source_hash, (assets.style_sheet, assets.plot_library, assets.page_script))
     return (
