@@ -49,9 +49,7 @@ def _node_table() -> Panel:
             decimals=1,
             width=95,
         ),
-        Column(
-            f"{UNUSED_GPU_ENERGY} / 3600", "GPU energy of no run", unit=ENERGY_UNIT, decimals=1, width=160
-        ),
+        Column(f"{UNUSED_GPU_ENERGY} / 3600", "GPUs of no run", unit=ENERGY_UNIT, decimals=1, width=120),
         Column(
             increase_in_range("training_cost_total{@node_run_any_job}", "instance"),
             "Cost",
@@ -86,9 +84,9 @@ def _gpu_table() -> Panel:
 
     return table(
         "Energy and rent of each GPU, in this time range",
-        Column("instance", "Node", width=110),
+        Column("instance", "Node", width=100),
         Column("gpu", "GPU", width=70),
-        Column("run", "Run, or last run", links=(RUN_LINK,)),
+        Column("run", "Last run", links=(RUN_LINK,)),
         Column(power, "Power now", unit="watt", decimals=0, width=80),
         percent_column(f"{power} / ({limits} > 0)", "of its limit", 110, bar=(0, 1)),
         Column(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, title_mappings
 from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.energy_devices import (
     ENERGY_UNIT,
@@ -38,14 +38,16 @@ from dashboards.losses_now import (
     LOSS_SINCE,
     LOST_COST_PER_HOUR_BY_CURRENCY,
     LOST_COST_SHARE_NOW,
-    LOST_COST_SINCE_START,
     LOST_GPU_SHARE_NOW,
+    LOST_OR_AT_RISK,
     LOST_POWER_BY_CAUSE,
     LOST_SHARE_NOW,
     MIN_DISPLAYED_SHARE,
     NO_COST,
     NO_LOSS,
     RANKS_OF_LOSSES,
+    RUN_COUNTS_BY_VERDICT,
+    RUNS_AT_RISK,
     STANDSTILL_BY_RUN,
     STOPPED_RUNS,
     UNKNOWN_COST,
@@ -103,19 +105,36 @@ _INCOMPLETE_COUNT = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR_BY_RUN
 
 
 def overview_panels() -> tuple[Panel, ...]:
-    """Return the first screen: power, cost, losses and their causes, and whether the readings are reliable."""
+    """Return the first screen: the runs by verdict, power, cost, losses and their causes, and whether the readings are reliable."""
     return (
-        _lost_per_hour_tile(),
-        _cost_now(),
-        _lost_in_range(),
-        _totals(),
-        _current_losses_table(),
-        _power_now(),
-        _useful_share(),
-        _unused_gpu_energy(),
-        _readings(),
-        _loss_by_cause(),
-        _loss_by_run(),
+        _build_verdict_tile(),
+        _build_lost_per_hour_tile(),
+        _build_cost_per_hour_tile(),
+        _build_lost_in_range_tile(),
+        _build_current_losses_table(),
+        _build_totals_tile(),
+        _build_power_tile(),
+        _build_useful_share_tile(),
+        _build_unused_gpu_energy_tile(),
+        _build_readings_tile(),
+        _build_table_by_cause(),
+        _build_table_by_run(),
+    )
+
+
+def _build_verdict_tile() -> Panel:
+    """Return the panel with the number of runs by the worst verdict of their rows in the table of the current losses."""
+    colors = {"stopped": BAD, "large loss": BAD, "at risk": BAD, "unknown": WARNING, "loss": WARNING}
+    return stat(
+        "Runs by verdict",
+        *(
+            instant_query(count, verdict, colors.get(verdict))
+            for verdict, count in RUN_COUNTS_BY_VERDICT.items()
+        ),
+        unit="none",
+        decimals=0,
+        text_mode="value_and_name",
+        w=7,
     )
 
 
@@ -127,7 +146,7 @@ def _units_by_name(units: Mapping[str, str]) -> list[Override]:
     ]
 
 
-def _power_now() -> Panel:
+def _build_power_tile() -> Panel:
     gpu_power = f"(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {HELD_GPUS})"
     gpu_limits = 'max by (uuid) (gpu_power_limit_watts{@cluster, limit="enforced"})'
     # Both sums are over the GPUs with a sample of both.
@@ -150,14 +169,14 @@ def _power_now() -> Panel:
                 ],
             }
         ],
-        w=6,
+        w=5,
     )
 
 
-def _cost_now() -> Panel:
+def _build_cost_per_hour_tile() -> Panel:
     carbon = "CO2"
     return stat(
-        "Cost and CO2 per hour, last 5 min",
+        "Cost and CO2 per hour",
         instant_query(f"sum by (currency) ({COST_PER_HOUR_BY_RUN}) or {NO_COST}", "{{currency}}"),
         instant_query("3600 * sum(max by (run) (run:training_carbon:grams_rate5m{@run}))", carbon),
         _incomplete_count_query(),
@@ -181,7 +200,7 @@ def _unknown_cost() -> Query:
     return instant_query(f"{cost} or on () {count}", "{{text}}")
 
 
-def _lost_per_hour_tile() -> Panel:
+def _build_lost_per_hour_tile() -> Panel:
     share = (
         f'label_replace({LOST_COST_SHARE_NOW}, "text", "of the cost", "", "")'
         f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time", "", "")'
@@ -224,9 +243,9 @@ def _lost_per_hour_tile() -> Panel:
     )
 
 
-def _useful_share() -> Panel:
+def _build_useful_share_tile() -> Panel:
     return stat(
-        "Useful in this range, after the start",
+        "Useful in this range",
         instant_query(
             f"1 - sum({LOST_SHARE_AFTER_START} * on (run) {SECONDS_AFTER_START} * on (run) {GPU_COUNT_IN_RANGE})"
             f" / sum({SECONDS_AFTER_START} * on (run) {GPU_COUNT_IN_RANGE})",
@@ -241,7 +260,7 @@ def _useful_share() -> Panel:
         decimals=0,
         text_mode="value_and_name",
         thresholds=warn_below(0.85, 0.7),
-        w=6,
+        w=4,
     )
 
 
@@ -258,7 +277,7 @@ def _total(family: str, by: str = "") -> str:
     return f'(label_replace({total}, "note", ", ended", "", "") and {all_ended} or on () {total})'
 
 
-def _totals() -> Panel:
+def _build_totals_tile() -> Panel:
     carbon, energy = "CO2", "energy"
     return stat(
         "Since the start of the runs",
@@ -269,11 +288,11 @@ def _totals() -> Panel:
         decimals=2,
         text_mode="value_and_name",
         overrides=_units_by_name({carbon: "massg", energy: ENERGY_UNIT}),
-        w=6,
+        w=5,
     )
 
 
-def _lost_in_range() -> Panel:
+def _build_lost_in_range_tile() -> Panel:
     return stat(
         "Lost in this time range",
         instant_query(f"sum by (currency) ({LOST_COST_BY_RUN})", "{{currency}}"),
@@ -282,11 +301,11 @@ def _lost_in_range() -> Panel:
         decimals=2,
         text_mode="value_and_name",
         overrides=_units_by_name({"energy": ENERGY_UNIT}),
-        w=5,
+        w=4,
     )
 
 
-def _unused_gpu_energy() -> Panel:
+def _build_unused_gpu_energy_tile() -> Panel:
     share = "of the GPU energy"
     return stat(
         "GPU energy of no run",
@@ -301,11 +320,11 @@ def _unused_gpu_energy() -> Panel:
                 "properties": [{"id": "unit", "value": "percentunit"}, {"id": "decimals", "value": 0}],
             }
         ],
-        w=6,
+        w=4,
     )
 
 
-def _readings() -> Panel:
+def _build_readings_tile() -> Panel:
     def sources(matcher: str = "") -> str:
         return f"count(max by (instance, device) (exporter_energy_source_info{{@energy_node{matcher}}}))"
 
@@ -330,28 +349,25 @@ def _readings() -> Panel:
     )
 
 
-def _current_losses_table() -> Panel:
+def _build_current_losses_table() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first. Within a verdict, the most expensive loss is first."""
     losses = f"({LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUNS})"
     # The first operand has the losses of a known rank, with the labels of the rank; the second all other losses.
     row_query = (
         f"{losses} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES})"
-        f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
+        f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or {RUNS_AT_RISK} or on () {NO_LOSS}"
     )
     and_is_a_row = f"and on (run, cause) ({VERDICTS})"
     panel = table(
         "Losses now, last 5 min",
         Column(VERDICTS, "Verdict", width=95, mappings=VERDICT_TEXTS),
         Column("run", "Run", width=110, links=(RUN_LINK,)),
-        # Without a width: the column fills the table if no loss has a reason.
-        Column("cause", "Cause", mappings=CAUSE_TEXTS),
-        Column("reason", "Reason"),
+        Column("cause", "Cause", width=178, mappings=CAUSE_TEXTS),
+        Column("reason", "Reason", mappings=title_mappings()),
         Column("rank", "Rank", width=65),
         Column("instance", "Node", width=90),
         Column("gpu", "GPU", width=62),
-        percent_column(
-            f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "of its time", 105, LOST_THRESHOLDS, bar=(0, 1)
-        ),
+        percent_column(f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "Share", 66, LOST_THRESHOLDS),
         Column(f"max by (run, cause) ({COST_OF_LOSSES}) {and_is_a_row}", "Cost/h", decimals=2, width=80),
         Column(
             f"1000 * ({LOSS_SINCE})",
@@ -360,19 +376,19 @@ def _current_losses_table() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost since", decimals=2, width=90),
+        Column(LOST_OR_AT_RISK, "At stake", decimals=2, width=80),
         Column(f"{LOST_POWER_BY_CAUSE} {and_is_a_row}", "Power", unit="watt", decimals=1, width=75),
         row_query=row_query,
         sort="Verdict",
         w=24,
-        h=9,
+        h=10,
         max_data_points=120,
     )
     panel.body["options"]["sortBy"].append({"displayName": "Cost/h", "desc": True})
     return panel
 
 
-def _loss_by_cause() -> Panel:
+def _build_table_by_cause() -> Panel:
     """Return the table of GPU time, energy and cost by cause. The shares add up to 100 %."""
     gpu_seconds, watt_hours = (
         f"sum by (cause) ({GPU_SECONDS_BY_CAUSE})",
@@ -406,7 +422,7 @@ _LAST_STATE_BY_RUN = (
 """PromQL for a series of value 1 for each run with the current state as a label; for a run that has ended, the last state in the range."""
 
 
-def _loss_by_run() -> Panel:
+def _build_table_by_run() -> Panel:
     """Return the table of the totals and losses of each run, the largest lost cost first."""
     return table(
         "Cost and loss of each run, in this time range",
@@ -417,9 +433,9 @@ def _loss_by_run() -> Panel:
             width=80,
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
-        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Per hour", decimals=2, width=75),
+        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Cost/h", decimals=2, width=72),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
-        percent_column(f"{LOST_SHARE_BY_RUN}", "Lost", 60),
+        percent_column(LOST_SHARE_BY_RUN, "Lost", 60),
         percent_column(LOST_SHARE_AFTER_START, "after start", 80, LOST_THRESHOLDS),
         Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
         Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),

@@ -228,11 +228,11 @@ def _slow_ranks() -> str:
         with_text = f'max by (run, instance, rank, gpu, alertname) (label_replace({counted}, "alertname", "{text}", "percent", "(.+)"))'
         return f"0 * {with_text} + on ({labels}) group_left () max by ({labels}) ({start})"
 
-    slow_start = "rank:training_slow_start:timestamp_seconds{@cluster}"
+    slow_start = "run:training_slow_start:timestamp_seconds{@cluster}"
     wait_start = "run:training_data_wait_start:timestamp_seconds{@cluster}"
     return " or on (run) ".join(
         (
-            row(_SLOW_RANK, "computes at $1 % of the fastest rank", slow_start, "run, rank"),
+            row(_SLOW_RANK, "computes at $1 % of the fastest rank", slow_start, "run"),
             row(_DATA_WAIT_RANK, "waits for data $1 % of the time", wait_start, "run"),
             row(_ALL_WAIT_FOR_DATA, "all ranks wait for data: $1 %", wait_start, "run"),
         )

@@ -8,6 +8,7 @@ A loss is a series with the labels `run` and `cause`. A share is a ratio of the 
 
 from __future__ import annotations
 
+from dashboards.alerts import NO_PROGRESS_ALERTS, alert_starts, with_xid
 from dashboards.cost_and_loss import (
     MIN_LARGE_LOSS_SHARE,
     MIN_LOSS_SHARE,
@@ -16,8 +17,12 @@ from dashboards.cost_and_loss import (
     lost_share_by_run,
     standstill_by_run,
 )
-from dashboards.energy_loss import RUN_POWER_5M, as_cause
-from dashboards.gpu_problems import LAST_XID_BY_UUID, MAX_THROTTLED_RATIO, THROTTLED_RATIO_FAMILY
+from dashboards.energy_loss import RUN_POWER_5M, START_CAUSES, as_cause
+from dashboards.gpu_problems import (
+    LAST_XID_BY_UUID,
+    MAX_THROTTLED_RATIO,
+    THROTTLED_RATIO_FAMILY,
+)
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 from dashboards.queries import (
@@ -112,8 +117,18 @@ _RECENT_EXITS = (
     "(max by (run, instance, rank, reason) (training_rank_last_exit_timestamp_seconds{@run}) > time() - 3600)"
 )
 """PromQL for the last failed exit of each rank, if it was within the last hour, in Unix seconds, with the reason."""
-_FIRST_EXITS = f"bottomk by (run) (1, {_RECENT_EXITS} >= on (run) group_left () (max by (run) ({_RECENT_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
-"""PromQL for the first exit of the last failure of each run: among the exits at most `FOLLOWING_EXITS_SECONDS` before the last one."""
+_EXITS_OF_LAST_FAILURE = f"({_RECENT_EXITS} >= on (run) group_left () (max by (run) ({_RECENT_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
+_RECORDED_FIRST_EXITS = (
+    "(max by (run, instance, rank, reason) (run:training_first_exit:timestamp_seconds{@run}"
+    " or run:training_exit_before_restart:timestamp_seconds{@run}) > time() - 3600)"
+)
+_FIRST_EXITS = (
+    f"(topk by (run) (1, {_RECORDED_FIRST_EXITS}) or on (run) bottomk by (run) (1, {_EXITS_OF_LAST_FAILURE}))"
+)
+"""PromQL for the first exit of the last failure of each run, as on *Fleet*, if it was within the last hour, in Unix seconds.
+
+Before the evaluation of the rules, the earliest of the exits at most `FOLLOWING_EXITS_SECONDS` before the last one.
+"""
 
 
 def _with_reason(ranks: str, reason: str, label: str = "", pattern: str = "(.+)") -> str:
@@ -188,9 +203,8 @@ _LAST_TIME_BEFORE_ONSET = (
 """PromQL for the last time in the range at which the share of each cause was at most `_ONSET_SHARE`; 0 if it was always above."""
 
 
-def _recorded_start(family: str, cause: str) -> str:
-    """Return PromQL for the first recorded start of a cause in each run; 0 if it lies before the time range."""
-    start = f"min by (run) ({family}{{@run}})"
+def _start_in_range(start: str, cause: str) -> str:
+    """Return PromQL for the start of a cause in each run, with the label `cause`; 0 if it lies before the time range."""
     return as_cause(f"({start} * ({start} > bool time() - $__range_s))", cause)
 
 
@@ -203,18 +217,22 @@ _FAULTS = (
 """PromQL with a value for each loss that is a fault, however small: a slow rank, a wait for data, a failed exit, a NaN loss."""
 _START_OF_LOSS = (
     f"({as_cause(LAST_PROGRESS_TIME_BY_RUN, 'standstill')}"
+    f" or {as_cause(f'max by (run) ({_FIRST_EXITS})', 'restarts')}"
     f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
-    f" or {_recorded_start('rank:training_slow_start:timestamp_seconds', 'slowest_rank')}"
-    f" or {_recorded_start('run:training_data_wait_start:timestamp_seconds', 'data_stall')}"
+    f" or {_start_in_range('min by (run) (run:training_slow_start:timestamp_seconds{@run})', 'slowest_rank')}"
+    f" or {_start_in_range('min by (run) (run:training_data_wait_start:timestamp_seconds{@run})', 'data_stall')}"
+    f" or {_start_in_range('min by (run) (run:training_nonfinite_start:timestamp_seconds{@run})', 'nonfinite_loss')}"
     f" or {_LAST_TIME_BEFORE_ONSET})"
     f" and on (run, cause) ({LOST_SHARE_NOW} >= {MIN_LOSS_SHARE} or {LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} and on (run, cause) {_FAULTS})"
 )
 """PromQL for the start of each fault and of each loss of at least `MIN_LOSS_SHARE`, in Unix seconds. A usual loss has no start.
 
-    standstill  the last progress
-    restarts    the start of the current attempt, which is the end of the loss
-    others      the recorded start of the slow rank or of the wait for data, else the last time in the range at which the share was
-                small; 0 if the loss began before the range
+    standstill      the last progress
+    restarts        the first exit before the restart; without an exit, the start of the current attempt
+    slowest_rank    the recorded start of the slowness, or of the throttling that causes it
+    data_stall      the recorded start of the wait for data
+    nonfinite_loss  the recorded first sample with a NaN or infinite loss
+    others          the last time in the range at which the share was small; 0 if the loss began before the range
 """
 LOST_COST_SINCE_START = (
     f"{LOST_COST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left () (time() - ({_START_OF_LOSS} > 0))"
@@ -288,23 +306,15 @@ _REST_OF_COST = (
     f" or {_COST_PER_HOUR_WHILE_KNOWN})"
 )
 """PromQL for the cost per hour of each run that is not among its known losses, by run and currency."""
+USUAL_COST_PER_HOUR_BY_RUN = (
+    "3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{@run}[1h]))"
+)
+"""PromQL for the median cost per hour of each run in the last hour, by run and currency, because a run that has ended has no current cost."""
 _UNSEEN_SHARE = (
     "(1 - count by (run) (group by (run, rank) (training_process_up{@run}))"
     " / on (run) max by (run) (training_world_size{@run}))"
 )
 """PromQL for the share of the ranks of a run that have no sample."""
-UNKNOWN_COST = (
-    f"({_REST_OF_COST} * on (run) group_left (cause) {as_cause(f'(0 * {UNKNOWN_RUNS} + 1)', 'no_news')}"
-    f" or {_COST_PER_HOUR_WHILE_KNOWN} * on (run) group_left (cause)"
-    f" {as_cause(f'({_UNSEEN_SHARE} and on (run) {_PARTLY_UNKNOWN_RUNS})', 'partly_unknown')})"
-)
-"""PromQL for the largest possible cost per hour of the unknown losses, by run, currency and cause.
-
-    no_news         the highest cost of the last hour minus the known losses
-    partly_unknown  the highest cost of the last hour times the share of the ranks without a sample
-"""
-COST_OF_LOSSES = f"{LOST_COST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
-"""PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
 _FAILED_RUNS = '(max by (run) (training_run_state{@run, state=~"failed|lost"}) == 1)'
 """PromQL with the value 1 for each run that failed or is lost, until it restarts or its exporter drops it."""
 STOPPED_RUNS = (
@@ -312,9 +322,23 @@ STOPPED_RUNS = (
 )
 """PromQL with the value 0 for each run whose ranks have ended without a result, as the causes `failed` and `ending`.
 
-These runs have no share and no cost of a loss: the exporter charges the GPUs of a run until its end, and whether the job still holds
-them is unknown.
+These runs have no share of a loss, and their cost is unknown: the exporter charges the GPUs of a run until its end, and whether the job
+still holds them is unknown.
 """
+UNKNOWN_COST = (
+    f"({_REST_OF_COST} * on (run) group_left (cause) {as_cause(f'(0 * {UNKNOWN_RUNS} + 1)', 'no_news')}"
+    f" or {_COST_PER_HOUR_WHILE_KNOWN} * on (run) group_left (cause)"
+    f" {as_cause(f'({_UNSEEN_SHARE} and on (run) {_PARTLY_UNKNOWN_RUNS})', 'partly_unknown')}"
+    f" or {USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left (cause) ({STOPPED_RUNS} + 1))"
+)
+"""PromQL for the largest possible cost per hour of the losses with an unknown cost, by run, currency and cause.
+
+    no_news         the highest cost of the last hour minus the known losses
+    partly_unknown  the highest cost of the last hour times the share of the ranks without a sample
+    failed, ending  the usual cost of the last hour: the job may still hold the GPUs
+"""
+COST_OF_LOSSES = f"{LOST_COST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
+"""PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
 NO_LOSS = (
     f"({as_cause('0 * max(run:training_live:info{@run})', 'nothing')}"
     f" or on () {as_cause(f'0 * max({ENDED_RUNS})', 'ended')})"
@@ -323,11 +347,64 @@ NO_LOSS = (
 
 Without a value for unknown runs.
 """
+_END_OF_STOPPED_RUN = (
+    "(max by (run) (run:training_first_exit:timestamp_seconds{@run})"
+    " or on (run) max by (run) (training_run_state_since_timestamp_seconds{@run})"
+    f" or on (run) {LAST_PROGRESS_TIME_BY_RUN})"
+)
+"""PromQL for the first exit of each run that makes no progress, otherwise for the start of its state as on *Fleet*, otherwise its last step."""
+
+# Work at risk ------------------------------------------------------------------------------------------------
+
+_RISK_LABELS = "run, alertname, xid, instance, rank, gpu"
+
+
+def _alerts_of_risks(matcher: str = "") -> str:
+    """Return PromQL for the firing critical alerts of the runs, except the alerts about runs that make no progress, by `_RISK_LABELS`."""
+    selector = f'alertstate="firing", severity="critical", alertname!~"{NO_PROGRESS_ALERTS}", @run'
+    return f"max by ({_RISK_LABELS}) (ALERTS{{{selector}{matcher}}})"
+
+
+_ALERT_OF_RISK = f"""(topk by (run) (1, {_alerts_of_risks(', xid!=""')} + 1 or {_alerts_of_risks()}))"""
+"""PromQL for one of these alerts of each run. An alert with an Xid is first, because the Xid is the cause."""
+_RISK_WITH_RANK = (
+    f"({_ALERT_OF_RISK} + on (run, instance, gpu) group_left (rank)"
+    " 0 * max by (run, instance, gpu, rank) (run_gpu:training_fault_rank:info{@run})"
+    f" or on (run) {_ALERT_OF_RISK})"
+)
+"""PromQL for the same alerts, with the rank of the GPU if the alert is about the GPU of a known rank."""
+_RISK_WITH_REASON = with_xid(
+    f'label_replace({_RISK_WITH_RANK}, "reason", "$1", "alertname", "(.+)")', "reason"
+)
+_RUNS_THAT_MAY_LOSE_WORK = f"({_LIVE_RUNS} unless on (run) {STANDSTILL_BY_RUN})"
+_RISK_ROWS = (
+    f"max by (run, instance, rank, gpu, reason) ({_RISK_WITH_REASON} and on (run) {_RUNS_THAT_MAY_LOSE_WORK})"
+)
+RUNS_AT_RISK = as_cause(f"(0 * {_RISK_ROWS})", "at_risk")
+"""PromQL with the value 0 for each live run with such an alert, as the cause `at_risk`, with node, rank and GPU of the alert.
+
+The label `reason` is the name of the alert, or `Xid` and its number. Nothing is lost yet: if the run ends, its unsaved work is lost. A run
+that stands still has its own row.
+"""
+_RISK_SINCE = as_cause(
+    f"max by (run) (max by ({_RISK_LABELS}) ({alert_starts('@run')}) and on ({_RISK_LABELS}) {_ALERT_OF_RISK})",
+    "at_risk",
+)
+_UNSAVED_HOURS = "(max by (run) (training_uncommitted_seconds{@run}) / 3600)"
+_UNSAVED_COST = (
+    f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS} * on (run) group_left (cause) max by (run, cause) ({RUNS_AT_RISK} + 1)"
+    f" or {USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS}"
+    f" * on (run) group_left (cause) {as_cause(f'(0 * {_FAILED_RUNS} + 1)', 'failed')})"
+)
+"""PromQL for the cost of the work that is not saved, by run, currency and cause: of a run at risk, and of a failed run, which has lost it."""
+LOST_OR_AT_RISK = f"max by (run, cause) ({LOST_COST_SINCE_START}) or max by (run, cause) ({_UNSAVED_COST})"
+"""PromQL for the cost of each standstill since its start, and of the work that a failed run has lost or that a run at risk may lose."""
 LOSS_SINCE = (
     f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
-    f" or {STOPPED_RUNS} + on (run) group_left () {LAST_PROGRESS_TIME_BY_RUN}"
+    f" or {STOPPED_RUNS} + on (run) group_left () {_END_OF_STOPPED_RUN}"
+    f" or {_RISK_SINCE} and on (run, cause) {RUNS_AT_RISK}"
 )
-"""PromQL for the start of each known loss, the last sample of an unknown loss, and the last step of a stopped run, in Unix seconds.
+"""PromQL for the start of each known loss, the last sample of an unknown loss, the end of a stopped run, and the start of a risk, in Unix seconds.
 
 0 if the loss began before the time range.
 """
@@ -336,29 +413,50 @@ LOSS_SINCE = (
     _SMALL_LOSS_VERDICT,
     _LOSS_VERDICT,
     _UNKNOWN_VERDICT,
+    _RISK_VERDICT,
     _LARGE_LOSS_VERDICT,
     _STOPPED_VERDICT,
-) = range(6)
+) = range(7)
 """Numbers of the verdicts, in ascending order of urgency."""
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
 _VERDICT_BY_SHARE = (
-    f"({_LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE})"
-    f" + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE}))"
+    f"({_LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE} unless on (cause) {START_CAUSES})"
+    f" + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE})"
+    f" or {_USUAL_VERDICT} * ({_KNOWN_LOSSES}))"
 )
-"""PromQL for the verdict of each known loss, by its share: `_USUAL_VERDICT`, `_LOSS_VERDICT` or `_LARGE_LOSS_VERDICT`."""
+"""PromQL for the verdict of each known loss, by its share: `_USUAL_VERDICT`, `_LOSS_VERDICT` or `_LARGE_LOSS_VERDICT`.
+
+Every run has to start, so that this time is usual.
+"""
 VERDICTS = (
     f"clamp_min({_VERDICT_BY_SHARE} and on (run, cause) {_FAULTS}, {_SMALL_LOSS_VERDICT}) or {_VERDICT_BY_SHARE}"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN_VERDICT}"
     f" or {STOPPED_RUNS} + on (run) group_left () ({_STOPPED_VERDICT} * {_FAILED_RUNS} or {_UNKNOWN_VERDICT} * ({ENDING_RUNS}))"
+    f" or max by (run, cause) ({RUNS_AT_RISK}) + {_RISK_VERDICT}"
 )
 """PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual.
 
 A small loss with a fault, such as a slow rank, has `_SMALL_LOSS_VERDICT` instead of `_USUAL_VERDICT`.
 """
+_WORST_VERDICT = f"max by (run) ({VERDICTS})"
+_NO_COUNT = "0 * count(max by (run) (last_over_time(training_run_state{@run}[$__range])))"
+_VERDICT_RANGES = {
+    "stopped": (_STOPPED_VERDICT, _STOPPED_VERDICT),
+    "large loss": (_LARGE_LOSS_VERDICT, _LARGE_LOSS_VERDICT),
+    "at risk": (_RISK_VERDICT, _RISK_VERDICT),
+    "unknown": (_UNKNOWN_VERDICT, _UNKNOWN_VERDICT),
+    "loss": (_SMALL_LOSS_VERDICT, _LOSS_VERDICT),
+}
+RUN_COUNTS_BY_VERDICT = {
+    name: f"count({_WORST_VERDICT} >= {lowest} <= {highest}) or {_NO_COUNT}"
+    for name, (lowest, highest) in _VERDICT_RANGES.items()
+} | {"fine": f"count({_LIVE_RUNS} unless on (run) {_WORST_VERDICT} > {_USUAL_VERDICT}) or {_NO_COUNT}"}
+"""PromQL for the number of runs by the worst of their verdicts. Each live or stopped run is in one of the counts."""
 VERDICT_TEXTS = value_mappings(
     {
         _STOPPED_VERDICT: ("stopped", BAD),
         _LARGE_LOSS_VERDICT: ("large loss", BAD),
+        _RISK_VERDICT: ("at risk", BAD),
         _UNKNOWN_VERDICT: ("unknown", WARNING),
         _LOSS_VERDICT: ("loss", WARNING),
         _SMALL_LOSS_VERDICT: ("small loss", WARNING),
@@ -387,6 +485,7 @@ _CAUSES = {
     "ending": ("all ranks have ended", WARNING),
     "ended": ("the run has ended", NEUTRAL),
     "unknown": (NO_SAMPLE_OF_RUN, WARNING),
+    "at_risk": ("unsaved work is at risk", WARNING),
     "no_news": ("unknown: no sample", WARNING),
     "partly_unknown": ("unknown: some ranks", WARNING),
 }

@@ -337,12 +337,16 @@ def problem_start() -> str:
         problem.rows for problem in PROBLEMS if problem.impact in (RunImpact.CAUSES_STOP, RunImpact.STOPS_RUN)
     ]
     slowest = f"bottomk(1, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})"
+    slow_start = (
+        "max(run:training_slow_start:timestamp_seconds{@run})"
+        f" or on () max({_SLOW_ROWS} and on (instance, rank) {slowest})"
+    )
     in_state = (
         f"max({LOST_GPU_ROWS})",
         f"max({CRITICAL_XIDS_OF_GPUS})",
         f"max({_NONFINITE_ROW} and on () ({NONFINITE_NOW} or on () {NONFINITE_ALERT}))",
         f"max({_SAVES_FAIL} and on () {LAST_SAVE_FAILED})",
-        f"max({_SLOW_ROWS} and on (instance, rank) {slowest} unless on () {STANDSTILL_BY_STEP_AGE})",
+        f"({slow_start}) and on () {slowest} unless on () {STANDSTILL_BY_STEP_AGE}",
         f"max({_WAITING_RANK})",
         f"max({THROTTLED_GPU_ROWS})",
         f"max({_ALL_RANKS_WAIT})",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.losses_now import COST_PER_HOUR_BY_RUN
+from dashboards.losses_now import COST_PER_HOUR_BY_RUN, USUAL_COST_PER_HOUR_BY_RUN
 from dashboards.palette import BAD
 from dashboards.panels import Panel, bad_from, stat, threshold_steps
 from dashboards.queries import instant_query
@@ -30,10 +30,6 @@ _SAVE_IS_OVERDUE = (
 )
 _NOTES = {"lost": _RUN_DIED, "unsaved, save overdue": _SAVE_IS_OVERDUE, "unsaved": UNSAVED_SECONDS}
 """PromQL conditions by note. The panel has the note of the first condition with a value."""
-_USUAL_COST_PER_HOUR = (
-    "3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{@run}[1h]))"
-)
-"""PromQL for the median cost per hour of the last hour, by run and currency, because a run that has ended has no current cost."""
 
 
 def work_at_risk_or_lost() -> Panel:
@@ -43,7 +39,7 @@ def work_at_risk_or_lost() -> Panel:
         for note, condition in _NOTES.items()
     )
     cost_per_hour = (
-        f"(sum by (currency) ({COST_PER_HOUR_BY_RUN}) or sum by (currency) ({_USUAL_COST_PER_HOUR}))"
+        f"(sum by (currency) ({COST_PER_HOUR_BY_RUN}) or sum by (currency) ({USUAL_COST_PER_HOUR_BY_RUN}))"
     )
     return stat(
         "Work at risk or lost",

@@ -183,6 +183,8 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_first_exit:timestamp_seconds",
     "run:training_exit_before_restart:timestamp_seconds",
     "run:training_nonfinite_start:timestamp_seconds",
+    "run:training_slow_start:timestamp_seconds",
+    "run_gpu:training_fault_rank:info",
     "run:training_run_state:age_seconds",
     "run:training_data_wait_start:timestamp_seconds",
     "rank:training_slow_start:timestamp_seconds",
@@ -267,3 +269,34 @@ def test_every_query_is_valid_promql(tmp_path: Path) -> None:
 
     assert completed.returncode == 0, completed.stderr
     assert f"{len(rules)} rules found" in completed.stdout
+
+
+SCREEN_PIXELS, GRID_GAP_PIXELS, GRID_MARGIN_PIXELS = 1366, 8, 16
+"""Width of a small screen, the distance between panels, and the margins of a dashboard on both sides."""
+MIN_TEXT_PIXELS = {
+    ("training-fleet", "All runs, rates over 5 min", "What is wrong"): 280,
+    ("training-fleet", "Firing alerts", "What happened"): 280,
+    ("training-energy", "Losses now, last 5 min", "Reason"): 240,
+}
+"""Minimum widths of columns whose texts are sentences."""
+
+
+@pytest.mark.parametrize("uid", ["training-energy", "training-fleet"])
+def test_the_columns_of_a_table_fit_a_small_screen(uid: str) -> None:
+    tables = [panel for panel in MODELS[uid]["panels"] if panel["type"] == "table"]
+    grid_pixels = SCREEN_PIXELS - 2 * GRID_MARGIN_PIXELS + GRID_GAP_PIXELS
+    for panel in tables:
+        widths = {
+            override["matcher"]["options"]: item["value"]
+            for override in panel["fieldConfig"]["overrides"]
+            for item in override["properties"]
+            if item["id"] in {"custom.width", "custom.minWidth"}
+        } | {
+            column: pixels
+            for (board, title, column), pixels in MIN_TEXT_PIXELS.items()
+            if (board, title) == (uid, panel["title"])
+        }
+
+        assert sum(widths.values()) <= grid_pixels * panel["gridPos"]["w"] / COLUMNS - GRID_GAP_PIXELS, panel[
+            "title"
+        ]

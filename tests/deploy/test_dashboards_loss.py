@@ -72,8 +72,8 @@ def test_time_energy_and_cost_are_divided_among_causes_that_add_up_to_the_whole(
 @pytest.mark.parametrize(
     ("panel", "query_id", "factor", "expected"),
     [
-        ("Useful in this range, after the start", "A", 900, {"{}": 306}),
-        ("Useful in this range, after the start", "B", 10200, {"{}": 3978}),
+        ("Useful in this range", "A", 900, {"{}": 306}),
+        ("Useful in this range", "B", 10200, {"{}": 3978}),
         ("Lost in this time range", "A", 100, {'{currency="EUR"}': 594}),
         ("Lost in this time range", "B", 1, {"{}": 1220}),
     ],
@@ -255,7 +255,7 @@ def test_a_minute_of_a_large_run_counts_more_than_a_minute_of_a_small_run(tmp_pa
     assert_panel(
         tmp_path,
         "training-energy",
-        "Useful in this range, after the start",
+        "Useful in this range",
         series,
         useful_share,
         factor=1000,

@@ -10,6 +10,8 @@ from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
 from run_panel_support import SLOW_RANK
 
+from dashboards.losses_now import RUN_COUNTS_BY_VERDICT
+
 pytestmark = needs_promtool
 
 
@@ -91,7 +93,7 @@ def test_a_usual_loss_has_no_start(tmp_path: Path) -> None:
 def test_a_wait_has_no_loss_since_its_start(tmp_path: Path) -> None:
     stall = COSTLY_RUN | run_series("badput_seconds_total", "0x20 0+7.5x40", labels=',cause="data_stall"')
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", stall, {}, column="Lost since")
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", stall, {}, column="At stake")
 
 
 def test_the_lost_share_is_weighted_by_cost_and_without_a_price_by_gpus(tmp_path: Path) -> None:
@@ -132,14 +134,15 @@ def test_a_run_whose_outcome_is_not_known_yet_is_ending_and_has_not_ended(tmp_pa
     ("query_id", "expected"),
     [
         ("A", {'{run="a",instance="n1",rank="1",cause="failed",reason="signal SIGKILL"}': 0}),
-        ("B", {'{run="a",cause="failed"}': 5}),
+        ("B", {'{run="a",cause="failed"}': 6}),
         ("C", {}),
-        ("D", {}),
-        ("E", {'{run="a",cause="failed"}': 885_000}),
+        ("D", {'{run="a",cause="failed"}': 36}),
+        ("E", {'{run="a",cause="failed"}': 895_000}),
+        ("F", {'{run="a",cause="failed"}': 3}),
     ],
-    ids=["row", "verdict", "share", "cost", "since the last step"],
+    ids=["row", "verdict", "share", "cost while the job holds the GPUs", "since the exit", "lost work"],
 )
-def test_a_killed_run_is_stopped_since_its_last_step_and_has_no_usual_loss(
+def test_a_killed_run_is_stopped_since_its_exit_and_has_no_usual_loss(
     tmp_path: Path, query_id: str, expected: dict[str, float]
 ) -> None:
     killed = (
@@ -148,6 +151,8 @@ def test_a_killed_run_is_stopped_since_its_last_step_and_has_no_usual_loss(
         | run_series("run_state", "0x59 1", labels=',state="lost"')
         | run_series("badput_seconds_total", "0+1.2x60", labels=',cause="checkpoint_save"')
         | run_series("last_progress_timestamp_seconds", "0+15x59 885", labels=',rank="0"')
+        | run_series("attempt_start_timestamp_seconds", "0x60")
+        | run_series("uncommitted_seconds", "300x60")
         | run_series(
             "rank_last_exit_timestamp_seconds", "_x60 895", labels=',rank="1",reason="signal SIGKILL"'
         )
@@ -199,7 +204,7 @@ def test_the_totals_of_an_ended_run_are_its_last_values_marked_as_ended(tmp_path
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and CO2 per hour, last 5 min",
+        "Cost and CO2 per hour",
         series,
         {'{currency="EUR"}': 0},
         minutes=30,
@@ -221,8 +226,8 @@ def test_ended_runs_cost_and_lose_nothing_per_hour(tmp_path: Path) -> None:
     zero = {'{currency="EUR"}': 0}
 
     assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", ended, zero)
-    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour, last 5 min", ended, zero)
-    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour, last 5 min", NO_EXPORTER, {})
+    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour", ended, zero)
+    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour", NO_EXPORTER, {})
 
 
 def test_the_plot_of_the_total_cost_has_a_gap_while_the_cost_of_a_run_is_unknown(tmp_path: Path) -> None:
@@ -389,7 +394,7 @@ def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> No
         | run_series("process_up", "1x60", labels=',rank="0"')
     )
 
-    for column, value in (("Power", 4000), ("Lost since", 6)):
+    for column, value in (("Power", 4000), ("At stake", 6)):
         row = {'{run="a",cause="standstill"}': value}
         assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row, column=column)
 
@@ -412,7 +417,7 @@ ONE_OF_TWO_EXPORTERS = (
 def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_sample(
     tmp_path: Path, series: dict[str, str], cause: str, node: str, euros_per_hour: float
 ) -> None:
-    panel = "Cost and CO2 per hour, last 5 min"
+    panel = "Cost and CO2 per hour"
     row = {f'{{run="a",instance="{node}",cause="{cause}"}}': 300}
     cost = {f'{{run="a",cause="{cause}"}}': euros_per_hour}
 
@@ -458,7 +463,7 @@ def test_the_share_of_the_power_limits_counts_gpus_with_both_samples(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"), [(0.06, 0), (0.2, 2), (0.6, 4)], ids=["usual", "loss", "large loss"]
+    ("share", "verdict"), [(0.06, 0), (0.2, 2), (0.6, 5)], ids=["usual", "loss", "large loss"]
 )
 def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
     tmp_path: Path, share: float, verdict: int
@@ -469,6 +474,68 @@ def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
     assert_panel(
         tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall, row, column="Verdict"
     )
+
+
+def _critical_xid() -> dict[str, str]:
+    """Return the series of run a whose rank 1 uses a GPU with a critical Xid."""
+    alert = 'alertname="GpuXidCritical",run="a",instance="n1",gpu="1",uuid="G1",xid="48"'
+    return {
+        f'ALERTS{{alertstate="firing",severity="critical",{alert}}}': "_x48 1x12",
+        f"ALERTS_FOR_STATE{{{alert}}}": "_x48 690x12",
+        'gpu:gpu_xid:timestamp_seconds{instance="n1",gpu="1",uuid="G1",xid="48"}': "_x45 675x15",
+        'gpu_xid_last_timestamp_seconds{instance="n1",gpu="1",uuid="G1",xid="48"}': "_x45 675x15",
+        'training_rank_info{run="a",instance="n1",rank="1",gpu="1",uuid="G1"}': "1x60",
+    } | run_series("uncommitted_seconds", "300x60")
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ("Verdict", {'{run="a",cause="at_risk"}': 4}),
+        ("Since", {'{run="a",cause="at_risk"}': 675_000}),
+        ("Cost/h", {}),
+        ("At stake", {'{run="a",cause="at_risk"}': 3}),
+    ],
+)
+def test_a_run_with_a_critical_alert_may_lose_its_unsaved_work(
+    tmp_path: Path, column: str, expected: dict[str, float]
+) -> None:
+    series = COSTLY_RUN | _critical_xid()
+    row = {'{run="a",cause="at_risk",reason="Xid 48",instance="n1",rank="1",gpu="1"}': 0}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, expected, column=column)
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
+
+
+def test_a_run_that_stands_still_is_not_at_risk_too(tmp_path: Path) -> None:
+    row = {'{run="a",cause="standstill"}': 1}
+
+    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", HANG | _critical_xid(), row)
+
+
+@pytest.mark.parametrize(
+    ("series", "verdict"),
+    [
+        (COSTLY_RUN, "fine"),
+        (COSTLY_RUN | _critical_xid(), "at risk"),
+        (HANG, "large loss"),
+        (COSTLY_RUN | run_series("badput_seconds_total", "0+3x60", labels=',cause="data_stall"'), "loss"),
+    ],
+    ids=["no loss", "critical alert", "hang", "data stall"],
+)
+def test_each_run_counts_with_its_worst_verdict(tmp_path: Path, series: dict[str, str], verdict: str) -> None:
+    for query_id, name in zip("ABCDEF", RUN_COUNTS_BY_VERDICT, strict=True):
+        count = {"{}": 1 if name == verdict else 0}
+        assert_panel(tmp_path, "training-energy", "Runs by verdict", series, count, query_id=query_id)
+
+
+def test_the_start_of_a_run_is_usual(tmp_path: Path) -> None:
+    starting = {name.replace('"running"', '"starting"'): values for name, values in COSTLY_RUN.items()}
+
+    panel = "Losses now, last 5 min"
+    share, verdict = {'{run="a",cause="init"}': 1}, {'{run="a",cause="init"}': 0}
+    assert_panel(tmp_path, "training-energy", panel, starting, share, column="Share")
+    assert_panel(tmp_path, "training-energy", panel, starting, verdict, column="Verdict")
 
 
 def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
@@ -488,7 +555,7 @@ def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_un
         ("Lost per hour, last 5 min", "A", {'{currency="EUR"}': 19}),
         ("Lost per hour, last 5 min", "D", {'{text="runs unknown"}': 0}),
         ("Losses now, last 5 min", "D", {'{run="a",cause="data_stall"}': 19}),
-        ("Cost and CO2 per hour, last 5 min", "C", {"{}": 0}),
+        ("Cost and CO2 per hour", "C", {"{}": 0}),
         ("Cost and loss of each run, in this time range", "A", {'{run="a",state="running"}': 1}),
     ],
 )
