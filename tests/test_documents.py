@@ -26,8 +26,8 @@ OTHER_NAMES = {
 }
 """Names in backticks that have the prefix of a family and are no family."""
 SAMPLE_SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
-RULE_LEVELS = {rule.name.partition(":")[0] for rule in rules() if not rule.is_alert}
-RULE = re.compile(rf"\b(?:{'|'.join(RULE_LEVELS)}):\w+:\w+")
+RULE = re.compile(r"\b[a-z_]+:[a-z_]+:\w+")
+"""Name of a recording rule: level, metric and operation."""
 
 
 def texts_in_backticks(document: str) -> list[str]:
