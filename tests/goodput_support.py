@@ -1,11 +1,15 @@
-"""Simulated jobs with explicit durations, in the feed of a sidecar, and the goodput that their page shows."""
+"""Simulated jobs with explicit durations, in the feed of a sidecar, and the goodput on the page of a simulated or a real sidecar."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+import serve_support
 from ledger_support import Page, Sidecar, make_process, make_snapshot
+from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
 
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 from exporter.recording.values import END_REASONS, Ending, StatReading, TrainingReading, WorkSegment
@@ -184,3 +188,13 @@ class MonitoredJob:
         """End the job normally, and return the page after the end."""
         self.job.finished = True
         return self.write(final=True).die()
+
+
+def read_page(running: serve_support.Sidecar) -> Page:
+    """Return the page of a sidecar that runs in a child process."""
+    return Page(list(text_string_to_metric_families(running.request("/metrics")[1])))
+
+
+def wait_for_page(running: serve_support.Sidecar, condition: Callable[[Page], bool]) -> None:
+    """Wait until the page of a sidecar in a child process fulfills a condition."""
+    wait_until(lambda: condition(read_page(running)))

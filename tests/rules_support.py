@@ -27,13 +27,13 @@ needs_promtool = pytest.mark.skipif(
 
 KEYWORDS = frozenset({"and", "atan2", "bool", "group_left", "group_right", "offset", "or", "unless"})
 """PromQL keywords that look like the name of a series."""
-"""Tokens of an expression: texts, ranges and numbers are skipped; a name is a series, a function or a keyword."""
 LABEL_LISTS = re.compile(r"\b(?:by|group_left|group_right|ignoring|on|without)\s*\(([^)]*)\)")
 SELECTOR = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<number>\b\d[\w.]*)
     |(?P<name>[a-zA-Z_:][\w:]*)(?P<function>\s*\()?(?:\{(?P<matchers>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?""",
     re.VERBOSE,
 )
+"""Tokens of an expression: texts, ranges and numbers are skipped; a name is a series, a function or a keyword."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ SamplePass = tuple[float, list[tuple[float, float]]]
         ),
         # A long gap is not interpolated.
         ([(100, []), (160.5, [(160, 1.0), (160.5, 1.0)])], 0.5),
-        # The sample_integral restarts after the clock was set back.
+        # The clock was set back: the integral continues from the second pass on.
         (
             [
                 *((10_000, []), (10_001, [(10_001, 1.0)])),
@@ -126,7 +126,9 @@ SamplePass = tuple[float, list[tuple[float, float]]]
     ],
     ids=["first pass", "gap", "clock set back"],
 )
-def test_a_sample_ring_sums_samples_since_the_last_pass(passes: list[SamplePass], integral: float) -> None:
+def test_a_pass_adds_the_samples_since_the_last_pass_to_the_integral(
+    passes: list[SamplePass], integral: float
+) -> None:
     sample_integral = SampleIntegral()
     for seconds, samples in passes:
         samples_by_microseconds = [(int(time * 1e6), ratio) for time, ratio in samples]

@@ -90,6 +90,7 @@ def test_groups_that_no_rule_separates_are_called_a_tie() -> None:
     explanation = explain([waiting_rank(0, "load", "t.py:1", 5), waiting_rank(1, "read", "t.py:2", 5)])
 
     assert explanation.is_tie
+    assert not explanation.has_odd_group
     assert "do not show which" in explanation.sentence()
 
 

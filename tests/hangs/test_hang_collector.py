@@ -207,10 +207,12 @@ def test_reports_are_read_by_another_thread_while_hangs_start_and_end(hanging_ru
 
     with ThreadPoolExecutor(max_workers=1) as executor:
         read_count = executor.submit(read_reports)
-        for _ in range(100):
-            for hanging_run.runs in (runs, []):
-                hanging_run.series()
-        is_done.set()
+        try:
+            for _ in range(100):
+                for hanging_run.runs in (runs, []):
+                    hanging_run.series()
+        finally:
+            is_done.set()
 
         assert read_count.result() > 0
 

@@ -13,18 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from goodput_support import check_seconds_add_up, training_value
+from goodput_support import check_seconds_add_up, read_page, training_value, wait_for_page
 from ledger_support import Page
 from places import TESTS
-from prometheus_client.parser import text_string_to_metric_families
 from run_support import child_environment
-from serve_support import Sidecar, sidecar
+from serve_support import sidecar
 from waiting import PATIENCE, wait_until
 
 JOB = TESTS / "goodput_job.py"
@@ -58,14 +57,6 @@ def flags(tmp_path: Path) -> list[str]:
     (tmp_path / "job").mkdir()
     (tmp_path / "state").mkdir()
     return [f"--config.file={tmp_path / 'exporter.yaml'}", f"--state.dir={tmp_path / 'state'}"]
-
-
-def read_page(running: Sidecar) -> Page:
-    return Page(list(text_string_to_metric_families(running.request("/metrics")[1])))
-
-
-def wait_for(running: Sidecar, condition: Callable[[Page], bool]) -> None:
-    wait_until(lambda: condition(read_page(running)))
 
 
 @contextlib.contextmanager
@@ -141,15 +132,15 @@ def test_scenarios_1_to_3_two_trainings_from_step_0_are_two_sessions(
 ) -> None:
     with sidecar(tmp_path, *flags) as running:
         run_to_completion(tmp_path, 40, "--session=a", "--from-nothing")
-        wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
+        wait_for_page(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
         first_page = read_page(running)
         first_step_count = len(steps_of(tmp_path))
         run_to_completion(
             tmp_path, 40, "--session=b", "--from-nothing", f"--perf={perf}", f"--world-size={world_size}"
         )
-        wait_for(running, lambda scraped: run_info(scraped, "job-1").get("session_tag") == "b")
-        wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
-        wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
+        wait_for_page(running, lambda scraped: run_info(scraped, "job-1").get("session_tag") == "b")
+        wait_for_page(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
+        wait_for_page(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
         second_page = read_page(running)
 
     steps = steps_of(tmp_path)
@@ -181,13 +172,15 @@ def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
     # The job is killed after 98 steps, resumes at step 90, and ends at step 120.
     with sidecar(tmp_path, *flags) as running:
         run_until_killed(tmp_path, 120, 98, "--session=s", "--save-every=30")
-        wait_for(running, lambda scraped: sum_of_series(scraped, "interruptions_total", "job-1") == 1)
+        wait_for_page(running, lambda scraped: sum_of_series(scraped, "interruptions_total", "job-1") == 1)
         failed_page = read_page(running)
     # The sidecar is also killed, and a new sidecar continues.
     with sidecar(tmp_path, *flags) as running:
         run_to_completion(tmp_path, 120, "--session=s", "--save-every=30", f"--perf={perf}", run=second_run)
-        wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", second_run) == 30)
-        wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", second_run) == 0)
+        wait_for_page(running, lambda scraped: training_value(scraped, "attempt_steps", second_run) == 30)
+        wait_for_page(
+            running, lambda scraped: training_value(scraped, "uncommitted_seconds", second_run) == 0
+        )
         resumed_page = read_page(running)
 
     steps = steps_of(tmp_path)
@@ -236,11 +229,11 @@ def test_killing_job_and_sidecar_loses_at_most_the_unflushed_steps(tmp_path: Pat
                     running.process.kill()
                     running = stack.enter_context(sidecar(tmp_path, *flags))
                 process.communicate(timeout=60 * PATIENCE)
-            wait_for(
+            wait_for_page(
                 running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") is not None
             )
             pages.append(read_page(running))
-        wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
+        wait_for_page(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
         pages.append(read_page(running))
 
     steps = steps_of(tmp_path)
@@ -273,10 +266,14 @@ def test_a_session_continues_on_another_node_while_the_first_sidecar_is_running(
         (tmp_path / name).mkdir()
     with sidecar(tmp_path / "a", *flags) as first_sidecar, sidecar(tmp_path / "b", *flags) as second_sidecar:
         run_until_killed(tmp_path / "a", 120, 98, "--session=s", "--save-every=30")
-        wait_for(first_sidecar, lambda scraped: sum_of_series(scraped, "interruptions_total", "job-1") == 1)
+        wait_for_page(
+            first_sidecar, lambda scraped: sum_of_series(scraped, "interruptions_total", "job-1") == 1
+        )
         (tmp_path / "a" / "job" / "saved").rename(tmp_path / "b" / "job" / "saved")
         run_to_completion(tmp_path / "b", 120, "--session=s", "--save-every=30", run="job-2")
-        wait_for(second_sidecar, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-2") == 0)
+        wait_for_page(
+            second_sidecar, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-2") == 0
+        )
         resumed_page = read_page(second_sidecar)
 
     first_steps, second_steps = steps_of(tmp_path / "a"), steps_of(tmp_path / "b")
@@ -314,8 +311,8 @@ def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
     with sidecar(tmp_path, *flags) as running:
         run_until_killed(tmp_path, 400, 150, "--session=s", "--save-every=100")
         run_to_completion(tmp_path, 400, "--session=s", "--save-every=100")
-        wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", run) == 0)
-        wait_for(
+        wait_for_page(running, lambda scraped: training_value(scraped, "uncommitted_seconds", run) == 0)
+        wait_for_page(
             running,
             lambda scraped: (
                 abs(sum_of_series(scraped, "energy_joules_total", run) - energy_with_outcome(scraped, run))

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from goodput_support import check_seconds_add_up, counts_by_reason, training_value
+from goodput_support import check_seconds_add_up, counts_by_reason, read_page, training_value, wait_for_page
 from places import PROJECT, TESTS
 from run_support import child_environment
 from serve_support import sidecar
-from test_goodput_scenarios import read_page, wait_for
 from waiting import PATIENCE
 
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
@@ -55,7 +54,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
             command, env=env, capture_output=True, text=True, timeout=150 * PATIENCE, check=False
         )
         assert result.returncode == 0, result.stderr
-        wait_for(
+        wait_for_page(
             running,
             lambda scraped: (
                 [round(seconds, 6) for seconds in scraped.all("training_uncommitted_seconds").values()] == [0]

@@ -279,14 +279,15 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
         config.write_text("tls_server_config: {cert_fil: cert.pem}\n")
         statuses = []
 
-        def is_refused_after_a_request() -> bool:
+        def reload_fails_after_a_request() -> bool:
+            """Send a request, which starts a check of the file, and return True if the last reload has failed."""
             statuses.append(send_request(port, tls_context=authority.client_context()).status)
             return not reload_success_of(server)
 
-        wait_until(is_refused_after_a_request)
+        wait_until(reload_fails_after_a_request)
         for _ in range(5):
-            time.sleep(0.1)  # a request starts a check of the file if the last check is 0.05 s old
-            is_refused_after_a_request()
+            time.sleep(0.1)  # the file is checked at most every 0.05 s
+            reload_fails_after_a_request()
         authority.write_web_config()  # writes the valid configuration again
         wait_until(
             lambda: (
