@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import PurePath
+from typing import Any
 from zlib import crc32
 
 from exporter.recording.limits import MAX_IDENTITY_CHARACTERS
+from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import ProcessIdentity
 
 LAUNCH = "EXPORTER_LAUNCH"
@@ -34,33 +36,50 @@ MAX_STEM_CHARACTERS = 60
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-class Process:
-    """This process, whose identity comes from the launcher and from `configure`. May be read on any thread.
+@value_class
+class _IdentitySettings(Value):
+    """Parts of the identity that the environment of the process does not contain."""
 
-    Attributes:
-        is_agent: True for torchrun's agent, which is recognized by calls of its libraries or by its command line.
-        run_id: Run id of torchelastic, as observed in the agent.
-    """
+    run: str | None = None  # from `configure`, as rank, labels and session
+    rank: int | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    session: str = ""
+    run_id: str = ""  # run id of torchelastic, as observed in the agent
+    # True for torchrun's agent, which is recognized by calls of its libraries or by its command line
+    is_agent: bool = False
+
+
+class Process:
+    """This process, whose identity comes from the launcher and from `configure`. May be read on any thread."""
 
     def __init__(self, renew: Callable[[], None] | None = None) -> None:
         self._renew = renew  # starts a new recording after a change of the identity
-        self._run: str | None = None
-        self._rank: int | None = None
-        self._labels: tuple[tuple[str, str], ...] = ()
-        self._session = ""
-        self.run_id = ""
+        self._settings = _IdentitySettings()
         self.after_fork()
 
     def after_fork(self) -> None:
         """Drop the claims of the parent in a forked child."""
         self._has_claimed_rank = self._trains = False
-        self.is_agent = False
+        self._settings = self._settings.replace(is_agent=False)
+        self.begin_recording()
+
+    def begin_recording(self) -> None:
+        """Give the current identity to the recording that starts now."""
+        self._recorded_settings = self._settings
 
     def identity(self) -> ProcessIdentity:
         """Return the current identity, without the fields of a feed file: `id`, `started` and `version`."""
-        run, is_given = (self._run, True) if self._run is not None else _run_of(self.run_id)
-        rank, role = self._rank, "agent"
-        if not self.is_agent:
+        return self._identity_of(self._settings)
+
+    def recorded_identity(self) -> ProcessIdentity:
+        """Return the identity of the current recording, which remains the earlier identity until a requested renewal is done."""
+        return self._identity_of(self._recorded_settings)
+
+    def _identity_of(self, settings: _IdentitySettings) -> ProcessIdentity:
+        """Return the identity with these settings."""
+        run, is_given = (settings.run, True) if settings.run is not None else _run_of(settings.run_id)
+        rank, role = settings.rank, "agent"
+        if not settings.is_agent:
             if rank is None and (self._has_claimed_rank or _is_rank_owner()):
                 rank = _first_number(*_RANK_VARIABLES)
             if rank is None and self._has_claimed_rank:
@@ -75,15 +94,15 @@ class Process:
             local_rank=local_rank() if role == "trainer" else None,
             role=role,
             node=clean_text(_node()),
-            labels=self._labels,
+            labels=settings.labels,
             run_given=is_given,
-            trains=self._trains and not self.is_agent,
+            trains=self._trains and not settings.is_agent,
             launch=clean_text(os.environ.get(LAUNCH_ID, "")),
         )
 
     def export_environment(self) -> None:
         """Set the environment variables that pass a generated run name and the owner of the rank to child processes."""
-        name, is_given = _run_of(self.run_id)
+        name, is_given = _run_of(self._settings.run_id)
         if not is_given:
             os.environ.setdefault(LAUNCH, name)
         if _is_rank_owner():
@@ -97,7 +116,12 @@ class Process:
     @property
     def session(self) -> str:
         """Session tag from `configure` or `EXPORTER_SESSION`, or an empty text without a tag."""
-        return self._session or clean_text(os.environ.get("EXPORTER_SESSION", "")).strip()
+        return _session_of(self._settings)
+
+    @property
+    def recorded_session(self) -> str:
+        """Session tag of the current recording, see `recorded_identity`."""
+        return _session_of(self._recorded_settings)
 
     def configure(
         self,
@@ -107,17 +131,13 @@ class Process:
         session: str | None = None,
     ) -> None:
         """Set parts of the identity, which take precedence over the environment. None keeps the current value."""
-        previous = self._without_claim()
-        self._session = self._session if session is None else session
-        self._run = self._run if run is None else run
-        self._rank = self._rank if rank is None else rank
-        self._labels = self._labels if labels is None else labels
-        self._renew_if_changed(previous)
+        values = {"run": run, "rank": rank, "labels": labels, "session": session}
+        self._change_settings(**{name: value for name, value in values.items() if value is not None})
 
     def observe_agent(self, run_id: str = "") -> None:
         """Record a call of a library of the agent, which makes this process an agent unless it is a torchelastic worker."""
-        if self.is_agent:
-            is_changed = run_id not in {"", self.run_id}
+        if self._settings.is_agent:
+            is_changed = run_id not in {"", self._settings.run_id}
         else:
             is_changed = "TORCHELASTIC_RUN_ID" not in os.environ
         if is_changed:
@@ -125,19 +145,16 @@ class Process:
 
     def declare_agent(self, run_id: str = "") -> None:
         """Make this process an agent, even in the environment of a torchelastic worker."""
-        previous = self._without_claim()
-        self.is_agent = True
-        self.run_id = run_id or self.run_id
-        self._renew_if_changed(previous)
+        self._change_settings(is_agent=True, run_id=run_id or self._settings.run_id)
 
-    def _without_claim(self) -> ProcessIdentity:
-        """Return the part of the identity whose changes start a new recording: everything except `trains`."""
-        return self.identity().replace(trains=False)
-
-    def _renew_if_changed(self, previous: ProcessIdentity) -> None:
-        """Start a new recording unless the identity is still *previous*."""
-        if self._renew is not None and self._without_claim() != previous:
+    def _change_settings(self, **changes: Any) -> None:
+        """Change settings. If the identity changes, start a new recording; otherwise change the current recording."""
+        previous_settings = self._settings
+        self._settings = self._settings.replace(**changes)
+        if self._renew is not None and self.identity() != self._identity_of(previous_settings):
             self._renew()
+        else:
+            self.begin_recording()
 
 
 def launch_name(script: str, start_seconds: float, pid: int | None = None) -> str:
@@ -148,6 +165,11 @@ def launch_name(script: str, start_seconds: float, pid: int | None = None) -> st
     number = int(start_seconds % 60) * 21 + (os.getpid() if pid is None else pid) % 21
     letters = _DIGITS[number // 36] + _DIGITS[number % 36]
     return f"{stem}-{time.strftime('%Y%m%d-%H%M', time.localtime(start_seconds))}-{letters}"
+
+
+def _session_of(settings: _IdentitySettings) -> str:
+    """Return the session tag of the settings, otherwise of `EXPORTER_SESSION`."""
+    return settings.session or clean_text(os.environ.get("EXPORTER_SESSION", "")).strip()
 
 
 def local_rank() -> int | None:

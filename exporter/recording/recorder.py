@@ -224,6 +224,7 @@ class Recorder:
     def _write_last(self, start: float) -> None:
         """Write the final recording if the recorder is in use, and close the sink."""
         if self._in_use():
+            self._renew()
             if self._training is not None:
                 self._training.collect(is_identity_ending=True)
                 # Closed before the final recording, which includes the number of records that the span exporters dropped.
@@ -241,14 +242,17 @@ class Recorder:
         if self._is_renewal_requested:
             self._is_renewal_requested = False
             if self._sink is not None and self._sink.is_open():
-                self._publish(is_identity_ending=True)
-                self._sink.close()
+                recording = self._aggregate(is_identity_ending=True)
+                # Before the write, which may take long: data that other threads record meanwhile belongs to the new identity.
                 for state in self.stats.states():
                     state.reset(wall=time())
                 self.events.reset()
                 if self._training is not None:
                     self._training.reset()
+                self._write(recording)
+                self._sink.close()
             self.events.forget_identity()
+            self.process.begin_recording()
             self.started_at = time()
 
     def _prepare(self) -> bool:
@@ -331,6 +335,15 @@ class Recorder:
     def _publish(self, *, is_identity_ending: bool, within_seconds: float = inf) -> bool:
         """Aggregate and write a recording. Return False without a sink, after the close, or if the write failed.
 
+        The arguments are those of `_aggregate`.
+        """
+        return self._write(
+            self._aggregate(is_identity_ending=is_identity_ending, within_seconds=within_seconds)
+        )
+
+    def _aggregate(self, *, is_identity_ending: bool, within_seconds: float = inf) -> Recording:
+        """Aggregate the recorded data, and claim the rank if the data requires it.
+
         *is_identity_ending* is True for the last recording of the identity. After *within_seconds*, the buffers that are left are drained
         by the next call.
         """
@@ -357,13 +370,17 @@ class Recorder:
             self._gpus.read(os.environ, local_rank(), is_identity_ending=is_identity_ending),
         )
         self._claim(states)
+        return recording
+
+    def _write(self, recording: Recording) -> bool:
+        """Write a recording. Return False without a sink, after the close, or if the write failed."""
         if self._sink is None or self._is_closed:
             return False
         return self._sink.publish(recording, self._feed_identity, is_child=self._is_child)
 
     def _with_session_tag(self, reading: TrainingReading | None) -> TrainingReading | None:
-        """Add the session tag of `configure` to the facts, unless the job has reported a session tag."""
-        session = self.process.session
+        """Add the session tag of the recording to the facts, unless the job has reported a session tag."""
+        session = self.process.recorded_session
         if reading is None or not session or any(name == "session_tag" for name, _ in reading.facts):
             return reading
         return reading.replace(facts=tuple(sorted([*reading.facts, ("session_tag", session)])))
@@ -382,8 +399,8 @@ class Recorder:
                 self._sink.update_identity(self._feed_identity())
 
     def _feed_identity(self) -> ProcessIdentity:
-        """Return the identity with the pid and the start of the recording; the sink adds id and version."""
-        return self.process.identity().replace(pid=os.getpid(), started=self.started_at)
+        """Return the identity of the recording with its pid and start; the sink adds id and version."""
+        return self.process.recorded_identity().replace(pid=os.getpid(), started=self.started_at)
 
     def _read_rules(self) -> None:
         """Apply changed recording rules of the sidecar's configuration, and log a notice for each invalid rule."""

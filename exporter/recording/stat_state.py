@@ -70,12 +70,12 @@ class StatState:
         """Discard the parent's samples and tensors in flight, in a forked child."""
         if self.tensors is not None:
             self.tensors.after_fork()
+        self.buffer.clear()
+        self.refusals.clear()
         self.reset(wall=wall)
 
     def reset(self, *, wall: float) -> None:
-        """Discard all samples and counts."""
-        self.buffer.clear()
-        self.refusals.clear()
+        """Count from zero. Samples in the buffer, and refused samples that are not counted yet, are counted later."""
         self.count = 0
         self._sum = DoubleDoubleSum()
         self._is_summable = True  # False after a negative sample

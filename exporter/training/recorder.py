@@ -116,8 +116,7 @@ class TrainingRecording:
     # Lifecycle -------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Count from zero. Open blocks stay open."""
-        self.drain()
+        """Count from zero. Open blocks stay open, and records in the queue are applied later."""
         with self._lock:
             self.clock.reset(monotonic())
             self.numbers.reset()

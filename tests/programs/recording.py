@@ -251,6 +251,42 @@ def change_the_identity() -> None:
     assert events.recent()[-1].run == "second"
 
 
+def change_the_identity_after_the_first_sample() -> None:
+    """Call `configure` after the first sample of the job, which claims the rank, in an open feed file."""
+    loss = Stat("train.loss", ["mean"])
+    flush()
+    loss.add(1.0)
+    exporter.configure(run="second", session="late")
+
+
+def change_the_identity_while_other_threads_record() -> None:
+    """Call `configure` again and again while other threads record samples, background work and events. Print the number of each."""
+    loss = Stat("train.loss", ["mean"])
+    has_ended = threading.Event()
+    counts = []
+
+    def record() -> None:
+        count = 0
+        while not has_ended.is_set():
+            loss.add(1.0)
+            with training.background("upload"):
+                log("a")
+            count += 1
+            time.sleep(0.0001)
+        counts.append(count)
+
+    threads = [threading.Thread(target=record) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(20):
+        flush()
+        exporter.configure(run=f"run {number}")
+    has_ended.set()
+    for thread in threads:
+        thread.join()
+    print(sum(counts))
+
+
 def change_the_identity_during_long_work() -> None:
     """Call `configure` while a second thread does work of the recording for half a second."""
     has_started = threading.Event()
