@@ -290,26 +290,24 @@ def _rank_table() -> Panel:
 def _aggregate_panels() -> tuple[Panel, ...]:
     """Return the panels about waiting times and phases of all ranks."""
 
-    def count_ranks_in(phase: str) -> str:
-        """Return PromQL for the mean number of ranks in the phases that a matcher selects, among the ranks with current samples.
+    def share_by_rank(phase: str) -> str:
+        """Return PromQL for the share of the time that each rank spends in the phases that a matcher selects, by rank.
 
-        The shares of the phases of a rank add up to 1, although the clocks of a scrape and of a rank differ.
+        The shares of all phases of a rank add up to 1, although the clocks of a scrape and of a rank differ.
         """
 
         def seconds(matcher: str) -> str:
             return f"sum by (rank) (rate(training_phase_seconds_total{{@run{matcher}}}[$__rate_interval]))"
 
-        return f"sum({seconds(f', {phase}')} / ({seconds('')} > 0) and on (rank) {REPORTING_RANKS})"
+        return f"{seconds(f', {phase}')} / ({seconds('')} > 0)"
 
-    def seconds_by_rank(phase: str) -> str:
-        """Return PromQL for the seconds per second that each rank spends in a phase, by rank."""
-        return (
-            f'max by (rank) (rate(training_phase_seconds_total{{@run, phase="{phase}"}}[$__rate_interval]))'
-        )
+    def count_ranks_in(phase: str) -> str:
+        """Return PromQL for the mean number of ranks in the phases that a matcher selects, among the ranks with current samples."""
+        return f"sum({share_by_rank(phase)} and on (rank) {REPORTING_RANKS})"
 
-    data_seconds, sync_seconds = seconds_by_rank("data_loading"), seconds_by_rank("grad_sync")
+    data_share, sync_share = share_by_rank('phase="data_loading"'), share_by_rank('phase="grad_sync"')
     # The other ranks wait for the rank that waits least. In a run of two ranks, the median of both would be half of the wait.
-    others_sync_seconds = f"({sync_seconds} > on () group_left () min({sync_seconds}))"
+    others_sync_share = f"({sync_share} > on () group_left () min({sync_share}))"
     world_size = "(max(training_world_size{@run}) or max(last_over_time(training_world_size{@run}[1h])))"
     ranks_without_sample = f"clamp_min({world_size} - count({REPORTING_RANKS}), 0)"
 
@@ -317,10 +315,10 @@ def _aggregate_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "Waiting for data and for other ranks",
-            Query(f"max({data_seconds})", "data, worst rank", VERMILION),
-            Query(f"quantile(0.5, {data_seconds})", "data, median rank", ORANGE),
+            Query(f"max({data_share})", "data, worst rank", VERMILION),
+            Query(f"quantile(0.5, {data_share})", "data, median rank", ORANGE),
             Query(
-                f"quantile(0.5, {others_sync_seconds}) or on () min({sync_seconds})",
+                f"quantile(0.5, {others_sync_share}) or on () min({sync_share})",
                 "other ranks, median without the rank that waits least",
                 BLUE,
             ),

@@ -16,7 +16,7 @@ from dashboards.panels import (
     field_defaults,
     value_mappings,
 )
-from dashboards.queries import HANGING_RANKS, STANDSTILL, Query, table_query
+from dashboards.queries import HANG_LABELS, HANGING_RANKS, STANDSTILL, Query, table_query
 
 HEADING_PADDING_PIXELS = 28
 FILTER_ICON_PIXELS = 22
@@ -152,7 +152,7 @@ def hanging_ranks(w: int = 24) -> Panel:
     These ranks are likely to hold up the other ranks. Without a position, the table has a single row: no stack has been reported yet, no rank hangs,
     or no sample of the run exists.
     """
-    ranks_at_line = "count by (function, location) (training_hang_info{@run})"
+    ranks_at_position = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
     no_hang_found = placeholder_row(
         "training_hang_info{@run}",
         "function",
@@ -178,14 +178,14 @@ def hanging_ranks(w: int = 24) -> Panel:
             mappings=ZERO_AS_DASH,
         ),
         Column(
-            f"({HANGING_RANKS}) * on (function, location) group_left () {ranks_at_line} or {no_hang}",
-            "Ranks at this line",
+            f"({HANGING_RANKS}) * on ({HANG_LABELS}) group_left () {ranks_at_position} or {no_hang}",
+            "Ranks at this position",
             decimals=0,
-            width=140,
+            width=165,
             mappings=ZERO_AS_DASH,
         ),
         row_query=f"{HANGING_RANKS} or {no_hang}",
-        sort="Ranks at this line",
+        sort="Ranks at this position",
         descending=False,
         w=w,
         h=5,

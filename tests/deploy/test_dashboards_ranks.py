@@ -110,9 +110,10 @@ def test_the_wait_for_other_ranks_is_the_median_without_the_rank_that_waits_leas
 ) -> None:
     series: dict[str, str] = {}
     for rank, seconds in enumerate(waiting):
-        series |= run_series(
-            "phase_seconds_total", f"0+{seconds}x60", labels=f',rank="{rank}",phase="grad_sync"'
-        )
+        for phase, phase_seconds in (("grad_sync", seconds), ("forward", 15 - seconds)):
+            series |= run_series(
+                "phase_seconds_total", f"0+{phase_seconds}x60", labels=f',rank="{rank}",phase="{phase}"'
+            )
 
     assert_panel(
         tmp_path,
@@ -146,3 +147,31 @@ def test_ranks_without_a_sample_are_a_band_of_their_own(tmp_path: Path, silent_n
                 query_id=query_id,
                 minutes=minutes,
             )
+
+
+def test_a_rank_that_waits_all_of_the_time_waits_for_at_most_100_percent(tmp_path: Path) -> None:
+    late_scrapes = run_series("phase_seconds_total", "0+20x60", labels=',rank="0",phase="grad_sync"')
+    panel = "Waiting for data and for other ranks"
+
+    assert_panel(tmp_path, "training-ranks", panel, late_scrapes, {"{}": 100}, query_id="C", factor=100)
+
+
+def test_ranks_in_one_line_of_different_phases_hang_at_different_positions(tmp_path: Path) -> None:
+    position = 'function="wait",location="job.py:50",phase="{}"'
+    series = {
+        f'training_hang_info{{run="a",instance="n1",rank="{rank}",{position.format(phase)}}}': "1x60"
+        for rank, phase in enumerate(("forward", "grad_sync", "grad_sync"))
+    }
+    expected = {
+        f'{{instance="n1",rank="{rank}",{position.format(phase)}}}': count
+        for rank, phase, count in ((0, "forward", 1), (1, "grad_sync", 2), (2, "grad_sync", 2))
+    }
+
+    assert_panel(
+        tmp_path,
+        "training-ranks",
+        "Where hanging ranks wait",
+        series,
+        expected,
+        column="Ranks at this position",
+    )
