@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from gpu_support import parse_machine, replay, small_machine, small_text
+from gpu_support import parse_machine, replay, small_machine, small_text, values
+
+from exporter.collectors.gpu.publishing import GpuBlock
+from exporter.collectors.gpu.state import GpuRegistry
 
 
 def test_the_first_pass_over_processes_uses_no_stale_sample() -> None:
@@ -60,3 +65,76 @@ def test_nvlink_5_has_separate_fields() -> None:
     kinds = result.values("gpu_nvlink_errors_total", "0").keys()
     assert ("malformed_packet",) in kinds
     assert ("crc_flit",) not in kinds
+
+
+TRAFFIC = "nvlink_transmit_kib: {idle: 1000, counter_from: 1000000000}"
+GPM_TRAFFIC = 'gpm: {"1": 50, "61": 5}'
+
+
+@pytest.mark.parametrize("error", ["TIMEOUT", "NOT_SUPPORTED"])
+@pytest.mark.parametrize("start", ["0s", "20s"])
+def test_a_failed_reading_of_the_traffic_is_not_replaced_by_another_counter(error: str, start: str) -> None:
+    description = small_machine(
+        f"set: {{{LINKS}, {TRAFFIC}}}",
+        f"at: {start}, until: 23s, errors: {{nvmlDeviceGetFieldValues: {error}}}",
+        model=GPM_TRAFFIC,
+        count=1,
+    )
+    registry, block = GpuRegistry(), GpuBlock()
+    totals: list[float] = []
+    for sample in replay(description, 70).samples:
+        registry.add_sample(sample, 1)
+        families = block.families(registry, "", {})
+        totals += values(families, "gpu_nvlink_transmit_bytes_total").values()
+    increases = [later - earlier for earlier, later in itertools.pairwise(totals)]
+
+    assert min(increases) >= 0
+    assert max(increases) <= 30 * 3 * 1000 * 1024  # three links over the time of the errors and a few passes
+
+
+def test_a_failed_field_of_nvlink_5_is_not_replaced_by_the_old_field() -> None:
+    counters = "nvlink_transmit_kib: 0, nvlink_transmit_bytes: {idle: 5000, counter_from: 100000}"
+    failed_field = 'at: 30s, until: 40s, fields: {"202": nan}'
+    text = small_text(f"set: {{{LINKS}, {counters}}}", failed_field, count=1)
+    result = replay(parse_machine(text.replace("hopper", "blackwell")), 65)
+
+    assert result.readings("nvlink_transmit_kibibytes", 0, "") == []  # always 0
+    assert len(result.readings("nvlink_transmit_bytes", 0, "0")) == 56
+
+
+def test_a_failed_field_of_single_links_is_not_replaced_by_the_field_of_their_sum() -> None:
+    failed_field = 'at: 50s, until: 70s, fields: {"161": nan}'
+    result = replay(small_machine(f"set: {{{LINKS}, nvlink_errors: 2}}", failed_field), 130)
+
+    assert result.values("gpu_nvlink_errors_total", "0")["replay",] == 3 * 2
+
+
+def test_a_sum_over_links_is_absent_while_the_number_of_a_link_is_in_doubt() -> None:
+    registry, sums = GpuRegistry(), []
+    for time_seconds, count in enumerate((7, 3, 1, 9)):
+        rows = [[["0", "replay"], 5], [["1", "replay"], count]]
+        entry = {
+            "index": 0,
+            "uuid": "GPU-0",
+            "job_index": 0,
+            "values": {},
+            "replaced": {"nvlink_errors": rows},
+        }
+        registry.add_sample({"kind": "sample", "time": float(time_seconds), "gpus": [entry]}, 1)
+        families = GpuBlock().families(registry, "", {})
+        sums.append([*values(families, "gpu_nvlink_errors_total").values()])
+
+    assert sums == [[12], [12], [], [14]]
+
+
+def test_a_link_that_becomes_active_adds_no_earlier_traffic() -> None:
+    registry, sums = GpuRegistry(), list[float]()
+    for time_seconds, counts in enumerate(({"0": 100}, {"0": 110, "1": 5000}, {"0": 120, "1": 5001})):
+        rows = [[[link], count] for link, count in counts.items()]
+        replaced = {"nvlink_transmit_bytes": rows}
+        entry = {"index": 0, "uuid": "GPU-0", "job_index": 0, "values": {}, "replaced": replaced}
+        registry.add_sample({"kind": "sample", "time": float(time_seconds), "gpus": [entry]}, 1)
+        families = GpuBlock().families(registry, "", {})
+        sums += values(families, "gpu_nvlink_transmit_bytes_total").values()
+
+    assert sums == [100, 110, 121]

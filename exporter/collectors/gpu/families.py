@@ -18,3 +18,11 @@ COUNTER_RULES = {
     if source.rule is not None
 }
 """Rule of each reading that is a counter."""
+
+ALTERNATIVE_LINK_READINGS = {
+    source.reading: tuple(alternative.reading for alternative in family.sources)
+    for family in GPU_FAMILIES
+    if family.by_link
+    for source in family.sources
+}
+"""All readings of the family, by each reading of a family that is a sum over the NVLinks."""

@@ -328,23 +328,41 @@ def _add_status(values_by_name: dict[str, Values], gpu: GpuState, machine: Mappi
 def _add_readings(family_values: Values, gpu: GpuState, family: GpuFamily) -> None:
     """Add the values of a GPU to a family. A source without readings of the GPU adds nothing."""
     gpu_labels = gpu.labels()
+    if family.by_link:
+        sums = _sums_over_links(gpu, family)
+        family_values.update({(*gpu_labels, *labels): total for labels, total in sums.items()})
+        return
     for source in family.sources:
-        latest_values = gpu.values.get(source.reading)
-        if not latest_values:
-            continue
+        latest_values = gpu.values.get(source.reading, {})
         if source.rule is None:
             family_values.update({(*gpu_labels, *labels): value for labels, value in latest_values.items()})
             continue
-        for labels, counter in gpu.counters[source.reading].items():
+        for labels, counter in gpu.counters.get(source.reading, {}).items():
             total = counter.value()
-            # A sum over links includes the links that became inactive, because a counter must not decrease.
-            if total is None or not (family.by_link or labels in latest_values):
+            if total is None or labels not in latest_values:
                 continue
-            if not total and labels and labels[-1] in family.omitted_at_zero:
-                continue
-            # The family of a reading by link has no label for the link.
-            series_labels = (*gpu_labels, *(labels[1:] if family.by_link else labels))
-            family_values[series_labels] = family_values.get(series_labels, 0) + total
+            if total or not labels or labels[-1] not in family.omitted_at_zero:
+                series_labels = (*gpu_labels, *labels)
+                family_values[series_labels] = total
+
+
+def _sums_over_links(gpu: GpuState, family: GpuFamily) -> dict[Labels, float]:
+    """Return the totals of a family over the links, by the labels without the link.
+
+    The sums contain the totals of inactive links and of earlier sources, because a counter must not decrease. A sum with a link in
+    doubt is absent. Without a source that has readings, the result is empty.
+    """
+    sums: dict[Labels, float] = {}
+    labels_in_doubt: set[Labels] = set()
+    if not any(gpu.values.get(source.reading) for source in family.sources):
+        return sums
+    for source in family.sources:
+        latest_values = gpu.values.get(source.reading, {})
+        for labels, counter in gpu.counters.get(source.reading, {}).items():
+            if counter.value() is None and labels in latest_values:
+                labels_in_doubt.add(labels[1:])
+            sums[labels[1:]] = sums.get(labels[1:], 0) + counter.total * counter.rule.scale
+    return {labels: total for labels, total in sums.items() if labels not in labels_in_doubt}
 
 
 def _add_instances(values_by_name: dict[str, Values], gpu: GpuState) -> None:

@@ -21,7 +21,7 @@ from exporter.collectors.gpu.energy import (
     PassPower,
     PowerSample,
 )
-from exporter.collectors.gpu.families import COUNTER_RULES
+from exporter.collectors.gpu.families import ALTERNATIVE_LINK_READINGS, COUNTER_RULES
 from exporter.collectors.gpu.family import CHILD_COUNTER
 from exporter.collectors.gpu.kernel_log import KernelXids
 from exporter.collectors.job import EnergyReading, GpuListing, GpuProcessUse
@@ -116,8 +116,13 @@ class GpuState:
         return replace(reading, is_mig=bool(self.instances))
 
     def _set_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
-        """Set the values of a reading, and advance its counters. *pairs* are label values with a number, or None for absent."""
+        """Set the values of a reading, and advance its counters. *pairs* are label values with a number, or None for absent.
+
+        A counter that joins a sum over the NVLinks in a later pass starts at 0: its increase before that pass is unknown, and would
+        appear as an increase of the sum.
+        """
         values, rule = self.values.setdefault(reading, {}), COUNTER_RULES.get(reading)
+        summed_series = self._summed_series(reading)
         for label_values, value in pairs:
             labels = tuple(label_values)
             if value is None:
@@ -126,7 +131,17 @@ class GpuState:
             values[labels] = value
             if rule is not None:
                 counters = self.counters.setdefault(reading, {})
-                counters.setdefault(labels, MonotonicCounter(rule)).advance(value, time, child)
+                if labels not in counters:
+                    joins_sum = labels[1:] in summed_series
+                    counters[labels] = MonotonicCounter(
+                        replace(rule, starts_at_zero=True) if joins_sum else rule
+                    )
+                counters[labels].advance(value, time, child)
+
+    def _summed_series(self, reading: str) -> set[Labels]:
+        """Return the labels without the link of all counters of a sum over the NVLinks. Empty for other readings."""
+        readings = ALTERNATIVE_LINK_READINGS.get(reading, ())
+        return {labels[1:] for name in readings for labels in self.counters.get(name, ())}
 
     def _process(self, entry: Mapping[str, Any]) -> GpuProcessUse:
         return GpuProcessUse(

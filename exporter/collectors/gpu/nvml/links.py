@@ -2,6 +2,9 @@
 
 Runs in the NVML child. Traffic is in NVML's unit (KiB before the fifth generation, then bytes). An inactive link
 returns "not supported" for fields that active links support, so support is tracked per link.
+
+Several fields, and GPM, count the same bytes or errors from different start values. A failed reading is therefore never replaced
+by another source: the source that has counted a direction or a kind of errors is used until the child ends.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.collectors.gpu.nvml.device import BLACKWELL, SUM_OF_LINKS, NvmlDevice
+from exporter.collectors.gpu.nvml.device import BLACKWELL, SUM_OF_LINKS, NvmlDevice, query_name_of
 from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
 
 _NVLINK_COUNT_FIELD = 91
@@ -70,24 +73,34 @@ class NvLinks:
 
     def __init__(self, device: NvmlDevice) -> None:
         self.has_links = False  # True if the GPU has links
-        self.has_traffic_counters = False  # True if the links have traffic counters
+        self.has_traffic_counters = False  # True unless the GPU supports no traffic field
         self._device = device
         self._active_links: list[int] = []
+        self._used_fields: dict[str, TrafficField] = {}  # field that has counted, by direction
+        self._kinds_by_link: set[str] = set()  # kinds of errors that a field of a single link has counted
 
     def read_traffic(self, readings: PassReadings) -> None:
-        """Read the bytes sent and received."""
+        """Read the bytes sent and received. Of each direction, the first supported field is read."""
         if not self.has_links:
             return
         is_newest_first = self._device.architecture() >= BLACKWELL
-        counted_directions: set[str] = set()
+        supported_directions = set(self._used_fields)
         for pair in _TRAFFIC[::-1] if is_newest_first else _TRAFFIC:
-            # The fields count the same bytes in different ways: use only the first field of a direction with a value.
-            fields = [source for source in pair if source.direction not in counted_directions]
+            fields = [
+                source
+                for source in pair
+                if self._used_fields.get(source.direction) is source
+                or source.direction not in supported_directions
+            ]
             byte_counts = self._read_byte_counts([source.field for source in fields])
             for source in pair:
                 readings.set_all(source.reading, byte_counts.get(source.field, {}))
-            counted_directions |= {source.direction for source in fields if byte_counts[source.field]}
-        self.has_traffic_counters = bool(counted_directions)
+            for source in fields:
+                if byte_counts[source.field]:
+                    self._used_fields[source.direction] = source
+                if byte_counts[source.field] or not self._is_unsupported(source.field):
+                    supported_directions.add(source.direction)
+        self.has_traffic_counters = bool(supported_directions)
 
     def read_states_and_errors(self, readings: PassReadings) -> None:
         """Read the link states and errors."""
@@ -112,17 +125,27 @@ class NvLinks:
         device = self._device
         is_fifth_generation = device.architecture() >= BLACKWELL
         errors: dict[Labels, float] = {}
+        failed_kinds: set[str] = set()  # of fields of a single link that may have a value in a later pass
         for field, error_kind in (_FIFTH_GENERATION_ERRORS if is_fifth_generation else _ERRORS).items():
             by_link = self._read_by_link(field, links)
             errors.update(((*link, error_kind), count) for link, count in by_link.items())
+            if by_link:
+                self._kinds_by_link.add(error_kind)
+            elif any(not device.is_unsupported(query_name_of((field, link))) for link in links):
+                failed_kinds.add(error_kind)
         if not is_fifth_generation:
-            kinds_by_link = {error_kind for _, error_kind in errors}
+            other_kinds = self._kinds_by_link | failed_kinds
             sums = {**_SUMMED_ERRORS, **_OLD_DRIVER_ERRORS}
             totals = device.read_counts_by_kind(
-                {field: error_kind for field, error_kind in sums.items() if error_kind not in kinds_by_link}
+                {field: error_kind for field, error_kind in sums.items() if error_kind not in other_kinds}
             )
             errors.update((("", error_kind), count) for error_kind, count in totals.items())
         return errors
+
+    def _is_unsupported(self, field: int) -> bool:
+        """Return True if the GPU supports a traffic field neither as a sum nor for any active link."""
+        scopes = (SUM_OF_LINKS, *self._active_links)
+        return all(self._device.is_unsupported(query_name_of((field, scope))) for scope in scopes)
 
     def _read_byte_counts(self, fields: Sequence[int]) -> dict[int, dict[Labels, float]]:
         """Return each field as the sum over the links, with the label "", if the driver supports the sum, otherwise by link."""
