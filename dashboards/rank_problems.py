@@ -14,9 +14,15 @@ from dashboards.gpu_problems import (
     XID_PROBLEM_SECONDS,
 )
 from dashboards.queries import (
+    EQUAL_RATIO,
     HANG_LABELS,
+    LIVE_STATE,
     ODD_GROUP_SIZE,
+    SLOWEST_RANK,
+    SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL,
+    STANDSTILL_BY_STEP_AGE,
+    blank_if_incomplete,
     feed_age_seconds,
 )
 from exporter.status.conditions.gpus import CRITICAL_XIDS
@@ -33,6 +39,19 @@ FOLLOWING_EXITS_SECONDS = 60
 """Longest time between the first and the last exit before a restart: a launcher such as torchrun ends all ranks first."""
 MAX_ROWS = 8
 """Maximum number of rows of a problem that many ranks can have at once."""
+
+WHILE_STEPPING = f"and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}"
+"""Condition that the run is live and completes steps, for the right side of a query."""
+SLOWEST_RANK_WHILE_STEPPING = f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO}) {WHILE_STEPPING}"
+"""PromQL for the relative speed of the slowest rank, with the labels of `SLOWEST_RANK`, while the run completes steps.
+
+Without a value if the ranks are equal. While ranks are unknown, the result has a value only if a rank is slow: the slowest of all
+ranks may be one of the unknown ranks.
+"""
+LOWEST_SPEED_OF_EQUAL_RANKS = (
+    f"{blank_if_incomplete(f'min({SPEED_RATIO_BY_RANK_AND_NODE}) >= {EQUAL_RATIO}')} {WHILE_STEPPING}"
+)
+"""PromQL for the lowest relative speed, without labels, while the run completes steps and all ranks are known and equal."""
 
 FEED_AGE_SECONDS = feed_age_seconds("@run", "instance, rank")
 """PromQL for the age of the feed of each rank of the run at the last scrape, by node and rank."""

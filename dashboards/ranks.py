@@ -70,11 +70,11 @@ from dashboards.run_problems import (
 from dashboards.tables import Column, hanging_ranks, percent_column, table
 
 UID = "training-ranks"
-WHILE_STEPS_FINISH = f"unless on () {STANDSTILL_BY_STEP_AGE}"
+_UNLESS_STANDSTILL = f"unless on () {STANDSTILL_BY_STEP_AGE}"
 """Condition that no step is overdue and the run is neither stalled nor hung. The compute times of the last steps remain during a hang."""
-RECORDED_STANDSTILL = "max(run:training_standstill:info{@run})"
+_RECORDED_STANDSTILL = "max(run:training_standstill:info{@run})"
 """PromQL with a value while no step finishes, for subqueries: a recorded series costs less than `STANDSTILL_BY_STEP_AGE` at each point."""
-SAMPLED_COMPUTE_SECONDS = f"max by (rank) (training_rank_compute_seconds{{@run}} > 0) {WHILE_STEPS_FINISH}"
+SAMPLED_COMPUTE_SECONDS = f"max by (rank) (training_rank_compute_seconds{{@run}} > 0) {_UNLESS_STANDSTILL}"
 """PromQL for the seconds that each rank computes in a step, from the exporters instead of the rules, by rank.
 
 Without a value while no step finishes.
@@ -145,7 +145,7 @@ _RANKS_BY_SEVERITY = {
     Severity.HOLDS_UP: f"({ODD_RANK} or {ODD_PHASE})",
     Severity.ENDED: f"(max by (instance, rank) (training_process_up{{@run}}) == 0 unless on () {ENDED_NORMALLY})",
     Severity.UNKNOWN: UNKNOWN_RANKS,
-    Severity.SLOW: f"({SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO} {WHILE_STEPS_FINISH})",
+    Severity.SLOW: f"({SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO} {_UNLESS_STANDSTILL})",
     Severity.WAITS: f"({DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
     Severity.NONE: "training_process_up{@run}",
 }
@@ -183,7 +183,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
     return (
         heatmap(
             "Slowness of each rank",
-            Query(f"1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1 {WHILE_STEPS_FINISH}", "{{rank}}"),
+            Query(f"1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1 {_UNLESS_STANDSTILL}", "{{rank}}"),
             unit="percentunit",
             color_range=(0, 0.5),
             w=10,
@@ -192,7 +192,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
         heatmap(
             "Slowness of each node's slowest rank",
             Query(
-                f"1 / min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1 {WHILE_STEPS_FINISH}",
+                f"1 / min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1 {_UNLESS_STANDSTILL}",
                 "{{instance}}",
             ),
             unit="percentunit",
@@ -224,7 +224,7 @@ def _rank_table() -> Panel:
         Column(_SEVERITY_BY_RANK, "State", decimals=0, width=100, mappings=_SEVERITY_TEXTS),
         Column("problem", "GPU problem", width=165, mappings=BAD_TEXT),
         percent_column(
-            f"{SPEED_RATIO_BY_RANK_AND_NODE} {WHILE_STEPS_FINISH}",
+            f"{SPEED_RATIO_BY_RANK_AND_NODE} {_UNLESS_STANDSTILL}",
             "Speed",
             95,
             # The first color is that of an absent value.
@@ -232,8 +232,8 @@ def _rank_table() -> Panel:
             bar=(0, 1),
         ),
         percent_column(
-            f"avg_over_time(({SPEED_RATIO_BY_RANK_AND_NODE} < bool {SLOW_RATIO} unless on () {RECORDED_STANDSTILL})[$__range:$__interval])"
-            f" {WHILE_STEPS_FINISH}",
+            f"avg_over_time(({SPEED_RATIO_BY_RANK_AND_NODE} < bool {SLOW_RATIO} unless on () {_RECORDED_STANDSTILL})[$__range:$__interval])"
+            f" {_UNLESS_STANDSTILL}",
             "Time slow",
             100,
         ),
@@ -251,7 +251,7 @@ def _rank_table() -> Panel:
             width=70,
         ),
         Column(
-            f"{COMPUTE_SECONDS_BY_RANK_AND_NODE} {WHILE_STEPS_FINISH}",
+            f"{COMPUTE_SECONDS_BY_RANK_AND_NODE} {_UNLESS_STANDSTILL}",
             "Compute",
             unit="s",
             decimals=2,
@@ -356,7 +356,7 @@ def _selected_rank_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "Compute time of a step",
-            Query(f"max by (rank) (training_rank_compute_seconds{{@rank}}) {WHILE_STEPS_FINISH}", legend),
+            Query(f"max by (rank) (training_rank_compute_seconds{{@rank}}) {_UNLESS_STANDSTILL}", legend),
             unit="s",
             w=6,
         ),

@@ -20,11 +20,9 @@ from dashboards.panels import (
 from dashboards.queries import (
     COST_PER_HOUR_BY_CURRENCY,
     ENDED_NORMALLY,
-    EQUAL_RATIO,
     HANG_LABELS,
     HANGING_RANKS,
     ODD_GROUP_SIZE,
-    SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
     SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL,
@@ -34,12 +32,14 @@ from dashboards.queries import (
 from dashboards.rank_problems import (
     LAST_SAMPLE_TIME_BY_NODE,
     LOST_GPU_ROWS,
+    LOWEST_SPEED_OF_EQUAL_RANKS,
     ODD_PHASE,
     ODD_RANK,
+    SLOWEST_RANK_WHILE_STEPPING,
     STANDSTILL_START,
     UP_BY_RANK,
 )
-from dashboards.run_problems import DATA_WAIT_RATIO_BY_RANK, GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK, what_is_wrong
+from dashboards.run_problems import DATA_WAIT_WITH_RANK, GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK, what_is_wrong
 from dashboards.straggler import lost_time_panel
 from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
 
@@ -70,13 +70,8 @@ def overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Slowest rank",
-            instant_query(
-                f"{SLOWEST_RANK} < {EQUAL_RATIO} unless on () {STANDSTILL_BY_STEP_AGE}", SLOWEST_RANK_LEGEND
-            ),
-            instant_query(
-                f"min({SPEED_RATIO_BY_RANK_AND_NODE}) >= {EQUAL_RATIO} unless on () {STANDSTILL_BY_STEP_AGE}",
-                "all ranks alike",
-            ),
+            instant_query(SLOWEST_RANK_WHILE_STEPPING, SLOWEST_RANK_LEGEND),
+            instant_query(LOWEST_SPEED_OF_EQUAL_RANKS, "all ranks alike"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -86,10 +81,10 @@ def overview_panels() -> tuple[Panel, ...]:
         lost_time_panel(),
         stat(
             "Waiting for data, last 2 min",
-            instant_query(f"topk(1, {DATA_WAIT_RATIO_BY_RANK})", "rank {{rank}} on {{instance}}"),
+            instant_query(DATA_WAIT_WITH_RANK, "{{whose}}"),
             instant_query(
                 # While no step finishes, the complete cost is part of the loss in the panel before.
-                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT_RATIO_BY_RANK}) unless on () {STANDSTILL}",
+                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT_WITH_RANK}) unless on () {STANDSTILL}",
                 "{{currency}}/h",
             ),
             unit="percentunit",

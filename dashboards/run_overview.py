@@ -33,16 +33,13 @@ from dashboards.panels import (
 from dashboards.queries import (
     COST_SO_FAR_BY_CURRENCY,
     ENDED_NORMALLY,
-    EQUAL_RATIO,
     GPU_UUID_BY_RANK,
     JOULES_SO_FAR,
     LIVE_STATE,
     MEAN_STEP_SECONDS,
     OBSERVED_RATIO,
     PROGRESS_AGE_SECONDS,
-    SLOWEST_RANK,
     SLOWEST_RANK_LEGEND,
-    SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL,
     STANDSTILL_BY_STEP_AGE,
     STEP_OVERDUE_IN_WORK,
@@ -56,14 +53,15 @@ from dashboards.rank_problems import (
     ENDING_WITHOUT_FAILED_EXIT,
     LIVE_RANK_COUNT,
     LOOKBACK,
+    LOWEST_SPEED_OF_EQUAL_RANKS,
     MISSING_RANK_COUNT,
-    SLOW_RATIO,
+    SLOWEST_RANK_WHILE_STEPPING,
     STATE_START,
     UNKNOWN_RANK_COUNT,
+    WHILE_STEPPING,
 )
 from dashboards.run_problems import (
-    ALL_WAIT_FOR_DATA,
-    DATA_WAIT_RATIO_BY_RANK,
+    DATA_WAIT_WITH_RANK,
     events_in_range,
     problem_start,
     what_is_wrong,
@@ -243,20 +241,13 @@ def _loss_table(w: int, h: int) -> Panel:
 def _number_panels() -> tuple[Panel, ...]:
     """Return the panels with single numbers about speed, failures, goodput and cost."""
     young_condition = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
-    while_stepping = f"and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}"
-    # While ranks are unknown, only a slow rank is shown: the slowest of all ranks may be one of the unknown ranks.
-    slowest_rank = (
-        f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO})"
-    )
-    ranks_are_alike = blank_if_incomplete(f"min({SPEED_RATIO_BY_RANK_AND_NODE}) >= {EQUAL_RATIO}")
-    longest_wait = f'label_join(topk(1, {DATA_WAIT_RATIO_BY_RANK}), "whose", " on ", "rank", "instance")'
     # Without the division by the observed share of the five minutes, the rate of a young run would be too small.
     steps_per_second = f'max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0'
     return (
         stat(
             "Slowest rank",
-            instant_query(f"{slowest_rank} {while_stepping}", SLOWEST_RANK_LEGEND),
-            instant_query(f"{ranks_are_alike} {while_stepping}", "all ranks alike"),
+            instant_query(SLOWEST_RANK_WHILE_STEPPING, SLOWEST_RANK_LEGEND),
+            instant_query(LOWEST_SPEED_OF_EQUAL_RANKS, "all ranks alike"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -265,11 +256,7 @@ def _number_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Waiting for data, last 2 min",
-            instant_query(
-                f'label_replace({ALL_WAIT_FOR_DATA}, "whose", "each rank, at least", "", "") or on ()'
-                f' label_replace({longest_wait}, "whose", "rank $1", "whose", "(.+)")',
-                "{{whose}}",
-            ),
+            instant_query(DATA_WAIT_WITH_RANK, "{{whose}}"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
@@ -311,7 +298,7 @@ def _number_panels() -> tuple[Panel, ...]:
                 "{{note}}",
             ),
             instant_query(
-                f"max(run:training_straggler_lost:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE} {while_stepping}",
+                f"max(run:training_straggler_lost:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE} {WHILE_STEPPING}",
                 _LOST_TO_SLOWEST_RANK_LEGEND,
             ),
             unit="percentunit",

@@ -142,6 +142,15 @@ ALL_WAIT_FOR_DATA = (
     f"(min({DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO} and on () count({DATA_WAIT_RATIO_BY_RANK}) > 1)"
 )
 """PromQL for the smallest share of the time in which a rank waits for data, if all of several ranks wait: no rank is then the cause."""
+_LONGEST_DATA_WAIT = f'label_join(topk(1, {DATA_WAIT_RATIO_BY_RANK}), "whose", " on ", "rank", "instance")'
+DATA_WAIT_WITH_RANK = (
+    f'(label_replace({ALL_WAIT_FOR_DATA}, "whose", "each rank, at least", "", "")'
+    f' or on () label_replace({_LONGEST_DATA_WAIT}, "whose", "rank $1", "whose", "(.+)"))'
+)
+"""PromQL for the longest wait for data of a rank, as a share of the last two minutes. The label `whose` is `rank 3 on node-1`.
+
+If all of several ranks wait, the result is the shortest wait, and the label `whose` is `each rank, at least`: no rank is the cause.
+"""
 _ALL_RANKS_WAIT = with_number(
     f"round(100 * {ALL_WAIT_FOR_DATA})",
     _DATA_WAIT_START,

@@ -66,7 +66,7 @@ def test_a_wait_for_data_has_no_cost_while_the_complete_cost_is_lost(tmp_path: P
         "training-ranks",
         "Waiting for data, last 2 min",
         series,
-        {'{instance="n1",rank="1"}': 50},
+        {'{instance="n1",rank="1",whose="rank 1 on n1"}': 50},
         factor=100,
     )
     assert_panel(tmp_path, "training-ranks", "Waiting for data, last 2 min", series, {}, query_id="B")
@@ -175,3 +175,25 @@ def test_ranks_in_one_line_of_different_phases_hang_at_different_positions(tmp_p
         expected,
         column="Ranks at this position",
     )
+
+
+def test_the_ranks_are_not_alike_while_a_rank_is_unknown(tmp_path: Path) -> None:
+    series = RANKS | STEPPING | run_series("world_size", "3x60")
+    for rank in (0, 1):
+        series |= run_series("rank_compute_seconds", "1x60", labels=f',rank="{rank}"')
+
+    for world_size, expected in ((2, {"{}": 100}), (3, {})):
+        series |= run_series("world_size", f"{world_size}x60")
+        assert_panel(tmp_path, "training-ranks", "Slowest rank", series, expected, query_id="B", factor=100)
+
+
+def test_no_rank_is_named_if_all_ranks_wait_for_data(tmp_path: Path) -> None:
+    series = RANKS | STEPPING | COST
+    for rank, seconds in ((0, 6), (1, 9)):
+        series |= run_series(
+            "phase_seconds_total", f"0+{seconds}x60", labels=f',rank="{rank}",phase="data_loading"'
+        )
+    panel = "Waiting for data, last 2 min"
+
+    assert_panel(tmp_path, "training-ranks", panel, series, {'{whose="each rank, at least"}': 40}, factor=100)
+    assert_panel(tmp_path, "training-ranks", panel, series, {'{currency="EUR"}': 14}, query_id="B")
