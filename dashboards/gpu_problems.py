@@ -40,7 +40,9 @@ LAST_RANK_BY_GPU = (
     f" or on (instance, gpu) max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (instance, gpu) group_left (run, rank)"
     f" topk by (instance, gpu) (1, {_LOCAL_RANKS})))"
 )
-"""PromQL for the GPUs that a rank used in the time range, by UUID, else by local rank, with the last run and rank.
+"""PromQL with the value 0 for each GPU that a rank used in the time range, with the labels `instance` and `gpu`, and the last `run` and `rank`.
+
+The UUID of the rank's GPU decides. The local rank decides if no rank reported the UUID of the GPU.
 
 Each index has one result, also if several GPUs had the index in the time range, or if the exporters of a node number the GPUs differently.
 """

@@ -177,7 +177,8 @@ LOCAL_RANK_AS_GPU = (
 def _gpu_label_by_rank(label: str, inferred_source: str) -> str:
     """Return PromQL for series of value 1 with a label of each rank's GPUs, by node, rank and this label.
 
-    The sources are the feed, else the processes that NVML lists, else *inferred_source*. A rank that uses several GPUs has several series.
+    The GPUs of a rank come from the first of these sources that has any: the feed, the processes that NVML lists, *inferred_source*. A
+    rank that uses several GPUs has several series. A rank without a GPU in any source is absent.
 
     Args:
         label: `gpu` or `uuid`.
@@ -193,7 +194,10 @@ def _gpu_label_by_rank(label: str, inferred_source: str) -> str:
 
 
 GPU_INDEX_BY_RANK = _gpu_label_by_rank("gpu", LOCAL_RANK_AS_GPU)
-"""PromQL for the GPU indexes of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
+"""PromQL for a series of value 1 for each GPU of each rank, with the labels `instance`, `rank` and `gpu`.
+
+The index is from the first of these sources that has one: the feed, the processes that NVML lists, the local rank.
+"""
 GPU_UUID_BY_RANK = _gpu_label_by_rank(
     "uuid", f"{LOCAL_RANK_AS_GPU} * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, gpu_up)"
 )

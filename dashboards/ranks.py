@@ -87,7 +87,9 @@ _RANKS_TO_LOOK_AT = (
     f" or max by (rank) (0 * {ENDED_FIRST} + {STOPS_RUN_SORT_VALUE})"
     f" or 1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) or 0 * max by (rank) (training_rank_info{{@run}})))"
 ).replace("$__interval", "1m")
-"""Query of the ranks, sorted by a value: a sort value of a rank that stops the run, else the slowness, else 0.
+"""Query of all ranks of the run, in the order of the variable.
+
+A rank that stops the run has a sort value as its value. Any other rank has its slowness, which is 1 / speed, or 0 without a speed.
 
 Grafana has no `$__interval` for a variable.
 """
@@ -103,7 +105,10 @@ RANK_VARIABLE = Variable(
 GPU_PROBLEM_BY_RANK = (
     f"topk by (instance, rank) (1, {LOST_GPU_ROWS} or on (instance, rank) {THROTTLED_GPU_ROWS})"
 )
-"""PromQL for one problem of the GPUs of each rank, with GPU and text as labels: a lost GPU, else a throttled GPU."""
+"""PromQL for one lost or throttled GPU of each rank, with the labels `instance`, `rank`, `gpu` and `problem`.
+
+A lost GPU precedes a throttled GPU. A rank without such a GPU is absent. The value is the start of the problem in Unix seconds.
+"""
 RANK_ROWS = (
     f"max by (instance, rank, gpu, problem) ({GPU_PROBLEM_BY_RANK})"
     f" or on (instance, rank) max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})"
