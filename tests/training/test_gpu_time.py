@@ -188,9 +188,12 @@ def test_pending_device_events_are_read_later_without_waiting(device: Device) ->
 
 
 def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
-    warm_up(lambda: None)
+    warm_up(lambda: run_step(device))
+    run_step(device)  # leaves events that the device has not completed
     device.is_capturing = True
     calls_before_capture = device.event_calls
+    with training.training_iteration(), training.model_forward():
+        device.kernel(0.020)
     run_step(device)
     calls_after_capture = device.event_calls
     device.is_capturing = False
