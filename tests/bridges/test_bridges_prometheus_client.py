@@ -55,10 +55,13 @@ def test_a_negative_observation_is_not_a_reset_and_ends_the_sum(tmp_path: Path) 
 
 
 def test_the_gauges_of_an_unregistered_collector_disappear(tmp_path: Path) -> None:
-    page = run_job(tmp_path, f"{IMPORT_JOB}job.unregister_a_gauge(){PRINT_PAGE}").process.stdout
+    first_page = f"gauge = job.export_two_gauges(){PRINT_PAGE}print('unregistered')\n"
+    program = f"{IMPORT_JOB}{first_page}job.unregister(gauge){PRINT_PAGE}"
+    page_before, _, page_after = run_job(tmp_path, program).process.stdout.partition("unregistered\n")
 
-    assert sum_by_labels(page, "app_kept") == 1
-    assert series(page, "app_removed") == {}
+    assert sum_by_labels(page_before, "app_removed") == 7
+    assert sum_by_labels(page_after, "app_kept") == 1
+    assert series(page_after, "app_removed") == {}
 
 
 def test_a_collector_that_raises_or_hangs_affects_only_itself(tmp_path: Path) -> None:

@@ -10,12 +10,34 @@ from collections.abc import Iterator
 import prometheus_client as prom
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from waiting import wait_until
 
 import exporter
 from exporter.bridges import prometheus_client as bridge
 
-bridge.POLL_SECONDS, bridge.HANG_SECONDS = 0.2, 0.5
+bridge.POLL_SECONDS = 0.2
 exporter.configure(run="mine")
+
+
+class PollCounter(Collector):
+    """Collector without metrics, which counts its calls."""
+
+    calls = 0
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self.calls += 1
+        return iter(())
+
+
+POLL_COUNTER = PollCounter()
+prom.REGISTRY.register(POLL_COUNTER)
+
+
+def wait_for_poll(counter: PollCounter = POLL_COUNTER) -> None:
+    """Wait until the bridge has polled the metrics as they are now. *counter* is a collector of their registry."""
+    calls = counter.calls
+    # The first poll may have begun before the call of this function, and the third begins after the end of the second.
+    wait_until(lambda: counter.calls >= calls + 3)
 
 
 def export_every_type() -> prom.Counter:
@@ -36,7 +58,7 @@ def export_every_type() -> prom.Counter:
         durations.observe(seconds)
     sizes.observe(100)
     exporter.Stat("app.trains").add(1.0)
-    time.sleep(1.5)
+    wait_for_poll()
     return requests
 
 
@@ -45,15 +67,15 @@ def fork_and_reset_a_counter() -> None:
     bridge.install()
     counter = prom.Counter("app_steps", "Steps.")
     counter.inc(5)
-    time.sleep(1)
+    wait_for_poll()
     if os.fork() == 0:
-        time.sleep(1)
+        wait_for_poll()
         counter.inc(100)
         raise SystemExit(0)
     os.wait()
     counter.reset()
     counter.inc(2)
-    time.sleep(1)
+    wait_for_poll()
     counter.inc(1)
 
 
@@ -65,19 +87,24 @@ def observe_negative_values() -> None:
     for value in (5, -3, 4):
         reward.observe(value)
         shift.observe(value)
-        time.sleep(0.5)
+        wait_for_poll()
 
 
-def unregister_a_gauge() -> None:
-    """Export two gauges, and unregister one of them."""
+def export_two_gauges() -> prom.Gauge:
+    """Export two gauges, and return one of them, which `unregister` removes."""
     bridge.install()
     removed_gauge, kept_gauge = prom.Gauge("app_removed", "Removed."), prom.Gauge("app_kept", "Kept.")
     removed_gauge.set(7)
     kept_gauge.set(1)
     exporter.Stat("app.trains").add(1.0)
-    time.sleep(1)
-    prom.REGISTRY.unregister(removed_gauge)
-    time.sleep(1)
+    wait_for_poll()
+    return removed_gauge
+
+
+def unregister(gauge: prom.Gauge) -> None:
+    """Unregister a gauge, and wait until the bridge has polled the others."""
+    prom.REGISTRY.unregister(gauge)
+    wait_for_poll()
 
 
 class RaisingCollector(Collector):
@@ -91,8 +118,9 @@ class SlowCollector(Collector):
     """Collector of a gauge that sleeps before or after the gauge.
 
     Attributes:
-        seconds_before: Sleep before the gauge of each call but the first.
-        seconds_after: Sleep after the gauge of each call from the number `first_slow_call`.
+        seconds_before: Sleep before the gauge of a slow call.
+        seconds_after: Sleep after the gauge of a slow call.
+        first_slow_call: Number of the first slow call, such as 2 for the second call. All later calls are slow, too.
         calls: Number of calls.
         returned_calls: Number of calls that have ended.
     """
@@ -118,7 +146,11 @@ class SlowCollector(Collector):
 
 
 def export_collectors(*collectors: Collector) -> prom.CollectorRegistry:
-    """Export a registry with these collectors, and return the registry. The registration calls no collector."""
+    """Export a registry with these collectors, of which a call may last a second, and return the registry.
+
+    The registration calls no collector.
+    """
+    bridge.HANG_SECONDS = 1.0
     registry = prom.CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry._collector_to_names[collector] = []
@@ -128,28 +160,29 @@ def export_collectors(*collectors: Collector) -> prom.CollectorRegistry:
 
 
 def count_beside_a_raising_and_a_hanging_collector() -> None:
-    """Count 9 beside a collector that raises and one whose second call hangs, print the number of its calls, and be killed."""
+    """Count 9 beside a collector that raises and a collector that hangs in its second call. At last, print the number of its calls."""
     hanging_collector = SlowCollector(seconds_after=3600, first_slow_call=2)
-    registry = export_collectors(RaisingCollector(), hanging_collector)
+    poll_counter = PollCounter()
+    registry = export_collectors(RaisingCollector(), hanging_collector, poll_counter)
     counter = prom.Counter("app_steps", "Steps.", registry=registry)
-    time.sleep(3)
+    wait_until(lambda: hanging_collector.calls == 2)
+    wait_for_poll(poll_counter)
     counter.inc(9)
-    time.sleep(1)
+    wait_for_poll(poll_counter)
+    exporter.flush()
     print(hanging_collector.calls, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait_for_a_slow_second_call() -> None:
     """Export a collector whose calls from the second on last longer than the limit, and wait for the end of the second call."""
-    collector = SlowCollector(seconds_before=2, first_slow_call=2)
+    collector = SlowCollector(seconds_before=3, first_slow_call=2)
     export_collectors(collector)
-    while collector.returned_calls < 2:
-        time.sleep(0.05)
+    wait_until(lambda: collector.returned_calls == 2)
 
 
 def wait_for_a_slow_first_call() -> None:
     """Export a collector whose first call lasts longer than the limit after its gauge, and wait for the end of the call."""
-    collector = SlowCollector(seconds_after=2)
+    collector = SlowCollector(seconds_after=3)
     export_collectors(collector)
-    while collector.returned_calls < 1:
-        time.sleep(0.05)
+    wait_until(lambda: collector.returned_calls == 1)
