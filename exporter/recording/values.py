@@ -253,9 +253,8 @@ class TrainingReading(Value):
     # work before the start of the latest successful save
     committed_seconds: float = 0.0
     segments: tuple[WorkSegment, ...] = ()  # work without a save, in order, with merged neighbors
-    finished: bool = (
-        False  # True after an orderly end of the application without a failure, which commits all work
-    )
+    # True after an orderly end of the application without a failure, which commits all work
+    finished: bool = False
     failure: str = ""  # reported reason of the end, a member of `END_REASONS`; "" without a failure
     # longest of the last 100 steps, except the first step of the process; None before
     longest_step_seconds: float | None = None
@@ -298,9 +297,8 @@ class Recording(Value):
     """State of a process's recording at a point in time, written about once a second."""
 
     stats: tuple[StatReading, ...]  # enabled Stats in order of construction, then the series of the training
-    final: bool = (
-        False  # True for the last recording of the identity: before a normal exit or a change of the identity
-    )
+    # True for the last recording of the identity: before a normal exit or a change of the identity
+    final: bool = False
     events: EventsReading = NO_EVENTS
     training: TrainingReading | None = None  # None before the process reports training
     ending: Ending | None = None  # uncaught exception that ends the process; None without one

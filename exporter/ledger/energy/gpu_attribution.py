@@ -142,9 +142,8 @@ class GpuAttribution:
             if listing.time > self._listed_at:
                 self._update_holders(listing, lives)
         if not self._list_times and history:
-            self._listed_at = history[
-                -1
-            ].time  # the driver has no process list, and only the feed names holders
+            # The driver has no process list: only the feed names holders.
+            self._listed_at = history[-1].time
         division = DividedEnergy(self._take_claimed_slices(find_run))
         points = self._points(history)
         for process in reported_processes:

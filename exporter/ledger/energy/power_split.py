@@ -58,9 +58,8 @@ class PhaseSplit:
     """
 
     weight_by_phase: Mapping[str, float]  # joules, summed over the ranks; empty if no time was split
-    inaccurate_weight_by_phase: Mapping[
-        str, float
-    ]  # in intervals of fewer samples than `MIN_ACCURATE_SAMPLES`
+    # part of the weights that is from intervals of fewer samples than `MIN_ACCURATE_SAMPLES`
+    inaccurate_weight_by_phase: Mapping[str, float]
     waiting_joules: float  # energy of the GPU after the interval, which a later split contains
 
 
