@@ -28,6 +28,7 @@ from exporter.cli.configuration import Configuration, resolve
 from exporter.cli.findings import Check, CheckFinding, failure, ok, warning
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
 from exporter.cli.silence import install_command, probe_interpreter
+from exporter.cli.silent_jobs import find_silent_jobs
 from exporter.config.options import format_duration
 from exporter.errors import ConfigurationError, FeedDirectoryError
 from exporter.feed import runs
@@ -161,12 +162,11 @@ def check_writers(configuration: Configuration) -> Iterator[CheckFinding]:
     if not scan.entries:
         remedy = (
             "check that training-exporter is installed for the job's Python (--check.python=PATH), that the job has the same "
-            "EXPORTER_FEED_DIR, and that the job creates a Stat"
+            "EXPORTER_FEED_DIR, and that the job records something"
         )
         yield CheckFinding("warn", "writer", "no process has recorded in this feed directory", remedy)
-    recording_runs = {entry.snapshot.process.run for entry in scan.entries}
-    for job in runs.jobs(feed):
-        if job.silence is not None and job.run not in recording_runs:
+    for job in find_silent_jobs(feed, (entry.snapshot.process for entry in scan.entries)):
+        if job.silence is not None:
             problem = f'"{job.run}" records nothing: {job.silence.found}'
             yield CheckFinding("FAIL", "run", problem, job.silence.remedy)
 

@@ -31,6 +31,18 @@ RUN_SILENT = FamilySpec(
 SPECS = (RUN_SILENT,)
 
 
+def find_silent_jobs(feed_directory: Path, recording_processes: Iterable[ProcessIdentity]) -> tuple[Job, ...]:
+    """Return the jobs that recorded nothing at the diagnosis of `run`, except jobs of which a process has recorded since."""
+    silent_jobs = [job for job in runs.jobs(feed_directory) if job.silence is not None]
+    processes = list(recording_processes)
+    # If a job records under a different run name, the id of the launch is still the same.
+    recording_runs = {process.run for process in processes}
+    recording_launches = {process.launch for process in processes} - {""}
+    return tuple(
+        job for job in silent_jobs if job.run not in recording_runs and job.launch not in recording_launches
+    )
+
+
 class SilentJobs:
     """Collector of jobs that record nothing.
 
@@ -50,16 +62,7 @@ class SilentJobs:
 
     def collect(self) -> Collected:
         """Read the diagnoses of `run`, except those of jobs that record now."""
-        silent_jobs = [job for job in runs.jobs(self._feed_directory) if job.silence is not None]
-        processes = list(self._recording_processes())
-        # If a job records under a different run name, the id of the launch is still the same.
-        recording_runs = {process.run for process in processes}
-        recording_launches = {process.launch for process in processes} - {""}
-        self.jobs = tuple(
-            job
-            for job in silent_jobs
-            if job.run not in recording_runs and job.launch not in recording_launches
-        )
+        self.jobs = find_silent_jobs(self._feed_directory, self._recording_processes())
         collected = Collected()
         collected.add_family(
             RUN_SILENT, {(job.run, job.silence.reason): 1.0 for job in self.jobs if job.silence}

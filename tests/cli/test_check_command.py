@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import http.server
 import io
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml_support import FakeNvml, needs_fake_nvml
-from feed_support import new_identity, new_recording
+from feed_support import new_identity, new_recording, publish_once
 from run_support import (
     child_environment,
     free_port,
@@ -28,6 +29,7 @@ from run_support import (
     run_to_completion,
     running_process,
     sidecar_command,
+    supervise_command,
 )
 from waiting import LIMIT_SECONDS, wait_until
 from web_support import CertificateAuthority
@@ -116,6 +118,20 @@ def test_an_empty_directory_is_a_warning_with_the_remedy(tmp_path: Path) -> None
     ):
         (index,) = (index for index, line in enumerate(output_lines) if line.startswith(f"warn {line_start}"))
         assert output_lines[index + 1].startswith("     -> ")
+
+
+def test_a_silent_job_fails_until_its_launch_records_under_any_name(tmp_path: Path) -> None:
+    silence = runs.Silence("nothing_recorded", "found", "remedy")
+    with running_process(supervise_command(tmp_path, ["sleep", "60"]), tmp_path):
+        (job_file,) = wait_until(lambda: [*(tmp_path / "runs").glob("*.job")])
+        job = runs.Job(7, "train-1", 0.0, silence, launch="5f2c")
+        job_file.write_text(json.dumps(dataclasses.asdict(job)))
+        silent_finding = finding_of(check(tmp_path)[1], "run")
+        publish_once(tmp_path, run="mine", launch="5f2c")
+        later_findings = check(tmp_path)[1]
+
+    assert (silent_finding["status"], silent_finding["found"]) == ("FAIL", '"train-1" records nothing: found')
+    assert "run" not in {finding["subject"] for finding in later_findings}
 
 
 def test_a_live_writer_is_named_and_a_writer_without_recent_data_is_a_warning(
