@@ -65,14 +65,14 @@ def check_arguments(feed: Path, *flags: str, port: int | None = None) -> list[st
 
 @pytest.fixture(autouse=True)
 def _late_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the checks of this process take as long as a wait, because a busy machine exceeds the limits of the command."""
+    """Extend the time limits of the checks to the limit of a wait, because a busy machine exceeds the limits of the command."""
     run_late_checks = functools.partial(run_checks, deadline_seconds=LIMIT_SECONDS)
     monkeypatch.setattr("exporter.cli.check.run_checks", run_late_checks)
     monkeypatch.setattr("exporter.cli.check_server.REQUEST_TIMEOUT_SECONDS", LIMIT_SECONDS)
 
 
 def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[dict[str, str]]]:
-    """Run `check` in this process and return its exit status and findings."""
+    """Run `check` in this process and return the exit status and the findings."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         status = main(check_arguments(feed, *flags, port=port), child_environment())
     return status, json.loads(output.getvalue())["findings"]

@@ -104,7 +104,7 @@ def value(page: str, series: str) -> float:
 
 
 def is_past_the_crash(pages: list[str]) -> bool:
-    """Return True once the second attempt has passed the step of the crash and its lost steps are counted."""
+    """Return True once the second attempt has passed the step of the crash, and the lost steps are counted."""
     if not pages or len(counts := steps_by_rank(pages[-1])) != 2:
         return False
     return min(counts.values()) > CRASH_STEP and value(pages[-1], "training_lost_steps_total") > 0

@@ -257,7 +257,7 @@ def test_the_environment_of_the_job_names_feed_directory_and_run(owned_feed: Pat
 
 
 def test_two_threads_may_import_the_first_bridged_libraries_at_the_same_time(owned_feed: Path) -> None:
-    # Both threads have taken the finder from the list of finders before one of them removes it.
+    # Both threads hold the finder before the first of them removes the finder from `sys.meta_path`.
     program = (
         "import sys; finder = next(hook for hook in sys.meta_path if 'sitecustomize' in str(hook));"
         "specs = [finder.find_spec('keras'), finder.find_spec('ignite.engine')]; print(len(specs))"

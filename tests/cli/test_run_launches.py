@@ -111,7 +111,7 @@ with training.application(), training.training_loop(train_iterations_start=0):
                 pass
 sys.exit(3)
 """
-"""Job that fails two seconds after its last step: its exit handler runs last, like the teardown of a device."""
+"""Job that fails two seconds after the last step, in an exit handler that runs last, like the teardown of a device."""
 
 PROMETHEUS_CLIENT_JOB = """
 import time

@@ -147,7 +147,7 @@ def test_only_the_series_of_a_failed_gpu_end_and_return_with_the_gpu(
     tmp_path: Path, fault: str, reason: str
 ) -> None:
     machine = tmp_path / "faulty.yaml"
-    # A busy machine scrapes the start of the GPUs late, and restarts the child that a hanging GPU blocks late.
+    # On a busy machine, the first scrape with the GPUs is late, and so is the restart of the child that a hanging GPU blocks.
     slowdown = min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2), 6.0)
     start_seconds, end_seconds = 8 * slowdown, 14 * slowdown
     event = f"at: {start_seconds:.0f}s, until: {end_seconds:.0f}s, {fault}"

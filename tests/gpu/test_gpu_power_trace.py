@@ -148,7 +148,7 @@ def test_energy_after_a_pause_is_counted_in_full(
             energy, seconds, counter_delay_seconds=None if seconds % 10 else counter_delay_seconds
         )
 
-    # The counter also counts the energy between the last sample of the pause and its last reading.
+    # The counter also counts the energy between the last power sample and the last counter reading of the pause.
     assert energy.total_joules == pytest.approx(500.0 * 100, abs=1)
 
 

@@ -74,7 +74,7 @@ def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
         for sample in family.samples
         if sample.value < 0 or sample.value >= 1e18
     }
-    # A margin of -1, even if it is a register of all ones, is valid: one degree beyond the limit.
+    # For other readings, a register of all ones is garbage. A margin of -1 is valid: the GPU is a degree above the limit.
     assert implausible_families <= {"gpu_temperature_margin_celsius"}
     assert values(families, "exporter_nvml_errors_total")
     errors = values(families, "gpu_error_info")  # present if every call of the GPU failed

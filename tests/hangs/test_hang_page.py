@@ -52,7 +52,7 @@ def job_with_sidecar(tmp_path: Path, *command: str, configuration: str = CONFIGU
 
 
 def waiting_ranks_of(running: Sidecar) -> dict[str, tuple[str, str]]:
-    """Return function and location by rank, from the page."""
+    """Return the function and the location in which each rank waits, as on the page."""
     matches = re.findall(r"^training_hang_info\{(.*)\} 1", running.page, re.MULTILINE)
     all_labels = [dict(re.findall(r'(\w+)="([^"]*)"', match)) for match in matches]
     return {labels["rank"]: (labels["function"], labels["location"]) for labels in all_labels}
@@ -65,7 +65,7 @@ def run_state(running: Sidecar) -> str:
 
 
 def wait_for_explanation(running: Sidecar, ranks: int) -> dict[str, tuple[str, str]]:
-    """Wait until the run has started and hangs, and return function and location by rank."""
+    """Wait until the run hangs and the page has the stacks of a number of ranks. Return the function and the location of each rank."""
     wait_until(lambda: run_state(running))  # the import of torch is slow on a busy machine
     wait_until(lambda: run_state(running) == "hung")
     waiting_ranks = wait_until(lambda: len(waiting_ranks_of(running)) == ranks and waiting_ranks_of(running))
@@ -73,9 +73,9 @@ def wait_for_explanation(running: Sidecar, ranks: int) -> dict[str, tuple[str, s
 
 
 def is_logged(running: Sidecar, sentence: str) -> bool:
-    """Return True if the log line of the hang has a sentence, or if a rank was late.
+    """Return True if the log line of the hang has a sentence, or reports a rank without an answer.
 
-    A hang is logged once. On a busy machine, a rank may answer only the second request.
+    A hang is logged once. On a busy machine, the answer of a rank may come after the log line.
     """
     return sentence in running.log or "did not answer" in running.log
 
@@ -181,7 +181,7 @@ def test_a_first_step_is_not_hung_at_twice_the_limit(tmp_path: Path) -> None:
 
 
 def test_stacks_can_be_switched_off(tmp_path: Path) -> None:
-    configuration = CONFIGURATION.replace("hang: {interval: 500ms}", "hang: {stacks: off}")
+    configuration = CONFIGURATION.replace("hang: {interval: 500ms}", "hang: {interval: 500ms, stacks: off}")
     with job_with_sidecar(tmp_path, *stall_command(tmp_path, "hang"), configuration=configuration) as running:
         wait_until(lambda: run_state(running) == "hung")
         time.sleep(3)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @contextlib.contextmanager
 def job_process(feed: Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a job that records into a feed directory, and kill its process group at the end."""
+    """Run a job that records into a feed directory, and kill the process group of the job at the end."""
     feed.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | {
         "EXPORTER_FEED_DIR": str(feed),
@@ -52,7 +52,7 @@ def read_stacks(feed: Path) -> dict[str, Any] | None:
 
 
 def wait_for_groups(feed: Path, ranks: int, function: str) -> dict[str, Any]:
-    """Wait until all ranks have answered and the first group waits in a function, and return the output of `stacks`."""
+    """Wait until `stacks` reports all ranks, and a first group that waits in a function. Return the output of `stacks`."""
     output: dict[str, Any] = {}
 
     def is_grouped() -> bool:

@@ -12,7 +12,7 @@ from programs.torch_parts import loader, model_and_optimizer
 def train(epochs: int = 1, *, fail: bool = False, **options: Any) -> tuple[Any, Any]:
     """Train a linear model on four batches an epoch, and return the accelerator and the model.
 
-    Prints the own loss of the last step: the mean over its batches. With *fail*, raises ZeroDivisionError in the third batch.
+    Prints the loss of the last step as the job computes it: the mean over the batches of the step. With *fail*, raises ZeroDivisionError in the third batch.
     """
     accelerator = Accelerator(cpu=True, **options)
     model, optimizer, batches = accelerator.prepare(*model_and_optimizer(), loader(16))

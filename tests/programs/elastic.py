@@ -17,7 +17,7 @@ def replay_capture(path: str, process_id: str) -> None:
     pending_events = list(process["events"])
 
     def record_until(metric_count: int) -> None:
-        """Record the events that the process recorded before its next metric."""
+        """Record the events that the captured process recorded before a metric. *metric_count* is the number of earlier metrics."""
         while pending_events and pending_events[0]["after_metrics"] <= metric_count:
             entry = pending_events.pop(0)
             fields = entry["event"]

@@ -12,7 +12,7 @@ from programs.torch_parts import loader, model_and_optimizer
 
 
 def train(package: str, callbacks: Sequence[Any] = ()) -> None:
-    """Train four steps, save a checkpoint, weights and, in vain, to a directory that does not exist, and load the checkpoint.
+    """Train four steps, save a checkpoint and the weights, fail to save to a directory that does not exist, and load the checkpoint.
 
     *package* is the name under which the job imports Fabric: `lightning.fabric` or `lightning_fabric`.
     """

@@ -60,7 +60,7 @@ def train_and_kill_ranks(directory: str) -> None:
                     _save(step + 1, rank, saved_file)
                 exporter.flush()
                 if (attempt, rank, step + 1) in KILLS:
-                    time.sleep(0.2)  # the other rank has started its next step
+                    time.sleep(0.2)  # by then, the other rank has started the next step
                     log.write("killed")
                     os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()

@@ -108,7 +108,7 @@ def async_checkpoints() -> None:
 
 def async_checkpoints_and_weights() -> None:
     class SlowFirstWrite(DiskFullForBadPaths):
-        """Checkpoint I/O whose first write waits until all three saves are queued."""
+        """Checkpoint I/O that delays the first write until all three saves are queued."""
 
         has_queued_all = threading.Event()
 

@@ -26,7 +26,7 @@ class CountingTracker(LoopTracker):
 
 
 def call_hooks_in_any_order() -> None:
-    """Call up to 29 hooks in random order, and end all blocks; 300 times. Print the numbers of completed steps and of open levels."""
+    """Call up to 29 hooks in random order and end all blocks, 300 times. Print the number of completed steps and of levels left open."""
     chance, tracker = random.Random(5), CountingTracker()
     open_levels: set[Level] = set()
     phases = ["forward", "backward", "compile", None]

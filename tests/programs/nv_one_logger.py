@@ -1,4 +1,4 @@
-"""Jobs that are instrumented with NVIDIA's one-logger, whose package is `nv_one_logger`. They do not use the exporter."""
+"""Jobs instrumented with NVIDIA's one-logger, which is the package `nv_one_logger`. The jobs do not use the exporter."""
 
 # ruff: noqa: TRY301 - jobs as users write them
 
@@ -92,7 +92,7 @@ def train_validate_save_and_test(print_gauges: Callable[[], object]) -> None:
 
 
 def save_asynchronously() -> None:
-    """Start a save after each of three steps, and confirm two of the saves, the later one first."""
+    """Start a save after each of three steps. Confirm the second save, and then the first."""
     callbacks.on_app_start(start_time_msec=(time.time() - 5) * 1000)
     callbacks.on_train_start(train_iterations_start=0)
     for step in range(3):

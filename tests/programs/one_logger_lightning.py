@@ -47,7 +47,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]  # Lightning has no type
 
 
 class DiskFullForBadPaths(TorchCheckpointIO):  # type: ignore[misc]  # Lightning has no types here
-    """Checkpoint I/O that fails for files whose name contains `bad`."""
+    """Checkpoint I/O that fails for files with `bad` in the name."""
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         if "bad" in str(path):

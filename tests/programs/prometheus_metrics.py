@@ -1,4 +1,4 @@
-"""Jobs that use prometheus_client, whose metrics the bridge exports."""
+"""Jobs with metrics of prometheus_client, which the bridge exports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ exporter.configure(run="mine")
 
 
 class PollCounter(Collector):
-    """Collector without metrics, which counts its calls."""
+    """Collector that returns no metrics and counts the polls of the bridge."""
 
     calls = 0
 
@@ -91,7 +91,7 @@ def observe_negative_values() -> None:
 
 
 def export_two_gauges() -> prom.Gauge:
-    """Export two gauges, and return one of them, which `unregister` removes."""
+    """Export two gauges, and return the gauge that `unregister` removes."""
     bridge.install()
     removed_gauge, kept_gauge = prom.Gauge("app_removed", "Removed."), prom.Gauge("app_kept", "Kept.")
     removed_gauge.set(7)
@@ -160,7 +160,7 @@ def export_collectors(*collectors: Collector) -> prom.CollectorRegistry:
 
 
 def count_beside_a_raising_and_a_hanging_collector() -> None:
-    """Count 9 beside a collector that raises and a collector that hangs in its second call. At last, print the number of its calls."""
+    """Export a counter with a collector that raises and a collector that hangs in the second call. Print the calls of the latter."""
     hanging_collector = SlowCollector(seconds_after=3600, first_slow_call=2)
     poll_counter = PollCounter()
     registry = export_collectors(RaisingCollector(), hanging_collector, poll_counter)
@@ -175,14 +175,14 @@ def count_beside_a_raising_and_a_hanging_collector() -> None:
 
 
 def wait_for_a_slow_second_call() -> None:
-    """Export a collector whose calls from the second on last longer than the limit, and wait for the end of the second call."""
+    """Export a collector of which every call after the first lasts longer than the limit. Wait for the end of the second call."""
     collector = SlowCollector(seconds_before=3, first_slow_call=2)
     export_collectors(collector)
     wait_until(lambda: collector.returned_calls == 2)
 
 
 def wait_for_a_slow_first_call() -> None:
-    """Export a collector whose first call lasts longer than the limit after its gauge, and wait for the end of the call."""
+    """Export a collector that yields a gauge and then lasts longer than the limit. Wait for the end of the first call."""
     collector = SlowCollector(seconds_after=3)
     export_collectors(collector)
     wait_until(lambda: collector.returned_calls == 1)

@@ -20,7 +20,7 @@ from exporter.recording.recorder import RECORDER
 
 
 def add_from_threads_and_read_windows() -> None:
-    """Add to a Stat from four threads and check its windows, and those of a Stat with a single sample."""
+    """Check the windows of a Stat to which four threads add, and of a Stat with a single sample."""
     loss = Stat("train.loss", ["mean", "max"], window_seconds=0.5)
     busy = Stat("train.busy", ["mean"], window_seconds=0.5)
     loss_windows: list[WindowReading] = []
@@ -111,7 +111,7 @@ def create_stats_in_signal_handlers_and_finalizers() -> None:
 
 
 class _Unhashable(type):
-    """Metaclass whose classes cannot be hashed."""
+    """Metaclass of classes that cannot be hashed."""
 
     __hash__ = None  # type: ignore[assignment]  # as a hostile class would
 
@@ -170,7 +170,7 @@ def record_while_disabled() -> None:
 
 
 def start_sidecars_that_fail() -> None:
-    """Start a sidecar without an interpreter, and one with an unknown flag beside a file named `exporter.py`."""
+    """Start a sidecar without an interpreter. Then start a sidecar with an unknown flag, in a directory with a file `exporter.py`."""
     directory = os.environ["EXPORTER_FEED_DIR"]
     runs = os.path.join(directory, "runs")  # noqa: PTH118
     python, sys.executable = sys.executable, "/no/such/python"
@@ -235,7 +235,7 @@ def fork_while_a_thread_starts_recording(wait_seconds: float) -> None:
 
 
 def change_the_identity() -> None:
-    """Record under the identity of the launcher, and again after `configure`."""
+    """Record under the identity of the launcher, and then under the identity set by `configure`."""
     loss = Stat("train.loss", ["mean"])
     events.register(lambda _event: None, name="mine")
 
@@ -252,7 +252,7 @@ def change_the_identity() -> None:
 
 
 def change_the_identity_after_the_first_sample() -> None:
-    """Call `configure` after the first sample of the job, which claims the rank, in an open feed file."""
+    """Call `configure` after the first sample of the job, at which the process claims the rank in its open feed file."""
     loss = Stat("train.loss", ["mean"])
     flush()
     loss.add(1.0)
@@ -260,7 +260,7 @@ def change_the_identity_after_the_first_sample() -> None:
 
 
 def change_the_identity_while_other_threads_record() -> None:
-    """Call `configure` again and again while other threads record samples, background work and events. Print the number of each."""
+    """Call `configure` repeatedly while threads record samples, background work and events. Print the number of recorded samples."""
     loss = Stat("train.loss", ["mean"])
     has_ended = threading.Event()
     counts = []
@@ -288,7 +288,7 @@ def change_the_identity_while_other_threads_record() -> None:
 
 
 def change_the_identity_during_long_work() -> None:
-    """Call `configure` while a second thread does work of the recording for half a second."""
+    """Call `configure` while the lock of the recording thread is held for half a second, as by a long flush."""
     has_started = threading.Event()
 
     def work() -> None:
@@ -328,7 +328,7 @@ def change_the_identity_while_the_feed_hangs() -> None:
 
 
 def stop_and_continue() -> None:
-    """Stop this process by a signal for two seconds, and exit abruptly after its windows have closed."""
+    """Stop this process by a signal for two seconds, and exit without exit handlers after the windows have closed."""
     Stat("train.loss", ["mean"], window_seconds=0.5).add(1.0)
     stop, resume = (f"kill -{name} {os.getpid()}" for name in ("STOP", "CONT"))
     subprocess.run(["sh", "-c", f"(sleep 0.3; {stop}; sleep 2; {resume}) &"], check=True)

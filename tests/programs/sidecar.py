@@ -1,4 +1,4 @@
-"""Sidecar without a web server, which prints totals until it is killed."""
+"""Sidecar without a web server. The program prints totals until a test kills the process."""
 
 from __future__ import annotations
 

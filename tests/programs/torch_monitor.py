@@ -1,4 +1,4 @@
-"""Programs that use torch.monitor itself, whose events the bridge records."""
+"""Programs that use torch.monitor itself. The bridge records the events."""
 
 from __future__ import annotations
 

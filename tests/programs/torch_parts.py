@@ -1,4 +1,4 @@
-"""Parts of training loops of plain torch: a data loader, a model with its optimizer, and one step."""
+"""Parts of training loops of plain torch: a data loader, a model with an optimizer, and a step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def loader(samples: int, size: int = 4, **options: Any) -> Any:
 
 
 def model_and_optimizer(kind: Any = torch.optim.Adam, **options: Any) -> tuple[Any, Any]:
-    """Return a linear model and its optimizer."""
+    """Return a linear model and an optimizer of its parameters."""
     model = nn.Linear(4, 1)
     return model, kind(model.parameters(), lr=0.125, **options)
 
 
 def train_step(model: Any, optimizer: Any, batch: Any) -> None:
-    """Run one step: clear the gradients, run the forward and backward pass, and update the parameters."""
+    """Run a step: clear the gradients, run the forward and backward pass, and update the parameters."""
     optimizer.zero_grad()
     loss = model(batch).pow(2).mean()
     loss.backward()

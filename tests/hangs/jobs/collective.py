@@ -1,4 +1,4 @@
-"""Rank of a gloo job: the rank given as the first argument hangs while it loads data, and the other two wait in an all-reduce."""
+"""Rank of a gloo job with three ranks. The rank given as the first argument hangs in the data loading; the others wait in an all-reduce."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Rank of a gloo job whose batches come from worker processes. One rank kills its workers, like the OOM killer."""
+"""Rank of a gloo job with worker processes that load batches. The rank given as the argument kills the workers, like the OOM killer."""
 
 import multiprocessing
 import sys

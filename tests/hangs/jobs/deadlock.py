@@ -1,4 +1,4 @@
-"""Job that acquires a lock twice after its first steps."""
+"""Job that trains three steps and then waits forever for a lock that the main thread itself holds."""
 
 import threading
 

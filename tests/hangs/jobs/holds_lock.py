@@ -1,4 +1,4 @@
-"""Job whose C call holds the interpreter lock until the test kills the job."""
+"""Job that hangs in a C call, which holds the interpreter lock until the test kills the job."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Job with a DataLoader whose workers are killed, which torch reports as an exception of the training process."""
+"""Job that kills the workers of a DataLoader. torch reports the loss of the workers as an exception in the training process."""
 
 import multiprocessing
 

@@ -1,4 +1,4 @@
-"""Job whose data workers hang."""
+"""Job with a DataLoader that hangs in a worker."""
 
 import time
 
@@ -9,7 +9,7 @@ from exporter import training
 
 
 class HangingDataset(Dataset[torch.Tensor]):  # type: ignore[misc]  # torch is not type-checked here
-    """Data set that hangs at its third sample."""
+    """Data set in which reading any sample after the third hangs."""
 
     def __len__(self) -> int:
         return 100
