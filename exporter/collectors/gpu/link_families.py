@@ -16,6 +16,10 @@ from exporter.collectors.gpu.family import (
 )
 from exporter.families import FamilySpec
 
+_NO_NVLINK_COUNTERS = (
+    "without NVLink, if the driver does not report the counters, or after a failed or impossible reading"
+)
+
 PCIE_GENERATION = GpuFamily(
     spec=FamilySpec(
         name="gpu_pcie_link_generation",
@@ -105,7 +109,7 @@ NVLINK_TRANSMITTED = GpuFamily(
         unit="bytes",
         labels=GPU,
         help="Bytes that the GPU sent over NVLink, over all ports.",
-        absent="without NVLink, or if the driver does not report the counters",
+        absent=_NO_NVLINK_COUNTERS,
         source="field 138 * 1024, else field 202, else GPM 61 integrated",
     ),
     sources=(
@@ -122,7 +126,7 @@ NVLINK_RECEIVED = GpuFamily(
         unit="bytes",
         labels=GPU,
         help="Bytes that the GPU received over NVLink, over all ports.",
-        absent="without NVLink, or if the driver does not report the counters",
+        absent=_NO_NVLINK_COUNTERS,
         source="field 139 * 1024, else field 204, else GPM 60 integrated",
     ),
     sources=(
@@ -138,7 +142,7 @@ NVLINK_ERRORS = GpuFamily(
         type="counter",
         labels=(*GPU, "kind"),
         help="NVLink errors over all ports, by kind.",
-        absent="without NVLink, or if the driver does not report the counters",
+        absent=_NO_NVLINK_COUNTERS,
         source="fields 38, 45, 52, 59 and 160 to 163; from the fifth generation on, 206 to 215",
         details=(
             (

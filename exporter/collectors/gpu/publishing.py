@@ -349,20 +349,22 @@ def _add_readings(family_values: Values, gpu: GpuState, family: GpuFamily) -> No
 def _sums_over_links(gpu: GpuState, family: GpuFamily) -> dict[Labels, float]:
     """Return the totals of a family over the links, by the labels without the link.
 
-    The sums contain the totals of inactive links and of earlier sources, because a counter must not decrease. A sum with a link in
-    doubt is absent. Without a source that has readings, the result is empty.
+    A sum contains the totals of inactive links and of earlier sources, because a counter must not decrease. A sum is absent if no link
+    has a reading, and while the number of a link is in doubt.
     """
     sums: dict[Labels, float] = {}
-    labels_in_doubt: set[Labels] = set()
-    if not any(gpu.values.get(source.reading) for source in family.sources):
-        return sums
+    read_series: set[Labels] = set()
+    series_in_doubt: set[Labels] = set()
     for source in family.sources:
         latest_values = gpu.values.get(source.reading, {})
         for labels, counter in gpu.counters.get(source.reading, {}).items():
-            if counter.value() is None and labels in latest_values:
-                labels_in_doubt.add(labels[1:])
-            sums[labels[1:]] = sums.get(labels[1:], 0) + counter.total * counter.rule.scale
-    return {labels: total for labels, total in sums.items() if labels not in labels_in_doubt}
+            series = labels[1:]
+            sums[series] = sums.get(series, 0) + counter.total * counter.rule.scale
+            if labels in latest_values:
+                read_series.add(series)
+                if counter.value() is None:
+                    series_in_doubt.add(series)
+    return {series: sums[series] for series in sums if series in read_series - series_in_doubt}
 
 
 def _add_instances(values_by_name: dict[str, Values], gpu: GpuState) -> None:
