@@ -74,7 +74,7 @@ class Recorder:
         is_recording: False if nothing is recorded, because of `EXPORTER_DISABLED=1` or a free-threaded interpreter.
         thread: Recording thread.
         start: Starts the recording thread if it is not running. Never raises.
-        started_at: Unix time at which the recording of this process started.
+        started_at: Unix time at which the process started to record under its current identity.
     """
 
     def __init__(self) -> None:

@@ -248,12 +248,15 @@ class Stat:
 
     @property
     def count(self) -> int:
-        """Number of aggregated samples since the start of the process. `exporter.flush()` aggregates all recorded samples."""
+        """Number of aggregated samples since the start of the process or the last change of its identity.
+
+        `exporter.flush()` aggregates all recorded samples.
+        """
         return self._state.count
 
     @property
     def sum(self) -> float:
-        """Sum of the aggregated samples since the start of the process."""
+        """Sum of the aggregated samples since the start of the process or the last change of its identity."""
         return self._state.sum
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -199,7 +199,8 @@ class Checkpoints:
         if kind != "local":
             if size is not None:
                 self._families.gauge("training.checkpoint_last", "bytes").set(to_amount(size))
-            self._work.commit_steps(step)
+            # An asynchronous save may be reported after a later save, which also covers the work.
+            self._work.commit_steps(max(step, self.furthest_step or 0))
         return None
 
     def _count(self, kind: str, result: str = "") -> None:

@@ -369,6 +369,22 @@ def test_saves_reported_afterwards_are_counted() -> None:
     assert misuse_counts() == {("checkpoint_saved", "value"): 3}
 
 
+def test_a_late_report_of_an_earlier_save_does_not_move_the_committed_step_back() -> None:
+    with training.application(), training.training_loop(train_iterations_start=0):
+        train(3, 0.004)
+        training.checkpoint_saved(3, kind="async")
+        training.checkpoint_saved(2, kind="async")
+        reading = publish_and_read()
+    with training.training_loop(train_iterations_start=1):
+        train(1, 0.004)
+        training.checkpoint_saved(2, kind="async")
+        reading_of_second_loop = publish_and_read()
+
+    assert reading.committed_step == 3
+    assert reading.committed_seconds == pytest.approx(reading.work_seconds)
+    assert reading_of_second_loop.committed_step == 2
+
+
 def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> None:
     with training.application(), training.training_loop(train_iterations_start=10):
         train(3, 0.004)
