@@ -124,7 +124,8 @@ def _overview_panels() -> tuple[Panel, ...]:
                 "up",
             ),
             instant_query(
-                "sum(instance:gpu_missing:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0)",
+                "sum(instance:gpu_missing:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0"
+                " unless on (cluster, instance) instance:gpu_not_read:sum{@cluster}) or 0 * count(cluster:gpu_missing:sum{@cluster})",
                 "missing",
                 BAD,
             ),

@@ -18,8 +18,18 @@ class NodeCondition:
     color: str
 
 
+_NOT_READ = "on (cluster, instance) instance:gpu_not_read:sum{@cluster}"
+_MISSING_GPUS = f"(instance:gpu_missing:sum{{@cluster}} unless {_NOT_READ})"
+"""PromQL for the number of missing GPUs of each node whose driver responds: otherwise it is unknown which GPUs are missing."""
 _NODE_CONDITIONS = (
-    NodeCondition("GPU missing", "instance:gpu_missing:sum{@cluster} > bool 0", BAD),
+    NodeCondition(
+        "driver does not respond",
+        f"(instance:gpu_missing:sum{{@cluster}} and {_NOT_READ} or 0 * instance:gpu_missing:sum{{@cluster}}) > bool 0",
+        BAD,
+    ),
+    NodeCondition(
+        "GPU missing", f"({_MISSING_GPUS} or 0 * instance:gpu_missing:sum{{@cluster}}) > bool 0", BAD
+    ),
     NodeCondition("Xid in the last hour", "instance:gpu_xid:count1h{@cluster} > bool 0", BAD),
     NodeCondition("exporter down", "instance:exporter:up{@cluster} == bool 0", BAD),
     NodeCondition("heat slows a GPU", "instance:gpu_thermal_throttle:ratio5m{@cluster} > bool 0.01", WARNING),
@@ -69,12 +79,12 @@ def node_panels() -> tuple[Panel, ...]:
                     NODE_LINK,
                 ),
             ),
-            Column(WORST_CONDITION, "Worst problem", decimals=0, width=145, mappings=CONDITION_TEXTS),
+            Column(WORST_CONDITION, "Worst problem", decimals=0, width=165, mappings=CONDITION_TEXTS),
             Column("run", "Largest run", width=115, links=(RUN_LINK,)),
             Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=60),
             Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=58),
             Column(
-                "sum by (instance) (instance:gpu_missing:sum{@cluster})",
+                f"sum by (instance) ({_MISSING_GPUS})",
                 "Missing",
                 width=78,
                 thresholds=bad_from(1),

@@ -268,7 +268,7 @@ _PARTLY_UNKNOWN_RUNS = (
 INCOMPLETE_RUNS = f"({UNKNOWN_RUNS} or on (run) {_PARTLY_UNKNOWN_RUNS})"
 """PromQL with a value for each unknown or partly unknown run: the cost and the power of the run are absent or too small."""
 _SILENT_NODES = (
-    "(topk by (run) (1, max by (run, instance) (max_over_time(timestamp(training_process_up{@run})[1h:30s]))"
+    "(topk by (run) (1, max by (run, instance) (last_over_time(instance:training_last_sample:timestamp_seconds{@run}[1h]))"
     " unless on (run, instance) training_process_up{@run})"
     f" and on (run) {INCOMPLETE_RUNS})"
 )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dashboards.alerts import CLOCK_TIME, firing_alerts
 from dashboards.cost_and_loss import LOST_THRESHOLDS
-from dashboards.losses_now import CAUSE_TEXTS, COST_PER_HOUR_BY_RUN, LOST_SHARE_NOW, MIN_DISPLAYED_SHARE
+from dashboards.losses_now import (
+    CAUSE_TEXTS,
+    COST_PER_HOUR_BY_RUN,
+    LOST_SHARE_NOW,
+    MIN_DISPLAYED_SHARE,
+    STOPPED_RUNS,
+    USUAL_COST_PER_HOUR_BY_RUN,
+)
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -199,12 +206,15 @@ def _start() -> Panel:
     )
 
 
+_STOPPED = f"max by (cause) ({STOPPED_RUNS})"
+"""PromQL with the value 0 for a failed or an ending run, with the cause as on *Energy and cost*."""
 _NOTHING_LOST = (
-    f'label_replace(0 * max(run:training_live:info{{@run}}) and on () {LIVE_STATE}, "cause", "nothing", "", "")'
+    f"{_STOPPED} or on ()"
+    f' label_replace(0 * max(run:training_live:info{{@run}}) and on () {LIVE_STATE}, "cause", "nothing", "", "")'
     f' or on () label_replace(0 * max(training_run_state{{@run}}) unless on () {LIVE_STATE}, "cause", "ended", "", "")'
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
-"""PromQL for the row of a live run that loses nothing, of a run that has ended or is ending, or of a run without a sample or a recorded series."""
+"""PromQL for the row of a stopped run, of a live run that loses nothing, of a run that has ended, or of a run without a sample or a recorded series."""
 
 
 def _loss_table(w: int, h: int) -> Panel:
@@ -216,7 +226,10 @@ def _loss_table(w: int, h: int) -> Panel:
     gpu_hours_per_hour = (
         f"({share}) * on () group_left () max(max_over_time(run:training_gpus:count{{@run}}[5m]))"
     )
-    cost_per_hour = f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR_BY_RUN})"
+    cost_per_hour = (
+        f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR_BY_RUN})"
+        f" or ({_STOPPED} + 1) * on () group_left (currency) sum by (currency) ({USUAL_COST_PER_HOUR_BY_RUN})"
+    )
     return table(
         "Losses now, by cause",
         Column("cause", "Cause", mappings=CAUSE_TEXTS),

@@ -185,6 +185,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_nonfinite_start:timestamp_seconds",
     "run:training_slow_start:timestamp_seconds",
     "run_gpu:training_fault_rank:info",
+    "instance:training_last_sample:timestamp_seconds",
     "run:training_run_state:age_seconds",
     "run:training_data_wait_start:timestamp_seconds",
     "rank:training_slow_start:timestamp_seconds",

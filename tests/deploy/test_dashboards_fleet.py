@@ -12,6 +12,8 @@ from panel_support import assert_panel, run_series
 from places import PROJECT
 from rules_support import needs_promtool
 
+from dashboards.fleet_nodes import CONDITION_TEXTS
+
 pytestmark = needs_promtool
 
 
@@ -182,3 +184,19 @@ def test_a_collector_that_fails_at_one_scrape_is_no_problem_of_a_node(
     }
 
     assert_panel(tmp_path, "training-fleet", "Nodes", series, {"{}": nodes}, query_id="D")
+
+
+def test_the_gpus_of_a_driver_that_does_not_respond_are_unknown_and_not_missing(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        'gpu_devices_expected{instance="n1"}': "8x60",
+        'gpu_devices{instance="n1"}': "8x20 stale",
+        'gpu_nvml_up{instance="n1"}': "1x20 0x40",
+    }
+
+    assert_panel(tmp_path, "training-fleet", "GPUs", series, {"{}": 0}, query_id="B")
+    assert_panel(tmp_path, "training-fleet", "GPUs", series, {"{}": 8}, query_id="C")
+    worst = {'{instance="n1"}': len(CONDITION_TEXTS[0]["options"]) - 1}
+    assert_panel(
+        tmp_path, "training-fleet", "All nodes, rates over 5 min", series, worst, column="Worst problem"
+    )

@@ -282,6 +282,8 @@ def test_the_lost_gpu_hours_count_the_gpus_of_the_cost_while_the_samples_of_a_gp
     [
         (RANKS, "nothing"),
         (run_series("run_state", "1x60", labels=',state="finished"'), "ended"),
+        (run_series("run_state", "1x60", labels=',state="ending"'), "ending"),
+        (run_series("run_state", "1x60", labels=',state="lost"'), "failed"),
         ({}, "unknown"),
     ],
 )
