@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
+from exporter.exposition.text import PART_LABELS
 from exporter.families import Precedence, precedence_of, visible_name
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
@@ -77,7 +78,8 @@ def cut_family(metric: Metric, name: str, quotas: Quotas) -> Metric:
     capacities: dict[str, float] = {}
     kept_samples = []
     for _, group in itertools.groupby(
-        metric.samples, lambda sample: [label for label in _labels_of(sample).items() if label[0] != "le"]
+        metric.samples,
+        lambda sample: [label for label in _labels_of(sample).items() if label[0] not in PART_LABELS],
     ):
         samples = list(group)
         run = "" if has_common_quota else _run_of(samples[0])

@@ -38,8 +38,10 @@ MAX_LABEL_VALUE_BYTES = 512
 
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,255}")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,255}")
+PART_LABELS = frozenset({"le", "quantile"})
+"""Labels that distinguish the samples of a series of a histogram or summary."""
 _SeriesKey = frozenset[tuple[str, str]]
-"""Labels of a histogram's or summary's series, without `le` and `quantile`, which distinguish the samples of the series."""
+"""Labels of a series of a histogram or summary, without `PART_LABELS`."""
 _INFINITE = float("inf")
 _go_number: Callable[[float], str] = floatToGoString
 
@@ -271,7 +273,7 @@ def _openmetrics_body(metric: Metric, lines: Mapping[str, str], samples: Sequenc
 def _series_key(sample: Sample) -> _SeriesKey | None:
     """Return the labels that identify a series of a histogram or summary, or None if the labels cannot be compared."""
     try:
-        return frozenset([label for label in sample.labels.items() if label[0] not in {"le", "quantile"}])
+        return frozenset([label for label in sample.labels.items() if label[0] not in PART_LABELS])
     except (AttributeError, TypeError):
         return None
 

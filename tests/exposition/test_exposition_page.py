@@ -444,6 +444,18 @@ def test_a_distribution_is_shown_whole_or_not_at_all(metric_type: str, series: i
     assert len(parse(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == series * 10
 
 
+def test_a_summary_of_a_third_party_collector_keeps_its_quantiles_or_is_not_shown() -> None:
+    summary = Metric("wild", "", "summary")
+    for rank in range(30):
+        for quantile in ("0.5", "0.9", "0.99"):
+            summary.add_sample("wild", {"rank": str(rank), "quantile": quantile}, 1.0)
+        summary.add_sample("wild_count", {"rank": str(rank)}, 3.0)
+        summary.add_sample("wild_sum", {"rank": str(rank)}, 1.0)
+    page = page_of(summary, max_series=5 * 10 + 3)
+
+    assert len(parse(page.render(Format.TEXT), Format.TEXT)) == 5 * 10
+
+
 def test_metrics_about_the_exporter_have_the_highest_priority() -> None:
     page = page_of(wide_gauge("host_wild", 5000), max_series=60)
     page.watch("self", page.families)
