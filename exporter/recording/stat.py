@@ -16,7 +16,6 @@ from exporter.recording.handle import Handle, name_of
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat_state import StatState
 from exporter.recording.stat_table import StatTable
-from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import Timer
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 
@@ -205,9 +204,7 @@ class Stat:
         - tensors that are added during the capture of a CUDA graph
         - tensors above the limit of copies in flight
         """
-        if self._state.tensors is None:
-            self._state.tensors = TensorReader(self.add, self._state.refusals.append)
-        self._state.tensors.add(tensor)
+        (self._state.tensors or self._state.tensor_reader()).add(tensor)
 
     def time(self) -> Timer:
         """Return a context manager and decorator that records the duration of a block or call in seconds.

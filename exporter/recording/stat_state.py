@@ -43,6 +43,8 @@ class StatState:
         count: Number of accepted samples since the start or the last `reset`.
     """
 
+    tensors: TensorReader | None = None
+
     def __init__(
         self,
         definition: StatDefinition,
@@ -60,11 +62,18 @@ class StatState:
         self.buffer: deque[object] = deque(maxlen=max_samples)
         self.refusals: deque[str] = deque(maxlen=max_samples)
         self.enabled = True
-        self.tensors: TensorReader | None = None
         self.measure: Callable[[], float] | None = None
         self.window_handlers: tuple[Handle, ...] = ()
         self._next_definition: StatDefinition | None = None  # effective from the next window
         self.reset(wall=wall)
+
+    def tensor_reader(self) -> TensorReader:
+        """Return the reader of tensors, created on first use."""
+        if self.tensors is None:
+            # A single call of C keeps the reader of the first of several threads.
+            vars(self).setdefault("tensors", TensorReader(self.buffer.append, self.refusals.append))
+        reader: TensorReader = vars(self)["tensors"]
+        return reader
 
     def after_fork(self, *, wall: float) -> None:
         """Discard the parent's samples and tensors in flight, in a forked child."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from places import PROJECT, TESTS
-from program_support import run, single_reading, snapshots
+from program_support import run, single_reading, snapshots, stat_state
 
 from exporter import Stat, flush
 from exporter.recording.tensors import MAX_COPIES, TensorReader
@@ -135,6 +136,25 @@ def test_a_cuda_tensor_is_collected_by_a_later_call_without_waiting(cuda: Any) -
     tensors.collect()
     assert values == [1.0, 2.0]
     assert reasons == []
+
+
+def test_tensors_that_two_threads_add_first_at_the_same_time_are_counted(
+    cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = Stat("tensors.first", ["value"])
+    create_reader = TensorReader.__init__
+
+    def create_slowly(self: TensorReader, *arguments: Any) -> None:
+        create_reader(self, *arguments)
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=stat.add_tensor, args=(CudaTensor(1.0),))
+            thread.start()
+            thread.join()
+
+    monkeypatch.setattr(TensorReader, "__init__", create_slowly)
+    stat.add_tensor(CudaTensor(2.0))
+
+    assert stat_state("tensors.first").reading().rejected == {"thread_ended": 1}
 
 
 def test_a_tensor_that_cannot_be_copied_is_refused_with_a_reason(cuda: Any) -> None:
