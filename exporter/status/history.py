@@ -225,10 +225,11 @@ class History:
         numbers = [number for _, number in self._known_points(track, seconds)]
         return sum(numbers) / len(numbers) if numbers else None
 
-    def predict(self, *track: str, seconds: float, ahead_seconds: float) -> float | None:
+    def predict(self, *track: str, seconds: float, min_seconds: float, ahead_seconds: float) -> float | None:
         """Return the linear prediction of a gauge in `ahead_seconds`, from the points of the last `seconds`.
 
-        Returns None with fewer than two points.
+        Returns None with fewer than two points, or if the points cover less than `min_seconds`: the trend of a short time may be that of
+        a single event, such as a save.
         """
         points = self._points(track, None, seconds)
         offsets = [  # seconds from the last point, and number
@@ -236,7 +237,7 @@ class History:
             for point in points
             if point.number is not None
         ]
-        if len(offsets) < 2:
+        if len(offsets) < 2 or offsets[-1][0] - offsets[0][0] < min_seconds:
             return None
         mean_offset = sum(offset for offset, _ in offsets) / len(offsets)
         mean_number = sum(number for _, number in offsets) / len(offsets)

@@ -378,6 +378,40 @@ def test_a_counter_whose_source_is_read_after_the_first_point_adds_no_event_of_t
     assert late == constant
 
 
+def checkpoint_room(free_bytes: float) -> Rows:
+    return {
+        "training_checkpoint_dir_available_bytes": run_sample(free_bytes, path="/ckpt"),
+        "training_checkpoint_dir_size_bytes": run_sample(1e13, path="/ckpt"),
+    }
+
+
+def working_set(used_bytes: float) -> Rows:
+    return {
+        "cgroup_memory_working_set_bytes": [({}, used_bytes)],
+        "cgroup_memory_limit_bytes": [({}, 1e10)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "text", "sufficient_ticks"),
+    [
+        # A save of 5 GB in each half minute, and a job that allocates 1 % of its limit in each half minute.
+        (lambda tick: checkpoint_room(1.9e12 - 5e9 * tick), "will be full within four hours", 62),
+        (lambda tick: working_set(5.1e9 + 1e8 * tick), "and exceeds it within the hour", 20),
+    ],
+    ids=["disk", "memory"],
+)
+def test_a_trend_is_a_finding_only_after_a_sufficient_time(
+    rows: Callable[[int], Rows], text: str, sufficient_ticks: int
+) -> None:
+    def has_finding(ticks: int) -> bool:
+        history = history_of(ticks, rows, interval_seconds=30.0)
+        return any(text in finding for finding in finding_texts(rows(ticks), history=history))
+
+    assert not has_finding(4)
+    assert has_finding(sufficient_ticks)
+
+
 def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_finding() -> None:
     history = history_of(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), interval_seconds=60.0)
     text = "GPU 3 (rank 5 of night) has had 2 uncorrected ECC errors since the driver was loaded"

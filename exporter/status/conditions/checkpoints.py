@@ -17,8 +17,8 @@ FAILED_SECONDS = 3600.0
 SAVE_PHASES = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
 NEARLY_FULL_RATIO = 0.2
 """Free share of a file system below which its trend is predicted."""
-TREND_SECONDS, PREDICTED_SECONDS = 3600.0, 14400.0
-"""Time range of the trend, and time after which the prediction is compared with zero."""
+TREND_SECONDS, MIN_TREND_SECONDS, PREDICTED_SECONDS = 3600.0, 900.0, 14400.0
+"""Time range of the trend, minimum time that its points cover, and time after which the prediction is compared with zero."""
 MIN_FREE_CHECKPOINTS = 2.0
 """Number of checkpoints for which a file system must have room."""
 
@@ -99,7 +99,12 @@ def _filling_filesystems(view: View) -> Iterator[Match]:
         run, path = labels["run"], labels["path"]
         size_bytes = view.samples.value("training_checkpoint_dir_size_bytes", run=run, path=path)
         predicted_bytes = view.history.predict(
-            "checkpoint room", run, path, seconds=TREND_SECONDS, ahead_seconds=PREDICTED_SECONDS
+            "checkpoint room",
+            run,
+            path,
+            seconds=TREND_SECONDS,
+            min_seconds=MIN_TREND_SECONDS,
+            ahead_seconds=PREDICTED_SECONDS,
         )
         if not size_bytes or predicted_bytes is None:
             continue

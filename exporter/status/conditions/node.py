@@ -18,6 +18,8 @@ WAITING_RATIO, ACTIVE_RATIO = 0.3, 0.3
 """Share of the time that waits for I/O, above which, and activity of the GPUs, below which the storage is too slow."""
 AT_LIMIT_RATIO, HALF_RATIO = 0.95, 0.5
 """Used share of the memory limit above which an OOM kill is near, and above which the trend of the memory is predicted."""
+MIN_TREND_SECONDS = 540.0
+"""Minimum time that the points of the trends cover: nearly ten minutes, because the first point of a range is not at its start."""
 PREDICTED_SECONDS = 3600.0
 """Time after which the predicted memory is compared with the limit."""
 THROTTLED_RATIO = 0.25
@@ -79,7 +81,9 @@ def _will_exceed_memory_limit(view: View) -> bool:
     if limit_bytes is None or not recent_bytes or min(recent_bytes) <= HALF_RATIO * limit_bytes:
         return False
     predictions = (
-        view.history.predict("working set", seconds=seconds, ahead_seconds=PREDICTED_SECONDS)
+        view.history.predict(
+            "working set", seconds=seconds, min_seconds=MIN_TREND_SECONDS, ahead_seconds=PREDICTED_SECONDS
+        )
         for seconds in (1800.0, 600.0)
     )
     return all(predicted is not None and predicted > limit_bytes for predicted in predictions)
