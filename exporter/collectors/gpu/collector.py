@@ -21,7 +21,15 @@ from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expected_devices
 from exporter.collectors.gpu.publishing import SPECS, GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
-from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, DETACHED, STARTING, Supervisor, Timings
+from exporter.collectors.gpu.supervisor import (
+    CRASHED,
+    DEFAULT_TIMINGS,
+    DETACHED,
+    HUNG,
+    STARTING,
+    Supervisor,
+    Timings,
+)
 from exporter.diagnoses import NVML_DOWN, NVML_FAILURES
 from exporter.errors import CollectError
 from exporter.families import Collected
@@ -32,6 +40,8 @@ LOG = logging.getLogger("exporter.collectors.gpu")
 _CHILD_OPTIONS = tuple(field.name for field in dataclasses.fields(GpuOptions))
 _NVML_DOWN = "nvml_down"
 """Reason of a failed pass, a value of the label `reason` of exporter_collector_errors_total."""
+_FAILURES_WITH_DRIVER = frozenset({CRASHED, HUNG, "lib_rm_version_mismatch"})
+"""Reasons of NVML's failure that a machine without GPUs does not have."""
 
 
 class GpuCollector:
@@ -126,8 +136,8 @@ class GpuCollector:
     def collect(self) -> Collected:
         """Return the families of the latest readings.
 
-        A failure of NVML is a problem if GPUs are required, named by CUDA_VISIBLE_DEVICES, or were read before. Otherwise NVML is
-        an unsupported source.
+        A failure of NVML is a problem if GPUs are required, named by CUDA_VISIBLE_DEVICES, or were read before, and for the reasons in
+        `_FAILURES_WITH_DRIVER`. Otherwise, the machine may have no GPUs, and NVML is an unsupported source.
 
         Raises:
             CollectError: The supervisor's thread has exited.
@@ -153,7 +163,8 @@ class GpuCollector:
         message_text = (
             f"GPUs are not monitored ({reason}): {message or statement.sentence}; {statement.remedy}"
         )
-        if self._options.mode == "required" or self._was_up or expected is not None:
+        expects_gpus = self._options.mode == "required" or self._was_up or expected is not None
+        if expects_gpus or reason in _FAILURES_WITH_DRIVER:
             collected.fail(CollectError(message_text, reason=_NVML_DOWN))
         else:
             collected.unsupported.append(message_text)
