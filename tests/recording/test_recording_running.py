@@ -37,11 +37,17 @@ def test_a_hanging_passive_stat_affects_no_other_stat(feed: Path) -> None:
     program = """
         exporter.recording.passive.STUCK_SECONDS = 0.5
         loss = Stat("train.loss", ["mean"])
-        Stat.passive("train.good", lambda: 3.0, unit="bytes")
+        good = Stat.passive("train.good", lambda: 3.0, unit="bytes")
         Stat.passive("train.bad", lambda: 1 / 0)
-        time.sleep(1.0)
-        Stat.passive("train.hang", lambda: time.sleep(1000))
-        time.sleep(1.5)
+        while good.count < 3:
+            time.sleep(0.05)
+        is_called = threading.Event()
+        def hang():
+            is_called.set()
+            time.sleep(1000)
+        Stat.passive("train.hang", hang)
+        is_called.wait()
+        time.sleep(1.5)  # longer than the limit and the interval of the callbacks
         loss.add(1.0)
     """
     completed = run(feed, program)
@@ -65,11 +71,13 @@ def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path
                 raise RuntimeError("can't start new thread")
             start(thread)
         threading.Thread.start = refuse_passive  # as under RLIMIT_NPROC, which does not apply to root
-        Stat.passive("train.good", lambda: 3.0)
+        good = Stat.passive("train.good", lambda: 3.0)
         loss.add(1.0)
-        time.sleep(0.7)
+        time.sleep(0.7)  # longer than the interval of the callbacks
+        assert good.count == 0
         threading.Thread.start = start
-        time.sleep(0.7)
+        while good.count < 1:
+            time.sleep(0.05)
     """
     completed = run(feed, program)
 

@@ -313,7 +313,7 @@ def test_a_changed_file_cannot_disable_protection(authority: CertificateAuthorit
             config.unlink()
         else:
             config.write_text(text)
-        time.sleep(0.1)
+        time.sleep(0.1)  # the file is checked at most every 0.05 s
         accepted_status = send_request(port, tls_context=authority.client_context("c")).status
         wait_until(lambda: not reload_success_of(server))
         with pytest.raises(REFUSAL):
@@ -330,7 +330,7 @@ def test_scrapes_are_answered_while_the_configuration_file_hangs(authority: Cert
         send_request(port_of(server), tls_context=authority.client_context())
         config.unlink()
         os.mkfifo(config)  # opening the file waits for a writer, as on a network share that hangs
-        time.sleep(0.1)
+        time.sleep(0.1)  # the file is checked at most every 0.05 s
         replies = [send_request(port_of(server), tls_context=authority.client_context()) for _ in range(4)]
         with config.open("w"):
             pass  # releases the thread that opens the file
