@@ -31,7 +31,6 @@ from run_support import (
     run_to_completion,
     running_process,
     sample_value,
-    scrape,
     sidecar_command,
     sidecars,
     supervise_command,
@@ -172,18 +171,14 @@ def test_after_a_signal_a_short_linger_is_kept_before_the_sidecar_is_terminated(
         assert time.monotonic() - signal_time >= 1
 
 
-def test_a_signal_ends_the_linger_period(launch: Launch) -> None:
-    with launch.started_run("--run.linger=1h") as run:
-        for _ in range(3):  # a regular scraper
-            scrape(launch.port)
-            time.sleep(3)
-        launch.continue_file.touch()
-        wait_until(lambda: not runs.needs_sidecar(launch.feed))
-        time.sleep(0.2)
+def test_a_signal_ends_the_linger_period(feed: Path, tmp_path: Path) -> None:
+    log_file = tmp_path / "stderr"
+    command = supervise_command(feed, ["true"], sidecar=["/bin/sleep", "3600"], linger_seconds=3600)
+    with log_file.open("w") as stderr, running_process(command, feed, stderr=stderr) as run:
+        wait_until(lambda: "waiting up to 3600 s for a final scrape" in log_file.read_text())
         run.send_signal(signal.SIGINT)
 
         assert run.wait(timeout=LIMIT_SECONDS) == 0
-    assert sidecars(launch.feed) == []
 
 
 def without_configuration(command: list[str]) -> list[str]:
