@@ -13,7 +13,12 @@ from time import monotonic_ns, time
 from typing import Any
 
 from exporter.recording.conversion import Datum, to_scalar
-from exporter.recording.event_values import MAX_EVENT_NAME_CHARACTERS, RawEvent, check_data
+from exporter.recording.event_values import (
+    MAX_EVENT_NAME_CHARACTERS,
+    UNNAMED_TYPE,
+    RawEvent,
+    check_data,
+)
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.events import EVENTS, unregister
 from exporter.recording.handle import Adapter, Handle
@@ -25,8 +30,6 @@ EventHandlerHandle = Handle
 
 STAT_EVENT = "torch.monitor.Stat"
 """Name of the event of a closed window."""
-UNNAMED_TYPE = "unnamed"
-"""Type of events with an empty name."""
 MAX_QUEUED_EVENTS = 10_000
 """Maximum number of events that wait for a handler."""
 

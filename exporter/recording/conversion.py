@@ -45,7 +45,8 @@ MAX_SIZED_ITEMS = 10_000
 """Maximum size of a container of an unknown class whose own `__str__` or `__repr__` is called."""
 MAX_DEPTH = 5
 """Maximum number of nested containers that are converted. A container may contain itself."""
-_INT64_LIMIT = 1 << 63
+INT64_LIMIT = 1 << 63
+"""Integers from -`INT64_LIMIT` to below `INT64_LIMIT` have at most 64 bits."""
 _MAX_SHOWN_BITS = 4096
 """Size in bits up to which an integer is written in digits. CPython refuses integers of more than 4,300 digits, about 14,000 bits."""
 _NUMPY_NUMBERS = ("float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong")
@@ -266,7 +267,7 @@ def to_datum(value: object) -> Datum | None:
         scalar = to_scalar(value)
         if type(scalar) is str:
             return scalar[:MAX_CONVERTED_CHARACTERS]
-        if type(scalar) is int and not -_INT64_LIMIT <= scalar < _INT64_LIMIT:
+        if type(scalar) is int and not -INT64_LIMIT <= scalar < INT64_LIMIT:
             return _integer_text(scalar)
         if not isinstance(scalar, Unconvertible):
             return scalar

@@ -21,6 +21,7 @@ from exporter.recording.conversion import safe_repr, to_str
 from exporter.recording.event_kinds import MAX_LABEL_CHARACTERS, CountKey, Kind, KindTable
 from exporter.recording.event_values import (
     MAX_EVENT_NAME_CHARACTERS,
+    UNNAMED_TYPE,
     Event,
     RawEvent,
     check_parents,
@@ -40,8 +41,6 @@ MAX_QUEUED_EVENTS = 1_000_000
 """Maximum number of events that wait for a handler, as an argument of `register`."""
 END_SECONDS = 2.0
 """Maximum time for which `unregister` and `close` wait for queued events."""
-UNNAMED_TYPE = "unnamed"
-"""Type of an event whose type is empty."""
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 """Classes of payloads that are called. A callable object of another class, such as a model, is passed to the handlers."""
 CheckedT = TypeVar("CheckedT")

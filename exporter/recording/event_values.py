@@ -15,6 +15,7 @@ from math import isfinite
 from typing import Any
 
 from exporter.recording.conversion import (
+    INT64_LIMIT,
     MAX_CONVERTED_CHARACTERS,
     Datum,
     safe_repr,
@@ -30,7 +31,8 @@ MAX_EVENT_NAME_CHARACTERS = 512
 MAX_PARENTS = 100
 """Maximum number of parents of an event. Further ids are not read, because an iterator may never end."""
 _UNLIMITED_CHARACTERS = 1 << 62
-_INT64_LIMIT = 1 << 63
+UNNAMED_TYPE = "unnamed"
+"""Type of an event whose type is empty."""
 
 
 class Severity(str, enum.Enum):
@@ -192,7 +194,7 @@ def check_data(data: Mapping[str, Datum], *, keep_full_texts: bool = False) -> M
             raise TypeError(
                 f"names of data must be str, and values str, float, int or bool, not {type(value).__name__} for {name!r}"
             )
-        if isinstance(value, int) and not -_INT64_LIMIT <= value < _INT64_LIMIT:
+        if isinstance(value, int) and not -INT64_LIMIT <= value < INT64_LIMIT:
             raise ValueError(f"the datum {name!r} must fit into 64 bits, not {value!r:.60}")
         scalar = to_scalar(value)
         plain_data[str.__str__(name)[:max_name_characters]] = (
@@ -208,7 +210,7 @@ def _is_plain(data: Mapping[Any, Any], max_name_characters: int, max_text_charac
         if (type(name) is not str or len(name) > max_name_characters) or not (
             value_type is float
             or value_type is bool
-            or (value_type is int and -_INT64_LIMIT <= value < _INT64_LIMIT)
+            or (value_type is int and -INT64_LIMIT <= value < INT64_LIMIT)
             or (value_type is str and len(value) <= max_text_characters)
         ):
             return False
