@@ -256,6 +256,12 @@ def _number_panels() -> tuple[Panel, ...]:
     young_condition = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
     # Without the division by the observed share of the five minutes, the rate of a young run would be too small.
     steps_per_second = f'max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0'
+    # As in the rule of the time left on *Fleet*.
+    step_seconds = (
+        '(sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[2m]))'
+        ' / (sum(rate(training_step_duration_seconds_count{@run, mode="train"}[2m])) > 0)'
+        f" or on () 1 / ({steps_per_second}))"
+    )
     return (
         stat(
             "Slowest rank",
@@ -299,7 +305,7 @@ def _number_panels() -> tuple[Panel, ...]:
             "Time left",
             instant_query(
                 "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
-                f" / ({steps_per_second}) unless on () {STANDSTILL_BY_STEP_AGE}"
+                f" * {step_seconds} and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}"
             ),
             unit="dthms",
             w=3,

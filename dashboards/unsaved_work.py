@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.losses_now import COST_PER_HOUR_BY_RUN, USUAL_COST_PER_HOUR_BY_RUN
 from dashboards.palette import BAD
-from dashboards.panels import Panel, bad_from, stat, threshold_steps
+from dashboards.panels import Panel, bad_from, stat, threshold_steps, warn_from
 from dashboards.queries import instant_query
 
 OVERDUE_INTERVALS = 3
@@ -32,6 +32,17 @@ _NOTES = {"lost": _RUN_DIED, "unsaved, save overdue": _SAVE_IS_OVERDUE, "unsaved
 """PromQL conditions by note. The panel has the note of the first condition with a value."""
 
 
+_STEPS_AFTER_SAVE_LEGEND = "steps after the last save"
+_STEPS_AFTER_LAST_SAVE = (
+    "(max(training_step{@run}) - max(training_checkpoint_last_step{@run}) > 0"
+    ' and on () max(training_run_state{@run, state="finished"}) == 1)'
+)
+"""PromQL for the number of steps of a finished run after its last checkpoint, if there are any.
+
+The exporter counts the work of a finished run as saved, although the job may not have saved its last steps.
+"""
+
+
 def work_at_risk_or_lost() -> Panel:
     """Return the panel with the duration and the cost of the work that a crash would lose, or that the end of the run has lost."""
     notes = " or on () ".join(
@@ -43,8 +54,14 @@ def work_at_risk_or_lost() -> Panel:
     )
     return stat(
         "Work at risk or lost",
-        instant_query(notes, "{{note}}"),
-        instant_query(f"{UNSAVED_SECONDS} * on () group_right () {cost_per_hour} / 3600", "{{currency}}"),
+        instant_query(
+            f'label_replace({_STEPS_AFTER_LAST_SAVE}, "note", "{_STEPS_AFTER_SAVE_LEGEND}", "", "") or on () {notes}',
+            "{{note}}",
+        ),
+        instant_query(
+            f"{UNSAVED_SECONDS} * on () group_right () {cost_per_hour} / 3600 unless on () {_STEPS_AFTER_LAST_SAVE}",
+            "{{currency}}",
+        ),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -56,6 +73,13 @@ def work_at_risk_or_lost() -> Panel:
             {
                 "matcher": {"id": "byName", "options": "unsaved, save overdue"},
                 "properties": [{"id": "thresholds", "value": threshold_steps((None, BAD))}],
+            },
+            {
+                "matcher": {"id": "byName", "options": _STEPS_AFTER_SAVE_LEGEND},
+                "properties": [
+                    {"id": "decimals", "value": 0},
+                    {"id": "thresholds", "value": warn_from(1)},
+                ],
             },
             {
                 "matcher": {"id": "byName", "options": "lost"},

@@ -311,6 +311,20 @@ def test_unsaved_work_has_a_cost_and_is_bad_after_seven_intervals(
     assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {labels: value}, query_id=query_id)
 
 
+def test_a_finished_run_has_the_steps_after_its_last_checkpoint(tmp_path: Path) -> None:
+    series = (
+        {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name}
+        | run_series("run_state", "1x60", labels=',state="finished"')
+        | run_series("uncommitted_seconds", "0x60")
+        | run_series("step", "566x60", labels=',rank="0"')
+        | run_series("checkpoint_last_step", "514x60")
+    )
+    steps = {'{note="steps after the last save"}': 52}
+
+    assert_panel(tmp_path, "training-run", "Work at risk or lost", series, steps)
+    assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {}, query_id="B")
+
+
 @pytest.mark.parametrize("end", ["", " stale"], ids=["each scrape", "the last scrape missed"])
 def test_the_time_of_a_hang_is_no_unsaved_work_before_the_exporter_decides(tmp_path: Path, end: str) -> None:
     samples = 18 if end else 20
