@@ -187,7 +187,10 @@ DRIVER_NOT_READ = (
 The GPUs of the node are unknown.
 """
 
-
+_NVML_DOWN = "(max by (instance) (gpu_nvml_up{@node}) == 0)"
+"""PromQL with a value for each node whose driver does not respond, or whose GPUs are not read for another reason: the GPUs are unknown."""
+_READER_CRASHED = 'max by (instance) (gpu_nvml_error_info{@node, reason="crashed"})'
+"""PromQL with a value for each node on which the exporter's process that calls NVML has crashed. The driver and the GPUs may be healthy."""
 _UNLISTED_GPUS = (
     "max by (instance) (last_over_time(gpu_devices_expected{@node}[1m]) - last_over_time(gpu_devices{@node}[1m]))"
     " - on (instance) (sum by (instance) (min by (instance, gpu) (last_over_time(gpu_up{@node}[1m])) == bool 0)"
@@ -213,7 +216,7 @@ _EXPORTER_PROBLEMS = (
 NODE_PROBLEMS = (
     Problem(
         "driver does not respond",
-        "max by (instance, reason) (gpu_nvml_error_info{@node})"
+        'max by (instance, reason) (gpu_nvml_error_info{@node, reason!="crashed"})'
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
         f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
         f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
@@ -221,6 +224,14 @@ NODE_PROBLEMS = (
         Impact.STOPS_RUN,
         "reason",
         "driver does not respond: $1",
+    ),
+    Problem(
+        "GPUs not read: the NVML process crashed",
+        f"{_READER_CRASHED} and on (instance) max by (instance) (gpu_devices_expected{{@node}}) > 0"
+        f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
+        f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
+        "nvidia-smi; read the exporter's log",
+        Impact.UNKNOWN,
     ),
     Problem(
         "no reading of the driver",
@@ -307,21 +318,31 @@ def _last_of(family: str, selector: str) -> str:
 def count_missing_gpus(selector: str) -> str:
     """Return PromQL for the number of expected GPUs of all selected nodes that do not respond, without labels.
 
-    While the driver of a node is not read, the last numbers of the node within `_TWO_SCRAPES` count. Without such numbers of any node,
-    the result is absent.
+    While the driver of a node is not read, the last numbers of the node within `_TWO_SCRAPES` count. On a node of `_NVML_DOWN`, only the
+    GPUs count that did not respond before. Without a number of expected GPUs of any node, the result is absent.
     """
-    expected = _last_of("gpu_devices_expected", selector)
-    return f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices', selector)} or 0 * ({expected})), 0)"
+    all_expected = _last_of("gpu_devices_expected", selector)
+    expected = f"({all_expected} unless on (instance) {_NVML_DOWN})"
+    missing = f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices', selector)} and on (instance) {expected} or 0 * {expected}), 0)"
+    lost_before = (
+        f"count(group by (instance, gpu) (gpu_up{{{selector}}} == 0 and on (instance) {_NVML_DOWN}))"
+    )
+    return f"(({missing} or 0 * sum({all_expected})) + ({lost_before} or 0 * sum({all_expected})))"
 
 
 def count_unknown_gpus(selector: str, target_selector: str) -> str:
     """Return PromQL for the number of GPUs whose state is unknown, without labels; absent if there is none.
 
-    These are the GPUs of the time range on nodes without an exporter that is up, and on the nodes of `DRIVER_NOT_READ`.
+    These are the GPUs of the time range on nodes without an exporter that is up, and on the nodes of `DRIVER_NOT_READ` and
+    `_NVML_DOWN`, except GPUs that did not respond before.
     """
+    read_nodes = (
+        f"(group by (instance) (up{{{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}"
+        f" unless on (instance) {_NVML_DOWN})"
+    )
     return (
-        f"count(group by (instance, gpu) (last_over_time(gpu_up{{{selector}}}[$__range])) unless on (instance)"
-        f" (group by (instance) (up{{{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}))"
+        f"count(group by (instance, gpu) (last_over_time(gpu_up{{{selector}}}[$__range])) unless on (instance) {read_nodes}"
+        f" unless on (instance, gpu) (gpu_up{{{selector}}} == 0 and on (instance) up{{{target_selector}}} == 1))"
     )
 
 
@@ -346,7 +367,7 @@ def add_last_rank(gpus: str, last_ranks: str, all_gpus: str) -> str:
 
 
 UNKNOWN_GPU_VALUE = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
-"""Value of the table *Health of each GPU* for a GPU of a node without an exporter that is up."""
+"""Value of the table *Health of each GPU* for a GPU that is not read: no exporter of the node is up, or NVML is not up."""
 MAX_GPUS = 200
 """Number of GPUs above which the table *Health of each GPU* omits GPUs in a known state without a problem."""
 ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
@@ -357,14 +378,16 @@ def query_worst_gpu_problems() -> str:
     """Return PromQL for one series for each GPU with a problem or an unknown state, with the labels `instance` and `gpu`.
 
     The value is the impact and the priority of the worst problem as one number. While no exporter of the node is up, the value is
-    `UNKNOWN_GPU_VALUE`, whatever the GPU's last problem.
+    `UNKNOWN_GPU_VALUE`, whatever the GPU's last problem. While NVML is not up, a GPU without a problem has this value.
     """
     conditions = (
         f"max by (instance, gpu) (0 * ({problem.condition}) + {value})"
         for value, problem in _gpu_problem_values().items()
     )
     unknown = f"{ALL_GPUS} + {UNKNOWN_GPU_VALUE} unless on (instance) {EXPORTER_IS_UP}"
-    return f"({unknown} or on (instance, gpu) ({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS})"
+    not_read = f"{ALL_GPUS} + {UNKNOWN_GPU_VALUE} and on (instance) {_NVML_DOWN}"
+    known = f"({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS}"
+    return f"({unknown} or on (instance, gpu) {known} or on (instance, gpu) {not_read})"
 
 
 def _gpu_problem_values() -> dict[int, Problem]:
@@ -396,6 +419,6 @@ WORST_PROBLEM_TEXTS = value_mappings(
         value: (problem.name, BAD if problem.impact >= Impact.ENDANGERS_WORK else WARNING)
         for value, problem in _gpu_problem_values().items()
     }
-    | {0: (NO_VALUE, NEUTRAL), UNKNOWN_GPU_VALUE: ("unknown: exporter down", WARNING)}
+    | {0: (NO_VALUE, NEUTRAL), UNKNOWN_GPU_VALUE: ("unknown: no reading", WARNING)}
 )
 """Value mappings from the number of `query_worst_gpu_problems` to the name of the problem."""

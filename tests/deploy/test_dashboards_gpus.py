@@ -134,10 +134,10 @@ def _driver_without_reading(last_reading: int) -> dict[str, str]:
 @pytest.mark.parametrize("dashboard", ["training-gpus", "training-fleet"])
 @pytest.mark.parametrize(
     ("last_reading", "up", "lost", "unknown"),
-    [(60, 8, 0, 0), (59, 0, 0, 8), (57, 0, 8, 0)],
+    [(60, 8, 0, 0), (59, 0, 0, 8), (57, 0, 0, 8)],
     ids=["read", "one scrape missed", "three scrapes missed"],
 )
-def test_the_gpus_of_a_driver_are_unknown_for_two_scrapes_and_then_lost(
+def test_the_gpus_of_a_driver_that_is_not_read_are_unknown_and_not_lost(
     tmp_path: Path, dashboard: str, last_reading: int, up: int, lost: int, unknown: int
 ) -> None:
     series = _driver_without_reading(last_reading)
@@ -166,6 +166,49 @@ def test_a_driver_that_misses_three_scrapes_does_not_respond(tmp_path: Path) -> 
     }
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, hung)
+
+
+READER_CRASHED = {
+    'up{job="training",instance="n1"}': "1x60",
+    'gpu_devices_expected{job="training",instance="n1"}': "8x60",
+    'gpu_devices{job="training",instance="n1"}': "7x40 stale",
+    'gpu_nvml_up{job="training",instance="n1"}': "1x40 0x20",
+    'gpu_nvml_error_info{job="training",instance="n1",reason="crashed"}': "_x41 1x20",
+    **{name: "1x40 stale" for gpu in range(1, 8) for name in gpu_series("up", "", gpu=gpu)},
+    **gpu_series("up", "1x20 0x40"),
+    **gpu_series("error_info", "_x21 1x40", labels=',reason="gpu_is_lost"'),
+}
+"""A node with 8 GPUs, one of them lost, on which the process that calls NVML crashes at 10 min."""
+
+
+def test_the_gpus_are_unknown_and_not_lost_after_a_crash_of_the_process_that_calls_nvml(
+    tmp_path: Path,
+) -> None:
+    for query_id, gpus in (("A", 0), ("B", 1), ("C", 7)):
+        assert_panel(
+            tmp_path, "training-gpus", "Selected GPUs", READER_CRASHED, {"{}": gpus}, query_id=query_id
+        )
+    for query_id, node_gpus in (("B", {}), ("C", {"{}": 7})):
+        assert_panel(tmp_path, "training-node", "GPUs", READER_CRASHED, node_gpus, query_id=query_id)
+
+
+def test_a_crash_of_the_process_that_calls_nvml_does_not_stop_the_run(tmp_path: Path) -> None:
+    rows = {
+        '{instance="n1",problem="GPUs not read: the NVML process crashed",remedy="nvidia-smi; read the exporter\'s log"}': Impact.UNKNOWN,
+        '{instance="n1",gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain, then reset the GPU"}': Impact.NO_RUN,
+    }
+    states: dict[str, float] = {f'{{instance="n1",gpu="{gpu}"}}': UNKNOWN_GPU_VALUE for gpu in range(1, 8)}
+    (lost_value,) = (
+        float(value)
+        for value, option in WORST_PROBLEM_TEXTS[0]["options"].items()
+        if option["text"] == "GPU does not respond"
+    )
+    states['{instance="n1",gpu="0"}'] = lost_value
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", READER_CRASHED, rows)
+    assert_panel(
+        tmp_path, "training-gpus", "Health of each GPU", READER_CRASHED, states, column="Worst problem"
+    )
 
 
 @pytest.mark.parametrize(("dashboard", "node"), [("training-gpus", 'instance="n1",'), ("training-node", "")])
