@@ -83,8 +83,9 @@ def overview_panels() -> tuple[Panel, ...]:
             "Waiting for data, last 2 min",
             instant_query(DATA_WAIT_WITH_RANK, "{{whose}}"),
             instant_query(
-                # While no step finishes, the complete cost is part of the loss in the panel before.
-                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () max({DATA_WAIT_WITH_RANK}) unless on () {STANDSTILL}",
+                # The loss of *Run*, which is absent during a standstill: the complete cost is then part of the panel before.
+                f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left ()"
+                f' max(run:training_lost:ratio{{@run, cause="data_stall"}}) unless on () {STANDSTILL}',
                 "{{currency}}/h",
             ),
             unit="percentunit",

@@ -59,7 +59,8 @@ def test_no_rank_is_slow_in_the_table_while_no_step_finishes(tmp_path: Path) -> 
 
 
 def test_a_wait_for_data_has_no_cost_while_the_complete_cost_is_lost(tmp_path: Path) -> None:
-    series = HUNG | DATA_STALL | COST
+    badput = run_series("badput_seconds_total", "0+5x60", labels=',cause="data_stall"')
+    series = HUNG | DATA_STALL | COST | badput
 
     assert_panel(
         tmp_path,
@@ -188,7 +189,7 @@ def test_the_ranks_are_not_alike_while_a_rank_is_unknown(tmp_path: Path) -> None
 
 
 def test_no_rank_is_named_if_all_ranks_wait_for_data(tmp_path: Path) -> None:
-    series = RANKS | STEPPING | COST
+    series = RANKS | STEPPING
     for rank, seconds in ((0, 6), (1, 9)):
         series |= run_series(
             "phase_seconds_total", f"0+{seconds}x60", labels=f',rank="{rank}",phase="data_loading"'
@@ -196,4 +197,3 @@ def test_no_rank_is_named_if_all_ranks_wait_for_data(tmp_path: Path) -> None:
     panel = "Waiting for data, last 2 min"
 
     assert_panel(tmp_path, "training-ranks", panel, series, {'{whose="each rank, at least"}': 40}, factor=100)
-    assert_panel(tmp_path, "training-ranks", panel, series, {'{currency="EUR"}': 14}, query_id="B")

@@ -224,9 +224,12 @@ COSTLY_RUN = RANKS | run_series("cost_total", "0+0.15x60", labels=',kind="device
 def test_waiting_for_data_has_a_cost(tmp_path: Path) -> None:
     panel = "Waiting for data, last 2 min"
 
-    assert_panel(
-        tmp_path, "training-ranks", panel, COSTLY_RUN | DATA_STALL, {'{currency="EUR"}': 18}, query_id="B"
-    )
+    badput = run_series("badput_seconds_total", "0+5x60", labels=',cause="data_stall"')
+    series = COSTLY_RUN | DATA_STALL | badput
+
+    assert_panel(tmp_path, "training-ranks", panel, series, {'{currency="EUR"}': 12}, query_id="B")
+    losses = {'{cause="data_stall",currency="EUR"}': 12}
+    assert_panel(tmp_path, "training-run", "Losses now, by cause", series, losses, column="Cost/h")
 
 
 TWO_GPUS = RANK_1_ON_GPU_1 | {'training_rank_info{run="a",instance="n1",rank="0",gpu="0",uuid="G0"}': "1x60"}
