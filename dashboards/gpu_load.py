@@ -61,13 +61,11 @@ _NO_LEGEND_OF_GPUS: Override = {
 """Override that leaves the lines of the first query, the devices, out of the legend: up to sixteen gray lines would fill the legend."""
 HARMFUL_REASONS = "thermal|hw_thermal|sw_thermal|hw_slowdown|hw_power_brake"
 """Regular expression of the reasons below full clock that are heat or the power brake. `hw_slowdown` includes two of the others."""
-_SEEN_NODE_COUNT = "count(group by (instance) (last_over_time(gpu_up{@gpu}[$__range])))"
-"""PromQL for the number of nodes that had a selected GPU in the time range."""
-_TOO_FEW_NODES = f"((count(group by (instance) (last_over_time(gpu_up{{@gpu}}[35s]))) or 0 * {_SEEN_NODE_COUNT}) < 0.95 * {_SEEN_NODE_COUNT})"
-"""PromQL with a value while more than 5 % of the nodes that had a GPU in the time range have no sample of their GPUs.
-
-A number of GPUs would then be too small.
-"""
+_GPUS_WITHOUT_SAMPLE = (
+    "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]))"
+    " unless on (instance) group by (instance) (last_over_time(gpu_up{@gpu}[35s])))"
+)
+"""PromQL for the number of GPUs on nodes without a current sample of any GPU, among the GPUs of the time range; absent if there is none."""
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 GPUS_OF_ANY_RUN = gpus_of_runs("@cluster")
 """PromQL for each GPU that any run held in the time range."""
@@ -221,10 +219,8 @@ def power_panels() -> tuple[Panel, ...]:
         limited = f"rate(gpu_clocks_event_seconds_total{{@gpu, reason{reasons}}}[$__rate_interval])"
         return time_series(
             title,
-            Query(
-                f"sum by (reason) ({of_used_gpus(limited)}) unless on () {_TOO_FEW_NODES}",
-                "{{reason}}",
-            ),
+            Query(f"sum by (reason) ({of_used_gpus(limited)})", "{{reason}}"),
+            Query(_GPUS_WITHOUT_SAMPLE, "no sample", SILVER, right_axis=True),
             unit="suffix: GPUs",
             decimals=1,
             maximum=1,

@@ -56,7 +56,7 @@ def overview_panels() -> tuple[Panel, ...]:
                 f"clamp_min(max(training_world_size{{@run}}) - (count({UP_BY_RANK}) or vector(0)), 0)"
                 f" unless on () ({ENDED_NORMALLY})",
                 "unknown",
-                BAD,
+                WARNING,
             ),
             unit="none",
             text_mode="value_and_name",

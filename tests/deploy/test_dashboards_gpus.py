@@ -625,23 +625,18 @@ def test_reasons_of_heat_and_usual_reasons_below_full_clock_are_in_different_pan
         assert_panel(tmp_path, "training-gpus", panel, series, expected)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [(2, {}), (21, {'{reason="thermal"}': 20})],
-    ids=["half of the nodes", "one of many nodes"],
-)
-def test_the_number_of_slowed_gpus_is_a_gap_while_more_than_a_twentieth_of_the_nodes_has_no_sample(
-    tmp_path: Path, nodes: int, expected: dict[str, float]
-) -> None:
+def test_gpus_without_a_sample_are_counted_beside_the_slowed_gpus(tmp_path: Path) -> None:
     series: dict[str, str] = {}
-    for node in range(nodes):
-        end = "x59 stale" if node == 0 else "x61"
+    for node in range(3):
+        end = "x57 stale" if node == 0 else "x61"
         labels = f'instance="n{node}",gpu="0",uuid="G{node}",job="training"'
         series[f"gpu_up{{{labels}}}"] = f"1{end}"
         series[f'gpu_clocks_event_seconds_total{{{labels},reason="thermal"}}'] = f"0+15{end}"
     panel = "GPUs slowed by heat or the power brake, by reason"
 
-    assert_panel(tmp_path, "training-gpus", panel, series, expected, minutes=15.5)
+    for minutes, without_sample in ((14, {}), (15.25, {"{}": 1})):
+        assert_panel(tmp_path, "training-gpus", panel, series, without_sample, query_id="B", minutes=minutes)
+    assert_panel(tmp_path, "training-gpus", panel, series, {'{reason="thermal"}': 2}, minutes=15.25)
 
 
 def test_no_gpu_is_throttled_or_not_while_its_exporter_is_down(tmp_path: Path) -> None:
