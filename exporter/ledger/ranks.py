@@ -197,7 +197,7 @@ class Ranks:
         entries_by_rank: dict[RankKey, list[FeedEntry]] = {}
         for entry in entries.values():
             entries_by_rank.setdefault(RankKey.of_process(entry.snapshot.process), []).append(entry)
-        self._drop_moved_processes(entries)
+        self._update_keys(entries)
         present_ids = {*entries, *unreadable_ids}
         if not self._is_resumed:
             self._resume_recent(entries_by_rank, present_ids, rules, now)
@@ -215,18 +215,25 @@ class Ranks:
                 patience = rules.stale_after_seconds
                 rank.update(entries_by_rank.get(key, ()), unreadable_ids, now, patience_seconds=patience)
 
-    def _drop_moved_processes(self, entries: Mapping[str, FeedEntry]) -> None:
-        """Remove each process that has changed its run, rank or role from its former rank."""
-        key_by_process = {
+    def _update_keys(self, entries: Mapping[str, FeedEntry]) -> None:
+        """Update the keys of the processes, and remove each process with a changed run, rank or role from its former rank."""
+        previous_key_by_process = self._key_by_process
+        self._key_by_process = {
             process_id: RankKey.of_process(entry.snapshot.process) for process_id, entry in entries.items()
         }
-        for process_id, previous_key in self._key_by_process.items():
-            if key_by_process.get(process_id, previous_key) != previous_key and previous_key in self._ranks:
-                for slot in self._ranks[previous_key].slots.values():
-                    slot.processes = [
-                        process for process in slot.processes if process.identity.id != process_id
-                    ]
-        self._key_by_process = key_by_process
+        for process_id, previous_key in previous_key_by_process.items():
+            has_moved = self._key_by_process.get(process_id, previous_key) != previous_key
+            if has_moved and previous_key in self._ranks:
+                self._remove_moved_processes(self._ranks[previous_key])
+
+    def _remove_moved_processes(self, rank: RankTotals) -> None:
+        """Remove the processes of a rank whose feed files name a different run, rank or role."""
+        for slot in rank.slots.values():
+            slot.processes = [
+                process
+                for process in slot.processes
+                if self._key_by_process.get(process.identity.id, rank.key) == rank.key
+            ]
 
     def _resume_recent(
         self,
@@ -271,6 +278,7 @@ class Ranks:
         rank.is_loaded = True
         if record is not None:  # otherwise there is no saved state, and the totals in memory are used
             rank.slots, rank.folded_ids = record.slots, record.folded_ids
+            self._remove_moved_processes(rank)  # a process may have moved since the last save
             rank.resume(present_ids, now)
 
     def decide_outcomes(self, endings: Endings) -> None:

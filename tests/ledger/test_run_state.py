@@ -309,6 +309,21 @@ def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sideca
     assert final_page.count("loss", run="r", role="helper") is None
 
 
+def test_a_process_that_becomes_a_trainer_while_the_sidecar_restarts_is_counted_once(
+    sidecar: Sidecar,
+) -> None:
+    helper = make_process(rank=None, role="helper")
+    sidecar.record_loss(helper, 3)
+    sidecar.collect()
+    sidecar.record_loss(helper.replace(rank=0, role="trainer", trains=True), 5, sequence=2)
+    sidecar.restart()
+    for _ in range(3):
+        page = sidecar.collect_after(5)
+
+    assert page.count("loss", run="r", rank="0") == 5
+    assert page.count("loss", run="r", role="helper") is None
+
+
 def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running_job: MonitoredJob) -> None:
     running_job.job.train(5)
     page_before_restart = write_and_collect(running_job)
