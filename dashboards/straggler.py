@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from dashboards.losses_now import STOPPED_RUNS, USUAL_COST_PER_HOUR_BY_RUN
 from dashboards.panels import Panel, stat, warn_from
 from dashboards.queries import COST_PER_HOUR_BY_CURRENCY, STANDSTILL, instant_query
 
-_LOST_SHARE = f"(0 * {STANDSTILL} + 1 or on () max(run:training_straggler_lost:ratio{{@run}}))"
+_STOPPED_SHARE = f"(max({STOPPED_RUNS}) + 1)"
+"""PromQL with the value 1 while the ranks of the run have ended without a result, without labels."""
+_LOST_SHARE = f"(0 * {STANDSTILL} + 1 or on () {_STOPPED_SHARE} or on () max(run:training_straggler_lost:ratio{{@run}}))"
 """PromQL for the share of the GPU time that the run loses, without labels.
 
-The share is 1 while no step finishes, as decided by `STANDSTILL`. Otherwise it is the recorded share that the run loses to its slowest
-rank, which is absent without steps in the last two minutes.
+The share is 1 while no step finishes, as decided by `STANDSTILL`, and while the ranks have ended without a result. Otherwise it is the
+recorded share that the run loses to its slowest rank, which is absent without steps in the last two minutes.
 """
-_LOST_GPU_HOURS_PER_HOUR = f"{_LOST_SHARE} * on () max(run:training_gpus:count{{@run}})"
+_LOST_GPU_HOURS_PER_HOUR = f"{_LOST_SHARE} * on () max(max_over_time(run:training_gpus:count{{@run}}[5m]))"
 """PromQL for the GPU hours that the run loses per hour, without labels."""
-_LOST_COST_PER_HOUR = f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_SHARE}"
-"""PromQL for the cost per hour of the lost share, by currency."""
+_LOST_COST_PER_HOUR = (
+    f"({COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_SHARE}"
+    f" or on (currency) sum by (currency) ({USUAL_COST_PER_HOUR_BY_RUN}) * on () group_left () {_STOPPED_SHARE})"
+)
+"""PromQL for the cost per hour of the lost share, by currency.
+
+For a run whose ranks have ended without a result, this is the usual cost of the last hour, because the job may still hold the GPUs.
+"""
 
 
 def lost_time_panel() -> Panel:

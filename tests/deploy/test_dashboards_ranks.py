@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
-from run_panel_support import DATA_STALL, HUNG, RANKS, SLOW_RANK
+from run_panel_support import DATA_STALL, DIED, HUNG, RANKS, SLOW_RANK
 
 from dashboards import ranks
 
@@ -197,3 +197,10 @@ def test_no_rank_is_named_if_all_ranks_wait_for_data(tmp_path: Path) -> None:
     panel = "Waiting for data, last 2 min"
 
     assert_panel(tmp_path, "training-ranks", panel, series, {'{whose="each rank, at least"}': 40}, factor=100)
+
+
+def test_a_run_that_died_loses_its_usual_cost(tmp_path: Path) -> None:
+    panel = "Lost: slowest rank or no step"
+
+    assert_panel(tmp_path, "training-ranks", panel, DIED, {"{}": 100}, factor=100)
+    assert_panel(tmp_path, "training-ranks", panel, DIED, {'{currency="EUR"}': 36}, query_id="C")
