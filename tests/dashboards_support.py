@@ -185,7 +185,7 @@ class ScenarioPrometheus:
         if result:
             texts = [
                 json.dumps(series["metric"]).replace('": "', '="')
-                for series in query_api(self._url, "query", query=result[1])
+                for series in query_api(self._url, "query", query=result[1], time=self._end)
             ]
             pattern = variable["regex"].strip("/")
             return [match[1] for text in texts if (match := re.search(pattern, text))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import urllib.error
 import urllib.parse
@@ -67,12 +68,13 @@ class Prometheus:
         configuration = (
             f"global: {{scrape_interval: {interval}, scrape_timeout: {interval}}}\nscrape_configs:\n{jobs}"
         )
-        (directory / "prometheus.yml").write_text(configuration + extra_config, encoding="utf-8")
+        self._configuration_path = directory / "prometheus.yml"
+        self._configuration_path.write_text(configuration + extra_config, encoding="utf-8")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
             "prometheus",
-            f"--config.file={directory / 'prometheus.yml'}",
+            f"--config.file={self._configuration_path}",
             f"--storage.tsdb.path={directory / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}",
             "--log.level=error",
@@ -89,6 +91,11 @@ class Prometheus:
     ) -> None:
         self._process.terminate()
         self._process.communicate(timeout=20 * PATIENCE)
+
+    def stop_collection(self) -> None:
+        """Stop scrapes and rules, by an empty configuration."""
+        self._configuration_path.write_text("")
+        self._process.send_signal(signal.SIGHUP)
 
     def query(self, expression: str, *, time_seconds: float | None = None) -> list[dict[str, Any]]:
         """Return the series of an instant query, with `metric` and `value`."""

@@ -157,6 +157,13 @@ class Cluster:
         if remaining_seconds > 0:
             time.sleep(remaining_seconds)
 
+    def stop_collection(self) -> None:
+        """Stop the ranks, the exporters, the scrapes and the rules. The Prometheus server still answers queries."""
+        self._stop_timeline()
+        self._stop([*self._ranks.values(), *self._exporters.values()])
+        if self._prometheus is not None:
+            self._prometheus.stop_collection()
+
     def query(self, expression: str, **parameters: str) -> list[dict[str, Any]]:
         """Return the series of an instant query to the Prometheus server."""
         request_body = urllib.parse.urlencode({"query": expression, **parameters}).encode()
@@ -292,14 +299,20 @@ class Cluster:
                     self._start_rank(node, placement, attempt=1)
 
     def _stop_processes(self) -> None:
-        self._stop_event.set()
-        if self._timeline_thread.is_alive():
-            self._timeline_thread.join(timeout=10)
-        for process in self._ranks.values():
-            _close_stdin(process)
+        self._stop_timeline()
         processes = [*self._ranks.values(), *self._exporters.values()]
         if self._prometheus is not None:
             processes.append(self._prometheus.process)
+        self._stop(processes)
+
+    def _stop_timeline(self) -> None:
+        self._stop_event.set()
+        if self._timeline_thread.is_alive():
+            self._timeline_thread.join(timeout=10)
+
+    def _stop(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            _close_stdin(process)
         for process in processes:
             process.terminate()
         for process in processes:

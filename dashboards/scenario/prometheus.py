@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -29,10 +30,16 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusServer:
-    """Running Prometheus server: process and base URL."""
+    """Running Prometheus server: process, base URL and configuration file."""
 
     process: subprocess.Popen[bytes]
     url: str
+    configuration_path: Path
+
+    def stop_collection(self) -> None:
+        """Stop scrapes and rules, by an empty configuration."""
+        self.configuration_path.write_text("", encoding="utf-8")
+        self.process.send_signal(signal.SIGHUP)
 
 
 def start_prometheus(
@@ -83,7 +90,7 @@ def start_prometheus(
     log_path = directory / "prometheus.log"
     with log_path.open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    server = PrometheusServer(process, url)
+    server = PrometheusServer(process, url, configuration_path)
     try:
         _wait_until_ready(server, log_path)
     except BaseException:  # KeyboardInterrupt, too: the caller has no server to stop

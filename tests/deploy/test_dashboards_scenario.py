@@ -196,6 +196,10 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScena
         running_cluster.wait_until_end()
         time.sleep(2)
         finished_scenario.wait_for_scrapes()
+        # Jobs, exporters, scrapes and rules would otherwise load both cores during the queries, whose times have passed.
+        running_cluster.stop_collection()
+        for other_server in finished_scenario.other_servers.values():
+            other_server.stop_collection()
         yield finished_scenario
 
 
