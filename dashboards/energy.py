@@ -6,14 +6,13 @@ from dashboards.board import ATTEMPTS, NODE, RUN, Board, Row, Variable
 from dashboards.energy_devices import ENERGY_UNIT, device_panels
 from dashboards.energy_loss import WASTED_ENERGY_SINCE_START
 from dashboards.energy_overview import (
-    COMPLETE_RUN_POWER,
     CROSSCHECK_RATIO,
     MAX_CROSSCHECK_RATIO,
     MIN_CROSSCHECK_RATIO,
     READING_VERDICTS,
     overview_panels,
 )
-from dashboards.losses_now import CAUSE_NAMES, COST_PER_HOUR_BY_RUN, RUNS_WITH_STALE_COST
+from dashboards.losses_now import CAUSE_NAMES, COMPLETE_RUN_POWER, COST_PER_HOUR_BY_RUN, RUNS_WITH_STALE_COST
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,

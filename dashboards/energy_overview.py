@@ -48,6 +48,7 @@ from dashboards.losses_now import (
     RANKS_OF_LOSSES,
     RUN_COUNTS_BY_VERDICT,
     RUNS_AT_RISK,
+    RUNS_WITHOUT_DRIVER,
     STANDSTILL_BY_RUN,
     STOPPED_RUNS,
     UNKNOWN_COST,
@@ -68,13 +69,10 @@ from dashboards.panels import (
 from dashboards.queries import (
     STATE_BY_RUN,
     Query,
-    blank_if_incomplete,
     instant_query,
 )
 from dashboards.tables import Column, percent_column, table
 
-COMPLETE_RUN_POWER = blank_if_incomplete(RUN_POWER_5M, "run")
-"""PromQL for the power of each run of which all ranks report, over five minutes in watts."""
 CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
 """PromQL for the ratio of the increase of each device's energy counter to its power, integrated over the same time."""
 MIN_CROSSCHECK_RATIO, MAX_CROSSCHECK_RATIO = 0.8, 1.25
@@ -152,10 +150,13 @@ def _build_power_tile() -> Panel:
     # Both sums are over the GPUs with a sample of both.
     used_gpu_power = f"sum({gpu_power} and on (uuid) {gpu_limits})"
     limits = f"sum({gpu_limits} and on (uuid) {gpu_power})"
-    of_limits = "of the GPU limits"
+    of_limits = "of the GPU limits, now"
     return stat(
         "Power, last 5 min",
-        instant_query(f"sum({RUN_POWER_5M}) unless on () {INCOMPLETE_RUNS}", "all devices"),
+        instant_query(
+            f"sum({RUN_POWER_5M}) unless on () {INCOMPLETE_RUNS} unless on () {RUNS_WITHOUT_DRIVER}",
+            "all devices",
+        ),
         instant_query(f"{used_gpu_power} / ({limits} > 0)", of_limits),
         unit="watt",
         text_mode="value_and_name",
@@ -213,7 +214,8 @@ def _build_lost_per_hour_tile() -> Panel:
             "{{currency}}",
         ),
         instant_query(
-            f"(sum({LOST_POWER_BY_CAUSE}) or 0 * sum({RUN_POWER_5M})) unless on () {INCOMPLETE_RUNS}", power
+            f"(sum({LOST_POWER_BY_CAUSE}) or 0 * sum({RUN_POWER_5M})) unless on () {INCOMPLETE_RUNS} unless on () {RUNS_WITHOUT_DRIVER}",
+            power,
         ),
         instant_query(share, "{{text}}"),
         _unknown_cost(),

@@ -186,13 +186,14 @@ LOST_COST_PER_HOUR_BY_CAUSE = (
     f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
 )
 """PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
-LOST_POWER_BY_CAUSE = (
-    f"({LOST_SHARE_NOW} * on (run) group_left () ({blank_if_incomplete(RUN_POWER_5M, 'run')}) > 0)"
+RUNS_WITHOUT_DRIVER = (
+    "(group by (run) (training_process_up{@run} and on (cluster, instance) gpu_nvml_up{@cluster} == 0))"
 )
-"""PromQL for the lost watts of each run now, by cause: the power of the run times the lost share.
-
-Without a value for a run of which ranks are missing.
-"""
+"""PromQL with a value for each run with a rank on a node whose GPU driver does not respond: the energy of its GPUs is not read."""
+COMPLETE_RUN_POWER = f"({blank_if_incomplete(RUN_POWER_5M, 'run')} unless on (run) {RUNS_WITHOUT_DRIVER})"
+"""PromQL for the power of each run over five minutes in watts, without a value while a rank has no sample or a driver does not respond."""
+LOST_POWER_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left () {COMPLETE_RUN_POWER} > 0)"
+"""PromQL for the lost watts of each run now, by cause: the power of the run times the lost share, if the power is known."""
 _ONSET_SHARE = 0.05
 """Share of the time above which a loss has begun."""
 
@@ -390,7 +391,11 @@ _RISK_SINCE = as_cause(
     f"max by (run) (max by ({_RISK_LABELS}) ({alert_starts('@run')}) and on ({_RISK_LABELS}) {_ALERT_OF_RISK})",
     "at_risk",
 )
-_UNSAVED_HOURS = "(max by (run) (training_uncommitted_seconds{@run}) / 3600)"
+_UNSAVED_HOURS = (
+    '(max by (run) (label_replace(training_uncommitted_seconds{@run}, "since", "save", "", "")'
+    ' or label_replace(time() - max by (run) (run:training_nonfinite_start:timestamp_seconds{@run}), "since", "NaN", "", "")) / 3600)'
+)
+"""PromQL for the hours of work since the last checkpoint of each run, or since its NaN losses, which later checkpoints contain."""
 _UNSAVED_COST = (
     f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS} * on (run) group_left (cause) max by (run, cause) ({RUNS_AT_RISK} + 1)"
     f" or {USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS}"

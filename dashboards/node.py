@@ -93,7 +93,10 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    collector_success_query = "min by (instance, collector) (exporter_collector_success{@node})"
+    # Two scrapes, as in the table of the problems: a single failure changes nothing.
+    collector_success_query = (
+        "min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s]))"
+    )
     cpu_wait = f"max({_pressure_ratio('cpu', '5m')} and on (instance) up{{@target}} == 1)"
     boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
     return (

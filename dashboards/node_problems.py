@@ -60,6 +60,10 @@ TRAINER_FEED_AGE_SECONDS = feed_age_seconds('@node_run, role=~"trainer|"', "run,
 """PromQL for the age of the feed of each rank on the node in seconds, without the feeds of the rank's other processes."""
 LAST_PROGRESS_TIME_BY_RANK = "max by (run, rank) (training_last_progress_timestamp_seconds{@node_run})"
 """PromQL for the time of the last step or validation batch of each rank on the node, in Unix seconds."""
+_LAST_PROGRESS_TIME_OF_RUN = (
+    f"0 * {LAST_PROGRESS_TIME_BY_RANK} + on (run) group_left () {LAST_PROGRESS_TIME_BY_RUN}"
+)
+"""PromQL for the time of the last step or validation batch of any rank of the run, by the ranks on the node, as on *Run*."""
 _LAST_EXIT = (
     "label_replace(max by (run, rank, reason) (training_rank_last_exit_timestamp_seconds{@node_run}),"
     f' "reason", "$1", "reason", "{EXIT_REASON_PATTERN}")'
@@ -139,7 +143,8 @@ _RANK_PROBLEMS = (
     Problem(
         "process ended first",
         f"{_ENDED_FIRST} {_ENDED_RANKS}",
-        _LAST_EXIT_OR_UPDATE,
+        # Of exits at the same time, the first is above the others.
+        f"{_LAST_EXIT_OR_UPDATE} - 0.1",
         "read the log of this rank first",
         Impact.STOPS_RUN,
         "reason",
@@ -165,7 +170,7 @@ _RANK_PROBLEMS = (
     Problem(
         "rank that causes a hang",
         _STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
-        LAST_PROGRESS_TIME_BY_RANK,
+        _LAST_PROGRESS_TIME_OF_RUN,
         "read this line of the job; restart the run",
         Impact.STOPS_RUN,
         "cause",
@@ -174,7 +179,7 @@ _RANK_PROBLEMS = (
     Problem(
         "rank for which the others wait",
         _STANDSTILL_RANK.format(matcher=f'=~"{_PHASE_CAUSE}"'),
-        LAST_PROGRESS_TIME_BY_RANK,
+        _LAST_PROGRESS_TIME_OF_RUN,
         "run training-exporter stacks on the node",
         Impact.STOPS_RUN,
         "cause",

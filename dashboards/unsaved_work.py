@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.losses_now import COST_PER_HOUR_BY_RUN, USUAL_COST_PER_HOUR_BY_RUN
 from dashboards.palette import BAD
 from dashboards.panels import Panel, bad_from, stat, threshold_steps, warn_from
-from dashboards.queries import instant_query
+from dashboards.queries import LIVE_STATE, instant_query
 
 OVERDUE_INTERVALS = 3
 """Multiple of the usual time between checkpoints from which a save is overdue, as in the alert TrainingCheckpointOverdue."""
@@ -28,7 +28,17 @@ _RUN_DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
 _SAVE_IS_OVERDUE = (
     f"{UNSAVED_SECONDS} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
 )
-_NOTES = {"lost": _RUN_DIED, "unsaved, save overdue": _SAVE_IS_OVERDUE, "unsaved": UNSAVED_SECONDS}
+_SECONDS_SINCE_NONFINITE = (
+    f"(time() - max(run:training_nonfinite_start:timestamp_seconds{{@run}}) and on () {LIVE_STATE})"
+)
+"""PromQL for the seconds since the first NaN or infinite loss of a live run, until 15 minutes after the last. Later checkpoints contain it."""
+_SECONDS_AT_RISK = f"({_SECONDS_SINCE_NONFINITE} > {UNSAVED_SECONDS} or on () {UNSAVED_SECONDS})"
+_NOTES = {
+    "since the NaN loss": f"{_SECONDS_SINCE_NONFINITE} > {UNSAVED_SECONDS}",
+    "lost": _RUN_DIED,
+    "unsaved, save overdue": _SAVE_IS_OVERDUE,
+    "unsaved": UNSAVED_SECONDS,
+}
 """PromQL conditions by note. The panel has the note of the first condition with a value."""
 
 
@@ -46,7 +56,7 @@ The exporter counts the work of a finished run as saved, although the job may no
 def work_at_risk_or_lost() -> Panel:
     """Return the panel with the duration and the cost of the work that a crash would lose, or that the end of the run has lost."""
     notes = " or on () ".join(
-        f'label_replace({UNSAVED_SECONDS} and on () {condition}, "note", "{note}", "", "")'
+        f'label_replace({_SECONDS_AT_RISK} and on () {condition}, "note", "{note}", "", "")'
         for note, condition in _NOTES.items()
     )
     cost_per_hour = (
@@ -59,7 +69,7 @@ def work_at_risk_or_lost() -> Panel:
             "{{note}}",
         ),
         instant_query(
-            f"{UNSAVED_SECONDS} * on () group_right () {cost_per_hour} / 3600 unless on () {_STEPS_AFTER_LAST_SAVE}",
+            f"{_SECONDS_AT_RISK} * on () group_right () {cost_per_hour} / 3600 unless on () {_STEPS_AFTER_LAST_SAVE}",
             "{{currency}}",
         ),
         unit="none",
@@ -67,7 +77,7 @@ def work_at_risk_or_lost() -> Panel:
         text_mode="value_and_name",
         overrides=[
             {
-                "matcher": {"id": "byRegexp", "options": "/^(unsaved|lost)/"},
+                "matcher": {"id": "byRegexp", "options": "/^(unsaved|lost|since)/"},
                 "properties": [{"id": "unit", "value": "s"}, {"id": "decimals", "value": 0}],
             },
             {

@@ -314,6 +314,18 @@ def test_unsaved_work_has_a_cost_and_is_bad_after_seven_intervals(
     assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {labels: value}, query_id=query_id)
 
 
+def test_the_work_since_a_nan_loss_is_at_risk_although_it_is_saved(tmp_path: Path) -> None:
+    series = (
+        COSTLY_RUN
+        | run_series("uncommitted_seconds", "60x60")
+        | run_series("nonfinite_total", "0x39 3x21", labels=',kind="loss",value="nan"')
+    )
+
+    panel = "Work at risk or lost"
+    assert_panel(tmp_path, "training-run", panel, series, {'{note="since the NaN loss"}': 300})
+    assert_panel(tmp_path, "training-run", panel, series, {'{currency="EUR"}': 3}, query_id="B")
+
+
 def test_a_finished_run_has_the_steps_after_its_last_checkpoint(tmp_path: Path) -> None:
     series = (
         {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name}
