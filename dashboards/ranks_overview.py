@@ -165,12 +165,12 @@ def _query_hang_cause() -> str:
 
 
 def _node_table() -> Panel:
-    """Return the table of the nodes of the run, the node with the most missing ranks first.
+    """Return the table of the nodes of the run: first the node with the most ended ranks, then with the most unknown ranks.
 
-    A rank that is not alive on any node is missing on each node on which it had a sample in the time range.
+    A rank that is not alive on any node counts on each node on which it had a sample in the time range.
     """
     live_ranks = "group by (instance, rank) (training_process_up{@run} == 1)"
-    # A rank that has moved to another node is not missing on its former node.
+    # A rank that has moved to another node does not count on its former node.
     expected_ranks = (
         f"group by (instance, rank) (last_over_time(training_process_up{{@run}}[$__range]))"
         f" unless on (rank) group by (rank) ({live_ranks}) or {live_ranks}"
@@ -178,24 +178,33 @@ def _node_table() -> Panel:
     expected = f"count by (instance) ({expected_ranks})"
     alive = f"(count by (instance) ({live_ranks}) or on (instance) 0 * {expected})"
     exporters = "group by (instance) (exporter_build_info{@cluster})"
-    return table(
+    panel = table(
         "Nodes of the run",
         Column("instance", "Node", links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
         Column(expected, "Ranks", decimals=0, width=70),
         Column(f"{alive} and on (instance) {exporters}", "Alive", decimals=0, width=66),
         Column(
-            f"({expected} - on (instance) {alive}) unless on () ({ENDED_NORMALLY}) or on (instance) 0 * {expected}",
-            "Missing",
+            f"({expected} - on (instance) {alive}) and on (instance) {exporters} unless on () ({ENDED_NORMALLY})"
+            f" or on (instance) 0 * {expected}",
+            "Ended",
             decimals=0,
             width=100,
             thresholds=bad_from(1),
             mappings=ZERO_AS_DASH,
         ),
         Column(
+            f"{expected} unless on (instance) {exporters} unless on () ({ENDED_NORMALLY}) or on (instance) 0 * {expected}",
+            "Unknown",
+            decimals=0,
+            width=100,
+            thresholds=warn_from(1),
+            mappings=ZERO_AS_DASH,
+        ),
+        Column(
             f"({exporters} and on (instance) {expected}) or on (instance) 0 * {expected}",
             "Exporter",
             width=100,
-            mappings=value_mappings({1: ("up", NEUTRAL), 0: ("no answer", BAD)}),
+            mappings=value_mappings({1: ("up", NEUTRAL), 0: ("no answer", WARNING)}),
         ),
         Column(f"1000 * {LAST_SAMPLE_TIME_BY_NODE}", "Last sample", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
         percent_column(
@@ -204,7 +213,12 @@ def _node_table() -> Panel:
             110,
             threshold_steps((None, NEUTRAL), (0, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
-        sort="Missing",
+        sort="Ended",
         w=24,
         h=5,
     )
+    panel.body["options"]["sortBy"] += [
+        {"displayName": "Unknown", "desc": True},
+        {"displayName": "Slowest rank", "desc": False},
+    ]
+    return panel

@@ -280,7 +280,7 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
     [
         ("training-run", "Slowest rank", "A", 'instance="n1",rank="3"'),
         ("training-ranks", "Slowest rank", "A", 'instance="n1",rank="3"'),
-        ("training-ranks", "Nodes of the run", "F", 'instance="n1"'),
+        ("training-ranks", "Nodes of the run", "G", 'instance="n1"'),
         ("training-fleet", "Speed and progress of the runs", "I", 'run="a"'),
     ],
 )
@@ -407,8 +407,9 @@ def test_the_rank_that_causes_a_hang_is_that_of_the_alert(tmp_path: Path) -> Non
     )
 
 
-def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
+def test_the_node_of_unknown_ranks_is_named(tmp_path: Path) -> None:
     series = {
+        'exporter_build_info{instance="n1"}': "1x60",
         rank_series("process_up", 1, 0): "1x60",
         rank_series("process_up", 2, 1): f"1x20 {OUTAGE} 1x27",
     }
@@ -419,7 +420,7 @@ def test_the_node_of_missing_ranks_is_named(tmp_path: Path) -> None:
         series,
         {"7m": 1},
         dashboard="training-ranks",
-        query_id="C",
+        query_id="D",
         labels='{instance="n2"}',
         comparison=" > 0",
     )
