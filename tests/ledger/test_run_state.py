@@ -469,6 +469,24 @@ def test_a_silently_killed_rank_is_the_cause_of_errors_in_other_ranks(tmp_path: 
     assert reasons_after_kill(tmp_path, failure=failure, final=True, peer_reasons=[""]) == {"signal": 1}
 
 
+def test_a_silently_killed_rank_is_the_cause_although_the_sidecar_restarts_before_the_other_ranks_exit(
+    tmp_path: Path,
+) -> None:
+    sidecar = Sidecar(tmp_path)
+    rank_0 = MonitoredJob(sidecar, job_in_loop())
+    rank_0.job.hold(0.5)
+    peer = MonitoredJob(sidecar, rank=1, job=job_in_loop())
+    rank_0.write()
+    peer.write_and_collect()
+    peer.kill()
+    sidecar.collect_after(1)
+    sidecar.restart()
+    rank_0.job.failure = "network"
+    rank_0.write(final=True)
+
+    assert counts_by_reason(rank_0.die()) == {"signal": 1}
+
+
 def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> None:
     own_report = reasons_after_kill(tmp_path / "a", failure="gpu_memory", final=True)
     reports_of_peers = reasons_after_kill(

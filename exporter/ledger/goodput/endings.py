@@ -240,7 +240,8 @@ def _exited_near(
         process
         for process in processes
         if process.exited_at is not None
-        and process.training is not None
+        # The saved state of a process whose feed file was removed has no reading.
+        and (process.has_trained or process.training is not None)
         and process.identity.run == run
         and process.exited_at > recorded_at
         and abs(process.exited_at - ended_at) <= LAUNCH_SECONDS
