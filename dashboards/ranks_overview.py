@@ -210,7 +210,7 @@ def _node_table() -> Panel:
         percent_column(
             f"min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) unless on () {STANDSTILL_BY_STEP_AGE}",
             "Slowest rank",
-            110,
+            140,
             threshold_steps((None, NEUTRAL), (0, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         sort="Ended",
