@@ -54,6 +54,18 @@ def lost_cost_per_hour_by_run(selector: str) -> str:
     return f"{cost_per_hour_by_run(selector)} * on (run) group_left () {lost_share_by_run(selector)}"
 
 
+def stopped_cost_per_hour_by_run(selector: str) -> str:
+    """Return PromQL for the cost per hour of each stopped run while its job holds the GPUs, by currency: the median of the last hour.
+
+    A run is stopped if it failed, is lost, or has ended without a decided outcome. The exporter charges the GPUs until this end.
+    """
+    stopped_runs = f'max by (run) (run:training_run_state:info{{{selector}, state=~"ending|failed|lost"}})'
+    usual_cost = (
+        f"3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{{{selector}}}[1h]))"
+    )
+    return f"({usual_cost} and on (run) {stopped_runs})"
+
+
 def standstill_by_run(selector: str) -> str:
     """Return PromQL with the value 1 for each run that stands still, as decided by the rule `run:training_standstill:info`."""
     return f"max by (run) (run:training_standstill:info{{{selector}}})"
@@ -66,6 +78,8 @@ def largest_loss_share_by_run(selector: str) -> str:
 
 CLUSTER_COST_PER_HOUR = cost_per_hour_by_run("@cluster")
 """PromQL for the cost per hour of each run of the selected clusters, by currency."""
+CLUSTER_STOPPED_COST_PER_HOUR = stopped_cost_per_hour_by_run("@cluster")
+"""PromQL for the cost per hour of each stopped run of the selected clusters while its job holds the GPUs, by currency."""
 CLUSTER_LOST_SHARE = lost_share_by_run("@cluster")
 """PromQL for the share of the time that each run of the selected clusters loses."""
 CLUSTER_LOST_COST_PER_HOUR = lost_cost_per_hour_by_run("@cluster")

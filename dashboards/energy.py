@@ -12,7 +12,7 @@ from dashboards.energy_overview import (
     READING_VERDICTS,
     overview_panels,
 )
-from dashboards.losses_now import CAUSE_NAMES, COMPLETE_RUN_POWER, COST_PER_HOUR_BY_RUN, RUNS_WITH_STALE_COST
+from dashboards.losses_now import CAUSE_NAMES, COMPLETE_RUN_POWER, COST_PER_HOUR_BY_RUN, TOO_MUCH_STALE_COST
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
@@ -216,7 +216,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             "Cost per hour",
             Query(
                 f"sum by (kind, currency) ({share} * on (run, currency) group_left () ({COST_PER_HOUR_BY_RUN}))"
-                f" unless on () {RUNS_WITH_STALE_COST}",
+                f" unless on () ({TOO_MUCH_STALE_COST})",
                 "{{kind}}, {{currency}}",
             ),
             unit="none",

@@ -93,6 +93,14 @@ GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPU_COUNT_IN
 """PromQL for the GPU seconds of each run by cause, so that a minute of a large run counts more than a minute of a small run."""
 
 
+_HANG_WITHOUT_ENERGY = (
+    '(max by (run) (training_badput_seconds_total{@run, cause="hang"} - training_badput_seconds_total{@run, cause="hang"} offset 1m) > 60'
+    " unless on (run) max by (run) ("
+    'training_wasted_energy_joules_total{@run, cause="hang"} - training_wasted_energy_joules_total{@run, cause="hang"} offset 1m) > 0)'
+)
+"""PromQL for the seconds of a hang that the ledger has just decided, until the wasted energy of this time is counted too."""
+
+
 def _run_energy(before: str) -> str:
     return increase_in_range("training_energy_joules_total{@run}", "run", before=before)
 
@@ -110,7 +118,9 @@ def _wasted_energy(before: str) -> str:
         "training_wasted_energy_joules_total{@run}", "run, cause", condition=_ON_NODE_OF_LEDGER, before=before
     )
     scaled_waste = f"({recorded_waste} * on (run) group_left () ({_run_energy(before)} / ({energy_on_node_of_ledger} > 0)))"
-    overdue_energy = as_cause(f"({_OVERDUE_SECONDS} * on (run) {RUN_POWER_5M})", "hang")
+    overdue_energy = as_cause(
+        f"(({_OVERDUE_SECONDS} or on (run) {_HANG_WITHOUT_ENERGY}) * on (run) {RUN_POWER_5M})", "hang"
+    )
     return f"({scaled_waste} + on (run, cause) {overdue_energy} or {scaled_waste} or {overdue_energy})"
 
 

@@ -14,6 +14,7 @@ from dashboards.cost_and_loss import (
     CLUSTER_COST_PER_HOUR,
     CLUSTER_LOST_COST_PER_HOUR,
     CLUSTER_LOST_SHARE,
+    CLUSTER_STOPPED_COST_PER_HOUR,
     LOST_THRESHOLDS,
     SHORT_CAUSE_NAMES,
 )
@@ -201,6 +202,9 @@ def _cost_per_hour() -> Panel:
             share,
         ),
         instant_query(f"count({UNSEEN_RUNS}) > 0", "runs unknown", BAD),
+        instant_query(
+            f"sum by (currency) ({CLUSTER_STOPPED_COST_PER_HOUR})", "{{currency}} of stopped runs", BAD
+        ),
         unit="locale",
         decimals=0,
         text_mode="value_and_name",

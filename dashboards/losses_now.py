@@ -288,16 +288,25 @@ The value is the time of the last sample of this node.
 NO_COST = (
     "0 * sum by (currency) (training_cost_total{@run}"
     f" or last_over_time(training_cost_total{{@run}}[$__range]) and on (run) {ENDED_RUNS}) unless on () {INCOMPLETE_RUNS}"
+    ' unless on () max(training_run_state{@run, state=~"ending|failed|lost"}) == 1'
 )
 """PromQL for a cost per hour of 0 by currency, as the fallback of a sum without active runs.
 
-Without a value if the cost of a run is unknown.
+Without a value if the cost of a run is unknown: of a run without a sample, or of a stopped run, whose job may hold the GPUs.
 """
-RUNS_WITH_STALE_COST = (
+_RUNS_WITH_STALE_COST = (
     "(max by (run) (last_over_time(run:training_cost:rate5m{@run}[5m])) unless on (run) run:training_cost:rate5m{@run}"
     ' unless on (run) max by (run) (training_run_state{@run, state=~"stopped|finished|failed|lost"}) == 1)'
 )
 """PromQL for the runs that have not ended, have no current cost, and had one within five minutes: a total without them is too small."""
+_RANK_COUNT_BY_RUN = (
+    "(max by (run) (last_over_time(training_world_size{@run}[5m]))"
+    " or on (run) 0 * max by (run) (last_over_time(training_run_state{@run}[5m])) + 1)"
+)
+TOO_MUCH_STALE_COST = (
+    f"sum({_RANK_COUNT_BY_RUN} and on (run) {_RUNS_WITH_STALE_COST}) / sum({_RANK_COUNT_BY_RUN}) > 0.05"
+)
+"""PromQL with a value while the cost of more than 5 % of the ranks is unknown, as in the rules: a smaller total would look like a change."""
 _COST_PER_HOUR_WHILE_KNOWN = (
     "3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{@run}[1h]))"
 )
@@ -326,11 +335,13 @@ STOPPED_RUNS = (
 These runs have no share of a loss, and their cost is unknown: the exporter charges the GPUs of a run until its end, and whether the job
 still holds them is unknown.
 """
+STOPPED_COST = f"({USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left (cause) ({STOPPED_RUNS} + 1))"
+"""PromQL for the cost per hour of each stopped run while its job holds the GPUs, by run, currency and cause: the median of the last hour."""
 UNKNOWN_COST = (
     f"({_REST_OF_COST} * on (run) group_left (cause) {as_cause(f'(0 * {UNKNOWN_RUNS} + 1)', 'no_news')}"
     f" or {_COST_PER_HOUR_WHILE_KNOWN} * on (run) group_left (cause)"
     f" {as_cause(f'({_UNSEEN_SHARE} and on (run) {_PARTLY_UNKNOWN_RUNS})', 'partly_unknown')}"
-    f" or {USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left (cause) ({STOPPED_RUNS} + 1))"
+    f" or {STOPPED_COST})"
 )
 """PromQL for the largest possible cost per hour of the losses with an unknown cost, by run, currency and cause.
 

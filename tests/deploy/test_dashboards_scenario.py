@@ -47,6 +47,7 @@ NO_MIG = "the GPUs of node-2 are not in MIG mode; a separate test covers node-4"
 NOT_OVERDUE = "a failed save is followed by a save before three intervals"
 NODE_IS_KNOWN = "the exporter of the node is up"
 NO_OUTAGE = "every run has samples at the end of the scenario"
+NO_STOP = "no run has failed or is ending at the end of the scenario"
 TOO_SHORT = "the query needs data from a longer time than the scenario"
 
 MACHINE_DASHBOARD = "training-node"
@@ -55,7 +56,9 @@ MACHINE_DASHBOARD = "training-node"
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", USUAL_LOSSES): {"Losses now, last 5 min": "EF"},
     ("training-energy", TOO_SHORT): {"Source of each number": "C"},
+    ("training-energy", NO_STOP): {"Cost and CO2 per hour": "D"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
+    ("training-fleet", NO_STOP): {"Cost per hour, 5 min": "E"},
     ("training-gpus", THROTTLED): {"Throttling": "B"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
