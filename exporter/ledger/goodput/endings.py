@@ -228,8 +228,15 @@ def follows(process: ProcessTotals, launch: str, trained_at: float) -> bool:
 def exited_peers(
     attempt: Attempt, ended_at: float, processes: Iterable[ProcessTotals]
 ) -> list[ProcessTotals]:
-    """Return the training processes of an attempt's run that exited within `LAUNCH_SECONDS` of the attempt."""
-    return _exited_near(attempt.run, attempt.recorded_at, ended_at, processes)
+    """Return the training processes of an attempt's run that exited within `LAUNCH_SECONDS` of the attempt.
+
+    The process of the attempt is included if this sidecar has read its feed. Otherwise, the saved state does not show how it exited.
+    """
+    return [
+        process
+        for process in _exited_near(attempt.run, attempt.recorded_at, ended_at, processes)
+        if process.training is not None or process.identity.id != attempt.process_id
+    ]
 
 
 def _exited_near(
