@@ -137,6 +137,23 @@ def test_accepting_above_the_cap_does_not_keep_a_core_busy_while_no_connection_c
                 assert cpu_time_ratio(process) < 0.25
 
 
+def test_a_client_that_does_not_read_is_closed_at_the_deadline_of_the_response() -> None:
+    process = ServerProcess(series=200_000, limits={"write_seconds": 1, "render_seconds": LIMIT_SECONDS})
+    with process, ClientCrowd(process.port, 1, COMPLETE_REQUEST, receive_buffer_bytes=4096):
+        wait_until(lambda: process.measure()["exporter_http_connection_errors_total{write_timeout}"] == 1)
+
+        assert process.measure()["exporter_http_connections{writing}"] == 0
+
+
+def test_an_idle_connection_is_closed_at_its_deadline() -> None:
+    process = ServerProcess(limits={"idle_seconds": 1})
+    with process, socket.create_connection(("127.0.0.1", process.port), timeout=LIMIT_SECONDS) as peer:
+        peer.sendall(COMPLETE_REQUEST)
+        status, _ = read_response(peer)
+
+        assert (status, peer.recv(1)) == (200, b"")
+
+
 def test_clients_that_never_read_displace_only_each_other() -> None:
     process = ServerProcess(
         series=200_000, max_files=80, limits={"stalled_seconds": 0.2, "render_seconds": 60}
@@ -170,7 +187,8 @@ def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
         except OSError:
             return True
 
-    process = ServerProcess(limits={"head_seconds": 1})
+    # Only the deadline of the head can close the connection during the test.
+    process = ServerProcess(limits={"head_seconds": 1, "idle_seconds": 3600})
     with process, socket.create_connection(("127.0.0.1", process.port), timeout=LIMIT_SECONDS) as peer:
         peer.sendall(COMPLETE_REQUEST)
         status, _ = read_response(peer)
