@@ -31,13 +31,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of 
 # jobs with torch.
 SLOWEST_FILES = [
     *("test_bridges_plain_torch", "test_hang_page", "test_dashboards_scenario", "test_gpu_fake_nvml"),
-    *("test_bridges_lightning", "test_status_browser", "test_soak", "test_goodput_scenarios"),
-    *("test_bridges_torchrun", "test_gpu_life", "test_serve_gpu", "test_foreign_jobs", "test_run_sidecar"),
+    *("test_conditions_and_alerts", "test_bridges_lightning", "test_status_browser", "test_soak"),
+    *("test_goodput_scenarios", "test_dashboards_fleet_runs", "test_bridges_torchrun", "test_gpu_life"),
+    *("test_dashboards_losses_now", "test_serve_gpu", "test_foreign_jobs", "test_run_sidecar"),
+    *("test_dashboards_run_problems", "test_dashboards_run"),
     *("test_end_to_end", "test_truth", "test_demo_command", "test_serve_reload", "test_stacks_live"),
     *("test_run_silence", "test_serve_life", "test_bridges_ranks", "test_bridges_transformers"),
     *("test_energy_of_gpus", "test_energy_of_runs", "test_bridges_examples", "test_one_logger_lightning"),
     *("test_rules_faults", "test_run_job", "test_assets_command", "test_serve_attached", "test_run_launches"),
-    *("test_conditions_and_alerts", "test_bridges_prometheus_client", "test_check_command", "test_deploy"),
+    *("test_bridges_prometheus_client", "test_check_command", "test_deploy"),
     *("test_rules_live", "test_bridges", "test_alertmanager", "test_bridges_accelerate", "test_shares"),
     *("test_goodput_torchrun", "test_ledger_bounds", "test_feed_limits", "test_recording_running"),
     *("test_web_prometheus", "test_identity", "test_web_auth", "test_web_memory", "test_web_attacks"),
