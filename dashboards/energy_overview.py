@@ -137,7 +137,7 @@ def _build_verdict_tile() -> Panel:
     )
 
 
-def _units_by_name(units: Mapping[str, str]) -> list[Override]:
+def _build_unit_overrides(units: Mapping[str, str]) -> list[Override]:
     """Return overrides of the unit from {series name: unit}."""
     return [
         {"matcher": {"id": "byName", "options": name}, "properties": [{"id": "unit", "value": unit}]}
@@ -181,23 +181,27 @@ def _build_cost_per_hour_tile() -> Panel:
         "Cost and CO2 per hour",
         instant_query(f"sum by (currency) ({COST_PER_HOUR_BY_RUN}) or {NO_COST}", "{{currency}}"),
         instant_query("3600 * sum(max by (run) (run:training_carbon:grams_rate5m{@run}))", carbon),
-        _incomplete_count_query(),
+        _build_incomplete_count_query(),
         instant_query(f"sum by (currency) ({STOPPED_COST})", "{{currency}} of stopped runs"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
-        overrides=[*_units_by_name({carbon: "massg"}), _INCOMPLETE_COUNT_STYLE],
+        overrides=[*_build_unit_overrides({carbon: "massg"}), _INCOMPLETE_COUNT_STYLE],
         w=6,
     )
 
 
-def _incomplete_count_query() -> Query:
-    """Return the query of the number of incomplete runs, which a total contains in part or not at all."""
+def _build_incomplete_count_query() -> Query:
+    """Return the query of the number of runs with a rank without a sample. A total over all runs contains such a run in part or not at all."""
     return instant_query(_INCOMPLETE_COUNT, INCOMPLETE_LEGEND)
 
 
-def _unknown_cost() -> Query:
-    """Return the query of the most that the incomplete runs may lose, by currency. If no cost is known, the query counts these runs."""
+def _build_unknown_cost_query() -> Query:
+    """Return the query of the cost per hour that may be lost in addition, by currency.
+
+    This is the cost of the runs with a rank without a sample and of the stopped runs. If no such cost is known, the query returns the number of
+    runs with a rank without a sample.
+    """
     cost = f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
     count = f'label_replace({_INCOMPLETE_COUNT}, "text", "{INCOMPLETE_LEGEND}", "", "")'
     return instant_query(f"{cost} or on () {count}", "{{text}}")
@@ -220,7 +224,7 @@ def _build_lost_per_hour_tile() -> Panel:
             power,
         ),
         instant_query(share, "{{text}}"),
-        _unknown_cost(),
+        _build_unknown_cost_query(),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -268,7 +272,7 @@ def _build_useful_share_tile() -> Panel:
     )
 
 
-def _total(family: str, by: str = "") -> str:
+def _query_total(family: str, by: str = "") -> str:
     """Return PromQL for the total of the runs since their start, by labels.
 
     The total is that of the samples of the last 15 minutes or, without such samples, that of the runs that ended in the time range.
@@ -285,13 +289,13 @@ def _build_totals_tile() -> Panel:
     carbon, energy = "CO2", "energy"
     return stat(
         "Since the start of the runs",
-        instant_query(_total("training_cost_total", "currency"), "{{currency}}{{note}}"),
-        instant_query(f"{_total('training_energy_joules_total')} / 3600", energy),
-        instant_query(_total("training_carbon_grams_total"), carbon),
+        instant_query(_query_total("training_cost_total", "currency"), "{{currency}}{{note}}"),
+        instant_query(f"{_query_total('training_energy_joules_total')} / 3600", energy),
+        instant_query(_query_total("training_carbon_grams_total"), carbon),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
-        overrides=_units_by_name({carbon: "massg", energy: ENERGY_UNIT}),
+        overrides=_build_unit_overrides({carbon: "massg", energy: ENERGY_UNIT}),
         w=5,
     )
 
@@ -304,7 +308,7 @@ def _build_lost_in_range_tile() -> Panel:
         unit="none",
         decimals=2,
         text_mode="value_and_name",
-        overrides=_units_by_name({"energy": ENERGY_UNIT}),
+        overrides=_build_unit_overrides({"energy": ENERGY_UNIT}),
         w=4,
     )
 
@@ -334,6 +338,7 @@ def _build_readings_tile() -> Panel:
 
     devices = sources()
     measured, modeled = sources(', measured="true"'), sources(', measured="false"')
+    unread = "sum(max by (instance) (gpu_devices_expected{@energy_node}) and on (instance) max by (instance) (gpu_nvml_up{@energy_node}) == 0)"
     gaps = (
         "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
     )
@@ -347,6 +352,7 @@ def _build_readings_tile() -> Panel:
             BAD,
         ),
         instant_query(f"count({gaps}) or 0 * {devices}", "with gaps", WARNING),
+        instant_query(f"{unread} or 0 * {devices}", "not read", BAD),
         unit="none",
         text_mode="value_and_name",
         w=6,

@@ -62,10 +62,11 @@ _DISPLAYED_STATE = (
 """PromQL for the same series, with the state `NO_STEP` instead of `running` if the run stands still."""
 
 
-def _unseen_rows() -> str:
-    """Return PromQL for a row for each run without current samples, with the owner, the node whose samples ended last, and a text.
+def _query_unseen_runs() -> str:
+    """Return PromQL for a series for each run that has not ended and has no current sample.
 
-    The text, with the minutes since the last sample of the run, is the label `alertname`, as for other problems.
+    The labels are `run`, `user`, the state `unknown`, `instance`, which is the node whose samples ended last, and `alertname`, which is the
+    text with the minutes since the last sample. The value has no meaning. The result is empty if all runs have samples.
     """
     age = f'count_values by (run) ("age", floor((time() - {UNSEEN_RUNS}) / 60))'
     text = f'label_replace({age}, "alertname", "no news for $1 min", "age", "(.+)")'
@@ -76,8 +77,11 @@ def _unseen_rows() -> str:
     )
 
 
-def _rows() -> str:
-    """Return PromQL for a row for each run, with the owner, state, problem, rank, node and GPU as labels.
+def _query_rows() -> str:
+    """Return PromQL for a series for each known run, which is a row of the table.
+
+    The labels are `run`, `user`, `state`, `alertname`, which is the name of an alert or the text of the problem, and `instance`, `rank` and
+    `gpu` if the problem has them. The value has no meaning.
 
     A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
     """
@@ -88,15 +92,15 @@ def _rows() -> str:
         f" * on (run) group_left (state) ({_DISPLAYED_STATE} or on (run) {RUNS})"
         f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {main_problem()} + 1 or on (run) {no_problem})"
     )
-    return f"({_unseen_rows()}) or on (run) {with_problem}"
+    return f"({_query_unseen_runs()}) or on (run) {with_problem}"
 
 
 def run_panels() -> tuple[Panel, ...]:
     """Return the table of all runs, the most urgent first, and the table of their speed."""
-    return (_all_runs(), _speed())
+    return (_build_problem_table(), _build_speed_table())
 
 
-def _all_runs() -> Panel:
+def _build_problem_table() -> Panel:
     panel = table(
         "All runs, rates over 5 min",
         Column(
@@ -138,7 +142,7 @@ def _all_runs() -> Panel:
             decimals=2,
         ),
         percent_column(CLUSTER_LOST_SHARE, "Lost", 62, LOST_THRESHOLDS),
-        row_query=_rows(),
+        row_query=_query_rows(),
         sort="Verdict",
         h=13,
     )
@@ -146,12 +150,15 @@ def _all_runs() -> Panel:
     return panel
 
 
-def _speed() -> Panel:
+def _build_speed_table() -> Panel:
     """Return the table of progress, speed and totals of each run, the run with the oldest step first."""
 
     def unless_still(expression: str) -> str:
-        """Return PromQL for the values of runs, without the runs that stand still: their last values say nothing."""
-        return f"max by (run) ({expression}) unless on (run) run:training_standstill:info{{@cluster}}"
+        """Return PromQL for the values of the runs that make steps. The last values of a run that stands still or has ended are not its speed."""
+        return (
+            f"max by (run) ({expression}) unless on (run) run:training_standstill:info{{@cluster}}"
+            ' unless on (run) run:training_run_state:info{@cluster, state!~"starting|running"}'
+        )
 
     return table(
         "Speed and progress of the runs",

@@ -105,15 +105,15 @@ GPU_WATTS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})
 def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
     return (
-        *_state_panels(),
+        *_build_state_panels(),
         what_is_wrong(w=24, h=5),
-        _loss_table(w=10, h=8),
-        *_number_panels(),
-        *_time_series_panels(),
+        _build_loss_table(w=10, h=8),
+        *_build_number_panels(),
+        *_build_time_series_panels(),
     )
 
 
-def _state_panels() -> tuple[Panel, ...]:
+def _build_state_panels() -> tuple[Panel, ...]:
     """Return the panels about the state, the alerts and the progress."""
     only_unknown = f"{UNKNOWN_RANK_COUNT} > 0 unless on () {MISSING_RANK_COUNT} > 0"
     return (
@@ -126,7 +126,7 @@ def _state_panels() -> tuple[Panel, ...]:
             w=7,
             h=3,
         ),
-        _start(),
+        _build_start_panel(),
         firing_alerts(
             "@run",
             (
@@ -179,7 +179,7 @@ def _state_panels() -> tuple[Panel, ...]:
     )
 
 
-def _start() -> Panel:
+def _build_start_panel() -> Panel:
     """Return the panel with the start of the problem that *State* names, else of the worst current problem.
 
     Without a problem or after the end of the run, the panel shows the start of the state. The name of the value says which start it is.
@@ -214,10 +214,10 @@ _NOTHING_LOST = (
     f' or on () label_replace(0 * max(training_run_state{{@run}}) unless on () {LIVE_STATE}, "cause", "ended", "", "")'
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
-"""PromQL for the row of a stopped run, of a live run that loses nothing, of a run that has ended, or of a run without a sample or a recorded series."""
+"""PromQL for a series of value 0 with the text of the row as the label `cause`: of a stopped run, of a live run that loses nothing, of a run that has ended, or of a run without a sample or a recorded series."""
 
 
-def _loss_table(w: int, h: int) -> Panel:
+def _build_loss_table(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
     # The rule of the losses is evaluated after the step becomes overdue.
     standstill = f'label_replace(0 * {STANDSTILL} + 1, "cause", "standstill", "", "")'
@@ -251,7 +251,7 @@ def _loss_table(w: int, h: int) -> Panel:
     )
 
 
-def _number_panels() -> tuple[Panel, ...]:
+def _build_number_panels() -> tuple[Panel, ...]:
     """Return the panels with single numbers about speed, failures, goodput and cost."""
     young_condition = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
     # Without the division by the observed share of the five minutes, the rate of a young run would be too small.
@@ -286,15 +286,11 @@ def _number_panels() -> tuple[Panel, ...]:
         stat(
             "Failures",
             instant_query(
-                _events_or_zero('training_checkpoints_total{@run, result="failed"}', "kind"), "saves"
+                _count_events('training_checkpoints_total{@run, result="failed"}', "kind"), "saves"
             ),
-            instant_query(_events_or_zero("training_restarts_total{@run}", "reason"), "restarts"),
-            instant_query(
-                _events_or_zero('training_nonfinite_total{@run, kind="loss"}', "value"), "NaN loss"
-            ),
-            instant_query(
-                _events_or_zero('training_nonfinite_total{@run, kind="grad"}', "value"), "NaN grad"
-            ),
+            instant_query(_count_events("training_restarts_total{@run}", "reason"), "restarts"),
+            instant_query(_count_events('training_nonfinite_total{@run, kind="loss"}', "value"), "NaN loss"),
+            instant_query(_count_events('training_nonfinite_total{@run, kind="grad"}', "value"), "NaN grad"),
             unit="none",
             decimals=0,
             text_mode="value_and_name",
@@ -313,7 +309,7 @@ def _number_panels() -> tuple[Panel, ...]:
         stat(
             "Goodput if work is saved",
             instant_query(
-                _with_note(GOODPUT_IF_SAVED, young_condition, "in the first hour", "since the start"),
+                _add_note(GOODPUT_IF_SAVED, young_condition, "in the first hour", "since the start"),
                 "{{note}}",
             ),
             instant_query(
@@ -348,13 +344,13 @@ def _number_panels() -> tuple[Panel, ...]:
     )
 
 
-def _with_note(expression: str, condition: str, if_true: str, if_false: str) -> str:
+def _add_note(expression: str, condition: str, if_true: str, if_false: str) -> str:
     """Return PromQL that adds the label `note`: *if_true* if the condition has a value, otherwise *if_false*."""
     with_note = f'label_replace({expression} and on () {condition}, "note", "{if_true}", "", "")'
     return f'{with_note} or on () label_replace({expression}, "note", "{if_false}", "", "")'
 
 
-def _events_or_zero(counter: str, by: str) -> str:
+def _count_events(counter: str, by: str) -> str:
     """Return PromQL for the number of events in the time range; 0 if the counter does not exist, because the run had no such event.
 
     The arguments are those of `events_in_range`.
@@ -362,7 +358,7 @@ def _events_or_zero(counter: str, by: str) -> str:
     return f"{events_in_range(counter, by)} or 0 * {WALL_SECONDS}"
 
 
-def _time_series_panels() -> tuple[Panel, ...]:
+def _build_time_series_panels() -> tuple[Panel, ...]:
     """Return the panels with graphs of the loss, the step time, the throughput and the GPUs."""
     # B is the second query of the panel *Loss*: 1 in an interval with values that are NaN or infinite, drawn as a bar of full height.
     nonfinite_bars: list[Override] = [
