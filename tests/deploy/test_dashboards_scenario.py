@@ -60,6 +60,10 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
     ("training-fleet", NO_STOP): {"Cost per hour, 5 min": "E"},
     ("training-gpus", THROTTLED): {"Throttling": "B"},
+    ("training-gpus", NODE_IS_KNOWN): {
+        "GPUs slowed by heat or the power brake, by reason": "B",
+        "GPUs at another limit of the clock, by reason": "B",
+    },
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NODE_IS_KNOWN): {"GPUs": "C"},
