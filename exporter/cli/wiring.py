@@ -321,7 +321,7 @@ class Wiring:
         return () if self.gpu is None else self.gpu.registry.processes()
 
     def _gpu_readings(self) -> Sequence[EnergyReading]:
-        return () if self.gpu is None else self.gpu.registry.energies()
+        return () if self.gpu is None else self.gpu.energies()
 
     def _energy_readings(self) -> Sequence[EnergyReading]:
         """Return the energy counters of the CPUs and of the GPUs."""

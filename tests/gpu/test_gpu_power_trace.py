@@ -166,6 +166,22 @@ def test_the_total_and_the_gap_of_an_outage_are_the_energy_of_the_counter(
     assert energy.total_joules + energy.gap_joules == pytest.approx(500.0 * 600)
 
 
+def test_the_gap_grows_during_an_outage_and_counts_no_time_twice() -> None:
+    energy = GpuEnergy()
+    for seconds in range(101):
+        add_constant_power(energy, seconds, counter_delay_seconds=None if seconds % 10 else 0.0)
+    gaps = {}
+    for now in (105.0, 130.0, 160.5):
+        energy.count_gap(now)
+        gaps[now] = energy.gap_seconds
+    # The driver took the first sample after the outage before the last count.
+    add_constant_power(energy, 160, counter_delay_seconds=0.0, outage_seconds=60)
+    energy.count_gap(161.0)
+
+    assert gaps == {105.0: 0.0, 130.0: 30.0, 160.5: 60.5}
+    assert energy.gap_seconds == 60.5
+
+
 def test_a_wrong_number_after_an_outage_does_not_move_the_energy_of_the_gap_to_the_total() -> None:
     energy = GpuEnergy()
     for seconds in range(101):

@@ -7,6 +7,7 @@ import threading
 import pytest
 from gpu_support import MIG_MACHINE, ReplayResult, replay, small_machine, values
 
+from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import expected_devices
 from exporter.collectors.gpu.publishing import GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
@@ -119,6 +120,19 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
     assert healthy_gpu.gap_joules == {}
     assert lost_gpu.joules == 2900.0
     assert lost_gpu.gap_joules == {"no_reading": 3100.0}
+
+
+def test_the_energy_gap_grows_while_no_child_works() -> None:
+    collector = GpuCollector(is_detached=True, monotonic=lambda: 60.0)
+    collector.start()
+    for message in replay(small_machine(count=1), 21).samples:
+        collector.registry.add_sample(message, 1)
+    collector.registry.clear_readings()
+    (energy,) = collector.energies()
+    collector.stop()
+
+    assert energy.joules is None
+    assert energy.gap_seconds == {"no_reading": 39.0}
 
 
 def test_a_gpu_that_needs_a_reset_is_reported() -> None:

@@ -30,6 +30,7 @@ from exporter.collectors.gpu.supervisor import (
     Supervisor,
     Timings,
 )
+from exporter.collectors.job import EnergyReading
 from exporter.diagnoses import NVML_DOWN, NVML_FAILURES
 from exporter.errors import CollectError
 from exporter.families import Collected
@@ -169,6 +170,11 @@ class GpuCollector:
         else:
             collected.unsupported.append(message_text)
         return collected
+
+    def energies(self) -> tuple[EnergyReading, ...]:
+        """Return the energy reading of each GPU with a known UUID, with the gap of a current outage."""
+        self.registry.count_energy_gaps(self._monotonic())
+        return self.registry.energies()
 
     def not_ready(self) -> str | None:
         """Return the reason why the exporter is not ready, or None if it is ready. Only the mode `required` has a reason."""

@@ -68,7 +68,7 @@ class GpuEnergy:
     joules: dict[str, float] = field(default_factory=dict)  # by source; only one source grows at a time
     time: float = 0.0  # monotonic time of the last reading
     corrections: dict[str, int] = field(default_factory=dict)  # of the counter, by reason
-    gap_seconds: float = 0.0  # time of outages
+    gap_seconds: float = 0.0  # time of outages, including the current outage up to `_gap_end`
     gap_joules: float = 0.0  # energy of outages, measured by the counter
     new_gap_joules: float = 0.0  # part of gap_joules that is not logged yet
     power_samples: deque[PowerSample] = field(default_factory=deque)  # oldest first
@@ -83,6 +83,7 @@ class GpuEnergy:
     _child: int | None = None  # the current child; None before the first power samples
     _counter_time: float = 0.0  # monotonic time of the counter's last accepted reading
     _has_outage: bool = False  # since the last reading of the counter
+    _gap_end: float = 0.0  # monotonic time up to which `gap_seconds` is counted
 
     @property
     def total_joules(self) -> float | None:
@@ -182,6 +183,15 @@ class GpuEnergy:
         self._integral_at_base_joules = self._integral_joules + later_joules
         self._publish_counter()
 
+    def count_gap(self, now: float) -> None:
+        """Add the time of an outage up to the monotonic time *now* to `gap_seconds`.
+
+        Called during an outage too, because the next reading may come hours later or never.
+        """
+        if self.joules and now - self.time >= self.outage_seconds:
+            self.gap_seconds += max(0.0, now - max(self.time, self._gap_end))
+            self._gap_end = max(self._gap_end, now)
+
     def reading(
         self, *, uuid: str, job_index: int, name: str, watts: float | None, is_up: bool
     ) -> EnergyReading:
@@ -222,8 +232,8 @@ class GpuEnergy:
 
     def _record_reading(self, time: float) -> None:
         """Record the time of an accepted reading, and an outage if the previous reading is at least `outage_seconds` older."""
+        self.count_gap(time)
         if self.joules and time - self.time >= self.outage_seconds:
-            self.gap_seconds += time - self.time
             self._has_outage = True
         self.time = max(self.time, time)
 

@@ -270,6 +270,12 @@ class GpuRegistry:
         with self.lock:
             return {gpu.index: gpu.uuid for gpu in self.gpus.values() if gpu.uuid}
 
+    def count_energy_gaps(self, now: float) -> None:
+        """Count the outages of the energy readings up to the monotonic time *now*."""
+        with self.lock:
+            for gpu in self.gpus.values():
+                gpu.energy.count_gap(now)
+
     def energies(self) -> tuple[EnergyReading, ...]:
         """Return the energy reading of each GPU with a known UUID."""
         with self.lock:

@@ -52,7 +52,8 @@ GAP = FamilySpec(
             " energy is not counted."
         ),
         (
-            "`no_reading`: the energy of a GPU was not read. If the GPU has a counter, the energy of the gap is part"
+            "`no_reading`: the energy of a GPU was not read, for example because the driver does not answer. The time"
+            " also grows during the gap. If the GPU has a counter, the energy of the gap is part"
             " of `exporter_energy_gap_joules_total`."
         ),
         "`permission`, `error` and `lost` start at 0.",
