@@ -42,12 +42,13 @@ _NOTES = {
 """PromQL conditions by note. The panel has the note of the first condition with a value."""
 
 
-_STEPS_AFTER_SAVE_LEGEND = "steps after the last save"
-_STEPS_AFTER_LAST_SAVE = (
-    "(max(training_step{@run}) - max(training_checkpoint_last_step{@run}) > 0"
-    ' and on () max(training_run_state{@run, state="finished"}) == 1)'
-)
-"""PromQL for the number of steps of a finished run after its last checkpoint, if there are any.
+_HAS_FINISHED = 'max(training_run_state{@run, state="finished"}) == 1'
+_LAST_SAVED_STEP = "max(training_checkpoint_last_step{@run})"
+_UNSAVED_STEPS_OF_FINISHED_RUN = {
+    "steps after the last save": f"max(training_step{{@run}}) - {_LAST_SAVED_STEP} > 0 and on () {_HAS_FINISHED}",
+    "steps, no save reported": f"max(training_attempt_steps{{@run}}) > 0 and on () {_HAS_FINISHED} unless on () {_LAST_SAVED_STEP}",
+}
+"""PromQL by legend for the number of steps of a finished run that no reported checkpoint contains, if there are any.
 
 The exporter counts the work of a finished run as saved, although the job may not have saved its last steps.
 """
@@ -59,17 +60,18 @@ def work_at_risk_or_lost() -> Panel:
         f'label_replace({_SECONDS_AT_RISK} and on () {condition}, "note", "{note}", "", "")'
         for note, condition in _NOTES.items()
     )
+    steps = " or on () ".join(
+        f'label_replace({steps_of_note}, "note", "{note}", "", "")'
+        for note, steps_of_note in _UNSAVED_STEPS_OF_FINISHED_RUN.items()
+    )
     cost_per_hour = (
         f"(sum by (currency) ({COST_PER_HOUR_BY_RUN}) or sum by (currency) ({USUAL_COST_PER_HOUR_BY_RUN}))"
     )
     return stat(
         "Work at risk or lost",
+        instant_query(f"{steps} or on () {notes}", "{{note}}"),
         instant_query(
-            f'label_replace({_STEPS_AFTER_LAST_SAVE}, "note", "{_STEPS_AFTER_SAVE_LEGEND}", "", "") or on () {notes}',
-            "{{note}}",
-        ),
-        instant_query(
-            f"{_SECONDS_AT_RISK} * on () group_right () {cost_per_hour} / 3600 unless on () {_STEPS_AFTER_LAST_SAVE}",
+            f"{_SECONDS_AT_RISK} * on () group_right () {cost_per_hour} / 3600 unless on () ({steps})",
             "{{currency}}",
         ),
         unit="none",
@@ -85,7 +87,7 @@ def work_at_risk_or_lost() -> Panel:
                 "properties": [{"id": "thresholds", "value": threshold_steps((None, BAD))}],
             },
             {
-                "matcher": {"id": "byName", "options": _STEPS_AFTER_SAVE_LEGEND},
+                "matcher": {"id": "byRegexp", "options": "/^steps/"},
                 "properties": [
                     {"id": "decimals", "value": 0},
                     {"id": "thresholds", "value": warn_from(1)},

@@ -326,18 +326,31 @@ def test_the_work_since_a_nan_loss_is_at_risk_although_it_is_saved(tmp_path: Pat
     assert_panel(tmp_path, "training-run", panel, series, {'{currency="EUR"}': 3}, query_id="B")
 
 
-def test_a_finished_run_has_the_steps_after_its_last_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("save", "expected"),
+    [
+        (run_series("checkpoint_last_step", "514x60"), {'{note="steps after the last save"}': 52}),
+        ({}, {'{note="steps, no save reported"}': 266}),
+        (run_series("checkpoint_last_step", "566x60"), {'{note="unsaved"}': 0}),
+    ],
+    ids=["early save", "no save", "last step saved"],
+)
+def test_a_finished_run_has_the_steps_without_a_checkpoint(
+    tmp_path: Path, save: dict[str, str], expected: dict[str, float]
+) -> None:
     series = (
         {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name}
-        | run_series("run_state", "1x60", labels=',state="finished"')
+        | run_series("run_state", "1x50 0x10", labels=',state="running"')
+        | run_series("run_state", "0x50 1x10", labels=',state="finished"')
         | run_series("uncommitted_seconds", "0x60")
+        | run_series("attempt_steps", "266x60")
         | run_series("step", "566x60", labels=',rank="0"')
-        | run_series("checkpoint_last_step", "514x60")
+        | save
     )
-    steps = {'{note="steps after the last save"}': 52}
+    cost = {'{currency="EUR"}': 0} if '{note="unsaved"}' in expected else {}
 
-    assert_panel(tmp_path, "training-run", "Work at risk or lost", series, steps)
-    assert_panel(tmp_path, "training-run", "Work at risk or lost", series, {}, query_id="B")
+    assert_panel(tmp_path, "training-run", "Work at risk or lost", series, expected)
+    assert_panel(tmp_path, "training-run", "Work at risk or lost", series, cost, query_id="B")
 
 
 @pytest.mark.parametrize("end", ["", " stale"], ids=["each scrape", "the last scrape missed"])

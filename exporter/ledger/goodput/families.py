@@ -79,7 +79,13 @@ UNCOMMITTED = FamilySpec(
     help="Work time that no checkpoint covers yet and that a crash would lose.",
     absent=_ABSENT,
     source="phases and checkpoints of rank 0",
-    details=("The time becomes productive with the next save, or when the process completes the training.",),
+    details=(
+        "The time becomes productive with the next save, or when the process completes the training.",
+        (
+            "No reported checkpoint contains the steps of a completed run after `training_checkpoint_last_step`: the job"
+            " may have saved them in another way."
+        ),
+    ),
 )
 BADPUT = FamilySpec(
     name="training_badput_seconds_total",
