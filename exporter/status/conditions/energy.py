@@ -52,7 +52,7 @@ CONDITIONS = (
     ),
     Condition(
         alert_name="EnergyGap",
-        criterion="more than 60 s of an hour without a reading",
+        criterion="more than 60 s without a reading in an hour, summed over the devices of a component",
         sentence="energy of {component} could not be read for {seconds} of the last hour",
         remedy="see exporter_energy_gap_seconds_total by reason; for permission, install the udev rule",
         find_matches=_energy_gaps,
