@@ -107,10 +107,11 @@ def with_number(number: str, start: str, text: str, by: str = "") -> str:
 def with_suffix(rows: str, number: str, suffix: str) -> str:
     """Return PromQL that appends *suffix* to the label `problem`, with *number* for `$1`; without a number, the rows are unchanged."""
     suffixes = f'label_replace(count_values("suffix", {number}), "suffix", "{suffix}", "suffix", "(.+)")'
-    joined = (
-        f'label_join({rows} + on () group_left (suffix) 0 * {suffixes}, "problem", "", "problem", "suffix")'
+    # Without a number, the label `suffix` is empty. The rows are evaluated once.
+    return (
+        f"label_join({rows} + on () group_left (suffix) 0 * ({suffixes} or on () vector(0)),"
+        ' "problem", "", "problem", "suffix")'
     )
-    return f"({joined} or on () {rows})"
 
 
 # GPUs of the ranks -------------------------------------------------------------------------------------------

@@ -196,14 +196,20 @@ _LAST_FINITE_STEP = (
     f"max_over_time((max(training_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
 )
 """PromQL for the last step before the first NaN or infinite loss of the run."""
+_LAST_FINITE_CHECKPOINT = f"max_over_time((max(training_checkpoint_last_step{{@run}}) unless on () max({_NONFINITE}) > 0)[$__range:$__interval])"
+"""PromQL for the step of the last checkpoint before the first NaN or infinite loss of the run."""
 _NONFINITE_START = (
     "(max(last_over_time(run:training_nonfinite_start:timestamp_seconds{@run}[$__range]))"
     f" or on () {_LAST_FINITE_TIME})"
 )
 """PromQL for the recorded start of the NaN and infinite losses, as on the other dashboards; before its evaluation, `_LAST_FINITE_TIME`."""
 _NONFINITE_ROW = with_number(_NONFINITE_COUNT, _NONFINITE_START, "loss was NaN or infinite in $1 steps")
-_NONFINITE_ROW_WITH_STEP = with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1")
-"""PromQL for the row of NaN and infinite losses in the time range, with their number and the last step before the first."""
+_NONFINITE_ROW_WITH_STEP = with_suffix(
+    with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1"),
+    _LAST_FINITE_CHECKPOINT,
+    ", last checkpoint before it: step $1",
+)
+"""PromQL for the row of NaN and infinite losses in the time range, with their number, and the last step and checkpoint before the first."""
 _NONFINITE_PAUSED = f'(label_replace({_NONFINITE_ROW_WITH_STEP}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
 """PromQL for the same row if the last `$__rate_interval` has no such loss."""
 NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'

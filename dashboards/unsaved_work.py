@@ -87,16 +87,19 @@ def work_at_risk_or_lost() -> Panel:
                 "properties": [{"id": "thresholds", "value": threshold_steps((None, BAD))}],
             },
             {
-                "matcher": {"id": "byRegexp", "options": "/^steps/"},
-                "properties": [
-                    {"id": "decimals", "value": 0},
-                    {"id": "thresholds", "value": warn_from(1)},
-                ],
-            },
-            {
                 "matcher": {"id": "byName", "options": "lost"},
                 "properties": [{"id": "thresholds", "value": bad_from(1)}],
             },
+            *(
+                {
+                    "matcher": {"id": "byName", "options": note},
+                    "properties": [
+                        {"id": "decimals", "value": 0},
+                        {"id": "thresholds", "value": warn_from(1)},
+                    ],
+                }
+                for note in _UNSAVED_STEPS_OF_FINISHED_RUN
+            ),
         ],
         w=6,
     )

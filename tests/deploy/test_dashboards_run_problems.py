@@ -372,6 +372,19 @@ def test_a_nan_loss_names_the_last_finite_step(tmp_path: Path, before: str) -> N
     assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite | steps, {row: 0}, factor=0)
 
 
+def test_a_nan_loss_names_the_last_checkpoint_before_it(tmp_path: Path) -> None:
+    nonfinite = run_series("nonfinite_total", "0x20 1+15x39", labels=',kind="loss",value="nan"')
+    saves = run_series("checkpoint_last_step", "0x10 100x10 300x40")
+    steps = run_series("step", "0+10x60", labels=',rank="0"')
+    row = problem_row(
+        'problem="loss was NaN or infinite in 586 steps, the first after step 200, last checkpoint before it: step 100"'
+    )
+
+    assert_panel(
+        tmp_path, "training-run", "What is wrong", RANKS | nonfinite | saves | steps, {row: 0}, factor=0
+    )
+
+
 def test_a_hang_by_a_lost_gpu_is_one_problem_with_the_drain_as_its_remedy(tmp_path: Path) -> None:
     row = problem_row(f'problem="GPU 1 lost (Xid 79): no rank finishes a step",{RANK_1},gpu="1"')
 
