@@ -120,6 +120,8 @@ def displayed_names() -> set[str]:
         names |= {panel["title"] for panel in model["panels"]}
         for panel in all_panels(model):
             names |= {panel["title"], *(target["legendFormat"] for target in panel["targets"])}
+            # A query may set the label that its legend shows.
+            names |= set(re.findall(r'"([^"]*)"', " ".join(target["expr"] for target in panel["targets"])))
             names |= set(re.findall(r'"(?:text|[^"]*)": "([^"]*)"', json.dumps(panel)))
     return names
 
