@@ -43,7 +43,10 @@ _RUNS_WITHOUT_PROGRESS = (
     f"({standstill_by_run('@cluster')}"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
-"""PromQL for the runs that make no step, or that died. In other runs, `query_worst_problems` lowers the impact of a problem that can stop a run."""
+"""PromQL for the runs that stand still, are stalled, hung or lost, or have failed.
+
+In other runs, and on nodes without a run, `query_worst_problems` lowers the impact of a problem that can stop a run.
+"""
 
 
 _TARGET_EXISTS = "max(up{@gpu_target})"
@@ -75,7 +78,7 @@ def current_problems_table() -> Panel:
 def _query_gpu_problems() -> str:
     """Return PromQL for a series for each current problem of a selected GPU, with the value and the labels of `_join_problem_rows`.
 
-    GPUs of a node without an exporter that is up have no series: their recorded series keep a problem for minutes, and the node has a
+    GPUs of a node without an exporter that is up have no series: their recorded series still show a problem for minutes, and the node has a
     series of `_query_node_problems`.
     """
     return f"(({_join_problem_rows(GPU_PROBLEMS)}) and {SELECTED_GPUS} and on (instance) {EXPORTER_IS_UP})"
@@ -91,11 +94,12 @@ def query_worst_problems() -> str:
 
     The value is the impact and the priority as one number, see `PRIORITIES_PER_IMPACT`. The labels are `instance`, `problem` and
     `remedy`. A problem of a GPU also has the label `gpu`, and the labels `run` and `rank` of the last rank on the GPU. If no rank used
-    the GPU in the time range, these labels are absent and the impact is `NO_RUN`. A problem of a node has the label `run` with one of the
-    runs on the node, if there is one.
+    the GPU in the time range, these labels are absent and the impact is `Impact.NO_RUN`. A problem of a node has the label `run` with one of the
+    runs on the node, if there is one. The impact *stops the run* is lowered to *endangers work* if no run without progress has the label
+    `run`: the run makes progress, or no run is known.
     """
     gpu_problems, node_problems = _query_gpu_problems(), _query_node_problems()
-    text_labels = ", ".join(
+    labels_in_texts = ", ".join(
         sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
     )
     # A join drops nodes without a match, so a node without a run needs a series too.
@@ -107,17 +111,16 @@ def query_worst_problems() -> str:
         f"({add_last_rank(gpu_problems, LAST_RANK_BY_GPU, ALL_GPUS)}"
         f" or ({node_problems}) + on (instance) group_left (run) {run_by_node})"
     )
-    # While the run still completes steps, a problem with the impact *stops the run* counts as *endangers work*.
     downgraded_problems = (
         f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STOPS_RUN})"
         f" - {PRIORITIES_PER_IMPACT * (Impact.STOPS_RUN - Impact.ENDANGERS_WORK)} unless on (run) {_RUNS_WITHOUT_PROGRESS}"
     )
     worst = f"topk by (instance, gpu) (1, {downgraded_problems} or {problems})"
-    return f"max without ({text_labels}) ({worst})"
+    return f"max without ({labels_in_texts}) ({worst})"
 
 
-def count_problems_by_impact() -> str:
-    """Return PromQL for the number of nodes and GPUs with each impact of their worst problem.
+def query_node_and_gpu_counts_by_impact() -> str:
+    """Return PromQL for the number of nodes and GPUs with a problem, by the impact of their worst problem.
 
     The label `impact` is the impact in words. If there is no problem, the only series has the impact *nothing is wrong* and the value 0.
     Without a target of the selected nodes, the result is absent.

@@ -18,7 +18,7 @@ from dashboards.gpu_load import (
     utilization_panels,
 )
 from dashboards.gpu_problem_table import (
-    count_problems_by_impact,
+    query_node_and_gpu_counts_by_impact,
     current_problems_table,
     query_worst_problems,
 )
@@ -52,7 +52,7 @@ RUN_VARIABLE = Variable(
     RUN.label,
     RUN.query,
     all_value=".*",
-    description="Selects the GPU of each rank of the run; All selects every GPU of the nodes.",
+    description="Selects the GPUs of the ranks of the run; All selects every GPU of the nodes.",
 )
 NODE_VARIABLE = Variable(
     NODE.name,
@@ -78,8 +78,10 @@ ALL_GPUS_LEGEND = "selected GPUs"
 """Legend of the panel *Throttling* if no GPU is throttled for more than `NEGLIGIBLE_THROTTLING`."""
 NEGLIGIBLE_THROTTLING = 0.01
 """Share of the time up to which the panel *Throttling* names no GPU."""
-MAX_FAILURES = 6
+MAX_ROWS_PER_KIND = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
+_UNKNOWN_RUNS_LEGEND = "runs unknown"
+"""Legend of the number of unknown runs in the panel *Loss of the runs listed below*."""
 
 
 def board() -> Board:
@@ -104,6 +106,7 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
+    """Return the first screen: counts of exporters, GPUs and problems, losses, use, throttling, current problems and failures."""
     exporters = "min by (instance) (up{@gpu_target})"
     # The recorded share remains for minutes after the last sample of a GPU.
     throttled = (
@@ -111,13 +114,13 @@ def _overview_panels() -> tuple[Panel, ...]:
     )
     seen_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range])))"
     seen_gpus_of_nodes = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu_node}[$__range])))"
-    gpus_up = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({seen_gpus}))"
-    gpus_unknown = f"({count_unknown_gpus('@gpu', '@gpu_target')} or 0 * ({seen_gpus}))"
+    up_gpus = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({seen_gpus}))"
+    unknown_gpus = f"({count_unknown_gpus('@gpu', '@gpu_target')} or 0 * ({seen_gpus}))"
     # If all GPUs of the nodes are selected: the expected GPUs that are not present, also those that the driver does not list. If only some
     # are selected: those seen in the time range that are neither up nor unknown.
-    gpus_lost = (
+    lost_gpus = (
         f"({count_missing_gpus('@gpu_node')} unless on () {seen_gpus} < on () {seen_gpus_of_nodes})"
-        f" or on () clamp_min({seen_gpus} - {gpus_up} - {gpus_unknown}, 0)"
+        f" or on () clamp_min({seen_gpus} - {up_gpus} - {unknown_gpus}, 0)"
     )
     return (
         stat(
@@ -130,16 +133,16 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Selected GPUs",
-            instant_query(gpus_up, "up"),
-            instant_query(gpus_lost, "lost", BAD),
-            instant_query(gpus_unknown, "unknown", WARNING),
+            instant_query(up_gpus, "up"),
+            instant_query(lost_gpus, "lost", BAD),
+            instant_query(unknown_gpus, "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",
             w=5,
         ),
         stat(
             "Nodes and GPUs with a problem",
-            instant_query(count_problems_by_impact(), "{{impact}}"),
+            instant_query(query_node_and_gpu_counts_by_impact(), "{{impact}}"),
             unit="none",
             text_mode="value_and_name",
             value_size=30,
@@ -176,7 +179,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=warn_from(0.01, 0.1),
+            thresholds=warn_from(NEGLIGIBLE_THROTTLING, 0.1),
             overrides=[
                 {
                     "matcher": {"id": "byName", "options": ALL_GPUS_LEGEND},
@@ -199,7 +202,7 @@ def _overview_panels() -> tuple[Panel, ...]:
 def _query_mean_sm_activity() -> str:
     """Return PromQL for the mean SM activity of the selected GPUs that live ranks hold, with the label `gpus="GPUs in use"`.
 
-    If no live rank holds a selected GPU, the result is the mean of all selected GPUs with the label `gpus="no GPU in use"`. The tile has a
+    If no live rank holds a selected GPU, the result is the mean of all selected GPUs with the label `gpus="no GPU in use"`. The panel has a
     color only for GPUs in use. Without a GPU with performance counters, the result is absent.
     """
     activity = "gpu_sm_activity_ratio{@gpu}"
@@ -215,7 +218,8 @@ def _loss_of_listed_runs_panel() -> Panel:
 
     The loss and the cost are 0 if no live run has a problem and the exporters of all selected nodes are up. They are absent if a GPU
     with a problem may belong to a run that is not known, because the ranks on the node report neither their GPU nor their local rank.
-    A run is unknown if it had a process on a node whose exporter is down, or if its ranks may hold such a GPU.
+    A run that has not ended is unknown if it had a process on a node whose exporter is down, or if its ranks report neither GPU nor local
+    rank and run on a node that has a GPU with a problem and without a known rank.
     """
     problems = query_worst_problems()
     live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
@@ -225,13 +229,14 @@ def _loss_of_listed_runs_panel() -> Panel:
         f" unless on () ({live_runs_with_a_problem} or on () {NODES_WITH_EXPORTER_DOWN})"
     )
     ranks_without_gpu = 'training_rank_info{@cluster, uuid="", local_rank=""}'
+    # A problem of a node has no label `gpu`, so only problems of GPUs match.
     problems_without_known_run = (
         f"({problems} and on (gpu) gpu_up{{@gpu_any_run}} unless on (instance, gpu) {LAST_RANK_BY_GPU}"
         f" and on (instance) {ranks_without_gpu})"
     )
 
     def of_known_runs(expression: str) -> str:
-        """Return PromQL for the sum over the runs with a problem, by currency."""
+        """Return PromQL for the sum over the runs with a problem, by currency: 0 without such a run, absent if a run may not be known."""
         return (
             f"(sum by (currency) ({expression} and on (run) {problems}) or ({no_cost}))"
             f" unless on () {problems_without_known_run}"
@@ -246,7 +251,7 @@ def _loss_of_listed_runs_panel() -> Panel:
         "Loss of the runs listed below",
         instant_query(of_known_runs(CLUSTER_LOST_COST_PER_HOUR), "{{currency}}/h lost"),
         instant_query(of_known_runs(CLUSTER_COST_PER_HOUR), "{{currency}}/h cost"),
-        instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", "runs unknown"),
+        instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", _UNKNOWN_RUNS_LEGEND),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -256,7 +261,7 @@ def _loss_of_listed_runs_panel() -> Panel:
                 "properties": [{"id": "thresholds", "value": warn_from(0.01, 0.01)}],
             },
             {
-                "matcher": {"id": "byName", "options": "runs unknown"},
+                "matcher": {"id": "byName", "options": _UNKNOWN_RUNS_LEGEND},
                 "properties": [{"id": "decimals", "value": 0}, {"id": "thresholds", "value": warn_from(1)}],
             },
         ],
@@ -267,9 +272,9 @@ def _loss_of_listed_runs_panel() -> Panel:
 def _query_failures() -> str:
     """Return PromQL for a series for each exporter, driver and GPU that failed in the time range. The value is 1 while up and 0 while down.
 
-    The label `subject` is the name of the row. Of each kind (exporter, driver, GPU), the `MAX_FAILURES` with the most failed scrapes have
-    a series. A single failed scrape is no failure: a new target often fails its first scrape. If no exporter and no GPU failed, the only
-    series has the subject `all exporters and GPUs`. A driver counts only on a node with expected GPUs.
+    The label `subject` is the name of the row. Of each kind (exporter, driver, GPU), the `MAX_ROWS_PER_KIND` with the most failed scrapes have
+    a series. A single failed scrape is no failure: a new target often fails its first scrape. If nothing failed, the only series has
+    the subject `all exporters, drivers and GPUs`. A driver counts only on a node with expected GPUs.
     """
 
     def failed_scrapes(series: str) -> str:
@@ -277,8 +282,8 @@ def _query_failures() -> str:
         return f"count_over_time({series}[$__range] @ end()) - sum_over_time({series}[$__range] @ end()) > 1"
 
     def failed(series: str, labels: str) -> str:
-        """Return PromQL for the `MAX_FAILURES` series with the most failed scrapes, by labels. *series* is 1 while up and 0 while down."""
-        most_failed = f"topk({MAX_FAILURES}, max by ({labels}) ({failed_scrapes(series)}))"
+        """Return PromQL for the `MAX_ROWS_PER_KIND` series with the most failed scrapes, by labels. *series* is 1 while up and 0 while down."""
+        most_failed = f"topk({MAX_ROWS_PER_KIND}, max by ({labels}) ({failed_scrapes(series)}))"
         return f"min by ({labels}) ({series}) and on ({labels}) {most_failed}"
 
     has_gpus = "max by (instance) (gpu_devices_expected{@gpu_node}) > 0"
@@ -290,6 +295,9 @@ def _query_failures() -> str:
             f'label_join({failed("gpu_up{@gpu}", "instance, gpu")}, "subject", " GPU ", "instance", "gpu")',
         )
     )
-    any_failure = f"({failed_scrapes('up{@gpu_target}')} or {failed_scrapes('gpu_up{@gpu}')})"
-    no_failure = f'label_replace(min(up{{@gpu_target}}), "subject", "all exporters and GPUs", "", "") unless on () {any_failure}'
+    any_failure = (
+        f"({failed_scrapes('up{@gpu_target}')} or {failed_scrapes('gpu_up{@gpu}')}"
+        f" or {failed_scrapes('gpu_nvml_up{@gpu_node}')} and on (instance) {has_gpus})"
+    )
+    no_failure = f'label_replace(min(up{{@gpu_target}}), "subject", "all exporters, drivers and GPUs", "", "") unless on () {any_failure}'
     return f"{failures} or {no_failure}"

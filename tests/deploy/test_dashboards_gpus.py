@@ -695,11 +695,34 @@ def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path)
     assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
 
 
+def test_the_timeline_does_not_call_all_up_while_a_driver_does_not_respond(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        'gpu_nvml_up{job="training",instance="n1"}': DOWN_AT_5_MIN,
+        'gpu_devices_expected{job="training",instance="n1"}': "8x60",
+        gpu_name("up"): "1x20 stale",  # as with a driver that does not respond
+    }
+
+    expected = {'{instance="n1",subject="n1 driver"}': 0.0}
+    assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
+
+
+def test_the_timeline_ignores_the_driver_of_a_node_without_gpus(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "1x60",
+        'gpu_nvml_up{job="training",instance="n1"}': "0x60",
+        'gpu_devices_expected{job="training",instance="n1"}': "0x60",
+    }
+
+    expected = {'{subject="all exporters, drivers and GPUs"}': 1.0}
+    assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
+
+
 @pytest.mark.parametrize(
     ("exporter", "expected"),
     [
-        ("1x60", {'{subject="all exporters and GPUs"}': 1.0}),
-        ("0 1x60", {'{subject="all exporters and GPUs"}': 1.0}),
+        ("1x60", {'{subject="all exporters, drivers and GPUs"}': 1.0}),
+        ("0 1x60", {'{subject="all exporters, drivers and GPUs"}': 1.0}),
         ("1x20 0x4 1x36", {'{instance="n1",subject="n1 exporter"}': 1.0}),
     ],
     ids=["no failure", "first scrape failed", "one failure, now over"],
