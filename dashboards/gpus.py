@@ -18,8 +18,8 @@ from dashboards.gpu_load import (
     utilization_panels,
 )
 from dashboards.gpu_problem_table import (
-    query_node_and_gpu_counts_by_impact,
     current_problems_table,
+    query_node_and_gpu_counts_by_impact,
     query_worst_problems,
 )
 from dashboards.gpu_problems import (

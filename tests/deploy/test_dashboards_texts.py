@@ -47,7 +47,7 @@ def minutes(seconds: float) -> str:
         (
             "training-gpus",
             "Exporters, drivers and GPUs with a failure",
-            f"at most {WORDS[gpus.MAX_FAILURES]} exporters",
+            f"at most {WORDS[gpus.MAX_ROWS_PER_KIND]} exporters",
         ),
         ("training-gpus", "NVLink traffic", f"the {WORDS[gpu_load.MAX_LINES]} GPUs"),
         ("training-gpus", "SM activity", f"at its end, at most {WORDS[gpu_load.MAX_FREE_LINES]}"),
