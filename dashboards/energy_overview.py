@@ -443,7 +443,7 @@ def _build_table_by_run() -> Panel:
             width=80,
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
-        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Cost/h", decimals=2, width=72),
+        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN} or {STOPPED_COST})", "Cost/h", decimals=2, width=72),
         Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
         percent_column(LOST_SHARE_BY_RUN, "Lost", 60),
         percent_column(LOST_SHARE_AFTER_START, "after start", 80, LOST_THRESHOLDS),
