@@ -142,14 +142,14 @@ class MonitoredJob:
     def __init__(
         self,
         sidecar: Sidecar,
-        job: SimulatedJob | None = None,
+        simulated: SimulatedJob | None = None,
         *,
         run: str = "r",
         rank: int = 0,
         pid: int | None = None,
     ) -> None:
         self.sidecar = sidecar
-        self.job = job or SimulatedJob()
+        self.simulated = simulated or SimulatedJob()
         sidecar.clock.advance(0.5)
         self.process = make_process(run=run, rank=rank, started=sidecar.clock.wall)
         self.pid = pid
@@ -159,13 +159,13 @@ class MonitoredJob:
         self, *stats: StatReading, final: bool = False, ending: Ending | None = None, age_seconds: float = 0.5
     ) -> MonitoredJob:
         """Set the clock to the time of the job, and write its feed."""
-        write_time, clock = self.process.started + self.job.seconds, self.sidecar.clock
+        write_time, clock = self.process.started + self.simulated.seconds, self.sidecar.clock
         clock.advance(max(0.0, write_time - clock.wall))
         self.sequence += 1
         snapshot = make_snapshot(
             self.process, *stats, sequence=self.sequence, written=write_time, final=final
         )
-        recording = snapshot.recording.replace(training=self.job.reading(), ending=ending)
+        recording = snapshot.recording.replace(training=self.simulated.reading(), ending=ending)
         self.sidecar.feed.publish(
             snapshot.replace(recording=recording), age_seconds=age_seconds, pid=self.pid
         )
@@ -186,7 +186,7 @@ class MonitoredJob:
 
     def finish(self) -> Page:
         """End the job normally, and return the page after the end."""
-        self.job.finished = True
+        self.simulated.finished = True
         return self.write(final=True).die()
 
 

@@ -95,7 +95,7 @@ def evaluation_job(sidecar: Sidecar) -> MonitoredJob:
     """Return a later process of the same launch that validates and does not train."""
     evaluation = MonitoredJob(sidecar, SimulatedJob())
     evaluation.process = evaluation.process.replace(launch=LAUNCH)
-    evaluation.job.spend("validation", 10.0)
+    evaluation.simulated.spend("validation", 10.0)
     evaluation.write_and_collect()
     return evaluation
 
@@ -107,7 +107,7 @@ def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(side
     training.die(1.0)
     evaluation = evaluation_job(sidecar)
     pages = [sidecar.collect_after(1.0), sidecar.collect_after(61.0)]
-    evaluation.job.spend("validation", 100.0)
+    evaluation.simulated.spend("validation", 100.0)
     pages.append(evaluation.write_and_collect())
     evaluation.write(final=True)
     set_evidence(sidecar, replace(launch_end(sidecar, 1), noticed_at=sidecar.clock.wall + 1.0))
@@ -126,8 +126,8 @@ def test_a_process_that_trains_after_a_failed_attempt_is_the_next_attempt(sideca
     training.kill()
     sidecar.collect_after(61.0)
     follower = evaluation_job(sidecar)
-    follower.job.start_loop(0)
-    follower.job.train(1)
+    follower.simulated.start_loop(0)
+    follower.simulated.train(1)
     page = follower.write_and_collect()
 
     assert state_of(page) == "running"

@@ -35,10 +35,10 @@ def sidecar(tmp_path: Path) -> Sidecar:
 def run_killed_at_step_100(sidecar: Sidecar) -> None:
     """Save at step 90 and kill the job after step 100, half a second into the next step and 0.25 s after the last flush."""
     first_attempt = MonitoredJob(sidecar, job_in_loop())
-    first_attempt.job.train(90)
-    first_attempt.job.save(2.0)
-    first_attempt.job.train(10)
-    first_attempt.job.hold(0.5)
+    first_attempt.simulated.train(90)
+    first_attempt.simulated.save(2.0)
+    first_attempt.simulated.train(10)
+    first_attempt.simulated.hold(0.5)
     first_attempt.write_and_collect()
     sidecar.clock.advance(0.25)
     first_attempt.die()
@@ -47,8 +47,8 @@ def run_killed_at_step_100(sidecar: Sidecar) -> None:
 @pytest.mark.usefixtures("run_killed_at_step_100")
 def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None:
     next_attempt = MonitoredJob(sidecar, job_in_loop(50))
-    next_attempt.job.train(50)
-    next_attempt.job.save(1.0)
+    next_attempt.simulated.train(50)
+    next_attempt.simulated.save(1.0)
     page = next_attempt.write_and_collect()
 
     assert training_value(page, "lost_steps_total") == 10 + 40
@@ -62,8 +62,8 @@ def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_l
     sidecar: Sidecar,
 ) -> None:
     next_attempt = MonitoredJob(sidecar, job_in_loop(0, load_seconds=1.0))
-    next_attempt.job.train(10)
-    next_attempt.job.save(1.0)
+    next_attempt.simulated.train(10)
+    next_attempt.simulated.save(1.0)
     page = next_attempt.write_and_collect()
 
     assert training_value(page, "lost_steps_total") == 10
@@ -73,11 +73,11 @@ def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_l
 @pytest.mark.usefixtures("run_killed_at_step_100")
 def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: Sidecar) -> None:
     next_attempt = MonitoredJob(sidecar, job_in_loop(0))
-    next_attempt.job.inferred_loop = True
-    next_attempt.job.train(3)
+    next_attempt.simulated.inferred_loop = True
+    next_attempt.simulated.train(3)
     page_of_warm_up = next_attempt.write_and_collect()
-    next_attempt.job.start_loop(90)
-    next_attempt.job.inferred_loop, next_attempt.job.first_step = False, 90
+    next_attempt.simulated.start_loop(90)
+    next_attempt.simulated.inferred_loop, next_attempt.simulated.first_step = False, 90
 
     assert [
         training_value(page_of_warm_up, "lost_steps_total"),
@@ -88,12 +88,12 @@ def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: S
 @pytest.mark.parametrize("tag", ["", "s"], ids=["by-run", "by-tag"])
 def test_only_a_session_tag_joins_launches_after_a_normal_end(sidecar: Sidecar, tag: str) -> None:
     first_attempt = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
-    first_attempt.job.train(10)
+    first_attempt.simulated.train(10)
     first_attempt.finish()
     sidecar.clock.advance(DAY_SECONDS)
     next_attempt = MonitoredJob(sidecar, job_in_loop(10 if tag else 0, session_tag=tag))
-    next_attempt.job.train(10)
-    next_attempt.job.save(0.0)
+    next_attempt.simulated.train(10)
+    next_attempt.simulated.save(0.0)
     page = next_attempt.write_and_collect()
 
     assert training_value(page, "attempt") == (2 if tag else 1)
@@ -128,8 +128,8 @@ def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
     sidecar: Sidecar, held_seconds: float, cause: str
 ) -> None:
     attempt = MonitoredJob(sidecar, job_in_loop())
-    attempt.job.train(3)
-    attempt.job.hold(held_seconds)
+    attempt.simulated.train(3)
+    attempt.simulated.hold(held_seconds)
 
     assert training_value(attempt.write_and_collect(), "uncommitted_seconds") == 3 + held_seconds
     assert badput_seconds(attempt.die()) == {"init": 4, cause: held_seconds}
@@ -139,16 +139,16 @@ def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> No
     document = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
     first_attempt = MonitoredJob(sidecar, job_in_loop(init_seconds=20.0))
     for steps in (30, 30, 30, 10):
-        first_attempt.job.train(steps, 1.5, data_seconds=0.5)
+        first_attempt.simulated.train(steps, 1.5, data_seconds=0.5)
         if steps == 30:
-            first_attempt.job.save(6.0)
-    first_attempt.job.hold(0.5)
+            first_attempt.simulated.save(6.0)
+    first_attempt.simulated.hold(0.5)
     first_attempt.write_and_collect()
     killed_page = first_attempt.die()
     sidecar.clock.advance(55.5)  # a minute after the end
     second_attempt = MonitoredJob(sidecar, job_in_loop(90, init_seconds=20.0))
-    second_attempt.job.train(30, 1.5, data_seconds=0.5)
-    second_attempt.job.save(6.0)
+    second_attempt.simulated.train(30, 1.5, data_seconds=0.5)
+    second_attempt.simulated.save(6.0)
     page = second_attempt.finish()
 
     assert training_value(killed_page, "uncommitted_seconds") == 15

@@ -85,7 +85,7 @@ class SimulatedRun:
     @property
     def _job(self) -> SimulatedJob:
         assert self.process is not None
-        return self.process.job
+        return self.process.simulated
 
     def _start_process(self, job: SimulatedJob) -> None:
         self.process = MonitoredJob(self.sidecar, job)

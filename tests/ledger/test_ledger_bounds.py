@@ -30,8 +30,8 @@ RANK_0_LABELS = {"run": "r", "rank": "0"}
 def play_short_run(sidecar: Sidecar, run: str, stat: str, *, pause_seconds: float = 600.0) -> None:
     """Play a short run with a uniquely named Stat, and pause."""
     job = MonitoredJob(sidecar, run=run)
-    job.job.start_loop(0)
-    job.job.train()
+    job.simulated.start_loop(0)
+    job.simulated.train()
     job.write(make_reading(make_definition(stat), [1.0]))
     sidecar.collect()
     job.write(final=True)

@@ -191,11 +191,11 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
 
 def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar, job_in_loop(session_tag="s"))
-    job.job.train(3)
+    job.simulated.train(3)
     job.write(make_reading(LOSS_STAT, [2.0] * 3))
     sidecar.collect()
     sidecar.replace_state_by_file()
-    job.job.train()
+    job.simulated.train()
     job.write(make_reading(LOSS_STAT, [2.0] * 4)).kill()
     collected = sidecar.collector.collect()
     page = sidecar.collect()

@@ -18,6 +18,8 @@ from exporter.ledger.goodput.run_state import STATES
 from exporter.recording.values import Ending, StatReading
 
 RUN_LABELS = {"run": "r"}
+INIT_AND_STEP_SECONDS = 4.0 + 5.0
+"""Wall time of `trained_simulation`: the initialization and five steps of a second."""
 GAUGES = {
     "training_loss": ("training.loss", (("mode", "train"),)),
     "training_grad_norm": ("training.grad_norm", ()),
@@ -35,7 +37,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def trained_job(steps: int = 5, seconds: float = 1.0) -> SimulatedJob:
+def trained_simulation(steps: int = 5, seconds: float = 1.0) -> SimulatedJob:
     job = job_in_loop()
     job.train(steps, seconds)
     return job
@@ -53,7 +55,7 @@ def outcome_labels(page: Page) -> dict[str, str]:
     return {name: sample.labels.get(name, "") for name in names}
 
 
-def since_seconds(page: Page) -> float | None:
+def state_start_time(page: Page) -> float | None:
     return page.get("training_run_state_since_timestamp_seconds", **RUN_LABELS)
 
 
@@ -68,9 +70,9 @@ def gauges(value: float) -> list[StatReading]:
     return readings
 
 
-def write_and_collect(job: MonitoredJob, **options: Any) -> Page:
+def write_gauges_and_collect(job: MonitoredJob, **options: Any) -> Page:
     """Write a snapshot with the last values and the time of the latest step, and run a pass."""
-    simulated_job = job.job
+    simulated_job = job.simulated
     if simulated_job.steps:
         # A real process computes this time for each snapshot from two clocks.
         jitter = 1e-6 * (job.sequence % 3)
@@ -83,8 +85,8 @@ def write_and_collect(job: MonitoredJob, **options: Any) -> Page:
 @pytest.fixture
 def running_job(sidecar: Sidecar) -> MonitoredJob:
     """Return a running job whose snapshot the sidecar has read."""
-    job = MonitoredJob(sidecar, trained_job())
-    write_and_collect(job)
+    job = MonitoredJob(sidecar, trained_simulation())
+    write_gauges_and_collect(job)
     return job
 
 
@@ -97,13 +99,13 @@ def report_ends(sidecar: Sidecar, *ends: ProcessEnd) -> None:
 
 
 def test_a_run_is_starting_until_the_end_of_its_first_step(sidecar: Sidecar) -> None:
-    job = MonitoredJob(sidecar, trained_job(0))
-    initial_page = write_and_collect(job)
-    job.job.hold(600.0)  # the first step compiles
-    compiling_page = write_and_collect(job)
-    job.job.train()
+    job = MonitoredJob(sidecar, trained_simulation(0))
+    initial_page = write_gauges_and_collect(job)
+    job.simulated.hold(600.0)  # the first step compiles
+    compiling_page = write_gauges_and_collect(job)
+    job.simulated.train()
 
-    assert [state(initial_page), state(compiling_page), state(write_and_collect(job))] == [
+    assert [state(initial_page), state(compiling_page), state(write_gauges_and_collect(job))] == [
         "starting",
         "starting",
         "running",
@@ -111,14 +113,14 @@ def test_a_run_is_starting_until_the_end_of_its_first_step(sidecar: Sidecar) -> 
 
 
 def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -> None:
-    job = MonitoredJob(sidecar, trained_job())
-    running_page = write_and_collect(job)
-    job.job.hold(299.0)
-    page_before_limit = write_and_collect(job)
-    job.job.hold(2.0)
-    hung_page = write_and_collect(job)
-    job.job.train()
-    resumed_page = write_and_collect(job)
+    job = MonitoredJob(sidecar, trained_simulation())
+    running_page = write_gauges_and_collect(job)
+    job.simulated.hold(299.0)
+    page_before_limit = write_gauges_and_collect(job)
+    job.simulated.hold(2.0)
+    hung_page = write_gauges_and_collect(job)
+    job.simulated.train()
+    resumed_page = write_gauges_and_collect(job)
 
     states = [state(page) for page in (running_page, page_before_limit, hung_page, resumed_page)]
     assert states == ["running", "running", "hung", "running"]
@@ -134,8 +136,8 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
 def test_a_process_that_works_after_its_training_loop_is_running(
     sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:
-    running_job.job.last_progress = None  # as a process reports after the loop
-    running_job.job.spend("other", 3600.0)
+    running_job.simulated.last_progress = None  # as a process reports after the loop
+    running_job.simulated.spend("other", 3600.0)
     running_job.write(*gauges(1.0))
     page = sidecar.collect()
 
@@ -143,20 +145,24 @@ def test_a_process_that_works_after_its_training_loop_is_running(
     assert published_gauges(page) == set(GAUGES)
 
 
-def test_a_process_that_has_written_its_last_snapshot_and_exits_is_running(
+def test_a_process_that_is_exiting_after_its_last_snapshot_is_running(
     sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:
-    running_job.job.spend("other", 3600.0)  # after its loop, whose last step the last snapshot names again
+    running_job.simulated.spend(
+        "other", 3600.0
+    )  # after its loop; the last snapshot repeats the time of the last step
     running_job.write(*gauges(1.0), final=True)
 
     assert state(sidecar.collect()) == "running"
 
 
-def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(sidecar: Sidecar) -> None:
-    job = MonitoredJob(sidecar, trained_job(seconds=100.0))
-    write_and_collect(job)
-    job.job.hold(450.0)
-    slow_page = write_and_collect(job)
+def test_less_than_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(
+    sidecar: Sidecar,
+) -> None:
+    job = MonitoredJob(sidecar, trained_simulation(seconds=100.0))
+    write_gauges_and_collect(job)
+    job.simulated.hold(450.0)
+    slow_page = write_gauges_and_collect(job)
     sidecar.collector.sessions.options = GoodputOptions(hang_after=100.0, hang_steps=4.0)
 
     assert [state(slow_page), state(sidecar.collect())] == ["running", "hung"]
@@ -173,17 +179,17 @@ def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configura
 def test_a_waiting_rank_is_stalled_and_slow_phases_have_a_longer_limit(
     running_job: MonitoredJob, phase: str, seconds: float, expected: str
 ) -> None:
-    running_job.job.spend(phase, seconds)
-    running_job.job.open_seconds = seconds
+    running_job.simulated.spend(phase, seconds)
+    running_job.simulated.open_seconds = seconds
 
-    assert state(write_and_collect(running_job)) == expected
-
-
-def test_a_stopped_process_is_stalled(running_job: MonitoredJob) -> None:
-    assert state(write_and_collect(running_job, age_seconds=30.0)) == "stalled"
+    assert state(write_gauges_and_collect(running_job)) == expected
 
 
-@pytest.mark.parametrize("pid", [7, 99])  # the process or its launcher
+def test_a_process_that_writes_no_snapshot_for_30_seconds_is_stalled(running_job: MonitoredJob) -> None:
+    assert state(write_gauges_and_collect(running_job, age_seconds=30.0)) == "stalled"
+
+
+@pytest.mark.parametrize("pid", [7, 99])  # 7 is the process of rank 0, as in the feed; 99 is its launcher
 @pytest.mark.parametrize(
     ("status", "expected", "reason"),
     [
@@ -195,11 +201,11 @@ def test_a_stopped_process_is_stalled(running_job: MonitoredJob) -> None:
         (130, "stopped", {"signal": "SIGINT"}),
     ],
 )
-def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
+def test_the_exit_status_reported_by_the_run_command_survives_a_restart_of_the_sidecar(
     sidecar: Sidecar, status: int, expected: str, reason: dict[str, str], pid: int
 ) -> None:
-    job = MonitoredJob(sidecar, trained_job())
-    write_and_collect(job, final=status >= 0)
+    job = MonitoredJob(sidecar, trained_simulation())
+    write_gauges_and_collect(job, final=status >= 0)
     end = ProcessEnd(sidecar.directory, pid, status, sidecar.clock.wall, run="r")
     report_ends(sidecar, end)
     exit_page = job.die(1.0)
@@ -212,7 +218,7 @@ def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
     assert [state(exit_page), state(later_page)] == [expected, expected]
     assert {name: outcome_labels(exit_page)[name] for name in reason} == reason
     assert outcome_labels(exit_page) == outcome_labels(later_page)
-    assert (training_value(later_page, "wall_seconds_total") or 0.0) >= 9
+    assert (training_value(later_page, "wall_seconds_total") or 0.0) >= INIT_AND_STEP_SECONDS
     assert not {"training_run_state", "training_wall_seconds_total"} & expired_page.families.keys()
 
 
@@ -226,7 +232,7 @@ def test_the_exit_status_reported_by_run_survives_a_restart_of_the_sidecar(
         ({"failure": "gpu_memory"}, True, "failed", "reported: gpu_memory"),
     ],
 )
-def test_without_run_the_end_is_inferred_and_the_reason_is_labeled(
+def test_without_the_run_command_the_end_is_inferred_and_the_reason_is_labeled(
     sidecar: Sidecar,
     running_job: MonitoredJob,
     own_report: dict[str, Any],
@@ -234,7 +240,7 @@ def test_without_run_the_end_is_inferred_and_the_reason_is_labeled(
     expected: str,
     reason: str,
 ) -> None:
-    running_job.job.failure = own_report.get("failure", "")
+    running_job.simulated.failure = own_report.get("failure", "")
     running_job.write(final=final, ending=own_report.get("ending"))
     undecided_page = running_job.die(1.0)
     page = sidecar.collect_after(3.0)
@@ -258,18 +264,18 @@ def test_a_keyboard_interrupt_outside_of_the_training_blocks_is_a_stop_by_the_us
     assert counts_by_reason(page) == {"user": 1}
 
 
-def test_an_exit_reported_by_run_has_its_time_and_is_decided_immediately(
+def test_an_exit_reported_by_the_run_command_has_its_time_and_is_decided_immediately(
     sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:
-    wall_seconds = sidecar.clock.wall
-    report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, wall_seconds))
+    exited_at = sidecar.clock.wall
+    report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, exited_at))
     sidecar.clock.advance(20.0)
     running_job.kill()
     page = sidecar.collect()
 
-    assert since_seconds(page) == wall_seconds
+    assert state_start_time(page) == exited_at
     assert counts_by_reason(page) == {"signal": 1}
-    assert training_value(sidecar.collect_after(1.0), "wall_seconds_total") == 9
+    assert training_value(sidecar.collect_after(1.0), "wall_seconds_total") == INIT_AND_STEP_SECONDS
 
 
 def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
@@ -280,8 +286,8 @@ def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
     page_before_kill = sidecar.collect()
     running_job.kill()
     sidecar.collect_after(1.0)
-    successor = MonitoredJob(sidecar, trained_job())
-    page_after_restart = write_and_collect(successor)
+    successor = MonitoredJob(sidecar, trained_simulation())
+    page_after_restart = write_gauges_and_collect(successor)
 
     name, labels = "training_rank_last_exit_timestamp_seconds", {"rank": "0", "reason": "signal SIGKILL"}
     assert page_before_kill.all(name) == {}
@@ -289,14 +295,14 @@ def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
 
 
 def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running_job: MonitoredJob) -> None:
-    wall_seconds = sidecar.clock.wall
+    exited_at = sidecar.clock.wall
     lost_page = running_job.die(1.0)
-    report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, wall_seconds))
+    report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, exited_at))
 
     assert [state(lost_page), state(sidecar.collect_after(1.0))] == ["ending", "failed"]
 
 
-def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sidecar) -> None:
+def test_a_helper_has_no_rank_and_is_counted_once_after_it_becomes_the_trainer(sidecar: Sidecar) -> None:
     helper = make_process(rank=None, role="helper")
     sidecar.record_loss(helper, 3)
     initial_page = sidecar.collect()
@@ -325,50 +331,50 @@ def test_a_process_that_becomes_a_trainer_while_the_sidecar_restarts_is_counted_
 
 
 def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running_job: MonitoredJob) -> None:
-    running_job.job.train(5)
-    page_before_restart = write_and_collect(running_job)
-    running_job.job.train(5)
+    running_job.simulated.train(5)
+    page_before_restart = write_gauges_and_collect(running_job)
+    running_job.simulated.train(5)
     running_job.sidecar.restart()
-    page_after_restart = write_and_collect(running_job)
+    page_after_restart = write_gauges_and_collect(running_job)
 
     assert [state(page_before_restart), state(page_after_restart)] == ["running", "running"]
-    assert since_seconds(page_after_restart) == since_seconds(page_before_restart)
+    assert state_start_time(page_after_restart) == state_start_time(page_before_restart)
 
 
 def test_a_second_hang_after_a_restart_of_the_sidecar_has_its_own_start(running_job: MonitoredJob) -> None:
-    running_job.job.hold(400.0)
-    first_page = write_and_collect(running_job)
-    running_job.job.train(5)  # while no sidecar runs
-    running_job.job.hold(400.0)
+    running_job.simulated.hold(400.0)
+    first_page = write_gauges_and_collect(running_job)
+    running_job.simulated.train(5)  # while no sidecar runs
+    running_job.simulated.hold(400.0)
     running_job.sidecar.restart()
-    second_page = write_and_collect(running_job)
+    second_page = write_gauges_and_collect(running_job)
 
     assert [state(first_page), state(second_page)] == ["hung", "hung"]
-    assert (since_seconds(second_page) or 0.0) >= (since_seconds(first_page) or 0.0) + 400
+    assert (state_start_time(second_page) or 0.0) >= (state_start_time(first_page) or 0.0) + 400
 
 
 def test_a_damaged_state_file_of_a_run_is_moved_aside(running_job: MonitoredJob) -> None:
-    write_and_collect(running_job)
+    write_gauges_and_collect(running_job)
     (file,) = running_job.sidecar.directory.glob("**/*_state_*.ledger")
     file.write_bytes(b"garbage")
     running_job.sidecar.restart()
 
-    assert state(write_and_collect(running_job)) == "running"
+    assert state(write_gauges_and_collect(running_job)) == "running"
     assert [path for path in file.parent.iterdir() if path.name.startswith(file.name) and path != file]
 
 
 def test_a_new_process_of_the_run_has_its_own_start_after_a_restart_of_the_sidecar(
     running_job: MonitoredJob,
 ) -> None:
-    page_of_first = write_and_collect(running_job)
+    page_of_first = write_gauges_and_collect(running_job)
     running_job.sidecar.restart()
     running_job.sidecar.clock.advance(60.0)
-    successor = MonitoredJob(running_job.sidecar, trained_job())
+    successor = MonitoredJob(running_job.sidecar, trained_simulation())
     running_job.die(0.0)
-    page_of_successor = write_and_collect(successor)
+    page_of_successor = write_gauges_and_collect(successor)
 
     assert state(page_of_successor) == "running"
-    assert (since_seconds(page_of_successor) or 0.0) > (since_seconds(page_of_first) or 0.0)
+    assert (state_start_time(page_of_successor) or 0.0) > (state_start_time(page_of_first) or 0.0)
 
 
 @pytest.mark.parametrize("trainer_first", [True, False])
@@ -405,9 +411,9 @@ def test_two_trainers_of_a_rank_of_a_named_run_are_a_conflict_after_15_seconds(
 def test_work_without_a_save_is_uncommitted_and_becomes_productive_at_a_successful_exit(
     sidecar: Sidecar, status: int | None, productive: float
 ) -> None:
-    job = MonitoredJob(sidecar, trained_job())
-    job.job.hold(3.0)  # the last accumulation is incomplete
-    running_page = write_and_collect(job)
+    job = MonitoredJob(sidecar, trained_simulation())
+    job.simulated.hold(3.0)  # 3 s of a step that never ends
+    running_page = write_gauges_and_collect(job)
     if status is not None:
         report_ends(sidecar, ProcessEnd(sidecar.directory, 7, status, sidecar.clock.wall))
     page = job.finish()
@@ -421,10 +427,10 @@ def test_work_without_a_save_is_uncommitted_and_becomes_productive_at_a_successf
     assert unsaved_seconds == (0 if productive else 5)
 
 
-# Exit reasons: reports of processes, of observers, and of the kernel ------------------------------
+# Exit reasons: reports of processes, of the command `run`, and of the kernel -----------------------
 
 
-def reasons_after_kill(
+def reasons_after_end(
     directory: Path,
     *,
     failure: str = "",
@@ -435,7 +441,7 @@ def reasons_after_kill(
     pid: int = 7,
     oom_kills: Sequence[float] = (),
 ) -> dict[str, float]:
-    """Return the exit reason of an attempt of rank 0 that is killed during a step.
+    """Return the number of interruptions by reason, after rank 0 has ended during a step. Empty after a normal end.
 
     Args:
         directory: State directory of a new sidecar.
@@ -443,7 +449,7 @@ def reasons_after_kill(
         final: True if the last snapshot of rank 0 is that of a normal exit.
         peer_reasons: Failure that each further rank reports before it ends.
         peers_are_final: True if the last snapshots of the further ranks are those of normal exits.
-        status: Exit status that `run` reports, or None without `run`.
+        status: Exit status that the command `run` reports, or None without this command.
         pid: Process of the exit status: 7 is rank 0.
         oom_kills: Counts of OOM kills that the kernel reports, one for each reading.
     """
@@ -452,21 +458,24 @@ def reasons_after_kill(
     ends = [] if status is None else [ProcessEnd(directory, pid, status, Clock().wall + 6.0)]
     sidecar.collector.endings.evidence = ExitEvidence(lambda: next(counts, None), lambda: ends)
     rank_0 = MonitoredJob(sidecar, job_in_loop())
-    rank_0.job.hold(0.5)
-    peers = [MonitoredJob(sidecar, rank=rank, job=job_in_loop()) for rank in range(1, 1 + len(peer_reasons))]
+    rank_0.simulated.hold(0.5)
+    peers = [
+        MonitoredJob(sidecar, rank=rank, simulated=job_in_loop()) for rank in range(1, 1 + len(peer_reasons))
+    ]
     rank_0.write_and_collect()
     for peer, reason in zip(peers, peer_reasons, strict=True):
-        peer.job.failure = reason
+        peer.simulated.failure = reason
         peer.write(final=peers_are_final)
         peer.kill()
-    rank_0.job.failure = failure
+    rank_0.simulated.failure = failure
     rank_0.write(final=final)
     return counts_by_reason(rank_0.die())
 
 
 @pytest.mark.parametrize("failure", ["network", "nccl_timeout", ""])
 def test_a_silently_killed_rank_is_the_cause_of_errors_in_other_ranks(tmp_path: Path, failure: str) -> None:
-    assert reasons_after_kill(tmp_path, failure=failure, final=True, peer_reasons=[""]) == {"signal": 1}
+    # Rank 1 is killed and reports nothing; rank 0 reports the consequence.
+    assert reasons_after_end(tmp_path, failure=failure, final=True, peer_reasons=[""]) == {"signal": 1}
 
 
 def test_a_silently_killed_rank_is_the_cause_although_the_sidecar_restarts_before_the_other_ranks_exit(
@@ -474,25 +483,25 @@ def test_a_silently_killed_rank_is_the_cause_although_the_sidecar_restarts_befor
 ) -> None:
     sidecar = Sidecar(tmp_path)
     rank_0 = MonitoredJob(sidecar, job_in_loop())
-    rank_0.job.hold(0.5)
-    peer = MonitoredJob(sidecar, rank=1, job=job_in_loop())
+    rank_0.simulated.hold(0.5)
+    peer = MonitoredJob(sidecar, rank=1, simulated=job_in_loop())
     rank_0.write()
     peer.write_and_collect()
     peer.kill()
     sidecar.collect_after(1)
     sidecar.restart()
-    rank_0.job.failure = "network"
+    rank_0.simulated.failure = "network"
     rank_0.write(final=True)
 
     assert counts_by_reason(rank_0.die()) == {"signal": 1}
 
 
 def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> None:
-    own_report = reasons_after_kill(tmp_path / "a", failure="gpu_memory", final=True)
-    reports_of_peers = reasons_after_kill(
+    own_report = reasons_after_end(tmp_path / "a", failure="gpu_memory", final=True)
+    reports_of_peers = reasons_after_end(
         tmp_path / "b", failure="nccl_timeout", peer_reasons=["gpu", "network"]
     )
-    after_normal_exit_of_peer = reasons_after_kill(
+    after_normal_exit_of_peer = reasons_after_end(
         tmp_path / "c", failure="network", final=True, peer_reasons=[""], peers_are_final=True
     )
 
@@ -505,26 +514,27 @@ def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> Non
 
 def test_an_oom_kill_is_recognized_from_kernel_counters(tmp_path: Path) -> None:
     # The counts during the process, and after its exit.
-    assert reasons_after_kill(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}
+    assert reasons_after_end(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}
 
 
 @pytest.mark.parametrize(
     ("status", "pid", "expected"),
     [
         *((-9, 7, "signal"), (137, 7, "signal"), (-2, 7, "user"), (-11, 7, "signal"), (1, 7, "exit")),
-        # A shell or launcher only passes on a signal.
+        # Process 99 launched rank 0. The status 137 passes on SIGKILL. The status 1 is ignored, because a launcher whose rank was killed
+        # exits with a positive status.
         *((137, 99, "signal"), (1, 99, "signal")),
     ],
 )
-def test_the_exit_status_reported_by_run_decides_the_reason(
+def test_the_exit_status_reported_by_the_run_command_decides_the_reason(
     tmp_path: Path, status: int, pid: int, expected: str
 ) -> None:
-    assert reasons_after_kill(tmp_path, status=status, pid=pid) == {expected: 1}
+    assert reasons_after_end(tmp_path, status=status, pid=pid) == {expected: 1}
 
 
 def test_a_normal_exit_is_accepted_unless_the_exit_status_contradicts(tmp_path: Path) -> None:
-    assert reasons_after_kill(tmp_path / "a", final=True) == {}
-    assert reasons_after_kill(tmp_path / "b", final=True, status=3) == {"exit": 1}
+    assert reasons_after_end(tmp_path / "a", final=True) == {}
+    assert reasons_after_end(tmp_path / "b", final=True, status=3) == {"exit": 1}
 
 
 @pytest.mark.parametrize(("boot", "expected"), [("boot-1", "unknown"), ("boot-2", "host")])

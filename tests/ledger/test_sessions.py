@@ -72,18 +72,18 @@ def play_and_return_last_page(
     saved_step, page = 0, sidecar.collect()
     for index, (action, amount) in enumerate([*actions, ("finish", 0)]):
         if action == "train":
-            job.job.train(amount)
+            job.simulated.train(amount)
         elif action == "save":
-            job.job.save(1.0)
-            saved_step = job.job.step or 0
+            job.simulated.save(1.0)
+            saved_step = job.simulated.step or 0
         elif action == "hold":
-            job.job.hold(float(amount))
+            job.simulated.hold(float(amount))
         elif action == "loop":
-            job.job.start_loop(amount)
+            job.simulated.start_loop(amount)
         elif action in PHASES:
-            job.job.spend(action, float(amount))
-        job.job.finished = action == "finish"
-        job.write(final=job.job.finished)
+            job.simulated.spend(action, float(amount))
+        job.simulated.finished = action == "finish"
+        job.write(final=job.simulated.finished)
         previous_page, page = page, sidecar.collect()
         check_seconds_add_up(page)
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
@@ -121,7 +121,7 @@ def test_restarts_of_the_sidecar_between_actions_change_no_goodput(
 def test_attempts_without_a_running_sidecar_are_counted(sidecar: Sidecar) -> None:
     for first_step in (0, 10, 20):
         attempt = MonitoredJob(sidecar, job_in_loop(first_step))
-        attempt.job.train(12)
+        attempt.simulated.train(12)
         attempt.write()
         if first_step < 20:
             attempt.kill()
@@ -139,10 +139,10 @@ def test_a_clock_set_back_without_a_running_sidecar_decreases_no_counter(
     sidecar: Sidecar, is_killed: bool
 ) -> None:
     attempt = MonitoredJob(sidecar, job_in_loop())
-    attempt.job.train(50)
-    attempt.job.save(0.0)
+    attempt.simulated.train(50)
+    attempt.simulated.save(0.0)
     initial_page = attempt.write_and_collect()
-    attempt.job.train(2)
+    attempt.simulated.train(2)
     attempt.write()
     if is_killed:
         attempt.kill()
@@ -150,7 +150,7 @@ def test_a_clock_set_back_without_a_running_sidecar_decreases_no_counter(
     sidecar.clock.wall -= 3600.0
     if is_killed:
         attempt = MonitoredJob(sidecar, job_in_loop(50))
-    attempt.job.train(3)
+    attempt.simulated.train(3)
     page = attempt.write_and_collect()
     final_page = sidecar.collect_after(30.0)
 
@@ -179,7 +179,7 @@ sys.stdin.read()
 
 def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar, job_in_loop(session_tag="s"))
-    job.job.train(2)
+    job.simulated.train(2)
     job.write()
     command = [sys.executable, "-c", SESSION_HOLDER, str(sidecar.directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other_process:
@@ -200,9 +200,9 @@ def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar
 def test_the_first_of_two_live_processes_of_a_session_counts(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counted_job = MonitoredJob(sidecar, run="a", job=job_in_loop(session_tag="s"))
+    counted_job = MonitoredJob(sidecar, run="a", simulated=job_in_loop(session_tag="s"))
     counted_job.write_and_collect()
-    other_job = MonitoredJob(sidecar, run="b", job=job_in_loop(session_tag="s"))
+    other_job = MonitoredJob(sidecar, run="b", simulated=job_in_loop(session_tag="s"))
     page = other_job.write_and_collect()
     sidecar.collect_after(1.0)
 
@@ -215,9 +215,9 @@ def test_the_first_of_two_live_processes_of_a_session_counts(
 
 def test_a_late_session_tag_is_accepted(sidecar: Sidecar) -> None:
     job = MonitoredJob(sidecar)
-    job.job.spend("init", 2.0)
+    job.simulated.spend("init", 2.0)
     untagged_page = job.write_and_collect()
-    job.job.facts["session_tag"] = "s"
+    job.simulated.facts["session_tag"] = "s"
     tagged_page = job.write_and_collect()
 
     assert goodput_names(untagged_page) == set()
@@ -231,15 +231,15 @@ def test_an_evaluation_between_attempts_does_not_complete_the_task(
     sidecar: Sidecar, duration_seconds: float, attempts: int
 ) -> None:
     first_attempt = MonitoredJob(sidecar, job_in_loop())
-    first_attempt.job.train(5)
-    first_attempt.job.save(0.0)
-    first_attempt.job.train(2)
+    first_attempt.simulated.train(5)
+    first_attempt.simulated.save(0.0)
+    first_attempt.simulated.train(2)
     first_attempt.write_and_collect()
     first_attempt.die()
     evaluation = MonitoredJob(sidecar)
-    evaluation.job.spend("init", 0.5)
+    evaluation.simulated.spend("init", 0.5)
     evaluation.write_and_collect()
-    evaluation.job.spend("test", duration_seconds)
+    evaluation.simulated.spend("test", duration_seconds)
     evaluation.write_and_collect()
     evaluation.finish()
     page = MonitoredJob(sidecar, job_in_loop(5)).write_and_collect()
@@ -252,14 +252,14 @@ def test_an_evaluation_between_attempts_does_not_complete_the_task(
 
 def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Sidecar) -> None:
     first_attempt = MonitoredJob(sidecar, job_in_loop())
-    first_attempt.job.spend("validation", 5.0)
+    first_attempt.simulated.spend("validation", 5.0)
     first_attempt.write_and_collect()
     sidecar.collector.sessions.options = GoodputOptions(validation="productive")
-    first_attempt.job.spend("validation", 1.0)
+    first_attempt.simulated.spend("validation", 1.0)
     first_attempt.write_and_collect()
     first_attempt.die()
     second_attempt = MonitoredJob(sidecar, job_in_loop())
-    second_attempt.job.spend("validation", 10.0)
+    second_attempt.simulated.spend("validation", 10.0)
     page = second_attempt.write_and_collect()
 
     # Both validations of the first attempt are lost time, although the option changed before the second.
@@ -270,8 +270,8 @@ def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Side
 def test_the_time_to_the_first_step_is_per_attempt(sidecar: Sidecar) -> None:
     attempt = MonitoredJob(sidecar, job_in_loop())
     initial_page = attempt.write_and_collect()
-    attempt.job.train(3)
-    attempt.job.last_progress = attempt.process.started + 7.0
+    attempt.simulated.train(3)
+    attempt.simulated.last_progress = attempt.process.started + 7.0
     page = attempt.write_and_collect()
 
     assert training_value(initial_page, "time_to_first_step_seconds") is None

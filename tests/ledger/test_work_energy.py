@@ -230,7 +230,7 @@ class SingleGpuNode(SidecarNode):
 
     @property
     def job(self) -> SimulatedJob:
-        return self.monitored_job.job
+        return self.monitored_job.simulated
 
     def readings(self) -> Sequence[EnergyReading]:
         return (gpu_reading(self.joules, self.clock.monotonic),)
