@@ -23,7 +23,7 @@ __all__ = ["RECORDER", "FeedSink"]
 
 
 class FeedSink:
-    """Sink that writes recordings to the feed file of this process and reads the recording rules of the sidecar's configuration."""
+    """Sink that writes recordings to the feed file of this process and reads the rules by which the sidecar's configuration changes Stats."""
 
     def __init__(self, flush_seconds: float) -> None:
         self._flush_seconds = flush_seconds
@@ -82,7 +82,7 @@ class FeedSink:
             self._writer = None
 
     def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the recording rules of the sidecar's configuration if they have changed since the last call, otherwise None."""
+        """Return the rules of the sidecar's configuration if they have changed since the last call, otherwise None."""
         if self._overrides is None and (directory := _usable_feed_directory()) is not None:
             self._overrides = OverridesReader(directory)
         try:
@@ -112,7 +112,7 @@ def _usable_feed_directory() -> str | None:
 
 def _training_position() -> TrainingPosition:
     """Return the phase and step of the training; without values before the job reports training."""
-    reading = TRAINING.reading()
+    reading = TRAINING.training_reading()
     if reading is None:
         return TrainingPosition()
     return TrainingPosition(reading.phase, max(time() - reading.phase_since, 0.0), reading.step)

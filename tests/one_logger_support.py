@@ -151,5 +151,5 @@ def configure(
 
 def wait_for_delivery(memory: InMemoryExporter) -> InMemoryExporter:
     """Wait until all records have been delivered, and return the exporter."""
-    assert TRAINING.flush(LIMIT_SECONDS)
+    assert TRAINING.flush_span_exporters(LIMIT_SECONDS)
     return memory

@@ -122,7 +122,7 @@ def summary_values() -> dict[SeriesKey, Any]:
     The number is the total of a counter, the value of a gauge, or the count of a histogram.
     """
     TRAINING.drain()
-    readings = TRAINING.series()
+    readings = TRAINING.stat_readings()
     return {
         key_of(reading): {"gauge": reading.value, "counter": reading.sum}.get(
             reading.definition.kind, reading.count
@@ -167,8 +167,8 @@ def train(steps: int = 1, seconds: float = 0.0) -> None:
 def publish_and_read() -> TrainingReading:
     """Publish the series of this process and return its current reading."""
     TRAINING.drain()
-    TRAINING.series()
-    reading = TRAINING.reading()
+    TRAINING.stat_readings()
+    reading = TRAINING.training_reading()
     assert reading is not None
     return reading
 

@@ -16,9 +16,10 @@ class PeriodicTask(Protocol):
         """Do or start the work that is due, without waiting."""
 
     def finish(self) -> Callable[[float, str], object] | None:
-        """Do the final work; or start it, and return a function `wait(seconds, reason)` that waits for its end.
+        """Do the final work and return None, or start it and return a function that waits for its end.
 
-        If the time is over before the work has ended, the items that are left are counted as lost for *reason*.
+        The arguments of the function are a limit in seconds and a reason. If the work has not ended within the limit, the items that are
+        left are counted as lost for the reason. The result of the function is ignored.
         """
 
     def after_fork(self) -> None:
@@ -29,7 +30,7 @@ class TrainingSource(Protocol):
     """Source of the training state, implemented by the training recorder."""
 
     def in_use(self) -> bool:
-        """Return True once the job has reported training data."""
+        """Return True once the job has used the training API, even if all its calls were invalid."""
 
     def trains(self) -> bool:
         """Return True if this process trains and therefore claims its rank."""
@@ -37,32 +38,35 @@ class TrainingSource(Protocol):
     def tick(self) -> None:
         """Do the work that is due between flushes. Called at most 0.5 s after the last call or flush."""
 
-    def collect(self, *, is_identity_ending: bool) -> None:
+    def update_totals(self, *, is_identity_ending: bool) -> None:
         """Update all totals before a recording.
 
         *is_identity_ending* is True before the last recording of an identity: at the end of the process, and before a change of the
         identity.
         """
 
-    def series(self) -> Iterable[StatReading]:
+    def stat_readings(self) -> Iterable[StatReading]:
         """Return the readings of all training series."""
 
-    def reading(self) -> TrainingReading | None:
-        """Return the training state, or None before the job reports training."""
+    def training_reading(self) -> TrainingReading | None:
+        """Return the training reading of the latest call of `stat_readings`, or None if the job had reported no training."""
 
     def current_span_id(self) -> str | None:
         """Return the id of the calling thread's innermost open span, or None."""
 
     def collect_tensors(self) -> None:
-        """Record the tensors of the calling thread that have arrived."""
+        """Record the calling thread's tensors whose values are available, without waiting for a device."""
 
     def refuse_unread_tensors(self, *, is_process_ending: bool) -> None:
-        """Report the tensors in flight of ended threads as misuse. At the end of the process, report those of all threads."""
+        """Drop the tensors of ended threads whose values have not been read, and count each as misuse.
 
-    def flush(self, timeout_seconds: float) -> bool:
+        At the end of the process, do so for all threads.
+        """
+
+    def flush_span_exporters(self, timeout_seconds: float) -> bool:
         """Flush the span exporters within a timeout. Return False if an exporter did not finish."""
 
-    def close(self, timeout_seconds: float) -> None:
+    def close_span_exporters(self, timeout_seconds: float) -> None:
         """Close the span exporters within a timeout."""
 
     def reset(self) -> None:
@@ -73,14 +77,18 @@ class TrainingSource(Protocol):
 
 
 class Sink(Protocol):
-    """Destination of the recordings and source of the recording rules, implemented by `exporter.recorder.FeedSink`."""
+    """Destination of the recordings, and source of the rules by which the sidecar's configuration changes Stats.
+
+    Implemented by `exporter.recorder.FeedSink`.
+    """
 
     def publish(
         self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
     ) -> bool:
         """Write a recording and return True, or return False on a failure.
 
-        *identify* is called when a file is opened. A forked child (*is_child*) without values gets no file, which is no failure.
+        *identify* is called when a file is opened. *is_child* is True in a forked child and in a child of multiprocessing. Without values,
+        such a child gets no file, which is no failure.
         """
 
     def update_identity(self, identity: ProcessIdentity) -> None:
@@ -93,7 +101,7 @@ class Sink(Protocol):
         """Close the file. The next recording opens a new file."""
 
     def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the recording rules if they have changed since the last call, otherwise None."""
+        """Return the rules of the sidecar's configuration if they have changed since the last call, otherwise None."""
 
     def after_fork(self) -> None:
         """Detach from the parent's file in a forked child."""

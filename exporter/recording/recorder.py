@@ -158,7 +158,7 @@ class Recorder:
         self.events.flush(max(deadline - monotonic(), 0.1))
         is_written = self.flush(max(deadline - monotonic(), 0.1))
         if self._training is not None:
-            self._training.flush(max(deadline - monotonic(), 0.1))
+            self._training.flush_span_exporters(max(deadline - monotonic(), 0.1))
         return is_written
 
     def shutdown(self) -> None:
@@ -226,9 +226,9 @@ class Recorder:
         if self._in_use():
             self._renew()
             if self._training is not None:
-                self._training.collect(is_identity_ending=True)
+                self._training.update_totals(is_identity_ending=True)
                 # Closed before the final recording, which includes the number of records that the span exporters dropped.
-                self._training.close(max(start + SPANS_SECONDS - monotonic(), 0.1))
+                self._training.close_span_exporters(max(start + SPANS_SECONDS - monotonic(), 0.1))
             self._publish(is_identity_ending=True)
         self._is_closed = True
         if self._sink is not None:
@@ -350,7 +350,7 @@ class Recorder:
         training = self._training
         self._cycle.close_windows()
         if training is not None:
-            training.collect(is_identity_ending=is_identity_ending)
+            training.update_totals(is_identity_ending=is_identity_ending)
         self._cycle.drain(lambda state: state.buffer, within_seconds)
         states, wall = self.stats.states(), time()
         is_process_ending = is_identity_ending and self.thread.is_stopping
@@ -361,10 +361,10 @@ class Recorder:
         if training is not None:
             training.refuse_unread_tensors(is_process_ending=is_process_ending)
         recording = Recording(
-            (*self._cycle.readings(), *(() if training is None else training.series())),
+            (*self._cycle.readings(), *(() if training is None else training.stat_readings())),
             is_identity_ending,
             self.events.reading(),
-            None if training is None else self._with_session_tag(training.reading()),
+            None if training is None else self._with_session_tag(training.training_reading()),
             _ending(wall) if is_process_ending else None,
             self.stats.refused_stats,
             self._gpus.read(os.environ, local_rank(), is_identity_ending=is_identity_ending),

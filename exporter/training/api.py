@@ -242,7 +242,7 @@ class background:  # noqa: N801  # called like a function
         self._began = monotonic()
         return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: object, traceback: object) -> None:
         TRAINING.append(BackgroundEnded(self._task, max(monotonic() - self._began, 0.0)))
         TRAINING.start_recording()
 

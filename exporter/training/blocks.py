@@ -78,7 +78,7 @@ class HotBlock(StackEntry, NonRecordingSpan):
         clock.stack.append(self)
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         clock = _CLOCK
         now = monotonic()
         stack = clock.stack
@@ -259,7 +259,7 @@ class EvaluationBlock(HotBlock):
     def __enter__(self) -> Span | NonRecordingSpan:
         return self._enter_slowly(monotonic())
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         self._leave_slowly(monotonic(), error)
 
     def finish(self, end_time: float, error: BaseException | None, *, is_complete: bool) -> None:

@@ -16,7 +16,7 @@ from exporter.training.records import IterationEnded
 from exporter.training.spans import NonRecordingSpan, Span
 
 _CLOCK, _RECORDS = TRAINING.clock, TRAINING.records
-MAX_THREADS = 64
+MAX_ITERATIONS_OF_OTHER_THREADS = 64
 """Limit of the open iterations on threads other than the main thread. Above the limit, the oldest iteration is no longer tracked."""
 
 
@@ -67,7 +67,7 @@ class IterationBlock(HotBlock):
         clock.iteration = self
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         clock = _CLOCK
         now = monotonic()
         stack, last = clock.stack, clock.last_edge
@@ -109,14 +109,17 @@ class IterationBlock(HotBlock):
         return None
 
     def begin_next(self, now: float) -> None:
-        """End the iteration on the main thread, and begin the next iteration at the same time. The clock's stack stays unchanged."""
-        start_work, start_waits = self.start_work_seconds, self.start_wait_seconds
-        self._read_totals()
+        """End this open iteration of the main thread, and begin the next one at the same time with the same object.
+
+        The clock's stack stays unchanged, and no observer is notified.
+        """
+        previous_start_work, previous_start_waits = self.start_work_seconds, self.start_wait_seconds
+        self._set_start_totals()
         record: IterationEnded = (
             self.began,
             now,
-            self.start_work_seconds - start_work,
-            self.start_wait_seconds - start_waits,
+            self.start_work_seconds - previous_start_work,
+            self.start_wait_seconds - previous_start_waits,
             False,
             TRAINING.expected,
         )
@@ -127,13 +130,13 @@ class IterationBlock(HotBlock):
         else:
             TRAINING.append(record)
 
-    def _read_totals(self) -> None:
-        """Set the seconds of work and of waiting to the totals at the latest edge of the clock."""
+    def _set_start_totals(self) -> None:
+        """Set the seconds of work and of waiting at the start of the iteration to the totals at the latest edge of the clock."""
         work = waits = 0.0
-        for totals in _CLOCK.work_phases:
-            work += totals.seconds
-        for totals in _CLOCK.wait_phases:
-            waits += totals.seconds
+        for phase in _CLOCK.work_phases:
+            work += phase.seconds
+        for phase in _CLOCK.wait_phases:
+            waits += phase.seconds
         self.start_work_seconds = work
         self.start_wait_seconds = waits
 
@@ -168,13 +171,13 @@ class IterationBlock(HotBlock):
         super().begin(now, call, began)
         if not is_main and self.is_open:
             TRAINING.iterations_of_other_threads[get_ident()] = self
-            if len(TRAINING.iterations_of_other_threads) > MAX_THREADS:
-                # A single call of `list`, because other threads change the dictionary during an iteration in Python.
-                oldest_thread = list(TRAINING.iterations_of_other_threads)[0]  # noqa: RUF015  # a single call
+            if len(TRAINING.iterations_of_other_threads) > MAX_ITERATIONS_OF_OTHER_THREADS:
+                # `list` copies the keys in a single call. A loop over the dictionary could meet a change by another thread.
+                oldest_thread = list(TRAINING.iterations_of_other_threads)[0]  # noqa: RUF015
                 TRAINING.iterations_of_other_threads.pop(oldest_thread, None)
         if is_main and self.is_open:
             clock.accepts_iteration = False
-            self._read_totals()
+            self._set_start_totals()
             clock.iteration_start_work_seconds = self.start_work_seconds
             clock.iteration = self
 
@@ -205,14 +208,17 @@ class IterationBlock(HotBlock):
 
 
 class InferredIterationBlock(IterationBlock):
-    """Block for a training iteration that a bridge infers."""
+    """Block for a training iteration that a bridge infers.
+
+    Entry and exit always take the slow path, which refuses the block in an instrumented job.
+    """
 
     __slots__ = ()
 
     def __enter__(self) -> Span | NonRecordingSpan:
         return self._enter_slowly(monotonic())
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         self._leave_slowly(monotonic(), error)
 
 

@@ -69,7 +69,7 @@ class Numbers:
         self.reset()
 
     def collect_tensors(self) -> None:
-        """Record the values of this thread's tensors that have arrived. Never raises or waits."""
+        """Record the calling thread's tensors whose values are available. Never raises, and never waits for a device."""
         for (field, _), tensors in list(self._tensors.items()):
             try:
                 tensors.collect()
@@ -77,7 +77,10 @@ class Numbers:
                 _report_tensor(field, "error")
 
     def refuse_unread_tensors(self, *, is_process_ending: bool) -> None:
-        """Report the tensors in flight of ended threads as misuse. At the end of the process, report those of all threads."""
+        """Drop the tensors of ended threads whose values have not been read, and count each as misuse.
+
+        At the end of the process, do so for all threads.
+        """
         for tensors in list(self._tensors.values()):
             tensors.refuse_unread(is_process_ending=is_process_ending)
 

@@ -137,7 +137,7 @@ class RareBlock:
         self._open.append((span, block))
         return span
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         if not self._open:
             return
         span, block = self._open.pop()

@@ -135,13 +135,13 @@ class TrainingRecording:
         """
         self._exporters.append((flush, close))
 
-    def flush(self, timeout_seconds: float) -> bool:
+    def flush_span_exporters(self, timeout_seconds: float) -> bool:
         """Flush the span exporters within a timeout. Return False if an exporter did not finish."""
         deadline = monotonic() + timeout_seconds
         results = [flush(max(deadline - monotonic(), 0.1)) for flush, _ in self._exporters]
         return all(results)
 
-    def close(self, timeout_seconds: float) -> None:
+    def close_span_exporters(self, timeout_seconds: float) -> None:
         """Close the span exporters within a timeout."""
         deadline = monotonic() + timeout_seconds
         for _, close in self._exporters:
@@ -208,11 +208,14 @@ class TrainingRecording:
             self.append(StepReported(number, seconds, now, clock.possible_work_seconds(now), self.expected))
 
     def collect_tensors(self) -> None:
-        """Record the values of this thread's tensors that have arrived."""
+        """Record the calling thread's tensors whose values are available, without waiting for a device."""
         self.numbers.collect_tensors()
 
     def refuse_unread_tensors(self, *, is_process_ending: bool) -> None:
-        """Report the tensors in flight of ended threads as misuse. At the end of the process, report those of all threads."""
+        """Drop the tensors of ended threads whose values have not been read, and count each as misuse.
+
+        At the end of the process, do so for all threads.
+        """
         self.numbers.refuse_unread_tensors(is_process_ending=is_process_ending)
 
     def publish_soon(self) -> None:
@@ -300,7 +303,7 @@ class TrainingRecording:
     # The recording thread --------------------------------------------------------------------------------
 
     def in_use(self) -> bool:
-        """Return True if the job has used the training API, including invalid calls."""
+        """Return True if the job has used the training API, even if all its calls were invalid."""
         return self._has_reported() or bool(PENDING_REPORTS or self._series)
 
     def _has_reported(self) -> bool:
@@ -337,7 +340,7 @@ class TrainingRecording:
         if len(self.records) > MANY_RECORDS // 8:
             self.drain()
 
-    def series(self) -> Sequence[StatReading]:
+    def stat_readings(self) -> Sequence[StatReading]:
         """Return the current readings of all series, or the previous readings if the lock is held for a second."""
         lock = self._lock  # a fork replaces the lock
         if lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
@@ -367,11 +370,11 @@ class TrainingRecording:
         count, self.dropped_records = self.dropped_records, 0
         return count
 
-    def reading(self) -> TrainingReading | None:
-        """Return the training reading of the latest `series` call, or None if the job reported no training."""
+    def training_reading(self) -> TrainingReading | None:
+        """Return the training reading of the latest call of `stat_readings`, or None if the job had reported no training."""
         return self._reading
 
-    def collect(self, *, is_identity_ending: bool) -> None:
+    def update_totals(self, *, is_identity_ending: bool) -> None:
         """Apply all records.
 
         With *is_identity_ending*, also count the configured numbers of the latest step, and publish the time of the last progress even after

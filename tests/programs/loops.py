@@ -15,7 +15,7 @@ def gauges() -> dict[str, float | None]:
 
     exporter.flush()
     values = {}
-    for reading in TRAINING.series():
+    for reading in TRAINING.stat_readings():
         definition = reading.definition
         if definition.kind == "gauge":
             key = ",".join([definition.name, *(f"{name}={value}" for name, value in definition.labels)])

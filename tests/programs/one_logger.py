@@ -172,7 +172,7 @@ def train_with_an_added_phase() -> None:
                     pass
     TRAINING.drain()
     readings = {
-        (reading.definition.name, reading.definition.labels): reading for reading in TRAINING.series()
+        (reading.definition.name, reading.definition.labels): reading for reading in TRAINING.stat_readings()
     }
     print(readings["training.phase_entries", (("phase", "data_transfer"),)].sum)
     print([labels for name, labels in readings if name == "training.misuse"])

@@ -553,7 +553,7 @@ def test_every_recorded_family_is_declared_by_the_sidecar() -> None:
         training.record(mode="x")
 
     TRAINING.drain()
-    definitions = [reading.definition for reading in TRAINING.series()]
+    definitions = [reading.definition for reading in TRAINING.stat_readings()]
     assert len(definitions) > 40
     assert [
         definition
