@@ -32,6 +32,7 @@ RUNS = Variable(
 )
 
 IS_BASELINE_MATCHER = 'is_baseline="true"'
+"""Matcher of the runs that the job declares as baseline."""
 BASELINE = Variable(
     "baseline",
     "Baseline",
@@ -76,7 +77,7 @@ STEP_NUMBER = "max by (run) (training_step{@compared_run})"
 LAST_STEP_NUMBER = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
 """PromQL for the last step of each compared run in the time range."""
 ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP_NUMBER}))) - 1))"
-"""PromQL for the power of ten of the first digit of a tenth of the largest step number, such as 1,000 for 27,500 steps."""
+"""PromQL for the largest power of ten that is at most a tenth of the largest step number, such as 1,000 for 27,500 steps."""
 ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
@@ -114,9 +115,9 @@ def _comparison_columns(
     )
 
 
-def _at_last_common_step(value_query: str) -> str:
+def _at_last_common_step(expression: str) -> str:
     """Return PromQL for a value of each compared run: the latest sample at or before the last step that all compared runs have reached."""
-    return f"last_over_time(({value_query} and on (run) {STEP_NUMBER} <= scalar(min({LAST_STEP_NUMBER})))[$__range:$__interval])"
+    return f"last_over_time(({expression} and on (run) {STEP_NUMBER} <= scalar(min({LAST_STEP_NUMBER})))[$__range:$__interval])"
 
 
 def comparison_panels() -> tuple[Panel, ...]:
@@ -165,7 +166,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column("currency", "Currency", width=90),
             sort="Tokens/s",
-            max_data_points=100,  # limits `$__interval` in the subqueries of *Same-step loss* and *Same-step cost*
+            max_data_points=100,  # sets `$__interval`, the resolution of the subqueries of *Same-step loss* and *Same-step cost*
             h=6,
         ),
         matrix(

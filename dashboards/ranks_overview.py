@@ -51,7 +51,7 @@ def overview_panels() -> tuple[Panel, ...]:
             "Ranks alive",
             instant_query(f"sum({UP_BY_RANK})", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
-            instant_query(_count_ended_ranks(), "{{end}}"),
+            instant_query(_query_ended_rank_count(), "{{end}}"),
             instant_query(
                 f"clamp_min(max(training_world_size{{@run}}) - (count({UP_BY_RANK}) or vector(0)), 0)"
                 f" unless on () ({ENDED_NORMALLY})",
@@ -83,7 +83,8 @@ def overview_panels() -> tuple[Panel, ...]:
             "Waiting for data, last 2 min",
             instant_query(DATA_WAIT_WITH_RANK, "{{whose}}"),
             instant_query(
-                # The loss of *Run*, which is absent during a standstill: the complete cost is then part of the panel before.
+                # The loss of *Run*, which is absent during a standstill: the complete cost is then part of the panel
+                # *Lost: slowest rank or no step*.
                 f"{COST_PER_HOUR_BY_CURRENCY} * on () group_left ()"
                 f' max(run:training_lost:ratio{{@run, cause="data_stall"}}) unless on () {STANDSTILL}',
                 "{{currency}}/h",
@@ -94,7 +95,7 @@ def overview_panels() -> tuple[Panel, ...]:
             thresholds=warn_from(0.1, 0.2),
             overrides=[
                 {
-                    "matcher": {"id": "byFrameRefID", "options": "B"},
+                    "matcher": {"id": "byFrameRefID", "options": "B"},  # the second query, the cost
                     "properties": [
                         {"id": "unit", "value": "none"},
                         {"id": "decimals", "value": 2},
@@ -117,7 +118,7 @@ def overview_panels() -> tuple[Panel, ...]:
     )
 
 
-def _count_ended_ranks() -> str:
+def _query_ended_rank_count() -> str:
     """Return PromQL for the number of ranks that have a sample and no process, in one series.
 
     The label `end` is `finished` after the normal end of the run, otherwise `ended`. Without a sample of any rank, the result is absent.
@@ -130,18 +131,19 @@ def _count_ended_ranks() -> str:
 def _query_hang_cause() -> str:
     """Return PromQL for one series whose label `cause_text` names the cause of a standstill.
 
-    The value is 1 during a standstill, otherwise 0. A hanging rank also has the labels of its position, `HANG_LABELS`. The label
-    `cause_text` names the first of these causes that applies:
+    The value is 1 during a standstill, otherwise 0. A hang also has the labels of the position, `HANG_LABELS`; an odd phase has the label
+    `function` with the text `phase NAME`. The label `cause_text` names the first of these causes that applies:
 
     1. the rank with a lost GPU,
     2. the odd rank or the odd group of a hang, or *no odd rank*,
-    3. the only rank in another phase,
+    3. the only rank in another phase than all other ranks,
     4. a standstill without a named rank.
 
     Without a standstill, the text is *no rank hangs*; without a sample of the run, `NO_SAMPLE_OF_RUN`.
     """
 
     def with_cause_text(expression: str, text: str, label: str = "") -> str:
+        """Return PromQL that adds the label `cause_text` to the series. In *text*, `$1` is the value of *label*."""
         return f'label_replace({expression}, "cause_text", "{text}", "{label}", "{"(.+)" if label else ""}")'
 
     lost_gpu = f'label_join(topk(1, {LOST_GPU_ROWS}), "cause_text", ": ", "rank", "problem") and on () {STANDSTILL_START}'

@@ -33,7 +33,7 @@ def serving(*endpoints: Endpoint, **options: Any) -> Iterator[Server]:
 
     Without *endpoints*, the server serves `/metrics` (one sample) and `/-/healthy`. *options* are arguments of `Server`.
     """
-    all_endpoints = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
+    all_endpoints = endpoints or (MetricsEndpoint(lambda _format, _names: b"up 1\n"), HealthEndpoint())
     server = Server(all_endpoints, **{"listen": ["127.0.0.1:0"], **options})
     server.start()
     try:
@@ -47,7 +47,7 @@ def port_of(server: Server) -> int:
 
 
 class ServerProcess:
-    """Web server in a child process, whose `/metrics` has synthetic series. *options* are the JSON options of `web_child.py`."""
+    """Web server in a child process, whose `/metrics` has synthetic series. *options* are options of `web_child.py`."""
 
     def __init__(self, **options: Any) -> None:
         self._process = subprocess.Popen(
@@ -81,7 +81,7 @@ class ServerProcess:
         return self.send_command("measure")
 
     def send_command(self, line: str) -> dict[str, Any]:
-        """Send a command of `web_child.py`, and return samples and resources as `measure` does, as of after the command."""
+        """Send a command of `web_child.py`, and return samples and resources as `measure` does, taken after the command."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -238,10 +238,10 @@ class CertificateAuthority:
         certificate.cert_chain_pems[0].write_to_path(str(self.directory / "cert.pem"))
         return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
 
-    def write_web_config(self, further_yaml: str = "") -> Path:
-        """Write a web.config.yml that names the certificate and key of the server, with *further_yaml*, and return its path."""
+    def write_web_config(self, extra_yaml: str = "") -> Path:
+        """Write a web.config.yml that names the certificate and key of the server, with *extra_yaml*, and return its path."""
         path = self.directory / "web.config.yml"
-        path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + further_yaml)
+        path.write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n" + extra_yaml)
         return path
 
     def client_context(self, *names: str) -> ssl.SSLContext:

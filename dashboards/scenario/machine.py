@@ -19,7 +19,7 @@ GPUS_PER_NODE = 8
 USED_MEMORY_BYTES = 71_400_000_000
 """Used memory of each GPU. Constant, for simplicity; a job would free its memory at the crash."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
-"""Load of a GPU as a fraction: while the run trains, waits for data, and does not exist."""
+"""Load of a GPU as a fraction: while its run trains, while the run waits for data, and while no run exists."""
 STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
 
 
@@ -58,12 +58,13 @@ def h100_machine(
 def _load(timeline: Timeline, shift_seconds: float) -> list[dict[str, Any]]:
     """Return the load of a GPU over the timeline.
 
-    The replay runs the load of each GPU `shift_seconds` ahead; the first segment is longer by this time, so that all GPUs change
+    The replay runs the load of this GPU `shift_seconds` ahead; the first segment is longer by this time, so that all GPUs change
     their load at the same time.
     """
     pause_start, pause_end = timeline.pause_range
     restart_end = timeline.crash_start + timeline.restart_duration
-    # End of each segment as a fraction of the duration, and the load. The last segment is longer than the rest of the scenario.
+    # End of each segment as a fraction of the duration, and the load. The last segment is longer
+    # than the rest of the scenario, so that the load does not start again before the end.
     segments = (
         (pause_start, NORMAL_LEVEL),
         (pause_end, PAUSED_LEVEL),

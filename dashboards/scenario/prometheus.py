@@ -1,4 +1,4 @@
-"""Prometheus server of the scenario and of the session of incidents, with the rules of `deploy/prometheus/rules`."""
+"""Prometheus server of the scenario and of `dashboards.incidents`, with the rules of `deploy/prometheus/rules`."""
 
 from __future__ import annotations
 

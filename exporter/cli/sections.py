@@ -40,7 +40,7 @@ class WebSection:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem for a missing address and for each duplicate."""
+        """Yield a problem if there is no address, and for each address that is listed twice."""
         if not self.listen_address:
             yield "listen_address", "needs at least one address"
         fixed_addresses = [address for address in self.listen_address if not address.endswith(":0")]
@@ -110,7 +110,7 @@ class HangSection:
     )
 
     @property
-    def detail(self) -> StackDetail | None:
+    def stack_detail(self) -> StackDetail | None:
         """Level of detail of the stacks, or None for off."""
         return None if self.stacks == "off" else StackDetail(self.stacks)
 
@@ -132,7 +132,7 @@ GPU_DEADLINE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GpuSection(GpuOptions):
-    """Monitored GPUs and sampling intervals."""
+    """GPU collector: monitored GPUs, sampling and publication."""
 
     enabled: bool = option(True, "Start the child process that loads NVML.")
     interval: Annotated[Duration, Range(0.1, 3600)] = option(
@@ -146,11 +146,11 @@ class GpuSection(GpuOptions):
 
     @property
     def effective_deadline(self) -> float:
-        """Deadline, limited to the interval."""
+        """Deadline in seconds, but at most the interval."""
         return min(self.deadline, self.interval)
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem for an unknown machine, and for a deadline above the interval, except the default deadline."""
+        """Yield a problem for an unknown machine, and for a configured deadline above the interval. The default deadline is shortened instead."""
         is_default_deadline = self.deadline == GPU_DEADLINE_SECONDS
         if self.deadline > self.interval and not is_default_deadline:
             message = (

@@ -205,14 +205,14 @@ class Wiring:
                     options=options.own_options(),
                     lane=entry.lane,
                 )
-        if configuration.hang.detail is not None:
+        if configuration.hang.stack_detail is not None:
             yield ScheduleEntry(
                 name=HangCollector.name,
-                create=partial(self._create_hangs, configuration.hang.detail),
+                create=partial(self._create_hangs, configuration.hang.stack_detail),
                 times=Times(
                     interval_seconds=configuration.hang.interval, deadline_seconds=HANG_DEADLINE_SECONDS
                 ),
-                options=configuration.hang.detail,
+                options=configuration.hang.stack_detail,
                 lane=LOCAL_LANE,
             )
         if gpu.enabled:

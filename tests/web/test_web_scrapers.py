@@ -26,7 +26,7 @@ def test_two_scrapes_determine_when_the_next_is_expected() -> None:
 def test_differing_gaps_are_not_an_interval_until_two_gaps_agree() -> None:
     scrapers = scrapers_after(100.0, 103.0, 140.0)
     expected_after_differing_gaps = scrapers.next_expected(141.0)
-    scrapers.record("10.0.0.1", "Prometheus/3", 176.0)
+    scrapers.record("10.0.0.1", "Prometheus/3", 176.0)  # the gaps of 37 s and 36 s agree within the tolerance
 
     assert expected_after_differing_gaps is None
     assert scrapers.next_expected(177.0) == 212.0
@@ -40,7 +40,7 @@ def test_many_clients_with_a_single_request_do_not_displace_a_scraper() -> None:
     assert scrapers.next_expected(117.0) == 130.0
 
 
-def test_a_new_scraper_displaces_only_the_scraper_whose_last_scrape_is_the_oldest() -> None:
+def test_a_new_scraper_displaces_only_the_least_recent_scraper() -> None:
     scrapers = scrapers_after(100.0, 115.0)
     for number in range(MAX_CLIENTS - 1):
         for scraped_at in (101.0, 116.0):

@@ -1,4 +1,4 @@
-"""Metric families whose values the job reports through Stats: how long a gauge is published, and texts on the absence of a family."""
+"""Metric families that Stats of the job fill: the lifetime of gauges, and texts that tell when a family is absent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from exporter.families import FamilySpec
 class Lifetime(enum.Enum):
     """Time during which the ledger publishes a gauge. Other types are published with the totals of the rank."""
 
-    CURRENT = "current"  # while the process is running and has written its feed within `feed.stale_after`
+    CURRENT = "current"  # while the process is running and its feed is not stale, see `feed.stale_after`
     LAST_VALUE = "last value"  # as CURRENT, but not while a step is overdue
-    POSITION = "position"  # as CURRENT, and after the exit as long as the totals, which is `feed.linger`
+    POSITION = "position"  # as CURRENT, and after the exit as long as the totals, at most `feed.linger`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
