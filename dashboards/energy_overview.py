@@ -81,6 +81,7 @@ MIN_CROSSCHECK_RATIO, MAX_CROSSCHECK_RATIO = 0.8, 1.25
 _SUSPECT_DEVICES = (
     f"({CROSSCHECK_RATIO} < {MIN_CROSSCHECK_RATIO} or {CROSSCHECK_RATIO} > {MAX_CROSSCHECK_RATIO})"
 )
+"""PromQL for the ratio of each device whose energy counter and power disagree."""
 READING_VERDICTS = (
     f"0 * {_SUSPECT_DEVICES} + 2"
     ' or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node, measured="false"}) + 1'
@@ -89,10 +90,10 @@ READING_VERDICTS = (
 """PromQL for the verdict about the reading of each device: 2 if it is suspect, 1 if it is modeled, 0 if it is measured."""
 MIN_WATTS_PER_GPU = 1
 """Mean power of a GPU above which the energy of a cause is known. Even an idle GPU uses more."""
-INCOMPLETE_LEGEND = "runs unknown"
-"""Legend of the number of runs whose cost and power are absent or too small."""
+INCOMPLETE_RUNS_LEGEND = "runs unknown"
+"""Legend of the number of incomplete runs: of those that no exporter reports, and of those of which only some ranks have a sample."""
 _INCOMPLETE_COUNT_STYLE: Override = {
-    "matcher": {"id": "byName", "options": INCOMPLETE_LEGEND},
+    "matcher": {"id": "byName", "options": INCOMPLETE_RUNS_LEGEND},
     "properties": [
         {"id": "unit", "value": "none"},
         {"id": "decimals", "value": 0},
@@ -100,7 +101,7 @@ _INCOMPLETE_COUNT_STYLE: Override = {
     ],
 }
 _INCOMPLETE_COUNT = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR_BY_RUN}))"
-"""PromQL for the number of runs whose cost and power are absent or too small; 0 if the cost of all runs is known."""
+"""PromQL for the number of incomplete runs; 0 if there is none and a cost is known."""
 
 
 def overview_panels() -> tuple[Panel, ...]:
@@ -146,10 +147,11 @@ def _build_unit_overrides(units: Mapping[str, str]) -> list[Override]:
 
 
 def _build_power_tile() -> Panel:
+    """Return the panel with the power of the runs, and the power of their GPUs as a share of the power limits."""
     gpu_power = f"(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {HELD_GPUS})"
     gpu_limits = 'max by (uuid) (gpu_power_limit_watts{@cluster, limit="enforced"})'
     # Both sums are over the GPUs with a sample of both.
-    used_gpu_power = f"sum({gpu_power} and on (uuid) {gpu_limits})"
+    power_of_limited_gpus = f"sum({gpu_power} and on (uuid) {gpu_limits})"
     limits = f"sum({gpu_limits} and on (uuid) {gpu_power})"
     of_limits = "of the GPU limits, now"
     return stat(
@@ -158,7 +160,7 @@ def _build_power_tile() -> Panel:
             f"sum({RUN_POWER_5M}) unless on () {INCOMPLETE_RUNS} unless on () {RUNS_WITHOUT_DRIVER}",
             "all devices",
         ),
-        instant_query(f"{used_gpu_power} / ({limits} > 0)", of_limits),
+        instant_query(f"{power_of_limited_gpus} / ({limits} > 0)", of_limits),
         unit="watt",
         text_mode="value_and_name",
         overrides=[
@@ -176,6 +178,7 @@ def _build_power_tile() -> Panel:
 
 
 def _build_cost_per_hour_tile() -> Panel:
+    """Return the panel with the cost and CO2 per hour of all runs, the number of incomplete runs, and the cost of the stopped runs."""
     carbon = "CO2"
     return stat(
         "Cost and CO2 per hour",
@@ -193,7 +196,7 @@ def _build_cost_per_hour_tile() -> Panel:
 
 def _build_incomplete_count_query() -> Query:
     """Return the query of the number of runs with a rank without a sample. A total over all runs contains such a run in part or not at all."""
-    return instant_query(_INCOMPLETE_COUNT, INCOMPLETE_LEGEND)
+    return instant_query(_INCOMPLETE_COUNT, INCOMPLETE_RUNS_LEGEND)
 
 
 def _build_unknown_cost_query() -> Query:
@@ -203,11 +206,12 @@ def _build_unknown_cost_query() -> Query:
     runs with a rank without a sample.
     """
     cost = f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
-    count = f'label_replace({_INCOMPLETE_COUNT}, "text", "{INCOMPLETE_LEGEND}", "", "")'
+    count = f'label_replace({_INCOMPLETE_COUNT}, "text", "{INCOMPLETE_RUNS_LEGEND}", "", "")'
     return instant_query(f"{cost} or on () {count}", "{{text}}")
 
 
 def _build_lost_per_hour_tile() -> Panel:
+    """Return the panel with the cost and power that the runs lose, their share of the total, and the cost that may be lost in addition."""
     share = (
         f'label_replace({LOST_COST_SHARE_NOW}, "text", "of the cost", "", "")'
         f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time", "", "")'
@@ -252,6 +256,7 @@ def _build_lost_per_hour_tile() -> Panel:
 
 
 def _build_useful_share_tile() -> Panel:
+    """Return the panel with the useful share of the GPU time and of the energy, without the start of the runs."""
     return stat(
         "Useful in this range",
         instant_query(
@@ -281,11 +286,12 @@ def _query_total(family: str, by: str = "") -> str:
     recent = f"sum by ({by}) (last_over_time({family}{{@run}}[15m]))"
     of_ended_runs = f"sum by ({by}) (last_over_time({family}{{@run}}[$__range]) and on (run) {ENDED_RUNS})"
     total = f"({recent} or on () {of_ended_runs})"
-    all_ended = f"on () {ENDED_RUNS} unless on () {ACTIVE_RUNS}"
-    return f'(label_replace({total}, "note", ", ended", "", "") and {all_ended} or on () {total})'
+    only_ended_runs = f"{ENDED_RUNS} unless on () {ACTIVE_RUNS}"
+    return f'(label_replace({total}, "note", ", ended", "", "") and on () {only_ended_runs} or on () {total})'
 
 
 def _build_totals_tile() -> Panel:
+    """Return the panel with the cost, energy and CO2 of the runs since their start."""
     carbon, energy = "CO2", "energy"
     return stat(
         "Since the start of the runs",
@@ -301,6 +307,7 @@ def _build_totals_tile() -> Panel:
 
 
 def _build_lost_in_range_tile() -> Panel:
+    """Return the panel with the cost and energy that the runs lost in the time range."""
     return stat(
         "Lost in this time range",
         instant_query(f"sum by (currency) ({LOST_COST_BY_RUN})", "{{currency}}"),
@@ -314,6 +321,7 @@ def _build_lost_in_range_tile() -> Panel:
 
 
 def _build_unused_gpu_energy_tile() -> Panel:
+    """Return the panel with the energy of the GPUs while no run holds them, and its share of the energy of all GPUs."""
     share = "of the GPU energy"
     return stat(
         "GPU energy of no run",
@@ -333,6 +341,8 @@ def _build_unused_gpu_energy_tile() -> Panel:
 
 
 def _build_readings_tile() -> Panel:
+    """Return the panel with the number of devices by the reliability of their energy readings."""
+
     def sources(matcher: str = "") -> str:
         return f"count(max by (instance, device) (exporter_energy_source_info{{@energy_node{matcher}}}))"
 
@@ -362,12 +372,13 @@ def _build_readings_tile() -> Panel:
 def _build_current_losses_table() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first. Within a verdict, the most expensive loss is first."""
     losses = f"({LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUNS})"
-    # The first operand has the losses of a known rank, with the labels of the rank; the second all other losses.
+    # In this order: losses with a known rank and its labels, the other losses and the stopped runs, the losses of incomplete runs, the
+    # risks, and a row if nothing is lost.
     row_query = (
         f"{losses} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES})"
         f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or {RUNS_AT_RISK} or on () {NO_LOSS}"
     )
-    and_is_a_row = f"and on (run, cause) ({VERDICTS})"
+    rows = f"({VERDICTS})"
     panel = table(
         "Losses now, last 5 min",
         Column(VERDICTS, "Verdict", width=95, mappings=VERDICT_TEXTS),
@@ -378,7 +389,12 @@ def _build_current_losses_table() -> Panel:
         Column("instance", "Node", width=90),
         Column("gpu", "GPU", width=62),
         percent_column(f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "Share", 66, LOST_THRESHOLDS),
-        Column(f"max by (run, cause) ({COST_OF_LOSSES}) {and_is_a_row}", "Cost/h", decimals=2, width=80),
+        Column(
+            f"max by (run, cause) ({COST_OF_LOSSES}) and on (run, cause) {rows}",
+            "Cost/h",
+            decimals=2,
+            width=80,
+        ),
         Column(
             f"1000 * ({LOSS_SINCE})",
             "Since",
@@ -387,7 +403,9 @@ def _build_current_losses_table() -> Panel:
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
         Column(LOST_OR_AT_RISK, "At stake", decimals=2, width=80),
-        Column(f"{LOST_POWER_BY_CAUSE} {and_is_a_row}", "Power", unit="watt", decimals=1, width=75),
+        Column(
+            f"{LOST_POWER_BY_CAUSE} and on (run, cause) {rows}", "Power", unit="watt", decimals=1, width=75
+        ),
         row_query=row_query,
         sort="Verdict",
         w=24,

@@ -18,8 +18,8 @@ from dashboards.scenario.cluster import Cluster
 def main(arguments: Sequence[str]) -> int:
     """Run the scenario and return 0.
 
-    A signal ends the scenario early. With `--stay`, Prometheus, the exporters and the ranks remain after the end until a signal. The files of the scenario are removed,
-    except after an error.
+    A signal ends the scenario early. With `--stay`, Prometheus, the exporters and the ranks remain after the end until a signal. The
+    files of the scenario are removed, except after an error.
     """
     parser = argparse.ArgumentParser(
         prog="python -m dashboards.scenario",

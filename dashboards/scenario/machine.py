@@ -63,8 +63,8 @@ def _load(timeline: Timeline, shift_seconds: float) -> list[dict[str, Any]]:
     """
     pause_start, pause_end = timeline.pause_range
     restart_end = timeline.crash_start + timeline.restart_duration
-    # End of each segment as a fraction of the duration, and the load. The last segment is longer
-    # than the rest of the scenario, so that the load does not start again before the end.
+    # End of each segment as a fraction of the duration, and the load. The last segment is longer than the rest of the scenario, so that
+    # the load does not start again before the end.
     segments = (
         (pause_start, NORMAL_LEVEL),
         (pause_end, PAUSED_LEVEL),
