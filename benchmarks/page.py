@@ -43,10 +43,10 @@ README_ROWS = {
     "CPU time of the recording thread at 1,000 samples/s (scaled)": "recording thread, 1,000 samples/s over 50 Stats",
     "CPU time of the recording thread at 100 iterations/s (scaled)": "recording thread, 100 instrumented iterations/s",
     "Lost values of 3 million, added at a million per second": "values lost of three million, added within three seconds",
-    "Memory of the import of all compatibility modules": "memory of the import of all modules that a job can import",
+    "Memory of the import of the API and the compatibility modules": "memory of the import of the API and the compatibility modules",
     "CPU time of the server for a scrape of 500 series, no value changed": "CPU time of the server for a scrape of 500 series",
-    "Scrape time that Prometheus measures, 800 series, relative to node_exporter (ratio)": (
-        "scrape time that Prometheus measures, 800 series, relative to node_exporter (ratio)"
+    "Scrape time that Prometheus measures, about 800 series, relative to node_exporter (ratio)": (
+        "scrape time that Prometheus measures, about 800 series, relative to node_exporter (ratio)"
     ),
     "99th percentile of the scrape time with 64 concurrent clients": "99th percentile of the scrape time, 64 concurrent clients",
     **COSTS_OF_THE_SIDECAR,
@@ -83,8 +83,9 @@ def page(results: dict[str, Any]) -> str:
         "runs. Peers are other tools that were measured in the same run.",
         "",
         "The machine is shared and sometimes less than half as fast as usual. Therefore do not compare times of different sections, such",
-        "as the two times of an iteration of nv-one-logger. In the tables with budgets, compare only values of the same row. The rows of a",
-        "growth table were measured one after the other, so small differences between rows may be due to the machine.",
+        "as the time of an iteration of nv-one-logger in the first and in the last section. In the tables with budgets, compare only values of",
+        "the same row. The rows of a growth table were measured one after the other, so small differences between rows may be due to the",
+        "machine.",
         "",
         "- A *quick run* (`--quick`) has fewer or shorter measurements, so its values vary more.",
         "- The suffix `-dirty` of a commit means that the run had uncommitted changes.",
@@ -92,11 +93,13 @@ def page(results: dict[str, Any]) -> str:
         "  is not scaled can miss its budget because the machine was slow during the run.",
         f"- Budgets of times assume a machine on which `Histogram.observe` of prometheus_client takes {BUDGET_OBSERVE_NS} ns. A *scaled* value",
         f"  is corrected for the speed of the machine: it is multiplied by {BUDGET_OBSERVE_NS} ns and divided by the time of",
-        "  `Histogram.observe` in the same run. The other values are not corrected.",
+        "  `Histogram.observe` in the same run. The other values are not corrected. In the rows of the bridge to plain loops, each figure is",
+        "  the median of several processes, so the scaled figure does not follow exactly from the other two.",
         "- The budgets of an iteration are relative to nv-one-logger in the same run: 5 % without phases and values, 15 % with 4 phases",
         "  and 3 values.",
         "- A *ratio* compares two measurements of the same run; 1 means equal.",
         "- *% of a core* is CPU time per elapsed time.",
+        "- The *NVML child* is the process of the sidecar that calls NVML.",
     ]
     for name in NAMES:
         if name not in results:
@@ -122,7 +125,7 @@ def page(results: dict[str, Any]) -> str:
             "These tables show how the costs grow with the load, which is the first column. The other columns are:",
             "",
             "- *% of a core* and *MiB*: CPU time and memory of the sidecar. In the table of iterations, the memory is that of the job.",
-            "- *series* and *KiB of a scrape*: number of series and size of the page.",
+            "- *series* and *KiB of a scrape*: number of series and size of the scraped page.",
             "- *ms of a scrape*: duration of the fastest scrape of a row, as the client measures it. For prometheus_client, it is the time of",
             "  rendering the page, without HTTP.",
             "- *KiB of state*: size of the state of the ledger.",
@@ -140,7 +143,7 @@ def page(results: dict[str, Any]) -> str:
             "",
             f"- *flat*, if *e* is at most {FLAT} from the first to the last row;",
             f"- *linear at most*, if it is not flat and *e* is at most {LINEAR} from each row to the next;",
-            f"- *more than linear between* two loads, if *e* is above {LINEAR} from the row of the first load to the row of the second.",
+            f"- *more than linear between* two loads, if it is not flat and *e* is above {LINEAR} from the row of the first load to the row of the second.",
             "",
         ]
         parts += [line for curve in results[GROWTH]["curves"] for line in curve_section(curve)]

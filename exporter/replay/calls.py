@@ -1,6 +1,6 @@
 """NVML functions of a replayed GPU, which return the readings of a description.
 
-Used in the NVML child, by `library`. A function receives its arguments as pynvml passes them to C, and writes results to
+Used in the NVML child, by `exporter.replay.library`. A function receives its arguments as pynvml passes them to C, and writes results to
 `byref()` objects. The functions check the versions of structures and the lengths of lists as NVML does. Source: nvml.h; pynvml.
 """
 
@@ -98,12 +98,12 @@ def check_version(structure: Any, version: int) -> None:
 
 
 def _single_number(reading: str) -> Call:
-    """Return the function for a reading."""
+    """Return the function that writes a reading."""
     return lambda context, result: write_number(result, context.reading(reading))
 
 
 def _indexed_number(readings: tuple[str, ...]) -> Call:
-    """Return the function for the reading that an index argument selects."""
+    """Return the function that writes the reading that an index argument selects."""
 
     def call(context: CallContext, index: Any, result: Any) -> None:
         if not 0 <= to_int(index) < len(readings) or not readings[to_int(index)]:
@@ -114,7 +114,10 @@ def _indexed_number(readings: tuple[str, ...]) -> Call:
 
 
 def _number_list(readings: tuple[str, ...]) -> Call:
-    """Return the function for several readings. The first reading decides whether the GPU supports the function."""
+    """Return the function that writes several readings.
+
+    The first reading decides whether the GPU supports the function, and replaces the others that are missing.
+    """
 
     def call(context: CallContext, *results: Any) -> None:
         first_value = context.reading(readings[0])
@@ -227,6 +230,7 @@ def _field_values(context: CallContext, count: Any, array: Any) -> None:
 
 def _field(context: CallContext, readings: dict[int, str], field: int, scope: int) -> float | None:
     """Return the value of a field, or None if not supported. *scope* is a link, or `SUM_OF_LINKS`."""
+    # A description can give the value of any field by its id, instead of the named reading.
     number = context.optional_reading(f"field.{field}")
     if number is not None:
         return number
@@ -254,8 +258,9 @@ def _processes(context: CallContext, count: Any, array: Any) -> None:
 
 
 def _process_utilization(context: CallContext, array: Any, count: Any, since: Any) -> None:
-    """Fill the utilization samples of processes after a time. For the time 0, fill only the oldest sample of each process.
+    """Fill the array with the utilization samples of all processes that are later than *since*.
 
+    If *since* is 0, fill only the oldest sample of each process.
     Raises ReplayedError if there are no samples, or if the array is too small.
     """
     times = _sample_times(context.wall, to_int(since), interval_seconds=1.0, capacity=PROCESS_SAMPLE_CAPACITY)
@@ -278,7 +283,7 @@ def _process_utilization(context: CallContext, array: Any, count: Any, since: An
 def _samples(
     context: CallContext, sample_type: Any, since: Any, value_type: Any, count: Any, array: Any
 ) -> None:
-    """Fill the array of the driver's samples. Without an array, only the number of samples is written."""
+    """Fill the array of the driver's samples. Without an array, write only the type of the values and the number of samples."""
     buffer = SAMPLE_BUFFERS.get(to_int(sample_type))
     if buffer is None or not context.optional_reading("sample_buffers"):
         raise ReplayedError("not_supported")
