@@ -65,8 +65,8 @@ _DISPLAYED_STATE = (
 def _query_unseen_runs() -> str:
     """Return PromQL for a series for each run that has not ended and has no current sample.
 
-    The labels are `run`, `user`, the state `unknown`, `instance`, which is the node whose samples ended last, and `alertname`, which is the
-    text with the minutes since the last sample. The value has no meaning. The result is empty if all runs have samples.
+    The labels are `run`, `user`, `state`, which is `unknown`, `instance`, which is the node whose samples ended last, and `alertname`, which
+    is the text with the minutes since the last sample. The value has no meaning. The result is empty if all runs have samples.
     """
     age = f'count_values by (run) ("age", floor((time() - {UNSEEN_RUNS}) / 60))'
     text = f'label_replace({age}, "alertname", "no news for $1 min", "age", "(.+)")'
@@ -85,14 +85,15 @@ def _query_rows() -> str:
 
     A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
     """
-    # A run without a problem also has the label: the column, which fills the width of the table, exists although no run has a problem.
+    # A run without a problem has the label `alertname` too, so that its column, which fills the width of the table, exists even if no run
+    # has a problem.
     no_problem = f'label_replace({RUNS}, "alertname", "{NO_VALUE}", "", "")'
-    with_problem = (
+    seen_rows = (
         "max by (run, user) (run:training_run:info{@cluster})"
         f" * on (run) group_left (state) ({_DISPLAYED_STATE} or on (run) {RUNS})"
         f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {main_problem()} + 1 or on (run) {no_problem})"
     )
-    return f"({_query_unseen_runs()}) or on (run) {with_problem}"
+    return f"({_query_unseen_runs()}) or on (run) {seen_rows}"
 
 
 def run_panels() -> tuple[Panel, ...]:

@@ -8,21 +8,23 @@ from dashboards.panels import Panel, bad_from, stat, threshold_steps, warn_from
 from dashboards.queries import LIVE_STATE, instant_query
 
 OVERDUE_INTERVALS = 3
-"""Multiple of the usual time between checkpoints from which a save is overdue, as in the alert TrainingCheckpointOverdue."""
+"""Multiple of the usual time between checkpoints above which a save is overdue, as in the alert TrainingCheckpointOverdue."""
 _UNCOMMITTED_SECONDS = "max(training_uncommitted_seconds{@run})"
 _SECONDS_WITHOUT_STEP = (
     "max(last_over_time((timestamp(training_last_progress_timestamp_seconds{@run})"
     " - training_last_progress_timestamp_seconds{@run})[35s:5s]))"
 )
-"""PromQL for the longest time of a rank from its last step to its last scrape. A single missed scrape does not change the value."""
+"""PromQL for the time from the last step to the last scrape, of the rank for which it is longest. A single missed scrape does not change
+the value.
+"""
 UNSAVED_SECONDS = (
     f"(clamp_min({_UNCOMMITTED_SECONDS} - ({_SECONDS_WITHOUT_STEP} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"
     f" or on () {_UNCOMMITTED_SECONDS})"
 )
 """PromQL for the seconds of unsaved work, without labels.
 
-The time since the last step is subtracted while a step is overdue: until the exporter decides that the run hangs, its counter includes
-this time as work.
+The time since the last step is subtracted while a step is overdue: until the exporter decides that the run hangs,
+`training_uncommitted_seconds` includes this time as work.
 """
 _RUN_DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
 _SAVE_IS_OVERDUE = (
@@ -39,7 +41,7 @@ _NOTES = {
     "unsaved, save overdue": _SAVE_IS_OVERDUE,
     "unsaved": UNSAVED_SECONDS,
 }
-"""PromQL conditions by note. The panel has the note of the first condition with a value."""
+"""PromQL conditions by note. The panel shows the note of the first condition with a value."""
 
 
 _HAS_FINISHED = 'max(training_run_state{@run, state="finished"}) == 1'

@@ -11,7 +11,7 @@ XID_MEANINGS = {
     43: "the program stopped on the GPU",
     45: "the driver ended the program",
     46: "the GPU stopped processing",
-    48: "uncorrectable memory error",
+    48: "uncorrectable memory error",  # double-bit ECC error
     54: "auxiliary power is not connected",
     61: "microcontroller breakpoint",
     62: "microcontroller halted",
@@ -28,7 +28,7 @@ XID_MEANINGS = {
     120: "error of the GPU's firmware (GSP)",
     121: "error of the link to the CPU (C2C)",
     136: "NVLink training failed",
-    140: "uncorrected memory error",
+    140: "uncorrected memory error",  # unrecovered ECC error
     143: "GPU initialization failed",
     **dict.fromkeys(range(144, 151), "NVLink 5 error"),
     154: "the recovery action changed",
@@ -39,6 +39,9 @@ XID_MEANINGS = {
 
 
 def with_meaning(xid: str) -> str:
-    """Return an Xid with its meaning in parentheses, such as "79 (GPU has fallen off the bus)"."""
+    """Return an Xid with its meaning in parentheses, such as "79 (GPU has fallen off the bus)".
+
+    An Xid without a known meaning is returned unchanged.
+    """
     meaning = XID_MEANINGS.get(int(xid)) if xid.isdecimal() else None
     return f"{xid} ({meaning})" if meaning else xid
