@@ -321,7 +321,7 @@ def _build_lost_in_range_tile() -> Panel:
 
 
 def _build_unused_gpu_energy_tile() -> Panel:
-    """Return the panel with the energy of the GPUs while no run holds them, and its share of the energy of all GPUs."""
+    """Return the panel with the energy of the GPUs that is charged to no run, and its share of the energy of all GPUs."""
     share = "of the GPU energy"
     return stat(
         "GPU energy of no run",

@@ -135,7 +135,7 @@ def _query_hang_cause() -> str:
     `function` with the text `phase NAME`. The label `cause_text` names the first of these causes that applies:
 
     1. the rank with a lost GPU,
-    2. the odd rank or the odd group of a hang, or *no odd rank*,
+    2. the odd rank or the odd group of a hang; the text is *no odd rank* if there is neither,
     3. the only rank in another phase than all other ranks,
     4. a standstill without a named rank.
 
@@ -147,13 +147,13 @@ def _query_hang_cause() -> str:
         return f'label_replace({expression}, "cause_text", "{text}", "{label}", "{"(.+)" if label else ""}")'
 
     lost_gpu = f'label_join(topk(1, {LOST_GPU_ROWS}), "cause_text", ": ", "rank", "problem") and on () {STANDSTILL_START}'
-    ranks_at_line = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
+    ranks_at_position = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
     hang = " or ".join(
         (
             with_cause_text(f"{ODD_RANK} * 0 + 1", "rank $1:", "rank"),
             with_cause_text(f"max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1) * 0 + 1", "several ranks:"),
             with_cause_text(
-                f"topk(1, {ranks_at_line}) * 0 + 1 unless on () {ODD_GROUP_SIZE}", "no odd rank:"
+                f"topk(1, {ranks_at_position}) * 0 + 1 unless on () {ODD_GROUP_SIZE}", "no odd rank:"
             ),
         )
     )
@@ -213,6 +213,7 @@ def _node_table() -> Panel:
             f"min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) unless on () {STANDSTILL_BY_STEP_AGE}",
             "Slowest rank",
             140,
+            # The first color is that of an absent value.
             threshold_steps((None, NEUTRAL), (0, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         sort="Ended",

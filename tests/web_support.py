@@ -42,7 +42,7 @@ def serving(*endpoints: Endpoint, **options: Any) -> Iterator[Server]:
         server.stop()
 
 
-def port_of(server: Server) -> int:
+def port_of(server: Server | ServerProcess) -> int:
     return int(server.urls[0].rpartition(":")[2])
 
 
@@ -61,7 +61,7 @@ class ServerProcess:
             env={**os.environ, "MALLOC_ARENA_MAX": "1"},
         )
         self.urls: list[str] = self._read()["urls"]
-        self.port = int(self.urls[0].rpartition(":")[2])
+        self.port = port_of(self)
 
     def __enter__(self) -> Self:
         return self

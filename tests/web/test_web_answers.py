@@ -97,7 +97,7 @@ def test_the_path_and_the_method_decide_status_and_headers(
 ) -> None:
     endpoints = (
         DocumentEndpoint("/", html_content),
-        MetricsEndpoint(lambda _form, _names: b""),
+        MetricsEndpoint(lambda _format, _names: b""),
         ReloadEndpoint(lambda: None, enabled=True),
     )
     with serving(*endpoints) as server:
@@ -126,7 +126,7 @@ def test_a_document_is_compressed_on_a_worker_thread(monkeypatch: pytest.MonkeyP
 def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() -> None:
     application = FakeApplication()
     endpoints = (
-        MetricsEndpoint(lambda _form, _names: b"", application.not_ready),
+        MetricsEndpoint(lambda _format, _names: b"", application.not_ready),
         ReadinessEndpoint(application.not_ready),
         HealthEndpoint(),
     )
@@ -162,7 +162,7 @@ def test_reload_responds_when_finished_with_the_reason_of_a_failure(method: str)
 
 
 def test_a_page_that_fails_is_a_server_error_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_form: Format, _names: frozenset[str]) -> bytes:
+    def fail(_format: Format, _names: frozenset[str]) -> bytes:
         raise KeyError("defect")
 
     endpoints = (MetricsEndpoint(fail), HealthEndpoint())
@@ -258,7 +258,7 @@ def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
     application = FakeApplication()
     endpoints = (
         DocumentEndpoint("/", html_content),
-        MetricsEndpoint(lambda _form, _names: b"", application.not_ready),
+        MetricsEndpoint(lambda _format, _names: b"", application.not_ready),
     )
     with serving(*endpoints) as server:
         port = port_of(server)
@@ -310,7 +310,7 @@ def test_an_unknown_or_oversized_query_is_refused_with_a_helpful_message(query: 
 
 
 def test_empty_parameters_of_a_query_are_ignored() -> None:
-    endpoint = MetricsEndpoint(lambda _form, names: " ".join(sorted(names)).encode())
+    endpoint = MetricsEndpoint(lambda _format, names: " ".join(sorted(names)).encode())
 
     with serving(endpoint) as server:
         reply = send_request(port_of(server), "/metrics?&name[]=x&&name[]=y&")
@@ -320,7 +320,7 @@ def test_empty_parameters_of_a_query_are_ignored() -> None:
 
 
 def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
-    endpoint = MetricsEndpoint(lambda _form, names: b"" if names else b"up 1\n")
+    endpoint = MetricsEndpoint(lambda _format, names: b"" if names else b"up 1\n")
 
     with serving(endpoint) as server:
         statuses = [

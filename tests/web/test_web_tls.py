@@ -155,7 +155,7 @@ def reload_success_of(server: Server) -> float:
 
 def test_a_large_page_arrives_completely_over_tls(authority: CertificateAuthority) -> None:
     body = os.urandom(3_000_000)
-    page = MetricsEndpoint(lambda _form, _names: body)
+    page = MetricsEndpoint(lambda _format, _names: body)
 
     with serving(page, web_config=authority.write_web_config()) as server:
         assert send_request(port_of(server), tls_context=authority.client_context()).body == body
