@@ -23,7 +23,7 @@ __all__ = ["RECORDER", "FeedSink"]
 
 
 class FeedSink:
-    """Sink that writes recordings to the feed file of this process and reads the rules by which the sidecar's configuration changes Stats."""
+    """Sink that writes recordings to the feed file of this process and reads the rules by which the configuration changes Stats."""
 
     def __init__(self, flush_seconds: float) -> None:
         self._flush_seconds = flush_seconds
