@@ -20,11 +20,8 @@ from torch import monitor
 from torch.distributed.elastic import events, metrics
 
 
-def train_with_a_failure(directory: str, final_status: int) -> None:
-    """Train three steps on two ranks. Rank 1 fails once, while rank 0 waits for SIGTERM. Exit with a status.
-
-    If the final status is an error, rank 1 exits with the status while rank 0 waits for SIGTERM again.
-    """
+def train_with_two_failures(directory: str) -> None:
+    """Train three steps on two ranks. In each of two attempts, rank 1 fails, with status 7 and 3, while rank 0 waits for SIGTERM."""
     rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     # A store for each attempt: in torch 2.13, a second attempt may find addresses of the first attempt in torchrun's store.
     store = f"file://{directory}/store-{os.getppid()}-{attempt}"
@@ -37,13 +34,9 @@ def train_with_a_failure(directory: str, final_status: int) -> None:
     sys.stdout.flush()
     dist.barrier()
     time.sleep(1)  # output that a rank has not written yet is lost when torchrun sends SIGTERM
-    if not attempt:
-        if rank == 1:
-            sys.exit(7)
-        time.sleep(60)
-    if rank == 0 and final_status:
-        time.sleep(60)
-    sys.exit(final_status)
+    if rank == 1:
+        sys.exit(3 if attempt else 7)
+    time.sleep(60)
 
 
 def train_until_the_pages_are_read(directory: str, steps: int) -> None:
