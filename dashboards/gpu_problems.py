@@ -259,7 +259,7 @@ GPU_PROBLEMS = (
         "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
         "min by (instance, gpu) (gpu:gpu_lost_start:timestamp_seconds{@gpu_any_run})",
-        "drain, then reset the GPU",
+        "drain; reset the GPU or reboot",
         Impact.STOPS_RUN,
         "reason",
         f"{NO_RESPONSE_PREFIX}$1",

@@ -258,7 +258,7 @@ _NODES_WITH_SATURATED_CPUS = f"({saturated_cpus('@cluster')} and on (instance) {
 _FREE_CPUS = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
-_DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU"
+_DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU or reboot"
 PROBLEMS = (
     RunProblem(
         f'label_replace({LOST_GPU_ROWS} and on () {STANDSTILL_START}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',

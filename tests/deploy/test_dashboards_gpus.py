@@ -67,7 +67,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
 
     labels = (
         '{instance="n1",gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-        'remedy="drain, then reset the GPU"}'
+        'remedy="drain; reset the GPU or reboot"}'
     )
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
     assert_panel(
@@ -162,7 +162,7 @@ def test_a_driver_that_misses_three_scrapes_does_not_respond(tmp_path: Path) -> 
     series = _driver_without_reading(57)
     hung = {
         '{instance="n1",problem="driver does not respond: hung",remedy="nvidia-smi; reload the driver or reboot"}': 4,
-        '{instance="n1",gpu="3",problem="GPU does not respond: hung",remedy="drain, then reset the GPU"}': 0,
+        '{instance="n1",gpu="3",problem="GPU does not respond: hung",remedy="drain; reset the GPU or reboot"}': 0,
     }
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, hung)
@@ -195,7 +195,7 @@ def test_the_gpus_are_unknown_and_not_lost_after_a_crash_of_the_process_that_cal
 def test_a_crash_of_the_process_that_calls_nvml_does_not_stop_the_run(tmp_path: Path) -> None:
     rows = {
         '{instance="n1",problem="GPUs not read: the NVML process crashed",remedy="nvidia-smi; read the exporter\'s log"}': Impact.UNKNOWN,
-        '{instance="n1",gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain, then reset the GPU"}': Impact.NO_RUN,
+        '{instance="n1",gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain; reset the GPU or reboot"}': Impact.NO_RUN,
     }
     states: dict[str, float] = {f'{{instance="n1",gpu="{gpu}"}}': UNKNOWN_GPU_VALUE for gpu in range(1, 8)}
     (lost_value,) = (
@@ -225,7 +225,7 @@ def test_a_gpu_that_the_driver_does_not_list_is_lost_in_the_tile_and_a_problem_i
     }
     remedy = "read the kernel log; reboot"
     missing = f'{{{node}problem="GPUs not listed by the driver: 1",remedy="{remedy}"}}'
-    lost = f'{{{node}gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain, then reset the GPU"}}'
+    lost = f'{{{node}gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain; reset the GPU or reboot"}}'
 
     panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
     assert_panel(tmp_path, dashboard, panel, series, {"{}": 2}, query_id="B")

@@ -28,7 +28,7 @@ PHASES_OF_HANG = {
     f'training_phase_active{{run="a",{RANK_1},phase="forward"}}': "1x60",
 }
 REMEDIES = {
-    "lost": "drain the node; restart the run without it; then reset the GPU",
+    "lost": "drain the node; restart the run without it; then reset the GPU or reboot",
     "wait for this rank": "run training-exporter stacks on this node",
     "holds up": "read this line of the job; restart the run",
     "ended first": "read the log of this rank first",
@@ -41,7 +41,7 @@ REMEDIES = {
     "throttled": "check the cooling and the power supply of the node",
     "waits longest": "use more or faster data workers",
     "all ranks wait": "check the storage; use more or faster data workers",
-    "Xid 48": "drain the node; restart the run without it; then reset the GPU",
+    "Xid 48": "drain the node; restart the run without it; then reset the GPU or reboot",
 }
 """Remedy by a part of the problem."""
 SATURATED = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"

@@ -19,7 +19,7 @@ GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
 RESTART_SECONDS, MAX_RESTARTS = 3600.0, 3
 """Time range, and number of restarts in it above which the run is in a restart loop."""
 ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
-LOST_GPU_REMEDY = "drain the node, then reset the GPU: nvidia-smi --gpu-reset -i {index}"
+LOST_GPU_REMEDY = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i {index}) or reboot the node"
 NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"
 PAUSING_PHASES = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
 """Phases in which a run makes no steps, although it is not slow."""
