@@ -60,6 +60,15 @@ def runs_table() -> Panel:
         f" or on (run) {state})"
     )
 
+    # The state *no step* starts at the last step of the run.
+    no_step_starts = (
+        f"max by (run) (training_last_progress_timestamp_seconds{{@run}}) and on (run) {RECORDED_STANDSTILL}"
+        ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1'
+    )
+    state_starts = (
+        f"({no_step_starts} or on (run) max by (run) (training_run_state_since_timestamp_seconds{{@run}}))"
+    )
+
     def or_unknown(expression: str) -> str:
         """Return PromQL for the values of runs; `_UNKNOWN` for runs without a value while the exporter of the node is down."""
         return f"{expression} or on (run) ({runs} * 0 + {_UNKNOWN} and on () {NO_EXPORTER_UP})"
@@ -77,7 +86,7 @@ def runs_table() -> Panel:
         Column("run", "Run", links=(RUN_LINK,)),
         Column("state", "State", width=162, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
-            f"1000 * max by (run) (training_run_state_since_timestamp_seconds{{@run}}) and on (run) {runs}",
+            f"1000 * {state_starts} and on (run) {runs}",
             "In state since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,

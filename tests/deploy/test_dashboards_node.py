@@ -131,12 +131,13 @@ def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path, bus
 
 
 HANG = _run("hung", steps="0+15x20 300x40")
+STATE_START = {'training_run_state_since_timestamp_seconds{run="a",instance="n1"}': "10x60"}
 LOST_GPU = {
     'gpu_up{job="training",instance="n1",gpu="0",uuid="G0"}': "1x20 0x40",
     'gpu_error_info{job="training",instance="n1",gpu="0",uuid="G0",reason="gpu_is_lost"}': "_x21 1x40",
 }
 LOST_GPU_LABELS = '{gpu="0",run="a",rank="0"}'
-LOST_ROW = '{gpu="0",run="a",rank="0",problem="GPU does not respond: gpu_is_lost",remedy="drain, then reset the GPU"}'
+LOST_ROW = '{gpu="0",run="a",rank="0",problem="GPU does not respond: gpu_is_lost",remedy="drain; reset the GPU or reboot"}'
 
 
 def _hang_info(rank: int, function: str) -> dict[str, str]:
@@ -195,18 +196,19 @@ def test_a_hang_shows_whether_its_cause_is_on_the_node(
             "",
             {'{run="a",state="no step",user="u",cause="standstill"}': 1},
         ),
+        ("Runs on this node, rates over 5 min", "In state since", {'{run="a"}': 300_000}),
         ("Runs on this node, rates over 5 min", "Last step", {'{run="a"}': 585}),
         ("Ranks on this node, rates over 5 min", "", {'{run="a",rank="0",gpu="0",phase="forward"}': 1}),
         ("Ranks on this node, rates over 5 min", "Last step", {'{run="a",rank="0"}': 585}),
     ],
-    ids=["start", "state", "last step of the run", "phase", "last step of the rank"],
+    ids=["start", "state", "start of the state", "last step of the run", "phase", "last step of the rank"],
 )
 def test_a_single_missed_scrape_hides_nothing_about_a_hang(
     tmp_path: Path, panel: str, column: str, expected: dict[str, float]
 ) -> None:
     missed = {
         name: values.replace("x60", "x59 stale") if name.startswith("training_") else values
-        for name, values in (_run(steps="0+15x20 300x38 stale") | _phases(0)).items()
+        for name, values in (_run(steps="0+15x20 300x38 stale") | _phases(0) | STATE_START).items()
     }
 
     assert_panel(tmp_path, "training-node", panel, missed, expected, column=column)
@@ -461,7 +463,7 @@ NODE_WITH_LOST_GPU = LOST_GPU | {
             "A",
             {
                 '{gpu="0",run="a",rank="3",problem="GPU does not respond: gpu_is_lost",'
-                'remedy="drain, then reset the GPU"}': Impact.ENDANGERS_WORK,
+                'remedy="drain; reset the GPU or reboot"}': Impact.ENDANGERS_WORK,
                 '{problem="collector rapl fails",remedy="read the log of the exporter"}': Impact.UNKNOWN,
             },
         ),
