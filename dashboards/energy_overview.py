@@ -340,6 +340,31 @@ def _build_unused_gpu_energy_tile() -> Panel:
     )
 
 
+_GPUS_IN_RANGE = "last_over_time(gpu_up{@energy_node}[$__range])"
+_READ_GPUS = "gpu_energy_joules_total{@energy_node}"
+_TARGETS = "(up{@cluster} and on (job, instance) last_over_time(exporter_build_info{@cluster}[$__range]))"
+"""PromQL for the exporters that Prometheus scrapes now, up or down."""
+_UNREAD_SEEN_GPUS = (
+    f"group by (uuid) ({_GPUS_IN_RANGE} unless on (uuid) {_READ_GPUS} unless on (instance, gpu) {_READ_GPUS}"
+    f" and on (instance) {_TARGETS})"
+)
+"""PromQL for the GPUs of the time range without a current energy counter, on nodes that Prometheus still scrapes, once for each UUID.
+
+One of several exporters of a machine counts the energy. A GPU that replaces another GPU has the same index.
+"""
+_UNSEEN_GPU_COUNTS = (
+    "(max by (instance) (last_over_time(gpu_devices_expected{@energy_node}[$__range]))"
+    f" - on (instance) (count by (instance) (group by (instance, gpu) ({_GPUS_IN_RANGE}))"
+    " or on (instance) 0 * max by (instance) (last_over_time(gpu_devices_expected{@energy_node}[$__range])))"
+    f" > 0 and on (instance) {_TARGETS})"
+)
+"""PromQL for the number of the expected GPUs of each node that had no sample in the time range."""
+_UNREAD_GPU_COUNT = (
+    f'sum(label_replace(count({_UNREAD_SEEN_GPUS}), "part", "seen", "", "") or sum({_UNSEEN_GPU_COUNTS}))'
+)
+"""PromQL for the number of expected GPUs without a current energy counter; absent if there is none."""
+
+
 def _build_readings_tile() -> Panel:
     """Return the panel with the number of devices by the reliability of their energy readings."""
 
@@ -348,7 +373,6 @@ def _build_readings_tile() -> Panel:
 
     devices = sources()
     measured, modeled = sources(', measured="true"'), sources(', measured="false"')
-    unread = "sum(max by (instance) (gpu_devices_expected{@energy_node}) and on (instance) max by (instance) (gpu_nvml_up{@energy_node}) == 0)"
     gaps = (
         "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
     )
@@ -362,7 +386,7 @@ def _build_readings_tile() -> Panel:
             BAD,
         ),
         instant_query(f"count({gaps}) or 0 * {devices}", "with gaps", WARNING),
-        instant_query(f"{unread} or 0 * {devices}", "not read", BAD),
+        instant_query(f"{_UNREAD_GPU_COUNT} or 0 * {devices}", "not read", BAD),
         unit="none",
         text_mode="value_and_name",
         w=6,

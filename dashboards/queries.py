@@ -68,11 +68,11 @@ A node counts if the exporter has the label `run` of a selected run, or if a sel
 """
 NODES_OF_ENERGY = (
     "last_over_time(training_energy_joules_total{@run}[$__range] @ end())"
-    " or on () exporter_energy_counting{@cluster}"
+    " or on () last_over_time(exporter_energy_counting{@cluster}[$__range] @ end())"
 )
 """PromQL for the nodes on which the selected runs used energy in the time range.
 
-If there is no such node, the result is all nodes whose exporter counts energy now.
+If there is no such node, the result is all nodes whose exporter had `exporter_energy_counting` in the time range.
 """
 SAME_WORK_RUNS_TEMPLATE = (
     '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{extra_matchers}}}[$__range])'

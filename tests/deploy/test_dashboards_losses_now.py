@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -623,6 +624,93 @@ def test_the_source_of_each_number_has_a_verdict(tmp_path: Path) -> None:
         sources | ratios | counting,
         verdicts,
         column="Reading",
+    )
+
+
+READ_NODES = {
+    name: values
+    for node in ("n1", "n2")
+    for name, values in {
+        f'up{{job="training",instance="{node}"}}': "1x60",
+        f'exporter_energy_counting{{job="training",instance="{node}"}}': "1x60",
+        f'exporter_energy_source_info{{job="training",instance="{node}",device="{node}-u0",measured="true"}}': "1x60",
+        f'gpu_nvml_up{{job="training",instance="{node}"}}': "1x60",
+        f'gpu_devices_expected{{job="training",instance="{node}"}}': "2x60",
+        **{
+            family + f'job="training",instance="{node}",gpu="{gpu}",uuid="{node}-u{gpu}"{labels}}}': values
+            for gpu in (0, 1)
+            for family, labels, values in (
+                ("gpu_up{", "", "1x60"),
+                ("gpu_energy_joules_total{", ',source="nvml_counter"', "0+100x60"),
+            )
+        },
+    }.items()
+}
+"""Two nodes with two GPUs each, whose energy is read."""
+LAST_GPU = 'job="training",instance="n2",gpu="1",uuid="n2-u1"'
+"""Labels of the last GPU of `READ_NODES`."""
+LAST_GPU_ENERGY = f'gpu_energy_joules_total{{{LAST_GPU},source="nvml_counter"}}'
+NO_SAMPLE_OF_NODE = {name: "1x20 stale" for name in READ_NODES if 'instance="n2"' in name}
+"""Replacements in `READ_NODES`: the samples of a node end."""
+EXPORTER_DOWN = NO_SAMPLE_OF_NODE | {'up{job="training",instance="n2"}': "1x20 0x40"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "unread"),
+    [
+        ({}, 0),
+        ({f"gpu_up{{{LAST_GPU}}}": "1x20 0x40", LAST_GPU_ENERGY: "0+100x20 stale"}, 1),
+        ({f"gpu_up{{{LAST_GPU}}}": "1x20 stale", LAST_GPU_ENERGY: "0+100x20 stale"}, 1),
+        ({'gpu_devices_expected{job="training",instance="n2"}': "5x60"}, 3),
+        (EXPORTER_DOWN | {'gpu_devices_expected{job="training",instance="n2"}': "5x20 stale"}, 5),
+        (
+            {name: "1x20 stale" for name in READ_NODES if re.search('^gpu_(up|energy).*"n2"', name)}
+            | {'gpu_nvml_up{job="training",instance="n2"}': "1x20 0x40"},
+            2,
+        ),
+        (EXPORTER_DOWN, 2),
+        ({'training_energy_joules_total{run="a",instance="n2"}': "0+1x20 stale"} | EXPORTER_DOWN, 2),
+        (NO_SAMPLE_OF_NODE, 0),
+        # Another GPU with the same index is read.
+        (
+            {
+                f"gpu_up{{{LAST_GPU}}}": "1x20 stale",
+                LAST_GPU_ENERGY: "0+100x20 stale",
+                f"gpu_up{{{LAST_GPU}}}".replace("n2-u1", "n2-u9"): "_x20 1x40",
+                LAST_GPU_ENERGY.replace("n2-u1", "n2-u9"): "_x20 0+100x40",
+            },
+            0,
+        ),
+        # The exporter in a pod publishes the GPU, too, and leaves its energy to the exporter of the node.
+        (
+            {
+                f"gpu_up{{{LAST_GPU}}}".replace('"n2"', '"pod"'): "1x60",
+                'gpu_devices_expected{job="training",instance="pod"}': "1x60",
+                'exporter_energy_counting{job="training",instance="pod"}': "0x60",
+                'up{job="training",instance="pod"}': "1x60",
+            },
+            0,
+        ),
+    ],
+    ids=[
+        "all read",
+        "lost",
+        "not listed any more",
+        "never listed",
+        "never listed, exporter down",
+        "driver down",
+        "exporter down",
+        "exporter of a run down",
+        "node removed",
+        "replaced",
+        "two exporters",
+    ],
+)
+def test_each_expected_gpu_without_a_current_energy_counter_is_not_read(
+    tmp_path: Path, changes: dict[str, str], unread: int
+) -> None:
+    assert_panel(
+        tmp_path, "training-energy", "Energy readings", READ_NODES | changes, {"{}": unread}, query_id="E"
     )
 
 
