@@ -383,7 +383,7 @@ def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None
     with training.training_loop(0):
         loop.phases.iteration.__enter__()
         loop.step()
-        for line_limit in range(1, 120):  # noqa: B007  # read by the trace function
+        for line_limit in range(1, 240):  # noqa: B007  # read by the trace function
             loop.step()
             executed_lines = 0
             sys.settrace(interrupt)
