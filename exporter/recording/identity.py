@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -59,6 +60,7 @@ class Process:
 
     def after_fork(self) -> None:
         """Drop the claims of the parent in a forked child."""
+        self._settings_lock = threading.Lock()
         self._has_claimed_rank = self._trains = False
         self._settings = self._settings.replace(is_agent=False)
         self.begin_recording()
@@ -149,11 +151,14 @@ class Process:
 
     def _change_settings(self, **changes: Any) -> None:
         """Change settings. If the identity changes, start a new recording; otherwise change the current recording."""
-        previous_settings = self._settings
-        self._settings = self._settings.replace(**changes)
+        with self._settings_lock:
+            previous_settings = self._settings
+            self._settings = previous_settings.replace(**changes)
         if self._renew is not None and self.identity() != self._identity_of(previous_settings):
             self._renew()
-        else:
+        elif (
+            self._recorded_settings is previous_settings
+        ):  # otherwise a new recording is about to start with all changes
             self.begin_recording()
 
 

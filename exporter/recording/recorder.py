@@ -229,7 +229,7 @@ class Recorder:
                 self._training.update_totals(is_identity_ending=True)
                 # Closed before the final recording, which includes the number of records that the span exporters dropped.
                 self._training.close_span_exporters(max(start + SPANS_SECONDS - monotonic(), 0.1))
-            self._publish(is_identity_ending=True)
+            self._publish(is_identity_ending=True, is_process_ending=True)
         self._is_closed = True
         if self._sink is not None:
             self._sink.close()
@@ -332,20 +332,27 @@ class Recorder:
             self._cycle.close_windows()
         self._cycle.drain(lambda state: len(state.buffer) > HIGH_WATER_SAMPLES, TICK_SECONDS)
 
-    def _publish(self, *, is_identity_ending: bool, within_seconds: float = inf) -> bool:
+    def _publish(
+        self, *, is_identity_ending: bool, is_process_ending: bool = False, within_seconds: float = inf
+    ) -> bool:
         """Aggregate and write a recording. Return False without a sink, after the close, or if the write failed.
 
         The arguments are those of `_aggregate`.
         """
-        return self._write(
-            self._aggregate(is_identity_ending=is_identity_ending, within_seconds=within_seconds)
+        recording = self._aggregate(
+            is_identity_ending=is_identity_ending,
+            is_process_ending=is_process_ending,
+            within_seconds=within_seconds,
         )
+        return self._write(recording)
 
-    def _aggregate(self, *, is_identity_ending: bool, within_seconds: float = inf) -> Recording:
+    def _aggregate(
+        self, *, is_identity_ending: bool, is_process_ending: bool = False, within_seconds: float = inf
+    ) -> Recording:
         """Aggregate the recorded data, and claim the rank if the data requires it.
 
-        *is_identity_ending* is True for the last recording of the identity. After *within_seconds*, the buffers that are left are drained
-        by the next call.
+        *is_identity_ending* is True for the last recording of the identity, *is_process_ending* for the last recording of the process, which
+        has the exception that ends it. After *within_seconds*, the buffers that are left are drained by the next call.
         """
         training = self._training
         self._cycle.close_windows()
@@ -353,7 +360,6 @@ class Recorder:
             training.update_totals(is_identity_ending=is_identity_ending)
         self._cycle.drain(lambda state: state.buffer, within_seconds)
         states, wall = self.stats.states(), time()
-        is_process_ending = is_identity_ending and self.thread.is_stopping
         for state in states:
             state.expire(wall=wall)
             if state.tensors is not None:

@@ -142,7 +142,12 @@ class Checkpoints:
         self._work = work
         self.pending_saves: dict[int, Save] = {}  # unconfirmed saves by step
         self._successes: deque[float] = deque(maxlen=INTERVAL_SAVES)
-        self.furthest_step: int | None = None  # last step of this loop with a confirmed save
+        self.begin_loop()
+
+    def begin_loop(self) -> None:
+        """Start a training loop, whose step number may be lower than that of the loop before."""
+        self._furthest_step: int | None = None  # number of the last confirmed save, as the job reports it
+        self._covered_steps = 0  # completed steps that a confirmed save covers
 
     def begin(self, step: int, strategy: str, start_time: float, completed_steps: int) -> Save:
         """Record the start of a save. The save replaces an unconfirmed save of the same step."""
@@ -162,6 +167,7 @@ class Checkpoints:
         """Record the success of a save. *end_time* (monotonic) and *unix_seconds* are the same moment."""
         self.pending_saves.pop(save.step, None)
         save.is_confirmed = True
+        self._covered_steps = max(self._covered_steps, save.completed_steps)
         self._work.commit(save.number, save.completed_steps)
         self._count_success(
             save.strategy, save.step, end_time, unix_seconds, max(end_time - save.start_time, 0.0)
@@ -200,7 +206,8 @@ class Checkpoints:
             if size is not None:
                 self._families.gauge("training.checkpoint_last", "bytes").set(to_amount(size))
             # An asynchronous save may be reported after a later save, which also covers the work.
-            self._work.commit_steps(max(step, self.furthest_step or 0))
+            self._covered_steps = max(self._covered_steps, step)
+            self._work.commit_steps(self._covered_steps)
         return None
 
     def _count(self, kind: str, result: str = "") -> None:
@@ -223,8 +230,8 @@ class Checkpoints:
             return  # the training may not be able to resume from it
         families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(unix_seconds)
         # Asynchronous saves may succeed out of order, and the training resumes from the furthest step.
-        self.furthest_step = step if self.furthest_step is None else max(step, self.furthest_step)
-        families.gauge("training.checkpoint_last_step").set(self.furthest_step)
+        self._furthest_step = step if self._furthest_step is None else max(step, self._furthest_step)
+        families.gauge("training.checkpoint_last_step").set(self._furthest_step)
         self._successes.append(end_time)
         if len(self._successes) > 1:
             gaps = [max(later - earlier, 0.0) for earlier, later in pairwise(self._successes)]

@@ -253,7 +253,7 @@ class TrainingState:
         self._failure = ""  # the job has continued after the failure of an earlier loop
         self._last_step_end = self._open_loop_start = record.start_time
         self._enter_loop(record.start, is_inferred=record.is_inferred)
-        self.checkpoints.furthest_step = None  # the step number may restart lower
+        self.checkpoints.begin_loop()
         if record.target:
             self.facts.describe({"step_target": record.target})
 

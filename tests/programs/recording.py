@@ -16,7 +16,7 @@ import exporter
 from exporter import Aggregation, Stat, WindowReading, events, flush, log, training
 from exporter.feed.overrides import write_overrides
 from exporter.feed.writer import FeedWriter
-from exporter.recording.recorder import RECORDER
+from exporter.recording.recorder import RECORDER, RENEW_SECONDS
 
 
 def add_from_threads_and_read_windows() -> None:
@@ -303,6 +303,22 @@ def change_the_identity_during_long_work() -> None:
     exporter.configure(run="second")
     loss.add(1.0)
     loss.add(1.0)
+
+
+def fail_before_a_new_identity_is_recorded() -> None:
+    """Raise LookupError after `configure` has returned while the lock of the recording thread was still held."""
+    has_started = threading.Event()
+
+    def work() -> None:
+        has_started.set()
+        time.sleep(RENEW_SECONDS + 0.5)
+
+    Stat("train.loss", ["mean"]).add(1.0)
+    flush()
+    threading.Thread(target=RECORDER.thread.run_exclusively, args=(work,)).start()
+    has_started.wait()
+    exporter.configure(run="second")
+    raise LookupError
 
 
 def change_the_identity_while_the_feed_hangs() -> None:

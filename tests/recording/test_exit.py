@@ -108,7 +108,7 @@ def test_a_shutdown_writes_the_final_recording_although_a_task_raises(tmp_path: 
     assert single_reading(tmp_path / "feed", "train.loss").count == 1
 
 
-def test_the_exit_beside_busy_daemon_threads_ends_at_its_deadline(tmp_path: Path) -> None:
+def test_the_exit_beside_busy_daemon_threads_takes_at_most_three_seconds(tmp_path: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean"])
 
@@ -122,7 +122,7 @@ def test_the_exit_beside_busy_daemon_threads_ends_at_its_deadline(tmp_path: Path
         print(time.process_time(), flush=True)
     """
     # The threads share the interpreter lock, so that the process uses at most one second of CPU time per second, also on a busy machine.
-    assert cpu_seconds_to_exit(tmp_path / "feed", program) < EXIT_SECONDS + 1.0
+    assert cpu_seconds_to_exit(tmp_path / "feed", program) < 3.0
 
 
 def test_busy_threads_release_the_interpreter_lock_more_often_during_a_shutdown(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import programs.recording
 import pytest
-from program_support import run, run_function, snapshots
+from program_support import run, run_function, run_program, snapshots
+from programs import code_of
 
 import exporter
+from exporter.recording.identity import Process
 
 
 class Unreadable:
@@ -213,3 +215,30 @@ def test_the_exit_reason_of_a_python_process_is_in_its_last_snapshot(feed: Path)
     assert [ending and ending.exception for ending in endings] == ["LookupError", None, None]
     assert endings[0] is not None
     assert abs(endings[0].at - time.time()) < 60
+
+
+def test_the_exception_that_ends_the_process_does_not_end_an_earlier_run(feed: Path) -> None:
+    run_program(
+        feed,
+        code_of(programs.recording.fail_before_a_new_identity_is_recorded),
+        check=False,
+        EXPORTER_RUN="first",
+    )
+    ending_by_run = {snapshot.process.run: snapshot.ending for snapshot in snapshots(feed)}
+
+    assert ending_by_run["first"] is None
+    assert ending_by_run["second"] is not None
+    assert ending_by_run["second"].exception == "LookupError"
+
+
+def test_a_change_of_the_session_keeps_the_identity_of_a_recording_that_is_about_to_end() -> None:
+    process = Process(renew=lambda: None)  # the recording of the earlier identity ends later
+    process.configure("first", None, None)
+    process.begin_recording()
+    process.configure("second", None, None)
+    process.configure(None, None, None, session="night")
+    earlier = (process.recorded_identity().run, process.recorded_session)
+    process.begin_recording()
+
+    assert earlier == ("first", "")
+    assert (process.recorded_identity().run, process.recorded_session) == ("second", "night")

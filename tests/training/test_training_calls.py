@@ -385,6 +385,19 @@ def test_a_late_report_of_an_earlier_save_does_not_move_the_committed_step_back(
     assert reading_of_second_loop.committed_step == 2
 
 
+def test_a_late_report_does_not_commit_the_steps_after_a_save_that_the_job_numbers_differently() -> None:
+    with training.application(), training.training_loop(train_iterations_start=0):
+        train(2, 0.004)
+        with training.checkpoint_save(100):
+            pass
+        train(2, 0.004)
+        training.checkpoint_saved(2, kind="async")
+        reading = publish_and_read()
+
+    assert reading.committed_step == 2
+    assert reading.committed_seconds == pytest.approx(reading.work_seconds / 2, rel=0.5)
+
+
 def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> None:
     with training.application(), training.training_loop(train_iterations_start=10):
         train(3, 0.004)
