@@ -132,9 +132,8 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     linger_seconds = parse_duration_flag("--run.linger", value_of(flags, "--run.linger"))
     job_configuration = _job_configuration(flags, environ)
     feed_directory = job_configuration.feed_directory or default_directory()
-    with contextlib.suppress(
-        OSError
-    ):  # the current directory was removed; `_register` reports the relative path
+    # If the current directory was removed, the path stays relative, and `_register` reports it.
+    with contextlib.suppress(OSError):
         feed_directory = feed_directory.absolute()
     job, is_disabled = parse_job_command(command, environ), environ.get("EXPORTER_DISABLED") == "1"
     launch = job.shared_name or launch_name(job.script, time.time())

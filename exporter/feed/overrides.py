@@ -7,6 +7,7 @@ writes `overrides-<uid>.json` if `overrides.json` belongs to a different user. R
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -39,11 +40,9 @@ def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) ->
         replace_file(path, data, temporary=path + ".tmp", mode=mode)
     except OSError as error:
         name = os.path.basename(path)
-        message, remedy = (
-            f"cannot write {name} ({error.strerror})",
-            f"free some space there, or remove {name}",
-        )
-        raise refusal(message, directory, remedy) from error
+        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        remedy = "free some space there" if is_full else f"make the directory writable, or remove {name}"
+        raise refusal(f"cannot write {name} ({error.strerror})", directory, remedy) from error
 
 
 def has_overrides(directory: str | os.PathLike[str]) -> bool:

@@ -122,7 +122,7 @@ def test_an_empty_directory_is_a_warning_with_the_remedy(tmp_path: Path) -> None
 
 def test_a_silent_job_fails_until_its_launch_records_under_any_name(tmp_path: Path) -> None:
     silence = runs.Silence("nothing_recorded", "found", "remedy")
-    with running_process(supervise_command(tmp_path, ["sleep", "60"]), tmp_path):
+    with running_process(supervise_command(tmp_path, ["sleep", "3600"]), tmp_path):
         (job_file,) = wait_until(lambda: [*(tmp_path / "runs").glob("*.job")])
         job = runs.Job(7, "train-1", 0.0, silence, launch="5f2c")
         job_file.write_text(json.dumps(dataclasses.asdict(job)))

@@ -161,11 +161,13 @@ def test_a_reload_that_fails_changes_no_collector_and_can_be_repeated(
             with pytest.raises((OSError, RuntimeError)):
                 built.apply(changed)
         failed_statuses, failed_gpu = scheduler.statuses(), built.gpu
+        failed_goodput = built._jobs.sessions.options
         built.apply(changed)
         names = {status.name for status in scheduler.statuses()}
 
         assert failed_statuses == initial_statuses
         assert failed_gpu is initial_gpu
+        assert failed_goodput == initial.goodput
         assert "cpu" not in names
         assert built.gpu is not initial_gpu
 

@@ -84,17 +84,24 @@ def test_a_damaged_file_of_rules_gives_the_documented_error(
     assert error_info.value.reason == reason
 
 
-def test_the_remedy_for_rules_that_cannot_be_written_is_room_in_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.ENOSPC, "free some space there"),
+        (errno.EACCES, "make the directory writable, or remove overrides.json"),
+    ],
+)
+def test_rules_that_cannot_be_written_have_a_remedy_for_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
 ) -> None:
-    def raise_full(*_args: object, **_options: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(*_args: object, **_options: object) -> None:
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("exporter.feed.overrides.replace_file", raise_full)
+    monkeypatch.setattr("exporter.feed.overrides.replace_file", fail)
 
-    with pytest.raises(FeedDirectoryError, match="No space left on device") as error_info:
+    with pytest.raises(FeedDirectoryError, match=os.strerror(code)) as error_info:
         write_overrides(tmp_path, RULES)
-    assert error_info.value.remedy == "free some space there, or remove overrides.json"
+    assert error_info.value.remedy == remedy
 
 
 def test_world_writable_rules_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import threading
 import pytest
 from gpu_support import MIG_MACHINE, ReplayResult, replay, small_machine, values
 
-from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.gpu.collector import LATE_SECONDS, GpuCollector
+from exporter.collectors.gpu.energy import OUTAGE_SECONDS
 from exporter.collectors.gpu.options import expected_devices
 from exporter.collectors.gpu.publishing import GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
@@ -122,8 +123,15 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
     assert lost_gpu.gap_joules == {"no_reading": 3100.0}
 
 
-def test_the_energy_gap_grows_while_no_child_works() -> None:
-    collector = GpuCollector(is_detached=True, monotonic=lambda: 60.0)
+@pytest.mark.parametrize(
+    ("now", "gap_seconds"),
+    [
+        pytest.param(60.0, 39.0 - LATE_SECONDS, id="outage"),
+        pytest.param(21.0 + OUTAGE_SECONDS + 0.9 * LATE_SECONDS, 0.0, id="late reading"),
+    ],
+)
+def test_the_energy_gap_grows_while_no_child_works(now: float, gap_seconds: float) -> None:
+    collector = GpuCollector(is_detached=True, monotonic=lambda: now)
     collector.start()
     for message in replay(small_machine(count=1), 21).samples:
         collector.registry.add_sample(message, 1)
@@ -132,7 +140,7 @@ def test_the_energy_gap_grows_while_no_child_works() -> None:
     collector.stop()
 
     assert energy.joules is None
-    assert energy.gap_seconds == {"no_reading": 39.0}
+    assert energy.gap_seconds == {"no_reading": gap_seconds}
 
 
 def test_a_gpu_that_needs_a_reset_is_reported() -> None:

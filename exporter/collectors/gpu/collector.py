@@ -40,6 +40,8 @@ LOG = logging.getLogger("exporter.collectors.gpu")
 # The configuration section has more keys than the options that the child receives.
 _CHILD_OPTIONS = tuple(field.name for field in dataclasses.fields(GpuOptions))
 _NVML_DOWN = "nvml_down"
+LATE_SECONDS = 5.0
+"""Time after which a reading of an earlier moment is no longer expected from the child."""
 """Reason of a failed pass, a value of the label `reason` of exporter_collector_errors_total."""
 _FAILURES_WITH_DRIVER = frozenset({CRASHED, HUNG, "lib_rm_version_mismatch"})
 """Reasons of NVML's failure that a machine without GPUs does not have."""
@@ -173,7 +175,7 @@ class GpuCollector:
 
     def energies(self) -> tuple[EnergyReading, ...]:
         """Return the energy reading of each GPU with a known UUID, with the gap of a current outage."""
-        self.registry.count_energy_gaps(self._monotonic())
+        self.registry.count_energy_gaps(self._monotonic() - LATE_SECONDS)
         return self.registry.energies()
 
     def not_ready(self) -> str | None:

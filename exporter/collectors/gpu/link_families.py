@@ -17,7 +17,8 @@ from exporter.collectors.gpu.family import (
 from exporter.families import FamilySpec
 
 _NO_NVLINK_COUNTERS = (
-    "without NVLink, if the driver does not report the counters, or after a failed or impossible reading"
+    "without NVLink, if the driver does not report the counters, while no link has a reading, or after two"
+    " impossible numbers of a link in a row"
 )
 
 PCIE_GENERATION = GpuFamily(

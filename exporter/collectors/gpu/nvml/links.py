@@ -4,7 +4,8 @@ Runs in the NVML child. Traffic is in NVML's unit (KiB before the fifth generati
 returns "not supported" for fields that active links support, so support is tracked per link.
 
 Several fields, and GPM, count the same bytes or errors from different start values. A failed reading is therefore never replaced
-by another source: the source that has counted a direction or a kind of errors is used until the child ends.
+by another source. A field that becomes supported later replaces GPM, or the sum of a kind of errors; the sidecar counts its increase
+from 0.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class NvLinks:
 
     def __init__(self, device: NvmlDevice) -> None:
         self.has_links = False  # True if the GPU has links
-        self.has_traffic_counters = False  # True unless the GPU supports no traffic field
+        self.has_traffic_counters = False  # True once a traffic field is supported
         self._device = device
         self._active_links: list[int] = []
         self._used_fields: dict[str, TrafficField] = {}  # field that has counted, by direction
@@ -155,7 +156,7 @@ class NvLinks:
             total = sums.get((field, SUM_OF_LINKS))
             if total is not None:
                 byte_counts[field] = {("",): total}
-            elif self._device.is_unsupported(f"field.{field}.{SUM_OF_LINKS}"):
+            elif self._device.is_unsupported(query_name_of((field, SUM_OF_LINKS))):
                 byte_counts[field] = self._read_by_link(field, self._active_links)
             else:
                 # The sum failed in this pass only. Values by link would belong to a different counter.
