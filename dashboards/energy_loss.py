@@ -61,7 +61,7 @@ _OVERDUE_SECONDS = (
 )
 """PromQL for the seconds since the last step of each `running` run with an overdue step, at most the time range.
 
-The rule keeps its value until its next evaluation. With the last two conditions, the value ends with the standstill, up to 30 s earlier.
+The rule keeps its value until its next evaluation. With the last two conditions, the value ends with the standstill, up to 15 s earlier.
 """
 
 RUN_POWER_5M = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}[5m])), 0)"

@@ -20,10 +20,10 @@ class NodeCondition:
 
 _NOT_READ = "on (cluster, instance) instance:gpu_not_read:sum{@cluster}"
 _MISSING_GPUS = f"(instance:gpu_missing:sum{{@cluster}} unless {_NOT_READ})"
-"""PromQL for the number of missing GPUs of each node whose driver responds: otherwise it is unknown which GPUs are missing."""
+"""PromQL for the number of missing GPUs of each node whose GPUs are read: otherwise it is unknown which GPUs are missing."""
 _NODE_CONDITIONS = (
     NodeCondition(
-        "driver does not respond",
+        "GPUs not read",
         f"(instance:gpu_missing:sum{{@cluster}} and {_NOT_READ} or 0 * instance:gpu_missing:sum{{@cluster}}) > bool 0",
         BAD,
     ),

@@ -46,7 +46,7 @@ _LIVE_RUNS = '(max by (run) (training_run_state{@run, state=~"starting|running|s
 LOST_SHARE_NOW = f"({lost_share_by_cause('@run')} and on (run) {_LIVE_RUNS})"
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause.
 
-The rules are evaluated every 30 s. The current state ends the losses of a run that was killed since the last evaluation.
+The rules are evaluated every 15 s. The current state ends the losses of a run that was killed since the last evaluation.
 """
 _LOST_SHARE_OF_RUN = f"({lost_share_by_run('@run')} and on (run) {_LIVE_RUNS} or on (run) 0 * {_LIVE_RUNS})"
 """PromQL for the share of the time that each live run loses now, over all causes and at most 1; 0 for a run without a loss."""
@@ -187,7 +187,9 @@ LOST_COST_PER_HOUR_BY_CAUSE = (
 )
 """PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
 RUNS_WITHOUT_DRIVER = (
-    "(group by (run) (training_process_up{@run} and on (cluster, instance) gpu_nvml_up{@cluster} == 0))"
+    "(group by (run) (training_process_up{@run} and on (cluster, instance)"
+    " (max by (cluster, instance) (gpu_nvml_up{@cluster}) == 0"
+    " and on (cluster, instance) max by (cluster, instance) (gpu_devices_expected{@cluster}) > 0)))"
 )
 """PromQL with a value for each run with a rank on a node whose GPU driver does not respond: the energy of its GPUs is not read."""
 COMPLETE_RUN_POWER = f"({blank_if_incomplete(RUN_POWER_5M, 'run')} unless on (run) {RUNS_WITHOUT_DRIVER})"
@@ -404,9 +406,10 @@ _RISK_SINCE = as_cause(
 )
 _UNSAVED_HOURS = (
     '(max by (run) (label_replace(training_uncommitted_seconds{@run}, "since", "save", "", "")'
-    ' or label_replace(time() - max by (run) (run:training_nonfinite_start:timestamp_seconds{@run}), "since", "NaN", "", "")) / 3600)'
+    " or label_replace(time() - max by (run) (run:training_nonfinite_start:timestamp_seconds{@run})"
+    f' and on (run) {_LIVE_RUNS}, "since", "NaN", "", "")) / 3600)'
 )
-"""PromQL for the hours of work since the last checkpoint of each run, or since its NaN losses, which later checkpoints contain."""
+"""PromQL for the hours of work since the last checkpoint of each run or, of a live run, since its NaN losses, which later checkpoints contain."""
 _UNSAVED_COST = (
     f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS} * on (run) group_left (cause) max by (run, cause) ({RUNS_AT_RISK} + 1)"
     f" or {USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS}"

@@ -15,7 +15,7 @@ from dashboards.node_problems import (
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import RUN_LINK, Panel, value_mappings, warn_below, warn_from
-from dashboards.queries import STATE_BY_RUN, progress_age_seconds
+from dashboards.queries import LAST_PROGRESS_TIME_BY_RUN, STATE_BY_RUN, progress_age_seconds
 from dashboards.rank_problems import SILENT_SECONDS
 from dashboards.tables import Column, percent_column, table
 
@@ -62,7 +62,7 @@ def runs_table() -> Panel:
 
     # The state *no step* starts at the last step of the run.
     no_step_starts = (
-        f"max by (run) (training_last_progress_timestamp_seconds{{@run}}) and on (run) {RECORDED_STANDSTILL}"
+        f"{LAST_PROGRESS_TIME_BY_RUN} and on (run) {RECORDED_STANDSTILL}"
         ' and on (run) max by (run) (training_run_state{@run, state="running"}) == 1'
     )
     state_starts = (

@@ -14,8 +14,9 @@ _SECONDS_WITHOUT_STEP = (
     "max(last_over_time((timestamp(training_last_progress_timestamp_seconds{@run})"
     " - training_last_progress_timestamp_seconds{@run})[35s:5s]))"
 )
-"""PromQL for the time from the last step to the last scrape, of the rank for which it is longest. A single missed scrape does not change
-the value.
+"""PromQL for the time from the last step to the last scrape, of the rank for which it is longest.
+
+A single missed scrape does not change the value.
 """
 UNSAVED_SECONDS = (
     f"(clamp_min({_UNCOMMITTED_SECONDS} - ({_SECONDS_WITHOUT_STEP} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"

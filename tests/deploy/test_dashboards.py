@@ -120,8 +120,9 @@ def displayed_names() -> set[str]:
         names |= {panel["title"] for panel in model["panels"]}
         for panel in all_panels(model):
             names |= {panel["title"], *(target["legendFormat"] for target in panel["targets"])}
-            # A query may set the label that its legend shows.
-            names |= set(re.findall(r'"([^"]*)"', " ".join(target["expr"] for target in panel["targets"])))
+            # The legend may show a label that `label_replace` sets.
+            expressions = " ".join(target["expr"] for target in panel["targets"])
+            names |= set(re.findall(r'"\w+", *"([^"$]*)", *"', expressions))
             names |= set(re.findall(r'"(?:text|[^"]*)": "([^"]*)"', json.dumps(panel)))
     return names
 

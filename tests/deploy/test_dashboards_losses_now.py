@@ -511,10 +511,12 @@ def test_a_run_with_a_critical_alert_may_lose_its_unsaved_work(
 def test_the_power_is_unknown_while_a_driver_does_not_respond(tmp_path: Path) -> None:
     series = HANG | run_series("process_up", "1x60", labels=',rank="0"')
     driver = {'gpu_nvml_up{instance="n1"}': "1x40 0x20"}
+    expected_gpus = {'gpu_devices_expected{instance="n1"}': "8x60"}
 
     panel = "Power, last 5 min"
     assert_panel(tmp_path, "training-energy", panel, series, {"{}": 8000})
-    assert_panel(tmp_path, "training-energy", panel, series | driver, {})
+    assert_panel(tmp_path, "training-energy", panel, series | driver, {"{}": 8000})  # a node without GPUs
+    assert_panel(tmp_path, "training-energy", panel, series | driver | expected_gpus, {})
 
 
 def test_a_run_that_stands_still_is_not_at_risk_too(tmp_path: Path) -> None:
