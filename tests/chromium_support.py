@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import LIMIT_SECONDS, PATIENCE
+from waiting import PATIENCE, WAIT_LIMIT_SECONDS
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -144,8 +144,8 @@ class Tab:
         return str(self.value("document.body.innerText"))
 
     def wait_for(self, expression: str, seconds: float = 15.0) -> None:
-        """Wait until an expression is true in the page. Fail the test after *seconds* times `PATIENCE`, at least `LIMIT_SECONDS`."""
-        deadline = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
+        """Wait until an expression is true in the page. Fail the test after *seconds* times `PATIENCE`, at least `WAIT_LIMIT_SECONDS`."""
+        deadline = time.monotonic() + max(PATIENCE * seconds, WAIT_LIMIT_SECONDS)
         while not self.value(expression):
             assert time.monotonic() < deadline, (
                 f"{expression} did not become true; the text of the page is {self.text()[:2000]}"
@@ -172,6 +172,6 @@ def chromium(directory: Path) -> Iterator[Browser]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
-        process.wait(LIMIT_SECONDS)
+        process.wait(WAIT_LIMIT_SECONDS)
         os.close(to_browser[1])
         os.close(from_browser[0])

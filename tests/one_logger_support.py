@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 from exporter import one_logger
 from exporter.one_logger.current_observer import current_observer
@@ -151,5 +151,5 @@ def configure(
 
 def wait_for_delivery(memory: InMemoryExporter) -> InMemoryExporter:
     """Wait until all records have been delivered, and return the exporter."""
-    assert TRAINING.flush_span_exporters(LIMIT_SECONDS)
+    assert TRAINING.flush_span_exporters(WAIT_LIMIT_SECONDS)
     return memory

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import run_support
 from typing_extensions import Self
-from waiting import LIMIT_SECONDS, PATIENCE, wait_until
+from waiting import PATIENCE, WAIT_LIMIT_SECONDS, wait_until
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="install Prometheus: apt-get install prometheus"
@@ -30,7 +30,9 @@ def query_api(url: str, endpoint: str, **parameters: object) -> list[dict[str, A
     """Return the series of a query to the HTTP API of Prometheus."""
     body = urllib.parse.urlencode(parameters).encode()
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/{endpoint}", data=body, timeout=LIMIT_SECONDS) as response:
+        with urllib.request.urlopen(
+            f"{url}/api/v1/{endpoint}", data=body, timeout=WAIT_LIMIT_SECONDS
+        ) as response:
             data = json.load(response)["data"]
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{parameters['query']}: {error.read().decode()}") from error

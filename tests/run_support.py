@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import psutil
 from places import DATA, PROJECT
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 SIGNAL_LOGGING_JOB = """
 import os, signal, sys, time
@@ -135,7 +135,7 @@ def is_alive(pid: int) -> bool:
 
 def fetch(url: str) -> str | None:
     """Request a URL, and return the body of a successful response, otherwise None."""
-    with contextlib.suppress(OSError), urlopen(url, timeout=LIMIT_SECONDS) as response:
+    with contextlib.suppress(OSError), urlopen(url, timeout=WAIT_LIMIT_SECONDS) as response:
         return str(response.read().decode())
     return None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from run_support import child_environment, run_to_completion, sidecar_command
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
@@ -22,7 +22,7 @@ from exporter.replay.machines import DIRECTORY_VARIABLE
 def run_exporter(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line of the exporter to its end."""
     command = [sys.executable, "-m", "exporter", *arguments]
-    return run_to_completion(command, env=child_environment(**variables), timeout=LIMIT_SECONDS)
+    return run_to_completion(command, env=child_environment(**variables), timeout=WAIT_LIMIT_SECONDS)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Sidecar:
 
     def request(self, path: str, method: str = "GET") -> tuple[int, str]:
         """Request a path and return the status and the body of the response."""
-        connection = http.client.HTTPConnection(self.address, timeout=LIMIT_SECONDS)
+        connection = http.client.HTTPConnection(self.address, timeout=WAIT_LIMIT_SECONDS)
         with contextlib.closing(connection):
             connection.request(method, path)
             response = connection.getresponse()
@@ -68,7 +68,7 @@ class Sidecar:
     def end(self, signal_number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit status."""
         self.process.send_signal(signal_number)
-        return self.process.wait(LIMIT_SECONDS)
+        return self.process.wait(WAIT_LIMIT_SECONDS)
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def sidecar(
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(LIMIT_SECONDS)
+        process.wait(WAIT_LIMIT_SECONDS)
 
 
 @contextlib.contextmanager
@@ -118,4 +118,4 @@ def recording(tmp_path: Path, code: str, rank: int, run: str = "r") -> Iterator[
             assert process.stdout.readline() == "recording\n"
             yield process
         finally:
-            process.communicate("end\n", timeout=LIMIT_SECONDS)
+            process.communicate("end\n", timeout=WAIT_LIMIT_SECONDS)

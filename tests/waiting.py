@@ -9,7 +9,7 @@ from typing import Any
 PATIENCE = 4.0
 """Factor by which limits on the duration are extended, so that a busy machine does not fail a test."""
 
-LIMIT_SECONDS = 60.0
+WAIT_LIMIT_SECONDS = 60.0
 """Minimum limit of a wait."""
 
 
@@ -19,11 +19,11 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     Args:
         condition: Called at once, and then at intervals that grow from 20 to 250 ms, so that a long wait leaves the cores to
             the other tests.
-        seconds: Limit, multiplied by `PATIENCE`; at least `LIMIT_SECONDS`. The default limit of 120 s is half of the shortest timeout of
+        seconds: Limit, multiplied by `PATIENCE`; at least `WAIT_LIMIT_SECONDS`. The default limit of 120 s is half of the shortest timeout of
             a test, so that a failed wait is reported as such, and not as a timeout.
     """
     start_time = time.monotonic()
-    limit_seconds = max(PATIENCE * seconds, LIMIT_SECONDS)
+    limit_seconds = max(PATIENCE * seconds, WAIT_LIMIT_SECONDS)
     while not (result := condition()):
         waited_seconds = time.monotonic() - start_time
         assert waited_seconds < limit_seconds, (

@@ -21,7 +21,7 @@ from typing import Any
 import trustme
 from places import PROJECT, TESTS
 from typing_extensions import Self
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 from exporter.web.endpoints import Endpoint, HealthEndpoint, MetricsEndpoint
 from exporter.web.server import Server
@@ -92,7 +92,7 @@ class ServerProcess:
 
     def wait(self) -> tuple[int, str]:
         """Wait for the process to exit and return its exit status and log."""
-        _, log = self._process.communicate(timeout=LIMIT_SECONDS)
+        _, log = self._process.communicate(timeout=WAIT_LIMIT_SECONDS)
         return self._process.returncode, log
 
     def _read(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def send_request(
     method: str = "GET",
     headers: dict[str, str] | None = None,
     tls_context: ssl.SSLContext | None = None,
-    timeout: float = LIMIT_SECONDS,
+    timeout: float = WAIT_LIMIT_SECONDS,
 ) -> Response:
     """Send a request to 127.0.0.1 on a new connection and return the response. With *tls_context*, the connection uses TLS."""
     start = time.monotonic()
@@ -145,7 +145,7 @@ def scrape_repeatedly(port: int, count: int = 3, tls_context: ssl.SSLContext | N
     return responses
 
 
-def exchange(port: int, payload: bytes, *, timeout: float = LIMIT_SECONDS) -> bytes:
+def exchange(port: int, payload: bytes, *, timeout: float = WAIT_LIMIT_SECONDS) -> bytes:
     """Send bytes on a new connection and return all bytes that the server sends until it closes or resets the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
         # The server may answer and close the connection before it has read the payload.
@@ -195,7 +195,7 @@ class ClientCrowd:
             connection = socket.socket()
             if receive_buffer_bytes:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-            connection.settimeout(LIMIT_SECONDS)
+            connection.settimeout(WAIT_LIMIT_SECONDS)
             # While a test attacks the server, the server may close any connection.
             with contextlib.suppress(OSError):
                 connection.connect(("127.0.0.1", port))

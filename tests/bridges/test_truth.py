@@ -23,7 +23,7 @@ from run_support import (
     running_process,
     scrape,
 )
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 pytestmark = [needs("torch"), pytest.mark.timeout(240)]
 
@@ -114,7 +114,7 @@ def truth_of(name: str, directory: Path) -> Truth:
         live_page = scrape(port)
         (directory / "continue").touch()
         final_page = last_page(port)
-        process.wait(LIMIT_SECONDS)
+        process.wait(WAIT_LIMIT_SECONDS)
     diary = [json.loads(line) for line in text_of(directory / "diary").splitlines()]
     exit_statuses = json.loads((directory / "ended").read_text())
     return Truth(diary, live_page, final_page, exit_statuses, stderr_file.read_text())

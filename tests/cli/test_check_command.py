@@ -31,7 +31,7 @@ from run_support import (
     sidecar_command,
     supervise_command,
 )
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 from web_support import CertificateAuthority
 
 from exporter.cli.check import BOOT_ID_PATH, MIN_FREE_BYTES, check_nvidia, run_checks
@@ -66,9 +66,9 @@ def check_arguments(feed: Path, *flags: str, port: int | None = None) -> list[st
 @pytest.fixture(autouse=True)
 def _late_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extend the time limits of the checks to the limit of a wait, because a busy machine exceeds the limits of the command."""
-    run_late_checks = functools.partial(run_checks, deadline_seconds=LIMIT_SECONDS)
+    run_late_checks = functools.partial(run_checks, deadline_seconds=WAIT_LIMIT_SECONDS)
     monkeypatch.setattr("exporter.cli.check.run_checks", run_late_checks)
-    monkeypatch.setattr("exporter.cli.check_server.REQUEST_TIMEOUT_SECONDS", LIMIT_SECONDS)
+    monkeypatch.setattr("exporter.cli.check_server.REQUEST_TIMEOUT_SECONDS", WAIT_LIMIT_SECONDS)
 
 
 def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[dict[str, str]]]:
@@ -295,7 +295,7 @@ def test_a_port_whose_owner_never_answers_fails_within_the_deadline(
 
     assert (status, finding_of(findings, "address")["status"]) == (1, "FAIL")
     assert "ss -ltnp" in finding_of(findings, "address")["remedy"]
-    assert time.monotonic() - start_time < LIMIT_SECONDS
+    assert time.monotonic() - start_time < WAIT_LIMIT_SECONDS
 
 
 def test_a_missing_package_is_reported_with_the_install_command(tmp_path: Path) -> None:

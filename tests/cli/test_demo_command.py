@@ -25,7 +25,7 @@ from run_support import (
     running_process,
     sidecar_command,
 )
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, RANKS
 
@@ -117,7 +117,7 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
     flags = ["--demo.speed=6", f"--config.file={DATA / 'quick-gpus.yml'}"]
     with demo(tmp_path, *flags) as (process, port):
         # On a busy machine, the start, the gap and the crash may each take as long as a wait.
-        deadline = time.monotonic() + 3 * LIMIT_SECONDS
+        deadline = time.monotonic() + 3 * WAIT_LIMIT_SECONDS
         while time.monotonic() < deadline and not is_past_the_crash(pages):
             pages.append(fetch_page(port))
             time.sleep(0.15)

@@ -22,7 +22,7 @@ from run_support import (
     running_process,
     web_server,
 )
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 from web_support import CertificateAuthority, serving
 
 from exporter.cli.push import Push, TextFile, main, target_of
@@ -106,7 +106,7 @@ def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Serve
         server.page = PAGE + PROCESS_METRICS
         wait_until(path.exists)
         process.send_signal(signal.SIGTERM)
-        _, message = process.communicate(timeout=LIMIT_SECONDS)
+        _, message = process.communicate(timeout=WAIT_LIMIT_SECONDS)
 
     assert (file_content, mode, process.returncode) == (PAGE, 0o644, 0)
     assert list(tmp_path.iterdir()) == []
@@ -119,7 +119,7 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
     with pushing(server, server.url + group) as process:
         wait_until(lambda: server.groups == {group: PAGE})
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=LIMIT_SECONDS)
+        process.communicate(timeout=WAIT_LIMIT_SECONDS)
 
     assert (process.returncode, server.groups) == (0, {})
 

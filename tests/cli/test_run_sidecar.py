@@ -35,7 +35,7 @@ from run_support import (
     sidecars,
     supervise_command,
 )
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.cli import sidecar_process
 from exporter.cli.sidecar_process import KILL_SECONDS, REAP_SECONDS, SidecarExit, SidecarProcess
@@ -121,7 +121,7 @@ def test_run_does_not_wait_for_a_scrape_after_the_feed_directory_was_removed(
         wait_until(lambda: runs.attached_owner(feed) is not None)
         ready_file.touch()
 
-        assert run.wait(timeout=LIMIT_SECONDS) == 3
+        assert run.wait(timeout=WAIT_LIMIT_SECONDS) == 3
 
 
 def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch: Launch) -> None:
@@ -153,7 +153,7 @@ def test_after_a_signal_run_waits_neither_for_the_linger_period_nor_for_the_end_
         wait_until((tmp_path / "ready").exists)
         run.send_signal(signal_number)
 
-        assert run.wait(timeout=LIMIT_SECONDS) == -signal_number  # both last 600 s
+        assert run.wait(timeout=WAIT_LIMIT_SECONDS) == -signal_number  # both last 600 s
 
 
 def test_after_a_signal_a_short_linger_is_kept_before_the_sidecar_is_terminated(
@@ -167,7 +167,7 @@ def test_after_a_signal_a_short_linger_is_kept_before_the_sidecar_is_terminated(
         signal_time = time.monotonic()
         run.send_signal(signal.SIGTERM)
 
-        assert run.wait(timeout=LIMIT_SECONDS) == -signal.SIGTERM
+        assert run.wait(timeout=WAIT_LIMIT_SECONDS) == -signal.SIGTERM
         assert time.monotonic() - signal_time >= 1
 
 
@@ -178,7 +178,7 @@ def test_a_signal_ends_the_linger_period(feed: Path, tmp_path: Path) -> None:
         wait_until(lambda: "waiting up to 3600 s for a final scrape" in log_file.read_text())
         run.send_signal(signal.SIGINT)
 
-        assert run.wait(timeout=LIMIT_SECONDS) == 0
+        assert run.wait(timeout=WAIT_LIMIT_SECONDS) == 0
 
 
 def without_configuration(command: list[str]) -> list[str]:
@@ -246,7 +246,7 @@ def test_the_job_does_not_wait_for_the_resolution_of_the_listen_address(feed: Pa
     with running_process(command, feed, env=child_environment(PYTHONPATH=search_path)) as run:
         wait_until((tmp_path / "started").exists)
 
-        assert run.wait(timeout=LIMIT_SECONDS) == 0
+        assert run.wait(timeout=WAIT_LIMIT_SECONDS) == 0
 
 
 def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp_path: Path) -> None:
@@ -267,12 +267,12 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, 
         with running_process(joining_command, tmp_path / "none") as second_run:
             wait_until(lambda: len(runs.jobs(launch.feed)) == 2)
             launch.continue_file.touch()
-            assert first_run.wait(timeout=LIMIT_SECONDS) == 0
+            assert first_run.wait(timeout=WAIT_LIMIT_SECONDS) == 0
             assert sidecars(launch.feed) == [sidecar]
             assert is_ready(launch.port)
 
             second_continue_file.touch()
-            assert second_run.wait(timeout=LIMIT_SECONDS) == 0
+            assert second_run.wait(timeout=WAIT_LIMIT_SECONDS) == 0
             assert sidecars(launch.feed) == []
 
 
@@ -284,7 +284,7 @@ def test_a_run_beside_a_running_exporter_starts_no_sidecar_and_does_not_stop_the
         wait_until(lambda: is_ready(launch.port))
         with launch.started_run() as run:
             launch.continue_file.touch()
-            assert run.wait(timeout=LIMIT_SECONDS) == 0
+            assert run.wait(timeout=WAIT_LIMIT_SECONDS) == 0
 
             assert exporter.poll() is None
             assert sidecars(launch.feed) == []
@@ -299,7 +299,7 @@ def test_the_job_is_unaffected_by_a_killed_sidecar_and_totals_continue(launch: L
         wait_until(lambda: sidecars(launch.feed) not in ([], [sidecar]))
         wait_until(lambda: launch.steps == 5)
         launch.continue_file.touch()
-        assert run.wait(timeout=LIMIT_SECONDS) == 0
+        assert run.wait(timeout=WAIT_LIMIT_SECONDS) == 0
 
 
 def test_a_named_run_continues_the_totals_of_the_previous_launch(launch: Launch) -> None:
@@ -367,7 +367,7 @@ def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) ->
         for signal_number, seconds in ((signal.SIGTERM, 0.5), (signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
             run.send_signal(signal_number)
             time.sleep(seconds)
-        assert run.wait(timeout=LIMIT_SECONDS) == 0
+        assert run.wait(timeout=WAIT_LIMIT_SECONDS) == 0
     assert processes_naming(str(ready)) == set()
 
 

@@ -24,7 +24,7 @@ from run_support import (
     scrape,
     supervise_command,
 )
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.cli.silence import (
     LaunchedProcess,
@@ -271,6 +271,6 @@ def test_a_module_named_exporter_of_the_job_shadows_nothing(tmp_path: Path, name
     settings = {"cwd": tmp_path, "env": child_environment(PYTHONPATH=path), "stdin": subprocess.PIPE}
     with running_process(command, feed, stdout=subprocess.PIPE, **settings) as run:
         wait_until(lambda: "exporter_build_info" in fetch_page(port))
-        output, _ = run.communicate("\n", timeout=LIMIT_SECONDS)
+        output, _ = run.communicate("\n", timeout=WAIT_LIMIT_SECONDS)
 
     assert (run.returncode, output) == (0, "the job of the user\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from run_support import child_environment, fetch_page, free_port, is_alive, is_ready, start_run
 from serve_support import run_exporter, sidecar
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.cli.linger import LingerPeriod
 
@@ -45,7 +45,7 @@ def test_an_attached_sidecar_ends_with_the_last_run_without_a_regular_scraper(
         assert running.process.poll() is None
         run.communicate()
 
-        assert running.process.wait(LIMIT_SECONDS) == 0
+        assert running.process.wait(WAIT_LIMIT_SECONDS) == 0
 
 
 class ScrapeSchedule:

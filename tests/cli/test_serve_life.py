@@ -26,7 +26,7 @@ from run_support import (
     sidecar_flags,
 )
 from serve_support import run_exporter, sidecar
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.cli.main import main
 
@@ -111,7 +111,7 @@ def test_an_impossible_start_is_reported_in_one_line_with_status_2(tmp_path: Pat
     command_lines = [[*valid_flags, flag] for flag in IMPOSSIBLE_STARTS]
     program = code_of(programs.commands.start_with_each, command_lines)
     result = run_to_completion(
-        [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=LIMIT_SECONDS
+        [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=WAIT_LIMIT_SECONDS
     )
 
     assert result.stdout.splitlines() == ["2"] * len(IMPOSSIBLE_STARTS)
@@ -143,7 +143,7 @@ def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
         ]
         process.terminate()
 
-        assert process.wait(LIMIT_SECONDS) == 0
+        assert process.wait(WAIT_LIMIT_SECONDS) == 0
     assert descriptors == ["/dev/null"] * 3
 
 
@@ -153,7 +153,7 @@ def test_signals_are_received_on_any_thread(is_blocked_in_main_thread: bool) -> 
     names = ["SIGTERM", "SIGINT", "SIGHUP"]
     program = code_of(programs.commands.receive_each_signal, names, is_blocked_in_main_thread)
     result = run_to_completion(
-        [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=LIMIT_SECONDS
+        [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=WAIT_LIMIT_SECONDS
     )
 
     assert (result.stdout.splitlines(), result.stderr) == ([*names, *names], "")
@@ -166,7 +166,7 @@ def test_signals_that_the_parent_process_has_blocked_are_received() -> None:
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in names})
     try:
         result = run_to_completion(
-            [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=LIMIT_SECONDS
+            [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, timeout=WAIT_LIMIT_SECONDS
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
@@ -214,7 +214,7 @@ def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay_seconds: floa
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay_seconds)
         process.send_signal(signal.SIGINT)
-        _, error_output = process.communicate(timeout=LIMIT_SECONDS)
+        _, error_output = process.communicate(timeout=WAIT_LIMIT_SECONDS)
 
     assert "Traceback" not in error_output
 

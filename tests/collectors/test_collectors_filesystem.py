@@ -19,7 +19,7 @@ from collectors_support import MACHINES, assert_sound, recorded_statvfs, value_o
 from hypothesis import given
 from hypothesis import strategies as st
 from places import TESTS
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
@@ -232,7 +232,7 @@ def run_fuse_child(program: str, directory: Path) -> Any:
         env={**os.environ, "PYTHONPATH": str(CHILD.parent.parent)},
         capture_output=True,
         text=True,
-        timeout=3 * LIMIT_SECONDS,
+        timeout=3 * WAIT_LIMIT_SECONDS,
         check=False,
     )
     if completed.returncode == FUSE_NOT_PERMITTED or "unshare failed" in completed.stderr:
@@ -249,7 +249,7 @@ def test_a_fuse_filesystem_that_hangs_is_called_once_and_affects_only_itself(tmp
     for collected in report["passes"]:
         assert collected["errors"] == {"/": 0.0, str(tmp_path): 1.0}
         assert collected["reasons"] == ["hanging"]
-        assert collected["seconds"] < LIMIT_SECONDS  # without the deadline, statvfs would never return
+        assert collected["seconds"] < WAIT_LIMIT_SECONDS  # without the deadline, statvfs would never return
 
 
 @needs_fuse
@@ -258,4 +258,4 @@ def test_a_sidecar_that_no_signal_can_end_does_not_delay_the_job(tmp_path: Path)
 
     assert report["status"] == 3, report["log"]
     assert "does not exit after SIGKILL" in report["log"]
-    assert report["seconds"] < LIMIT_SECONDS
+    assert report["seconds"] < WAIT_LIMIT_SECONDS

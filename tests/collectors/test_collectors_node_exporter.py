@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_support import Prometheus, needs_prometheus
 from run_support import fetch, free_port
 from serve_support import sidecar
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.errors import CollectError
@@ -60,7 +60,7 @@ def address() -> Iterator[str]:
         yield listen_address
     finally:
         process.terminate()
-        process.wait(LIMIT_SECONDS)
+        process.wait(WAIT_LIMIT_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from collectors_support import NEEDS_JOB, assert_sound, options_turned_on, text_of
 from places import PROJECT
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 import exporter
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
@@ -158,7 +158,7 @@ def test_promtool_finds_nothing_wrong_with_the_names_of_all_families() -> None:
         text=True,
         capture_output=True,
         check=False,
-        timeout=LIMIT_SECONDS,
+        timeout=WAIT_LIMIT_SECONDS,
     )
 
     assert completed.returncode == 0, completed.stderr

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from collectors_support import BlockPublisher, text_of
 from prometheus_client.core import CounterMetricFamily, Metric
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.collectors.scheduler import Scheduler
 from exporter.collectors.status import CollectorStatus
@@ -176,7 +176,7 @@ def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() ->
         hanging.release.set()
         wait_until(lambda: not any(thread.name == "exporter-stuck" for thread in threading.enumerate()))
 
-        assert stop_seconds < LIMIT_SECONDS / 2  # the hang has no end
+        assert stop_seconds < WAIT_LIMIT_SECONDS / 2  # the hang has no end
         assert publisher.events == []
 
 
@@ -185,7 +185,7 @@ def test_stopping_waits_for_a_pass_that_ends_within_the_timeout() -> None:
     with running_scheduler(BlockPublisher(), (source, SINGLE_PASS_SCHEDULE)) as scheduler:
         wait_until(lambda: source.calls == 1)
         threading.Timer(0.3, source.release.set).start()
-        scheduler.stop(timeout_seconds=LIMIT_SECONDS)
+        scheduler.stop(timeout_seconds=WAIT_LIMIT_SECONDS)
 
         assert source.concurrent_calls == 0
 

@@ -16,7 +16,7 @@ from prometheus_support import Prometheus, fetch, free_port, needs_prometheus
 from rules_support import PROMETHEUS, accelerated_rules
 from run_support import running_process, web_server
 from serve_support import sidecar
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 pytestmark = [
     needs_prometheus,
@@ -101,7 +101,7 @@ def post_alerts(address: str, alerts: list[dict[str, str]]) -> None:
     body = json.dumps([{"labels": labels} for labels in alerts]).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://{address}/api/v2/alerts", body, headers)
-    urllib.request.urlopen(request, timeout=LIMIT_SECONDS).close()
+    urllib.request.urlopen(request, timeout=WAIT_LIMIT_SECONDS).close()
 
 
 def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(

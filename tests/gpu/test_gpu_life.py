@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from gpu_support import SHORT_TIMINGS, gpus_up, running_collector, small_machine, value, values, write_machine
 from run_support import is_alive
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.collectors.gpu.child_process import command_of
 from exporter.collectors.gpu.collector import GpuCollector
@@ -212,7 +212,7 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
         assert value(collector, CHILD_RESTARTS, "hung") == 1
         assert max_children == 2
         stop_time = time.monotonic()
-    assert time.monotonic() - stop_time < LIMIT_SECONDS  # the collector stops at the end of the block
+    assert time.monotonic() - stop_time < WAIT_LIMIT_SECONDS  # the collector stops at the end of the block
 
 
 def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from feed_support import mounted_filesystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 from exporter.errors import StateError
 from exporter.ledger.state.files import file_name
@@ -183,7 +183,7 @@ def test_claims_survive_a_removed_lock_file(store: StateStore, tmp_path: Path) -
     store.save(KEY, b"new")
     child = start_writer(tmp_path)
     try:
-        assert child.wait(LIMIT_SECONDS) == 1, "the child has claimed a key that is already claimed"
+        assert child.wait(WAIT_LIMIT_SECONDS) == 1, "the child has claimed a key that is already claimed"
     finally:
         child.kill()
         child.communicate()

@@ -15,7 +15,7 @@ from typing import Any
 import programs.monitor
 import pytest
 from program_support import run_function
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 import exporter
 from exporter import monitor
@@ -125,7 +125,7 @@ class CollectorInMemory(StatCollector):
         self.gate = threading.Event()
 
     def handle(self, stat: Stat, v: float) -> None:
-        self.gate.wait(LIMIT_SECONDS)
+        self.gate.wait(WAIT_LIMIT_SECONDS)
         self.samples.append((stat.key, v))
 
 
@@ -145,7 +145,7 @@ def test_a_collector_receives_every_raw_sample_and_does_not_delay_the_adding_thr
     unregister(handle)
     stat.add(1000.0)
 
-    assert adding_seconds < LIMIT_SECONDS / 2
+    assert adding_seconds < WAIT_LIMIT_SECONDS / 2
     other_samples = [("g.others", 4.0), ("others.plain", 2.0), ("others.torch", 3.0)]
     assert sorted(collector.samples) == [*other_samples, *(("rfc.raw", float(value)) for value in range(100))]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from one_logger_support import InMemoryExporter
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 from exporter.errors import ExportError, OneLoggerError
 from exporter.ledger.families.bridges import SPAN_EXPORTERS
@@ -49,7 +49,7 @@ def start_delivery(deliveries: list[Delivery], *exporters: Any, **options: Any) 
 
 def total(name: str, **labels: str) -> float:
     """Return the total of a counter, read without waiting for any exporter, unlike `exporter.flush`."""
-    RECORDER.flush(LIMIT_SECONDS)
+    RECORDER.flush(WAIT_LIMIT_SECONDS)
     return sum(
         state.sum
         for state in REGISTRY.states()
@@ -74,7 +74,7 @@ def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(deliveries:
     delivery.stop(span)
     delivery.telemetry_data_error("a gap")
 
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert exporter.named_records == [
         ("initialize", ""),
         ("telemetry_data_error", "nothing yet"),
@@ -101,7 +101,7 @@ def test_a_delivered_record_does_not_change(deliveries: list[Delivery]) -> None:
     span.stop()
     exporter.gate.set()
 
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     (started_span,) = exporter.records_of("start")
     assert started_span.id == span.id
     assert started_span.active is True
@@ -116,7 +116,7 @@ def test_d29_a_flaky_backend_loses_nothing(deliveries: list[Delivery]) -> None:
     for index in range(100):
         delivery.start(Span.create(f"span-{index}"))
 
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert exporter.names() == [f"span-{index}" for index in range(100)]
     assert dropped_count("failed") == initial_count
 
@@ -144,7 +144,7 @@ def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
     for span_name in ("good", "poison", "better"):
         delivery.start(Span.create(span_name))
 
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert exporter.names() == ["good", "better"]
     (data_error,) = exporter.records_of("telemetry_data_error")
     assert data_error.error_message == "1 earlier records were dropped"
@@ -162,7 +162,7 @@ def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(deliveries:
     assert not delivery.flush(0.2)
 
     is_down.clear()
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert exporter.named_records == [("initialize", ""), ("start", "work")]
 
 
@@ -176,16 +176,16 @@ def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(
     initial_count_of_working = dropped_count("queue_full", "InMemoryExporter-2")
     for index in range(100):
         delivery.start(Span.create(f"span-{index}"))
-        assert delivery.queues[1].worker.drain(LIMIT_SECONDS)
+        assert delivery.queues[1].worker.drain(WAIT_LIMIT_SECONDS)
 
     assert len(working.named_records) == 101
     assert dropped_count("queue_full") - initial_count == 90
     assert dropped_count("queue_full", "InMemoryExporter-2") == initial_count_of_working
 
     hanging.gate.set()
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     delivery.start(Span.create("after"))
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert hanging.names("telemetry_data_error") == ["90 earlier records were dropped"]
 
 
@@ -212,7 +212,7 @@ def test_the_shutdown_skips_retry_pauses_of_an_unreachable_backend(monkeypatch: 
     delivery.start_exporters()
     delivery.start(Span.create("work"))
     wait_until(lambda: "start" in exporter.calls)
-    delivery.close(LIMIT_SECONDS)
+    delivery.close(WAIT_LIMIT_SECONDS)
 
     assert exporter.named_records[-1] == ("close", "")
 
@@ -223,7 +223,7 @@ def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_record
     DefaultRecorder([exporter]).start("work")
     gc.collect()
     exporter.gate.set()
-    close_all(LIMIT_SECONDS)
+    close_all(WAIT_LIMIT_SECONDS)
 
     assert exporter.named_records == [("initialize", ""), ("start", "work"), ("close", "")]
 
@@ -255,7 +255,7 @@ def test_a_buffering_exporter_is_flushed_after_a_number_of_records_and_when_its_
     for index in range(WRITE_OUT_RECORDS * 2 + 3):
         delivery.start(Span.create(f"span-{index}"))
 
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     counts = exporter.written_counts
     assert counts[-1] == WRITE_OUT_RECORDS * 2 + 3
     assert max(count - previous for previous, count in pairwise((0, *counts))) <= WRITE_OUT_RECORDS
@@ -278,7 +278,7 @@ def test_a_failed_write_is_repeated_without_a_further_record(
     delivery.start(Span.create("span"))
     wait_until(lambda: exporter.attempts > ATTEMPTS)
 
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert exporter.attempts == ATTEMPTS + 1
 
 
@@ -307,9 +307,9 @@ def test_spans_that_a_backend_rejects_are_counted_once_they_are_discarded(
         span.stop()
         delivery.stop(span)
 
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert rejected_count() - initial_count == 3
-    delivery.close(LIMIT_SECONDS)
+    delivery.close(WAIT_LIMIT_SECONDS)
     assert rejected_count() - initial_count == 8
 
 
@@ -322,7 +322,7 @@ def test_the_parent_of_a_record_is_the_nearest_exported_span(deliveries: list[De
     for span in (loop, iteration, save):
         delivery.start(span)
 
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert exporter.names() == ["training_loop", "checkpoint_save_sync"]
     exported_save = exporter.records_of("start")[1]
     assert exported_save.exported_parent.id == loop.id
@@ -341,7 +341,7 @@ def test_d49_a_forked_child_exports_nothing_and_exits(deliveries: list[Delivery]
     exporter = InMemoryExporter()
     delivery = start_delivery(deliveries, exporter)
     delivery.start(Span.create("parent"))
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     child = os.fork()
     if child == 0:
         delivery.start(Span.create("child"))
@@ -351,5 +351,5 @@ def test_d49_a_forked_child_exports_nothing_and_exits(deliveries: list[Delivery]
 
     assert os.waitpid(child, 0)[1] == 0
     delivery.start(Span.create("again"))
-    assert delivery.flush(LIMIT_SECONDS)
+    assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert [name for _, name in exporter.named_records] == ["", "parent", "again"]

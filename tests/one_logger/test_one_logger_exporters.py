@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from training_support import collect_misuse
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 from exporter import training
 from exporter.errors import ExportError
@@ -53,7 +53,7 @@ def export_sample(exporter: BaseExporter) -> None:
         recorder.error(outer, "it failed", error)
     recorder.stop(outer)
     recorder.telemetry_data_error("a gap")
-    assert recorder.delivery.flush(LIMIT_SECONDS)
+    assert recorder.delivery.flush(WAIT_LIMIT_SECONDS)
     recorder.close()
 
 
@@ -86,7 +86,7 @@ def test_d35_records_have_application_rank_and_node(tmp_path: Path, monkeypatch:
     recorder = DefaultRecorder([FileExporter(tmp_path / "t.json")])
     OneLoggerProvider.instance().configure(SETTINGS, recorder)
     recorder.stop(recorder.start("work"))
-    assert recorder.delivery.flush(LIMIT_SECONDS)
+    assert recorder.delivery.flush(WAIT_LIMIT_SECONDS)
 
     (record,) = records_of(tmp_path / "t.json")
     assert record["application_name"] == "app"
@@ -334,7 +334,7 @@ def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_
     recorder.error(inner, "it failed", ValueError("why"))
     recorder.stop(inner)
     recorder.stop(outer)
-    assert recorder.delivery.flush(LIMIT_SECONDS)
+    assert recorder.delivery.flush(WAIT_LIMIT_SECONDS)
     assert not trace.get_current_span().get_span_context().is_valid
 
     finished_inner, finished_outer = memory.get_finished_spans()
@@ -373,12 +373,12 @@ def test_d33_spans_refused_by_opentelemetry_are_retried() -> None:
         delivery.start(span)
         span.stop()
         delivery.stop(span)
-        assert delivery.flush(LIMIT_SECONDS)
+        assert delivery.flush(WAIT_LIMIT_SECONDS)
     open_span = Span.create("open")
     delivery.start(open_span)
-    delivery.flush(LIMIT_SECONDS)
+    delivery.flush(WAIT_LIMIT_SECONDS)
     memory.calls = 2
-    delivery.close(LIMIT_SECONDS)
+    delivery.close(WAIT_LIMIT_SECONDS)
 
     assert [span.name for span in memory.get_finished_spans()] == [
         *(f"span-{number}" for number in range(20)),
@@ -408,9 +408,9 @@ def test_opentelemetry_gets_the_spans_of_a_second_application_and_is_shut_down_a
         span.stop()
         delivery.stop(span)
         delivery.close_exporters()  # as at the end of an application
-        assert delivery.flush(LIMIT_SECONDS)
+        assert delivery.flush(WAIT_LIMIT_SECONDS)
     assert memory.shutdown_calls == 0
-    delivery.close(LIMIT_SECONDS)
+    delivery.close(WAIT_LIMIT_SECONDS)
 
     assert [span.name for span in memory.get_finished_spans()] == ["first", "second"]
     assert memory.shutdown_calls == 1

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from one_logger_support import APPLICATION, TELEMETRY, InMemoryExporter, configure, wait_for_delivery
 from training_support import collect_misuse, publish_and_read
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 import exporter
 from exporter import one_logger, training
@@ -238,7 +238,7 @@ def test_exporters_can_come_from_a_configuration(tmp_path: Path) -> None:
     with application():
         pass
 
-    assert exporter.flush(LIMIT_SECONDS)
+    assert exporter.flush(WAIT_LIMIT_SECONDS)
     assert json.loads(path.read_text(encoding="ascii").splitlines()[0])["name"] == "application"
 
 
@@ -249,7 +249,7 @@ def test_a_disabled_rank_exports_nothing_and_opens_no_file(tmp_path: Path) -> No
     with application() as span:
         span.add_attribute("a", 1)
 
-    assert exporter.flush(LIMIT_SECONDS)
+    assert exporter.flush(WAIT_LIMIT_SECONDS)
     assert memory.calls == []
     assert list(tmp_path.iterdir()) == []
 
@@ -459,7 +459,7 @@ def test_d36_a_log_file_exists_only_if_configured_and_has_the_notices(tmp_path: 
     with collect_misuse() as reports:
         configure(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))
     log_once(f"{tmp_path}", "a notice")
-    NOTICES.flush(LIMIT_SECONDS)
+    NOTICES.flush(WAIT_LIMIT_SECONDS)
 
     assert [record.rule for record in reports] == ["log_file"]
     assert (tmp_path / "info").read_text(encoding="utf-8") == "exporter - WARNING - a notice\n"

@@ -23,7 +23,7 @@ import pytest
 from feed_support import mounted_filesystem, new_identity
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 import exporter
 from exporter.recording.event_log import EventLog
@@ -260,7 +260,7 @@ def test_every_event_is_a_line_of_json_with_all_its_fields(tmp_path: Path) -> No
     events = EventLog(identify=lambda: new_identity(run="a/b", rank=7))
     events.register(JsonLinesHandler(tmp_path / "deep" / "events-{run}-{rank}-{pid}.jsonl"))
     events.log("a", "m", severity="error", span_id="s", parent_ids=["p"], step=1, ok=True, loss=math.nan)
-    assert events.flush(LIMIT_SECONDS)
+    assert events.flush(WAIT_LIMIT_SECONDS)
 
     (record,) = read_records(tmp_path / "deep" / f"events-a_b-7-{os.getpid()}.jsonl")
     assert record["data"] == {"step": 1, "ok": True, "loss": "nan"}
@@ -274,7 +274,7 @@ def test_a_file_is_rotated_by_size_and_old_files_are_removed(events: EventLog, t
     events.register(JsonLinesHandler(path, max_bytes=4096, backups=2), queue=10_000)
     for number in range(200):
         events.log("a", number=number)
-    assert events.flush(LIMIT_SECONDS)
+    assert events.flush(WAIT_LIMIT_SECONDS)
     files = [tmp_path / "events.jsonl.2", tmp_path / "events.jsonl.1", path]
 
     assert sorted(tmp_path.iterdir()) == sorted(files)
@@ -307,12 +307,12 @@ def test_a_full_disk_loses_only_counted_lines(events: EventLog, tmp_path: Path) 
         events.register(JsonLinesHandler(path), name="file", queue=10_000)
         for number in range(1000):
             events.log("a", "x" * 200, number=number)
-        assert events.flush(LIMIT_SECONDS)
+        assert events.flush(WAIT_LIMIT_SECONDS)
         reading = events.reading()
         written_lines = len(read_records(path))
         path.unlink()
         events.log("later")
-        assert events.flush(LIMIT_SECONDS)
+        assert events.flush(WAIT_LIMIT_SECONDS)
 
         assert 0 < written_lines < 1000
         assert reading.delivered["file"] == written_lines
@@ -329,7 +329,7 @@ exporter.events.register(JsonLinesHandler({str(path)!r}, max_bytes=20_000, backu
 for number in range(300):
     exporter.log(sys.argv[1], number=number)
     if number % 10 == 0:
-        exporter.events.EVENTS.flush({LIMIT_SECONDS})
+        exporter.events.EVENTS.flush({WAIT_LIMIT_SECONDS})
 """
     children = [subprocess.Popen([sys.executable, "-c", program, f"p{number}"]) for number in range(3)]
     for child in children:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from feed_support import new_identity
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 import exporter
 from exporter.recording.event_log import MAX_RECENT_EVENTS, EventLog
@@ -40,7 +40,7 @@ def test_recent_returns_each_event_once_while_another_thread_logs() -> None:
         """Log an event on another thread, while `recent` converts the first event."""
         thread = threading.Thread(target=event_log.log, args=("step", "late"))
         thread.start()
-        thread.join(LIMIT_SECONDS)
+        thread.join(WAIT_LIMIT_SECONDS)
         return new_identity()
 
     event_log = EventLog(identify=identify)
@@ -147,7 +147,7 @@ def test_sampling_keeps_every_nth_event_from_the_first_and_counts_the_others(eve
     for number in range(100):
         events.log("step", number=number)
         events.reading()  # does not advance the sampling
-    assert events.flush(LIMIT_SECONDS)
+    assert events.flush(WAIT_LIMIT_SECONDS)
 
     assert [received_events.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
     assert received_events.empty()
@@ -162,7 +162,7 @@ def test_a_rate_limit_drops_and_counts_a_flood(events: EventLog) -> None:
     events.limit("flood", per_second=5)
     for _ in range(1000):
         events.log("flood")
-    assert events.flush(LIMIT_SECONDS)
+    assert events.flush(WAIT_LIMIT_SECONDS)
 
     assert 5 <= len(received_types) <= 15
     reading = events.reading()
@@ -176,7 +176,7 @@ def test_an_event_counted_as_other_reaches_the_handlers_of_its_type(events: Even
     for index in range(1_100):
         events.log(f"kind.{index}")
     events.log("alarm.fire", timestamp=1e10)
-    assert events.flush(LIMIT_SECONDS)
+    assert events.flush(WAIT_LIMIT_SECONDS)
 
     assert received_types == ["alarm.fire"]
     assert sum(events.reading().counts.values()) == 1_101
@@ -213,7 +213,7 @@ def test_a_payload_reaches_handlers_of_the_process_and_is_never_written(
     events.register(received_events.append)
     events.register(JsonLinesHandler(tmp_path / "events.jsonl"))
     events.log("epoch", payload=model, epoch=1)
-    assert events.flush(LIMIT_SECONDS)
+    assert events.flush(WAIT_LIMIT_SECONDS)
 
     (event,) = received_events
     assert event.payload is model
@@ -264,7 +264,7 @@ def test_a_handler_receives_events_in_order_on_its_own_thread(events: EventLog) 
     events.register(recorder, queue=10_000)
     for number in range(5000):
         events.log("a", number=number)
-    assert events.flush(LIMIT_SECONDS)
+    assert events.flush(WAIT_LIMIT_SECONDS)
 
     assert [event.data["number"] for event in recorder.events] == list(range(5000))
     assert recorder.threads == {"exporter-events-RecordingHandler"}
@@ -309,7 +309,7 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
     events.register(recorder)
     for _ in range(10):
         events.log("a")
-    assert events.flush(LIMIT_SECONDS)
+    assert events.flush(WAIT_LIMIT_SECONDS)
 
     assert len(recorder.events) == 10
     reading = events.reading()
@@ -320,7 +320,7 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
 def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: EventLog) -> None:
     release = threading.Event()
     recorder = RecordingHandler()
-    events.register(lambda _event: release.wait(LIMIT_SECONDS), queue=5, name="hanging")
+    events.register(lambda _event: release.wait(WAIT_LIMIT_SECONDS), queue=5, name="hanging")
     events.register(recorder, queue=10_000)
     events.log("a")
     wait_until(lambda: events.handlers[0].busy_since is not None)
@@ -328,9 +328,9 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
     for _ in range(1000):
         events.log("a")
     logging_seconds = time.monotonic() - start_time
-    events.handlers[1].drain(LIMIT_SECONDS)
+    events.handlers[1].drain(WAIT_LIMIT_SECONDS)
 
-    assert logging_seconds < LIMIT_SECONDS / 2
+    assert logging_seconds < WAIT_LIMIT_SECONDS / 2
     assert len(recorder.events) == 1001
     assert events.reading().dropped == {("hanging", "queue_full"): 995}
     events.close(timeout_seconds=0.2)
@@ -340,7 +340,7 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
 
 def test_unregistering_waits_for_pending_events_but_not_for_a_hanging_handler(events: EventLog) -> None:
     release = threading.Event()
-    hanging = events.register(lambda _event: release.wait(LIMIT_SECONDS), name="hanging", types="b")
+    hanging = events.register(lambda _event: release.wait(WAIT_LIMIT_SECONDS), name="hanging", types="b")
     recorder = RecordingHandler()
     handle = events.register(recorder)
     for _ in range(500):
@@ -376,7 +376,7 @@ def test_a_signal_handler_can_log_while_a_handler_thread_starts(
         events.log("first")
     finally:
         signal.signal(signal.SIGUSR1, old_handler)
-    events.flush(LIMIT_SECONDS)
+    events.flush(WAIT_LIMIT_SECONDS)
 
     assert [event.type for event in recorder.events] == ["within", "first"]
 

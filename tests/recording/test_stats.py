@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from program_support import run, snapshots
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 import exporter
 from exporter import Aggregation, DefinitionError, Stat, WindowReading, registry
@@ -261,12 +261,12 @@ def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
         stat.add(float(sample))
     for _ in range(25):
         other_stat.add(1.0)
-    assert exporter.flush(LIMIT_SECONDS)
+    assert exporter.flush(WAIT_LIMIT_SECONDS)
     for handle in handles:
         handle.unregister()
     for _ in range(20):
         stat.add(1.0)
-    assert exporter.flush(LIMIT_SECONDS)
+    assert exporter.flush(WAIT_LIMIT_SECONDS)
 
     sums = [window.values[Aggregation.SUM] for window in stat_windows]
     assert sums == [float(sum(range(start, start + 20))) for start in range(0, 100, 20)]

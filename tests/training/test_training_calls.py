@@ -25,7 +25,7 @@ from training_support import (
     train,
     values_by_label,
 )
-from waiting import LIMIT_SECONDS
+from waiting import WAIT_LIMIT_SECONDS
 
 import exporter
 from exporter import one_logger, training
@@ -338,7 +338,7 @@ def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(TRAINING.numbers, "_tensors", {("loss", "train"): Failed()})
     training.record(loss=1.0)
 
-    assert exporter.flush(LIMIT_SECONDS)
+    assert exporter.flush(WAIT_LIMIT_SECONDS)
 
 
 # Saves

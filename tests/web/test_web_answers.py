@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 from web_child import sample_values
 from web_support import (
     ServerProcess,
@@ -212,7 +212,7 @@ def test_the_timeout_of_a_scrape_limits_its_wait_for_a_hanging_render() -> None:
         reply = send_request(process.port, headers={"X-Prometheus-Scrape-Timeout-Seconds": timeout})
         return reply.status, reply.seconds
 
-    with ServerProcess(limits={"render_seconds": LIMIT_SECONDS}) as process:
+    with ServerProcess(limits={"render_seconds": WAIT_LIMIT_SECONDS}) as process:
         process.send_command("hang")
         (status_at_1_s, seconds_at_1_s), (status_at_200_ms, seconds_at_200_ms) = scrape("1"), scrape("0.2")
         process.send_command("release")
@@ -220,13 +220,15 @@ def test_the_timeout_of_a_scrape_limits_its_wait_for_a_hanging_render() -> None:
 
     assert status_at_1_s == 503
     assert status_at_200_ms == 503
-    assert max(seconds_at_1_s, seconds_at_200_ms) < LIMIT_SECONDS / 2  # on a busy machine, a response is late
+    assert (
+        max(seconds_at_1_s, seconds_at_200_ms) < WAIT_LIMIT_SECONDS / 2
+    )  # on a busy machine, a response is late
     assert statuses == [200] * 5
 
 
 def is_refused(address: tuple[str, int]) -> bool:
     try:
-        socket.create_connection(address, timeout=LIMIT_SECONDS).close()
+        socket.create_connection(address, timeout=WAIT_LIMIT_SECONDS).close()
     except OSError:
         return True
     return False
@@ -237,7 +239,8 @@ def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
         address = ("127.0.0.1", process.port)
         process.send_command("finish")
         peer, idle = (
-            stack.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)) for _ in range(2)
+            stack.enter_context(socket.create_connection(address, timeout=WAIT_LIMIT_SECONDS))
+            for _ in range(2)
         )
         peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: process.measure()["exporter_http_connections{running}"] == 1)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 from web_support import (
     CertificateAuthority,
     ClientCrowd,
@@ -50,7 +50,7 @@ def cpu_time_ratio(process: ServerProcess) -> float:
 def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes() -> None:
     with (
         # No deadline closes a connection during the test.
-        ServerProcess(limits={"head_seconds": 4 * LIMIT_SECONDS}) as process,
+        ServerProcess(limits={"head_seconds": 4 * WAIT_LIMIT_SECONDS}) as process,
         ClientCrowd(process.port, 1000, INCOMPLETE_REQUEST),
     ):
         scrape_repeatedly(process.port)
@@ -99,7 +99,7 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of a TLS ClientHello
     web_config = str(authority.write_web_config()) if uses_tls else None
     # No deadline closes a connection during the test.
-    limits = {"head_seconds": 4 * LIMIT_SECONDS}
+    limits = {"head_seconds": 4 * WAIT_LIMIT_SECONDS}
     process = ServerProcess(web_config=web_config, max_files=256, limits=limits)
     with process, ClientCrowd(process.port, 400, hello if uses_tls else INCOMPLETE_REQUEST):
         scrape_repeatedly(process.port, tls_context=context)
@@ -108,7 +108,9 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
 def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
     # The cap is 40 connections, but only about 25 of the 40 descriptors are free.
     with (
-        ServerProcess(max_files=40, limits={"spare_files": 0, "head_seconds": 4 * LIMIT_SECONDS}) as process,
+        ServerProcess(
+            max_files=40, limits={"spare_files": 0, "head_seconds": 4 * WAIT_LIMIT_SECONDS}
+        ) as process,
         ClientCrowd(process.port, 60, INCOMPLETE_REQUEST),
     ):
         replies = [send_request(process.port, "/-/healthy") for _ in range(3)]
@@ -128,7 +130,7 @@ def test_accepting_without_a_free_descriptor_does_not_keep_a_core_busy() -> None
 
 
 def test_accepting_above_the_cap_does_not_keep_a_core_busy_while_no_connection_can_be_closed() -> None:
-    process = ServerProcess(limits={"connections": 16, "room_seconds": 4 * LIMIT_SECONDS})
+    process = ServerProcess(limits={"connections": 16, "room_seconds": 4 * WAIT_LIMIT_SECONDS})
     with process:
         process.send_command("hang")  # the connection of a response that is being rendered is not closed
         with ClientCrowd(process.port, 16, COMPLETE_REQUEST):
@@ -138,7 +140,7 @@ def test_accepting_above_the_cap_does_not_keep_a_core_busy_while_no_connection_c
 
 
 def test_a_client_that_does_not_read_is_closed_at_the_deadline_of_the_response() -> None:
-    process = ServerProcess(series=200_000, limits={"write_seconds": 1, "render_seconds": LIMIT_SECONDS})
+    process = ServerProcess(series=200_000, limits={"write_seconds": 1, "render_seconds": WAIT_LIMIT_SECONDS})
     with process, ClientCrowd(process.port, 1, COMPLETE_REQUEST, receive_buffer_bytes=4096):
         wait_until(lambda: process.measure()["exporter_http_connection_errors_total{write_timeout}"] == 1)
 
@@ -147,7 +149,7 @@ def test_a_client_that_does_not_read_is_closed_at_the_deadline_of_the_response()
 
 def test_an_idle_connection_is_closed_at_its_deadline() -> None:
     process = ServerProcess(limits={"idle_seconds": 1})
-    with process, socket.create_connection(("127.0.0.1", process.port), timeout=LIMIT_SECONDS) as peer:
+    with process, socket.create_connection(("127.0.0.1", process.port), timeout=WAIT_LIMIT_SECONDS) as peer:
         peer.sendall(COMPLETE_REQUEST)
         status, _ = read_response(peer)
 
@@ -189,7 +191,7 @@ def test_a_connection_that_trickles_bytes_after_a_request_is_closed() -> None:
 
     # Only the deadline of the head can close the connection during the test.
     process = ServerProcess(limits={"head_seconds": 1, "idle_seconds": 3600})
-    with process, socket.create_connection(("127.0.0.1", process.port), timeout=LIMIT_SECONDS) as peer:
+    with process, socket.create_connection(("127.0.0.1", process.port), timeout=WAIT_LIMIT_SECONDS) as peer:
         peer.sendall(COMPLETE_REQUEST)
         status, _ = read_response(peer)
         wait_until(is_closed_after_another_byte)
@@ -249,7 +251,7 @@ def process() -> Iterator[ServerProcess]:
 
 def test_a_client_can_send_a_megabyte_before_reading_the_error_response() -> None:
     process = ServerProcess(limits={"linger_seconds": 10})
-    with process, socket.create_connection(("127.0.0.1", process.port), timeout=LIMIT_SECONDS) as peer:
+    with process, socket.create_connection(("127.0.0.1", process.port), timeout=WAIT_LIMIT_SECONDS) as peer:
         peer.sendall(INCOMPLETE_REQUEST + b"X: " + b"a" * 20_000)
         time.sleep(0.2)  # the response has arrived, and the server has closed its side
         for _ in range(100):

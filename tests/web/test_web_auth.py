@@ -13,7 +13,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 from web_support import ServerProcess, port_of, send_request, serving
 
 from exporter.errors import ConfigurationError
@@ -85,7 +85,7 @@ def test_known_and_unknown_paths_require_a_password(tmp_path: Path, header: str)
 def test_password_guessing_locks_out_neither_users_nor_health_checks(tmp_path: Path) -> None:
     hash_by_user = {f"user{index}": hash_password("good", cost=8) for index in range(4)}
     web_config = str(write_users(tmp_path, **hash_by_user))
-    with ServerProcess(web_config=web_config, limits={"render_seconds": LIMIT_SECONDS}) as process:
+    with ServerProcess(web_config=web_config, limits={"render_seconds": WAIT_LIMIT_SECONDS}) as process:
         send_request(process.port, headers=basic_auth_header("user0", "good"))
         stop = threading.Event()
 
@@ -146,7 +146,7 @@ def test_a_thread_that_cannot_be_started_does_not_end_the_checks_of_the_file(
             patch.setattr(threading.Thread, "start", refuse)
             await file.current()
         write_users(tmp_path, bob=HASH_BY_COST[6])
-        deadline = time.monotonic() + LIMIT_SECONDS
+        deadline = time.monotonic() + WAIT_LIMIT_SECONDS
         while "bob" not in (users := set((await file.current()).config.basic_auth_users)):
             assert time.monotonic() < deadline, users
             await asyncio.sleep(0.01)
@@ -164,13 +164,13 @@ class SlowBcrypt:
         self.checks: list[tuple[bytes, bytes]] = []
 
     def __call__(self, password: bytes, expected: bytes) -> bool:
-        self.may_finish.wait(LIMIT_SECONDS)
+        self.may_finish.wait(WAIT_LIMIT_SECONDS)
         self.checks.append((password, expected))
         return password == b"good"
 
     async def check_login(self, passwords: Passwords, user: str, password: str, peer: str) -> bool | str:
         """Check a login. Return True, False or "busy"."""
-        deadline = asyncio.get_running_loop().time() + LIMIT_SECONDS
+        deadline = asyncio.get_running_loop().time() + WAIT_LIMIT_SECONDS
         hash_by_user = {"alice": HASH_BY_COST[4], "bob": HASH_BY_COST[6]}
         try:
             return await passwords.admits(

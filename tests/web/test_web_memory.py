@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 from web_support import (
     CertificateAuthority,
     ClientCrowd,
@@ -115,7 +115,7 @@ def test_abandoned_requests_are_not_rendered() -> None:
 
     def render(_format: Format, names: frozenset[str]) -> bytes:
         rendered_names.extend(names)
-        may_finish.wait(LIMIT_SECONDS)
+        may_finish.wait(WAIT_LIMIT_SECONDS)
         return b"up 1\n"
 
     def request(name: str, **headers: str) -> int:
@@ -124,7 +124,7 @@ def test_abandoned_requests_are_not_rendered() -> None:
     def request_with_tiny_timeout(number: int) -> int:
         return request(f"x{number}", **{"X-Prometheus-Scrape-Timeout-Seconds": "0.02"})
 
-    limits = Limits(render_seconds=LIMIT_SECONDS)
+    limits = Limits(render_seconds=WAIT_LIMIT_SECONDS)
     with serving(MetricsEndpoint(render), limits=limits) as server, ThreadPoolExecutor(16) as clients:
         port = port_of(server)
         slow_request = clients.submit(request, "slow")

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import WAIT_LIMIT_SECONDS, wait_until
 from web_child import sample_values
 from web_support import CertificateAuthority, exchange, port_of, send_request, serving
 
@@ -144,7 +144,7 @@ def authority(tmp_path: Path) -> CertificateAuthority:
 
 
 def server_certificate(port: int, client_context: ssl.SSLContext) -> bytes | None:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_SECONDS)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT_LIMIT_SECONDS)
     with client_context.wrap_socket(connection, server_hostname="127.0.0.1") as tls_connection:
         return tls_connection.getpeercert(binary_form=True)
 
