@@ -154,9 +154,9 @@ NOT_RELOADED = Diagnosis(
     sentence="the configuration could not be reloaded; the previous configuration stays in force",
     remedy="training-exporter --config.file=FILE --config.check shows the problems",
 )
-RULES_NOT_WRITTEN = Diagnosis(
+STAT_RULES_NOT_WRITTEN = Diagnosis(
     criterion="overrides.json cannot be written",
-    sentence="recording rules do not reach the training processes: {problem}: {directory}",
+    sentence="the rules of `recording:` do not reach the training processes: {problem}: {directory}",
     remedy="{remedy}",
 )
 

@@ -8,7 +8,7 @@ from time import time
 
 from exporter.errors import FeedError
 from exporter.feed.directory import feed_directory
-from exporter.feed.overrides import OverridesReader, Rule
+from exporter.feed.overrides import OverridesReader, StatRule
 from exporter.feed.stacks import StackAnswer
 from exporter.feed.writer import FeedWriter
 from exporter.recording import events
@@ -23,7 +23,7 @@ __all__ = ["RECORDER", "FeedSink"]
 
 
 class FeedSink:
-    """Sink that writes recordings to the feed file of this process and reads the rules by which the configuration changes Stats."""
+    """Sink that writes recordings to the feed file of this process and reads the Stat rules of the sidecar's configuration."""
 
     def __init__(self, flush_seconds: float) -> None:
         self._flush_seconds = flush_seconds
@@ -81,14 +81,17 @@ class FeedSink:
             self._writer.close()
             self._writer = None
 
-    def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the rules of the sidecar's configuration if they have changed since the last call, otherwise None."""
+    def changed_rules(self) -> Iterable[StatRule] | None:
+        """Return the Stat rules of the sidecar's configuration if they have changed since the last call, otherwise None."""
         if self._overrides is None and (directory := _usable_feed_directory()) is not None:
             self._overrides = OverridesReader(directory)
         try:
             return None if self._overrides is None else self._overrides.changed_rules()
         except FeedError as error:
-            log_once(f"overrides {error}", f"the recording rules of the sidecar are ignored: {error}")
+            log_once(
+                f"overrides {error}",
+                f"the rules of `recording:` in the sidecar's configuration are ignored: {error}",
+            )
             return None
 
 

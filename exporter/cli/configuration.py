@@ -26,7 +26,7 @@ from exporter.collectors.catalogue import Collectors
 from exporter.config.loader import load_file, parse
 from exporter.config.options import REQUIRED, UNCHANGED, Duration, Notation, Range, option, options_of
 from exporter.errors import ConfigurationError, DefinitionError, Problem
-from exporter.feed.overrides import MAX_RULES
+from exporter.feed.overrides import MAX_STAT_RULES
 from exporter.ledger.energy.options import EnergyOptions
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.recording.definition import MIN_WINDOW_SECONDS, check_buckets
@@ -43,8 +43,8 @@ StatPattern = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Overrides for the Stats of a pattern. A missing key leaves the definition in the code unchanged."""
+class StatRuleOptions:
+    """Stat rule: changes for the Stats whose names match a pattern. A missing key leaves the definition in the code unchanged."""
 
     match: StatPattern = option(
         REQUIRED,
@@ -112,7 +112,7 @@ class Configuration:
     )
     hang: HangSection = option(HangSection(), "Explanation of hanging runs.")
     goodput: GoodputOptions = option(GoodputOptions(), "Accounting of training time.")
-    recording: tuple[Rule, ...] = option(
+    recording: tuple[StatRuleOptions, ...] = option(
         (),
         "Aggregations, windows and buckets for the Stats of the training processes, which override the definitions in "
         "the code. A process reads these rules at the start and after each change.",
@@ -120,8 +120,8 @@ class Configuration:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield a problem if there are more rules than the training processes read."""
-        if len(self.recording) > MAX_RULES:
-            yield "recording", f"has {len(self.recording)} rules, at most {MAX_RULES} are allowed"
+        if len(self.recording) > MAX_STAT_RULES:
+            yield "recording", f"has {len(self.recording)} rules, at most {MAX_STAT_RULES} are allowed"
 
     def overrides(self) -> list[dict[str, object]]:
         """Return the set keys of each rule for the training processes, ready for `json.dumps`."""

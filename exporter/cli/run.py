@@ -95,7 +95,7 @@ class Plan:
     is_shared: bool = False  # True if the launch has further commands, such as torchrun on other nodes
     has_shared_name: bool = False  # True if the name of the launch is derived from the common rendezvous
     status_url: str = ""  # URL of the status page; "" if unknown
-    rules: Sequence[Mapping[str, object]] = ()  # overrides of the job's Stats
+    rules: Sequence[Mapping[str, object]] = ()  # Stat rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class JobConfiguration:
 
     feed_directory: Path | None  # None for the default
     status_url: str  # URL of the status page on this machine; "" if the kernel chooses the port
-    rules: Sequence[Mapping[str, object]]  # overrides of the job's Stats
+    rules: Sequence[Mapping[str, object]]  # Stat rules
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -405,7 +405,7 @@ def _register(plan: Plan) -> Registration | None:
         prepare_directory(plan.feed_directory)
         runs.remove_old_ends(plan.feed_directory)
         if runs.owner(plan.feed_directory) is None and (plan.rules or has_overrides(plan.feed_directory)):
-            # Before the job creates a Stat, because the rules determine whether the Stat has a histogram.
+            # Before the job creates a Stat, because the Stat rules determine whether the Stat has a histogram.
             write_overrides(plan.feed_directory, plan.rules)
         return runs.Registration(plan.feed_directory)
     except (OSError, FeedError) as error:

@@ -233,7 +233,7 @@ class SidecarService:
         self._wiring.apply(current)
         if current.log != previous.log:
             self._logs.configure(level=current.log.level, form=current.log.format)
-        self.collect_feed()  # the recording rules are written after the pass
+        self.collect_feed()  # the Stat rules are written after the pass
 
     def toggle_gpus(self) -> None:
         """Detach from NVML, so that the driver can be unloaded or a GPU can be reset. If detached, reattach."""
@@ -279,7 +279,7 @@ class SidecarService:
                 self._written_rules, self._has_logged_rules_error = configuration, False
             except FeedDirectoryError as error:
                 if not self._has_logged_rules_error:
-                    statement = diagnoses.RULES_NOT_WRITTEN.describe(
+                    statement = diagnoses.STAT_RULES_NOT_WRITTEN.describe(
                         problem=error.problem, directory=error.path, remedy=error.remedy
                     )
                     _log.warning(statement.sentence, extra={"remedy": statement.remedy})

@@ -1,4 +1,4 @@
-"""Recording rules, which the sidecar writes to `overrides.json` in the feed directory and training processes read.
+"""Stat rules, which the sidecar writes to `overrides.json` in the feed directory and training processes read.
 
 In a shared directory, only files of the reader's user, of root and of the owner of the directory are trusted. A sidecar
 writes `overrides-<uid>.json` if `overrides.json` belongs to a different user. Readers use the newest trusted file.
@@ -18,17 +18,18 @@ from exporter.feed.directory import check_directory, is_trusted, own_uid, refusa
 from exporter.feed.entries import FileStamp, newest_entry, own_entry
 from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE, read_file, replace_file
 
-Rule = Mapping[str, object]
-"""Recording rule as in the file, such as `{"match": "train.*", "enabled": False}`. The recording checks the other keys."""
+StatRule = Mapping[str, object]
+"""Stat rule as in the file, such as `{"match": "train.*", "enabled": False}`. This module checks only `match`; the package `recording`
+checks the other keys."""
 VERSION = 1
 """Version of the file format."""
 MAX_BYTES = 1 << 20
 """Maximum size of the file. A larger file is refused."""
-MAX_RULES = 1000
+MAX_STAT_RULES = 1000
 """Maximum number of rules that are read. Further rules are ignored."""
 
 
-def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) -> None:
+def write_overrides(directory: str | os.PathLike[str], rules: Sequence[StatRule]) -> None:
     """Replace the rules, such as `{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}`.
 
     Only the owner of the directory calls this function. Raises `FeedDirectoryError` if the write fails.
@@ -46,11 +47,11 @@ def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) ->
 
 
 def has_overrides(directory: str | os.PathLike[str]) -> bool:
-    """Return True if the directory contains trusted rules."""
+    """Return True if the directory contains a trusted file of Stat rules."""
     return newest_entry(os.path.join(directory, OVERRIDES)) is not None
 
 
-def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None:
+def read_overrides(directory: str | os.PathLike[str]) -> tuple[StatRule, ...] | None:
     """Return the rules, or None without a file or a directory.
 
     Raises `FeedDirectoryError` if the file is unreadable, foreign or writable for all users, and `FeedFormatError` for invalid
@@ -65,14 +66,14 @@ def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None
 
 
 class OverridesReader:
-    """Reader of the rules of a feed directory, which may be missing."""
+    """Reader of the Stat rules of a feed directory, which may be missing."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = directory
         self._path = os.path.join(directory, OVERRIDES)
         self._stamp: FileStamp | None = None
 
-    def changed_rules(self) -> tuple[Rule, ...] | None:
+    def changed_rules(self) -> tuple[StatRule, ...] | None:
         """Return the rules if the file has changed since the last call, otherwise None.
 
         Returns an empty tuple after the file was removed. Raises the errors of `read_overrides`, once per change of the file.
@@ -86,8 +87,8 @@ class OverridesReader:
         return read_overrides(self._directory) or ()
 
 
-def _read(path: str) -> tuple[Rule, ...] | None:
-    """Return at most `MAX_RULES` rules of a file, or None without a file. Raises the errors of `read_overrides`."""
+def _read(path: str) -> tuple[StatRule, ...] | None:
+    """Return at most `MAX_STAT_RULES` rules of a file, or None without a file. Raises the errors of `read_overrides`."""
     name = os.path.basename(path)
     try:
         data, status = read_file(path, MAX_BYTES + 1)
@@ -115,10 +116,10 @@ def _read(path: str) -> tuple[Rule, ...] | None:
         )
     rules = body.get("rules") if isinstance(body, dict) else None
     if not isinstance(rules, list) or not all(
-        isinstance(rule, dict) and isinstance(rule.get("match"), str) for rule in rules[:MAX_RULES]
+        isinstance(rule, dict) and isinstance(rule.get("match"), str) for rule in rules[:MAX_STAT_RULES]
     ):
         raise FeedFormatError(f"{name}: expected a list of rules, each with a text 'match'", reason="content")
-    return tuple(rules[:MAX_RULES])
+    return tuple(rules[:MAX_STAT_RULES])
 
 
 def _unusable(message: str, path: str) -> FeedDirectoryError:

@@ -158,7 +158,7 @@ class StatMetrics:
         if window is not None and window.samples:
             for aggregation, name in plan.families.windows:
                 value = window.values.get(aggregation)
-                # The first window after a new recording rule still has the previous aggregations.
+                # The first window after a new Stat rule still has the previous aggregations.
                 if value is not None:
                     self._add(name, aggregation, series, value)
 

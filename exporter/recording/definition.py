@@ -1,6 +1,6 @@
-"""Validation of Stat definitions and recording rules.
+"""Validation of Stat definitions and Stat rules.
 
-Runs in the training process, when a Stat is constructed and when the recording rules change. Pure functions.
+Runs in the training process, when a Stat is constructed and when the Stat rules change. Pure functions.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ _RESERVED_LABELS = ("instance", "job", "le", "quantile", "rank", "role", "run", 
 _NAME = re.compile(r"[a-zA-Z]\w*(\.\w+)*", re.ASCII)
 _LABEL = re.compile(r"[a-zA-Z]\w*", re.ASCII)
 
-Rule = Mapping[str, object]
-"""Recording rule: `match`, a shell pattern of names, and any of `enabled`, `aggregations`, `window_seconds`, `window_samples` and
-`buckets`."""
+StatRule = Mapping[str, object]
+"""Stat rule: changes the definitions of the Stats whose names match a pattern, or disables these Stats.
+
+The key `match` has the shell pattern. Further keys are any of `enabled`, `aggregations`, `window_seconds`, `window_samples` and
+`buckets`. The section `recording` of the sidecar's configuration contains Stat rules, and `set_enabled` adds one.
+"""
 
 
 def check_definition(
@@ -198,19 +201,19 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "window_seconds": _check_window_seconds,
 }
 _RULE_FIELDS = ("aggregations", "buckets", "window_samples", "window_seconds")
-"""Fields that a recording rule may change, besides `enabled`."""
+"""Fields that a Stat rule may change, besides `enabled`."""
 
 
 def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> tuple[float, ...]:
     return DEFAULT_BUCKETS.get(unit, OTHER_BUCKETS) if Aggregation.HISTOGRAM in aggregations else ()
 
 
-# Recording rules -----------------------------------------------------------------------------------------------
+# Stat rules ----------------------------------------------------------------------------------------------------
 
 
-def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
+def check_rules(rules: Sequence[StatRule]) -> tuple[list[StatRule], list[str]]:
     """Return the valid rules with checked values, and a sentence for each invalid rule."""
-    valid_rules: list[Rule] = []
+    valid_rules: list[StatRule] = []
     problems: list[str] = []
     for number, rule in enumerate(rules, 1):
         try:
@@ -227,7 +230,7 @@ def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
     return valid_rules, problems
 
 
-def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[StatDefinition, bool]:
+def apply_rules(definition: StatDefinition, rules: Sequence[StatRule]) -> tuple[StatDefinition, bool]:
     """Return the definition after the matching rules are applied in order, and True if the Stat is enabled.
 
     Rules that together remove both limits of the window leave these limits unchanged. `min_samples` is lowered to the number of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from exporter.recording.definition import Rule
+from exporter.recording.definition import StatRule
 from exporter.recording.values import ProcessIdentity, Recording, StatReading, TrainingReading
 
 
@@ -77,7 +77,7 @@ class TrainingSource(Protocol):
 
 
 class Sink(Protocol):
-    """Destination of the recordings, and source of the rules by which the sidecar's configuration changes Stats.
+    """Destination of the recordings, and source of the Stat rules of the sidecar's configuration.
 
     Implemented by `exporter.recorder.FeedSink`.
     """
@@ -100,8 +100,8 @@ class Sink(Protocol):
     def close(self) -> None:
         """Close the file. The next recording opens a new file."""
 
-    def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the rules of the sidecar's configuration if they have changed since the last call, otherwise None."""
+    def changed_rules(self) -> Iterable[StatRule] | None:
+        """Return the Stat rules of the sidecar's configuration if they have changed since the last call, otherwise None."""
 
     def after_fork(self) -> None:
         """Detach from the parent's file in a forked child."""

@@ -286,7 +286,7 @@ class Recorder:
 
     def _run(self) -> None:
         """Flush once per interval, and tick between the flushes, until the thread must end. Runs on the recording thread."""
-        self.thread.run_exclusively(self._read_rules)
+        self.thread.run_exclusively(self._apply_changed_rules)
         last_flush = monotonic()
         while self._sleep_until(next_flush := last_flush + self._interval_seconds()):
             if self._is_flush_requested or monotonic() >= next_flush:
@@ -313,10 +313,10 @@ class Recorder:
         )
 
     def _flush_cycle(self) -> None:
-        """Do the work of a flush: renewal, passive Stats, rules, periodic tasks, and a recording."""
+        """Do the work of a flush: renewal, passive Stats, Stat rules, periodic tasks, and a recording."""
         self._renew()
         self._passive.tick(self.stats.states())
-        self._read_rules()
+        self._apply_changed_rules()
         for task in self._tasks:
             task.tick()
         self._publish(is_identity_ending=False, within_seconds=self.flush_seconds)
@@ -408,11 +408,14 @@ class Recorder:
         """Return the identity of the recording with its pid and start; the sink adds id and version."""
         return self.process.recorded_identity().replace(pid=os.getpid(), started=self.started_at)
 
-    def _read_rules(self) -> None:
-        """Apply changed recording rules of the sidecar's configuration, and log a notice for each invalid rule."""
+    def _apply_changed_rules(self) -> None:
+        """Apply the Stat rules of the sidecar's configuration if they have changed, and log a notice for each invalid rule."""
         rules = None if self._sink is None else self._sink.changed_rules()
-        for problem in self.stats.override(list(rules)) if rules is not None else ():
-            log_once(f"rule {problem}", f"recording rule of the sidecar's configuration ignored: {problem}")
+        for problem in self.stats.replace_configured_rules(list(rules)) if rules is not None else ():
+            log_once(
+                f"rule {problem}",
+                f"a rule of `recording:` in the sidecar's configuration is ignored: {problem}",
+            )
 
 
 def unsupported_interpreter() -> str | None:

@@ -230,7 +230,7 @@ class Stat:
 
     @property
     def definition(self) -> StatDefinition:
-        """Effective definition: the definition in the code, changed by the recording rules of the configuration."""
+        """Effective definition: the definition in the code, changed by the Stat rules of the configuration."""
         return self._state.effective
 
     @property

@@ -30,7 +30,7 @@ class StatState:
 
     Attributes:
         definition: Definition in the code.
-        effective: Effective definition: the definition in the code, changed by the recording rules of the configuration.
+        effective: Effective definition: the definition in the code, changed by the Stat rules of the configuration.
         is_exporter_family: True for a family of the exporter, False for a Stat of the job.
         origin: Source line of the first construction, as `file:line`.
         buffer: Samples that have not been drained. If it is full, the oldest samples are lost.

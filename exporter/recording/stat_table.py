@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time
 
 from exporter.errors import DefinitionError
-from exporter.recording.definition import Rule, apply_rules, check_rules
+from exporter.recording.definition import StatRule, apply_rules, check_rules
 from exporter.recording.handle import Handle
 from exporter.recording.notices import log_once
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
@@ -42,8 +42,8 @@ class StatTable:
         self._order: list[StatState] = []  # in order of construction
         self._owners: dict[str, str] = {}  # name of the Stat by family or sample name
         self._first_states: dict[str, StatState] = {}  # first state by name of the Stat
-        self._rules: list[Rule] = []  # recording rules of the sidecar's configuration
-        self._code_rules: list[Rule] = []  # rules of `set_enabled`
+        self._configured_rules: list[StatRule] = []  # of the sidecar's configuration
+        self._code_rules: list[StatRule] = []  # of `set_enabled`
         # selections of Stats, with the handlers of their windows
         self._window_handlers: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
         self._wake = wake  # called when a Stat is constructed
@@ -113,12 +113,15 @@ class StatTable:
             for state in self._order:
                 self._apply(state)
 
-    def override(self, rules: Sequence[Rule]) -> list[str]:
-        """Replace the recording rules, which apply before the rules of `set_enabled`. Return a sentence for each invalid rule."""
+    def replace_configured_rules(self, rules: Sequence[StatRule]) -> list[str]:
+        """Replace the Stat rules of the configuration. Return a sentence for each invalid rule.
+
+        The rules of `set_enabled` apply later, and so take precedence.
+        """
         valid_rules, problems = check_rules(rules)
         with self._lock:
-            if valid_rules != self._rules:
-                self._rules = valid_rules
+            if valid_rules != self._configured_rules:
+                self._configured_rules = valid_rules
                 for state in self._order:
                     self._apply(state)
         return problems
@@ -145,11 +148,11 @@ class StatTable:
             state.after_fork(wall=time())
 
     def _apply(self, state: StatState) -> None:
-        """Apply the rules and the window handlers to a Stat. The caller holds the lock."""
+        """Apply the Stat rules and the window handlers to a Stat. The caller holds the lock."""
         state.window_handlers = tuple(
             [handle for is_selected, handle in self._window_handlers if is_selected(state)]
         )
-        definition, enabled = apply_rules(state.definition, [*self._rules, *self._code_rules])
+        definition, enabled = apply_rules(state.definition, [*self._configured_rules, *self._code_rules])
         if definition != state.effective or enabled is not state.enabled:
             state.override(definition, enabled=enabled)
 
@@ -165,7 +168,7 @@ class StatTable:
             if _shape(first_state.definition) != _shape(definition):
                 _raise_conflict(first_state, definition)
             return
-        # All families that the Stat could publish, because a recording rule may add aggregations later.
+        # All families that the Stat could publish, because a Stat rule may add aggregations later.
         names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
         for name in sorted(names):
             owner = self._owners.get(name, definition.name)

@@ -164,7 +164,7 @@ class WindowReading(Value):
 class StatReading(Value):
     """State of a Stat at a point in time."""
 
-    definition: StatDefinition  # effective definition, with the recording rules applied
+    definition: StatDefinition  # effective definition, with the Stat rules applied
     count: int = 0  # number of accepted samples since the start of the process
     # sum of the samples; None if it cannot be a counter (after a negative sample, or beyond the range of floats)
     sum: float | None = 0.0

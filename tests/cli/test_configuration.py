@@ -1,4 +1,4 @@
-"""Configuration from flags, environment and file, recording rules, and the generated schema and example."""
+"""Configuration from flags, environment and file, Stat rules, and the generated schema and example."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from places import PROJECT
 from rules_support import load_script
 from serve_support import run_exporter
 
-from exporter.cli.configuration import Configuration, Rule, resolve
+from exporter.cli.configuration import Configuration, StatRuleOptions, resolve
 from exporter.cli.flags import Parser, add_flags
 from exporter.cli.main import main
 from exporter.cli.sections import LogSection, WebSection
@@ -249,7 +249,7 @@ def test_every_collector_of_the_catalogue_can_be_set_with_its_own_defaults() -> 
 
 
 RULES = st.builds(
-    lambda match, fields: Rule(match, **fields),
+    lambda match, fields: StatRuleOptions(match, **fields),
     st.text("ab.*?", min_size=1, max_size=20),
     st.fixed_dictionaries(
         {},
@@ -265,14 +265,14 @@ RULES = st.builds(
 
 @settings(max_examples=30)  # each example writes and reads a whole configuration
 @given(st.lists(RULES, max_size=3))
-def test_a_configuration_that_is_printed_is_read_back_unchanged(rules: list[Rule]) -> None:
+def test_a_configuration_that_is_printed_is_read_back_unchanged(rules: list[StatRuleOptions]) -> None:
     configuration = dataclasses.replace(Configuration(), recording=tuple(rules))
 
     assert load(dump(configuration), "c", Configuration) == configuration
 
 
 @given(RULES)
-def test_a_training_process_accepts_every_rule_that_the_configuration_accepts(rule: Rule) -> None:
+def test_a_training_process_accepts_every_rule_that_the_configuration_accepts(rule: StatRuleOptions) -> None:
     valid_rules, errors = check_rules([json.loads(json.dumps(rule.as_override()))])
 
     assert (len(valid_rules), errors) == (1, [])
@@ -300,7 +300,7 @@ def test_the_commented_rule_of_the_example_can_be_used() -> None:
     uncommented = "\n".join(line.removeprefix("# ") for line in lines[first_line:])
 
     (rule,) = load(uncommented, "c", Configuration).recording
-    assert set(rule.as_override()) == {field.name for field in dataclasses.fields(Rule)}
+    assert set(rule.as_override()) == {field.name for field in dataclasses.fields(StatRuleOptions)}
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_the_job_does_not_wait_for_the_resolution_of_the_listen_address(feed: Pa
         assert run.wait(timeout=WAIT_LIMIT_SECONDS) == 0
 
 
-def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp_path: Path) -> None:
+def test_stat_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("recording: [{match: demo.latency, aggregations: [histogram], buckets: [0.01, 0.1]}]")
     job = ["sh", "-c", "cat $EXPORTER_FEED_DIR/overrides.json"]

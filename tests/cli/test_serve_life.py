@@ -119,7 +119,7 @@ def test_an_impossible_start_is_reported_in_one_line_with_status_2(tmp_path: Pat
         assert line.startswith(f"exporter: {message}")
 
 
-def test_recording_rules_are_written_at_the_start_and_after_a_reload(tmp_path: Path) -> None:
+def test_stat_rules_are_written_at_the_start_and_after_a_reload(tmp_path: Path) -> None:
     file, overrides = tmp_path / "config.yaml", tmp_path / "feed" / "overrides.json"
     file.write_text("recording: [{match: 'a.*', window_seconds: null, aggregations: [mean]}]")
     with sidecar(tmp_path, f"--config.file={file}") as running:

@@ -68,7 +68,7 @@ def alternatives(directory: Path, name: str) -> list[Path]:
     return [path, path.with_name(f"{path.stem}-{OWNER}{path.suffix}")]
 
 
-# Recording rules
+# Stat rules
 
 
 @pytest.mark.parametrize("taken_count", [1, 2])

@@ -1,4 +1,4 @@
-"""Recording rules, which the sidecar writes into the feed directory."""
+"""Stat rules, which the sidecar writes into the feed directory."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def add_from_threads_and_read_windows() -> None:
 
 
 def change_rules_while_recording() -> None:
-    """Change the recording rules of a feed directory, and wait until two Stats follow them."""
+    """Change the Stat rules of a feed directory, and wait until two Stats follow them."""
     directory = os.environ["EXPORTER_FEED_DIR"]
     loss = Stat("train.loss", ["mean"], window_seconds=0.5)
     other_stat = Stat("train.other", ["mean"], window_seconds=0.5)
