@@ -120,23 +120,19 @@ def _overview_panels() -> tuple[Panel, ...]:
             "GPUs",
             # Without the nodes of *unknown*: each device counts in one of the three parts.
             instant_query(
-                "sum(instance:gpu_devices:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0"
-                " unless on (cluster, instance) instance:gpu_not_read:sum{@cluster}) or 0 * count(cluster:gpu_missing:sum{@cluster})",
+                "sum(instance:gpu_devices:sum{@cluster} unless on (cluster, instance) instance:gpu_unknown:sum{@cluster})"
+                " or 0 * count(cluster:gpu_lost:sum{@cluster})",
                 "up",
             ),
             instant_query(
-                "sum(instance:gpu_missing:sum{@cluster} unless on (cluster, instance) instance:exporter:up{@cluster} == 0"
-                " unless on (cluster, instance) instance:gpu_not_read:sum{@cluster}) or 0 * count(cluster:gpu_missing:sum{@cluster})",
-                "missing",
+                "sum(cluster:gpu_lost:sum{@cluster})",
+                "lost",
                 BAD,
             ),
-            # The last known devices of the nodes with an exporter that is down or a driver that was not read; 0 without such a node.
             instant_query(
-                "sum(last_over_time(instance:gpu_devices:sum{@cluster}[1h])"
-                " and on (cluster, instance) instance:exporter:up{@cluster} == 0"
-                " or on (cluster, instance) instance:gpu_not_read:sum{@cluster}) or 0 * count(cluster:exporter_up:count{@cluster})",
+                "sum(instance:gpu_unknown:sum{@cluster}) or 0 * count(cluster:exporter_up:count{@cluster})",
                 "unknown",
-                BAD,
+                WARNING,
             ),
             unit="none",
             text_mode="value_and_name",

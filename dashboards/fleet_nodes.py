@@ -18,18 +18,16 @@ class NodeCondition:
     color: str
 
 
-_NOT_READ = "on (cluster, instance) instance:gpu_not_read:sum{@cluster}"
-_MISSING_GPUS = f"(instance:gpu_missing:sum{{@cluster}} unless {_NOT_READ})"
-"""PromQL for the number of missing GPUs of each node whose GPUs are read: otherwise it is unknown which GPUs are missing."""
+EXPORTER_UP = "instance:exporter:up{@cluster} == 1"
+_LOST_GPUS = "instance:gpu_lost:sum{@cluster}"
+"""PromQL for the number of lost GPUs of each node whose exporter is up."""
 _NODE_CONDITIONS = (
     NodeCondition(
-        "GPUs not read",
-        f"(instance:gpu_missing:sum{{@cluster}} and {_NOT_READ} or 0 * instance:gpu_missing:sum{{@cluster}}) > bool 0",
+        "GPUs unknown",
+        f"0 * {_LOST_GPUS} + 1 and on (cluster, instance) instance:gpu_unknown:sum{{@cluster}} or 0 * {_LOST_GPUS}",
         BAD,
     ),
-    NodeCondition(
-        "GPU missing", f"({_MISSING_GPUS} or 0 * instance:gpu_missing:sum{{@cluster}}) > bool 0", BAD
-    ),
+    NodeCondition("GPU lost", f"{_LOST_GPUS} > bool 0", BAD),
     NodeCondition("Xid in the last hour", "instance:gpu_xid:count1h{@cluster} > bool 0", BAD),
     NodeCondition("exporter down", "instance:exporter:up{@cluster} == bool 0", BAD),
     NodeCondition("heat slows a GPU", "instance:gpu_thermal_throttle:ratio5m{@cluster} > bool 0.01", WARNING),
@@ -54,7 +52,6 @@ def _conditions_of_nodes(aggregation: str) -> str:
     return f"{aggregation} by (instance) ({' or '.join(terms)})"
 
 
-EXPORTER_UP = "instance:exporter:up{@cluster} == 1"
 CONDITION_COUNT_BY_NODE = _conditions_of_nodes("sum")
 WORST_CONDITION = _conditions_of_nodes("max")
 CONDITION_TEXTS = value_mappings(
@@ -84,9 +81,9 @@ def node_panels() -> tuple[Panel, ...]:
             Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=60),
             Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=58),
             Column(
-                f"sum by (instance) ({_MISSING_GPUS})",
-                "Missing",
-                width=78,
+                f"sum by (instance) ({_LOST_GPUS})",
+                "Lost",
+                width=60,
                 thresholds=bad_from(1),
             ),
             Column(

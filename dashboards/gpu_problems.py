@@ -315,26 +315,29 @@ def _last_of(family: str, selector: str) -> str:
     return f"({family}{{{selector}}} or last_over_time({family}{{{selector}}}[{_TWO_SCRAPES}]))"
 
 
-def count_missing_gpus(selector: str) -> str:
-    """Return PromQL for the number of expected GPUs of all selected nodes that do not respond, without labels.
+def count_lost_gpus(selector: str, target_selector: str) -> str:
+    """Return PromQL for the number of lost GPUs of all selected nodes, as the rule `instance:gpu_lost:sum`, without labels.
 
-    While the driver of a node is not read, the last numbers of the node within `_TWO_SCRAPES` count. On a node of `_NVML_DOWN`, only the
-    GPUs count that did not respond before. Without a number of expected GPUs of any node, the result is absent.
+    These are the expected GPUs that do not answer. While the driver of a node is not read, the last numbers of the node within
+    `_TWO_SCRAPES` count. On a node of `_NVML_DOWN`, only the GPUs count that were lost before: a lost GPU remains lost until the GPU answers
+    again. Nodes whose exporter is down do not count. Without a number of expected GPUs of any node, the result is absent.
     """
     all_expected = _last_of("gpu_devices_expected", selector)
-    expected = f"({all_expected} unless on (instance) {_NVML_DOWN})"
-    missing = f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices', selector)} and on (instance) {expected} or 0 * {expected}), 0)"
+    expected = (
+        f"({all_expected} unless on (instance) {_NVML_DOWN} and on (instance) up{{{target_selector}}} == 1)"
+    )
+    unanswered = f"clamp_min(sum({expected}) - sum({_last_of('gpu_devices', selector)} and on (instance) {expected} or 0 * {expected}), 0)"
     lost_before = (
         f"count(group by (instance, gpu) (gpu_up{{{selector}}} == 0 and on (instance) {_NVML_DOWN}))"
     )
-    return f"(({missing} or 0 * sum({all_expected})) + ({lost_before} or 0 * sum({all_expected})))"
+    return f"(({unanswered} or 0 * sum({all_expected})) + ({lost_before} or 0 * sum({all_expected})))"
 
 
 def count_unknown_gpus(selector: str, target_selector: str) -> str:
     """Return PromQL for the number of GPUs whose state is unknown, without labels; absent if there is none.
 
     These are the GPUs of the time range on nodes without an exporter that is up, and on the nodes of `DRIVER_NOT_READ` and
-    `_NVML_DOWN`, except GPUs that did not respond before.
+    `_NVML_DOWN`, except lost GPUs.
     """
     read_nodes = (
         f"(group by (instance) (up{{{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}"

@@ -31,7 +31,7 @@ from dashboards.gpu_problems import (
     RUNS_ON_NODES,
     SELECTED_NODES,
     THROTTLED_RATIO_FAMILY,
-    count_missing_gpus,
+    count_lost_gpus,
     count_unknown_gpus,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
@@ -119,7 +119,7 @@ def _overview_panels() -> tuple[Panel, ...]:
     # If all GPUs of the nodes are selected: the expected GPUs that are not present, also those that the driver does not list. If only some
     # are selected: those seen in the time range that are neither up nor unknown.
     lost_gpus = (
-        f"({count_missing_gpus('@gpu_node')} unless on () {seen_gpus} < on () {seen_gpus_of_nodes})"
+        f"({count_lost_gpus('@gpu_node', '@gpu_target')} unless on () {seen_gpus} < on () {seen_gpus_of_nodes})"
         f" or on () clamp_min({seen_gpus} - {up_gpus} - {unknown_gpus}, 0)"
     )
     return (

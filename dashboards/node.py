@@ -12,7 +12,7 @@ from dashboards.availability import NO_EXPORTER_UP, exporter_state
 from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
 from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.exporter_health import exporter_panels
-from dashboards.gpu_problems import count_missing_gpus, count_unknown_gpus
+from dashboards.gpu_problems import count_lost_gpus, count_unknown_gpus
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
 from dashboards.node_problems import WAITS_FOR_DATA, problems_of_node
@@ -65,7 +65,7 @@ _OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run)
 _CPU_WAIT = "waiting, data is late"
 """Legend of the share of the time in which a thread waits for a CPU, if a rank on the node waits for data. Only then, the value has a color."""
 UNKNOWN_GPU_COUNT = count_unknown_gpus("@node", "@target")
-"""PromQL for the number of GPUs of the node while their state is unknown, otherwise without a value. No GPU is then up or lost."""
+"""PromQL for the number of GPUs of the node in an unknown state; absent if there is none. No GPU is then up, but some may be lost."""
 _PRESSURE_THRESHOLDS = warn_from(0.5)
 """Thresholds of the share of the time in which a thread waits for a CPU, for memory or for a disk."""
 
@@ -111,7 +111,9 @@ def _overview_panels() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             instant_query("sum(gpu_devices{@node})", "up"),
-            instant_query(f"{count_missing_gpus('@node')} unless on () {UNKNOWN_GPU_COUNT}", "lost", BAD),
+            instant_query(
+                f"{count_lost_gpus('@node', '@target')} unless on () {NO_EXPORTER_UP}", "lost", BAD
+            ),
             instant_query(UNKNOWN_GPU_COUNT, "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",

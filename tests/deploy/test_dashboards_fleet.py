@@ -52,6 +52,7 @@ def test_the_gpus_of_a_node_without_an_exporter_are_unknown_and_not_up(tmp_path:
         'up{job="training",instance="n2"}': "1x50 0x10",
         'gpu_devices{instance="n1"}': "8x60",
         'gpu_devices{instance="n2"}': "8x60",
+        'gpu_devices_expected{instance="n2"}': "8x50 stale",
     }
 
     assert_panel(tmp_path, "training-fleet", "GPUs", series, {"{}": 8})

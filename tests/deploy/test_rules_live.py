@@ -68,7 +68,7 @@ ABSENT = {
 EMPTY_RECORDS = {
     "run:training_mttf:seconds": "before the first interruption",
     "gpu:gpu_recovery_action:info": "no GPU requests an action",
-    "instance:gpu_not_read:sum": "the driver is read at every scrape",
+    "instance:gpu_unknown:sum": "the driver is read at every scrape",
     "gpu:gpu_lost:timestamp_seconds": "no GPU is lost",
     "gpu:gpu_lost_onset:timestamp_seconds": "no GPU is lost",
     "gpu:gpu_lost_start:timestamp_seconds": "no GPU is lost",
