@@ -25,14 +25,14 @@ NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
 """Alerts about runs that make no progress."""
 HARDWARE_ALERTS = "GpuLost|GpuMissing|GpuXidCritical|GpuEccUncorrected|NvmlDown"
 """Alerts about hardware that can stop a run. They are the most urgent if the run makes no progress."""
-URGENCY_STOPS_RUN, URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 5, 4, 3, 2, 1
+URGENCY_CAUSE_OF_STOP, URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 5, 4, 3, 2, 1
 """Urgencies of alerts, the largest first.
 
 An alert about the hardware of a run that makes no progress is above the alert about the run, because the hardware is the cause.
 """
 URGENCIES = value_mappings(
     {
-        URGENCY_STOPS_RUN: ("no progress", BAD),
+        URGENCY_CAUSE_OF_STOP: ("no progress", BAD),
         URGENCY_NO_PROGRESS: ("no progress", BAD),
         URGENCY_CRITICAL: ("critical", BAD),
         URGENCY_WARNING: ("warning", WARNING),
@@ -83,7 +83,7 @@ def urgency(selector: str, labels: str, condition: str = "") -> str:
     }
     hardware = f'ALERTS{{alertstate="firing", alertname=~"{HARDWARE_ALERTS}", run!="", {selector}}}'
     no_progress = f'ALERTS{{alertstate="firing", alertname=~"{NO_PROGRESS_ALERTS}"}}'
-    causes = f"{URGENCY_STOPS_RUN} * max by ({labels}) ({hardware} {condition} and on (cluster, run) {no_progress})"
+    causes = f"{URGENCY_CAUSE_OF_STOP} * max by ({labels}) ({hardware} {condition} and on (cluster, run) {no_progress})"
     return " or ".join(
         [
             causes,

@@ -9,7 +9,7 @@ from dashboards.palette import NEUTRAL
 from dashboards.panels import value_mappings, warn_from
 
 MIN_LOSS_SHARE, MIN_LARGE_LOSS_SHARE = 0.15, 0.3
-"""Shares of the time from which lost time is a *loss* or a *large loss*. Saves, short waits for data and small differences between ranks are normal."""
+"""Shares of the time from which a run *loses time*, in orange or in red. Saves, short waits for data and small differences between ranks are normal."""
 LOST_THRESHOLDS = warn_from(MIN_LOSS_SHARE, MIN_LARGE_LOSS_SHARE)
 SHORT_CAUSE_NAMES = {
     "standstill": "no step",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dashboards import verdicts
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, title_mappings
 from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.energy_devices import (
@@ -55,7 +56,6 @@ from dashboards.losses_now import (
     UNKNOWN_COST,
     UNKNOWN_LOSSES,
     UNKNOWN_RUNS,
-    VERDICT_TEXTS,
     VERDICTS,
 )
 from dashboards.palette import BAD, NEUTRAL, WARNING, Override
@@ -124,7 +124,9 @@ def overview_panels() -> tuple[Panel, ...]:
 
 def _build_verdict_tile() -> Panel:
     """Return the panel with the number of runs by the worst verdict of their rows in the table of the current losses."""
-    colors = {"stopped": BAD, "large loss": BAD, "at risk": BAD, "unknown": WARNING, "loss": WARNING}
+    colors = {verdicts.NO_PROGRESS: BAD, verdicts.ENDANGERS_WORK: BAD} | dict.fromkeys(
+        (verdicts.ENDING, verdicts.LOSES_TIME, verdicts.UNKNOWN), WARNING
+    )
     return stat(
         "Runs by verdict",
         *(
@@ -405,7 +407,7 @@ def _build_current_losses_table() -> Panel:
     rows = f"({VERDICTS})"
     panel = table(
         "Losses now, last 5 min",
-        Column(VERDICTS, "Verdict", width=95, mappings=VERDICT_TEXTS),
+        Column(VERDICTS, "Verdict", width=118, mappings=verdicts.VERDICT_MAPPINGS),
         Column("run", "Run", width=110, links=(RUN_LINK,)),
         Column("cause", "Cause", width=178, mappings=CAUSE_TEXTS),
         Column("reason", "Reason", mappings=title_mappings()),

@@ -11,9 +11,6 @@ from dashboards.alerts import (
     HARDWARE_ALERTS,
     NO_PROGRESS_ALERTS,
     RECORDED_STATE_START,
-    URGENCY_CRITICAL,
-    URGENCY_NO_PROGRESS,
-    URGENCY_WARNING,
     alert_starts,
     urgency,
     with_xid,
@@ -25,40 +22,12 @@ from dashboards.cost_and_loss import (
     lost_share_by_run,
     standstill_by_run,
 )
-from dashboards.palette import BAD, NEUTRAL, WARNING
-from dashboards.panels import value_mappings
 from dashboards.queries import RECORDED_LAST_PROGRESS_TIME
 from dashboards.rank_problems import EXIT_REASON_PATTERN, MAX_DATA_WAIT_RATIO, SLOW_RATIO
+from dashboards.verdicts import Verdict
 
-URGENCY_NO_NEWS = URGENCY_CRITICAL + 0.5
-"""Urgency of a run without a current sample: no alert about the run can fire, and the run may have stopped."""
-URGENCY_LOSES_MUCH, URGENCY_LOSES = URGENCY_WARNING + 0.3, URGENCY_WARNING + 0.2
-"""Urgencies of a run that loses at least `MIN_LARGE_LOSS_SHARE` or `MIN_LOSS_SHARE` of the time, above the warnings: many warnings cost less."""
-URGENCY_PARTLY_UNKNOWN = URGENCY_CRITICAL - 0.5
-"""Urgency of a live run of which some ranks have no sample, above known losses."""
-URGENCY_RESTARTED = 1
-"""Urgency of a run without a larger urgency that has lost time to a restart within the last hour."""
-URGENCY_EARLY_END = 0.7
-"""Urgency of a run that finished before its step target."""
-URGENCY_SLOW = 0.5
-"""Urgency of a run without a larger urgency that is slowed a little by a slow rank or by waiting for data."""
 _STARTUP_CAUSES = "init|compile|checkpoint_load"
 """Causes of lost time at the start of each run."""
-RUN_URGENCY_MAPPINGS = value_mappings(
-    {
-        str(URGENCY_NO_PROGRESS): ("no progress", BAD),
-        str(URGENCY_CRITICAL): ("critical", BAD),
-        str(URGENCY_NO_NEWS): ("no news", BAD),
-        str(URGENCY_LOSES_MUCH): ("loses time", BAD),
-        str(URGENCY_LOSES): ("loses time", WARNING),
-        str(URGENCY_WARNING): ("warning", WARNING),
-        str(URGENCY_PARTLY_UNKNOWN): ("partly unknown", WARNING),
-        str(URGENCY_RESTARTED): ("restarted", WARNING),
-        str(URGENCY_EARLY_END): ("ended early", WARNING),
-        str(URGENCY_SLOW): ("slow", WARNING),
-        "0": ("no alert", NEUTRAL),
-    }
-)
 UNSEEN_RUNS = "max by (run) (run:training_unseen:timestamp_seconds{@cluster})"
 """PromQL for the time of the last sample of each run that has not ended and that no exporter reports, in Unix seconds."""
 RECORDED_LAST_PROGRESS_TIME_BY_RUN = f"max by (run) ({RECORDED_LAST_PROGRESS_TIME})"
@@ -94,6 +63,8 @@ NO_PROGRESS_RUNS = (
     f" or on (run) {_firing_alerts('alertname', NO_PROGRESS_ALERTS)}"
 )
 """PromQL with a value for each run that failed, is lost, hangs, stands still or remains `ending`, also before its alert fires."""
+_ENDING_RUNS = f"max by (run) ({_STATE_TEMPLATE.format(states='ending')})"
+_STARTING_RUNS = f"max by (run) ({_STATE_TEMPLATE.format(states='starting')})"
 _UNKNOWN_RANK_COUNT_BY_RUN = (
     f"(max by (run) (run:training_ranks_missing:sum{{@cluster}}) > 0 and on (run) {RUNS_WITH_LIVE_RANKS})"
 )
@@ -156,23 +127,24 @@ _EXITED_WITHOUT_CAUSE = (
 """PromQL with a value for each run whose ranks exited and whose hardware has no alert: the first exit is then the problem."""
 
 
-def urgency_query() -> str:
-    """Return PromQL for the urgency of each run: the first urgency of the list whose condition holds, otherwise 0."""
-    return " or on (run) ".join(
-        [
-            f"{URGENCY_NO_PROGRESS} + 0 * ({NO_PROGRESS_RUNS})",
-            f"{URGENCY_NO_NEWS} + 0 * {UNSEEN_RUNS}",
-            f"{URGENCY_CRITICAL} * {_firing_alerts('severity', 'critical')}",
-            f"{URGENCY_PARTLY_UNKNOWN} + 0 * {_UNKNOWN_RANK_COUNT_BY_RUN}",
-            f"{URGENCY_LOSES_MUCH} + 0 * ({_AVOIDABLE_LOSS} >= {MIN_LARGE_LOSS_SHARE})",
-            f"{URGENCY_LOSES} + 0 * ({_AVOIDABLE_LOSS} >= {MIN_LOSS_SHARE})",
-            f"{URGENCY_WARNING} * {_firing_alerts('severity', 'warning')}",
-            f"{URGENCY_RESTARTED} + 0 * ({_RESTARTED_RUNS})",
-            f"{URGENCY_EARLY_END} + 0 * max by (run) ({_EARLY_ENDS})",
-            f"{URGENCY_SLOW} + 0 * max by (run) ({_SLOWING_RANK} or on (run) {_ALL_WAIT_FOR_DATA})",
-            f"0 * {RUNS}",
-        ]
+def verdict_query() -> str:
+    """Return PromQL for the `Verdict` of each run: the first of the list whose condition holds, otherwise `Verdict.NO_PROBLEM`."""
+    conditions = (
+        (Verdict.NO_PROGRESS, NO_PROGRESS_RUNS),
+        (Verdict.ENDING, _ENDING_RUNS),
+        (Verdict.UNKNOWN, UNSEEN_RUNS),
+        (Verdict.ENDANGERS_WORK, _firing_alerts("severity", "critical")),
+        (Verdict.PARTLY_UNKNOWN, _UNKNOWN_RANK_COUNT_BY_RUN),
+        (Verdict.LOSES_MUCH_TIME, f"{_AVOIDABLE_LOSS} >= {MIN_LARGE_LOSS_SHARE}"),
+        (Verdict.LOSES_TIME, f"{_AVOIDABLE_LOSS} >= {MIN_LOSS_SHARE}"),
+        (Verdict.WARNING, _firing_alerts("severity", "warning")),
+        (Verdict.STARTING, _STARTING_RUNS),
+        (Verdict.RESTARTED, _RESTARTED_RUNS),
+        (Verdict.ENDED_EARLY, f"max by (run) ({_EARLY_ENDS})"),
+        (Verdict.LOSES_A_LITTLE, f"max by (run) ({_SLOWING_RANK} or on (run) {_ALL_WAIT_FOR_DATA})"),
+        (Verdict.NO_PROBLEM, RUNS),
     )
+    return " or on (run) ".join(f"{verdict} + 0 * ({condition})" for verdict, condition in conditions)
 
 
 def _main_alert() -> str:

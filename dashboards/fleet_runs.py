@@ -13,13 +13,12 @@ from dashboards.cost_and_loss import (
     standstill_by_run,
 )
 from dashboards.fleet_problems import (
-    RUN_URGENCY_MAPPINGS,
     RUNS,
     UNSEEN_NODE,
     UNSEEN_RUNS,
     main_problem,
     since_query,
-    urgency_query,
+    verdict_query,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import (
@@ -33,6 +32,7 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.tables import Column, percent_column, table
+from dashboards.verdicts import VERDICT_MAPPINGS
 
 NO_STEP = "no step"
 """State of a run that stands still before its exporter decides that the run hangs. The exporter reports such a run as `running`."""
@@ -114,7 +114,7 @@ def _build_problem_table() -> Panel:
             ),
             width=115,
         ),
-        Column(urgency_query(), "Verdict", decimals=0, width=118, mappings=RUN_URGENCY_MAPPINGS),
+        Column(verdict_query(), "Verdict", decimals=0, width=118, mappings=VERDICT_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
         Column("alertname", "What is wrong", mappings=[*title_mappings(), *SHORT_CAUSE_TEXTS]),
         Column("rank", "Rank", width=62),

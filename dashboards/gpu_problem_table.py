@@ -95,7 +95,7 @@ def query_worst_problems() -> str:
     The value is the impact and the priority as one number, see `PRIORITIES_PER_IMPACT`. The labels are `instance`, `problem` and
     `remedy`. A problem of a GPU also has the label `gpu`, and the labels `run` and `rank` of the last rank on the GPU. If no rank used
     the GPU in the time range, these labels are absent and the impact is `Impact.NO_RUN`. A problem of a node has the label `run` with one of the
-    runs on the node, if there is one. The impact *stops the run* is lowered to *endangers work* if no run without progress has the label
+    runs on the node, if there is one. The impact *no progress* is lowered to *endangers work* if no run without progress has the label
     `run`: the run makes progress, or no run is known.
     """
     gpu_problems, node_problems = _query_gpu_problems(), _query_node_problems()
@@ -112,8 +112,8 @@ def query_worst_problems() -> str:
         f" or ({node_problems}) + on (instance) group_left (run) {run_by_node})"
     )
     downgraded_problems = (
-        f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.STOPS_RUN})"
-        f" - {PRIORITIES_PER_IMPACT * (Impact.STOPS_RUN - Impact.ENDANGERS_WORK)} unless on (run) {_RUNS_WITHOUT_PROGRESS}"
+        f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.NO_PROGRESS})"
+        f" - {PRIORITIES_PER_IMPACT * (Impact.NO_PROGRESS - Impact.ENDANGERS_WORK)} unless on (run) {_RUNS_WITHOUT_PROGRESS}"
     )
     worst = f"topk by (instance, gpu) (1, {downgraded_problems} or {problems})"
     return f"max without ({labels_in_texts}) ({worst})"
@@ -122,7 +122,7 @@ def query_worst_problems() -> str:
 def query_node_and_gpu_counts_by_impact() -> str:
     """Return PromQL for the number of nodes and GPUs with a problem, by the impact of their worst problem.
 
-    The label `impact` is the impact in words. If there is no problem, the only series has the impact *nothing is wrong* and the value 0.
+    The label `impact` is the impact in words. If there is no problem, the only series has the impact *no problem* and the value 0.
     Without a target of the selected nodes, the result is absent.
     """
     impacts = f"floor({query_worst_problems()} / {PRIORITIES_PER_IMPACT})"

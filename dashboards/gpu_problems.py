@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from dashboards import verdicts
 from dashboards.availability import EXPORTER_DOWN_SINCE, NOT_SCRAPED_SINCE, last_time
 from dashboards.palette import BAD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, value_mappings
@@ -59,31 +60,31 @@ class Impact(enum.IntEnum):
 
     NO_RUN = 0
     POSSIBLE = 1
-    SLOWS_RUN = 2
+    LOSES_TIME = 2
     UNKNOWN = 3
     ENDANGERS_WORK = 4
-    STOPS_RUN = 5
+    NO_PROGRESS = 5
 
 
 IMPACT_NAMES = {
-    Impact.STOPS_RUN: "stops the run",
-    Impact.ENDANGERS_WORK: "endangers work",
-    Impact.UNKNOWN: "unknown",
-    Impact.SLOWS_RUN: "slows the run",
+    Impact.NO_PROGRESS: verdicts.NO_PROGRESS,
+    Impact.ENDANGERS_WORK: verdicts.ENDANGERS_WORK,
+    Impact.UNKNOWN: verdicts.UNKNOWN,
+    Impact.LOSES_TIME: verdicts.LOSES_TIME,
     Impact.POSSIBLE: "possible",
     Impact.NO_RUN: "no run",
 }
 IMPACT_COLORS = {
-    Impact.STOPS_RUN: BAD,
+    Impact.NO_PROGRESS: BAD,
     Impact.ENDANGERS_WORK: BAD,
     Impact.UNKNOWN: WARNING,
-    Impact.SLOWS_RUN: WARNING,
+    Impact.LOSES_TIME: WARNING,
     Impact.POSSIBLE: WARNING,
     Impact.NO_RUN: NEUTRAL,
 }
-NO_PROBLEM = "nothing is wrong"
+NO_PROBLEM = verdicts.NO_PROBLEM
 NO_PROBLEM_VALUE = -1
-"""Value of the row *nothing is wrong* in each column with values, so that Grafana joins the columns to one row."""
+"""Value of the row *no problem* in each column with values, so that Grafana joins the columns to one row."""
 IMPACT_TEXTS = value_mappings(
     {impact.value: (text, IMPACT_COLORS[impact]) for impact, text in IMPACT_NAMES.items()}
     | {NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}
@@ -221,7 +222,7 @@ NODE_PROBLEMS = (
         f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
         f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
         "nvidia-smi; reload the driver or reboot",
-        Impact.STOPS_RUN,
+        Impact.NO_PROGRESS,
         "reason",
         "driver does not respond: $1",
     ),
@@ -260,7 +261,7 @@ GPU_PROBLEMS = (
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
         "min by (instance, gpu) (gpu:gpu_lost_start:timestamp_seconds{@gpu_any_run})",
         "drain; reset the GPU or reboot",
-        Impact.STOPS_RUN,
+        Impact.NO_PROGRESS,
         "reason",
         f"{NO_RESPONSE_PREFIX}$1",
     ),
@@ -289,13 +290,13 @@ GPU_PROBLEMS = (
         f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO}",
         f"min by (instance, gpu) ({THROTTLED_START_FAMILY}{{@gpu_any_run}})",
         "check cooling and power supply",
-        Impact.SLOWS_RUN,
+        Impact.LOSES_TIME,
     ),
     _nonzero_gpu_problem(
         'gpu_nvlink_links{@gpu_any_run, state="inactive"}',
         "NVLinks are down",
         "reset the GPU; check the links",
-        Impact.SLOWS_RUN,
+        Impact.LOSES_TIME,
     ),
     _xid_problem("other Xid", 'xid!~"{}"', "read the job's log; reset if repeated", Impact.POSSIBLE),
     _nonzero_gpu_problem(

@@ -34,6 +34,15 @@ from dashboards.queries import (
 )
 from dashboards.rank_problems import EXIT_REASON_PATTERN, FOLLOWING_EXITS_SECONDS, MAX_DATA_WAIT_RATIO
 from dashboards.tables import NO_SAMPLE_OF_RUN
+from dashboards.verdicts import (
+    ENDANGERS_WORK,
+    ENDING,
+    LOSES_TIME,
+    NO_PROBLEM,
+    NO_PROGRESS,
+    UNKNOWN,
+    Verdict,
+)
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120
 """Time without a step or validation batch from which a run in state `running` stands still, as in `run:training_standstill:info`."""
@@ -427,61 +436,40 @@ LOSS_SINCE = (
 
 0 if the loss began before the time range.
 """
-(
-    _USUAL_VERDICT,
-    _SMALL_LOSS_VERDICT,
-    _LOSS_VERDICT,
-    _UNKNOWN_VERDICT,
-    _RISK_VERDICT,
-    _LARGE_LOSS_VERDICT,
-    _STOPPED_VERDICT,
-) = range(7)
-"""Numbers of the verdicts, in ascending order of urgency."""
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
 _VERDICT_BY_SHARE = (
-    f"({_LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE} unless on (cause) {START_CAUSES})"
-    f" + {_LARGE_LOSS_VERDICT - _LOSS_VERDICT} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE})"
-    f" or {_USUAL_VERDICT} * ({_KNOWN_LOSSES}))"
+    f"({Verdict.LOSES_TIME} * ({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE} unless on (cause) {START_CAUSES})"
+    f" + {Verdict.LOSES_MUCH_TIME - Verdict.LOSES_TIME} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE})"
+    f" or {Verdict.NO_PROBLEM} * ({_KNOWN_LOSSES}))"
 )
-"""PromQL for the verdict of each known loss, by its share: `_USUAL_VERDICT`, `_LOSS_VERDICT` or `_LARGE_LOSS_VERDICT`.
-
-Every run has to start, so that this time is usual.
-"""
+"""PromQL for the verdict of each known loss, by its share. Every run has to start, so that this time is no problem."""
 VERDICTS = (
-    f"clamp_min({_VERDICT_BY_SHARE} and on (run, cause) {_FAULTS}, {_SMALL_LOSS_VERDICT}) or {_VERDICT_BY_SHARE}"
-    f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + {_UNKNOWN_VERDICT}"
-    f" or {STOPPED_RUNS} + on (run) group_left () ({_STOPPED_VERDICT} * {_FAILED_RUNS} or {_UNKNOWN_VERDICT} * ({ENDING_RUNS}))"
-    f" or max by (run, cause) ({RUNS_AT_RISK}) + {_RISK_VERDICT}"
+    f"({_VERDICT_BY_SHARE} and on (cause) {as_cause('vector(1)', 'standstill')}) * 0 + {Verdict.NO_PROGRESS}"
+    f" or clamp_min({_VERDICT_BY_SHARE} and on (run, cause) {_FAULTS}, {Verdict.LOSES_A_LITTLE}) or {_VERDICT_BY_SHARE}"
+    f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + on (cause) group_left ()"
+    f" ({as_cause(f'vector({Verdict.UNKNOWN})', 'no_news')} or {as_cause(f'vector({Verdict.PARTLY_UNKNOWN})', 'partly_unknown')})"
+    f" or {STOPPED_RUNS} + on (run) group_left () ({Verdict.NO_PROGRESS} * {_FAILED_RUNS} or {Verdict.ENDING} * ({ENDING_RUNS}))"
+    f" or max by (run, cause) ({RUNS_AT_RISK}) + {Verdict.ENDANGERS_WORK}"
 )
-"""PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is usual.
+"""PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is no problem.
 
-A small loss with a fault, such as a slow rank, has `_SMALL_LOSS_VERDICT` instead of `_USUAL_VERDICT`.
+A small loss with a fault, such as a slow rank, has `Verdict.LOSES_A_LITTLE`.
 """
 _WORST_VERDICT = f"max by (run) ({VERDICTS})"
 _NO_COUNT = "0 * count(max by (run) (last_over_time(training_run_state{@run}[$__range])))"
-_VERDICT_RANGES = {
-    "stopped": (_STOPPED_VERDICT, _STOPPED_VERDICT),
-    "large loss": (_LARGE_LOSS_VERDICT, _LARGE_LOSS_VERDICT),
-    "at risk": (_RISK_VERDICT, _RISK_VERDICT),
-    "unknown": (_UNKNOWN_VERDICT, _UNKNOWN_VERDICT),
-    "loss": (_SMALL_LOSS_VERDICT, _LOSS_VERDICT),
+_COUNTED_VERDICTS = {
+    NO_PROGRESS: (Verdict.NO_PROGRESS,),
+    ENDING: (Verdict.ENDING,),
+    ENDANGERS_WORK: (Verdict.ENDANGERS_WORK,),
+    LOSES_TIME: (Verdict.LOSES_A_LITTLE, Verdict.LOSES_TIME, Verdict.LOSES_MUCH_TIME),
+    UNKNOWN: (Verdict.PARTLY_UNKNOWN, Verdict.UNKNOWN),
 }
+"""Verdicts by the text of their count."""
 RUN_COUNTS_BY_VERDICT = {
-    name: f"count({_WORST_VERDICT} >= {lowest} <= {highest}) or {_NO_COUNT}"
-    for name, (lowest, highest) in _VERDICT_RANGES.items()
-} | {"fine": f"count({_LIVE_RUNS} unless on (run) {_WORST_VERDICT} > {_USUAL_VERDICT}) or {_NO_COUNT}"}
+    name: f"count({' or '.join(f'{_WORST_VERDICT} == {verdict}' for verdict in verdicts)}) or {_NO_COUNT}"
+    for name, verdicts in _COUNTED_VERDICTS.items()
+} | {NO_PROBLEM: f"count({_LIVE_RUNS} unless on (run) {_WORST_VERDICT} > 0) or {_NO_COUNT}"}
 """PromQL for the number of runs by the worst of their verdicts. Each live or stopped run is in one of the counts."""
-VERDICT_TEXTS = value_mappings(
-    {
-        _STOPPED_VERDICT: ("stopped", BAD),
-        _LARGE_LOSS_VERDICT: ("large loss", BAD),
-        _RISK_VERDICT: ("at risk", BAD),
-        _UNKNOWN_VERDICT: ("unknown", WARNING),
-        _LOSS_VERDICT: ("loss", WARNING),
-        _SMALL_LOSS_VERDICT: ("small loss", WARNING),
-        _USUAL_VERDICT: ("usual", NEUTRAL),
-    }
-)
 
 _CAUSES = {
     "progress": ("progress", GOOD),

@@ -146,7 +146,7 @@ _RANK_PROBLEMS = (
         # Of exits at the same time, the first is above the others.
         f"{_LAST_EXIT_OR_UPDATE} - 0.1",
         "read the log of this rank first",
-        Impact.STOPS_RUN,
+        Impact.NO_PROGRESS,
         "reason",
         "process ended first: $1",
     ),
@@ -155,7 +155,7 @@ _RANK_PROBLEMS = (
         f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS} unless on (run, rank) ({_ENDED_FIRST})",
         _LAST_EXIT_OR_UPDATE,
         "read its log; Run has all exits",
-        Impact.STOPS_RUN,
+        Impact.NO_PROGRESS,
         "reason",
         "process ended: $1",
     ),
@@ -172,7 +172,7 @@ _RANK_PROBLEMS = (
         _STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
         _LAST_PROGRESS_TIME_OF_RUN,
         "read this line of the job; restart the run",
-        Impact.STOPS_RUN,
+        Impact.NO_PROGRESS,
         "cause",
         "this node holds up the run: $1",
     ),
@@ -181,7 +181,7 @@ _RANK_PROBLEMS = (
         _STANDSTILL_RANK.format(matcher=f'=~"{_PHASE_CAUSE}"'),
         _LAST_PROGRESS_TIME_OF_RUN,
         "run training-exporter stacks on the node",
-        Impact.STOPS_RUN,
+        Impact.NO_PROGRESS,
         "cause",
         "this node holds up the run: $1",
     ),
@@ -198,7 +198,7 @@ _RANK_PROBLEMS = (
         _with_percent(_SLOW_RANKS),
         "max by (run, rank) (rank:training_slow_start:timestamp_seconds{@run})",
         "check clocks and heat; else replace the node",
-        Impact.SLOWS_RUN,
+        Impact.LOSES_TIME,
         "percent",
         "computes at $1 % of the fastest rank",
     ),
@@ -208,7 +208,7 @@ _RANK_PROBLEMS = (
             _with_percent(_RANKS_WAITING_FOR_DATA),
             f"0 * {_DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}",
             "more data workers; check the storage",
-            Impact.SLOWS_RUN,
+            Impact.LOSES_TIME,
             "percent",
             "waits for data $1 % of the time",
         )
@@ -257,7 +257,7 @@ _RUN_PROBLEMS = (
         f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE}",
         LAST_PROGRESS_TIME_BY_RUN,
         "What is wrong on Run has the cause",
-        Impact.STOPS_RUN,
+        Impact.NO_PROGRESS,
         "place",
         "no rank finishes a step; the cause is $1",
     ),
@@ -266,7 +266,7 @@ _RUN_PROBLEMS = (
         f"{RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE} unless on (run) {_CAUSE_ELSEWHERE}",
         LAST_PROGRESS_TIME_BY_RUN,
         "run training-exporter stacks on the node",
-        Impact.STOPS_RUN,
+        Impact.NO_PROGRESS,
         "run",
     ),
     *_by_cpu_use(
@@ -275,7 +275,7 @@ _RUN_PROBLEMS = (
             f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
             _DATA_WAIT_START,
             "check the storage; more data workers",
-            Impact.SLOWS_RUN,
+            Impact.LOSES_TIME,
             "percent",
             "all ranks wait for data for $1 % or more",
         )
@@ -415,9 +415,9 @@ _PROBLEM_COUNT = f"count by (gpu, run, rank) ({_PROBLEM_ROWS})"
 _NO_PROBLEM_ROW = (
     f'label_replace(0 * max(up{{@target}}) + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
 )
-"""PromQL for the row *nothing is wrong*; without a value if Prometheus has no target of this name: the table is then empty."""
+"""PromQL for the row *no problem*; without a value if Prometheus has no target of this name: the table is then empty."""
 _ROW_IF_NO_PROBLEM = f"{_NO_PROBLEM_ROW} unless on () ({_PROBLEM_COUNT})"
-"""PromQL for the row *nothing is wrong*, if no problem has a row."""
+"""PromQL for the row *no problem*, if no problem has a row."""
 
 
 def problems_of_node() -> Panel:

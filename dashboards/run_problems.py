@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from dashboards import verdicts
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
@@ -60,25 +61,25 @@ class RunImpact(enum.Enum):
     """
 
     CAUSES_STOP = 6  # the rank or GPU for which the other ranks wait
-    STOPS_RUN = 5  # no step finishes, or ranks have ended
+    NO_PROGRESS = 5  # no step finishes, or ranks have ended
     ENDANGERS_WORK = 4  # work or the model may be lost, although steps finish
     UNKNOWN = 3  # samples of ranks are missing
-    SLOWS_RUN = 2  # steps take longer than necessary
+    LOSES_TIME = 2  # steps take longer than necessary
     PAST = 1  # over, and no alert about the problem fires
 
 
 RUN_IMPACT_TEXTS = value_mappings(
     {
-        RunImpact.CAUSES_STOP.value: ("stops the run", BAD),
-        RunImpact.STOPS_RUN.value: ("stops the run", BAD),
-        RunImpact.ENDANGERS_WORK.value: ("endangers work", BAD),
-        RunImpact.UNKNOWN.value: ("unknown", WARNING),
-        RunImpact.SLOWS_RUN.value: ("slows the run", WARNING),
+        RunImpact.CAUSES_STOP.value: (verdicts.NO_PROGRESS, BAD),
+        RunImpact.NO_PROGRESS.value: (verdicts.NO_PROGRESS, BAD),
+        RunImpact.ENDANGERS_WORK.value: (verdicts.ENDANGERS_WORK, BAD),
+        RunImpact.UNKNOWN.value: (verdicts.UNKNOWN, WARNING),
+        RunImpact.LOSES_TIME.value: (verdicts.LOSES_TIME, WARNING),
         RunImpact.PAST.value: ("past", NEUTRAL),
     }
 )
 RUN_PROBLEM_TEXTS: list[Json] = [
-    *value_mappings({"no problem found": ("no problem found", GOOD)}),
+    *value_mappings({verdicts.NO_PROBLEM: (verdicts.NO_PROBLEM, GOOD)}),
     *(
         {
             "type": "regex",
@@ -269,11 +270,11 @@ PROBLEMS = (
     RunProblem(HANGING_PLACE_ROWS, RunImpact.CAUSES_STOP, "read this line of the job; restart the run"),
     RunProblem(ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
     RunProblem(FIRST_ENDED_ROWS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
-    RunProblem(LATER_ENDED_ROWS, RunImpact.STOPS_RUN),
+    RunProblem(LATER_ENDED_ROWS, RunImpact.NO_PROGRESS),
     RunProblem(WITHOUT_OUTCOME_ROWS, RunImpact.UNKNOWN, "wait a minute; then State has the outcome"),
     RunProblem(
         f"{with_text(STANDSTILL_START, 'no rank finishes a step')} unless on () ({LOST_GPU_STARTS})",
-        RunImpact.STOPS_RUN,
+        RunImpact.NO_PROGRESS,
         "run training-exporter stacks on each node",
     ),
     RunProblem(
@@ -309,22 +310,24 @@ PROBLEMS = (
         RunImpact.UNKNOWN,
         "check the process of the rank",
     ),
-    RunProblem(_SLOW_RANKS, RunImpact.SLOWS_RUN, "open GPUs, and compare clock and heat of its GPU"),
-    RunProblem(THROTTLED_GPU_ROWS, RunImpact.SLOWS_RUN, "check the cooling and the power supply of the node"),
+    RunProblem(_SLOW_RANKS, RunImpact.LOSES_TIME, "open GPUs, and compare clock and heat of its GPU"),
+    RunProblem(
+        THROTTLED_GPU_ROWS, RunImpact.LOSES_TIME, "check the cooling and the power supply of the node"
+    ),
     RunProblem(
         f"{_WAITING_RANK} unless on (instance) {_NODES_WITH_SATURATED_CPUS}",
-        RunImpact.SLOWS_RUN,
+        RunImpact.LOSES_TIME,
         "use more or faster data workers",
     ),
     RunProblem(
-        f"{_WAITING_RANK} and on (instance) {_NODES_WITH_SATURATED_CPUS}", RunImpact.SLOWS_RUN, _FREE_CPUS
+        f"{_WAITING_RANK} and on (instance) {_NODES_WITH_SATURATED_CPUS}", RunImpact.LOSES_TIME, _FREE_CPUS
     ),
     RunProblem(
         f"{_ALL_RANKS_WAIT} unless on () {_NODES_WITH_SATURATED_CPUS}",
-        RunImpact.SLOWS_RUN,
+        RunImpact.LOSES_TIME,
         "check the storage; use more or faster data workers",
     ),
-    RunProblem(f"{_ALL_RANKS_WAIT} and on () {_NODES_WITH_SATURATED_CPUS}", RunImpact.SLOWS_RUN, _FREE_CPUS),
+    RunProblem(f"{_ALL_RANKS_WAIT} and on () {_NODES_WITH_SATURATED_CPUS}", RunImpact.LOSES_TIME, _FREE_CPUS),
     RunProblem(EARLY_END_ROW, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
     RunProblem(with_text(FIRST_EXIT, "restarted after: $1", "reason", EXIT_REASON_PATTERN), RunImpact.PAST),
     RunProblem(
@@ -336,7 +339,7 @@ PROBLEMS = (
 _ROW_LABELS = "impact, problem, instance, rank, gpu, remedy"
 _STATE_KNOWN = "max(training_run_state{@run})"
 _NO_PROBLEM_ROW = (
-    f"{with_text(f'0 * {_STATE_KNOWN} - 1', 'no problem found')}"
+    f"{with_text(f'0 * {_STATE_KNOWN} - 1', verdicts.NO_PROBLEM)}"
     f" or on () {with_text('vector(-1)', NO_SAMPLE_OF_RUN)}"
 )
 """PromQL for the row of a run without a problem or without a sample. The value -1 is shown as a dash."""
@@ -349,7 +352,9 @@ def problem_start() -> str:
     Without a value if the run has no current problem.
     """
     stops = [
-        problem.rows for problem in PROBLEMS if problem.impact in (RunImpact.CAUSES_STOP, RunImpact.STOPS_RUN)
+        problem.rows
+        for problem in PROBLEMS
+        if problem.impact in (RunImpact.CAUSES_STOP, RunImpact.NO_PROGRESS)
     ]
     slowest = f"bottomk(1, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})"
     slow_start = (

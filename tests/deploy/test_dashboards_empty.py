@@ -65,9 +65,9 @@ HEALTHY_NODE = {
 @pytest.mark.parametrize(
     ("uid", "panel", "query_id", "row"),
     [
-        ("training-node", "What is wrong", "A", {'{problem="nothing is wrong"}': -1}),
-        ("training-gpus", "What is wrong", "A", {'{problem="nothing is wrong"}': -1}),
-        ("training-gpus", "Nodes and GPUs with a problem", "A", {'{impact="nothing is wrong"}': 0}),
+        ("training-node", "What is wrong", "A", {'{problem="no problem"}': -1}),
+        ("training-gpus", "What is wrong", "A", {'{problem="no problem"}': -1}),
+        ("training-gpus", "Nodes and GPUs with a problem", "A", {'{impact="no problem"}': 0}),
         ("training-gpus", "Exporters", "A", {"{}": 1}),
         ("training-gpus", "Selected GPUs", "A", {"{}": 1}),
         ("training-gpus", "Selected GPUs", "C", {"{}": 0}),

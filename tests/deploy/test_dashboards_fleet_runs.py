@@ -10,14 +10,19 @@ from fleet_panel_support import OTHER_ROWS, OTHER_STARTS, STRAGGLER, THREE_RUNS,
 from panel_support import assert_panel, run_series
 from rules_support import needs_promtool
 
+from dashboards.verdicts import Verdict
+
 pytestmark = needs_promtool
+
+STOPPED = {'{run="b"}': Verdict.NO_PROGRESS, '{run="c"}': Verdict.NO_PROGRESS}
+"""Verdicts of the runs b and c of THREE_RUNS."""
 
 
 @pytest.mark.parametrize(("query_id", "runs"), [("A", 1), ("B", 3), ("C", 2), ("D", 0)])
 def test_the_number_of_runs_without_progress_is_that_of_the_table(
     tmp_path: Path, query_id: str, runs: int
 ) -> None:
-    verdicts = {'{run="a"}': 0.0, '{run="b"}': 4.0, '{run="c"}': 4.0}
+    verdicts = {'{run="a"}': Verdict.NO_PROBLEM} | STOPPED
 
     assert_panel(
         tmp_path, "training-fleet", "Runs that progress", THREE_RUNS, {"{}": runs}, query_id=query_id
@@ -99,7 +104,7 @@ def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(t
                 for rank, seconds in ((0, "1x60"), (1, "1.5x60"))
                 for name, value in (("compute_seconds", seconds), ("info", "1x60"))
             },
-            0.5,
+            Verdict.LOSES_A_LITTLE,
             id="slow rank",
         ),
         pytest.param(
@@ -107,18 +112,18 @@ def test_a_hardware_error_is_named_by_its_xid_instead_of_the_recovery_it_needs(t
                 'training_phase_seconds_total{run="a",instance="n1",rank="0",phase="data_loading"}': "0+7.5x60",
                 'training_wall_seconds_total{run="a",instance="n1"}': "0+15x60",
             },
-            0.5,
+            Verdict.LOSES_A_LITTLE,
             id="data stall",
         ),
-        pytest.param({}, 0.0, id="healthy run"),
+        pytest.param({}, Verdict.NO_PROBLEM, id="healthy run"),
     ],
 )
 def test_a_run_that_a_rank_or_its_data_slows_is_above_a_healthy_run(
-    tmp_path: Path, series: dict[str, str], verdict: float
+    tmp_path: Path, series: dict[str, str], verdict: Verdict
 ) -> None:
-    verdicts = {'{run="a"}': 2 * verdict, '{run="b"}': 8.0, '{run="c"}': 8.0}
+    verdicts = {'{run="a"}': verdict} | STOPPED
 
-    assert_runs(tmp_path, THREE_RUNS | series, verdicts, column="Verdict", factor=2)
+    assert_runs(tmp_path, THREE_RUNS | series, verdicts, column="Verdict")
 
 
 def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_path: Path) -> None:
@@ -238,7 +243,7 @@ def test_no_rank_is_named_while_all_ranks_wait_for_data_and_a_restart_has_a_verd
         series,
         OTHER_ROWS | {'{run="a",user="u",state="running",alertname="all ranks wait for data: 40 %"}': 1.0},
     )
-    assert_runs(tmp_path, restart, {'{run="a"}': 1.0, '{run="b"}': 4.0, '{run="c"}': 4.0}, column="Verdict")
+    assert_runs(tmp_path, restart, {'{run="a"}': Verdict.RESTARTED} | STOPPED, column="Verdict")
 
 
 LOST_GPU_OF_B = {
@@ -289,14 +294,18 @@ def test_a_large_loss_is_above_the_warnings_and_a_small_loss_is_not(tmp_path: Pa
     series |= {
         'ALERTS{alertstate="firing",severity="warning",alertname="GpuThermalThrottle",run="f"}': "_x48 1x12"
     }
-    verdicts = {"a": 0, "b": 40, "c": 40, "d": 23, "e": 22, "f": 20}
+    verdicts = {
+        "a": Verdict.NO_PROBLEM,
+        "d": Verdict.LOSES_MUCH_TIME,
+        "e": Verdict.LOSES_TIME,
+        "f": Verdict.WARNING,
+    }
 
     assert_runs(
         tmp_path,
         series,
-        {f'{{run="{run}"}}': verdict for run, verdict in verdicts.items()},
+        {f'{{run="{run}"}}': verdict for run, verdict in verdicts.items()} | STOPPED,
         column="Verdict",
-        factor=10,
     )
 
 
@@ -314,10 +323,10 @@ def test_a_live_run_with_ranks_without_samples_is_partly_unknown_and_has_their_n
     }
     row = '{run="a",user="u",state="running",alertname="ranks without news: 2",instance="n2"}'
     rows = OTHER_ROWS | {row: 1.0}
-    verdicts = {'{run="a"}': 5.0, '{run="b"}': 8.0, '{run="c"}': 8.0}
+    verdicts = {'{run="a"}': Verdict.PARTLY_UNKNOWN} | STOPPED
 
     assert_runs(tmp_path, series, rows)
-    assert_runs(tmp_path, series, verdicts, column="Verdict", factor=2)
+    assert_runs(tmp_path, series, verdicts, column="Verdict")
 
 
 @pytest.mark.parametrize(
@@ -339,11 +348,11 @@ def test_fleet_and_run_agree_on_whether_a_run_has_news(
         'training_process_up{run="a",instance="n1",rank="0"}': state,
         'training_process_up{run="a",instance="n2",rank="1"}': ranks,
     }
-    verdict = {'{run="a"}': 0.0} if has_news else {'{run="a"}': 7.0}
+    verdict = {'{run="a"}': Verdict.NO_PROBLEM if has_news else Verdict.UNKNOWN}
     age = "" if has_news else 'age=", no news for 2 min from ",instance="n1",'
     run_state = {f'{{{age}state="running"}}': 0.0 if has_news else 1.0}
 
-    assert_runs(tmp_path, series, verdict, column="Verdict", factor=2)
+    assert_runs(tmp_path, series, verdict, column="Verdict")
     assert_panel(tmp_path, "training-run", "State", series, run_state)
 
 
@@ -363,7 +372,7 @@ def _ending_run(run: str, exits: dict[str, str]) -> dict[str, str]:
     }
 
 
-def test_a_run_whose_ranks_were_killed_makes_no_progress_and_a_run_that_ends_normally_has_no_alert(
+def test_a_run_whose_ranks_were_killed_makes_no_progress_and_a_run_that_ends_normally_is_ending(
     tmp_path: Path,
 ) -> None:
     killed = {
@@ -377,7 +386,11 @@ def test_a_run_whose_ranks_were_killed_makes_no_progress_and_a_run_that_ends_nor
         '{run="normal",user="u",state="ending"}': 1.0,
         '{run="stopped",user="u",state="ending"}': 1.0,
     }
-    verdicts = {'{run="killed"}': 4.0, '{run="normal"}': 0.0, '{run="stopped"}': 0.0}
+    verdicts = {
+        '{run="killed"}': Verdict.NO_PROGRESS,
+        '{run="normal"}': Verdict.ENDING,
+        '{run="stopped"}': Verdict.ENDING,
+    }
     starts = {'{run="killed"}': 845_000.0, '{run="normal"}': 850_000.0, '{run="stopped"}': 850_000.0}
 
     assert_runs(tmp_path, series, rows)
@@ -395,7 +408,7 @@ def test_a_run_that_remains_ending_for_two_minutes_makes_no_progress(tmp_path: P
     row = '{run="a",user="u",state="ending",alertname="all ranks ended, cause unknown after 2 min"}'
 
     assert_runs(tmp_path, series, {row: 1.0})
-    assert_runs(tmp_path, series, {'{run="a"}': 4.0}, column="Verdict")
+    assert_runs(tmp_path, series, {'{run="a"}': Verdict.NO_PROGRESS}, column="Verdict")
     assert_runs(tmp_path, series, {'{run="a"}': 765_000.0}, column="Since")
 
 
@@ -461,7 +474,7 @@ def test_the_first_of_equally_urgent_alerts_keeps_the_row(tmp_path: Path) -> Non
     assert_runs(tmp_path, series, starts, column="Since")
 
 
-def test_a_run_that_no_exporter_reports_is_above_critical_with_the_age_and_node(tmp_path: Path) -> None:
+def test_a_run_that_no_exporter_reports_is_unknown_with_the_age_and_node(tmp_path: Path) -> None:
     # The recording rules bridge a missed scrape: the last samples are of 4:30, the last recorded samples of 5:00.
     series = (
         run_series("run_state", "1x18 stale", labels=',state="running"')
@@ -471,7 +484,7 @@ def test_a_run_that_no_exporter_reports_is_above_critical_with_the_age_and_node(
     row = '{run="a", user="u", state="unknown", alertname="no news for 10 min", instance="n1"}'
 
     assert_runs(tmp_path, series, {row: 1})
-    assert_runs(tmp_path, series, {'{run="a"}': 7}, column="Verdict", factor=2)
+    assert_runs(tmp_path, series, {'{run="a"}': Verdict.UNKNOWN}, column="Verdict")
     assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, query_id="D")
 
 
@@ -483,6 +496,6 @@ def test_a_run_that_starts_after_an_exit_has_restarted_since_the_exit(tmp_path: 
         f'training_rank_last_exit_timestamp_seconds{{{labels},rank="0",reason="signal SIGKILL"}}': "_x53 780x8",
     }
 
-    verdicts = {'{run="a"}': 1.0, '{run="b"}': 4.0, '{run="c"}': 4.0}
+    verdicts = {'{run="a"}': Verdict.STARTING} | STOPPED
     assert_runs(tmp_path, series, verdicts, column="Verdict")
     assert_runs(tmp_path, series, OTHER_STARTS | {'{run="a"}': 780_000.0}, column="Since")

@@ -52,7 +52,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
 
 @pytest.mark.parametrize(
     ("run_state", "impact"),
-    [({}, Impact.ENDANGERS_WORK), ({'run:training_standstill:info{run="a"}': "1x60"}, Impact.STOPS_RUN)],
+    [({}, Impact.ENDANGERS_WORK), ({'run:training_standstill:info{run="a"}': "1x60"}, Impact.NO_PROGRESS)],
     ids=["the run goes on", "no step"],
 )
 def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
@@ -269,7 +269,7 @@ def test_only_gpus_with_a_problem_are_listed_if_there_are_too_many(
 @pytest.mark.parametrize(
     ("series", "counts"),
     [
-        (gpu_series("up", "1x60"), {"nothing is wrong": 0}),
+        (gpu_series("up", "1x60"), {"no problem": 0}),
         (
             gpu_series("up", "1x60")
             | gpu_series("ecc_errors_total", "2x60", labels=',kind="uncorrected"')
@@ -455,7 +455,7 @@ def test_the_loss_on_a_node_that_does_not_exist_is_unknown(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("uuid", "owner", "impact"),
-    [("G0", ',run="a",rank="3"', Impact.SLOWS_RUN), ("G7", "", Impact.NO_RUN)],
+    [("G0", ',run="a",rank="3"', Impact.LOSES_TIME), ("G7", "", Impact.NO_RUN)],
     ids=["held", "free"],
 )
 def test_a_problem_of_a_gpu_without_a_run_has_no_impact_on_a_run(
@@ -482,7 +482,7 @@ RANK_ON_NEW_GPU = {'training_rank_info{run="b",rank="5",uuid="G7",instance="n1"}
         pytest.param(
             RANK_ON_OLD_GPU | RANK_ON_NEW_GPU,
             ',run="b",rank="5"',
-            Impact.SLOWS_RUN,
+            Impact.LOSES_TIME,
             id="both GPUs had a rank",
         ),
         pytest.param(RANK_ON_OLD_GPU, "", Impact.NO_RUN, id="the new GPU is free"),
@@ -507,7 +507,7 @@ def test_nothing_is_wrong_with_healthy_gpus(tmp_path: Path) -> None:
         gpu_name("up"): "1x60",
     }
 
-    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {'{problem="no problem"}': -1})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rules_support import needs_promtool
 from run_panel_support import SLOW_RANK
 
 from dashboards.losses_now import RUN_COUNTS_BY_VERDICT
+from dashboards.verdicts import ENDANGERS_WORK, LOSES_TIME, NO_PROBLEM, NO_PROGRESS, Verdict
 
 pytestmark = needs_promtool
 
@@ -135,7 +136,7 @@ def test_a_run_whose_outcome_is_not_known_yet_is_ending_and_has_not_ended(tmp_pa
     ("query_id", "expected"),
     [
         ("A", {'{run="a",instance="n1",rank="1",cause="failed",reason="signal SIGKILL"}': 0}),
-        ("B", {'{run="a",cause="failed"}': 6}),
+        ("B", {'{run="a",cause="failed"}': Verdict.NO_PROGRESS}),
         ("C", {}),
         ("D", {'{run="a",cause="failed"}': 36}),
         ("E", {'{run="a",cause="failed"}': 895_000}),
@@ -464,10 +465,12 @@ def test_the_share_of_the_power_limits_counts_gpus_with_both_samples(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"), [(0.06, 0), (0.2, 2), (0.6, 5)], ids=["usual", "loss", "large loss"]
+    ("share", "verdict"),
+    [(0.06, Verdict.NO_PROBLEM), (0.2, Verdict.LOSES_TIME), (0.6, Verdict.LOSES_MUCH_TIME)],
+    ids=["usual", "loss", "large loss"],
 )
 def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
-    tmp_path: Path, share: float, verdict: int
+    tmp_path: Path, share: float, verdict: Verdict
 ) -> None:
     stall = run_series("badput_seconds_total", f"0+{15 * share:g}x60", labels=',cause="data_stall"')
     row = {'{run="a",cause="data_stall"}': verdict}
@@ -492,7 +495,7 @@ def _critical_xid() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
-        ("Verdict", {'{run="a",cause="at_risk"}': 4}),
+        ("Verdict", {'{run="a",cause="at_risk"}': Verdict.ENDANGERS_WORK}),
         ("Since", {'{run="a",cause="at_risk"}': 675_000}),
         ("Cost/h", {}),
         ("At stake", {'{run="a",cause="at_risk"}': 3}),
@@ -528,10 +531,10 @@ def test_a_run_that_stands_still_is_not_at_risk_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("series", "verdict"),
     [
-        (COSTLY_RUN, "fine"),
-        (COSTLY_RUN | _critical_xid(), "at risk"),
-        (HANG, "large loss"),
-        (COSTLY_RUN | run_series("badput_seconds_total", "0+3x60", labels=',cause="data_stall"'), "loss"),
+        (COSTLY_RUN, NO_PROBLEM),
+        (COSTLY_RUN | _critical_xid(), ENDANGERS_WORK),
+        (HANG, NO_PROGRESS),
+        (COSTLY_RUN | run_series("badput_seconds_total", "0+3x60", labels=',cause="data_stall"'), LOSES_TIME),
     ],
     ids=["no loss", "critical alert", "hang", "data stall"],
 )
@@ -551,7 +554,7 @@ def test_the_start_of_a_run_is_usual(tmp_path: Path) -> None:
 
 
 def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
-    verdict = {'{run="a",cause="no_news"}': 3}
+    verdict = {'{run="a",cause="no_news"}': Verdict.UNKNOWN}
     state = {'{run="a",state="unknown"}': 1}
     panel = "Cost and loss of each run, in this time range"
 

@@ -58,15 +58,15 @@ NAN_ALERT = {
     'ALERTS_FOR_STATE{alertname="TrainingLossNonFinite",run="a",severity="critical"}': "240x60",
 }
 NAN_ROW = '{run="a",problem="TrainingLossNonFinite",remedy="Run has the step and the rank"}'
-NOTHING_WRONG = '{problem="nothing is wrong"}'
+NOTHING_WRONG = '{problem="no problem"}'
 
 
 @pytest.mark.parametrize(
     ("column", "series", "factor", "expected"),
     [
-        pytest.param("Impact", SLOW_HERE, 1, {SLOW_ROW: Impact.SLOWS_RUN}, id="slow rank"),
+        pytest.param("Impact", SLOW_HERE, 1, {SLOW_ROW: Impact.LOSES_TIME}, id="slow rank"),
         pytest.param(
-            "Impact", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.SLOWS_RUN}, id="hot GPU before its slow rank"
+            "Impact", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.LOSES_TIME}, id="hot GPU before its slow rank"
         ),
         pytest.param(
             "Impact", SLOW_ELSEWHERE, 1, {NOTHING_WRONG: NO_PROBLEM}, id="slow rank on another node"
@@ -126,7 +126,7 @@ def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path, bus
         "training-node",
         "What is wrong",
         _run() | cpus | {waiting: "0+6x60"},
-        {row: Impact.SLOWS_RUN},
+        {row: Impact.LOSES_TIME},
     )
 
 
@@ -184,7 +184,7 @@ def _phases(rank_in_forward: int) -> dict[str, str]:
 def test_a_hang_shows_whether_its_cause_is_on_the_node(
     tmp_path: Path, series: dict[str, str], row: str
 ) -> None:
-    assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: Impact.STOPS_RUN})
+    assert_panel(tmp_path, "training-node", "What is wrong", HANG | series, {row: Impact.NO_PROGRESS})
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
         "training-node",
         "What is wrong",
         series,
-        {row: Impact.STOPS_RUN} if row else {NOTHING_WRONG: NO_PROBLEM},
+        {row: Impact.NO_PROGRESS} if row else {NOTHING_WRONG: NO_PROBLEM},
     )
 
 
@@ -399,8 +399,8 @@ NO_DRIVER_ROW = (
 
 def test_a_driver_that_does_not_respond_stops_only_a_run_without_a_step(tmp_path: Path) -> None:
     hang = {
-        NO_DRIVER_ROW: Impact.STOPS_RUN,
-        '{run="a",problem="no rank finishes a step; the cause is not known yet",remedy="run training-exporter stacks on the node"}': Impact.STOPS_RUN,
+        NO_DRIVER_ROW: Impact.NO_PROGRESS,
+        '{run="a",problem="no rank finishes a step; the cause is not known yet",remedy="run training-exporter stacks on the node"}': Impact.NO_PROGRESS,
     }
 
     assert_panel(
@@ -485,7 +485,7 @@ def test_a_healthy_node_has_no_problem(tmp_path: Path) -> None:
         'exporter_collector_success{job="training",collector="rapl",instance="n1"}': "1x60",
     }
 
-    assert_panel(tmp_path, "training-node", "What is wrong", series, {'{problem="nothing is wrong"}': -1})
+    assert_panel(tmp_path, "training-node", "What is wrong", series, {'{problem="no problem"}': -1})
 
 
 PROCESS_ALIVE, PROCESS_ENDED, PROCESS_UNKNOWN, PROCESS_SILENT = 1, 0, -1, 2

@@ -670,7 +670,7 @@ MISSED_SCRAPES = (
         pytest.param(
             "What is wrong",
             "A",
-            {'{problem="no problem found"}': -1},
+            {'{problem="no problem"}': -1},
             {
                 '{impact="3",problem="exporter down, ranks unknown: 1",instance="n1",remedy="check the node and the log of the exporter"}': 795_000
             },

@@ -85,7 +85,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
 @pytest.mark.parametrize(
     ("series", "expected"),
     [
-        pytest.param(RANKS, {'problem="no problem found"': -1}, id="healthy run"),
+        pytest.param(RANKS, {'problem="no problem"': -1}, id="healthy run"),
         pytest.param(
             RANKS
             | {

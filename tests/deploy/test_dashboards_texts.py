@@ -88,12 +88,12 @@ def minutes(seconds: float) -> str:
         (
             "training-energy",
             "Losses now, last 5 min",
-            f"*large loss* is at least {percent(cost_and_loss.MIN_LARGE_LOSS_SHARE)} of the time",
+            f"({percent(cost_and_loss.MIN_LARGE_LOSS_SHARE)}: red)",
         ),
         (
             "training-energy",
             "Losses now, last 5 min",
-            f"*loss* at least {percent(cost_and_loss.MIN_LOSS_SHARE)}",
+            f"*loses time* is at least {percent(cost_and_loss.MIN_LOSS_SHARE)} of the time",
         ),
         (
             "training-run",

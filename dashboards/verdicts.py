@@ -1,0 +1,56 @@
+"""Verdicts of runs: the words and the colors that all dashboards share.
+
+The impact of a problem has the same words as the verdict of the run that has the problem.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from dashboards.palette import BAD, NEUTRAL, WARNING
+from dashboards.panels import value_mappings
+
+
+class Verdict(enum.IntEnum):
+    """Verdict of a run. A larger number is more urgent."""
+
+    NO_PROBLEM = 0
+    LOSES_A_LITTLE = 1  # a fault, such as a slow rank, costs less than `MIN_LOSS_SHARE` of the time
+    ENDED_EARLY = 2  # finished before the step target
+    RESTARTED = 3  # lost time to a restart within the last hour
+    STARTING = 4
+    WARNING = 5  # an alert of severity warning fires
+    LOSES_TIME = 6  # at least `MIN_LOSS_SHARE` of the time
+    LOSES_MUCH_TIME = 7  # at least `MIN_LARGE_LOSS_SHARE` of the time
+    PARTLY_UNKNOWN = 8  # some ranks have no sample
+    ENDANGERS_WORK = 9  # work or the model may be lost, although steps finish
+    UNKNOWN = 10  # no rank has a sample, and the run had not ended at its last sample
+    ENDING = 11  # all ranks have ended, and the outcome is not decided
+    NO_PROGRESS = 12  # no step finishes, or the run failed
+
+
+NO_PROBLEM, NO_PROGRESS, ENDANGERS_WORK, LOSES_TIME = (
+    "no problem",
+    "no progress",
+    "endangers work",
+    "loses time",
+)
+ENDING, UNKNOWN, PARTLY_UNKNOWN = "ending", "unknown", "partly unknown"
+VERDICT_TEXTS = {
+    Verdict.NO_PROGRESS: (NO_PROGRESS, BAD),
+    Verdict.ENDING: (ENDING, WARNING),
+    Verdict.UNKNOWN: (UNKNOWN, WARNING),
+    Verdict.ENDANGERS_WORK: (ENDANGERS_WORK, BAD),
+    Verdict.PARTLY_UNKNOWN: (PARTLY_UNKNOWN, WARNING),
+    Verdict.LOSES_MUCH_TIME: (LOSES_TIME, BAD),
+    Verdict.LOSES_TIME: (LOSES_TIME, WARNING),
+    Verdict.WARNING: ("warning", WARNING),
+    Verdict.STARTING: ("starting", WARNING),
+    Verdict.RESTARTED: ("restarted", WARNING),
+    Verdict.ENDED_EARLY: ("ended early", WARNING),
+    Verdict.LOSES_A_LITTLE: (LOSES_TIME, WARNING),
+    Verdict.NO_PROBLEM: (NO_PROBLEM, NEUTRAL),
+}
+"""Text and color of each verdict, the most urgent first."""
+VERDICT_MAPPINGS = value_mappings({verdict.value: text for verdict, text in VERDICT_TEXTS.items()})
+"""Value mappings from the numbers of the verdicts to their texts."""
