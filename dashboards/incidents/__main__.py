@@ -40,6 +40,9 @@ GPU_ENERGY_COUNTER = {"idle": 71_000, "busy": 692_000, "counter_from": 1}
 HOT_GPU, MEMORY_ERROR_GPU, LOST_GPU = 2, 5, 1
 """Indexes of the GPUs of rank 2 of `straggler`, rank 1 of `xid-ecc`, and rank 1 of `lost-gpu`."""
 
+RESUME_STEP = 300
+"""Step of the last checkpoint that `killed` saves before its ranks are killed, if no step of the run was late."""
+
 
 class SessionProcesses:
     """Ranks of the runs, exporters of the nodes, and the Prometheus server. All files are in one directory.
@@ -54,7 +57,6 @@ class SessionProcesses:
         self._ports: dict[str, int] = {}
         self._exporters: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-        self._replacement_ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._prometheus: PrometheusServer | None = None
         self.stop_event = threading.Event()
 
@@ -94,8 +96,6 @@ class SessionProcesses:
         for placement in PLACEMENTS:
             for gpu, rank in zip(placement.gpus, placement.ranks, strict=True):
                 self._ranks[placement.run.value, rank] = self._start_rank(placement, rank, gpu)
-                if placement.run is SessionRun.KILLED:
-                    self._replacement_ranks[rank] = self._start_rank(placement, rank, gpu)
         self._start_time = time.time() + STARTUP_SECONDS
         for node in dict.fromkeys(placement.node for placement in PLACEMENTS):
             self._ports[node] = free_port()
@@ -123,13 +123,19 @@ class SessionProcesses:
         }
         plan = json.dumps({"run": placement.run.value, "rank": rank})
         with (self._directory / "ranks.log").open("ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "dashboards.incidents.job", plan],
                 stdin=subprocess.PIPE,  # the rank exits when the pipe is closed
                 stdout=log,
                 stderr=log,
                 env=_environment() | rank_environment,
             )
+        self._pid_path(placement.node, gpu).write_text(str(process.pid), encoding="utf-8")
+        return process
+
+    def _pid_path(self, node: str, gpu: int) -> Path:
+        """Return the path of the file with the process id of the rank on a GPU, which the replay reads at each call."""
+        return self._directory / node / f"gpu-{gpu}.pid"
 
     def _start_training(
         self, process: subprocess.Popen[bytes], *, first_step_offset_seconds: float, resume_step: int
@@ -184,7 +190,7 @@ class SessionProcesses:
         machine["gpus"], machine["timeline"] = [], _faults(node)
         for gpu in range(GPUS_PER_NODE):
             placement = _ranks_on_gpu(node, gpu)
-            pids = [] if placement is None else self._pids_on_gpu(placement, gpu)
+            pid_files = [] if placement is None else [str(self._pid_path(node, gpu))]
             memory_bytes = IDLE_GPU_MEMORY_BYTES if placement is None else GPU_MEMORY_BYTES
             machine["models"][f"h100-{gpu}"] = model | {
                 "load": {"steps": _load(placement), "ripple": 0.03},
@@ -194,18 +200,12 @@ class SessionProcesses:
                 {
                     "model": f"h100-{gpu}",
                     "uuid": f"GPU-{node[-2:]}{gpu:06d}-0000-0000-0000-000000000000",
-                    "processes": [{"pid": pid, "memory": GPU_MEMORY_BYTES, "sm": 97} for pid in pids],
+                    "processes": [
+                        {"pid_file": path, "memory": GPU_MEMORY_BYTES, "sm": 97} for path in pid_files
+                    ],
                 }
             )
         return machine
-
-    def _pids_on_gpu(self, placement: RunPlacement, gpu: int) -> list[int]:
-        """Return the process ids of the rank on a GPU and, in the run that restarts, of its replacement."""
-        rank = placement.ranks[placement.gpus.index(gpu)]
-        processes = [self._ranks[placement.run.value, rank]]
-        if placement.run is SessionRun.KILLED:
-            processes.append(self._replacement_ranks[rank])
-        return [process.pid for process in processes]
 
     def _timeline(self) -> list[tuple[float, Callable[[], None]]]:
         """Return the actions of the session, each with its time in seconds since the start, in ascending order."""
@@ -231,24 +231,25 @@ class SessionProcesses:
         self._ranks[run, 0].terminate()
 
     def _restart_run(self) -> None:
-        """Let the replacements of the killed ranks train from step 350, an invented number: no rank has saved this step."""
-        for rank, process in self._replacement_ranks.items():
-            self._ranks[SessionRun.KILLED.value, rank].wait()
-            self._ranks[SessionRun.KILLED.value, rank] = process
-            self._start_training(
-                process,
-                first_step_offset_seconds=TIMES.killed_run_restart_seconds + FIRST_STEP_SECONDS,
-                resume_step=350,
-            )
-        self._replacement_ranks = {}
+        """Start new processes for the killed ranks, which resume from the checkpoint of step RESUME_STEP."""
+        for placement in PLACEMENTS:
+            if placement.run is not SessionRun.KILLED:
+                continue
+            for gpu, rank in zip(placement.gpus, placement.ranks, strict=True):
+                self._ranks[placement.run.value, rank].wait()
+                process = self._ranks[placement.run.value, rank] = self._start_rank(placement, rank, gpu)
+                self._start_training(
+                    process,
+                    first_step_offset_seconds=TIMES.killed_run_restart_seconds + FIRST_STEP_SECONDS,
+                    resume_step=RESUME_STEP,
+                )
 
     def _stop_processes(self) -> None:
-        ranks = [*self._ranks.values(), *self._replacement_ranks.values()]
-        for process in ranks:
+        for process in self._ranks.values():
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-        processes = [*ranks, *self._exporters.values()]
+        processes = [*self._ranks.values(), *self._exporters.values()]
         processes += [self._prometheus.process] if self._prometheus else []
         for process in processes:
             process.terminate()

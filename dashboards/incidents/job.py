@@ -1,8 +1,8 @@
 """Command `python -m dashboards.incidents.job PLAN`: training loop of a rank, with sleeps in place of computations.
 
 PLAN is a JSON object with the name of the run and the rank. The process then waits for the start message: a JSON object with
-the times and the first step, in a line on standard input. The process must exist before the session starts, because the exporter's
-description of the machine contains the process ids of the ranks. The process exits when standard input closes.
+the times and the first step, in a line on standard input, because the session starts only after all processes exist. The process exits
+when standard input closes.
 
 The ranks of a run derive the times of the steps from the wall clock and the start message, so they need no collectives. A late
 step delays the later steps of its rank.
