@@ -116,7 +116,7 @@ def patch_frequent(owner: Any, name: str, before: BeforeHook, after: AfterHook) 
 
 
 def replace(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace a method by the function that *wrap* returns for it. A method that is already patched is not replaced again.
+    """Replace a method by the function that *wrap* returns for the method. A method that is already patched is not replaced again.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -149,7 +149,7 @@ def patch_existing(owner: Any, names: Sequence[str], hook: Hook) -> None:
 
 
 def drop_frame(error: BaseException) -> None:
-    """Remove the frame of the calling wrapper from a traceback. In Python 3.10, `raise` adds the frame again."""
+    """Remove the frame of the calling wrapper from a traceback. Python 3.10 adds the frame again at the next `raise`."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 
@@ -189,13 +189,13 @@ class _Finder:
     def __init__(self) -> None:
         self.expected_modules: dict[str, list[Callable[[ModuleType], object]]] = {}
         self.unfinished_imports: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
-        # module whose hooks are running: it is complete, but the import system still marks it as initializing
+        # Module whose hooks are running. The module is complete, but the import system still marks it as initializing.
         self.executing_module: ModuleType | None = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that another finder finds, with a loader that calls the hooks; None for a module without hooks."""
+        """Return the spec from the other finders, with a loader that calls the hooks. Return None for a module without hooks."""
         if self.unfinished_imports:
             self._call_finished()
         if name not in self.expected_modules:

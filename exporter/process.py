@@ -37,9 +37,14 @@ def configure(
     """Set the identity of this process. The arguments take precedence over the environment.
 
     After a change of run, rank or labels, the counts restart at zero. Samples that were recorded before the change keep the earlier
-    identity, unless nothing has been written to the feed yet, as in the first second. The labels are published on
-    `training_rank_info` as `label_<name>`. *session* groups the runs of one training. It becomes the `session_tag` of the run and
-    of one-logger's records, and takes precedence over `EXPORTER_SESSION`.
+    identity if they are already in the feed. Before the first write to the feed, in the first second, all samples get the new identity.
+
+    Args:
+        run: Name of the run.
+        rank: Global rank of this process.
+        labels: Labels that `training_rank_info` has as `label_<name>`.
+        session: Name of the training to which the run belongs, such as all restarts of a job. It becomes the `session_tag` of the run and
+            of one-logger's records, and takes precedence over `EXPORTER_SESSION`.
 
     Raises:
         DefinitionError: An argument is invalid. Nothing was changed.
@@ -96,21 +101,21 @@ class Sidecar:
 
     @property
     def pid(self) -> int:
-        """Process id of the started sidecar, which may have ended because another sidecar serves the directory."""
+        """Process id of the started sidecar. The process may have ended, because another sidecar serves the directory."""
         return self._process.pid
 
     def stop(self) -> None:
-        """Remove the registration of this process. The sidecar ends, after its linger time, when no process is registered."""
+        """Remove the registration of this process. Once no process is registered, the sidecar ends after its linger time."""
         self._registration.release()
 
 
 def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
     """Register this process, and start a sidecar that runs while a process is registered.
 
-    All processes of a node may call this function: a feed directory has one sidecar, and further sidecars end immediately. After
-    the last registered process has exited, the sidecar waits up to `linger_seconds` for a scrape of the final values.
+    All processes of a node may call this function, because a feed directory has a single sidecar and further sidecars end immediately.
+    After the last registered process has exited, the sidecar waits up to `linger_seconds` for a scrape of the final values.
 
-    Returns None with `EXPORTER_DISABLED=1`. If the start fails, logs a notice and returns None.
+    Returns None with `EXPORTER_DISABLED=1`, and after a failed start, which is logged.
 
     Args:
         flags: Flags of `python -m exporter`.

@@ -79,7 +79,7 @@ class StackResponder:
         self._logged_hang: _LoggedHang | None = None
 
     def tick(self) -> None:
-        """Answer a new request of at most `MAX_REQUEST_AGE_SECONDS`, if the last check is at least `CHECK_INTERVAL_SECONDS` ago."""
+        """Answer a new request that is not older than `MAX_REQUEST_AGE_SECONDS`. Do nothing within `CHECK_INTERVAL_SECONDS` of a check."""
         now = monotonic()
         if now < self._next_check:
             return
@@ -98,7 +98,7 @@ class StackResponder:
             self._answer(request, location)
 
     def _answer(self, request: StackRequest, location: FeedLocation) -> None:
-        """Write the stacks and the position of the training, and log the hang if the sidecar reports one for this run."""
+        """Write the stacks and the position of the training. If the request reports that this run hangs, log the hang once."""
         main, other_stacks = capture(request.detail)
         position = self._locate_training()
         answer = StackAnswer(

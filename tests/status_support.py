@@ -48,6 +48,19 @@ JOB: Rows = {
 }
 """Families of a run with two ranks."""
 
+GPU_3_LABELS = {"gpu": "3", "uuid": "GPU-3"}
+GPU_3: Rows = {
+    "gpu_up": [(GPU_3_LABELS, 1.0)],
+    "training_rank_info": run_sample(1.0, rank="5", **GPU_3_LABELS),
+    "training_feed_alive": run_sample(1.0, rank="5"),
+}
+"""Families of a GPU, and of the rank that holds the GPU."""
+
+
+def uncorrected_errors(count: float) -> Rows:
+    """Return the family of the ECC errors of GPU 3, with the number of uncorrected errors."""
+    return {"gpu_ecc_errors_total": [({**GPU_3_LABELS, "kind": "uncorrected", "location": "dram"}, count)]}
+
 
 class Document(HTMLParser):
     """Parsed page with its tags, attributes and text. Unbalanced elements fail the test.

@@ -1,4 +1,4 @@
-"""Machine descriptions for the replayed GPUs of the scenario, with the load of the run and the faults of the timeline."""
+"""Machine descriptions for the replayed GPUs of the scenario, with the load of the run and the faults of the GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def h100_machine(
     """Return the description of a machine with eight H100 under the load of a run.
 
     Args:
-        timeline: Timeline of the scenario.
+        timeline: Times of the events in the scenario.
         first_gpu_number: Number in the UUID of the first GPU; each later GPU has the next number. Machines must not share numbers.
         has_faults: Whether a GPU overheats, a second GPU has memory errors, and a third GPU is lost.
         is_steady: Whether the run neither pauses nor crashes.
@@ -51,7 +51,7 @@ def h100_machine(
             {"model": model_name, "uuid": f"GPU-{first_gpu_number + index:08d}-5ca1-ab1e-0000-000000000000"}
         )
     if has_faults:
-        machine["timeline"] = _faults(timeline)
+        machine["timeline"] = _faults(timeline)  # the key of a machine description for changes at a time
     return machine
 
 
@@ -82,7 +82,7 @@ def _load(timeline: Timeline, shift_seconds: float) -> list[dict[str, Any]]:
 
 
 def _faults(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return the timeline of the GPU faults in the notation of the replay."""
+    """Return the GPU faults of the scenario as the entries of a machine description's `timeline`."""
     straggler_start = _duration(timeline.to_seconds(timeline.straggler_start))
     crash_start = _duration(timeline.to_seconds(timeline.crash_start))
     memory_errors_start = _duration(timeline.to_seconds(timeline.memory_errors_start))

@@ -284,7 +284,7 @@ class JobSupervisor:
         return max(0.0, min(*timeouts, self._diagnosis_due - time.monotonic()))
 
     def _diagnose_silence(self) -> None:
-        """Start the diagnosis of a job that may record nothing, once, `SILENT_SECONDS` after the start of the job."""
+        """Start the diagnosis once, `SILENT_SECONDS` after the start of the job. The diagnosis checks whether the job is silent."""
         if time.monotonic() < self._diagnosis_due or self._registration is None:
             return
         self._diagnosis_due = math.inf

@@ -1,7 +1,7 @@
-"""Diagnosis of a Python job under `run` that records nothing.
+"""Diagnosis of a silent job: a Python job under `run` that has recorded nothing `SILENT_SECONDS` after its start.
 
-`run` starts this program once. The program starts the job's interpreter in the job's environment, logs the diagnosis, and writes
-it to the job file of the launch.
+`run` starts this program once for each job. If the job is silent, the program searches for the package in the job's interpreter and
+environment, prints the diagnosis, and writes the diagnosis to the job file of the launch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedProcess:
-    """Process of the job."""
+    """Process of the job, as far as the diagnosis needs it."""
 
     pid: int
     command: Sequence[str]  # command line
@@ -84,9 +84,9 @@ class LaunchedProcess:
 
     @property
     def interpreter(self) -> str | None:
-        """Path of the Python interpreter, or None if the process runs another program.
+        """Path of the Python interpreter as in the command line, or None if the process runs another program.
 
-        The path is the one of the command line, because it identifies a virtual environment.
+        `/proc/<pid>/exe` would be the base interpreter, without the virtual environment.
         """
         name = self.command[0] if self.command else ""
         if not os.path.basename(name).startswith(("python", "pypy")):  # noqa: PTH119  # the job's command line contains string paths
@@ -124,9 +124,14 @@ def probe_interpreter(
 
 
 def install_command(python: str, site: str) -> str:
-    """Return a command that installs this package for an interpreter: with pip from a repository, otherwise by a copy.
+    """Return a command that installs this package for an interpreter.
 
-    A repository that has been installed has the metadata with the entry points, so that PYTHONPATH is an alternative.
+    If this package is in a repository, the command installs the repository with pip. Otherwise, the command copies the package. A
+    repository that was installed before contains metadata with the entry points. Then setting PYTHONPATH is an alternative.
+
+    Args:
+        python: Path of the interpreter.
+        site: Directory `site-packages` of the interpreter; "" if unknown.
     """
     root = PACKAGE.parent
     metadata = [*root.glob("training_exporter*.egg-info"), *root.glob("training_exporter-*.dist-info")]
@@ -141,7 +146,7 @@ def install_command(python: str, site: str) -> str:
 
 
 def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
-    """Return why a job records nothing. Return None if the job records, or if it has no Python process."""
+    """Return why a job has recorded nothing. Return None if a process of the job has recorded, or if the job has no Python process."""
     processes = _process_tree(pid)
     if runs.recording_pids(feed_directory) & {process.pid for process in processes}:
         return None
@@ -149,7 +154,7 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
         scan = FeedReader(feed_directory).scan()
         if any(entry.snapshot.process.run == run for entry in scan.entries):
             return None  # an earlier process of the job recorded
-    # The last process is assumed to train. `conda run` and launchers are Python processes too, and start that process.
+    # The last Python process is assumed to train: earlier ones may be `conda run` or a launcher, which start the training.
     for process in reversed(processes):
         if python := process.interpreter:
             return _check_environment(process, python, feed_directory) or _check_interpreter(process, python)
@@ -174,7 +179,7 @@ def _silence(reason: str, statement: Statement) -> Silence:
 
 
 def _check_environment(process: LaunchedProcess, python: str, feed_directory: Path) -> Silence | None:
-    """Return why nothing is recorded if the cause is the environment of a process or the feed directory, otherwise None."""
+    """Return the diagnosis if the environment of the process or the feed directory prevents a recording, otherwise None."""
     environment = process.environment
     if environment.get("EXPORTER_DISABLED") == "1":
         return _silence("turned_off", diagnoses.DISABLED.describe(python=python))
@@ -242,7 +247,10 @@ def _file_access(pid: int) -> FileAccess:
 
 
 def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
-    """Return why nothing is recorded by an interpreter; the reason is `nothing_recorded` if it can import this package."""
+    """Return the diagnosis for the process's interpreter.
+
+    The reason is `not_installed` or `shadowed` if the interpreter cannot import this package, and otherwise `nothing_recorded`.
+    """
     interpreter = probe_interpreter(
         python,
         search_path=process.import_directory,
@@ -263,7 +271,7 @@ def _check_interpreter(process: LaunchedProcess, python: str) -> Silence:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Diagnose a job. If it still runs and records nothing, print the reason, and write it to the job file of the launch."""
+    """Diagnose a job. If the job is silent and still runs, print the reason and write it to the job file of the launch."""
     pid, feed_directory, run, started_at, path = arguments
     silence = silence_of(int(pid), run, Path(feed_directory))
     if silence is not None and Path(path).exists():  # otherwise the job has exited

@@ -1,4 +1,7 @@
-"""Collector of the jobs of `run` that record nothing."""
+"""Collector of silent jobs: Python jobs under `run` that have recorded nothing 20 s after their start.
+
+`exporter.cli.silence` finds out why a job is silent.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +35,24 @@ SPECS = (RUN_SILENT,)
 
 
 def find_silent_jobs(feed_directory: Path, recording_processes: Iterable[ProcessIdentity]) -> tuple[Job, ...]:
-    """Return the jobs that recorded nothing at the diagnosis of `run`, except jobs of which a process has recorded since."""
-    silent_jobs = [job for job in runs.jobs(feed_directory) if job.silence is not None]
+    """Return the running jobs that `run` has diagnosed as silent. Omit jobs of which a process has recorded since."""
+    diagnosed_jobs = [job for job in runs.jobs(feed_directory) if job.silence is not None]
     processes = list(recording_processes)
-    # If a job records under a different run name, the id of the launch is still the same.
+    # A job may record under a run name of its own. The launch id of its processes is then the only link to the job.
     recording_runs = {process.run for process in processes}
     recording_launches = {process.launch for process in processes} - {""}
     return tuple(
-        job for job in silent_jobs if job.run not in recording_runs and job.launch not in recording_launches
+        job
+        for job in diagnosed_jobs
+        if job.run not in recording_runs and job.launch not in recording_launches
     )
 
 
 class SilentJobs:
-    """Collector of jobs that record nothing.
+    """Collector of silent jobs.
 
     Attributes:
-        jobs: Silent jobs of the last pass.
+        jobs: Silent jobs in the last pass, with the diagnosis.
     """
 
     name = "silent_jobs"
@@ -61,7 +66,7 @@ class SilentJobs:
         self.jobs: tuple[Job, ...] = ()
 
     def collect(self) -> Collected:
-        """Read the diagnoses of `run`, except those of jobs that record now."""
+        """Return a sample for each silent job."""
         self.jobs = find_silent_jobs(self._feed_directory, self._recording_processes())
         collected = Collected()
         collected.add_family(

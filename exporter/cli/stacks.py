@@ -113,10 +113,10 @@ def _report_on_run(run: str, entries: Sequence[FeedEntry], answers: Mapping[str,
     answer_by_process = {
         rank.process_id: answers[rank.process_id] for rank in ranks if rank.process_id in answers
     }
-    silent_ranks = [rank for rank in ranks if rank.process_id not in answer_by_process]
+    unanswered_ranks = [rank for rank in ranks if rank.process_id not in answer_by_process]
     steps = [answer.step for answer in answer_by_process.values() if answer.step is not None]
     observed_run = InspectedRun(run, "observed", time.time(), max(steps, default=None), ranks)
-    return report_on(observed_run, answer_by_process, silent_ranks)
+    return report_on(observed_run, answer_by_process, unanswered_ranks)
 
 
 def _inspected_rank(entry: FeedEntry) -> InspectedRank:

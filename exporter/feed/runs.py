@@ -49,7 +49,7 @@ MAX_FILES = 4096
 END_RETENTION_SECONDS = 86400.0
 """Retention of exit status files."""
 SILENT_SECONDS = 20.0
-"""Time after its start at which a job without records is diagnosed."""
+"""Time after the start of a job at which `run` checks whether the job has recorded anything. A job that has not is silent."""
 
 _INVALID_CONTENT = (LookupError, TypeError, ValueError, OverflowError)
 """Exceptions from a file with missing keys, wrong types or numbers out of range. Other users may write such files."""
@@ -57,7 +57,7 @@ _INVALID_CONTENT = (LookupError, TypeError, ValueError, OverflowError)
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Diagnosis of a job without records."""
+    """Diagnosis of a silent job."""
 
     reason: str  # value of the label `reason`
     found: str  # sentence about the cause, with the interpreter or the file
@@ -71,7 +71,7 @@ class Job:
     pid: int  # process id of the job, in the namespace of `run`
     run: str  # name of the run
     started: float  # Unix time
-    silence: Silence | None = None  # None for a job with records, and before the diagnosis
+    silence: Silence | None = None  # None for a job that has recorded, and before the diagnosis
     launch: str = ""  # launch id in the environment of the job's processes; empty from older releases
 
 

@@ -21,9 +21,12 @@ _MAX_LOCATION_CHARACTERS = 120
 def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
     """Return the state of a process's main thread as text.
 
-    For a waiting thread, the text contains the kernel function or system call, if known, or names the files that this user may not
-    read. The text also reports a process that has ended or is not visible, and an unreadable state. *pid* is None for a process in
-    another pid namespace.
+    For a waiting thread, the text names the kernel function or the system call. If both are unknown, it names the files that this user may
+    not read. For a process that has ended, is not visible or has an unreadable state, the text says so.
+
+    Args:
+        pid: Process id, or None for a process in another pid namespace.
+        procfs: Root of procfs.
     """
     if pid is None:
         return "process not visible (in another pid namespace)"
@@ -50,7 +53,7 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
 
 
 def _wait_location(task: Path) -> tuple[str, list[str]]:
-    """Return the kernel function or system call in which a thread waits, or "" and the files that this user may not read."""
+    """Return the kernel function or system call in which a thread waits. If it is unknown, return "" and the unreadable files."""
     unreadable_files = []
     for name in ("wchan", "stack", "syscall"):
         try:

@@ -1,7 +1,8 @@
 """GPUs of this process, from torch's allocator, the environment and the driver's files.
 
-Runs in the training process, on the recording thread. Neither imports torch nor calls CUDA: the allocator's statistics are counters
-in memory. GPU numbers are the numbers of CUDA, which follow the PCI bus if all GPUs are of the same model.
+Runs in the training process, on the recording thread. This module neither imports torch nor calls CUDA: the allocator's statistics
+are counters in memory. A GPU's number is the number that CUDA gives the GPU. The code assumes that the numbers follow the order of the
+PCI bus, as they do if all GPUs are of the same model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_GPUS = 64
 MAX_GPU_NAME_CHARACTERS = 64
 """Maximum length of the name of a GPU. Longer names are ignored. The longest names are `MIG-GPU-<uuid>/<gi>/<ci>`."""
 READ_INTERVAL = 10
-"""Number of recordings between two reads of the allocator once a GPU is in use, and of driver files that are missing."""
+"""Number of recordings between two reads of the allocator, once torch uses a GPU. Missing driver files are looked up as rarely."""
 
 DRIVER_FILES = "/proc/driver/nvidia/gpus"
 """Directory with a subdirectory per visible GPU, named by the address on the PCI bus."""
@@ -41,10 +42,14 @@ class ProcessGpus:
     def read(
         self, environment: Mapping[str, str], local_rank: int | None, *, is_identity_ending: bool = False
     ) -> GpuUse:
-        """Return the GPUs on which torch has reserved memory, otherwise the GPU that the environment assigns to the local rank.
+        """Return the GPUs on which torch has reserved memory. Before that, return the GPU that the environment assigns to the local rank.
 
-        Once torch uses a GPU, the result is read again after `READ_INTERVAL` calls, and by a call with *is_identity_ending*, which
-        precedes the last recording of the identity.
+        Once torch uses a GPU, only every `READ_INTERVAL`-th call reads the allocator, and other calls return the latest result.
+
+        Args:
+            environment: Environment of this process.
+            local_rank: Local rank of this process; None if unknown.
+            is_identity_ending: True before the last recording of the identity. The call then always reads the allocator.
         """
         if self._skips_left > 0 and not is_identity_ending:
             self._skips_left -= 1
@@ -86,7 +91,7 @@ class ProcessGpus:
 
 
 def _uuids(directory: str) -> list[str]:
-    """Return the UUIDs of the GPUs in the order of the PCI bus, or no UUIDs if one is unknown."""
+    """Return the UUIDs of the GPUs in the order of the PCI bus. If any UUID is unknown, return no UUIDs."""
     uuids = []
     try:
         for name in sorted(os.listdir(directory)):  # noqa: PTH208  # without the import of pathlib
@@ -112,7 +117,7 @@ def _visible_entries(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def _before_missing_gpu(visible: list[str], gpu_count: int) -> list[str]:
-    """Return the entries before the first index of a missing GPU, which is invalid as well."""
+    """Return the entries before the first number without a GPU. CUDA also hides the GPUs after such an entry."""
     return list(takewhile(lambda entry: not entry.isdecimal() or int(entry) < gpu_count, visible))
 
 

@@ -26,8 +26,8 @@ LAUNCH = "EXPORTER_LAUNCH"
 LAUNCH_ID = "EXPORTER_LAUNCH_ID"
 """Environment variable with the random id of a launch by `run`."""
 _RANK_OWNER = "EXPORTER_RANK_OWNER"
-"""Environment variable with the pid and the rank variable of the process to which the launcher gave the rank. Its children inherit
-both variables, but not the rank."""
+"""Environment variable with the pid and the rank variable of the process to which the launcher gave the rank. The children of this process
+inherit both variables, but do not have the rank."""
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _GENERATED_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -74,7 +74,7 @@ class Process:
         return self._identity_of(self._settings)
 
     def recorded_identity(self) -> ProcessIdentity:
-        """Return the identity of the current recording, which remains the earlier identity until a requested renewal is done."""
+        """Return the identity of the current recording. After a change, this is the earlier identity until the next recording starts."""
         return self._identity_of(self._recorded_settings)
 
     def _identity_of(self, settings: _IdentitySettings) -> ProcessIdentity:
@@ -137,7 +137,7 @@ class Process:
         self._change_settings(**{name: value for name, value in values.items() if value is not None})
 
     def observe_agent(self, run_id: str = "") -> None:
-        """Record a call of a library of the agent, which makes this process an agent unless it is a torchelastic worker."""
+        """Record a call of a library that torchrun's agent uses. The call makes this process an agent, except in a torchelastic worker."""
         if self._settings.is_agent:
             is_changed = run_id not in {"", self._settings.run_id}
         else:
@@ -156,10 +156,9 @@ class Process:
             self._settings = previous_settings.replace(**changes)
         if self._renew is not None and self.identity() != self._identity_of(previous_settings):
             self._renew()
-        elif (
-            self._recorded_settings is previous_settings
-        ):  # otherwise a new recording is about to start with all changes
+        elif self._recorded_settings is previous_settings:
             self.begin_recording()
+        # Otherwise, a new recording with all changes is about to start.
 
 
 def launch_name(script: str, start_seconds: float, pid: int | None = None) -> str:
@@ -193,8 +192,8 @@ def clean_text(text: str) -> str:
 def _run_of(agent_run_id: str) -> tuple[str, bool]:
     """Return the name of the run, and False if the name was generated.
 
-    The name is the first of `EXPORTER_RUN`, the Slurm job id, torchelastic's run id unless torchrun generated it, the name that `run`
-    or a parent process has generated, and `_generated_name`.
+    The first of these that is set is the name: `EXPORTER_RUN`, the Slurm job id, torchelastic's run id (unless torchrun generated the
+    id), the name that `run` or a parent process has generated, and the result of `_generated_name`.
     """
     elastic_run_id = agent_run_id or os.environ.get("TORCHELASTIC_RUN_ID", "")
     if _GENERATED_RUN_ID.fullmatch(elastic_run_id):
@@ -208,8 +207,9 @@ def _run_of(agent_run_id: str) -> tuple[str, bool]:
 def _generated_name() -> str:
     """Return a run name that is the same in all processes of a launch, such as `train-20261122-1721-3f`.
 
-    The name contains the start of the process that has started the others: torchrun's agent, the parent in multiprocessing, or
-    this process. Agents of several nodes start at different times, so that the name then contains a hash of the rendezvous.
+    The name contains the start time of the process that has started the others: torchrun's agent, the parent in multiprocessing, or
+    this process. The agents of a launch on several nodes start at different times. The name of such a launch contains a hash of the
+    rendezvous instead.
     """
     environment, script = os.environ, sys.argv[0] if getattr(sys, "argv", None) else ""
     multiprocessing = sys.modules.get("multiprocessing.process")
@@ -226,7 +226,7 @@ def _generated_name() -> str:
 
 
 def _start_seconds(pid: int) -> float:
-    """Return the Unix time at which a process started, or the time of this import if it cannot be read."""
+    """Return the Unix time at which a process started. If this time is not readable, return the time at which this module was imported."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # without the import of pathlib
             ticks = int(file.read().rpartition(b")")[2].split()[19])

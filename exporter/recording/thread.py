@@ -17,14 +17,14 @@ SLICE_SECONDS = 0.0004
 class RecordingThread:
     """Thread that runs the recording of a process.
 
-    Other threads may do work of the recording, too, such as a flush: a lock ensures that one thread at a time does such work.
+    Other threads may do work of the recording too, such as a flush. A lock ensures that only one thread does such work at a time.
 
     Args:
-        run: Function that the thread calls. It returns after `sleep_until` has returned False.
-        prepare: Function that is called before the start. It returns False if nothing is recorded.
+        run: Function that the thread calls. The function must return once `sleep_until` returns False.
+        prepare: Function that is called before the start, and returns False if nothing is recorded.
 
     Attributes:
-        is_stopping: True once the process exits; the thread ends and is not started again.
+        is_stopping: True once the process exits. The thread then ends and is not started again.
     """
 
     def __init__(self, run: Callable[[], None], prepare: Callable[[], bool]) -> None:
@@ -44,7 +44,8 @@ class RecordingThread:
 
     def start(self) -> None:
         """Start the thread if it is not running. Never raises."""
-        # The holder of the lock starts the thread. A signal handler that interrupts the holder must not wait for the lock.
+        # If the lock is held, its holder starts the thread. Waiting for the lock in a signal handler that interrupts the holder would
+        # be a deadlock.
         if self._thread is not None or self.is_stopping or not self._start_lock.acquire(blocking=False):
             return
         try:
@@ -76,9 +77,9 @@ class RecordingThread:
             thread.join(timeout_seconds)
 
     def run_exclusively(self, work: Callable[[], object], timeout_seconds: float = -1) -> bool:
-        """Run work of the recording while no other thread does. A negative timeout waits without a limit.
+        """Run *work* while no other thread runs work of the recording. A negative timeout waits without a limit.
 
-        Returns False after the timeout, if *work* raises, and if it returns False. An exception is logged once.
+        Returns False after the timeout, and if *work* raises or returns False. An exception is logged once.
         """
         lock = self._work_lock  # a fork within the work replaces the attribute
         if not lock.acquire(timeout=timeout_seconds):

@@ -16,7 +16,7 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 class Timer:
-    """Timer of a `with` block, or of the calls of a decorated function, including blocks and calls that raise.
+    """Timer of a `with` block, or decorator that times each call of a function. Blocks and calls that raise are timed too.
 
     A decorator is reentrant and thread-safe. A context manager times a single block at a time; `stat.time()` returns a new Timer.
     A coroutine is timed from its first step to its end, including waits, and a generator from its first `next()` to its end.
@@ -41,9 +41,10 @@ class Timer:
 
 
 def within(block: Callable[[], AbstractContextManager[object]], function: AnyFunction) -> AnyFunction:
-    """Return a function, coroutine function or (asynchronous) generator function whose calls run in a new `with` block each.
+    """Return a function whose calls each run in a new `with` block.
 
-    Values and exceptions that the caller sends or throws into a generator reach the generator.
+    The function may be a coroutine function or a generator function, also an asynchronous one. Values and exceptions that the caller
+    sends or throws into the generator reach the generator.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(within(block, function.__func__))
@@ -66,7 +67,7 @@ def within(block: Callable[[], AbstractContextManager[object]], function: AnyFun
                     while True:
                         try:
                             value = yield item
-                        except GeneratorExit:  # noqa: PERF203  # the `yield` raises the exceptions of the caller
+                        except GeneratorExit:  # noqa: PERF203  # the `yield` raises the caller's exceptions
                             await generator.aclose()
                             raise
                         except BaseException as error:  # noqa: BLE001  # passes an exception of the caller to the generator

@@ -16,9 +16,9 @@ from exporter.status.samples import SampleIndex
 from exporter.status.thresholds import STRAGGLER_RATIO
 from exporter.training.phases import PHASES
 
-STOPPED_SECONDS = 15.0
-"""Snapshot age above which a living process counts as silent, because it is probably stopped or blocked in the kernel; and time
-without a step after which silent ranks count as the cause."""
+SILENT_AFTER_SECONDS = 15.0
+"""Snapshot age above which a living process is silent: it is probably stopped, or blocked in the kernel. If a run has silent ranks and has
+completed no step for this time, the silent ranks are the cause."""
 LATE_SECONDS, LATE_STEPS = 60.0, 5.0
 """A step is late if it takes longer than both: these seconds, and this multiple of the longest of the last 100 steps. While a rank
 is in a phase of `PAUSING_CAUSES`, a step is late after `LATE_STEPS` times that limit."""
@@ -81,7 +81,7 @@ class ExporterInfo:
     now: float
     feed_directory: str
     not_ready: str | None = None  # the reason why scrapes are refused
-    silent_jobs: Sequence[Job] = ()  # jobs of `run` without a feed
+    silent_jobs: Sequence[Job] = ()  # Python jobs under `run` that have recorded nothing
     hangs: Mapping[str, Hang] = field(default_factory=dict)  # by run
 
 
@@ -137,8 +137,8 @@ class Rank:
     is_slow: bool = False
 
     def reports(self, now: float) -> bool:
-        """Return True if the process is alive and its snapshot is at most `STOPPED_SECONDS` old, or of unknown age."""
-        return self.alive == 1 and (self.updated_at is None or now - self.updated_at <= STOPPED_SECONDS)
+        """Return True if the process is alive and its snapshot is at most `SILENT_AFTER_SECONDS` old, or of unknown age."""
+        return self.alive == 1 and (self.updated_at is None or now - self.updated_at <= SILENT_AFTER_SECONDS)
 
     @property
     def phase_seconds(self) -> float | None:

@@ -66,7 +66,7 @@ class TracingTimestamp:
         """Return the timestamp of a Unix time. *perf_counter* is the performance counter at that time.
 
         Without *perf_counter*, the performance counter is estimated from the current time of both clocks. The current time replaces a
-        time that is not finite, and, if *validate_timestamp* is true, a time more than ten minutes ahead.
+        time that is not finite. If *validate_timestamp* is true, it also replaces a time more than ten minutes ahead.
         """
         wall = time.time()
         if not math.isfinite(timestamp_sec) or (
@@ -163,9 +163,9 @@ class Attributes(dict[str, Attribute]):
 
     @classmethod
     def of(cls, value: object) -> Attributes:
-        """Return an `Attributes` itself, the attributes of another mapping, or no attributes for None.
+        """Return an object of this class unchanged, and the items of another mapping as an object of this class.
 
-        Any other object is reported as misuse, and the result has no attributes.
+        For None, the result has no attributes. Any other object is reported as misuse, and the result has no attributes either.
         """
         if issubclass(type(value), Attributes):
             return value  # type: ignore[return-value]  # a subclass, as checked by `issubclass`

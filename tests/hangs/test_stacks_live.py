@@ -114,7 +114,7 @@ def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> No
     assert output["groups"][0]["location"] == "deadlock.py:13"
 
 
-def test_a_stopped_process_is_silent_and_its_state_is_shown(tmp_path: Path) -> None:
+def test_a_stopped_process_does_not_answer_and_its_state_is_shown(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
     with job_process(feed, str(JOBS / "deadlock.py")) as process:
         wait_for_groups(feed, 1, "save_state")
@@ -126,19 +126,19 @@ def test_a_stopped_process_is_silent_and_its_state_is_shown(tmp_path: Path) -> N
     assert output["silent"] == {"0": "main thread stopped by a signal"}
 
 
-def test_a_process_whose_c_call_holds_the_interpreter_lock_is_silent_and_shown_as_running(
+def test_a_process_whose_c_call_holds_the_interpreter_lock_does_not_answer_and_is_shown_as_running(
     tmp_path: Path,
 ) -> None:
     feed = tmp_path / "feed"
     with job_process(feed, str(JOBS / "holds_lock.py")):
         output: dict[str, Any] = {}
 
-        def is_silent() -> bool:
+        def has_not_answered() -> bool:
             nonlocal output
             output = read_stacks(feed) or {}
             return bool(output.get("silent"))
 
-        wait_until(is_silent)
+        wait_until(has_not_answered)
 
     assert output["silent"] == {"0": "main thread running; a C call may hold the interpreter lock"}
 

@@ -103,8 +103,8 @@ class RaplZone(EnergyDevice):
     def update(self, now: float) -> None:
         """Read the register.
 
-        An interval longer than `MAX_INTERVAL_SECONDS` counts as a gap (`lost`), except for the time of failed readings, which is
-        counted already.
+        An interval longer than `MAX_INTERVAL_SECONDS` is a gap with the reason `lost`. The time of failed readings in the interval is
+        subtracted, because it is already counted as a gap with another reason.
         """
         had_reading, previous_time = self.counter.register_joules is not None, self.counter.time
         register_joules = parse_file(self.path / "energy_uj", int) / MICROS_PER_UNIT
@@ -117,15 +117,15 @@ class RaplZone(EnergyDevice):
 
 @dataclass(slots=True, eq=False)
 class PowerMeter(EnergyDevice):
-    """Power meter whose readings are integrated. Peaks between two readings are missed."""
+    """Power meter whose readings are integrated over time. Peaks between two readings are missed."""
 
     read_watts: Callable[[], float] = float
     _last_time: float | None = None
 
     def update(self, now: float) -> None:
-        """Add the energy since the last reading.
+        """Add the energy since the last reading. If that reading is missing or older than `MAX_INTERVAL_SECONDS`, add none.
 
-        The first reading, and a reading after more than `MAX_INTERVAL_SECONDS`, add none. Raises CollectError for an impossible power.
+        Raises CollectError for an impossible power.
         """
         watts = self.read_watts()
         if not 0 <= watts <= MAX_WATTS:
@@ -167,7 +167,7 @@ def tdp_model(tdp_watts: float) -> PowerMeter:
 
 
 def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> list[EnergyDevice]:
-    """Return the energy sources of this machine, without zones that overlap with others or repeat them."""
+    """Return the energy sources of this machine. Zones that overlap with a returned zone, or repeat one, are omitted."""
     devices: list[EnergyDevice] = []
     with source(collected, sys / "class/hwmon"):
         devices += _find_meters(sys / "class/hwmon")
@@ -200,7 +200,7 @@ def _find_meters(root: Path) -> list[PowerMeter]:
 
 
 def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[RaplZone]:
-    """Return the RAPL registers of packages and their memory below /sys/class/powercap, each from the preferred driver."""
+    """Return the RAPL registers of the packages and of their memory. A register that several drivers show is that of the preferred driver."""
     zones = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
     zones.sort(key=lambda zone: (INTERFACES.index(zone[1]), [int(part) for part in zone[2].split(":")[1:]]))
     if not zones:

@@ -82,8 +82,13 @@ MIRROR_JOULES = 2.0
 class RaplCollector:
     """Collector of the energy of CPUs and memory.
 
-    `idle_watts` is the idle power of one package. `tdp_watts` is the TDP of all packages together: with this value, a model
-    is used if no CPU power can be measured. `is_working` returns whether a job is running, None if unknown.
+    Args:
+        sys: Root of sysfs.
+        counts_energy: Returns False while another exporter counts the energy of this machine.
+        is_working: Returns whether a job is running; None if unknown.
+        idle_watts: Configured idle power of a package.
+        tdp_watts: Configured TDP of all packages together. If no CPU power can be measured, a model computes the power from this value.
+        monotonic: The clock.
     """
 
     name = "rapl"
@@ -140,7 +145,7 @@ class RaplCollector:
         return collected
 
     def _pause(self) -> None:
-        """Discard the last readings, because another exporter counts the energy."""
+        """Discard the last readings. The energy until the next pass is counted by another exporter."""
         self.readings = ()
         self._last_pass_time = None
         for device in self._devices.values():
@@ -149,7 +154,7 @@ class RaplCollector:
     def _read(
         self, device: EnergyDevice, collected: Collected, now: float, *, interval_seconds: float
     ) -> None:
-        """Read a device. A failed reading adds the interval to the gaps, and the power of a CPU is recorded for its idle power."""
+        """Read a device. After a failure, add the interval to the gaps. Otherwise, record the power of a CPU for the idle power."""
         device.is_readable = False
         reason = "error"
         with source(collected, device.path):
@@ -198,5 +203,5 @@ class RaplCollector:
 
 
 def _socket(device: EnergyDevice) -> str:
-    """Return the number of the socket: the dies of a socket have the indices `0-die-0`, `0-die-1` and so on."""
+    """Return the number of the device's socket. The dies of socket 0 have the indices `0-die-0`, `0-die-1` and so on."""
     return device.index.partition("-")[0]

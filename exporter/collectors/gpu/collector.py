@@ -1,9 +1,8 @@
 """GPU collector, which publishes the readings of the NVML child.
 
 Runs in the sidecar. The child sends readings on its own schedule, and the supervisor's thread receives them.
-`collect` returns the families of the latest readings and of the kernel log without waiting; without a working child,
-the families of the GPUs are absent. Except for `start` and `stop`, every method may be called from any thread; the lock of
-the registry guards the readings.
+`collect` never waits: it returns the families of the latest readings and of the kernel log. Without a working child, the families of
+the GPUs are absent. Every method except `start` and `stop` may be called from any thread; the lock of the registry guards the readings.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ LOG = logging.getLogger("exporter.collectors.gpu")
 # The configuration section has more keys than the options that the child receives.
 _CHILD_OPTIONS = tuple(field.name for field in dataclasses.fields(GpuOptions))
 _NVML_DOWN = "nvml_down"
-LATE_SECONDS = 5.0
-"""Time after which a reading of an earlier moment is no longer expected from the child."""
 """Reason of a failed pass, a value of the label `reason` of exporter_collector_errors_total."""
+LATE_SECONDS = 5.0
+"""Longest expected delay of a reading on its way from the child. A moment that is longer ago and has no reading is a gap."""
 _FAILURES_WITH_DRIVER = frozenset({CRASHED, HUNG, "lib_rm_version_mismatch"})
-"""Reasons of NVML's failure that a machine without GPUs does not have."""
+"""Reasons of NVML's failure that cannot occur on a machine without GPUs."""
 
 
 class GpuCollector:
@@ -54,7 +53,7 @@ class GpuCollector:
         options: Selection of GPUs and period of the passes.
         replay: Description of a machine, as plain values, that is replayed in place of NVML.
         visible: The job's CUDA_VISIBLE_DEVICES.
-        timings: Timeouts and delays of the supervisor. The deadline grows with a period above 1 s.
+        timings: Timeouts and delays of the supervisor. With a period above 1 s, the deadline is extended by the rest of the period.
         kernel_log: Source of Xid errors besides NVML; /dev/kmsg by default.
         command: Command line of the child; by default the module `nvml.child`.
         on_change: Called when NVML fails or works again, and when a GPU is listed, lost, removed or returns; must not block.
@@ -93,9 +92,9 @@ class GpuCollector:
         self._counts_energy = counts_energy
         self.is_detached = is_detached
         self._monotonic = monotonic
-        # Start of a replay's timeline: monotonic time of the first message of the first child.
+        # Start of a replay: monotonic time of the first message of the first child.
         self._replay_origin: float | None = None
-        # The lock of the registry also guards the next three attributes.
+        # The lock of the registry also guards `_reason`, `_message` and `_was_up`.
         self.registry = GpuRegistry(outage_seconds=max(OUTAGE_SECONDS, 2.5 * options.period))
         self._reason, self._message = STARTING, ""
         self._was_up = False  # True once NVML was up
@@ -139,8 +138,8 @@ class GpuCollector:
     def collect(self) -> Collected:
         """Return the families of the latest readings.
 
-        A failure of NVML is a problem if GPUs are required, named by CUDA_VISIBLE_DEVICES, or were read before, and for the reasons in
-        `_FAILURES_WITH_DRIVER`. Otherwise, the machine may have no GPUs, and NVML is an unsupported source.
+        A failure of NVML fails the pass if the machine is known to have GPUs: the configuration requires GPUs, CUDA_VISIBLE_DEVICES names
+        GPUs, NVML worked before, or the reason is in `_FAILURES_WITH_DRIVER`. Otherwise, NVML is an unsupported source.
 
         Raises:
             CollectError: The supervisor's thread has exited.
@@ -179,7 +178,7 @@ class GpuCollector:
         return self.registry.energies()
 
     def not_ready(self) -> str | None:
-        """Return the reason why the exporter is not ready, or None if it is ready. Only the mode `required` has a reason."""
+        """Return why the exporter is not ready: in the mode `required`, while NVML does not answer. Return None if the exporter is ready."""
         reason = self._reason
         is_required = self._options.mode == "required" and reason != ""
         return f"NVML does not answer ({reason})" if is_required else None
@@ -241,7 +240,7 @@ class GpuCollector:
         self._on_sample()
 
     def _log_gaps(self) -> None:
-        """Log the energy that the counters measured for outages since the last message."""
+        """Log the energy that the GPUs used during outages that ended with the last message."""
         for job_index, joules in self.registry.new_energy_gaps():
             LOG.warning(
                 "GPU %s used %.0f J while its energy was not read; exporter_energy_gap_joules_total counts them",
@@ -265,7 +264,13 @@ class GpuCollector:
         self._known_indices = set(gpus)
 
     def _handle_state(self, reason: str, message: str, gpu: int | None) -> None:
-        """Store the state of NVML, and clear the readings unless NVML is up. `gpu` is the GPU of a hanging call."""
+        """Store the state of NVML. Unless NVML is up, clear the readings.
+
+        Args:
+            reason: Reason of the failure; "" if NVML is up.
+            message: Text of the failure.
+            gpu: NVML's index of the GPU whose call hangs, or None.
+        """
         with self.registry.lock:
             self._reason, self._message = reason, message
             self._was_up |= reason == ""
@@ -275,5 +280,5 @@ class GpuCollector:
 
 
 def visible_devices() -> str | None:
-    """Return CUDA_VISIBLE_DEVICES of this process, which equals the job's if both have the same parent environment."""
+    """Return CUDA_VISIBLE_DEVICES of this process. The job has the same value if both inherit the variable from the same parent."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -8,12 +8,12 @@ from exporter.collectors.gpu.counters import CounterRule
 from exporter.families import FamilySpec
 
 GPU = ("gpu", "uuid")
-"""Labels that identify the GPU, the first labels of its families."""
+"""Labels that identify the GPU. They are the first labels of each family of a GPU."""
 
 CHILD_COUNTER = CounterRule(restarts_with_child=True)
 """Rule of totals that start at 0 in each NVML child."""
 DRIVER_COUNTER = CounterRule()
-"""Rule of counters without a maximum rate that the driver has counted since it was loaded."""
+"""Rule of counters that started at 0 when the driver was loaded and have no maximum rate."""
 # A counter of time cannot run faster than the clock. A faster counter is a different metric under the same field id.
 NANOSECONDS = CounterRule(scale=1e-9, max_per_second=1.0)
 # Above the highest possible rate: all links of NVLink 5 together transfer 1.8e12 bytes per second.
@@ -31,12 +31,12 @@ class ReadingSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFamily:
-    """GPU family with alternative sources, of which a GPU has at most one at a time.
+    """GPU family with alternative sources. A GPU has at most one of the sources at a time.
 
     Attributes:
-        spec: Specification. Its labels are `gpu` and `uuid`, then the labels of the reading (except the link with `by_link`).
+        spec: Specification. The labels are `gpu` and `uuid`, then the labels of the reading without the link.
         sources: Alternative sources.
-        by_link: True if the value is a sum over the NVLinks. The first label of the reading is then the link, or "" for the sum.
+        by_link: True if the value is a sum over the NVLinks. The first label of the reading is then the link; "" if the reading is the sum.
         omitted_at_zero: Values of the last label whose series are absent while the value is 0.
     """
 

@@ -1,6 +1,6 @@
-"""Families of NVML itself, energy, Xids and MIG devices, and the publication of all GPU families.
+"""Publication of all GPU families, and specifications of those that no single reading fills: NVML, energy, Xids and MIG devices.
 
-Runs in the sidecar, under the registry's lock: `GpuBlock` computes the families from a `GpuRegistry` and the state of NVML.
+Runs in the sidecar. `GpuBlock` computes the families from a `GpuRegistry` and the state of NVML; the caller holds the registry's lock.
 """
 
 from __future__ import annotations
@@ -241,9 +241,9 @@ Values = dict[Labels, float]
 
 
 class GpuBlock:
-    """Builder of the families of all GPUs, which reuses unchanged families of the previous pass.
+    """Builder of the families of all GPUs.
 
-    A pass brings new values of a part of the readings: a family without a new value keeps the values of the previous call.
+    A pass of the NVML child updates only part of the readings. A family without a new value is reused from the previous call.
     """
 
     def __init__(self) -> None:
@@ -296,9 +296,10 @@ class GpuBlock:
     def _values(
         self, family: GpuFamily, gpus: Sequence[GpuState], updated_readings: set[str] | None
     ) -> Mapping[Labels, float]:
-        """Return the values of a family: of the previous call if none of the family's readings is in *updated_readings*.
+        """Return the values of a family.
 
-        All values are computed again if *updated_readings* is None or the family was absent.
+        If the family was present and none of its readings is in *updated_readings*, the values are those of the previous call. The value
+        None of *updated_readings* means that all readings may have changed.
         """
         previous = self._cache.values(family.spec)
         if previous is not None and updated_readings is not None:
@@ -312,7 +313,7 @@ class GpuBlock:
 
 
 def _add_status(values_by_name: dict[str, Values], gpu: GpuState, machine: Mapping[str, Any]) -> None:
-    """Add the state of a GPU, and its identity if the GPU is up. Add nothing if the state is unknown."""
+    """Add the state of a GPU. Add the identity if the GPU is up. Add nothing if the state is unknown."""
     if gpu.failure is None:
         return
     values_by_name[GPU_UP.name][gpu.labels()] = float(not gpu.failure)
@@ -347,10 +348,10 @@ def _add_readings(family_values: Values, gpu: GpuState, family: GpuFamily) -> No
 
 
 def _sums_over_links(gpu: GpuState, family: GpuFamily) -> dict[Labels, float]:
-    """Return the totals of a family over the links, by the labels without the link.
+    """Return the totals of a family over all links, by the labels that follow the link.
 
     A sum contains the totals of inactive links and of earlier sources, because a counter must not decrease. A sum is absent if no link
-    has a reading, and while the number of a link is in doubt.
+    has a reading, and while the total of a link is in doubt.
     """
     sums: dict[Labels, float] = {}
     read_series: set[Labels] = set()
@@ -392,7 +393,7 @@ def _add_xids(values_by_name: dict[str, Values], gpu: GpuState) -> None:
 
 
 def _add_child(values_by_name: dict[str, Values], registry: GpuRegistry) -> None:
-    """Add the errors of NVML calls, and once a child has initialized NVML, the cost of the calls and the corrections."""
+    """Add the errors of NVML calls. Once a child has initialized NVML, also add the cost of the calls and the corrections of counters."""
     values_by_name[ERRORS.name] = {
         labels: counter.total for labels, counter in sorted(registry.errors.items())
     }

@@ -1,4 +1,4 @@
-"""Number of CPUs of the machine, and of the CPUs that the exporter may use."""
+"""Number of CPUs: of the machine, and of those that the exporter may use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPUS = FamilySpec(
         "`online`: logical CPUs.",
         "`physical`: cores.",
         "`affinity`: CPUs that the exporter may run on.",
-        "`quota`: tightest CPU limit of the cgroup and its ancestors.",
+        "`quota`: lowest CPU limit of the cgroup and its ancestors.",
     ),
 )
 SPECS = (CPUS,)
@@ -38,7 +38,7 @@ class HardwareCollector:
         self._tree = CgroupTree(sys=sys)
 
     def collect(self) -> Collected:
-        """Count the CPUs."""
+        """Return the number of CPUs of each kind."""
         collected = Collected()
         with source(collected, "CPUs"):
             collected.add(CPUS, from_psutil("CPUs", psutil.cpu_count), "online")

@@ -28,7 +28,7 @@ START_SLACK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LivingMember:
-    """Member of the process tree that is running and not a zombie, with its reading."""
+    """Running process of the process tree, with its reading. Zombies are not running."""
 
     member: Member
     reading: ProcessReading
@@ -36,7 +36,12 @@ class LivingMember:
 
 @dataclass(slots=True, eq=False)
 class GroupUse:
-    """Processes of a group in a pass: the running processes, and the number of processes by state, zombies included."""
+    """Processes of a group in a pass.
+
+    Attributes:
+        states: Number of processes by state, zombies included.
+        living: Running processes.
+    """
 
     states: Counter[str] = field(default_factory=Counter)
     living: list[LivingMember] = field(default_factory=list)
@@ -58,8 +63,9 @@ class RunProcesses:
 class ProcessCollector:
     """Collector of the job's processes.
 
-    The totals of a run disappear `linger_seconds` after its last process has ended, or earlier if `MAX_EXITED_RUNS` other runs have
-    ended since. The process `own_pid` and its descendants belong to no run, even if the job started the sidecar.
+    The totals of a run disappear `linger_seconds` after the end of the last process. They disappear earlier if `MAX_EXITED_RUNS` other
+    runs have ended since. The process `own_pid`, which is the sidecar, and its descendants belong to no run, even if the job started the
+    sidecar.
 
     Attributes:
         members: Running processes of the last pass. May be read from any thread.
@@ -149,7 +155,7 @@ class ProcessCollector:
         ended_members = [
             member for member in self._previous_members if member.process not in running_processes
         ]
-        # The youngest first: the I/O of a grandchild is part of the child's.
+        # The youngest first, because the I/O of a grandchild must reach the child before the child's I/O reaches the parent.
         for member in sorted(ended_members, key=lambda member: member.process.create_time(), reverse=True):
             parent = processes.get(member.parent_pid)
             if parent in self._usages and member.process in self._usages:
@@ -192,7 +198,7 @@ class ProcessCollector:
         self._publish_gpus(collected)
 
     def _publish_gpus(self, collected: Collected) -> None:
-        """Add the GPU memory of the processes that both the driver and the process tree know."""
+        """Add the GPU memory of the processes that the driver lists and that belong to a run."""
         owners = {
             process.member.process.pid: (run, group.rank, group.role)
             for run, run_processes in self._runs.items()

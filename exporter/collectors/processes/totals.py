@@ -58,7 +58,7 @@ class GroupTotals:
 class RunTotals:
     """Totals of a run since the exporter started.
 
-    Use before the exporter started is not counted, because after a restart of the exporter it would appear as an increase.
+    Earlier CPU time and I/O are not counted, because they would appear as an increase after a restart of the exporter.
     """
 
     # Last reading of each process. All runs share this dict, because a process may change its run.
@@ -73,9 +73,10 @@ class RunTotals:
     def count(
         self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, predates_exporter: bool
     ) -> None:
-        """Add the increase since the last reading. `predates_exporter` is True if the process started before the exporter.
+        """Add the increase since the last reading.
 
-        The first reading of a process adds nothing if the process predates the exporter, and its whole use otherwise.
+        The first reading of a process adds nothing if the process started before the exporter (`predates_exporter`). Otherwise, the first
+        reading is added as a whole.
         """
         total = self.groups.setdefault(group, GroupTotals())
         previous = self.last_usages.get(process)
@@ -91,7 +92,7 @@ class RunTotals:
 
 
 def _increase(previous: float | None, current: float | None) -> float:
-    """Return the increase between two values, or 0 if it is negative or a value is unknown."""
+    """Return the increase between two values. Return 0 for a decrease or an unknown value."""
     return 0 if current is None or previous is None else max(0, current - previous)
 
 

@@ -70,7 +70,7 @@ class ProcessTree:
         self._last_discovery_time = -math.inf
         self.hidden_count = 0
         self._job: Sequence[JobProcess] = ()  # of the last pass
-        # Recording processes that were not visible in the last pass, and in the last pass with an earlier list of processes.
+        # Ids of the recording processes that were not visible: in the last pass, and in the last pass before the feed was read again.
         self._invisible_ids: set[str] = set()
         self._earlier_invisible_ids: set[str] = set()
 
@@ -108,7 +108,8 @@ class ProcessTree:
                 if member is not None and self._members.get(member.process) is not member:
                     self._members[member.process] = member  # new, or with a new run or rank
                     has_new_process = True
-        # A process that has ended since the feed was read is invisible, too, but not in the next list of processes.
+        # A process that ended after the feed was read is invisible too, but the feed's next list does not contain it. Therefore only a
+        # process that was invisible with two lists is hidden.
         self.hidden_count += len(invisible_ids & self._earlier_invisible_ids)
         self._invisible_ids = invisible_ids
         return has_new_process
@@ -116,9 +117,8 @@ class ProcessTree:
     def _recording_member(self, recording: JobProcess) -> Member | None:
         """Return the member of a recording process, or None if the process is not visible.
 
-        A pid alone is not sufficient, since a lock on a network filesystem can have a pid of another machine: the
-        process must have started before the recording, and must have the pid of the snapshot in its innermost pid
-        namespace.
+        The pid may be that of a process on another machine, because it comes from a lock, which may be on a network filesystem. The process
+        must therefore have started before the recording, and its pid in the innermost pid namespace must be the pid of the snapshot.
         """
         pid, identity = recording.pid, recording.identity
         if pid is None:
@@ -143,7 +143,7 @@ class ProcessTree:
         return Member(identity.run, rank, role, process, is_root=True, cpus=cpus)  # type: ignore[arg-type]
 
     def _discover(self, collected: Collected, wall: float) -> None:
-        """Add the descendants of the roots. A root whose nearest root among its ancestors has the same rank becomes a descendant."""
+        """Add the descendants of the roots. If the nearest root above a root has the same rank, the lower root becomes a descendant."""
         descendants = {process.pid: process for process in self._descendants()}
         parents = {process.pid: _parent(process) for process in descendants.values()}
         roots = {member.process.pid: member for member in self._members.values() if member.is_root}
@@ -162,7 +162,10 @@ class ProcessTree:
             member.parent_pid = parents.get(member.process.pid, member.parent_pid)
 
     def _descendants(self) -> Iterator[psutil.Process]:
-        """Yield the descendants of the parents of all roots: the ranks of a job usually share a parent."""
+        """Yield the parents of all roots, and the descendants of the parents.
+
+        The search starts at the parents, because the ranks of a job usually share one.
+        """
         search_roots: dict[int, psutil.Process] = {}
         for member in self._members.values():
             if member.is_root:
@@ -184,10 +187,7 @@ class ProcessTree:
                         yield process
 
     def _owner(self, pid: int, parents: Mapping[int, int], roots: Mapping[int, Member]) -> Member | None:
-        """Return the nearest root among the ancestors of a process.
-
-        Returns None if there is no root, or if an ignored process is nearer.
-        """
+        """Return the nearest root above a process. Return None if there is no root, or if an ignored process is in between."""
         visited_pids: set[int] = set()
         while pid in parents and pid not in visited_pids and pid not in self._ignored_pids:
             visited_pids.add(pid)

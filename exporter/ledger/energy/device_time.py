@@ -1,7 +1,7 @@
-"""Time for which the runs pay for GPUs, including lost GPUs, and outages of the sidecar of at most `MAX_INTERVAL_SECONDS`.
+"""Time for which the runs pay for GPUs.
 
-A GPU without readings is lost, and its driver lists no processes. The GPU is still rented, so that the last runs on the GPU
-pay for the GPU until they end on this machine.
+The runs also pay during outages of the sidecar of at most `MAX_INTERVAL_SECONDS`. A GPU without readings is lost, and its driver
+lists no processes. The GPU is still rented: the last runs on the GPU pay until they end on this machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from exporter.collectors.energy.counter import MAX_INTERVAL_SECONDS
 from exporter.ledger.energy.records import GpuTimeRecord
 
 LOST_SECONDS = 30.0
-"""Time without a reading after which a GPU is lost. Longer than `MAX_PHASE_WAIT_SECONDS`, for which energy waits for phases."""
+"""Time without a reading after which a GPU is lost. This time is longer than `MAX_PHASE_WAIT_SECONDS`, because the energy of a GPU may
+wait that long for the phases of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,13 @@ class DeviceTime:
     def charge(self, time: GpuTime, *, spans_restart: bool) -> float:
         """Record a time of a run on a GPU as charged, and return the seconds to charge.
 
-        The first time after a restart of the sidecar starts at the last charged time, if the run was alive before the restart
-        (*spans_restart*) and the outage was at most `MAX_INTERVAL_SECONDS` long. Time that the previous sidecar charged, or that was
-        charged while the GPU was lost, is not charged again.
+        Time that the previous sidecar charged, or that was charged while the GPU was lost, is not charged again. After a restart of the
+        sidecar, the first call also charges the outage, if *spans_restart* is True and the outage was at most `MAX_INTERVAL_SECONDS`
+        long.
+
+        Args:
+            time: Time of the run on the GPU.
+            spans_restart: Whether the run was alive before the restart of the sidecar.
         """
         key = _ChargeKey(time.run, time.device)
         charge = self._charges.setdefault(key, _Charge(time.ratio, time.start))
@@ -84,7 +89,7 @@ class DeviceTime:
     def lost_gpu_times(
         self, now: float, readable_uuids: Collection[str], alive_runs: Collection[str]
     ) -> Iterator[GpuTime]:
-        """Yield the time to charge for lost GPUs since the last call, and forget the runs that have ended or left the GPU.
+        """Yield the time to charge for lost GPUs since the last call. Remove the runs that have ended or left their GPU.
 
         Args:
             now: Monotonic time.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FreeInterval:
-    """Interval without a holder, between two monotonic times."""
+    """Interval in which no known process held the GPU, between two monotonic times."""
 
     start: float
     end: float
@@ -20,7 +20,10 @@ class FreeInterval:
 
 
 class FreeIntervals:
-    """Stored intervals without a holder, whose energy a process of the feed may claim later."""
+    """Stored intervals without a known holder of a GPU.
+
+    A process that the feed names later may have held the GPU in an interval. The process then takes the interval with its energy.
+    """
 
     def __init__(self) -> None:
         self._intervals: deque[FreeInterval] = deque()

@@ -1,4 +1,7 @@
-"""Division of GPU energy among the runs, for the GPUs of the machine whose processes are known."""
+"""Division of GPU energy among the runs.
+
+Only the energy of GPUs with known processes is divided. The driver's process lists or the feed name the processes of a GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from exporter.ledger.energy.work import PhaseInterval, WorkSnapshot
 
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
-    """Processes that may use GPUs, read in one collection: from the driver, the feed and the process collector."""
+    """Processes that may use GPUs. The driver, the feed and the process collector were read in the same collection."""
 
     job_processes: Sequence[JobProcess] = ()
     machine_use: MachineUse | None = None
@@ -30,11 +33,11 @@ class GpuSliceWithPhases:
 
     device: DeviceEnergy
     gpu_slice: GpuSlice
-    intervals: Sequence[tuple[PhaseInterval, ...]]  # one tuple for each process of the slice
+    intervals: Sequence[tuple[PhaseInterval, ...]]  # a tuple for each process of the slice
 
 
 class GpuDivision:
-    """Division of the energy of GPUs with known processes. The driver's lists or the feed name the processes."""
+    """Divider of the energy of GPUs with known processes, with the state between collections."""
 
     def __init__(self) -> None:
         self._holders = GpuHolders()
@@ -42,11 +45,11 @@ class GpuDivision:
 
     @property
     def uuids(self) -> Collection[str]:
-        """UUIDs of the GPUs whose processes the driver has listed or the feed has named, in any call of `divide`."""
+        """UUIDs of the GPUs whose processes were known in any call of `divide`."""
         return self._attribution_by_uuid.keys()
 
     def has_undivided_energy(self, uuid: str) -> bool:
-        """Return True if a process used the GPU, and part of its energy is not divided yet."""
+        """Return True if a process used the GPU, and part of the GPU's energy is not divided yet."""
         attribution = self._attribution_by_uuid.get(uuid)
         return attribution is not None and bool(attribution.pids)
 
@@ -57,12 +60,12 @@ class GpuDivision:
     def divide(
         self, devices: Iterable[DeviceEnergy], snapshot: GpuSnapshot, *, wall: float, now: float
     ) -> Iterator[GpuSliceWithPhases]:
-        """Yield the runs' slices of the energy since the last call, and add the rest to `device.gap_joules` with its reason.
+        """Yield the runs' slices of the energy since the last call.
 
-        The devices are updated while the iterator is consumed.
+        Energy that cannot be divided is added to the gaps of the device, by reason. Consuming the iterator updates the devices.
 
         Args:
-            devices: Devices with the readings since the last call; other devices than GPUs are skipped.
+            devices: Devices with the readings since the last call. Devices that are no GPUs are skipped.
             snapshot: Processes that may use the GPUs.
             wall: Unix time of the collection.
             now: Monotonic time of the collection.
@@ -75,7 +78,7 @@ class GpuDivision:
         listings: dict[str, list[GpuListing]] = {}
         for listing in snapshot.listings:
             listings.setdefault(listing.uuid, []).append(listing)
-        # For a process in the driver's list, the list is more reliable than the GPUs that the environment names.
+        # The driver's list is more reliable than the GPUs that the environment of a process names.
         listed_pids = {use.pid for listing in snapshot.listings for use in listing.processes}
         for device in devices:
             uuid, history = device.reading.device, device.reading.history

@@ -15,11 +15,11 @@ RATE_SECONDS = 300.0
 EVENT_SECONDS = 600.0
 """Time range of OOM kills and of link failures."""
 WAITING_RATIO, ACTIVE_RATIO = 0.3, 0.3
-"""Share of the time that waits for I/O, above which, and activity of the GPUs, below which the storage is too slow."""
+"""Limits of the finding that the storage is too slow: the job waits for I/O for a larger share of the time, and the GPUs are less active."""
 AT_LIMIT_RATIO, HALF_RATIO = 0.95, 0.5
-"""Used share of the memory limit above which an OOM kill is near, and above which the trend of the memory is predicted."""
+"""Used shares of the memory limit: above the first, an OOM kill is near; above the second, the trend of the memory is predicted."""
 MIN_TREND_SECONDS = 540.0
-"""Minimum time that the points of the trends cover: nearly ten minutes, because the first point of a range is not at its start."""
+"""Minimum time between the first and the last point of a trend. Nine minutes suffice for a range of ten: no point is exactly at the start."""
 PREDICTED_SECONDS = 3600.0
 """Time after which the predicted memory is compared with the limit."""
 THROTTLED_RATIO = 0.25
@@ -31,7 +31,7 @@ ACTIVE_PORT = 4.0
 
 
 def _storage_waits(view: View) -> Iterator[Match]:
-    """Yield a match if processes wait for I/O while the GPUs idle. Jobs with phases have the more precise TrainingDataStall."""
+    """Yield a match if processes wait for I/O while the GPUs idle. For jobs with phases, the condition TrainingDataStall is more precise."""
     samples = view.samples
     has_phases = any(rank.phase for rank in view.ranks) or any(samples.select("training_phase_active"))
     if has_phases:
@@ -74,7 +74,7 @@ def _memory_near_limit(view: View) -> Iterator[Match]:
 
 
 def _will_exceed_memory_limit(view: View) -> bool:
-    """Return True if the trends of 30 and of 10 minutes exceed the limit, and half of it has been in use for 10 minutes."""
+    """Return True if the trends of both 30 and 10 minutes exceed the limit, and more than half of the limit was used for 10 minutes."""
     limit_bytes = _memory_limit_bytes(view)
     recent_levels = view.history.read_levels("working set", seconds=600.0)
     recent_bytes = [level for _, level in recent_levels if level is not None]

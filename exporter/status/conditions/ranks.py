@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.formatting import duration, rank_names
-from exporter.status.view import PAUSING_CAUSES, STOPPED_SECONDS, Rank, View
+from exporter.status.view import PAUSING_CAUSES, SILENT_AFTER_SECONDS, Rank, View
 from exporter.training.phases import PHASES
 
 STUCK_SECONDS = 3600.0
@@ -44,7 +44,7 @@ def _affected_ranks(view: View, is_affected: Callable[[Rank], bool]) -> Iterator
 
 
 def _ranks_text(ranks: list[Rank]) -> str:
-    """Return the names of ranks of a run, such as "ranks 0-2 of night", or the title of the first process without a rank."""
+    """Return the names of ranks of a run, such as "ranks 0-2 of night". If no process has a rank, return the title of the first process."""
     numbers = {int(rank.rank) for rank in ranks if rank.rank.isdecimal()}
     if not numbers:
         return ranks[0].title
@@ -67,42 +67,47 @@ def _early_ends(view: View) -> Iterator[Match]:
 
 
 def _silent_seconds(rank: Rank, view: View) -> float:
-    """Return the age of the last snapshot of a living process; 0 for other processes."""
+    """Return the age of the last snapshot of a living process. Return 0 for other processes and for an unknown age."""
     return view.exporter.now - rank.updated_at if rank.alive and rank.updated_at is not None else 0.0
 
 
-def _stopped_runs(view: View) -> set[str]:
-    """Return the runs without a step for `STOPPED_SECONDS`, except runs that start, compile, save, load or validate."""
-    stopped_runs: set[str] = set()
+def _runs_without_steps(view: View) -> set[str]:
+    """Return the runs without a step for `SILENT_AFTER_SECONDS`, except runs that start, compile, save, load or validate."""
+    runs_without_steps: set[str] = set()
     for name in view.runs:
         ranks = [rank for rank in view.ranks if rank.run == name]
         last_progress_at = max(
             (rank.progress_at for rank in ranks if rank.progress_at is not None), default=None
         )
         pauses = any(PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES)
-        is_overdue = last_progress_at is not None and view.exporter.now - last_progress_at > STOPPED_SECONDS
+        is_overdue = (
+            last_progress_at is not None and view.exporter.now - last_progress_at > SILENT_AFTER_SECONDS
+        )
         if is_overdue and not pauses:
-            stopped_runs.add(name)
-    return stopped_runs
+            runs_without_steps.add(name)
+    return runs_without_steps
 
 
 def _blocking_ranks(view: View) -> Iterator[Match]:
-    """Yield a match for each run without steps that has silent ranks, for which the other ranks probably wait."""
-    stopped_runs = _stopped_runs(view)
-    for affected in _affected_ranks(view, lambda rank: _silent_seconds(rank, view) > STOPPED_SECONDS):
-        if affected.run in stopped_runs:
+    """Yield a match for each run that has silent ranks and makes no steps: the other ranks probably wait for the silent ranks."""
+    runs_without_steps = _runs_without_steps(view)
+    for affected in _affected_ranks(view, lambda rank: _silent_seconds(rank, view) > SILENT_AFTER_SECONDS):
+        if affected.run in runs_without_steps:
             yield _silent_match(affected)
 
 
 def _silent_ranks(view: View) -> Iterator[Match]:
-    """Yield a match for each run that has silent ranks and still makes steps. After `LOST_SECONDS`, `_lost_feeds` matches."""
+    """Yield a match for each run that has silent ranks and still makes steps.
+
+    A rank that has been silent for more than `LOST_SECONDS` is a match of `_lost_feeds`.
+    """
 
     def is_silent(rank: Rank) -> bool:
-        return STOPPED_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
+        return SILENT_AFTER_SECONDS < _silent_seconds(rank, view) <= LOST_SECONDS
 
-    stopped_runs = _stopped_runs(view)
+    runs_without_steps = _runs_without_steps(view)
     for affected in _affected_ranks(view, is_silent):
-        if affected.run not in stopped_runs:
+        if affected.run not in runs_without_steps:
             yield _silent_match(affected)
 
 
@@ -112,7 +117,8 @@ def _lost_feeds(view: View) -> Iterator[Match]:
 
 
 def _silent_match(affected: AffectedRanks) -> Match:
-    start = min(rank.updated_at or 0.0 for rank in affected.ranks)  # known: a silent rank has an old snapshot
+    # The time is known, because a rank is silent only if its last snapshot is old.
+    start = min(rank.updated_at or 0.0 for rank in affected.ranks)
     is_single = len(affected.ranks) == 1
     processes = f"the process{'' if is_single else 'es'} of {affected.title} {'is' if is_single else 'are'}"
     return Match((affected.run,), {"processes": processes, "run": affected.run}, start=start)
@@ -187,7 +193,7 @@ CONDITIONS = (
         find_matches=_early_ends,
     ),
     Condition(
-        criterion="a living process silent for more than 15 s, and no step of the run for more than 15 s",
+        criterion="a living process without a new snapshot for more than 15 s, and no step of the run for more than 15 s",
         severity=AlertSeverity.CRITICAL,
         sentence="{processes} alive and silent (no new snapshot), and run {run} makes no steps",
         remedy="check whether the process is stopped or holds the GIL: `training-exporter stacks` prints its stack",
@@ -204,7 +210,7 @@ CONDITIONS = (
         find_matches=_lost_feeds,
     ),
     Condition(
-        criterion="a living process silent for more than 15 s",
+        criterion="a living process without a new snapshot for more than 15 s",
         sentence="{processes} alive and silent (no new snapshot)",
         remedy="check whether the process is stopped or holds the GIL, and the space of the feed directory",
         runbook_alert="TrainingFeedLost",

@@ -15,9 +15,9 @@ PHASE_RATE_SECONDS = 300.0
 NONFINITE_SECONDS = 900.0
 """Time for which a nonfinite loss counts as current."""
 GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
-"""Time range, and share of its steps above which nonfinite gradients need attention: a loss scaler causes a few."""
+"""Time range, and share of the steps in this range above which nonfinite gradients need attention. A loss scaler causes a few."""
 RESTART_SECONDS, MAX_RESTARTS = 3600.0, 3
-"""Time range, and number of restarts in it above which the run is in a restart loop."""
+"""Time range, and number of restarts in this range above which the run is in a restart loop."""
 ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
 LOST_GPU_REMEDY = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i {index}) or reboot the node"
 NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"
@@ -42,7 +42,10 @@ def _stalled_runs(view: View) -> Iterator[Match]:
 
 
 def _overdue_runs(view: View, state: str) -> Iterator[Match]:
-    """Yield a match for each run in the state `hung` or `stalled`, with the explanation of its stacks or its phases, and a lost GPU."""
+    """Yield a match for each run in *state*, which is `hung` or `stalled`.
+
+    The match explains where the run waits, by the stacks if they are known and otherwise by the phases. It names a lost GPU of the run.
+    """
     for name, run in view.runs.items():
         if run.state == state:
             hang = view.exporter.hangs.get(name)
@@ -105,7 +108,10 @@ def _slow_starts(view: View) -> Iterator[Match]:
 
 
 def _slower_runs(view: View) -> Iterator[Match]:
-    """Yield a match for each run that is slower than usual, unless a rank loads, saves, validates or tests, or the run has stopped."""
+    """Yield a match for each run that is slower than usual.
+
+    Runs that make no steps for a known reason are omitted: a rank loads, saves, validates or tests, or the run has ended, hangs or stalls.
+    """
     for name, run in view.runs.items():
         rate = view.history.compute_mean_rate("executed steps", name, seconds=STEP_RATE_SECONDS)
         pauses = any(rank.run == name and rank.phase in PAUSING_PHASES for rank in view.ranks)

@@ -110,7 +110,7 @@ CONDITIONS = (
         find_matches=_not_ready,
     ),
     Condition(
-        criterion="a job of `run` without a feed",
+        criterion="a Python job under `run` has recorded nothing 20 s after its start",
         severity=AlertSeverity.CRITICAL,
         sentence="run {run} records nothing: {found}",
         remedy="{remedy}",

@@ -1,10 +1,9 @@
 """Xid events of NVML.
 
-Runs in the NVML child: the sampling thread registers GPUs, the event thread waits for events. Waiting fails for an
-event set that contains a lost GPU. A new set is therefore created whenever a GPU is lost or returns; the old set is
-not freed, because the event thread may be waiting for it. Each set delivers the events of its GPUs, so an event that
-two sets deliver is counted once. Events before the registration are lost; the sidecar also reads Xids from the kernel
-log.
+Runs in the NVML child: the sampling thread registers GPUs, and the event thread waits for events. Waiting fails for an event set that
+contains a lost GPU. A new set is therefore created whenever a GPU is lost or returns. The old set is not freed, because the event
+thread may be waiting for it. If both sets contain a GPU, both deliver its events, and only those of the latest set are counted. NVML
+reports no events from before the registration; for these, the sidecar also reads the kernel log.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ XID = 0x8
 """Type of an Xid event (nvmlEventTypeXidCriticalError)."""
 _WAIT_MILLISECONDS = 5000
 _PAUSE_SECONDS = 1.0
-"""Time between two attempts to wait for a set whose wait fails."""
+"""Time between two waits for a set whose last wait has failed."""
 _MAX_XIDS = 200
 """Maximum number of different Xids per GPU, larger than the number of existing Xids, so that garbage cannot create labels."""
 
@@ -47,7 +46,7 @@ class NvmlEvents:
     def __init__(self, library: NvmlLibrary, *, wall: Callable[[], float]) -> None:
         self.library = library
         self._wall = wall
-        self._lock = threading.Lock()  # guards the next two attributes
+        self._lock = threading.Lock()  # guards `_xids` and `_indices`
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}  # see `xids`, by NVML index
         self._indices: dict[int, int] = {}  # NVML index by address of the handle
         self._event_set: _EventSet | None = None  # the latest set
@@ -58,7 +57,7 @@ class NvmlEvents:
     def register(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
         """Register the GPUs for Xid events in a new event set, if the GPUs have changed. A GPU without events is skipped.
 
-        Called in each pass. Without an event thread, because no thread can be started, a call also counts the pending events.
+        Called in each pass. If the event thread cannot be started, the call counts the pending events itself.
         """
         devices_by_index = {device.index: device for device in devices}
         if devices_by_index.keys() != self._registered_indices:
@@ -107,7 +106,7 @@ class NvmlEvents:
             event_set.addresses.add(_address(device.handle))
 
     def _start_thread(self) -> None:
-        """Start the event thread if it is due and not running. If no thread can be started, count the pending events here."""
+        """Start the event thread after `start` and the first registration. If no thread can be started, count the pending events here."""
         if not self._is_started or self._thread is not None or self._event_set is None:
             return
         thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
@@ -129,7 +128,7 @@ class NvmlEvents:
                 pause.wait(_PAUSE_SECONDS)  # waiting for this set fails immediately and repeatedly
 
     def _wait_for_event(self, milliseconds: int) -> str:
-        """Wait for an event and count it. Return the error of the call, or "" after an event."""
+        """Wait for an event, and count the event if it is an Xid. Return the error of the call, or "" after an event."""
         event_set = self._event_set
         assert event_set is not None  # noqa: S101  # the callers check it
         try:

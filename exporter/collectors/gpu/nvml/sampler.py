@@ -1,8 +1,8 @@
 """Sampler of all GPUs: readings of each pass, selection of GPUs, and retries of lost GPUs.
 
 Runs in the NVML child, on the sampling thread. Each pass returns a message with the readings: gauges in base units, raw
-counters, and `null` for a reading that has become absent. A message contains the readings of a slower tier only in the
-passes of this tier; the sidecar keeps the latest readings. The slower tiers of different GPUs are due in different seconds.
+counters, and `null` for a reading that has become absent. The readings of a slower tier are not part of every message; the sidecar
+keeps the latest readings. The slower tiers of different GPUs are due in different seconds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from exporter.collectors.gpu.nvml.readings import PassReadings
 from exporter.collectors.gpu.options import MAX_GPUS, GpuOptions, job_indices
 
 MAX_RETRIES = 10
-"""Number of failed retries after which the child is replaced: after a reset, a GPU may require a newly loaded NVML."""
+"""Number of failed retries after which the child is replaced, because a GPU may require a newly loaded NVML after a reset."""
 
 NO_PERMISSION = "no_permission"
 _STAGGER_COUNT = 8
-"""Number of parts of a slow tier's period in which different GPUs are due."""
+"""Number of parts into which a slow tier's period is divided. GPUs with consecutive indices are due in different parts."""
 
 
 class RestartError(DownError):
@@ -45,7 +45,7 @@ class RestartError(DownError):
 
 
 def _period_seconds(tier: Tier, options: GpuOptions) -> float:
-    """Return the period of a tier: shorter with a configured period below 1 s, and at least the configured period."""
+    """Return the period of a tier: the tier's seconds, scaled down by a configured period below 1 s, but at least the configured period."""
     return max(options.period, tier.value * min(1.0, options.period))
 
 
@@ -107,7 +107,7 @@ class AttachedGpu:
         return readings
 
     def _probe(self, readings: PassReadings) -> None:
-        """Raise DeviceDownError if all calls of a cheap tier fail: the GPU is lost, or the handle is stale."""
+        """Raise DeviceDownError if all calls of a cheap tier fail, because the GPU is then lost or the handle is stale."""
         device = self.device
         device.result_count = 0
         queries.read(device, self._queries_by_tier[Tier.FREQUENT], readings)
@@ -121,8 +121,7 @@ class AttachedGpu:
             return False
         period_seconds = self._period_seconds[tier]
         if not self.has_sent_identity and tier in {Tier.MEDIUM, Tier.SLOW}:
-            # All tiers are due in the first pass. The first period of each GPU has a different length, so that slow calls on
-            # different GPUs are afterwards made in different passes.
+            # All tiers are due in the first pass. The first period differs from GPU to GPU, so that later passes with slow calls differ.
             period_seconds *= (1 + self.device.index % _STAGGER_COUNT) / _STAGGER_COUNT
         self._due_at[tier] = max(due_at + period_seconds, now + self._options.period / 2)
         return True
@@ -130,10 +129,10 @@ class AttachedGpu:
 
 @dataclass(slots=True)
 class Slot:
-    """Entry in NVML's list of GPUs."""
+    """GPU in NVML's list, with its state in the sampler."""
 
     index: int  # NVML index
-    job_index: int  # index in the job's numbering; the NVML index if unknown
+    job_index: int  # index of the GPU in the job; the NVML index if unknown
     uuid: str = ""  # empty before the first read
     failure: str = ""  # reason; "" if the GPU is up
     failed_retries: int = 0  # failed retries since the loss
@@ -149,8 +148,8 @@ class NvmlSampler:
         library: The library of the sampling thread.
         events: Counter of Xids.
         options: Selection of GPUs and period.
-        start: The first message of the sidecar, with the visible GPUs, the GPUs to skip and the calls to avoid.
-        progress: Called before each step that may be slow.
+        start: Message `start` of the sidecar, with the visible GPUs, the GPUs to skip and the calls to avoid.
+        progress: Called with a name before each call of NVML that may be slow.
     """
 
     def __init__(
@@ -219,7 +218,7 @@ class NvmlSampler:
             for slot, previous_reason in zip(selected_slots, previous_reasons, strict=True)
             if not previous_reason
         ]
-        # An unknown error on several GPUs, or on the last GPU that answered, is a failure of NVML and not of a GPU.
+        # A new unknown error of several GPUs at once, or of the last GPU that answered, is a failure of NVML and not of a GPU.
         has_no_gpu = all(slot.failure for slot in selected_slots)
         if new_reasons.count("unknown") > (0 if has_no_gpu else 1):
             raise LibraryDownError("unknown")
@@ -231,7 +230,7 @@ class NvmlSampler:
         return message
 
     def reattach(self, index: int, calls: Iterable[str], now: float) -> None:
-        """Retry a skipped GPU, because its hanging call has returned, and pause the slow `calls`."""
+        """Retry a skipped GPU, whose hanging call has returned. Avoid the slow `calls` on this GPU from now on."""
         self._skipped_gpus.discard(index)
         self._avoided_calls.setdefault(index, set()).update(calls)
         for slot in self._slots:
@@ -244,7 +243,14 @@ class NvmlSampler:
             self._library.call("nvmlShutdown")
 
     def _entry(self, slot: Slot, now: float, wall: float, started_at: float) -> dict[str, Any]:
-        """Return the message entry of a GPU in this pass, which started at *started_at* on the library's clock."""
+        """Read a GPU, or retry a lost GPU that is due, and return the entry of the GPU in the message.
+
+        Args:
+            slot: The GPU.
+            now: Monotonic time of the pass.
+            wall: Unix time of the pass.
+            started_at: Start of the pass on the library's clock.
+        """
         self._library.current_gpu = slot.index
         if slot.failure and now >= slot.retry_at:
             self._attach(slot, now)
@@ -265,9 +271,9 @@ class NvmlSampler:
         return entry
 
     def _attach(self, slot: Slot, now: float) -> None:
-        """Create the readers of a GPU. A GPU that is skipped or does not answer is marked as down.
+        """Create the readers of a GPU. Mark a GPU that is skipped or does not answer as down.
 
-        The caller resets `current_gpu` after the calls on the GPU.
+        The caller resets `current_gpu` of the library afterwards.
 
         Raises:
             LibraryDownError: NVML is down.
@@ -309,9 +315,10 @@ class NvmlSampler:
     def _select(self, now: float) -> None:
         """Select the GPUs in the job's CUDA_VISIBLE_DEVICES.
 
-        All accessible GPUs are selected if the variable names no GPU or, in a container, only GPUs that are not accessible.
+        In two cases, all accessible GPUs are selected: the variable names no GPU, or NVML lists inaccessible GPUs and the variable names
+        none of the accessible ones.
         """
-        # In a container, NVML may list GPUs that are not accessible; CUDA numbers only accessible GPUs.
+        # In a container, NVML may list GPUs that are not accessible. CUDA numbers only the accessible GPUs.
         accessible = [slot for slot in self._slots if slot.failure != NO_PERMISSION] or self._slots
         uuids: dict[int, list[str]] = {}
         for position, slot in enumerate(accessible):
@@ -327,7 +334,7 @@ class NvmlSampler:
         if job_index_by_position is None or (
             not job_index_by_position and len(accessible) < len(self._slots)
         ):
-            # The accessible GPUs belong to the job, regardless of the variable.
+            # All accessible GPUs belong to the job.
             job_index_by_position = {position: position for position in range(len(accessible))}
         for position, job_index in job_index_by_position.items():
             accessible[position].job_index, accessible[position].is_selected = job_index, True
@@ -346,7 +353,7 @@ class NvmlSampler:
     def _cost(self) -> dict[str, Any]:
         """Return the number, the duration and the errors of the calls since the child started.
 
-        Of the event thread, whose calls block, only the errors are included.
+        The calls of the event thread wait for events. Therefore only their errors are counted.
         """
         errors = Counter(self._library.errors) + Counter(self._events.library.errors.copy())
         return {
