@@ -39,7 +39,7 @@ HEADING_BY_FOLDER = {
 EMPTY_CELL = "\N{EN DASH}"
 
 FOLDER_COLLECTORS = {"ledger": "feed"}
-"""Collector, by folder, of the families that no collector class lists."""
+"""Name of the collector by folder, for folders whose families no collector class lists."""
 
 PREAMBLE = """\
 # Metrics

@@ -22,7 +22,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "peak_allocated": ("allocated_bytes", "peak"),
     "peak_reserved": ("reserved_bytes", "peak"),
 }
-"""Keys in torch's statistics (the quantity, then current or peak), by the value of the label `state`."""
+"""Keys in torch's statistics: the quantity, then `current` or `peak`. By the value of the label `state`."""
 TOTALS: Mapping[str, str] = {
     "num_alloc_retries": "training.gpu_alloc_retries",
     "num_ooms": "training.gpu_oom",
@@ -64,18 +64,18 @@ class CudaMemory:
                     )
 
     def clear_totals(self) -> None:
-        """Discard the totals of the parent, in a forked child."""
+        """Discard the totals of the parent. Called in a forked child."""
         self._last_totals.clear()
 
 
 def install() -> None:
-    """Start to poll the allocator every `POLL_SECONDS`. Has no effect in a torch without CUDA.
+    """Poll the allocator every `POLL_SECONDS` from now on. Has no effect if torch was built without CUDA.
 
     Raises:
         ImportError: torch is not installed.
     """
     torch: Any = import_module("torch")
-    if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # absent in a torch without CUDA
+    if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # absent if torch was built without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))
         Periodic("cuda-memory", memory.poll, seconds=POLL_SECONDS, after_fork=memory.clear_totals)
 

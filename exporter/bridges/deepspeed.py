@@ -1,7 +1,7 @@
 """Bridge to DeepSpeed's engine: steps, losses, norms, learning rates, loss scales, skipped steps and checkpoints.
 
-Used in the training process. The rest of the loop is inferred (`exporter.bridges.torch_loop`). Steps of optimizers inside a step
-of the engine are parts of that step, because ZeRO may step an optimizer for each group of parameters.
+Used in the training process. The rest of the loop is inferred (`exporter.bridges.torch_loop`). A step of the engine is counted as one
+step, although ZeRO may step an optimizer for each group of parameters.
 """
 
 from __future__ import annotations

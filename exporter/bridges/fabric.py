@@ -40,8 +40,8 @@ def callback(package: str | None = None) -> Any:
     The hooks apply to every `Fabric` of the package.
 
     Args:
-        package: Name in `PACKAGES`, which is imported if it is not loaded. None for the loaded packages: a package that the job
-            imports later has no hooks, so its checkpoints are not recorded.
+        package: Name in `PACKAGES`. The package is imported if it is not loaded. None stands for the packages that are loaded now;
+            checkpoints of a package that the job imports later are not recorded.
 
     Raises:
         ImportError: The named package, or torch, is not installed.

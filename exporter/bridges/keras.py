@@ -61,7 +61,7 @@ class _FitSource(Source):
 
     @property
     def step(self) -> int:
-        """Number of steps of the optimizer. The number may be on the device, so the bridge does not read it in every step."""
+        """Number of steps of the optimizer. The number may be on the device; therefore the bridge does not read it in every step."""
         iterations = getattr(getattr(self.model, "optimizer", None), "iterations", None)
         return 0 if iterations is None else int(iterations)
 

@@ -36,7 +36,8 @@ class _QueuedSave:
 
 
 MAX_QUEUED_SAVES = 64
-"""Limit of the queued checkpoints. Above the limit, the oldest is dropped: on a rank that writes no files, no write removes them."""
+"""Maximum number of queued checkpoints. Above it, the oldest is dropped. The write of a checkpoint removes it from the queue, but a rank
+that writes no files would never remove any."""
 
 _queued_saves: deque[_QueuedSave] = deque(maxlen=MAX_QUEUED_SAVES)
 """Queued checkpoints that are not being written yet, the oldest first."""
@@ -244,7 +245,7 @@ class LightningCallback(Source):
             self.tracker.begin_evaluation(mode)
 
     def _ignores_evaluation(self) -> bool:
-        """Return True in a sanity check, of which only the time is recorded unless `records_sanity_check` is set."""
+        """Return True in a sanity check, unless `records_sanity_check` is set. Only the time of an ignored evaluation is recorded."""
         return bool(self.trainer.sanity_checking) and not self.records_sanity_check
 
     def on_validation_batch_start(self, *_: Any, mode: str = "validation") -> None:
@@ -275,7 +276,7 @@ class LightningCallback(Source):
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def checkpoint(self, path: str, *, is_resumable: bool) -> Around:
-        """Record a checkpoint around the call that writes or queues it. *is_resumable* is True if the job can resume from it."""
+        """Record the call that writes or queues a checkpoint. *is_resumable* is True if the job can resume from the checkpoint."""
         self._end_completed_iteration()
         checkpoint_io = self.trainer.strategy.checkpoint_io
         # An AsyncCheckpointIO calls its writer on a thread.
@@ -344,7 +345,7 @@ def _active_callback(trainer: Any) -> LightningCallback | None:
 def _around_save(
     trainer: Any, filepath: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any
 ) -> Around:
-    """Record a save. A save after the end of the Trainer's run is recorded only if no equally strong source is active."""
+    """Record a save by a Trainer. A save after the end of the Trainer's run is recorded only if no equally strong source is active."""
     active = _active_callback(trainer)
     sources = (
         item for item in trainer.callbacks if isinstance(item, LightningCallback) and item.trainer is trainer

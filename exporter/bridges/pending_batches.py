@@ -28,7 +28,7 @@ class PendingBatch:
 class BatchQueue:
     """Pending batches of a thread: the latest in the queue's own fields, the earlier batches in a deque.
 
-    A loop without accumulation has a single pending batch, which is thus stored without a new object.
+    A loop without accumulation has a single pending batch. No object is created for this batch.
     """
 
     __slots__ = ("earlier", "has_latest", "iterator_id", "samples", "tokens")
@@ -137,9 +137,9 @@ class PendingBatches:
         return count
 
     def _queue_of_thread(self) -> BatchQueue:
-        """Return the queue of the thread that trains; before the first backward pass, of the calling thread.
+        """Return the queue of the thread that trains. Before the first backward pass, return the queue of the calling thread.
 
-        Batches of threads beyond `MAX_THREADS` are dropped.
+        Batches of threads above the limit `MAX_THREADS` are dropped.
         """
         if self._queue is not None:
             return self._queue

@@ -55,10 +55,10 @@ class _Series:
         # Totals are the sum and, for a summary or histogram, the count and the cumulative buckets.
         self._last_totals: tuple[float, ...] | None = None  # at the latest poll
         self._is_forked = is_forked  # True if the first totals belong to the parent process
-        # Totals that are not exported, because they are from the time before the recording. After a reset of the counter by the job,
-        # they are negative: the totals before the reset are added to the new totals.
+        # Totals from the time before the recording, which are not exported. After a reset of the counter by the job, these numbers are
+        # negative, so that the totals before the reset are added to the new totals.
         self._subtracted_totals: tuple[float, ...] = ()
-        self._is_summable = True  # False after a negative observation, because a counter never decreases
+        self._is_summable = True  # False after a negative observation: the sum is not exported, because a counter never decreases
 
     def set(self, value: float | None) -> None:
         """Set the value of a gauge; None removes the series."""
@@ -67,8 +67,8 @@ class _Series:
     def set_totals(self, value_sum: float, *counts: float) -> None:
         """Set the total of a counter, or the sum, the count and the cumulative buckets of a summary or histogram.
 
-        The exported totals continue after a reset of the counter by the job. They count from zero in a forked child and after a change
-        of the recorded identity.
+        If the job resets the counter, the exported totals continue. In a forked child and after a change of the recorded identity, they
+        start at zero.
         """
         totals = (value_sum, *counts)
         previous, self._last_totals = self._last_totals, totals
@@ -88,7 +88,7 @@ class _Series:
         self._state.set_foreign_reading(int(count), value_sum if is_valid else None, tuple(map(int, buckets)))
 
     def restart_in_child(self) -> None:
-        """Count from zero, in a forked child."""
+        """Start the totals at zero. Called in a forked child."""
         self._last_totals, self._is_forked = None, True
 
 
@@ -120,7 +120,7 @@ class Registries(Periodic):
             super().tick()
 
     def _reset_in_child(self) -> None:
-        """Discard the counts of the parent, in a forked child."""
+        """Discard the counts of the parent. Called in a forked child."""
         self._is_forked, self._poll = True, None
         for series in self._series.values():
             if series is not None:
@@ -140,7 +140,7 @@ class Registries(Periodic):
             self._hide(gauges.difference(*self._gauges.values()))
 
     def _poll_collector(self, collector: Any) -> bool:
-        """Poll a collector. Return False if the poll has hung, so that another thread polls now."""
+        """Poll a collector. Return False if the call took so long that another thread has taken over the polling."""
         self._poll = poll = _Poll(id(collector), monotonic())
         try:
             for family in collector.collect():
@@ -259,5 +259,5 @@ def export(registry: Any) -> None:
 
 
 def install() -> None:
-    """Export the default registry, once prometheus_client is imported."""
+    """Export the default registry as soon as prometheus_client is imported."""
     when_imported("prometheus_client", lambda module: export(module.REGISTRY))

@@ -1,7 +1,7 @@
 """Sources, which are bridges that can report the training: the choice of the active source, and the work at exit.
 
 Used in the training process. Several bridges may observe the same step: a Lightning job also steps torch's optimizers and reads
-torch's loaders. A single source is active at a time, and a stronger source replaces a weaker source.
+torch's loaders. So that each step is counted once, a single source is active at a time. A stronger source replaces a weaker source.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _ignore(*_args: Any, **_kwargs: Any) -> Any:
 class Source:
     """Base class of a bridge that can report the training. While the source is active, the hooks on torch call its methods.
 
-    A method that a source does not define has no effect. The methods marked * are called in every step, before and after a call of
-    torch. `backward_ends` is called only if `backward_begins` returns a token other than None.
+    A method that a source does not define has no effect. The methods marked with * are called in every step, one before and one after a
+    call of torch. `backward_ends` is called only if `backward_begins` has returned a token other than None.
 
         fetch_begins(fetcher)* fetch_ends(fetcher, batch, error)*    an iterator of a loader fetches a batch
         iterator_created(fetcher, error)    a loader has created an iterator; `fetch_begins` was called with the loader
@@ -64,7 +64,10 @@ class Source:
 
 
 class ActiveSource:
-    """Holder of the active source. Initially, and after `release`, the fallback is active; without a fallback, `NO_SOURCE`."""
+    """Holder of the active source.
+
+    While no source is activated, the fallback is active. Without a fallback, `NO_SOURCE` is active.
+    """
 
     def __init__(self) -> None:
         self.source = self.fallback = NO_SOURCE
@@ -117,7 +120,8 @@ class ExitHooks:
         """Register for the end of the process. A second call has no effect."""
         if not self._is_registered:
             self._is_registered = True
-            # Registered after the recorder's function and so called before it, which publishes these records.
+            # Functions run in the reverse order of their registration: this one runs before that of the recorder, which publishes the
+            # records.
             atexit.register(self._run)
             self._finalize()
             # A forked child of multiprocessing clears the finalizers of its parent.

@@ -1,7 +1,7 @@
 """Hooks on torch that call the active source: batches, backward passes, optimizer steps, modes of modules, saves.
 
-Used in the training process, on the thread that makes the call. The hooks read no device, and are inactive in code that torch
-compiles.
+Used in the training process, on the thread that makes the call. The active source is the bridge that reports the training, see
+`exporter.bridges.sources`. The hooks read no device, and are inactive in code that torch compiles.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ from exporter.patching import (
 )
 
 SCALE_SECONDS = 1.0
-"""Minimum interval between two records of the loss scale, which changes every few thousand steps, and at a skipped step.
-
-After a skipped step, the next scale is recorded in any case.
-"""
+"""Minimum interval between two records of the loss scale. After a skipped step, which lowers the scale, the next scale is always recorded."""
 
 
 class _HookState:
@@ -45,14 +42,15 @@ class _HookState:
     def __init__(self) -> None:
         self.is_installed = False
         self.has_optimizer = False  # True after an optimizer of torch was constructed
-        # True if an optimizer stepped since the latest call of `GradScaler.step`.
-        self.has_optimizer_stepped = False
+        self.has_optimizer_stepped = (
+            False  # True if an optimizer stepped since `GradScaler.step` was called last
+        )
         self.next_scale_at = 0.0  # earliest time of the next record of the loss scale, in monotonic seconds
         self.compile_blocks: list[Any] = []  # open blocks of the phase `compile`
         self.is_traced: Callable[[], bool] = lambda: False  # returns True in a hook that torch compiles
-        # `_optimizer_begins`, excluded from the compilation.
+        # `_optimizer_begins` and `_optimizer_ends`, excluded from the compilation
         self.untraced_begins: Callable[..., None] = _ignore
-        self.untraced_ends: Callable[..., None] = _ignore  # `_optimizer_ends`, excluded from the compilation
+        self.untraced_ends: Callable[..., None] = _ignore
 
 
 def _ignore(*_args: Any) -> None:
@@ -109,7 +107,7 @@ def optimizer_exists() -> bool:
 
 
 def _on_success(hook: Callable[..., None]) -> tuple[BeforeHook, AfterHook]:
-    """Return the functions that call a hook with the result and the arguments of a call that succeeded."""
+    """Return two hooks for `patch_frequent` that together call *hook* with the result and the arguments of a call that succeeded."""
 
     @wraps(hook)
     def store_arguments(*args: Any, **kwargs: Any) -> Any:
@@ -125,11 +123,12 @@ def _on_success(hook: Callable[..., None]) -> tuple[BeforeHook, AfterHook]:
 
 
 # Data and backward passes ---------------------------------------------------------------------------------------
-# Wrappers for calls of every step, with the exact signatures: `patch_frequent` would cost as much as the hooks.
+# These functions are called in every step. They are wrapped with their exact signatures, because the general wrapper of `patch_frequent`
+# would cost as much as the hooks.
 
 
 def _around_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a replacement of `__next__` of the iterators of loaders, which calls the active source before and after the fetch."""
+    """Return a replacement of a loader iterator's `__next__`, which calls the active source before and after the fetch."""
 
     def next_batch(iterator: Any) -> Any:
         source = ACTIVE.source
@@ -236,9 +235,10 @@ def _evaluation_mode_set(_result: Any, module: Any) -> None:
 
 
 def watch_training_mode(*, enabled: bool) -> None:
-    """Call the active source when a module is set to training mode, or stop the calls.
+    """Call the active source whenever a module is set to training mode, or stop these calls.
 
-    The hook exists only during a validation: torch calls `train` for each of a model's modules, in some jobs in every step.
+    A source enables the calls only during a validation, because torch calls `train` for every module of a model, in some jobs in each
+    step.
     """
     if not _HOOKS.is_installed:
         return
@@ -275,7 +275,7 @@ def _training_mode_set(module: Any) -> None:
 
 
 def _watch_process_group(module: ModuleType) -> None:
-    """Record the rank of processes that the job starts itself. A launcher sets the rank in the environment."""
+    """Record the rank of processes that the job starts itself, without a launcher that sets the rank in the environment."""
 
     def around_init(*_args: Any, **_kwargs: Any) -> Around:
         _, error = yield

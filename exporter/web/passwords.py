@@ -23,10 +23,11 @@ _UNKNOWN_USER_HASH = "$2y${cost:02d}$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd0
 
 
 class Passwords:
-    """Password checks with a cache of correct passwords, in which an entry is valid until the user's hash changes.
+    """Password checks with a cache of correct passwords. A cached password is valid until the user's hash changes.
 
-    Equal requests share a check. The number of waiting checks is limited, in total and per address. Known addresses, which have
-    sent a correct password, have a separate thread: their checks do not queue behind the password guesses of other addresses.
+    Equal requests share a check. The number of waiting checks is limited, in total and per address. An address that has sent a correct
+    password is known. The checks of known addresses have a separate thread, so that they do not wait for the checks of an attacker's
+    guesses.
     """
 
     def __init__(self, limits: Limits) -> None:

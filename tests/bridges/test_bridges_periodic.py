@@ -25,7 +25,7 @@ def test_the_last_poll_runs_even_if_an_earlier_poll_is_still_queued(monkeypatch:
     )
     periodic.tick()
     assert is_polling.wait(60)
-    periodic._worker.put(None)  # the item of a tick that the thread has not taken yet
+    periodic._worker.put(None)  # a later tick, whose poll the thread has not started
     wait_for_end = periodic.finish()
     may_continue.set()
     wait_for_end(60, "exit")

@@ -1,8 +1,8 @@
 """Traffic, link errors and congestion of InfiniBand and RoCE ports.
 
-The mlx5 driver writes a line to the kernel log for each read that it refuses. The collector therefore skips a refused file
-for ten minutes, and the link registers of ports that are down or not InfiniBand. Link registers do not wrap: they stop
-at their maximum.
+The mlx5 driver refuses some reads, and writes a line to the kernel log each time. The collector therefore does not read the link
+registers of ports that are down or not InfiniBand, and reads a refused file again only after ten minutes. Link registers do not wrap:
+they stop at their maximum.
 Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
 """
 
@@ -188,8 +188,8 @@ class RdmaCollector:
     def _read_bytes(self, words_path: Path, bytes_path: Path) -> int | None:
         """Return the number of bytes, from a counter of 4-byte words.
 
-        An adapter without this counter (EFA) has a counter of bytes, at *bytes_path*. A port never changes from one counter to the other,
-        because they may have counted since different times.
+        An adapter without this counter (EFA) has a counter of bytes, at *bytes_path*. Once a counter of words was read, the counter of
+        bytes is not used: the counters may have started at different times, and the result must not jump.
         """
         count = self._read_count(words_path)
         if count is not None:
