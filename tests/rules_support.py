@@ -7,7 +7,8 @@ import importlib.util
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -97,17 +98,161 @@ def selectors(expression: str) -> Iterator[Selector]:
             yield Selector(match["name"], matchers, labels)
 
 
-def rules_read_by(expression: str) -> list[Rule]:
-    """Return the recording rules that an expression reads, directly or through other rules, in the order of the files."""
+@dataclass(frozen=True)
+class Condition:
+    """Condition for a result: all parts have a result, or any part. A part is the name of a series or another condition."""
+
+    parts: tuple[str | Condition, ...]
+    needs_all: bool = True
+
+    def holds(self, names: AbstractSet[str]) -> bool:
+        """Return True if the condition holds for the names of the available series."""
+        combine = all if self.needs_all else any
+        return combine(part in names if isinstance(part, str) else part.holds(names) for part in self.parts)
+
+
+ALWAYS = Condition(())
+TOKEN = re.compile(
+    r"""(?P<range>\[[^\]]*\])|(?P<matchers>\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})|(?P<name>[a-zA-Z_:][\w:]*)|(?P<bracket>[(),])
+    |(?P<other>"(?:[^"\\]|\\.)*"|\d[\w.]*|[-+*/%^@]|[<>=!][=~]?)""",
+    re.VERBOSE,
+)
+FUNCTIONS_WITH_RESULT = {"absent", "absent_over_time", "scalar", "vector"}
+"""Functions that have a result also without a series."""
+
+
+class Expression:
+    """Series that an expression reads, and the condition for a result of the expression.
+
+    An expression without a result returns no series whatever the values: `a and b` has no result if no series a exists.
+
+    Attributes:
+        names: Names of all series.
+        past_names: Names of the series that are read at earlier times: in a range, in a subquery, with an offset or with `@`.
+        condition: Condition for a result. The expression may have no result although the condition holds.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._tokens = [(match.lastgroup, match[0]) for match in TOKEN.finditer(LABEL_LISTS.sub(" ", text))]
+        self._tokens.append(("end", ""))
+        self._position = 0
+        self._names: list[str] = []  # in the order of the text
+        self.past_names: set[str] = set()
+        self.condition = self._alternatives()
+        assert self._tokens[self._position][0] == "end", f"not parsed: {text}"
+        self.names = frozenset(self._names)
+
+    def _take(self, *texts: str) -> str:
+        """Return the next token and advance if it is one of *texts*, otherwise return an empty text."""
+        text = self._tokens[self._position][1]
+        if text not in texts:
+            return ""
+        self._position += 1
+        return text
+
+    def _alternatives(self) -> Condition:
+        """Parse operands of `or`."""
+        conditions = [self._restrictions()]
+        while self._take("or"):
+            conditions.append(self._restrictions())
+        return conditions[0] if len(conditions) == 1 else Condition(tuple(conditions), needs_all=False)
+
+    def _restrictions(self) -> Condition:
+        """Parse operands of `and` and `unless`, which have the same precedence. The series after `unless` are not needed."""
+        conditions = [self._operands()]
+        while operator := self._take("and", "unless"):
+            condition = self._operands()
+            if operator == "and":
+                conditions.append(condition)
+        return conditions[0] if len(conditions) == 1 else Condition(tuple(conditions))
+
+    def _operands(self) -> Condition:
+        """Parse operands of arithmetic and comparisons, all of which are needed."""
+        parts: list[str | Condition] = []
+        while True:
+            kind, text = self._tokens[self._position]
+            if kind == "end" or text in {"or", "and", "unless", ")", ","}:
+                return Condition(tuple(parts))
+            self._position += 1
+            first_name = len(self._names)
+            if text == "(":
+                parts.append(self._alternatives())
+                self._close()
+            elif kind == "name" and self._take("("):
+                arguments = self._arguments()
+                parts.append(ALWAYS if text in FUNCTIONS_WITH_RESULT else arguments)
+            elif kind == "name" and text not in KEYWORDS:
+                self._names.append(text)
+                parts.append(text)
+                if self._tokens[self._position][0] == "matchers":
+                    self._position += 1
+            next_kind, next_text = self._tokens[self._position]
+            if next_kind == "range" or next_text in {"offset", "@"}:
+                self.past_names.update(self._names[first_name:])
+
+    def _arguments(self) -> Condition:
+        """Parse the arguments of a function, all of which are needed, and the closing bracket."""
+        conditions = [self._alternatives()]
+        while self._take(","):
+            conditions.append(self._alternatives())
+        self._close()
+        return Condition(tuple(conditions))
+
+    def _close(self) -> None:
+        assert self._take(")"), f"no closing bracket: {self._tokens[self._position :]}"
+
+
+parse_expression = functools.cache(Expression)
+
+
+@dataclass(frozen=True)
+class NeededRules:
+    """Recording rules that an evaluation needs.
+
+    Attributes:
+        rules: Rules, each after the rules that it reads.
+        need_history: True if an earlier result of a rule is read.
+    """
+
+    rules: list[Rule]
+    need_history: bool
+
+
+def rules_needed_by(expressions: Iterable[str], series_names: Iterable[str]) -> NeededRules:
+    """Return the recording rules that expressions read, directly or through other rules, and that have a result.
+
+    Prometheus parses each rule at each evaluation, so that a rule without a result takes as much time as another.
+
+    Args:
+        expressions: Expressions, such as those of panels.
+        series_names: Names of the series that are scraped.
+    """
     rules_by_name = {rule.name: rule for rule in rules() if not rule.is_alert}
-    read_names: set[str] = set()
-    pending_expressions = [expression]
-    while pending_expressions:
-        names = {selector.name for selector in selectors(pending_expressions.pop())}
-        new_names = names & rules_by_name.keys() - read_names
-        read_names |= new_names
-        pending_expressions += [rules_by_name[name].expr for name in new_names]
-    return [rule for rule in rules_by_name.values() if rule.name in read_names]
+    names = set(series_names)
+    names_before: set[str] = set()
+    while names != names_before:
+        names_before = set(names)
+        names |= {
+            name for name, rule in rules_by_name.items() if parse_expression(rule.expr).condition.holds(names)
+        }
+    past_by_name: dict[str, bool] = {}  # True if an earlier result of the rule is read
+    ordered_rules: list[Rule] = []
+
+    def add_rules(text: str, *, is_past: bool) -> None:
+        expression = parse_expression(text)
+        for name in sorted(expression.names & names & rules_by_name.keys()):
+            is_read_in_past = is_past or name in expression.past_names
+            if past_by_name.get(name, False) >= is_read_in_past and name in past_by_name:
+                continue
+            is_new = name not in past_by_name
+            past_by_name[name] = is_read_in_past
+            add_rules(rules_by_name[name].expr, is_past=is_read_in_past)
+            if is_new:
+                ordered_rules.append(rules_by_name[name])
+
+    for text in expressions:
+        add_rules(text, is_past=False)
+    return NeededRules(ordered_rules, any(past_by_name.values()))
 
 
 def aggregation_labels(expression: str) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
 from panel_support import assert_panel
-from rules_support import needs_promtool, promtool, rules_read_by
+from rules_support import needs_promtool, promtool, rules_needed_by
 
 pytestmark = needs_promtool
 
@@ -65,7 +65,8 @@ def assert_values(
             for eval_time, value in expected.items()
         ],
     }
-    group = {"name": "rules", "rules": [rule.body for rule in rules_read_by(expression)]}
+    needed = rules_needed_by([expression], [name.partition("{")[0] for name in series])
+    group = {"name": "rules", "rules": [rule.body for rule in needed.rules]}
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [group]}), encoding="utf-8")
     test = {"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [case]}
     path = tmp_path / "case.yaml"

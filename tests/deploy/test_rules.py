@@ -20,9 +20,11 @@ from rules_support import (
     labels_by_name,
     load_yaml,
     needs_promtool,
+    parse_expression,
     promtool,
     recording_rules,
     rules,
+    rules_needed_by,
     runbook_sections,
     selectors,
     thresholds,
@@ -235,3 +237,51 @@ def test_the_start_of_a_problem_without_a_recorded_onset_is_never_too_early(
     completed = promtool("test", "rules", path)
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+@pytest.mark.parametrize(
+    ("expression", "has_result"),
+    [
+        ('present{run="a"}', True),
+        ("absence", False),
+        ("sum by (run) (absence) or on (run) present", True),
+        ("present and on (run) absence", False),
+        ("present unless absence", True),
+        ("absence unless present", False),
+        ("present and (absence or present)", True),
+        ("100 * present / on (run) group_left (node) rate(absence[5m])", False),
+        ("present > bool scalar(absence) - 1e-3", True),
+        ('label_replace(absence, "a", "present", "", "")', False),
+        ("present * on () vector(1) unless present", True),
+        ("absent(absence)", True),
+        ("present + topk by (run) (3, (absence offset 5m))", False),
+    ],
+)
+def test_an_expression_has_no_result_if_a_needed_series_is_absent(
+    expression: str, *, has_result: bool
+) -> None:
+    assert parse_expression(expression).condition.holds({"present"}) == has_result
+
+
+@pytest.mark.parametrize(
+    ("expression", "past_names"),
+    [
+        ("a + on (b) c", set()),
+        ("rate(a[5m]) + c", {"a"}),
+        ('(a + max_over_time((b + c{run="[x"})[5m:15s])) * d', {"b", "c"}),
+        ('a{run="r"} offset 5m or b @ 0', {"a", "b"}),
+    ],
+)
+def test_an_expression_reads_the_past_in_ranges_in_subqueries_and_with_an_offset(
+    expression: str, past_names: set[str]
+) -> None:
+    assert parse_expression(expression).past_names == past_names
+
+
+def test_a_problem_needs_the_history_of_its_onset_and_only_rules_with_a_result() -> None:
+    start = rules_needed_by(["run:training_nonfinite_start:timestamp_seconds"], ["training_nonfinite_total"])
+    nothing = rules_needed_by(["run:training_nonfinite_start:timestamp_seconds"], ["gpu_up"])
+
+    assert start.need_history
+    assert "run:training_nonfinite_onset:timestamp_seconds" in {rule.name for rule in start.rules}
+    assert nothing.rules == []
