@@ -26,6 +26,8 @@ SHORT_CAUSE_NAMES = {
     "lost_progress": "work lost in a crash",
     "downtime": "down between attempts",
     "other": "other",
+    "failed": "no rank runs",
+    "ending": "all ranks have ended",
 }
 """Short texts of the causes, for narrow columns and legends. `dashboards.losses_now` has the texts of *Energy and cost* and *Run*."""
 SHORT_CAUSE_TEXTS = value_mappings({cause: (text, NEUTRAL) for cause, text in SHORT_CAUSE_NAMES.items()})

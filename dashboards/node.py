@@ -14,7 +14,8 @@ from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.exporter_health import exporter_panels
 from dashboards.gpu_problems import count_lost_gpus, count_unknown_gpus
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
-from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
+from dashboards.node_gpus import gpu_panels
+from dashboards.node_io import disk_panels, network_panels, optional_panels, process_panels
 from dashboards.node_problems import WAITS_FOR_DATA, problems_of_node
 from dashboards.node_ranks import ranks_table, runs_table
 from dashboards.palette import (
@@ -75,16 +76,18 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / Node",
-        description="CPU, memory, pressure, limits, disks and network of one node, and its job processes.",
+        description="Problems, GPUs, CPU, memory, limits, disks and network of one node, and its job processes.",
         variables=(JOB, SINGLE_NODE, RUN, RUNBOOK),
         rows=(
             Row("At a glance", _overview_panels()),
+            Row("GPU graphs", gpu_panels()),
+            Row("Machine", _machine_panels()),
             Row("CPU", _cpu_panels()),
             Row("Memory", _memory_panels()),
             Row("Disks", disk_panels()),
             Row("Network", network_panels()),
             Row("Job processes", process_panels()),
-            Row("Optional: RDMA, NFS and Lustre", shared_storage_panels(), collapsed=True),
+            Row("Optional: single CPUs, RDMA, NFS and Lustre", optional_panels(), collapsed=True),
             Row("The exporter itself", exporter_panels(), collapsed=True),
         ),
         annotations=(ALERTS_OF_NODE,),
@@ -93,21 +96,9 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    # Two scrapes, as in the table of the problems: a single failure changes nothing.
-    collector_success_query = (
-        "min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s]))"
-    )
     cpu_wait = f"max({_pressure_ratio('cpu', '5m')} and on (instance) up{{@target}} == 1)"
-    boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
     return (
-        exporter_state(w=3),
-        stat(
-            "Machine up for",
-            instant_query(f"time() - {boot_time_query} and on (instance) up{{@target}} == 1"),
-            unit="s",
-            decimals=0,
-            w=3,
-        ),
+        exporter_state(w=4),
         stat(
             "GPUs",
             instant_query("sum(gpu_devices{@node})", "up"),
@@ -117,7 +108,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(UNKNOWN_GPU_COUNT, "unknown", WARNING),
             unit="none",
             text_mode="value_and_name",
-            w=3,
+            w=5,
         ),
         _cost_per_hour(),
         stat(
@@ -137,7 +128,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                     "properties": [{"id": "thresholds", "value": _PRESSURE_THRESHOLDS}],
                 }
             ],
-            w=4,
+            w=5,
         ),
         stat(
             "Memory left",
@@ -148,15 +139,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="bytes",
             w=3,
         ),
-        stat(
-            "Shared memory",
-            instant_query("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
-            unit="percentunit",
-            decimals=0,
-            thresholds=warn_from(0.7, 0.9),
-            w=3,
-        ),
         problems_of_node(),
+        runs_table(),
         firing_alerts(
             '@cluster, instance=~"$node|"',
             (
@@ -170,13 +154,31 @@ def _overview_panels() -> tuple[Panel, ...]:
                 Column("gpu", "GPU", width=65),
             ),
             w=24,
-            h=6,
+            h=7,
             condition=_OF_NODE_OR_ITS_RUNS,
             unknown_if=NO_EXPORTER_UP,
             unknown_text="node unknown",
         ),
-        runs_table(),
         ranks_table(),
+    )
+
+
+def _machine_panels() -> tuple[Panel, ...]:
+    """Return the panels of events and states that rarely explain a problem: a reboot, OOM kills, shared memory and the collectors."""
+    # Two scrapes, as in the table of the problems: a single failure changes nothing.
+    collector_success_query = (
+        "min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s]))"
+    )
+    boot_time_query = "max by (instance) (host_boot_time_seconds{@node})"
+    return (
+        stat(
+            "Machine up for",
+            instant_query(f"time() - {boot_time_query} and on (instance) up{{@target}} == 1"),
+            unit="s",
+            decimals=0,
+            w=5,
+            h=3,
+        ),
         stat(
             "OOM kills",
             instant_query(
@@ -186,19 +188,17 @@ def _overview_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=0,
             thresholds=bad_from(1),
-            w=4,
+            w=5,
+            h=3,
         ),
         stat(
-            "Fullest filesystem",
-            instant_query(
-                "topk(1, max by (mountpoint) (1 - host_filesystem_avail_bytes{@node} / (host_filesystem_size_bytes{@node} > 0)))",
-                "{{mountpoint}}",
-            ),
+            "Shared memory",
+            instant_query("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
             unit="percentunit",
             decimals=0,
-            text_mode="value_and_name",
-            thresholds=warn_from(0.8, 0.95),
-            w=8,
+            thresholds=warn_from(0.7, 0.9),
+            w=5,
+            h=3,
         ),
         stat(
             "Working collectors",
@@ -210,7 +210,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
-            w=12,
+            w=9,
+            h=3,
         ),
     )
 
@@ -245,7 +246,7 @@ def _cost_per_hour() -> Panel:
                 "properties": [{"id": "mappings", "value": value_mappings({0: ("exporter down", WARNING)})}],
             },
         ],
-        w=5,
+        w=7,
     )
 
 
@@ -258,6 +259,7 @@ def _cpu_panels() -> tuple[Panel, ...]:
                 "{{mode}}",
             ),
             Query('max(host_cpus{@node, kind="online"})', "CPUs", reference=True),
+            Query("host_load1{@node}", "load, 1 min", VERMILION, reference=True),
             unit="none",
             decimals=1,
             stacked=True,

@@ -1,4 +1,4 @@
-"""Panels of the dashboard *Node*: disks, network, job processes, RDMA and shared filesystems."""
+"""Panels of the dashboard *Node*: disks, network, job processes, single CPUs, RDMA and shared filesystems."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from dashboards.panels import (
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
+MAX_CPUS = 8
+"""Maximum number of lines of single CPUs."""
 RUN_OF_SERIES_LINK = dashboard_link("training-run", "Run", run="${__field.labels.run}")
 
 
@@ -190,9 +192,20 @@ def process_panels() -> tuple[Panel, ...]:
     )
 
 
-def shared_storage_panels() -> tuple[Panel, ...]:
-    """Return the panels about RDMA, NFS and Lustre."""
+def optional_panels() -> tuple[Panel, ...]:
+    """Return the panels that have values only with an option of the exporter or with the hardware: single CPUs, RDMA, NFS and Lustre."""
     return (
+        time_series(
+            "Busiest CPUs",
+            Query(
+                f"topk({MAX_CPUS}, 1 - sum by (cpu) (rate("
+                'host_cpu_seconds_total{@node, cpu!="", mode=~"idle|iowait"}[$__rate_interval])))',
+                "CPU {{cpu}}",
+            ),
+            unit="percentunit",
+            maximum=1,
+            w=8,
+        ),
         time_series(
             "RDMA",
             Query(
@@ -206,7 +219,7 @@ def shared_storage_panels() -> tuple[Panel, ...]:
                 ORANGE,
             ),
             unit="Bps",
-            w=12,
+            w=8,
         ),
         time_series(
             "NFS and Lustre latency",
@@ -223,5 +236,6 @@ def shared_storage_panels() -> tuple[Panel, ...]:
                 ORANGE,
             ),
             unit="s",
+            w=8,
         ),
     )

@@ -95,17 +95,17 @@ _PHASE_CAUSE, _LOST_GPU_CAUSE = "phase .+", "GPU lost"
 """Regular expressions of `cause` before the stacks of the ranks are known, and of a rank whose GPU is lost, which has its own row."""
 _SLOW_RANKS = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the speed of the slowest slow ranks of each run on the node, at most `MAX_SLOW_RANKS`; without a value during a standstill."""
-_DATA_WAIT_RATIO_BY_RANK = (
+DATA_WAIT_RATIO_BY_RANK = (
     'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[2m]))'
     " / on (run) group_left () max by (run) (run:training_observed:ratio2m{@run})"
 )
 """PromQL for the share of the last two minutes in which each rank on the node waits for data; of a younger run, the share of its time."""
-WAITS_FOR_DATA = f"max({_DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO}"
+WAITS_FOR_DATA = f"max({DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
 _ALL_RANKS_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the smallest share of the time in which a rank waits for data, for each run whose ranks all wait: no rank is then the cause."""
 _RANKS_WAITING_FOR_DATA = (
-    f"topk by (run) (1, {_DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})"
+    f"topk by (run) (1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})"
     f" unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_RANKS_WAIT_RATIO})"
 )
 """PromQL for the rank of each run on the node that waits longest for data, unless the run stands still or all ranks wait."""
@@ -206,7 +206,7 @@ _RANK_PROBLEMS = (
         Problem(
             "rank that waits for data",
             _with_percent(_RANKS_WAITING_FOR_DATA),
-            f"0 * {_DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}",
+            f"0 * {DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}",
             "more data workers; check the storage",
             Impact.LOSES_TIME,
             "percent",

@@ -6,8 +6,10 @@ from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import NO_EXPORTER_UP
 from dashboards.cost_and_loss import LOST_THRESHOLDS, SHORT_CAUSE_TEXTS, largest_loss_share_by_run
 from dashboards.fleet_runs import NO_STEP, RUN_STATES
-from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE
+from dashboards.losses_now import STOPPED_RUNS
+from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE, RUNS_LIVE_ON_NODE
 from dashboards.node_problems import (
+    DATA_WAIT_RATIO_BY_RANK,
     RECORDED_STANDSTILL,
     SPEED_RATIO_BY_RANK,
     TRAINER_FEED_AGE_SECONDS,
@@ -79,10 +81,10 @@ def runs_table() -> Panel:
     rows = (
         f"{runs} * on (run) group_left (state) ({states} or on (run) {runs})"
         f" * on (run) group_left (user) ({owners} or on (run) {runs})"
-        f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@run')} + 1 or on (run) {runs})"
+        f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@run')} + 1 or on (run) {STOPPED_RUNS} + 1 or on (run) {runs})"
     )
     return table(
-        "Runs on this node, rates over 5 min",
+        "Runs on this node",
         Column("run", "Run", links=(RUN_LINK,)),
         Column("state", "State", width=162, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
@@ -118,7 +120,10 @@ def runs_table() -> Panel:
             mappings=_UNKNOWN_TEXTS,
         ),
         Column(
-            or_unknown(f"min by (run) ({SPEED_RATIO_BY_RANK}) unless on () {NO_EXPORTER_UP}"),
+            or_unknown(
+                f"min by (run) ({SPEED_RATIO_BY_RANK}) and on (run) {RUNS_LIVE_ON_NODE}"
+                f" unless on (run) {RECORDED_STANDSTILL} unless on () {NO_EXPORTER_UP}"
+            ),
             "Slowest here",
             "percentunit",
             105,
@@ -126,7 +131,12 @@ def runs_table() -> Panel:
             _UNKNOWN_TEXTS,
             decimals=0,
         ),
-        percent_column(f"{slowest_elsewhere} and on (run) {runs}", "elsewhere", 96, warn_below(0.9, 0.75)),
+        percent_column(
+            f"{slowest_elsewhere} and on (run) {runs} unless on (run) {RECORDED_STANDSTILL}",
+            "elsewhere",
+            96,
+            warn_below(0.9, 0.75),
+        ),
         Column(
             or_unknown(f"sum by (run) ({NODE_COST_PER_HOUR})"),
             "Cost/h here",
@@ -156,8 +166,6 @@ def ranks_table() -> Panel:
     While the exporter is down, the table has the last known ranks.
     """
     silent_ranks = f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS}"
-    phase_time = "sum by (run, rank) (rate(training_phase_seconds_total{@node_run}[5m]))"
-    data_time = 'sum by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[5m]))'
 
     # 0 for each rank with visible processes, so that a rank without data workers does not look unknown.
     no_data_worker = "0 * sum by (run, rank) (training_process_instances{@node_run})"
@@ -166,8 +174,15 @@ def ranks_table() -> Panel:
         """Return PromQL for the values of GPUs of the node by run and rank."""
         return f"max by (run, rank) (({_GPU_OF_RANK}) * on (gpu) group_left () max by (gpu) ({expression}))"
 
+    def of_working_ranks(expression: str) -> str:
+        """Return PromQL for the values of live ranks of runs that make steps. Rates over minutes do not describe a rank that stands still."""
+        return (
+            f"{expression} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1"
+            f" unless on (run) {RECORDED_STANDSTILL} unless on () {NO_EXPORTER_UP}"
+        )
+
     return table(
-        "Ranks on this node, rates over 5 min",
+        "Ranks on this node",
         Column("run", "Run", links=(RUN_LINK,)),
         Column("rank", "Rank", width=65),
         Column("gpu", "GPU", width=65),
@@ -206,17 +221,11 @@ def ranks_table() -> Panel:
             width=95,
             thresholds=warn_from(60, 300),
         ),
+        percent_column(of_working_ranks(SPEED_RATIO_BY_RANK), "Speed", 75, warn_below(0.9, 0.75)),
+        percent_column(of_working_ranks(DATA_WAIT_RATIO_BY_RANK), "Data wait", 96, warn_from(0.1, 0.3)),
         percent_column(
-            f"{SPEED_RATIO_BY_RANK} unless on () {NO_EXPORTER_UP}", "Speed", 75, warn_below(0.9, 0.75)
-        ),
-        percent_column(
-            f"{data_time} / ({phase_time} > 0) unless on () {NO_EXPORTER_UP}",
-            "Data wait",
-            96,
-            warn_from(0.1, 0.3),
-        ),
-        percent_column(
-            of_gpu("clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[5m]), 1)"),
+            f"{of_gpu('clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[2m]), 1)')}"
+            f" and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
             "GPU busy",
             90,
         ),

@@ -192,14 +192,14 @@ def test_a_hang_shows_whether_its_cause_is_on_the_node(
     [
         ("What is wrong", "Since", {'{gpu="0",run="a",rank="0"}': 300_000}),
         (
-            "Runs on this node, rates over 5 min",
+            "Runs on this node",
             "",
             {'{run="a",state="no step",user="u",cause="standstill"}': 1},
         ),
-        ("Runs on this node, rates over 5 min", "In state since", {'{run="a"}': 300_000}),
-        ("Runs on this node, rates over 5 min", "Last step", {'{run="a"}': 585}),
-        ("Ranks on this node, rates over 5 min", "", {'{run="a",rank="0",gpu="0",phase="forward"}': 1}),
-        ("Ranks on this node, rates over 5 min", "Last step", {'{run="a",rank="0"}': 585}),
+        ("Runs on this node", "In state since", {'{run="a"}': 300_000}),
+        ("Runs on this node", "Last step", {'{run="a"}': 585}),
+        ("Ranks on this node", "", {'{run="a",rank="0",gpu="0",phase="forward"}': 1}),
+        ("Ranks on this node", "Last step", {'{run="a",rank="0"}': 585}),
     ],
     ids=["start", "state", "start of the state", "last step of the run", "phase", "last step of the rank"],
 )
@@ -286,7 +286,7 @@ def test_a_run_on_the_node_has_its_slowest_rank_here_and_elsewhere_and_its_loss(
     assert_panel(
         tmp_path,
         "training-node",
-        "Runs on this node, rates over 5 min",
+        "Runs on this node",
         SLOW_HERE,
         expected,
         column=column,
@@ -313,6 +313,45 @@ def test_the_cost_of_the_node_has_its_lost_part(
     )
 
 
+STOPPED_RUN = {
+    name: values.replace("1x60", "1x40 0x20").replace("0+0.15x60", "0+0.15x40 6x20")
+    for name, values in _run().items()
+    if not name.startswith("training_run_state")
+} | {
+    'training_run_state{job="training",run="a",instance="n2",state="running"}': "1x40 0x20",
+    'training_run_state{job="training",run="a",instance="n2",state="lost"}': "0x40 1x20",
+    'training_world_size{job="training",run="a",instance="n2"}': "2x60",
+    'up{job="training",instance="n1"}': "1x60",
+    f'training_phase_seconds_total{{{RANK_LABELS.format(rank=0, node=1)},phase="data_loading"}}': "0+6x40 240x20",
+}
+"""Series of a run on n1 and n2 whose ranks end after 10 min."""
+
+
+@pytest.mark.parametrize(
+    ("panel", "column", "factor", "expected"),
+    [
+        ("Runs on this node", "Cost/h here", 1, {'{run="a"}': 36}),
+        ("Runs on this node", "Lost/h here", 1, {'{run="a"}': 36}),
+        ("Runs on this node", "Lost", 100, {'{run="a"}': 100}),
+        ("Ranks on this node", "Data wait", 100, {}),
+    ],
+    ids=["cost", "lost cost", "lost share", "wait for data"],
+)
+def test_a_stopped_run_loses_its_usual_cost_on_the_node(
+    tmp_path: Path, panel: str, column: str, factor: int, expected: dict[str, float]
+) -> None:
+    assert_panel(
+        tmp_path,
+        "training-node",
+        panel,
+        STOPPED_RUN,
+        expected,
+        column=column,
+        factor=factor,
+        minutes=12,
+    )
+
+
 EXPORTER_DOWN = {
     name: values.replace("x60", "x30 stale") if 'instance="n1"' in name else values
     for name, values in _run().items()
@@ -328,10 +367,10 @@ EXPORTER_DOWN = {
     ("panel", "query_id", "expected"),
     [
         ("Cost per hour, 5 min", "A", {'{currency="unknown"}': 0}),
-        ("Runs on this node, rates over 5 min", "A", {'{run="a",state="running, here unknown",user="u"}': 1}),
-        ("Runs on this node, rates over 5 min", "C", {'{run="a"}': -1}),
-        ("Runs on this node, rates over 5 min", "F", {'{run="a"}': -1}),
-        ("Runs on this node, rates over 5 min", "H", {'{run="a"}': -1}),
+        ("Runs on this node", "A", {'{run="a",state="running, here unknown",user="u"}': 1}),
+        ("Runs on this node", "C", {'{run="a"}': -1}),
+        ("Runs on this node", "F", {'{run="a"}': -1}),
+        ("Runs on this node", "H", {'{run="a"}': -1}),
         ("GPUs", "A", {}),
         ("GPUs", "B", {}),
         ("GPUs", "C", {"{}": 1}),
@@ -468,7 +507,7 @@ NODE_WITH_LOST_GPU = LOST_GPU | {
             },
         ),
         ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 315_000, "{}": 300_000}),
-        ("Ranks on this node, rates over 5 min", "B", {'{run="a",rank="3"}': 0}),
+        ("Ranks on this node", "B", {'{run="a",rank="3"}': 0}),
         ("Working collectors", "B", {'{collector="rapl"}': 1}),
     ],
     ids=["problems", "starts", "GPU of the rank", "failed collector"],
@@ -513,7 +552,7 @@ def test_a_rank_on_the_node_is_alive_silent_ended_or_unknown(
     assert_panel(
         tmp_path,
         "training-node",
-        "Ranks on this node, rates over 5 min",
+        "Ranks on this node",
         series,
         {'{run="a",rank="0"}': process},
         column="Process",
@@ -527,15 +566,16 @@ def test_the_ranks_of_a_node_have_their_wait_for_data_and_the_cpus_of_their_load
         f'training_phase_seconds_total{{{rank},role="trainer",phase="data_loading"}}': "0+6x60",
         f'training_phase_seconds_total{{{rank},role="trainer",phase="forward"}}': "0+9x60",
         f'training_process_cpu_seconds_total{{{rank},role="dataloader",mode="user"}}': "0+30x60",
+        'training_run_state{job="training",run="a",instance="n1",state="running"}': "1x60",
+        'training_wall_seconds_total{job="training",run="a",instance="n1"}': "0+15x60",
+        'up{job="training",instance="n1"}': "1x60",
     }
-
-    series['up{job="training",instance="n1"}'] = "1x60"
 
     for column, factor, value in (("Data wait", 100, 40), ("Worker CPUs", 1, 2)):
         assert_panel(
             tmp_path,
             "training-node",
-            "Ranks on this node, rates over 5 min",
+            "Ranks on this node",
             series,
             {'{run="a",rank="0"}': value},
             column=column,
@@ -550,7 +590,7 @@ def test_a_rate_of_five_minutes_is_blank_while_the_exporter_of_the_node_is_down(
     assert_panel(
         tmp_path,
         "training-node",
-        "Ranks on this node, rates over 5 min",
+        "Ranks on this node",
         series,
         {},
         column="Data wait",

@@ -53,13 +53,13 @@ def minutes(seconds: float) -> str:
         ("training-gpus", "SM activity", f"at its end, at most {WORDS[gpu_load.MAX_FREE_LINES]}"),
         (
             "training-node",
-            "Ranks on this node, rates over 5 min",
+            "Ranks on this node",
             f"not reported for {rank_problems.SILENT_SECONDS} s",
         ),
         ("training-node", "Age of each rank's feed", f"the dashed line at {rank_problems.SILENT_SECONDS} s"),
         (
             "training-node",
-            "Runs on this node, rates over 5 min",
+            "Runs on this node",
             f"the largest cause above {percent(cost_and_loss.MIN_DISPLAYED_CAUSE_SHARE)}",
         ),
         (

@@ -306,8 +306,8 @@ def test_all_dashboards_show_the_same_slowest_rank(
     ("dashboard", "panel", "query_id", "labels"),
     [
         ("training-run", "Last step", "A", "{}"),
-        ("training-node", "Runs on this node, rates over 5 min", "E", '{run="a"}'),
-        ("training-node", "Ranks on this node, rates over 5 min", "E", '{run="a",rank="0"}'),
+        ("training-node", "Runs on this node", "E", '{run="a"}'),
+        ("training-node", "Ranks on this node", "E", '{run="a",rank="0"}'),
         ("training-fleet", "Speed and progress of the runs", "C", '{run="a"}'),
     ],
 )
