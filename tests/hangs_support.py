@@ -18,6 +18,11 @@ def stall_command(directory: Path, place: str) -> tuple[str, ...]:
     return str(JOBS / "stall.py"), place, str(directory / "peer")
 
 
+def ranks_command(ranks: int, script: str, *arguments: str) -> tuple[str, ...]:
+    """Return the arguments of Python for a script of `JOBS` on several ranks, which exchange data with gloo."""
+    return str(JOBS / "forked_ranks.py"), str(ranks), str(JOBS / script), *arguments
+
+
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its descendants.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from bridges_support import needs
 from container_support import reason_to_skip, sidecar_in_namespaces
-from hangs_support import JOBS, kill_tree, stall_command
+from hangs_support import JOBS, kill_tree, ranks_command, stall_command
 from run_support import child_environment
 from serve_support import Sidecar, sidecar
 from waiting import wait_until
@@ -42,8 +42,6 @@ def job_with_sidecar(tmp_path: Path, *command: str, configuration: str = CONFIGU
     file.write_text(configuration)
     with sidecar(tmp_path, f"--config.file={file}") as running:
         env = child_environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN="job", RANK="0")
-        if "torch.distributed.run" in command:
-            del env["RANK"]
         job = subprocess.Popen([sys.executable, *command], env=env, start_new_session=True)
         try:
             yield running
@@ -82,10 +80,7 @@ def is_logged(running: Sidecar, sentence: str) -> bool:
 
 @needs("torch")
 def test_the_suspected_rank_of_a_gloo_job_is_on_the_page_and_in_the_log(tmp_path: Path) -> None:
-    job = str(JOBS / "collective.py")
-    with job_with_sidecar(
-        tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "1", "default"
-    ) as running:
+    with job_with_sidecar(tmp_path, *ranks_command(3, "collective.py", "1", "default")) as running:
         waiting_ranks = wait_for_explanation(running, 3)
         page = running.request("/")[1]
         wait_until(lambda: is_logged(running, "Rank 1: read_shard (collective.py:16)"))
@@ -100,8 +95,7 @@ def test_the_suspected_rank_of_a_gloo_job_is_on_the_page_and_in_the_log(tmp_path
 
 @needs("torch")
 def test_the_rank_whose_data_workers_were_killed_is_named_with_its_line(tmp_path: Path) -> None:
-    job = str(JOBS / "dead_workers.py")
-    with job_with_sidecar(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=3", job, "2") as running:
+    with job_with_sidecar(tmp_path, *ranks_command(3, "dead_workers.py", "2")) as running:
         waiting_ranks = wait_for_explanation(running, 3)
         wait_until(lambda: is_logged(running, f"Rank 2: {QUEUE_GET} (dead_workers.py:24), data_loading"))
 

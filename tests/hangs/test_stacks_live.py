@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from bridges_support import needs
-from hangs_support import JOBS, kill_tree, stall_command
+from hangs_support import JOBS, kill_tree, ranks_command, stall_command
 from places import PROJECT
 from waiting import wait_until
 
@@ -69,10 +69,8 @@ def wait_for_groups(feed: Path, ranks: int, function: str) -> dict[str, Any]:
 @pytest.mark.parametrize("hanging_rank", [0, 1])
 @pytest.mark.parametrize("group", ["default", "new"])
 def test_the_rank_outside_the_collective_is_named(tmp_path: Path, hanging_rank: int, group: str) -> None:
-    job = str(JOBS / "collective.py")
-    with job_process(
-        tmp_path / "feed", "-m", "torch.distributed.run", "--nproc-per-node=3", job, str(hanging_rank), group
-    ):
+    command = ranks_command(3, "collective.py", str(hanging_rank), group)
+    with job_process(tmp_path / "feed", *command):
         output = wait_for_groups(tmp_path / "feed", 3, "read_shard")
 
     suspected_group, waiting_group = output["groups"]
