@@ -139,8 +139,12 @@ def run_job(
     environment: Mapping[str, str] = MappingProxyType({}),
     *,
     check: bool = True,
+    library: str | None = None,
 ) -> Job:
-    """Run a program in a directory until it ends, with this distribution installed."""
+    """Run a program in a directory until it ends, with this distribution installed.
+
+    With *library*, the program runs in a process that has imported this library, see `fork_server.MODULES`.
+    """
     site = directory / "site"
     if not site.exists():
         create_distribution(site)
@@ -150,6 +154,7 @@ def run_job(
         PROLOGUE + program,
         check=check,
         timeout=150,
+        library=library,
         **{"PYTHONPATH": f"{site}:{PROJECT}:{TESTS}", **QUIET, **environment},
     )
     return Job(completed, page_of(feed))
@@ -166,12 +171,15 @@ def run_script(
     return run_job(directory, f"import subprocess, sys\n{launch}", AUTO)
 
 
-def job_fixture(program: str) -> Any:
-    """Return a fixture that runs a job once per test module. A misuse or a notice of the exporter fails the tests."""
+def job_fixture(program: str, library: str | None = None) -> Any:
+    """Return a fixture that runs a job once per test module. A misuse or a notice of the exporter fails the tests.
+
+    With *library*, the job runs in a process that has imported this library, see `fork_server.MODULES`.
+    """
 
     @pytest.fixture(scope="module")
     def ended_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-        job = run_job(tmp_path_factory.mktemp("loops"), program)
+        job = run_job(tmp_path_factory.mktemp("loops"), program, library=library)
 
         assert "training_misuse_total" not in job.page
         assert "exporter" not in job.process.stderr

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fork_server import Program, run_forked
 from places import PROJECT, TESTS
 from programs import code_of
 from waiting import PATIENCE
@@ -53,9 +54,19 @@ def _states(name: str, labels: dict[str, str]) -> list[StatState]:
 
 
 def run_program(
-    feed: Path, program: str | Path, *, check: bool = True, timeout: float = 60, **environment: str
+    feed: Path,
+    program: str | Path,
+    *,
+    check: bool = True,
+    timeout: float = 60,
+    library: str | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program (source text, or the path of a script) that records into a feed directory."""
+    """Run a program (source text, or the path of a script) that records into a feed directory.
+
+    With *library*, the program runs in a process that has imported this library, see `fork_server.MODULES`; otherwise in a new
+    interpreter.
+    """
     feed.mkdir(exist_ok=True)
     inherited_variables = {
         name: value
@@ -63,22 +74,27 @@ def run_program(
         if not name.startswith(("EXPORTER_", "SLURM_", "TORCHELASTIC_")) and name not in {"RANK", "LOGLEVEL"}
     }
     program_arguments = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
-    completed = subprocess.run(
-        [sys.executable, "-W", "ignore", *program_arguments],
-        env={
-            **inherited_variables,
-            "EXPORTER_FEED_DIR": str(feed),
-            "EXPORTER_FLUSH_SECONDS": "0.2",
-            "PYTHONPATH": f"{PROJECT}{os.pathsep}{TESTS}",
-            "OMP_NUM_THREADS": "1",
-            **environment,
-        },
-        cwd=feed.parent,  # `-c` searches the current directory first
-        capture_output=True,
-        text=True,
-        timeout=timeout * PATIENCE,
-        check=False,
-    )
+    variables = {
+        **inherited_variables,
+        "EXPORTER_FEED_DIR": str(feed),
+        "EXPORTER_FLUSH_SECONDS": "0.2",
+        "PYTHONPATH": f"{PROJECT}{os.pathsep}{TESTS}",
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
+    if library is not None:
+        forked_program = Program(program_arguments, directory=str(feed.parent), environment=variables)
+        completed = run_forked(library, forked_program, timeout * PATIENCE)
+    else:
+        completed = subprocess.run(
+            [sys.executable, "-W", "ignore", *program_arguments],
+            env=variables,
+            cwd=feed.parent,  # `-c` searches the current directory first
+            capture_output=True,
+            text=True,
+            timeout=timeout * PATIENCE,
+            check=False,
+        )
     assert not check or completed.returncode == 0, f"status {completed.returncode}: {completed.stderr}"
     return completed
 

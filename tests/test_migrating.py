@@ -19,7 +19,7 @@ ROWS = re.findall(r"^\| (.*) \| `(.*?)` \|(.*)\|$", DOCUMENT, flags=re.MULTILINE
 def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path: Path) -> None:
     (preamble,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     program = "\n".join([preamble, *(line for _, line, _ in ROWS), "exporter.flush(timeout_seconds=60)"])
-    completed = run_program(tmp_path / "feed", program)
+    completed = run_program(tmp_path / "feed", program, library="torch")
 
     records = (tmp_path / "telemetry.jsonl").read_text(encoding="ascii")
     output = "\n".join([completed.stdout, records, page_of(tmp_path / "feed")])

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fork_server import Program, run_forked
 from places import PROJECT, TESTS
 from waiting import PATIENCE
 
@@ -191,9 +192,13 @@ def collect_misuse() -> Iterator[deque[misuse.Misuse]]:
 
 
 def run_python(
-    code: str, directory: Path, *, timeout: float = 60, **environment: str
+    code: str, directory: Path, *, timeout: float = 60, library: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in a new interpreter. The script and its feed are in *directory*. Warnings are errors."""
+    """Run a script. The script and its feed are in *directory*. Warnings are errors.
+
+    With *library*, the script runs in a process that has imported this library, see `fork_server.MODULES`; otherwise in a new
+    interpreter.
+    """
     feed = directory / "feed"
     feed.mkdir(mode=0o700, exist_ok=True)
     script = directory / "job.py"
@@ -206,10 +211,14 @@ def run_python(
         "PYTHONPATH": f"{PROJECT}{os.pathsep}{TESTS}",
         "EXPORTER_FLUSH_SECONDS": "0.2",
     }
+    variables = inherited_variables | exporter_variables | environment
+    if library is not None:
+        program = Program([str(script)], str(directory), variables, warning_action="error")
+        return run_forked(library, program, timeout * PATIENCE)
     return subprocess.run(
         [sys.executable, "-W", "error", script.name],
         cwd=directory,
-        env=inherited_variables | exporter_variables | environment,
+        env=variables,
         capture_output=True,
         text=True,
         timeout=timeout * PATIENCE,

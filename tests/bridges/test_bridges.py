@@ -158,7 +158,7 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
 @pytest.mark.timeout(90)
 def test_every_event_of_threads_that_flood_torch_monitor_is_counted(tmp_path: Path) -> None:
     program = "from programs.torch_monitor import log_from_three_threads; log_from_three_threads()"
-    prebuilt, built = map(int, run_program(tmp_path / "feed", program).stdout.split())
+    prebuilt, built = map(int, run_program(tmp_path / "feed", program, library="torch").stdout.split())
     page = page_of(tmp_path / "feed")
 
     assert prebuilt > 1000
@@ -194,7 +194,9 @@ time.sleep(1)
 @needs_torch
 @pytest.mark.timeout(90)
 def test_the_handler_of_torch_monitor_is_unregistered_although_a_poll_hangs(tmp_path: Path) -> None:
-    assert run_program(tmp_path / "feed", PROGRAM_WITH_HANGING_POLL).stdout == "unregistered\n"
+    completed = run_program(tmp_path / "feed", PROGRAM_WITH_HANGING_POLL, library="torch")
+
+    assert completed.stdout == "unregistered\n"
 
 
 @needs_torch
@@ -243,7 +245,7 @@ print(os.waitstatus_to_exitcode(status))
 @needs_torch
 @pytest.mark.timeout(90)
 def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
-    completed = run_program(tmp_path / "feed", FORKING_PROGRAM)
+    completed = run_program(tmp_path / "feed", FORKING_PROGRAM, library="torch")
     page = page_of(tmp_path / "feed")
 
     assert completed.stdout == "7\n"

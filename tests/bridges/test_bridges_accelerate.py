@@ -15,7 +15,7 @@ install("accelerate")
 from programs import accelerate_loops, loops
 loops.run_loops(accelerate_loops)
 """
-ended_job = job_fixture(LOOPS_PROGRAM)
+ended_job = job_fixture(LOOPS_PROGRAM, "torch")
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # Accumulated batches are one step; logged values are recorded.
@@ -62,7 +62,7 @@ def test_an_unchanged_accelerate_job_is_recorded(tmp_path: Path) -> None:
 from programs.accelerate_parts import train
 train(gradient_accumulation_steps=2)[0].save_state("state")
 """
-    ended_job = run_job(tmp_path, program, AUTO)
+    ended_job = run_job(tmp_path, program, AUTO, library="torch")
 
     assert ended_job.differences({STEPS: 2, SAVES: 1, "run_info framework=accelerate": 1}) == {}
 
@@ -84,7 +84,8 @@ train({package!r}, callbacks)
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
 def test_a_fabric_loop_is_recorded_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
     program = FABRIC_PROGRAM.format(package=package, explicit=explicit)
-    ended_job = run_job(tmp_path, program, {} if explicit else AUTO)
+    library = "lightning" if explicit else None
+    ended_job = run_job(tmp_path, program, {} if explicit else AUTO, library=library)
 
     steps = {STEPS: 4, "phase backward": 4, "phase optimizer": 4, "run_info framework=fabric": 1}
     assert (

@@ -29,7 +29,9 @@ print("gauges", json.dumps(gauges()))
 
 
 def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, f"{IMPORTS}engine = engine_of(){TRAIN_AND_SAVE}", ENVIRONMENT)
+    ended_job = run_job(
+        tmp_path, f"{IMPORTS}engine = engine_of(){TRAIN_AND_SAVE}", ENVIRONMENT, library="torch"
+    )
 
     expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVES: 1, "run_info framework=deepspeed": 1}
     gauges = ended_job.gauges("gauges")
@@ -41,7 +43,7 @@ def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Pa
 
 def test_norms_and_losses_of_an_engine_with_the_optimizer_of_zero_are_recorded(tmp_path: Path) -> None:
     program = f"{IMPORTS}engine = engine_of(zero_optimization={{'stage': 2}}){TRAIN_AND_SAVE}"
-    ended_job = run_job(tmp_path, program, ENVIRONMENT)
+    ended_job = run_job(tmp_path, program, ENVIRONMENT, library="torch")
 
     gauges = ended_job.gauges("gauges")
     assert ended_job.differences({STEPS: 3, SAMPLES: 48, SAVES: 1}) == {}
@@ -57,7 +59,7 @@ train(engine, torch.float16)
 print("own skipped", engine.skipped_steps)
 print("gauges", json.dumps(gauges()))
 """
-    ended_job = run_job(tmp_path, program, ENVIRONMENT)
+    ended_job = run_job(tmp_path, program, ENVIRONMENT, library="torch")
 
     assert ended_job.own_value("skipped") == 3
     assert ended_job.differences({STEPS: 3, "skipped_steps_total reason=overflow": 3}) == {}

@@ -53,7 +53,7 @@ def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_p
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '2.8'\n")
     (package / "optimizer.py").write_text(OPTIMIZER_MODULE)
-    ended_job = run_job(tmp_path, LEARNER_PROGRAM, AUTO)
+    ended_job = run_job(tmp_path, LEARNER_PROGRAM, AUTO, library="torch")
 
     gauges = ended_job.gauges("gauges")
     expected = {

@@ -47,7 +47,7 @@ trainer.run(batches, max_epochs=2)
 
 
 def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, SETUP_CODE + TRAIN_AND_SAVE_CODE, AUTO)
+    ended_job = run_job(tmp_path, SETUP_CODE + TRAIN_AND_SAVE_CODE, AUTO, library="torch")
 
     expected = {
         STEPS: 60,
@@ -65,7 +65,7 @@ def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path:
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, SETUP_CODE + ACCUMULATION_CODE, AUTO)
+    ended_job = run_job(tmp_path, SETUP_CODE + ACCUMULATION_CODE, AUTO, library="torch")
 
     assert (
         ended_job.differences({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATION_STEPS: 21})
@@ -74,6 +74,6 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
 
 
 def test_batches_of_a_list_are_counted_like_those_of_a_loader(tmp_path: Path) -> None:
-    ended_job = run_job(tmp_path, SETUP_CODE + LIST_OF_BATCHES_CODE, AUTO)
+    ended_job = run_job(tmp_path, SETUP_CODE + LIST_OF_BATCHES_CODE, AUTO, library="torch")
 
     assert ended_job.differences({STEPS: 10, SAMPLES: 200, VALIDATION_STEPS: 4, "epochs_total": 2}) == {}

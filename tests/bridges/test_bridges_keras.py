@@ -28,7 +28,7 @@ LOOPS_PROGRAM = """
 from programs import keras_loops, loops
 loops.run_loops(keras_loops)
 """
-ended_job = job_fixture(PRELUDE + LOOPS_PROGRAM)
+ended_job = job_fixture(PRELUDE + LOOPS_PROGRAM, "torch")
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     "ordinary": {
@@ -74,7 +74,7 @@ except ZeroDivisionError:
     model = fit([keras.callbacks.ModelCheckpoint("model.keras")], epochs=2)
 print("asynchronous", keras.callbacks.CallbackList([], model=model)._async_train)
 """
-    ended_job = run_job(tmp_path, PRELUDE + program, AUTO)
+    ended_job = run_job(tmp_path, PRELUDE + program, AUTO, library="torch")
 
     assert ended_job.differences({STEPS: 2 + 6, SAVES: 2, "uncommitted_seconds": 0}) == {}
     assert (ended_job.value("training_productive_seconds_total") or 0) > 0

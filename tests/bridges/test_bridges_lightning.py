@@ -29,7 +29,7 @@ LOOPS_PROGRAM = """
 from programs import lightning_loops, loops
 loops.run_loops(lightning_loops)
 """
-ended_job = job_fixture(LIGHTNING + LOOPS_PROGRAM)
+ended_job = job_fixture(LIGHTNING + LOOPS_PROGRAM, "lightning")
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # A step is an optimizer step. The sanity check adds validation time but no validation steps.
@@ -130,7 +130,8 @@ def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explici
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"not installed: {package}")
     program = LIGHTNING + UNCHANGED_JOB.format(explicit=explicit)
-    ended_job = run_job(tmp_path, program, {**AUTO, "LIGHTNING_PACKAGE": package})
+    environment = {**AUTO, "LIGHTNING_PACKAGE": package}
+    ended_job = run_job(tmp_path, program, environment, library="lightning" if explicit else None)
 
     assert (
         ended_job.differences({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVES: 2})
@@ -150,7 +151,7 @@ for batch in torch.utils.data.DataLoader(torch.randn(20, 4), batch_size=4):
 
 def test_a_plain_loop_after_a_trainer_is_recorded(tmp_path: Path) -> None:
     program = LIGHTNING + "quiet_trainer(max_epochs=1).fit(Module(), loader(12))" + PLAIN_LOOP_PROGRAM
-    ended_job = run_job(tmp_path, program, AUTO)
+    ended_job = run_job(tmp_path, program, AUTO, library="lightning")
 
     assert ended_job.differences({STEPS: 3 + 5, SAMPLES: 12 + 20}) == {}
 

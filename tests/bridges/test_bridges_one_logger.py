@@ -119,7 +119,7 @@ def test_a_rank_that_one_logger_disables_is_not_recorded(tmp_path: Path) -> None
 def test_a_lightning_job_with_own_instrumentation_counts_each_step_once(tmp_path: Path) -> None:
     configuration = "provider_with_base_config().configure_provider()\n"
     program = f"{PRELUDE}{configuration}nv_one_logger.train_with_lightning()"
-    ended_job = run_job(tmp_path, program, AUTO)
+    ended_job = run_job(tmp_path, program, AUTO, library="lightning")
 
     descriptions = {"run_info framework=lightning session_tag=tag": 1, "misuse_total": None}
     counts = {STEPS: 4, "microbatches_total": 8, "phase model_init": 1}

@@ -36,7 +36,7 @@ plain_torch.install()
 from programs import loops, torch_loops
 loops.run_loops(torch_loops)
 """
-ended_job = job_fixture(PRELUDE + LOOPS_PROGRAM)
+ended_job = job_fixture(PRELUDE + LOOPS_PROGRAM, "torch")
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # Forward passes alone are not training.
@@ -173,10 +173,7 @@ sys.exit(3)
     assert (ended_job.value("training_badput_seconds_total", cause="compile") or 0) > 0
 
 
-SCRIPT = """
-from programs.torch_processes import *
-if __name__ == "__main__":
-"""
+IMPORTS = "from programs.torch_processes import *\n"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +191,7 @@ if __name__ == "__main__":
 def test_the_work_of_a_loop_is_productive_unless_its_process_fails(
     tmp_path: Path, call: str, is_finished: bool
 ) -> None:
-    ended_job = run_script(tmp_path, f"{SCRIPT}    {call}\n")
+    ended_job = run_job(tmp_path, IMPORTS + call, AUTO, check=False, library="torch")
 
     assert ended_job.quantity_value(STEPS) == 3
     assert (ended_job.quantity_value("uncommitted_seconds") == 0) is is_finished
@@ -203,7 +200,7 @@ def test_the_work_of_a_loop_is_productive_unless_its_process_fails(
 
 def test_an_error_at_the_interactive_prompt_does_not_fail_the_completed_training(tmp_path: Path) -> None:
     launch = "subprocess.run([sys.executable, '-i', 'train.py'], input=b'1 / 0')"
-    ended_job = run_script(tmp_path, f"{SCRIPT}    train()\n", launch)
+    ended_job = run_script(tmp_path, f"{IMPORTS}train()\n", launch)
 
     assert "ZeroDivisionError" in ended_job.process.stderr
     assert ended_job.differences({STEPS: 3, "uncommitted_seconds": 0}) == {}
@@ -259,7 +256,7 @@ def test_a_step_of_a_torch_job_is_counted_once_with_and_without_instrumentation(
     tmp_path: Path, name: str
 ) -> None:
     program, expected = JOBS[name]
-    ended_job = run_job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO)
+    ended_job = run_job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO, library="torch")
 
     assert ended_job.differences(expected) == {}
 
@@ -287,7 +284,7 @@ print("own recorded_seconds", TRAINING.clock.phases["optimizer"].seconds)
 def test_work_after_the_step_of_either_optimizer_is_no_optimizer_time_while_spans_are_requested(
     tmp_path: Path,
 ) -> None:
-    ended_job = run_job(tmp_path, PRELUDE + GAN_WITH_REQUESTED_SPANS)
+    ended_job = run_job(tmp_path, PRELUDE + GAN_WITH_REQUESTED_SPANS, library="torch")
 
     # The job sleeps 0.48 s after the steps.
     assert 0 < ended_job.own_value("recorded_seconds") <= ended_job.own_value("seconds")
@@ -310,7 +307,7 @@ for _ in range(5):
 def test_steps_of_an_optimizer_without_torch_are_not_counted_and_the_call_that_counts_them_is_logged(
     tmp_path: Path,
 ) -> None:
-    ended_job = run_job(tmp_path, PRELUDE + OWN_OPTIMIZER_PROGRAM, AUTO)
+    ended_job = run_job(tmp_path, PRELUDE + OWN_OPTIMIZER_PROGRAM, AUTO, library="torch")
 
     assert ended_job.process.stderr.count("no step of a torch optimizer") == 1
     assert "training.step()" in ended_job.process.stderr
@@ -327,7 +324,7 @@ tracker.record("loss", torch.ones(2))
 tracker.record("grad_norm", torch.tensor([2.5]))
 print("values", json.dumps(gauges()))
 """
-    ended_job = run_job(tmp_path, PRELUDE + program)
+    ended_job = run_job(tmp_path, PRELUDE + program, library="torch")
 
     assert (
         ended_job.differences({"gauge loss,mode=train": 1.5, "gauge grad_norm": 2.5, "misuse_total": None})

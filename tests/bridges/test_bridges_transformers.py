@@ -24,7 +24,7 @@ LOOPS_PROGRAM = """
 from programs import loops, transformers_loops
 loops.run_loops(transformers_loops)
 """
-ended_job = job_fixture(LOOPS_PROGRAM)
+ended_job = job_fixture(LOOPS_PROGRAM, "transformers")
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     "pairs_of_completions": {STEPS: 5, SAMPLES: 9, "tokens_total mode=train": 2 * 9 * 8},
@@ -120,7 +120,8 @@ print("callbacks", [type(callback).__name__ for callback in trainer.callback_han
 
 @pytest.mark.parametrize("trainer", ["small_trainer", "recorded_trainer"], ids=["unchanged", "explicit"])
 def test_an_unchanged_job_is_recorded_once(tmp_path: Path, trainer: str) -> None:
-    ended_job = run_job(tmp_path, UNCHANGED_JOB.format(trainer=trainer), AUTO)
+    library = "transformers" if trainer == "recorded_trainer" else None
+    ended_job = run_job(tmp_path, UNCHANGED_JOB.format(trainer=trainer), AUTO, library=library)
 
     assert "ExporterAutoCallback" in ended_job.process.stdout
     assert (

@@ -118,7 +118,9 @@ def test_a_destination_observed_in_torch_keeps_its_single_handler(tmp_path: Path
         torch_events.record(torch_events.Event("of.torch", torch_events.EventSource.WORKER), "mine")
         print(torch_events._get_or_create_logger("mine").handlers == [handler])
     """
-    assert run_program(tmp_path / "feed", program).stdout == "received of.torch\nTrue\n"
+    completed = run_program(tmp_path / "feed", program, library="torch")
+
+    assert completed.stdout == "received of.torch\nTrue\n"
     assert sum_by_labels(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
 
 

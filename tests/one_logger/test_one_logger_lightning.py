@@ -22,7 +22,7 @@ def read_records(directory: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("program", ["train_with_the_trainer_of_one_logger", "train_with_a_hooked_trainer"])
 def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(program: str, tmp_path: Path) -> None:
     code = f"from programs.one_logger_lightning import {program}\n{program}()\n"
-    completed = run_python(code, tmp_path, timeout=200)
+    completed = run_python(code, tmp_path, timeout=200, library="lightning")
     assert completed.returncode == 0, completed.stderr
     # The options of the job, or its own class of Trainer.
     assert "unchanged True\n" in completed.stdout
