@@ -135,13 +135,13 @@ class Job:
 
 def run_job(
     directory: Path,
-    program: str,
+    program: str | Path,
     environment: Mapping[str, str] = MappingProxyType({}),
     *,
     check: bool = True,
     library: str | None = None,
 ) -> Job:
-    """Run a program in a directory until it ends, with this distribution installed.
+    """Run a program (source text, or the path of a script) in a directory until it ends, with this distribution installed.
 
     With *library*, the program runs in a process that has imported this library, see `fork_server.MODULES`.
     """
@@ -151,7 +151,7 @@ def run_job(
     feed = directory / "feed"
     completed = run_program(
         feed,
-        PROLOGUE + program,
+        program if isinstance(program, Path) else PROLOGUE + program,
         check=check,
         timeout=150,
         library=library,
@@ -160,15 +160,13 @@ def run_job(
     return Job(completed, page_of(feed))
 
 
-def run_script(
-    directory: Path, code: str, launch: str = "subprocess.run([sys.executable, 'train.py'])"
-) -> Job:
-    """Write a training script to train.py, and run a job that launches it, with `EXPORTER_AUTO=1`.
+def run_script(directory: Path, code: str, launch: str, *, library: str | None = None) -> Job:
+    """Write a training script to train.py, and run a job that launches it with Python code, with `EXPORTER_AUTO=1`.
 
-    *launch* is the Python code of the launch; by default, it starts an interpreter.
+    With *library*, the job runs in a process that has imported this library, see `fork_server.MODULES`.
     """
     (directory / "train.py").write_text(code)
-    return run_job(directory, f"import subprocess, sys\n{launch}", AUTO)
+    return run_job(directory, f"import subprocess, sys\n{launch}", AUTO, library=library)
 
 
 def job_fixture(program: str, library: str | None = None) -> Any:

@@ -18,7 +18,6 @@ from bridges_support import (
     job_fixture,
     needs,
     run_job,
-    run_script,
 )
 
 import exporter_auto
@@ -178,20 +177,16 @@ if __name__ == "__main__":
     quiet_trainer(max_epochs=1, enable_checkpointing=False, devices=2, strategy="{strategy}",
                  use_distributed_sampler=False).fit(Ranked())
 """
-LAUNCHES = {
-    # Lightning starts the second rank as a script (ddp) or by multiprocessing (ddp_spawn).
-    "ddp": "subprocess.run([sys.executable, 'train.py'], check=True)",
-    "ddp_spawn": "import runpy; sys.argv = ['train.py']; runpy.run_path('train.py', run_name='__main__')",
-}
 
 
-@pytest.mark.parametrize("strategy", LAUNCHES)
+# Lightning starts the second rank as a script (ddp) or both ranks by multiprocessing (ddp_spawn).
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_ranks_started_by_lightning_are_distinct_and_count_their_own_samples(
     tmp_path: Path, strategy: str
 ) -> None:
-    ended_job = run_script(
-        tmp_path, LIGHTNING + TWO_RANKS_PROGRAM.format(strategy=strategy), LAUNCHES[strategy]
-    )
+    script = tmp_path / "train.py"
+    script.write_text(LIGHTNING + TWO_RANKS_PROGRAM.format(strategy=strategy))
+    ended_job = run_job(tmp_path, script, AUTO, library="lightning")
 
     for rank, samples in (("0", 12), ("1", 6)):
         assert ended_job.differences({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}

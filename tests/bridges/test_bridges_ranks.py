@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import SAVES, STEPS, needs, run_script
+from bridges_support import AUTO, SAVES, STEPS, needs, run_job, run_script
 from program_support import series
 
 pytestmark = [needs("torch"), pytest.mark.timeout(240)]
@@ -53,7 +53,8 @@ sibling.terminate()
 )
 def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_path: Path, launch: str) -> None:
     train = f"{TRAIN_FUNCTION}\nif __name__ == '__main__':\n    train()\n"
-    spawned_job = run_script(tmp_path, train, f"import exporter.bridges\n{launch}")
+    library = "torch" if launch == WRAPPER_LINE else None
+    spawned_job = run_script(tmp_path, train, f"import exporter.bridges\n{launch}", library=library)
 
     assert spawned_job.differences({f"{STEPS} rank=0": 3, SAVES: 1}) == {}
     assert "worker=" not in spawned_job.page
@@ -62,7 +63,9 @@ def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_pat
 
 
 def test_spawned_processes_have_the_rank_of_the_process_group(tmp_path: Path) -> None:
-    spawned_job = run_script(tmp_path, TRAIN_FUNCTION + SPAWNING_CODE)
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN_FUNCTION + SPAWNING_CODE)
+    spawned_job = run_job(tmp_path, script, AUTO, library="torch")
 
     assert spawned_job.differences({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}
     assert "worker=" not in spawned_job.page
