@@ -1,4 +1,4 @@
-"""Jobs and GPUs for the tests of energy: a stand-in for libnvidia-ml.so.1 whose GPUs draw 500 W, and processes that train on them."""
+"""Jobs and GPUs for the tests of energy: GPUs of 500 W, simulated below libnvidia-ml.so.1, and processes that train on them."""
 
 from __future__ import annotations
 

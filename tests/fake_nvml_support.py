@@ -113,8 +113,8 @@ class FakeNvml:
     def fail(self, *lines: str) -> None:
         """Let NVML functions fail.
 
-        Each line has the fields of the file `errors` in fakenvml.c: function, GPU (-1 for all), code that the function returns, start
-        and end (Unix time), and optionally the seconds of a hang and the kind of impossible values.
+        A line has the fields of the file `errors`, which fakenvml.c describes. Required fields: function, GPU (-1 for all), returned code,
+        start and end as Unix times. Optional fields: seconds of a hang, kind of impossible values.
         """
         self._write("errors", "".join(f"{line}\n" for line in lines))
 

@@ -26,7 +26,7 @@ def _three_runs() -> dict[str, str]:
 
 
 THREE_RUNS = _three_runs()
-"""Series of the healthy run a, of run b, which hangs, and of run c, whose ranks were killed, both from 5 min on."""
+"""Series of three runs. Run a is healthy. From 5 min on, run b hangs, and the ranks of run c are dead."""
 OTHER_ROWS = {
     '{run="b",user="u",state="hung",alertname="no rank finishes a step"}': 1.0,
     '{run="c",user="u",state="lost"}': 1.0,
@@ -46,7 +46,7 @@ STRAGGLER = {
     'training_step_duration_seconds_count{run="a",instance="n1",mode="train"}': "0+10x60",
     'training_cost_total{run="a",instance="n1",currency="EUR"}': "0+0.15x60",
 }
-"""Series of a run that costs 36 EUR per hour, and whose steps take 1.5 s instead of 1 s because of rank 1: a third of the time is lost."""
+"""Series of a run that costs 36 EUR per hour. Because of rank 1, a step takes 1.5 s instead of 1 s: a third of the time is lost."""
 
 
 def assert_runs(

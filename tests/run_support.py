@@ -58,8 +58,8 @@ def run_to_completion(command: Sequence[str], **options: object) -> subprocess.C
 def short_interval_flags(flags: Sequence[str]) -> list[str]:
     """Return the flag of a configuration with short intervals, or no flag if *flags* name a configuration.
 
-    Unless *flags* have a flag of GPUs, the configuration disables the collection of GPUs, whose child process takes a fifth of the
-    CPU time of the start.
+    Without a flag of GPUs, the configuration disables the GPU collector, because the start of its child process takes a fifth of the CPU
+    time of the whole start.
     """
     if any(flag.startswith("--config.file") for flag in flags):
         return []

@@ -20,8 +20,8 @@ NOBODY = 65534
 def command_as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
     """Return a command that runs another command as an unprivileged user.
 
-    If the interpreter is below a directory that only root can enter, such as /root, the command has a mount namespace in which
-    the interpreter's directory is reachable.
+    The interpreter may be below a directory that only root can enter, such as /root. The command then has a mount namespace in which the
+    interpreter's directory is reachable.
     """
     prefix = Path(sys.base_prefix).resolve()
     closed_parent = next(

@@ -1,8 +1,8 @@
 """Web server in a child process, for tests with hostile clients; `web_support.ServerProcess` starts and controls this program.
 
-The only argument is a JSON object with options. The program first writes a JSON line with the addresses of the
-server. The program then reads commands, one per line, from standard input, and replies to each command with a JSON
-line of the samples that the server exports about itself, and the resources of the process:
+The only argument is a JSON object with options. The program first writes a JSON line with the addresses of the server. It then reads
+commands from standard input, one per line. The reply to a command is a JSON line with the samples that the server exports about itself,
+and with the resources of the process. Commands:
 
 - `measure` changes nothing.
 - `slow SECONDS` delays each rendering.

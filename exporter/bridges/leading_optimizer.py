@@ -22,8 +22,8 @@ def _no_leader() -> None:
 class LeadingOptimizer:
     """Choice of the optimizer whose steps end the steps of the loop: initially the first optimizer that steps.
 
-    Steps of other optimizers, as in a GAN, are parts of the same step. Another optimizer becomes the leader if it steps twice
-    without a step of the leader in between, or if a batch was fetched between the last step of any optimizer and its first step.
+    Steps of other optimizers, as in a GAN, are parts of the same step. Another optimizer becomes the leader in two cases: it steps twice
+    without a step of the leader in between, or it steps for the first time and a batch was fetched since the last step of any optimizer.
 
     Attributes:
         single_id: `id()` of the leader. 0 if another optimizer has stepped since the leader's last step, or without a leader.

@@ -32,8 +32,8 @@ class ScrapedSidecar(Protocol):
 class LingerPeriod:
     """Linger period of an attached sidecar, which decides when the sidecar ends.
 
-    After the last launch, a sidecar without a regular scraper ends at once. Otherwise the sidecar ends after a scrape of the
-    job's final values, if the scrape is overdue, or after `linger_seconds`.
+    After the end of the last launch, a sidecar without a regular scraper ends at once. Otherwise, the sidecar waits for a scrape of the
+    job's final values. It ends after this scrape, when the scrape is overdue, and at the latest after `linger_seconds`.
     """
 
     def __init__(

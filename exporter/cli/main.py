@@ -57,8 +57,8 @@ _EXTERNAL_ERRORS = {
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run a command line and return the exit status. The default is the command line of this process.
 
-    Returns 2 if the command is refused, 130 after Ctrl-C, and 1 if memory, threads, descriptors or disk space run out or the reader
-    of standard output has exited. Otherwise, the command decides.
+    The status is 2 if the command line is refused and 130 after Ctrl-C. It is 1 if the reader of standard output has exited, or if memory,
+    threads, descriptors or disk space run out. Otherwise, the command decides.
     """
     _occupy_standard_descriptors()
     try:

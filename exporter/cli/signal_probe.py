@@ -30,8 +30,9 @@ while number := os.read(0, 1):
 class SignalProbe:
     """Small process in the process group of the job with all signals blocked.
 
-    A signal to the group becomes pending in the probe, which /proc shows. `run` needs this to distinguish a signal to the group,
-    which the job has received too, from a signal to `run` alone: a job commonly treats a second SIGTERM as "stop saving, end now".
+    A signal to the group becomes pending in the probe, and /proc shows pending signals. `run` thus knows whether the job has received a
+    signal too, or only `run` has. `run` passes on only the latter, because a job commonly treats a second SIGTERM as "stop saving, end
+    now".
     The probe ends with `run`, which holds the other end of its pipe.
 
     Raises OSError: The process cannot be started.

@@ -32,7 +32,7 @@ RANKS = 2
 CYCLE_STEPS = 200
 """Period of the simulated incidents: about a minute at speed 1."""
 PAUSE_STEP, NONFINITE_STEP, VALIDATION_STEP, CRASH_STEP = 60, 90, 110, 140
-"""Steps of a cycle with an incident: a wait of all ranks for data, a loss of NaN, a validation, and a crash of the slow rank."""
+"""Steps of a cycle with an incident. In this order: all ranks wait for data, the loss is NaN, a validation, the slow rank crashes."""
 PAUSE_SECONDS, RESTART_SECONDS, WINDOW_SECONDS = 12.0, 3.0, 2.0
 """Durations at speed 1 of the wait for data, of the pause before a restart, and of the windows of the Stats."""
 MEAN_STEP_SECONDS = 0.22

@@ -276,9 +276,9 @@ class Wiring:
         publish = partial(self._scheduler.run_soon, GpuCollector.name)
 
         def on_sample() -> None:
-            publish()  # after each pass over the GPUs, so that the rates of counters are even
-            # Starts and ends of processes are recorded at each pass, because a run may be shorter than the interval of the
-            # energy collector.
+            # A publication after each pass over the GPUs keeps the rates of counters even.
+            publish()
+            # A run may be shorter than the interval of the energy collector. Therefore, starts and ends of processes are recorded here.
             self._lives.watch(
                 {process.pid for process in self._gpu_use()} | running_pids(self._jobs.processes or ())
             )

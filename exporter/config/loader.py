@@ -96,8 +96,8 @@ class _Conversion:
     def convert(self, node: yaml.Node, hint: Any, path: str, default: Any) -> Any:
         """Return a node as a value of a type. Returns `_INVALID` after a problem.
 
-        *path* is the path of the node in messages, such as `gpu.period`. If the type is a dataclass, keys that the node lacks have the
-        values of *default*, or of the class if *default* is `REQUIRED`.
+        *path* is the path of the node in messages, such as `gpu.period`. If the type is a dataclass, missing keys have the values of
+        *default*. If *default* is `REQUIRED`, they have the default values of the class.
         """
         base, _ = unwrap(hint)
         expected_kind = node_kind(base)

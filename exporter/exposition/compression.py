@@ -1,7 +1,7 @@
 """gzip compression of bodies, also of bodies whose parts were compressed at different times.
 
-A part is compressed without reference to earlier parts, and the deflate blocks of a part end at a byte boundary, so that parts
-can be joined without compressing them again. The result is a single gzip member, because some clients read only one member.
+Parts can be joined without compressing them again, because a part is compressed without reference to earlier parts and its deflate blocks
+end at a byte boundary. The result is a single gzip member, because some clients read only one member.
 """
 
 from __future__ import annotations

@@ -8,9 +8,14 @@ collected at each scrape.
 Invariants, for any published families:
 - A body can be parsed to the end (see `text`).
 - A name belongs to a single family. Watched blocks win over published blocks, and earlier publishers over later ones.
-- A body has at most `max_series` series. If there are more, the families with the lowest precedence are cut (see `quotas`). The
-  order of precedence is: families about the exporter; other families of the exporter; totals and values of Stats, and families of
-  third-party collectors; numbers and times of samples; gauges of windows.
+- A body has at most `max_series` series. If there are more, the families with the lowest precedence are cut (see `quotas`).
+
+Order of precedence, the highest first:
+1. families about the exporter
+2. other families of the exporter
+3. totals and values of Stats, and families of third-party collectors
+4. numbers and times of samples
+5. gauges of windows
 """
 
 from __future__ import annotations

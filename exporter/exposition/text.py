@@ -1,12 +1,13 @@
 """Text formats of a metric family, with validation.
 
-prometheus_client has a writer too. This writer exists because it is three times as fast on changed blocks
-(benchmarks/bench_web.py), as the time budget of a scrape requires: the library's writer calls a Python function for every
-character of a name.
+The writer of prometheus_client calls a Python function for every character of a name. This writer is three times as fast on changed
+blocks (benchmarks/bench_web.py), as the time budget of a scrape requires.
 
-For valid families, the text equals prometheus_client's byte for byte (a property test compares them), with three exceptions:
-names with other characters than ASCII letters, digits, `_` and `:` are refused; timestamps, exemplars and `_created` are not
-written; and in OpenMetrics a histogram without `_sum` has no `_count`, as that format requires.
+For valid families, the text equals that of prometheus_client byte for byte; a property test compares them. There are three exceptions:
+
+- Names with characters other than ASCII letters, digits, `_` and `:` are refused.
+- Timestamps, exemplars and `_created` are not written.
+- In OpenMetrics, a histogram without `_sum` has no `_count`, as the format requires.
 
 A line that a scraper cannot parse fails the whole scrape. A sample that cannot be written is therefore left out and counted.
 """

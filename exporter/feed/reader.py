@@ -47,8 +47,8 @@ MIN_SNAPSHOT_MEMORY_BYTES = 1 << 20
 MAX_DECODED_BYTES = 64 << 20
 """Memory of all snapshots above which further files are refused, or displace other files."""
 REMOVAL_DELAY_SECONDS = 5.0
-"""Time without a change after which `remove` treats a process without a lock as exited, because a job that closed all descriptors
-has lost the lock until its next write. Does not apply after a final snapshot."""
+"""Time without a change after which `remove` treats a process without a lock as exited. A job that closes all descriptors loses the lock
+although it runs, and has the lock again after the next write. Does not apply after a final snapshot."""
 LEFTOVER_SECONDS = 60.0
 """Time after which an empty feed file, or a lock or temporary file without a feed file, is removed. Before that, the process may be
 about to write its first snapshot."""
@@ -62,7 +62,7 @@ class FeedEntry:
 
     snapshot: Snapshot  # the last complete snapshot
     is_alive: bool  # True if the process holds its lock, or while a changed file is not read yet
-    # monotonic seconds since the reader noticed a change; before the first change, since the file's modification time
+    # time since the reader noticed the latest change; until the first change, time since the file was modified
     age_seconds: float
     # process id in the reader's pid namespace; None for an exited process or an invisible pid namespace
     pid: int | None = None

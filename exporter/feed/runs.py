@@ -163,8 +163,8 @@ class Registration:
 def needs_sidecar(feed_directory: Path, *, launcher: int | None = None) -> bool:
     """Return True if the sidecar is needed: a launch is running, or a process is recording after its launch was killed.
 
-    Otherwise, the files of killed launches are removed. *launcher* is the pid of the launch that started the sidecar: if this launch
-    is still the parent and all files were removed, the launch is about to restore its registration.
+    Otherwise, the files of killed launches are removed. *launcher* is the pid of the launch that started the sidecar. If all files were
+    removed and this launch is still the parent, the sidecar is needed, because the launch is about to restore its registration.
     """
     lock_files = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in lock_files):

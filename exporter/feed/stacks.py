@@ -1,8 +1,8 @@
 """Stack requests of the sidecar, and stack files of the training processes, in a feed directory.
 
 The sidecar replaces the request file, and each process writes a stack file once for a new request. Both are JSON of bounded size.
-Trusted are regular files of the reader's user, of root, of the directory's owner and, for stack files, of the owner of the feed file.
-If a name belongs to a different user, an alternative name is used (`entries.py`).
+A reader trusts regular files of its own user, of root and of the directory's owner, and stack files of the owner of the feed file. If a
+file of the usual name belongs to a different user, an alternative name is used (`entries.py`).
 """
 # ruff: noqa: PTH116, PTH118 - this package uses string paths in the job and in the sidecar
 

@@ -1,9 +1,10 @@
 """Collector of the job's families from the feed directory.
 
-If the state of a rank cannot be saved, the totals of the rank are suppressed, because a gap is better than a total that decreases
-after a restart. The state contains the ids of the counted processes until their feed files are removed, so that a process is
-counted once even if the sidecar is killed. A sidecar that does not own the feed directory saves nothing: it adds the values of the
-feed to the state that the owner had saved when this sidecar first read the rank. It becomes the owner after the owner has exited.
+Totals that cannot be saved are not published, because they would decrease after a restart, and a gap is better. A process is counted
+once even if the sidecar is killed: the state contains the ids of the counted processes until their feed files are removed.
+
+A sidecar that does not own the feed directory saves nothing. When it first reads a rank, it loads the state that the owner has saved, and
+adds the values of the feed to that state. After the owner has exited, the sidecar becomes the owner.
 """
 
 from __future__ import annotations

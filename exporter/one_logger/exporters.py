@@ -1,7 +1,7 @@
 """Span exporters: base classes, JSON files and loggers.
 
-The records are one-logger's JSON objects. An exporter of JSON stores the start of a span until the next record, so that a span
-without inner spans, events and errors becomes a single record of the type `complete`.
+The records are one-logger's JSON objects. An exporter of JSON stores the start of a span until the next record. If the next record is the
+end of the same span, both are written as a single record of the type `complete`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ __all__ = ["BaseExporter", "BaseJsonExporter", "Exporter", "FileExporter", "Logg
 class BaseExporter:
     """Interface of span exporters. The methods receive copies, which no other thread changes.
 
-    A method raises `ExportError` on failure, and is then called again with the same arguments. An exporter that buffers records
-    can define a method `write_out()`, which is called when the queue is empty, after every 256 records, and again half a minute
-    after a failure. The exporter must bound its buffer, and add the records that it discards to `dropped_records`.
-    `close()` is called at the end of each application, and `initialize()` again if a record follows. An exporter can define a method
-    `shut_down()`, which is called once, after the last `close()`. `Exporter` is another name of this class.
+    A method raises `ExportError` on failure, and is then called again with the same arguments. `close()` is called at the end of each
+    application, and `initialize()` again if a record follows. `Exporter` is another name of this class.
+
+    A subclass can define two more methods. `write_out()` writes buffered records: it is called when the queue is empty and after every 256
+    records, and half a minute after a failure. `shut_down()` is called once, after the last `close()`. An exporter with a buffer must limit
+    the size of the buffer, and count the records that it discards in `dropped_records`.
 
     Attributes:
         application_name: Name of the application, which a configured provider sets.

@@ -36,9 +36,9 @@ HOT_BLOCKS: dict[BlockKind, Callable[[], AbstractContextManager[Any]]] = {
 class timed_span:  # noqa: N801  # one-logger's name
     """Context manager and decorator that records a span of any name and returns the `Span`.
 
-    A standard name records the standard block with its phase. For a short and frequent block that is not exported, the entry returns an
-    object with the methods of a span, which takes less time to create. An exception in the block is recorded as an error of the
-    application, and propagates.
+    A standard name records the standard block with its phase. An exception in the block is recorded as an error of the application, and
+    propagates. For a short and frequent block that is not exported, the entry returns an object with the methods of a span instead of a
+    `Span`, because such an object takes less time to create.
     """
 
     def __init__(

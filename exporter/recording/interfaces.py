@@ -41,8 +41,8 @@ class TrainingSource(Protocol):
     def update_totals(self, *, is_identity_ending: bool) -> None:
         """Update all totals before a recording.
 
-        *is_identity_ending* is True before the last recording of an identity: at the end of the process, and before a change of the
-        identity.
+        *is_identity_ending* is True before the last recording of an identity, which is at the end of the process or before a change of
+        the identity.
         """
 
     def stat_readings(self) -> Iterable[StatReading]:

@@ -159,8 +159,9 @@ class StatTable:
     def _claim_names(self, state: StatState) -> None:
         """Reserve the families of a new Stat. The caller holds the lock.
 
-        Raises DefinitionError if a family is reserved for the exporter or belongs to another Stat, or if a Stat of the same name
-        with other labels has a different kind, unit, buckets or histogram.
+        Raises:
+            DefinitionError: A family is reserved for the exporter or belongs to another Stat. Or a Stat of the same name with other labels
+                differs in the kind, the unit, the buckets, or in the use of a histogram.
         """
         definition = state.definition
         first_state = self._first_states.get(definition.name)

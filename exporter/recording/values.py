@@ -166,7 +166,7 @@ class StatReading(Value):
 
     definition: StatDefinition  # effective definition, with the Stat rules applied
     count: int = 0  # number of accepted samples since the start of the process
-    # sum of the samples; None if it cannot be a counter (after a negative sample, or beyond the range of floats)
+    # sum of the samples; None after a negative sample and beyond the range of floats, because the sum is then no counter
     sum: float | None = 0.0
     # number of samples up to each bound of `definition.buckets`, without +Inf
     bucket_counts: tuple[int, ...] = ()
@@ -191,8 +191,8 @@ class EventsReading(Value):
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # Unix time of the latest event by (type, severity)
     last: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    # events that were counted and not delivered, by (type, reason): `sampled`, `rate_limit`; and events that were recorded
-    # without an invalid part, with the reason `payload`
+    # number of events by (type, reason): `sampled` and `rate_limit` for events that were counted and not delivered, `payload` for
+    # events whose invalid parts were omitted
     suppressed: Mapping[tuple[str, str], int] = field(default_factory=dict)
     delivered: Mapping[str, int] = field(default_factory=dict)  # number of delivered events by handler
     # lost events by (handler, reason): `queue_full`, `error`, `exit`, `unregistered`, `no_thread`
@@ -233,11 +233,10 @@ class TrainingReading(Value):
     facts: tuple[tuple[str, str], ...] = ()
     phase: str = "other"  # current phase of the main thread
     phase_since: float = 0.0  # Unix time at which the phase started
-    # exclusive seconds of the main thread by phase since the start of the recording, including the current phase; the sum
-    # is the wall time
+    # seconds of the main thread in each phase, including the current phase; the sum is the wall time since the start of the recording
     phases: Mapping[str, float] = field(default_factory=dict)
-    # Unix time of the end of the latest step or validation batch; None before the first, and after a training loop until the
-    # next loop or step; the start of that loop before its first step
+    # Unix time of the end of the latest step or validation batch; None before the first. After the end of a training loop: the start of
+    # the next loop until its first step; None before the next loop
     last_progress: float | None = None
     # completed steps before the first training loop of this process; None before the loop
     first_step: int | None = None
@@ -258,8 +257,8 @@ class TrainingReading(Value):
     failure: str = ""  # reported reason of the end, a member of `END_REASONS`; "" without a failure
     # longest of the last 100 steps, except the first step of the process; None before
     longest_step_seconds: float | None = None
-    # phase intervals of the main thread in the last seconds, oldest first, in groups of about a second: pairs of an
-    # index into `history_phases` and microseconds, up to `history_until` on the monotonic clock
+    # phase intervals of the main thread in the last seconds, oldest first, in groups of about a second; an interval is a pair of an
+    # index into `history_phases` and microseconds; the last interval ends at `history_until` on the monotonic clock
     history_until: float = 0.0
     history_phases: tuple[str, ...] = ()
     intervals: tuple[tuple[int, ...], ...] = ()
@@ -302,6 +301,6 @@ class Recording(Value):
     events: EventsReading = NO_EVENTS
     training: TrainingReading | None = None  # None before the process reports training
     ending: Ending | None = None  # uncaught exception that ends the process; None without one
-    # constructions of Stats above the limit of a process, which `stats` does not include; a repeated construction counts again
+    # number of constructions of Stats that were refused, because the process has reached the limit of Stats
     stats_refused: int = 0
     gpus: GpuUse = NO_GPUS

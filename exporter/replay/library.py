@@ -1,8 +1,7 @@
 """Replay library in place of NVIDIA's library.
 
-Used in the NVML child of a sidecar that replays. pynvml looks up the C functions by name in `pynvml.nvmlLib`, which this
-module replaces; the rest of pynvml is unchanged. In each call, the faults of the timeline apply first, then the function
-runs.
+Used in the NVML child of a sidecar that replays. pynvml looks up the C functions by name in `pynvml.nvmlLib`. This module replaces that
+object; the rest of pynvml is unchanged. In each call, the faults of the timeline apply first, then the function runs.
 """
 
 from __future__ import annotations

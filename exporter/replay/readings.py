@@ -36,7 +36,8 @@ NUMBER_LISTS = {
         *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
     ),
 }
-"""Functions with several numbers as their result. A function is supported if its first reading is, which also replaces missing readings."""
+"""Functions with several numbers as their result. A function is supported if its first reading is. The first reading also replaces missing
+readings."""
 
 VOLATILE = 0
 """NVML's kind of counters since the driver was loaded."""

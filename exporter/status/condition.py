@@ -24,7 +24,7 @@ class Match:
     Attributes:
         subject: Identity of the subject, such as run, rank, GPU or device; () for the node. Equal in every evaluation.
         facts: Values of the placeholders in the sentence and the remedy.
-        start: Unix time of the start of a state, or of the first event (of an Xid: of the last); None if unknown.
+        start: Unix time of the start of a state or of the first event; for an Xid, of the last event. None if unknown.
         last_event_at: Unix time of the last of several events; None for a single event or for a state.
         is_event: True for an event, False for a state that lasts.
         is_past: True for an event whose alert no longer fires.

@@ -108,8 +108,8 @@ class TrackPoint:
     monotonic_seconds: float
     unix_seconds: float
     number: float | None  # None for a gap
-    # number of a second track, such as a divisor, or None for a gap; without a second track the monotonic time, as the divisor of
-    # a rate per second
+    # number of a second track, such as a divisor, or None for a gap; without a second track, the monotonic time, so that a quotient is a
+    # rate per second
     second_number: float | None
 
 
@@ -228,8 +228,8 @@ class History:
     def predict(self, *track: str, seconds: float, min_seconds: float, ahead_seconds: float) -> float | None:
         """Return the linear prediction of a gauge in `ahead_seconds`, from the points of the last `seconds`.
 
-        Returns None with fewer than two points, or if the points cover less than `min_seconds`: the trend of a short time may be that of
-        a single event, such as a save.
+        Returns None with fewer than two points. Also returns None if the points cover less than `min_seconds`, because a single event, such
+        as a save, may determine a short trend.
         """
         points = self._points(track, None, seconds)
         offsets = [  # seconds from the last point, and number
@@ -254,17 +254,17 @@ class History:
     ) -> Increase | None:
         """Return the increase of a counter over the last `seconds`, or None without an increase.
 
-        A decrease counts as a restart of the counter at 0. The first number of a counter at the first point of the history does
-        not count; at a later point, it counts in the cases that the arguments name.
+        A decrease counts as a restart of the counter at 0. The first number of the counter does not count if it is at the first point of
+        the history. At a later point, it counts in the cases that the arguments name.
 
         Args:
             track: Name of the track, and values of its owner labels.
             seconds: Length of the time range.
-            starts_at_zero: True for a counter that appears with its first increment; False for a counter that appears with its
-                source, which may have counted before.
-            required_track: Name of a track whose only owner label is the first one of the track, such as the run, or "". The first
-                number counts only if the required track had a number at the point before: the first number of a resumed run is its
-                old total.
+            starts_at_zero: True for a counter that appears with its first increment, so that its first number counts. False for a counter
+                that appears with its source, which may have counted before.
+            required_track: Name of a second track, or "". The second track has one owner label, the first of this track, such as the run.
+                The first number counts only if the second track had a number at the point before. Otherwise, the run has just been
+                resumed, and the first number is its old total.
         """
         amount, times = 0.0, []
         points = self._points(track, required_track or None, second_owner_labels=1)

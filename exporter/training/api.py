@@ -3,8 +3,8 @@
 A block measures an activity of the job, such as a forward pass or a save. It is a context manager for the code of the activity, and
 a decorator for a function that performs the activity. A *hot* block is entered in each step; all other blocks are *rare*.
 
-A block never suppresses an exception of its body. An invalid value of an argument raises nothing, except that the iteration over
-`batches` raises TypeError for an object that is not iterable. Most invalid values are counted as misuse.
+A block never suppresses an exception of its body. An invalid value of an argument raises nothing, and is usually counted as misuse. The
+only exception: the iteration over `batches` raises TypeError for an object that is not iterable.
 
 In a job that configures one-logger with PROPAGATE_EXCEPTIONS, misuse may raise OneLoggerError. A block whose entry raises does not
 run its body.
@@ -32,9 +32,9 @@ Item = TypeVar("Item")
 Block = HotBlock | RareBlock
 
 _CLOCK = TRAINING.clock
-# Blocks that the main thread (the first thread that enters a block) reuses while they are not open, because creating a block takes
-# as long as entering it. Other threads get a new block for each call, because two threads that enter the same block would overwrite
-# its state.
+# Blocks of the main thread, which is the first thread that enters a block. They are reused while they are not open, because creating a
+# block takes as long as entering it. Other threads get a new block for each call, because two threads that enter the same block would
+# overwrite its state.
 _ITERATION = IterationBlock(kinds.TRAINING_ITERATION)
 _DATA_LOADING = HotBlock(kinds.DATA_LOADING)
 _FORWARD = HotBlock(kinds.MODEL_FORWARD)

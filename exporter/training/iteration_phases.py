@@ -26,8 +26,12 @@ _CLOCK, _STEP, _RECORDS = TRAINING.clock, TRAINING.clock.step_edges, TRAINING.re
 class IterationPhases:
     """Phases of the iterations of a training, of which at most one is open.
 
-    Usually the block of the iteration continues in the phase. A phase has a separate block in four cases: blocks are observed or
-    timed on a GPU; a block of the job is open inside the iteration; no iteration is open; or the thread is not the main thread.
+    Usually a phase has no block: the block of the iteration changes its phase. A phase has a separate block in four cases:
+
+    - blocks are observed or timed on a GPU;
+    - a block of the job is open inside the iteration;
+    - no iteration is open;
+    - the thread is not the main thread.
 
     Attributes:
         iteration: Block that is entered again for each iteration.
@@ -79,10 +83,10 @@ class IterationPhases:
             block.__enter__()
 
     def _advance(self, totals: PhaseTotals) -> bool:
-        """Continue the iteration in a phase.
+        """Continue the iteration in a phase, and return True.
 
-        Returns False, without a change, if a bin of the history has ended, if the clock is watched, if another block is open
-        inside the iteration, or if the phase was never entered before.
+        Changes nothing and returns False in four cases: a bin of the history has ended, the clock is watched, another block is open inside
+        the iteration, or the phase was never entered before.
         """
         now = monotonic()
         if now >= _CLOCK.limit or _CLOCK.stack[-1] is not self.iteration or not totals.is_entered:

@@ -120,9 +120,9 @@ def standard_kind(name: object) -> BlockKind | None:
 def named_kind(name: object, *, is_phase: bool) -> BlockKind:
     """Return the kind of `phase(name)` if *is_phase* is true, otherwise the kind of `span(name)`.
 
-    The time counts for the phase *name*, or, for the span name of a member of `PHASE_KINDS`, for the phase of the member:
-    `span("model_forward")` counts for the phase `forward`. For any other name, the kind has no phase, and the first `phase(name)` is
-    reported as misuse.
+    The time counts for the phase *name*. If *name* is the span name of a member of `PHASE_KINDS`, the time counts for the phase of the
+    member: `span("model_forward")` counts for the phase `forward`. For any other name, the kind has no phase, and the first call of
+    `phase(name)` is reported as misuse.
 
     `phase(name)` has a standard kind if the name belongs to a member of `PHASE_KINDS`. Blocks of all other kinds returned here can be
     nested in a block of the same kind.

@@ -234,11 +234,11 @@ def begin_block(
 def _prepare_begin(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
     """End or discard the blocks that the start of a block replaces. Return False if the start is refused.
 
-    An application ends the hot blocks that callbacks have left open. A training loop discards the blocks that a bridge has inferred,
-    and is refused and reported as misuse if its start is not a number of steps or samples. An inferred block is refused in an
-    instrumented job, and while a loop is open.
-
-    If the kind allows only one open block, the open block is discarded, unless an observer refuses the new block.
+    - An application ends the hot blocks that callbacks have left open.
+    - A training loop discards the blocks that a bridge has inferred. The loop is refused and reported as misuse if its start is not a
+      number of steps or samples.
+    - An inferred block is refused in an instrumented job, and while a loop is open.
+    - If the kind allows only one open block, the open block is discarded, unless an observer refuses the new block.
     """
     if kind.is_inferred:
         has_loop = any(block.kind in kinds.LOOPS for block in _open_rare())
@@ -286,7 +286,7 @@ def _push(block: StartedBlock, phase: str | None) -> None:
 
 
 def _begin_record(block: StartedBlock) -> Record | None:
-    """Return the record of the start of a block; None for a kind whose start is not recorded, or a save that is not recorded."""
+    """Return the record of the start of a block. Return None for a save that is not recorded, and for kinds without a record of the start."""
     values, began = block.observed.values, block.observed.began.perf_counter_seconds
     if block.kind in kinds.LOOPS:
         start, target = values["train_iterations_start"], values.get("train_iterations_target")

@@ -239,7 +239,8 @@ class TrainingState:
     def _enter_loop(self, start: int, *, is_inferred: bool) -> Loop:
         """Return a new loop, which becomes the latest loop.
 
-        `first_step` of the reading is the start of the first loop; if a bridge inferred that loop, of the first loop of the job.
+        `first_step` of the reading is the start of the first loop. If a bridge has inferred that loop and the job starts a loop of its
+        own, `first_step` is the start of the job's first loop.
         """
         self._loop_count += 1
         self.loop = Loop(self._loop_count, start, start)

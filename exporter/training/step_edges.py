@@ -1,8 +1,8 @@
 """Phases of a training step that the clock has not counted yet.
 
 In a usual step of a plain loop (see `IterationPhases.end_usual_step`), a hook on torch stores the start of a phase here. At the end of
-the step, the clock counts all phases of the step at once. Counting each phase in its hook would cost the job 10 µs more per step,
-because torch has displaced the exporter's code and data from the caches of the processor when a hook runs.
+the step, the clock counts all phases of the step at once. Counting each phase in its hook would cost the job 10 µs more per step: when a
+hook runs, the caches of the processor contain torch's code and data, and no longer those of the exporter.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class StepEdges:
     A phase is pending if it starts after the time up to which the clock has counted.
 
     Attributes:
-        limit: Time from which the hooks store no start times, so that the history is up to date in a long step; -inf while the clock
-            counts each phase immediately.
+        limit: Time from which the hooks store no start times and the clock counts each phase immediately, which keeps the history up to
+            date in a long step. -inf if the clock always counts immediately.
         fetch_began: Start of the phase `data_loading`.
         forward_began: Start of the phase `forward`, when the batch has arrived.
         backward_began: Start of the phase `backward`.

@@ -32,18 +32,18 @@ class GuardedConnection(Protocol):
 class ConnectionGuard:
     """Limit on the connections of a server and on the bytes of their responses.
 
-    If the server has no room for a new connection (the limit is reached, or no file descriptor is free), the guard closes one
-    connection, the first that exists of:
+    The server has no room for a new connection if the limit is reached or no file descriptor is free. The guard then closes one
+    connection, the first of these that exists:
 
-    1. a stalled response: the one whose peer has not read for the longest time;
+    1. of the stalled responses, the one whose peer has not read for the longest time;
     2. the oldest incomplete connection;
     3. the oldest idle connection.
 
     A response that is being rendered or read is not closed for a new connection. The incomplete connections of a flood are therefore
     closed before the connection of a scraper, which sends its request and reads the response at once.
 
-    If the bodies of all responses together exceed `bytes_in_flight`, the guard closes writing connections, first those without
-    progress for the longest time, until the bodies fit.
+    If the bodies of all responses together exceed `bytes_in_flight`, the guard closes writing connections until the bodies fit. It first
+    closes those whose last progress is longest ago.
     """
 
     def __init__(self, limits: Limits) -> None:

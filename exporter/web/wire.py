@@ -18,9 +18,9 @@ T = TypeVar("T")
 class Wire:
     """Byte stream over a connected, non-blocking socket. The owner closes the socket.
 
-    The methods have no timeout; the owner cancels a call. `write` returns when the kernel has accepted all bytes, and calls
-    `progress` after each chunk of a large response, so that the guard can detect a peer that does not read. asyncio's TLS
-    transport would instead buffer a response of any size and report success, so that no write could have a deadline.
+    The methods have no timeout; the owner cancels a call. `write` returns when the kernel has accepted all bytes. During a large
+    response, it calls `progress` after each chunk, from which the guard detects a peer that does not read. asyncio's TLS transport is not
+    used, because it buffers a response of any size and reports success at once: a write could not have a deadline.
     """
 
     def __init__(self, sock: socket.socket, progress: Callable[[], None] = lambda: None) -> None:
@@ -100,8 +100,8 @@ class TlsWire(Wire):
     async def _drive(self, operation: Callable[[], T]) -> T:
         """Repeat an operation of the TLS object until it succeeds or fails, and return its result.
 
-        The TLS object works in memory: bytes that it has produced are sent after each attempt, and if it needs more input, received
-        bytes are passed to it before the next attempt.
+        The TLS object works in memory. After each attempt, the bytes that it has produced are sent. If it needs input, received bytes are
+        passed to it before the next attempt.
         """
         while True:
             try:

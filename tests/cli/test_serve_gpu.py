@@ -128,7 +128,7 @@ def longest_gap(points: dict[float, float]) -> float:
 
 
 def power_beside_the_failure(prometheus: Prometheus, up_series: str) -> list[dict[str, Any]]:
-    """Return the series of the power if one of the eight GPUs is down and the seven others have power, otherwise an empty list."""
+    """Return the series of the power once the failed GPU is down and the seven other GPUs have power. Before that, return no series."""
     series = prometheus.query("gpu_power_watts")
     return series if len(series) >= 7 and prometheus.value(up_series) == 0 else []
 

@@ -185,7 +185,7 @@ def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: 
     node.idle_watts, node.foreign_cpus = 40.0, 1.0
     node.collect()
 
-    # Of 1000 J, 600 are for work, of which the run does 3/4; the run may use half of the CPUs, and has half of the idle 400.
+    # 600 of 1000 J are for work, and the run does 3/4 of the work. 400 J are idle energy, and the run may use half of the CPUs.
     assert cpu_energy(node.collect_after(10.0)) == 450.0 + 200.0
 
 

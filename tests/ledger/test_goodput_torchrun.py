@@ -6,8 +6,13 @@ Rank 0 saves every 10 steps. Sequence:
     attempt 2   steps 20 … 36, then rank 0 is killed
     attempt 3   steps 30 … 49, then both ranks exit normally
 
-By hand: steps 0 … 19 of attempt 1, 20 … 29 of attempt 2 and all steps of attempt 3 are productive; steps 20 … 24 (5) and
-30 … 36 (7) are lost, and so is the incomplete step 25 of rank 0. No rank trains between attempts.
+Outcome by hand:
+
+    attempt 1   productive: steps  0 … 19   lost: steps 20 … 24 (5), and the incomplete step 25 of rank 0
+    attempt 2   productive: steps 20 … 29   lost: steps 30 … 36 (7)
+    attempt 3   productive: steps 30 … 49
+
+No rank trains between attempts.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     command = [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"),
-        "--monitor-interval=2",  # gives a rank whose peer died time to log its failed step
+        "--monitor-interval=2",  # so that a rank has the time to log its failed step after the death of the other rank
         str(script),
     ]
     env = child_environment(

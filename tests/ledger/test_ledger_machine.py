@@ -39,7 +39,7 @@ class SidecarKilled(BaseException):
 
 
 class KillingFeed(MemoryFeed):
-    """Feed that kills the sidecar directly before or after the removal of a file, if `kill_moment` is "before remove" or "after remove"."""
+    """Feed that kills the sidecar at the removal of a file. `kill_moment` is "before remove" or "after remove"; other texts kill nothing."""
 
     kill_moment = ""
 

@@ -1,7 +1,7 @@
 """Upgrade: the totals of the previous release continue.
 
-tests/data/state contains the state files of a small run, written by the previous release: two attempts of the run `llama`, the
-second of which is running, and the energy of the GPU.
+tests/data/state contains the state files of the run `llama`, written by the previous release. The run has an earlier attempt and a
+running attempt, and the energy of a GPU.
 """
 
 from __future__ import annotations

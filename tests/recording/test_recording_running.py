@@ -11,7 +11,7 @@ from program_support import run, run_function, single_reading, snapshots
 from exporter.recording.values import Aggregation
 
 
-def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(feed: Path) -> None:
+def test_windows_close_by_the_clock_without_new_values_and_with_values_of_many_threads(feed: Path) -> None:
     run_function(feed, programs.recording.add_from_threads_and_read_windows)
 
     assert single_reading(feed, "train.busy").count > 100
@@ -186,9 +186,7 @@ def test_the_compatibility_modules_import_no_large_package_and_start_no_thread(f
     assert run(feed, program).stdout == "[] 1\n"
 
 
-def test_a_failed_sidecar_leaves_no_registration_and_no_zombie(
-    feed: Path,
-) -> None:
+def test_a_failed_sidecar_leaves_no_registration_and_no_zombie(feed: Path) -> None:
     completed = run_function(feed, programs.recording.start_sidecars_that_fail)
 
     assert "the sidecar cannot be started" in completed.stderr

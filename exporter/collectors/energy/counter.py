@@ -7,8 +7,8 @@ Corrections are counted by reason:
 - `backwards`: the register fell to a higher value.
 - `jump`: the increase exceeds the possible energy of the interval.
 
-Except after a wrap, the energy of the interval is estimated as the last known power times the length of the interval, and as 0
-if no power is known.
+After a wrap, the energy of the interval is known. After any other correction, it is estimated: as the last known power times the length
+of the interval, or as 0 if no power is known.
 """
 
 from __future__ import annotations

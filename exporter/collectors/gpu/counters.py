@@ -47,8 +47,10 @@ class MonotonicCounter:
     total: float = 0  # in the raw unit
     corrections: dict[str, int] = field(default_factory=dict)  # number of corrections by reason
     _last: RawReading | None = None
-    _suspect: RawReading | None = None  # latest number, if it is impossible after the last accepted number
-    # Number of consecutive impossible numbers, which continue neither the last accepted number nor the suspect.
+    _suspect: RawReading | None = (
+        None  # the latest number, if it is impossible after the last accepted number
+    )
+    # Number of consecutive numbers that are impossible after both the last accepted number and the suspect.
     _doubts: int = 0
     _child: int | None = None  # child of the last number, for counters that restart with the child
 

@@ -157,8 +157,8 @@ class GpuEnergy:
     ) -> None:
         """Add a reading of the counter in place of the power integral since the last reading.
 
-        After an outage, the increase is divided: the energy of the power samples before and after the outage belongs to the total,
-        and the rest to the gap.
+        After an outage, the increase is divided. The total receives the energy of the power samples before and after the outage, and the
+        gap receives the rest.
         """
         increase_joules = counter.advance(millijoules, time, child) * _RULE.scale
         self.corrections = counter.corrections

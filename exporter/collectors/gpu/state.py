@@ -116,10 +116,10 @@ class GpuState:
         return replace(reading, is_mig=bool(self.instances))
 
     def _set_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
-        """Set the values of a reading, and advance its counters. *pairs* are label values with a number, or None for absent.
+        """Set the values of a reading, and advance its counters. A pair has label values, and a number or None if the value is absent.
 
-        A counter that joins a sum over the NVLinks in a later pass starts at 0: its increase before that pass is unknown, and would
-        appear as an increase of the sum.
+        A counter of an NVLink that appears after the sum over the links was published starts at 0. Otherwise, the first number of the
+        counter would appear as an increase of the sum.
         """
         values, rule = self.values.setdefault(reading, {}), COUNTER_RULES.get(reading)
         summed_series = self._summed_series(reading)

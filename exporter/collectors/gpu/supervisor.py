@@ -66,18 +66,18 @@ class Supervisor:
       requested its restart (`IMMEDIATE_RESTARTS`) is replaced immediately, unless an earlier child failed shortly before.
     - A child whose call hangs on a GPU is replaced before the readings of the other GPUs expire. The new child skips
       this GPU. From the fourth consecutive failure on, the replacement is delayed.
-    - A child without a message within the deadline counts as hanging. Until the sidecar stops, the supervisor does not kill
-      the child, because killing a process inside a driver call can harm the driver; the child exits when the call returns. A
-      replacement starts `Timings.replacement_delay_seconds` after the detection. If the replacement hangs as well, the
-      supervisor waits until one of the calls returns.
+    - A child without a message within the deadline counts as hanging. The child exits when the call returns. The supervisor does not
+      kill the child until the sidecar stops, because killing a process inside a driver call can harm the driver. A replacement
+      starts `Timings.replacement_delay_seconds` after the detection. If the replacement hangs as well, the supervisor waits until
+      one of the calls returns.
     - A skipped GPU is used again after the hanging call has returned; the call is then made less often. A GPU with four
       consecutive hangs stays skipped.
 
     Args:
         start_child: Function that starts a child.
         on_message: Called with a message `machine` or `sample`, and the sequence number of the child.
-        on_state: Called with the reason of NVML's failure ("" if NVML is up), a description, and the index of the GPU of a
-            hanging call, if known.
+        on_state: Called with the reason of NVML's failure, a description, and the index of the GPU whose call hangs. The reason is "" if
+            NVML is up, and the index is None if it is unknown.
         timings: Timeouts and delays.
         monotonic: The clock.
     """
@@ -107,7 +107,7 @@ class Supervisor:
         self._child_number = 0
         self._start_due: float | None = 0.0  # time of the next start; None for no start
         self._hung_since: float | None = None  # time at which a hang of the active child was detected
-        # Time of the last sample of any child: the readings of a replaced child are published until the deadline.
+        # Time of the last sample of any child. The readings of a replaced child are published until the deadline after this time.
         self._sampled_at = 0.0
         self._reason = STARTING
         # Set by other threads.

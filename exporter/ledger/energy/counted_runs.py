@@ -12,8 +12,8 @@ from exporter.ledger.energy.run_energy import RunEnergy
 from exporter.ledger.state.store import StateRecord, StateStore
 
 PASS_TOLERANCE_SECONDS = 60.0
-"""A run was running at the end of the previous sidecar if the last pass with the run was at most this long before the last pass of
-that sidecar."""
+"""Tolerance in the decision whether a run was running when the previous sidecar ended. The last pass with the run must not be longer
+before the last pass of that sidecar."""
 
 
 @dataclass(slots=True, eq=False)

@@ -222,8 +222,8 @@ COST = FamilySpec(
         "`electricity`: energy times price, times the PUE if configured.",
         "`device_time`: GPU hours times price. A lost GPU is charged until the run ends.",
         (
-            "After a restart of this exporter, the time without an exporter is charged to the runs that ran"
-            " before and after it, if it is at most 600 s. Longer times without an exporter are not charged."
+            "After a restart of this exporter, a time without an exporter of at most 600 s is charged to the runs"
+            " that ran before and after it. A longer time without an exporter is not charged."
         ),
         (
             "The price of a GPU hour usually includes electricity: configure and add both kinds only if you"

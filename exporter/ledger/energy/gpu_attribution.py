@@ -1,9 +1,9 @@
 """Attribution of a GPU's energy to the processes that hold the GPU, from start to exit.
 
-The processes of a GPU are read from the driver every second. A process holds the GPU from its start, or from the last list without
-the process if that is later, until its exit or the next list without the process. Energy up to the last list is divided among the
-holders of each interval; later energy waits for the next list, unless all holders have exited. The energy of a process whose
-run is unknown is stored until the run is known.
+The processes of a GPU are read from the driver every second. A process holds the GPU from its start until its exit. Lists without the
+process shorten this time: it begins at the earliest at the last list before the first list with the process, and ends at the latest at
+the next list without the process. Energy up to the last list is divided among the holders of each interval. Later energy waits for the
+next list, unless all holders have exited. The energy of a process whose run is unknown is stored until the run is known.
 
 The driver does not list a process that exits between two lists, or that runs in a different pid namespace. The feed may report
 such a process later. The energy of times without a holder is therefore stored for a minute.

@@ -92,8 +92,12 @@ class GpuHolders:
     def _bind(self, process: JobProcess, wall_clock_offset: float, now: float) -> None:
         """Assign a pid or a negative number to a process of the feed, and store the lifetime of a negative number.
 
-        The pid is, in this order: the pid that the sidecar sees; for an exited process, the pid that the process reported of itself,
-        if a process with this pid lived when the recording started; the pid or number of the previous pass; a new negative number.
+        The first of these that exists is assigned:
+
+        1. the pid that the sidecar sees;
+        2. for an exited process, the pid that the process reported, if a process with this pid lived when the recording started;
+        3. the pid or number of the previous pass;
+        4. a new negative number.
         """
         identity = process.identity
         start = identity.started - wall_clock_offset

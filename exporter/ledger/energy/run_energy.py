@@ -3,8 +3,8 @@
     energy since the job reports training = phases + unattributed
                                           = productive + wasted by cause + energy of uncommitted work
 
-Energy of work is uncommitted until goodput decides the outcome of the work: if a share of the uncommitted seconds becomes
-productive, lost or hung, the same share of the uncommitted energy is moved to the matching counter. When a new session of the run
+The energy of work is uncommitted until goodput decides the outcome of the work. When a share of the uncommitted seconds becomes
+productive, lost or hung, the same share of the uncommitted energy is added to the counter of this outcome. When a new session of the run
 starts, the remaining uncommitted energy is lost. The counters never decrease and are saved.
 """
 

@@ -2,12 +2,16 @@
 
     wall = productive + uncommitted + badput by cause
 
-This equation holds after each update. Work is *productive* if a successful save covers it, or if the process has completed the
-training; other work is *uncommitted*. Validation is productive too if the options say so, otherwise badput. When the next process
-starts training at step s, uncommitted work of steps up to s becomes productive, because a save must have covered it, and work of
-later steps becomes `lost_progress`. If a process resumes before an earlier save, productive time does not decrease: the
-repetition counts as `lost_progress` until the training reaches the earlier step. In a hang, the work seconds of the open step
-count as `hang`, and are deducted from the step's work when the step ends. Time without any other purpose is `other`.
+This equation holds after each update.
+
+- Work is *productive* if a successful save covers it, or if the process has completed the training. Other work is *uncommitted*.
+- Validation is productive if the options say so, and badput otherwise.
+- When the next process starts training at step s, the uncommitted work of steps up to s becomes productive, because a save must have
+  covered it. The uncommitted work of later steps becomes `lost_progress`.
+- Productive time never decreases. If a process resumes before an earlier save, the repetition counts as `lost_progress` until the
+  training reaches the step of that save.
+- In a hang, the work seconds of the open step count as `hang`. When the step ends, they are deducted from the work of the step.
+- Time without any other purpose is `other`.
 """
 
 from __future__ import annotations
@@ -315,8 +319,8 @@ class Goodput:
     def _resume(self, attempt: Attempt, reading: TrainingReading) -> None:
         """Count the uncommitted work of earlier attempts as productive or lost, once the first step of this attempt is known.
 
-        If the time before this attempt is not counted yet (`gap_seconds`), a process that starts at step 0 or at an unknown step and
-        has loaded no checkpoint starts a new task instead.
+        The attempt starts a new task instead if the time before it is not counted yet (`gap_seconds`), and the process has loaded no
+        checkpoint and starts at step 0 or at an unknown step.
         """
         if attempt.is_resumed:
             return

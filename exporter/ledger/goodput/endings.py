@@ -6,8 +6,8 @@ The first of these rules that applies decides:
 2. An uncaught exception, or a failure that the process reported.
 3. The exit status of the launch, if the process is the last of its rank and exited within 60 s of the launch's end.
 4. A restart by torchrun's agent: the process has not completed the training.
-5. The last snapshot: a process that exited normally has completed the training, unless it exited during a step while another rank
-   was killed or crashed. A killed process has not, unless the job had reported the end of the application.
+5. The last snapshot. A process that exited normally has completed the training, except if it exited during a step while another rank
+   was killed or crashed. A killed process has not completed the training, except if the job had reported the end of the application.
 
 While evidence may still arrive, there is no outcome: the run is `ending`, no work is committed and no interruption is counted.
 """

@@ -1,10 +1,12 @@
 """Goodput sessions of all runs, and their state files.
 
-A session consists of the processes of rank 0 with the same session tag, or of the same run if there is no tag. A process is bound
-to a session when it reports a tag or the end of the application, when it starts to train, when it exits, or after 30 s. A process
-that exits normally without training, and an evaluation without a tag after the training of its launch, have no session. Reports are
-cumulative, so the time before the binding is counted too. On a node without rank 0, the session of the lowest rank publishes no
-family, but its work is used to divide the energy of the node.
+A session consists of the processes of rank 0 with the same session tag. Without a tag, it consists of the processes of rank 0 of a run.
+
+A process is bound to a session when it reports a tag or the end of the application, when it starts to train, when it exits, and after
+30 s at the latest. Reports are cumulative, so the time before the binding is counted too. Two kinds of processes have no session: a
+process that exits normally without training, and an evaluation without a tag that follows the training of its launch.
+
+On a node without rank 0, the lowest rank has the session. It publishes no family, but its work is used to divide the energy of the node.
 """
 
 from __future__ import annotations

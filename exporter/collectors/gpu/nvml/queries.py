@@ -277,8 +277,8 @@ QUERIES: tuple[Query, ...] = (
     _pcie_error(179, "non_fatal"),
     _pcie_error(180, "fatal"),
 )
-"""Queries of a GPU, except SRAM errors (`sram_threshold_exceeded`), and processes, driver samples, GPM, NVLink and MIG, which have
-modules of their own."""
+"""Queries of a GPU. SRAM errors have the function `sram_threshold_exceeded`. Processes, driver samples, GPM, NVLink and MIG have modules
+of their own."""
 
 
 def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
