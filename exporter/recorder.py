@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from time import time
 
 from exporter.errors import FeedError
@@ -28,6 +28,7 @@ class FeedSink:
     def __init__(self, flush_seconds: float) -> None:
         self._flush_seconds = flush_seconds
         self._writer: FeedWriter | None = None
+        self._identity: ProcessIdentity | None = None  # of the latest recording, without id and version
         self._overrides: OverridesReader | None = None
 
     def after_fork(self) -> None:
@@ -46,10 +47,8 @@ class FeedSink:
         identity = writer.identity
         return FeedLocation(writer.directory, identity.id, identity.run, identity.rank)
 
-    def publish(
-        self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
-    ) -> bool:
-        """Replace the recording in the feed file. Return False on a failure.
+    def publish(self, recording: Recording, identity: ProcessIdentity, *, is_child: bool) -> bool:
+        """Replace the recording in the feed file. Return False on a failure. The last recording of an identity closes the file.
 
         A child process without values needs no file, which is a success.
         """
@@ -60,20 +59,20 @@ class FeedSink:
             directory = _usable_feed_directory()
             if directory is None:
                 return False
-            identity = identify().replace(id=os.urandom(16).hex(), version=__version__)
-            writer = self._writer = FeedWriter(directory, identity, flush_seconds=self._flush_seconds)
+            new_identity = identity.replace(id=os.urandom(16).hex(), version=__version__)
+            writer = self._writer = FeedWriter(directory, new_identity, flush_seconds=self._flush_seconds)
+        elif identity is not self._identity:
+            writer.identity = identity.replace(id=writer.identity.id, version=__version__)
+        self._identity = identity
         is_written = writer.publish(recording)
         if not is_written:
             cause = writer.problem or "an earlier write has not ended"
             log_once(f"feed {cause}", f"the latest snapshot was not written to the feed: {cause}")
         if writer.notice is not None:
             log_once(writer.notice, writer.notice)
+        if recording.final:
+            self.close()
         return is_written
-
-    def update_identity(self, identity: ProcessIdentity) -> None:
-        """Replace the identity in later snapshots of the open feed file. The id stays the same."""
-        if self._writer is not None:
-            self._writer.identity = identity.replace(id=self._writer.identity.id, version=__version__)
 
     def close(self) -> None:
         """Close the feed file, which keeps its last snapshot. The next recording opens a new file."""

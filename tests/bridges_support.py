@@ -180,6 +180,11 @@ def job_fixture(program: str, library: str | None = None) -> Any:
         job = run_job(tmp_path_factory.mktemp("loops"), program, library=library)
 
         assert "training_misuse_total" not in job.page
+        # Otherwise, the totals of a run are missing although the job has recorded them.
+        assert (job.value("exporter_feed_refused_total"), job.value("exporter_ledger_suppressed_ranks")) == (
+            0,
+            0,
+        )
         assert "exporter" not in job.process.stderr
         return job
 

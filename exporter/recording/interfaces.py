@@ -82,17 +82,12 @@ class Sink(Protocol):
     Implemented by `exporter.recorder.FeedSink`.
     """
 
-    def publish(
-        self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
-    ) -> bool:
-        """Write a recording and return True, or return False on a failure.
+    def publish(self, recording: Recording, identity: ProcessIdentity, *, is_child: bool) -> bool:
+        """Write a recording and return True, or return False on a failure. The last recording of an identity closes the file.
 
-        *identify* is called when a file is opened. *is_child* is True in a forked child and in a child of multiprocessing. Without values,
-        such a child gets no file, which is no failure.
+        *identity* is the same object until the identity in the file changes; the sink adds id and version. *is_child* is True in a forked
+        child and in a child of multiprocessing. Without values, such a child gets no file, which is no failure.
         """
-
-    def update_identity(self, identity: ProcessIdentity) -> None:
-        """Replace the identity in the open file; the id stays the same."""
 
     def is_open(self) -> bool:
         """Return True while a file is open."""

@@ -30,6 +30,7 @@ from exporter.recording.stat_table import StatTable
 from exporter.recording.thread import RecordingThread
 from exporter.recording.values import Ending, ProcessIdentity, Recording, TrainingReading
 from exporter.recording.worker import end_all
+from exporter.recording.write_queue import UnwrittenRecording, WriteQueue
 
 DEFAULT_FLUSH_SECONDS = 1.0
 """Default interval between two writes to the feed."""
@@ -39,8 +40,8 @@ a wake-up takes 0.2 ms, because the caches of the processor no longer contain th
 HIGH_WATER_SAMPLES = BUFFER_SAMPLES // 64
 """Number of samples above which a tick drains a buffer before the next flush."""
 RENEW_SECONDS = 1.0
-"""Maximum time for which `configure` waits for the current work of the recording thread, such as a flush on a busy machine. Samples
-that are recorded after a longer wait, and before the end of the work, have the earlier identity."""
+"""Maximum time for which `configure` waits for the current work of the recording thread, such as an aggregation on a busy machine.
+Samples that are recorded after a longer wait, and before the end of the work, have the earlier identity."""
 CHILD_FLUSH_SECONDS = 0.25
 """Maximum flush interval of forked children and children of multiprocessing, such as the workers of a DataLoader. These processes
 are often ended by SIGTERM, and then lose the samples since the last flush."""
@@ -96,6 +97,7 @@ class Recorder:
             identify=self.process.identity, current_span=self._current_span, wake=self.start
         )
         self.stats.is_recording = self.events.is_recording = self.is_recording
+        self._unwritten = WriteQueue(self._write)
         self._is_child = False
         self._initialize()
         # Registered before the exit handlers of the job. Those run earlier, so that their samples are recorded.
@@ -109,6 +111,9 @@ class Recorder:
         self.started_at = time()
         self._gpus = ProcessGpus()
         self._rank_claim = RankClaim.NONE
+        self._recorded_identity: ProcessIdentity | None = (
+            None  # of the recording; None before it is published
+        )
 
     # Composition -----------------------------------------------------------------------------------------
 
@@ -136,7 +141,11 @@ class Recorder:
 
     def flush(self, timeout_seconds: float) -> bool:
         """Aggregate and write a recording, on the caller's thread. Return False after the timeout, or if the write failed."""
-        return self.thread.run_exclusively(lambda: self._publish(is_identity_ending=False), timeout_seconds)
+        deadline = monotonic() + timeout_seconds
+        is_aggregated = self.thread.run_exclusively(
+            lambda: self._publish(is_identity_ending=False), timeout_seconds
+        )
+        return is_aggregated and self._unwritten.write_all(max(deadline - monotonic(), 0.0))
 
     def flush_soon(self) -> None:
         """Request an immediate flush by the recording thread, for example after a checkpoint."""
@@ -187,10 +196,14 @@ class Recorder:
         _attempt(partial(end_all, [self._passive], seconds=0.1, reason="exit"))
         # The C library ends a thread that takes the interpreter lock during finalization, which may abort the process.
         self.thread.join(max(start + JOIN_SECONDS - monotonic(), 0.1))
-        # If the recording thread hangs in a write, the final recording is lost and the process still exits.
         self.thread.run_exclusively(
-            lambda: self._write_last(start), max(start + EXIT_SECONDS - monotonic(), 0.1)
+            lambda: self._publish_last(start), max(start + EXIT_SECONDS - monotonic(), 0.1)
         )
+        # If the recording thread hangs in a write, the final recording is lost and the process still exits.
+        self._unwritten.write_all(max(start + EXIT_SECONDS - monotonic(), 0.1))
+        self._is_closed = True
+        if self._sink is not None and not self._unwritten.is_writing():
+            self._sink.close()
         NOTICES.flush(max(start + EXIT_SECONDS - monotonic(), 0.1))
 
     def renew(self) -> None:
@@ -198,12 +211,21 @@ class Recorder:
         self.events.forget_identity()
         self._is_renewal_requested = True
         self.thread.run_exclusively(self._renew, RENEW_SECONDS)
+        self._unwritten.write_all(0.0)  # otherwise the thread that writes now writes the last recording too
 
     def reset(self) -> None:
         """Return to the initial state: no recorded values, new locks, no threads."""
         self._initialize()
         NOTICES.reset()
-        parts = (self.thread, self.process, self.stats, self.events, self._cycle, self._passive)
+        parts = (
+            self.thread,
+            self.process,
+            self.stats,
+            self.events,
+            self._cycle,
+            self._passive,
+            self._unwritten,
+        )
         for part in (*parts, self._sink, self._training, *self._tasks):
             if part is not None:
                 part.after_fork()
@@ -221,8 +243,8 @@ class Recorder:
             or (self._training is not None and self._training.in_use())
         )
 
-    def _write_last(self, start: float) -> None:
-        """Write the final recording if the recorder is in use, and close the sink."""
+    def _publish_last(self, start: float) -> None:
+        """Queue the final recording if the recorder is in use."""
         if self._in_use():
             self._renew()
             if self._training is not None:
@@ -230,30 +252,33 @@ class Recorder:
                 # Closed before the final recording, which includes the number of records that the span exporters dropped.
                 self._training.close_span_exporters(max(start + SPANS_SECONDS - monotonic(), 0.1))
             self._publish(is_identity_ending=True, is_process_ending=True)
-        self._is_closed = True
-        if self._sink is not None:
-            self._sink.close()
 
     def _renew(self) -> None:
-        """Start a requested new recording: write the final recording of the old identity, and restart all counts at zero.
+        """Start a requested new recording: queue the final recording of the old identity, and restart all counts at zero.
 
-        Without an open feed file, nothing has been published, and the counts continue under the new identity.
+        If nothing has been published, the counts continue under the new identity. While the write queue is full, the request stays pending.
         """
-        if self._is_renewal_requested:
-            self._is_renewal_requested = False
-            if self._sink is not None and self._sink.is_open():
-                recording = self._aggregate(is_identity_ending=True)
-                # Before the write, which may take long: data that other threads record meanwhile belongs to the new identity.
-                for state in self.stats.states():
-                    state.reset(wall=time())
-                self.events.reset()
-                if self._training is not None:
-                    self._training.reset()
-                self._write(recording)
-                self._sink.close()
-            self.events.forget_identity()
-            self.process.begin_recording()
-            self.started_at = time()
+        if not self._is_renewal_requested or self._unwritten.is_full():
+            return
+        self._is_renewal_requested = False
+        if self._is_published():
+            self._publish(is_identity_ending=True)
+            for state in self.stats.states():
+                state.reset(wall=time())
+            self.events.reset()
+            if self._training is not None:
+                self._training.reset()
+        self.events.forget_identity()
+        self.process.begin_recording()
+        self._recorded_identity = None
+        self.started_at = time()
+
+    def _is_published(self) -> bool:
+        """Return True if a recording of the current identity is in a feed file or in the write queue."""
+        latest = self._unwritten.latest()
+        if latest is not None:
+            return not latest.recording.final  # the last recording of an identity is final
+        return self._sink is not None and self._sink.is_open()
 
     def _prepare(self) -> bool:
         """Prepare the process for the recording thread. Return False if nothing is recorded."""
@@ -295,6 +320,9 @@ class Recorder:
                 last_flush = max(next_flush, monotonic() - self._interval_seconds())
             else:
                 self.thread.run_exclusively(self._tick_cycle)
+            self._unwritten.write_all(
+                0.0
+            )  # another thread that writes also writes the recordings of this thread
 
     def _interval_seconds(self) -> float:
         """Return the flush interval, which is shorter in a child process.
@@ -313,7 +341,7 @@ class Recorder:
         )
 
     def _flush_cycle(self) -> None:
-        """Do the work of a flush: renewal, passive Stats, Stat rules, periodic tasks, and a recording."""
+        """Do the work of a flush up to the write: renewal, passive Stats, Stat rules, periodic tasks, and a recording."""
         self._renew()
         self._passive.tick(self.stats.states())
         self._apply_changed_rules()
@@ -335,7 +363,7 @@ class Recorder:
     def _publish(
         self, *, is_identity_ending: bool, is_process_ending: bool = False, within_seconds: float = inf
     ) -> bool:
-        """Aggregate and write a recording. Return False without a sink, after the close, or if the write failed.
+        """Aggregate a recording and queue it for the feed. Return False if the queue is full.
 
         The arguments are those of `_aggregate`.
         """
@@ -344,7 +372,11 @@ class Recorder:
             is_process_ending=is_process_ending,
             within_seconds=within_seconds,
         )
-        return self._write(recording)
+        # Before the first recording, the job may still change its environment.
+        if self._recorded_identity is None or not self._is_published():
+            identity = self.process.recorded_identity()
+            self._recorded_identity = identity.replace(pid=os.getpid(), started=self.started_at)
+        return self._unwritten.add(UnwrittenRecording(recording, self._recorded_identity))
 
     def _aggregate(
         self, *, is_identity_ending: bool, is_process_ending: bool = False, within_seconds: float = inf
@@ -378,11 +410,11 @@ class Recorder:
         self._claim(states)
         return recording
 
-    def _write(self, recording: Recording) -> bool:
+    def _write(self, unwritten: UnwrittenRecording) -> bool:
         """Write a recording. Return False without a sink, after the close, or if the write failed."""
         if self._sink is None or self._is_closed:
             return False
-        return self._sink.publish(recording, self._feed_identity, is_child=self._is_child)
+        return self._sink.publish(unwritten.recording, unwritten.identity, is_child=self._is_child)
 
     def _with_session_tag(self, reading: TrainingReading | None) -> TrainingReading | None:
         """Add the session tag of the recording to the facts, unless the job has reported a session tag."""
@@ -401,12 +433,7 @@ class Recorder:
             self._rank_claim = claim
             self.process.claim_rank(trains=trains)
             self.events.forget_identity()
-            if self._sink is not None:
-                self._sink.update_identity(self._feed_identity())
-
-    def _feed_identity(self) -> ProcessIdentity:
-        """Return the identity of the recording with its pid and start; the sink adds id and version."""
-        return self.process.recorded_identity().replace(pid=os.getpid(), started=self.started_at)
+            self._recorded_identity = None  # changes with the claim
 
     def _apply_changed_rules(self) -> None:
         """Apply the Stat rules of the sidecar's configuration if they have changed, and log a notice for each invalid rule."""

@@ -322,7 +322,7 @@ def fail_before_a_new_identity_is_recorded() -> None:
 
 
 def change_the_identity_while_the_feed_hangs() -> None:
-    """Call `configure` while the recording thread hangs in a write of the feed."""
+    """Call `configure` twice, and record samples, while the recording thread hangs in a write of the feed."""
     release, publish = threading.Event(), FeedWriter.publish
 
     def hang(self: FeedWriter, recording: Any) -> Any:
@@ -336,11 +336,13 @@ def change_the_identity_while_the_feed_hangs() -> None:
     time.sleep(0.5)
     start_time = time.monotonic()
     exporter.configure(run="second")
+    loss.add(1.0)
+    assert not flush(0.1)
+    exporter.configure(run="third")
+    loss.add(1.0)
+    loss.add(1.0)
     assert time.monotonic() - start_time < 60
     release.set()
-    time.sleep(1.0)
-    loss.add(1.0)
-    loss.add(1.0)
 
 
 def stop_and_continue() -> None:

@@ -1,0 +1,97 @@
+"""Write queue: recordings that are aggregated and not written to the feed yet.
+
+A write can block for as long as the file system does. Therefore no lock of the recording is held during a write: samples are
+aggregated, and the identity of the process changes, while another thread writes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from exporter.recording.conversion import safe_repr
+from exporter.recording.notices import log_once
+from exporter.recording.value_class import Value, value_class
+from exporter.recording.values import ProcessIdentity, Recording
+
+MAX_RECORDINGS = 16
+"""Capacity of the queue, which fills up only if the job changes its identity or flushes again and again during a write that hangs."""
+
+
+@value_class
+class UnwrittenRecording(Value):
+    """Recording, and the identity under which it was recorded."""
+
+    recording: Recording
+    identity: ProcessIdentity
+
+
+class WriteQueue:
+    """Queue of recordings, which one thread at a time writes in order.
+
+    Recordings of an identity are cumulative: a later recording replaces an earlier one that is not written yet.
+
+    Args:
+        write: Function that writes a recording and returns True, or returns False on a failure.
+    """
+
+    def __init__(self, write: Callable[[UnwrittenRecording], bool]) -> None:
+        self._write = write
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Discard the queue of the parent in a forked child."""
+        # No lock guards the queue, because a signal handler that interrupts the holder could flush. A single thread appends, within
+        # `RecordingThread.run_exclusively`, and a single thread removes, which holds the write lock.
+        self._queue: deque[UnwrittenRecording] = deque()
+        self._write_lock = threading.Lock()
+        self._current: UnwrittenRecording | None = None  # recording that is being written
+        self._is_written = True  # result of the latest write
+
+    def is_full(self) -> bool:
+        """Return True if the queue accepts no recording."""
+        return len(self._queue) >= MAX_RECORDINGS
+
+    def is_writing(self) -> bool:
+        """Return True while a thread writes."""
+        return self._current is not None
+
+    def latest(self) -> UnwrittenRecording | None:
+        """Return the latest recording that is not written yet, or None."""
+        recordings = list(self._queue)
+        return recordings[-1] if recordings else self._current
+
+    def add(self, recording: UnwrittenRecording) -> bool:
+        """Append a recording. Return False if the queue is full: the next recording of the identity contains the same data."""
+        if self.is_full():
+            return False
+        self._queue.append(recording)
+        return True
+
+    def write_all(self, timeout_seconds: float) -> bool:
+        """Write the queued recordings on the caller's thread.
+
+        Returns False if the latest write failed, and if another thread still writes after the timeout.
+        """
+        write_lock = self._write_lock  # a fork during the write replaces the attribute
+        if not write_lock.acquire(timeout=timeout_seconds):
+            return False
+        try:
+            self._write_queued()
+        except Exception as error:  # noqa: BLE001  # a defect must not end the thread or reach the job
+            log_once(f"defect {safe_repr(error)}", f"a defect in the recording: {safe_repr(error)}")
+            self._is_written = False
+        finally:
+            self._current = None
+            write_lock.release()
+        return self._is_written
+
+    def _write_queued(self) -> None:
+        """Write until the queue is empty. A recording that a later recording of its identity replaces is skipped."""
+        while self._queue:
+            # Set before the removal, so that `latest` returns the recording meanwhile.
+            self._current = self._queue[0]
+            self._queue.popleft()
+            if self._current.recording.final or not self._queue:
+                self._is_written = self._write(self._current)
