@@ -93,12 +93,15 @@ class _HangCase:
         """Ranks that have not answered the last request."""
         return [rank for rank in self.run.ranks if rank.process_id not in self.answers]
 
-    def must_log(self, report: HangReport) -> bool:
-        """Return True for the first report on a state, and if a rank has answered that did not answer according to the log."""
+    def must_log(self, report: HangReport, *, was_waiting: bool) -> bool:
+        """Return True for the first report on a state, and if a rank has answered that did not answer according to the log.
+
+        A late answer is no first report: the stack was requested in the state before. *was_waiting* is False for a late answer.
+        """
         logged = self.logged_report
-        return logged is None or any(
-            stack.rank in logged.explanation.kernel_states for stack in report.stacks
-        )
+        if logged is None:
+            return was_waiting
+        return any(stack.rank in logged.explanation.kernel_states for stack in report.stacks)
 
     def change_state(self, run: InspectedRun) -> None:
         """Log the next report, and permit as many requests as for a new hang. The time of the next request does not change.
@@ -216,9 +219,9 @@ class HangCollector:
             return
         if not case.is_waiting and not has_new_answer:
             return
-        case.is_waiting = False
+        was_waiting, case.is_waiting = case.is_waiting, False
         case.report = report_on(case.run, case.answers, unanswered_ranks)
-        if case.must_log(case.report):
+        if case.must_log(case.report, was_waiting=was_waiting):
             case.logged_report = case.report
             LOGGER.warning("%s", case.report.headline(self._clock()))
 

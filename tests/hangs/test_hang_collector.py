@@ -179,6 +179,26 @@ def test_a_change_from_stalled_to_hung_is_explained_again(
     ]
 
 
+def test_a_late_answer_is_not_logged_as_the_first_report_on_a_changed_state(
+    hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging_run.runs = [replace(hanging_run.runs[0], state="stalled")]
+    hanging_run.series()
+    hanging_run.series(4.0)
+    hanging_run.runs = [replace(hanging_run.runs[0], state="hung")]
+    hanging_run.respond(FIRST_PROCESS, 0, "read_shard", 40, 6)
+    series = hanging_run.series(1.0)
+    count_after_late_answer = len(caplog.records)
+    hanging_run.series(61.0)
+    hanging_run.respond(FIRST_PROCESS, 0, "all_reduce", 88, 6)
+    hanging_run.series(4.0)
+
+    assert ("0", "read_shard", "train.py:40") in series
+    assert count_after_late_answer == 1
+    assert "hung" in caplog.records[1].getMessage()
+    assert "all_reduce" in caplog.records[1].getMessage()
+
+
 def test_a_run_that_alternates_between_hung_and_stalled_is_explained_once_a_minute(
     hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
 ) -> None:
