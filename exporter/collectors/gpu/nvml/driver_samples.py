@@ -44,6 +44,7 @@ class SampleIntegral:
 
     def __init__(self, max_gap_seconds: float = MAX_GAP_SECONDS) -> None:
         self.integral = 0.0  # of the values over time, in value-seconds, since the first sample
+        self.seconds = 0.0  # time over which values were integrated
         # Time of the newest sample on the driver's clock; None before the first sample.
         self.newest_microseconds: int | None = None
         self._max_gap_microseconds = int(max_gap_seconds * 1e6)
@@ -83,6 +84,7 @@ class SampleIntegral:
         microseconds = time - previous_time
         if microseconds <= self._max_gap_microseconds:
             self.integral += value * microseconds / 1e6
+            self.seconds += microseconds / 1e6
         return time
 
 
@@ -127,9 +129,14 @@ class DriverSamples:
         self._totals[BUSY] = self._totals.get(BUSY, 0.0) + self._utilization.integral - previous_integral
         readings.set_value(BUSY, None if new_samples is None else self._totals[BUSY])
 
-    def discard_utilization(self) -> None:
-        """Discard the time of the last utilization sample, because the performance counters count the busy time."""
+    def end_utilization(self) -> float:
+        """Return the seconds of which the utilization samples have counted the busy time since the last call.
+
+        The time of the last sample is discarded, because the performance counters count the busy time from now on.
+        """
+        seconds, self._utilization.seconds = self._utilization.seconds, 0.0
         self._utilization.newest_microseconds = None
+        return seconds
 
     def _read(
         self,

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import NvmlDevice, member_error
-from exporter.collectors.gpu.nvml.driver_samples import BUSY, Totals
+from exporter.collectors.gpu.nvml.driver_samples import BUSY, DriverSamples, Totals
 from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED_ERRORS, CallFailedError
 from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
 from exporter.collectors.gpu.nvml.units import Convert, GarbageError, byte_rate, ratio
@@ -77,8 +77,7 @@ class GpmMetrics:
 
     def __init__(self, device: NvmlDevice, query_name: str, call: str, *arguments: int) -> None:
         self.seconds = 0.0  # between the last two samples
-        self.has_pause = False  # True if GPM was unsupported or paused between the last two samples
-        self._is_paused = False  # True if GPM was unsupported or paused since the last sample
+        self.is_first_sample = False  # True if the last sample has no previous sample
         self._device = device
         self._query_name = query_name
         self._call, self._arguments = call, arguments
@@ -110,7 +109,6 @@ class GpmMetrics:
         """
         device = self._device
         if not self.is_supported():
-            self._is_paused = True
             return {}
         if self._sampled_at is not None and device.pass_time - self._sampled_at < MIN_INTERVAL_SECONDS:
             return None
@@ -125,7 +123,7 @@ class GpmMetrics:
             return {}
         self._previous_sample, self._sample = self._sample, self._previous_sample
         previous_at, self._sampled_at = self._sampled_at, device.pass_time
-        self.has_pause, self._is_paused = self._is_paused, False
+        self.is_first_sample = previous_at is None
         if previous_at is None:
             return None
         self.seconds = device.pass_time - previous_at
@@ -178,8 +176,11 @@ class GpmMetrics:
 class Gpm:
     """Reader of the GPM metrics of a GPU."""
 
-    def __init__(self, device: NvmlDevice, totals: Totals, *, is_enabled: bool) -> None:
+    def __init__(
+        self, device: NvmlDevice, samples: DriverSamples, totals: Totals, *, is_enabled: bool
+    ) -> None:
         self._device = device
+        self._samples = samples
         self._metrics = GpmMetrics(device, "gpm.sample", "nvmlGpmSampleGet")
         self._totals = totals
         self._is_enabled = is_enabled
@@ -195,13 +196,16 @@ class Gpm:
         rates = (*PCIE, *NVLINK) if nvlink else PCIE
         values = self._metrics.read((BUSY_ROW, *ACTIVITY, *rates))
         if values is None:
+            if self._metrics.is_first_sample:
+                self._samples.end_utilization()
             return  # keep the last readings
         for row in ACTIVITY:
             readings.set_value(row.reading, ratio_of(self._device, values, row), *row.labels)
-        # Without GPM, the utilization samples provide the busy time, also the busy time of a pause.
+        # Without GPM, the utilization samples provide the busy time.
         if BUSY_ROW.metric in values or self.counts_busy_seconds():
             busy_ratio = ratio_of(self._device, values, BUSY_ROW)
-            seconds = 0.0 if self._metrics.has_pause else self._metrics.seconds
+            # After a pause of GPM, the metrics cover the pause, of which the utilization samples have counted a part.
+            seconds = max(self._metrics.seconds - self._samples.end_utilization(), 0.0)
             self._add_rate(readings, BUSY_ROW, busy_ratio, seconds)
         for row in (*PCIE, *NVLINK):
             rate = _converted(self._device, values, row, byte_rate) if row in rates else None

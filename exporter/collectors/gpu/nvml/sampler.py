@@ -68,7 +68,7 @@ class AttachedGpu:
         self._period_seconds = {tier: _period_seconds(tier, options) for tier in Tier}
         totals: Totals = {}
         self._samples = DriverSamples(device, self._period_seconds[Tier.FAST], totals)
-        self._gpm = Gpm(device, totals, is_enabled=options.gpm)
+        self._gpm = Gpm(device, self._samples, totals, is_enabled=options.gpm)
         self._links = NvLinks(device)
         self._processes = GpuProcesses()
         self._due_at = dict.fromkeys(Tier, now)
@@ -92,9 +92,7 @@ class AttachedGpu:
         self._gpm.read(readings, nvlink=self._links.has_links and not self._links.has_traffic_counters)
         if Tier.FREQUENT in due_tiers:
             queries.read(device, self._queries_by_tier[Tier.FREQUENT], readings)
-            if self._gpm.counts_busy_seconds():
-                self._samples.discard_utilization()
-            else:
+            if not self._gpm.counts_busy_seconds():
                 self._samples.read_utilization(wall=wall, readings=readings)
             if self._options.gpm:
                 self.mig.sample()
