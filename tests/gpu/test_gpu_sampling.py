@@ -57,6 +57,20 @@ def test_an_unsupported_call_is_retried_after_ten_minutes() -> None:
     assert result.readings("power_watts")[-12:] == [None, *[100.0] * 11]
 
 
+def test_error_counters_are_read_after_an_xid_and_at_most_every_ten_seconds() -> None:
+    timeline = (
+        "set: {ecc_uncorrected_dram: 0}",
+        "at: 25s, xid: [48], set: {ecc_uncorrected_dram: 2}",
+        "at: 30s, xid: [48], set: {ecc_uncorrected_dram: 3}",
+    )
+
+    def uncorrected_errors(seconds: int) -> float:
+        result = replay(small_machine(*timeline), seconds)
+        return result.values("gpu_ecc_errors_total", "0")["uncorrected", "dram"]
+
+    assert [uncorrected_errors(seconds) for seconds in (24, 27, 33, 37)] == [0, 2, 2, 3]
+
+
 @pytest.mark.parametrize("garbage", [0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, -1])
 def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
     h100 = load_machine("h100")

@@ -3,6 +3,7 @@
 Runs in the NVML child, on the sampling thread. Each pass returns a message with the readings: gauges in base units, raw
 counters, and `null` for a reading that has become absent. The readings of a slower tier are not part of every message; the sidecar
 keeps the latest readings. The slower tiers of different GPUs are due in different seconds.
+After an Xid, the slow tier of the GPU is due at once, because its error counters have probably changed.
 """
 
 from __future__ import annotations
@@ -72,14 +73,26 @@ class AttachedGpu:
         self._links = NvLinks(device)
         self._processes = GpuProcesses()
         self._due_at = dict.fromkeys(Tier, now)
+        self._xid_count = 0  # number of Xids at the last pass
+        self._slow_read_at = now
 
-    def read(self, now: float, wall: float) -> PassReadings:
-        """Read the due tiers and return the readings. Raises DownError if this GPU or all GPUs are down."""
+    def read(self, now: float, wall: float, xid_count: int) -> PassReadings:
+        """Read the due tiers and return the readings. Raises DownError if this GPU or all GPUs are down.
+
+        Args:
+            now: Time of the pass.
+            wall: Unix time of the pass.
+            xid_count: Number of Xids of the GPU since the child started. After a new Xid, the slow tier is due.
+        """
+        if xid_count != self._xid_count:
+            self._xid_count = xid_count
+            self._advance_slow_tier(now)
         device, readings = self.device, PassReadings()
         device.pass_time, device.call_count, device.result_count, device.last_error = now, 0, 0, ""
         due_tiers = {tier for tier in Tier if self._start_if_due(tier, now)}
         is_slow_due = Tier.SLOW in due_tiers or self.mig.is_outdated
         if is_slow_due:  # before the faster tiers, which require the list of links and instances
+            self._slow_read_at = now
             queries.read(device, self._queries_by_tier[Tier.SLOW], readings)
             readings.set_value("sram_ecc_threshold_exceeded", queries.sram_threshold_exceeded(device))
             self._links.read_states_and_errors(readings)
@@ -111,6 +124,14 @@ class AttachedGpu:
         queries.read(device, self._queries_by_tier[Tier.FREQUENT], readings)
         if not device.result_count:
             raise DeviceDownError(device.last_error or "invalid_argument")
+
+    def _advance_slow_tier(self, now: float) -> None:
+        """Make the slow tier, with the error counters and the row remaps, due now.
+
+        The tier is read at most once per period of the medium tier, so that a GPU with an Xid in each pass costs little.
+        """
+        earliest = self._slow_read_at + self._period_seconds[Tier.MEDIUM]
+        self._due_at[Tier.SLOW] = min(self._due_at[Tier.SLOW], max(now, earliest))
 
     def _start_if_due(self, tier: Tier, now: float) -> bool:
         """Schedule the next pass of a tier that is due, and return True. Return False if the tier is not due."""
@@ -257,7 +278,8 @@ class NvmlSampler:
         if attached_gpu is not None:
             try:
                 attached_gpu.device.pass_started_at = started_at
-                entry |= attached_gpu.read(now, wall).message()
+                xid_count = sum(count for count, _ in self._events.xids(slot.index).values())
+                entry |= attached_gpu.read(now, wall, xid_count).message()
                 if not attached_gpu.has_sent_identity:
                     entry["identity"] = attached_gpu.device.identity()
                     attached_gpu.has_sent_identity = True
