@@ -27,6 +27,7 @@ SELECTORS = {
     "run": 'cluster=~"$cluster", run=~"$run"',
     "compared_run": 'cluster=~"$cluster", run=~"$run"',
     "rank": 'cluster=~"$cluster", run=~"$run", rank=~"$rank"',
+    "other_rank": 'cluster=~"$cluster", run=~"$run", rank!~"$rank"',
     "node_run_any_job": 'cluster=~"$cluster", instance=~"$node", run=~"$run"',
     "node_run": 'cluster=~"$cluster", job=~"$job", instance=~"$node", run=~"$run"',
 }

@@ -240,9 +240,15 @@ Without a value if the run has ended in the time range.
 UNKNOWN_RANK_COUNT_BY_NODE = f"count by (instance) ({UNKNOWN_RANKS})"
 """PromQL for the number of unknown ranks, by the node on which they last lived."""
 LAST_SAMPLE_TIME_BY_NODE = (
-    "max by (instance) (max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
+    "max by (instance) (timestamp(training_process_up{@run})"
+    " or max_over_time(timestamp(training_process_up{@run})[$__range:15s]))"
 )
-"""PromQL for the time of the last sample of each node of the run."""
+"""PromQL for the time of the last sample of each node of the run. The points of the subquery can be before the last sample."""
+_PHASE_START = "max by (instance, rank) (training_phase_active_since_timestamp_seconds{@run})"
+LONG_PHASE_START = f"({_PHASE_START} < time() - {SILENT_SECONDS})"
+"""PromQL for the start of the current phase of each rank, by node and rank, if the phase has lasted for more than `SILENT_SECONDS`."""
+LONG_PHASES = f"topk by (instance, rank) (1, max by (instance, rank, phase) (training_phase_active{{@run}} == 1) and on (instance, rank) {LONG_PHASE_START})"
+"""PromQL for a series of value 1 for each such rank, with the phase as a label."""
 SILENT_RANKS = (
     f"bottomk({MAX_ROWS}, {_LAST_UPDATE} and on (instance, rank) ({FEED_AGE_SECONDS} > {SILENT_SECONDS})"
     f" and on (instance, rank) {UP_BY_RANK_AND_NODE} == 1)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.board import (
     ALERTS_OF_RUN,
     ATTEMPTS,
@@ -17,8 +18,8 @@ from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
 from dashboards.palette import (
     BAD,
     BLUE,
+    BROWN,
     GREEN,
-    GREY,
     NEUTRAL,
     ORANGE,
     PHASE_COLORS,
@@ -51,27 +52,32 @@ from dashboards.queries import (
 from dashboards.rank_problems import (
     ENDED_FIRST,
     FEED_AGE_SECONDS,
+    LONG_PHASE_START,
+    LONG_PHASES,
+    LOOKBACK,
     LOST_GPU_ROWS,
+    LOST_GPU_STARTS,
     MAX_DATA_WAIT_RATIO,
     ODD_PHASE,
     ODD_RANK,
     SILENT_SECONDS,
     SLOW_RATIO,
-    THROTTLED_GPU_ROWS,
     UNKNOWN_RANKS,
 )
-from dashboards.ranks_overview import overview_panels
+from dashboards.ranks_overview import hanging_ranks, node_table, overview_panels
 from dashboards.run_problems import (
     ALL_WAIT_FOR_DATA,
     DATA_WAIT_RATIO_BY_RANK,
     GPUS_OF_ROW_LINK,
     NODE_OF_ROW_LINK,
 )
-from dashboards.tables import Column, hanging_ranks, percent_column, table
+from dashboards.tables import Column, percent_column, table
 
 UID = "training-ranks"
 _UNLESS_STANDSTILL = f"unless on () {STANDSTILL_BY_STEP_AGE}"
 """Condition that no step is overdue and the run is neither stalled nor hung. The compute times of the last steps remain during a hang."""
+_IF_ALIVE = "and on (instance, rank) training_process_up{@run} == 1"
+"""Condition that the process of a rank is alive. The recorded speed remains for half a minute after the end of a process."""
 _RECORDED_STANDSTILL = "max(run:training_standstill:info{@run})"
 """PromQL with a value while no step finishes, for subqueries: a recorded series costs less than `STANDSTILL_BY_STEP_AGE` at each point."""
 SAMPLED_COMPUTE_SECONDS = f"max by (rank) (training_rank_compute_seconds{{@run}} > 0) {_UNLESS_STANDSTILL}"
@@ -102,22 +108,17 @@ RANK_VARIABLE = Variable(
     sort=0,
     description="Ranks in the row of selected ranks; first the rank with a lost GPU, the rank that causes a hang, the rank that ended first, or the slowest rank.",
 )
-GPU_PROBLEM_BY_RANK = (
-    f"topk by (instance, rank) (1, {LOST_GPU_ROWS} or on (instance, rank) {THROTTLED_GPU_ROWS})"
-)
-"""PromQL for one lost or throttled GPU of each rank, with the labels `instance`, `rank`, `gpu` and `problem`.
-
-A lost GPU precedes a throttled GPU. A rank without such a GPU is absent. The value is the start of the problem in Unix seconds.
-"""
-RANK_ROWS = (
-    f"max by (instance, rank, gpu, problem) ({GPU_PROBLEM_BY_RANK})"
+_GPUS_OF_ROWS = (
+    f"max by (instance, rank, gpu) (topk by (instance, rank) (1, {LOST_GPU_STARTS}))"
     f" or on (instance, rank) max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})"
-    " or on (instance, rank) max by (instance, rank) (training_process_up{@run})"
-    f" or on (instance, rank) {UNKNOWN_RANKS}"
+    f" or on (instance, rank) max by (instance, rank, gpu) (last_over_time(rank:training_gpu:info{{@run}}[{LOOKBACK}]))"
+    f" and on (instance, rank) (training_process_up{{@run}} or {UNKNOWN_RANKS})"
 )
-"""PromQL for the ranks of the table, by node and rank.
+"""PromQL for the GPU indexes of the ranks of the table, by node, rank and GPU: a lost GPU, else the current GPUs, else the last known ones."""
+_RANKS_WITH_GPU = f"({_GPUS_OF_ROWS} or on (instance, rank) max by (instance, rank) (training_process_up{{@run}}) or on (instance, rank) {UNKNOWN_RANKS})"
+RANK_ROWS = f"(0 * {_RANKS_WITH_GPU} + on (instance, rank) group_left (phase) {LONG_PHASES} or on (instance, rank) {_RANKS_WITH_GPU})"
+"""PromQL for the ranks of the table, by node and rank, with the GPU index as the label `gpu`, if known, and a long phase as the label `phase`.
 
-The labels `gpu` and `problem` name a GPU with a problem and the problem. A rank without such a GPU has only its GPU index, if it is known.
 A rank whose exporter has no sample has the row of the node on which it last lived.
 """
 
@@ -145,6 +146,8 @@ _SEVERITY_TEXTS = value_mappings(
         Severity.NONE.value: (NO_VALUE, NEUTRAL),
     }
 )
+MAX_RANK_DIGITS = 5
+"""Digits of the largest rank by which heat maps are sorted."""
 _RANKS_BY_SEVERITY = {
     Severity.GPU_LOST: LOST_GPU_ROWS,
     Severity.HOLDS_UP: f"({ODD_RANK} or {ODD_PHASE})",
@@ -161,9 +164,6 @@ _SEVERITY_BY_RANK = " or on (instance, rank) ".join(
 )
 """PromQL for the most severe state of each rank, as a number of `Severity`."""
 
-BAD_TEXT = [{"type": "regex", "options": {"pattern": ".+", "result": {"color": BAD, "index": 0}}}]
-"""Value mapping that colors each text as bad."""
-
 
 def board() -> Board:
     """Return the dashboard of the ranks of a run."""
@@ -173,10 +173,12 @@ def board() -> Board:
         description="Slow, silent and ended ranks, with their node, GPU and the start of the slowness.",
         variables=(SINGLE_RUN, RANK_VARIABLE),
         rows=(
-            Row("At a glance", overview_panels()),
+            Row(
+                "At a glance",
+                (*overview_panels(), _rank_table(), hanging_ranks(w=13, h=6), node_table(w=11, h=6)),
+            ),
             Row("Stragglers", _straggler_panels()),
-            Row("Hanging ranks", (hanging_ranks(),)),
-            Row("All ranks", _aggregate_panels()),
+            Row("Phases", _aggregate_panels()),
             Row("Selected ranks", _selected_rank_panels()),
         ),
         annotations=(ATTEMPTS, CHECKPOINTS, ALERTS_OF_RUN),
@@ -184,11 +186,23 @@ def board() -> Board:
     )
 
 
+def sorted_by_rank(expression: str) -> str:
+    """Return PromQL that sorts series by the number of their rank: Prometheus sorts by the first label, here the padded rank `number`."""
+    for digits in range(1, MAX_RANK_DIGITS):
+        expression = f'label_replace({expression}, "number", "{"0" * (MAX_RANK_DIGITS - digits)}$1", "rank", "(.{{{digits}}})")'
+    return f'label_replace({expression}, "number", "$1", "rank", "(.{{{MAX_RANK_DIGITS},}})")'
+
+
 def _straggler_panels() -> tuple[Panel, ...]:
     return (
         heatmap(
             "Slowness of each rank",
-            Query(f"1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1 {_UNLESS_STANDSTILL}", "{{rank}}"),
+            Query(
+                sorted_by_rank(
+                    f"1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) - 1 {_UNLESS_STANDSTILL}"
+                ),
+                "{{rank}}",
+            ),
             unit="percentunit",
             color_range=(0, 0.5),
             w=10,
@@ -215,7 +229,6 @@ def _straggler_panels() -> tuple[Panel, ...]:
             w=7,
             h=9,
         ),
-        _rank_table(),
     )
 
 
@@ -227,9 +240,10 @@ def _rank_table() -> Panel:
         Column("instance", "Node", links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
         Column("gpu", "GPU", width=60),
         Column(_SEVERITY_BY_RANK, "State", decimals=0, width=100, mappings=_SEVERITY_TEXTS),
-        Column("problem", "GPU problem", width=165, mappings=BAD_TEXT),
+        Column("phase", "Phase", width=120),
+        Column(f"1000 * {LONG_PHASE_START}", "In phase since", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
         percent_column(
-            f"{SPEED_RATIO_BY_RANK_AND_NODE} {_UNLESS_STANDSTILL}",
+            f"{SPEED_RATIO_BY_RANK_AND_NODE} {_IF_ALIVE} {_UNLESS_STANDSTILL}",
             "Speed",
             95,
             # The first color is that of an absent value.
@@ -238,14 +252,14 @@ def _rank_table() -> Panel:
         ),
         percent_column(
             f"avg_over_time(({SPEED_RATIO_BY_RANK_AND_NODE} < bool {SLOW_RATIO} unless on () {_RECORDED_STANDSTILL})[$__range:$__interval])"
-            f" {_UNLESS_STANDSTILL}",
+            f" {_IF_ALIVE} {_UNLESS_STANDSTILL}",
             "Time slow",
             100,
         ),
         percent_column(
             gpu_values_by_rank(THROTTLED_RATIO_FAMILY),
-            "Throttled",
-            96,
+            "Throttled, 2 min",
+            130,
             warn_from(0.01, 0.1),
         ),
         Column(gpu_values_by_rank('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=90),
@@ -256,14 +270,14 @@ def _rank_table() -> Panel:
             width=70,
         ),
         Column(
-            f"{COMPUTE_SECONDS_BY_RANK_AND_NODE} {_UNLESS_STANDSTILL}",
+            f"{COMPUTE_SECONDS_BY_RANK_AND_NODE} {_IF_ALIVE} {_UNLESS_STANDSTILL}",
             "Compute",
             unit="s",
             decimals=2,
             width=82,
         ),
         percent_column(
-            f"{DATA_WAIT_RATIO_BY_RANK} and on (instance, rank) training_process_up{{@run}}",
+            f"{DATA_WAIT_RATIO_BY_RANK} {_IF_ALIVE}",
             "Data wait",
             96,
             warn_from(0.2),
@@ -276,7 +290,7 @@ def _rank_table() -> Panel:
             warn_from(0.1),
         ),
         Column(
-            f"{FEED_AGE_SECONDS} and on (instance, rank) training_process_up{{@run}} == 1",
+            f"{FEED_AGE_SECONDS} {_IF_ALIVE}",
             "Feed age",
             unit="s",
             decimals=0,
@@ -286,7 +300,7 @@ def _rank_table() -> Panel:
         row_query=RANK_ROWS,
         sort="State",
         max_data_points=100,
-        h=9,
+        h=7,
     )
     panel.body["options"]["sortBy"].append({"displayName": "Speed", "desc": False})
     return panel
@@ -338,7 +352,9 @@ def _aggregate_panels() -> tuple[Panel, ...]:
             Query(count_ranks_in('phase="grad_sync"'), "waiting for other ranks", PHASE_COLORS["grad_sync"]),
             Query(count_ranks_in('phase="data_loading"'), "waiting for data", ORANGE),
             Query(count_ranks_in(f'phase=~"{SAVE_PHASES}"'), "saving", PURPLE),
-            Query(count_ranks_in(f'phase!~"{WORK_PHASES}|data_loading|{SAVE_PHASES}"'), "other phases", GREY),
+            Query(
+                count_ranks_in(f'phase!~"{WORK_PHASES}|data_loading|{SAVE_PHASES}"'), "other phases", BROWN
+            ),
             Query(ranks_without_sample, "no sample", SILVER),
             unit="none",
             stacked=True,
@@ -351,40 +367,42 @@ def _aggregate_panels() -> tuple[Panel, ...]:
 
 
 def _selected_rank_panels() -> tuple[Panel, ...]:
-    """Return the panels about the ranks that the variable `rank` selects."""
-    legend = "rank {{rank}}"
+    """Return the panels about the ranks that the variable `rank` selects, each with the median of the other ranks."""
+
+    def plot(
+        title: str, by_rank: str, unit: str, *, maximum: float | None = None, decimals: int | None = None
+    ) -> Panel:
+        """Return the plot of the selected ranks, and of the median of the others; *by_rank* has the selector `@rank`."""
+        return time_series(
+            title,
+            Query(by_rank, "rank {{rank}}", VERMILION),
+            Query(
+                f"quantile(0.5, {by_rank.replace('@rank', '@other_rank')})",
+                "median of the other ranks",
+                reference=True,
+            ),
+            unit=unit,
+            maximum=maximum,
+            decimals=decimals,
+            w=6,
+        )
 
     def gpu_values(family: str) -> str:
         """Return PromQL for the largest value of a GPU family among the GPUs of each selected rank."""
         return f"max by (rank) ({gpu_values_by_rank(family).replace('@run', '@rank')})"
 
     return (
-        time_series(
+        plot(
             "Compute time of a step",
-            Query(f"max by (rank) (training_rank_compute_seconds{{@rank}}) {_UNLESS_STANDSTILL}", legend),
-            unit="s",
-            w=6,
+            f"max by (rank) (training_rank_compute_seconds{{@rank}}) {_UNLESS_STANDSTILL}",
+            "s",
         ),
-        time_series(
-            "SM clock of their GPUs",
-            Query(gpu_values('gpu_clock_hertz{clock="sm"}'), legend),
-            unit="hertz",
-            w=6,
-        ),
-        time_series(
-            "SM activity of their GPUs",
-            Query(gpu_values("gpu_sm_activity_ratio"), legend),
-            unit="percentunit",
-            maximum=1,
-            w=6,
-        ),
-        time_series(
+        plot("SM clock of their GPUs", gpu_values('gpu_clock_hertz{clock="sm"}'), "hertz"),
+        plot("SM activity of their GPUs", gpu_values("gpu_sm_activity_ratio"), "percentunit", maximum=1),
+        plot(
             "CPU of their processes",
-            Query(
-                "sum by (rank) (rate(training_process_cpu_seconds_total{@rank}[$__rate_interval]))", legend
-            ),
-            unit="none",
+            "sum by (rank) (rate(training_process_cpu_seconds_total{@rank}[$__rate_interval]))",
+            "none",
             decimals=1,
-            w=6,
         ),
     )

@@ -14,7 +14,6 @@ from dashboards.panels import (
     bad_from,
     stat,
     threshold_steps,
-    value_mappings,
     warn_from,
 )
 from dashboards.queries import (
@@ -41,7 +40,15 @@ from dashboards.rank_problems import (
 )
 from dashboards.run_problems import DATA_WAIT_WITH_RANK, GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK, what_is_wrong
 from dashboards.straggler import lost_time_panel
-from dashboards.tables import NO_SAMPLE_OF_RUN, UNNAMED_HANG, ZERO_AS_DASH, Column, percent_column, table
+from dashboards.tables import (
+    NO_SAMPLE_OF_RUN,
+    UNNAMED_HANG,
+    ZERO_AS_DASH,
+    Column,
+    percent_column,
+    placeholder_row,
+    table,
+)
 
 
 def overview_panels() -> tuple[Panel, ...]:
@@ -114,7 +121,6 @@ def overview_panels() -> tuple[Panel, ...]:
             w=4,
         ),
         what_is_wrong(w=24, h=5),
-        _node_table(),
     )
 
 
@@ -166,7 +172,61 @@ def _query_hang_cause() -> str:
     return f"{lost_gpu_or_hang} or on () {odd_phase} or on () {unnamed_hang} or on () {no_hang} or on () {with_cause_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 
 
-def _node_table() -> Panel:
+def hanging_ranks(w: int = 24, h: int = 5) -> Panel:
+    """Return a table with the position in the code of each hanging rank, the positions with the fewest ranks first.
+
+    These ranks are likely to hold up the other ranks. Without a position, the table has a single row: no stack has been reported yet, no rank hangs,
+    or no sample of the run exists.
+    """
+    ranks_at_position = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
+    no_hang_found = placeholder_row(
+        "training_hang_info{@run}",
+        "function",
+        "no rank hangs",
+        unknown_if="absent(training_run_state{@run})",
+        unknown_text=NO_SAMPLE_OF_RUN,
+    )
+    unnamed_hang = f"0 * {STANDSTILL} unless on () training_hang_info{{@run}}"
+    no_hang = f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}: run training-exporter stacks", "", "") or on () {no_hang_found})'
+    return table(
+        "Where hanging ranks wait",
+        Column("rank", "Rank", width=70),
+        Column("instance", "Node", width=100),
+        Column("function", "Function"),
+        Column("location", "Line"),
+        Column("phase", "Phase", width=110),
+        Column(
+            f"1000 * ({HANGING_RANKS}) * on (instance, rank) group_left ()"
+            f" max by (instance, rank) (training_phase_active_since_timestamp_seconds{{@run}}) or {no_hang}",
+            "Since",
+            unit=CLOCK_TIME,
+            width=CLOCK_TIME_WIDTH,
+            mappings=ZERO_AS_DASH,
+        ),
+        Column(
+            f"({HANGING_RANKS}) * on ({HANG_LABELS}) group_left () {ranks_at_position} or {no_hang}",
+            "Ranks here",
+            decimals=0,
+            width=100,
+            mappings=ZERO_AS_DASH,
+        ),
+        Column(
+            f'({HANGING_RANKS}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})'
+            f" or {no_hang}",
+            "Collectives",
+            decimals=0,
+            width=105,
+            mappings=ZERO_AS_DASH,
+        ),
+        row_query=f"{HANGING_RANKS} or {no_hang}",
+        sort="Ranks here",
+        descending=False,
+        w=w,
+        h=h,
+    )
+
+
+def node_table(w: int, h: int) -> Panel:
     """Return the table of the nodes of the run: first the node with the most ended ranks, then with the most unknown ranks.
 
     A rank that is not alive on any node counts on each node on which it had a sample in the time range.
@@ -190,7 +250,7 @@ def _node_table() -> Panel:
             f" or on (instance) 0 * {expected}",
             "Ended",
             decimals=0,
-            width=100,
+            width=75,
             thresholds=bad_from(1),
             mappings=ZERO_AS_DASH,
         ),
@@ -198,27 +258,21 @@ def _node_table() -> Panel:
             f"{expected} unless on (instance) {exporters} unless on () ({ENDED_NORMALLY}) or on (instance) 0 * {expected}",
             "Unknown",
             decimals=0,
-            width=100,
+            width=90,
             thresholds=warn_from(1),
             mappings=ZERO_AS_DASH,
         ),
-        Column(
-            f"({exporters} and on (instance) {expected}) or on (instance) 0 * {expected}",
-            "Exporter",
-            width=100,
-            mappings=value_mappings({1: ("up", NEUTRAL), 0: ("no answer", WARNING)}),
-        ),
         Column(f"1000 * {LAST_SAMPLE_TIME_BY_NODE}", "Last sample", unit=CLOCK_TIME, width=CLOCK_TIME_WIDTH),
         percent_column(
-            f"min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE}) unless on () {STANDSTILL_BY_STEP_AGE}",
+            f"min by (instance) ({SPEED_RATIO_BY_RANK_AND_NODE} and on (instance, rank) {live_ranks}) unless on () {STANDSTILL_BY_STEP_AGE}",
             "Slowest rank",
-            140,
+            125,
             # The first color is that of an absent value.
             threshold_steps((None, NEUTRAL), (0, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         sort="Ended",
-        w=24,
-        h=5,
+        w=w,
+        h=h,
     )
     panel.body["options"]["sortBy"] += [
         {"displayName": "Unknown", "desc": True},

@@ -28,8 +28,9 @@ from dashboards.queries import (
     event_counts,
     instant_query,
 )
+from dashboards.ranks_overview import hanging_ranks
 from dashboards.run_overview import GOODPUT_IF_SAVED, RANKS_OF_RUN_LINK, overview_panels
-from dashboards.tables import Column, hanging_ranks, table
+from dashboards.tables import Column, table
 from dashboards.unsaved_work import UNSAVED_SECONDS
 
 UID = "training-run"

@@ -110,8 +110,11 @@ class RunProblem:
         )
 
 
+_SLOWEST_RANKS = f"bottomk({MAX_ROWS}, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})"
+_LISTED_SLOW_RANKS = f"({_SLOWEST_RANKS} unless on () {STANDSTILL_BY_STEP_AGE})"
+"""PromQL for the speed of the ranks with a row of a slow rank, by node and rank."""
 _SLOW_ROWS = with_number(
-    f"round(100 * bottomk({MAX_ROWS}, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO}))",
+    f"round(100 * {_SLOWEST_RANKS})",
     "max by (instance, rank) (rank:training_slow_start:timestamp_seconds{@run})",
     "computes at $1 % of the fastest rank",
     "instance, rank",
@@ -135,6 +138,12 @@ _SLOW_RANKS = (
     f" or on (instance, rank) {_SLOW_WITH_CLOCK}) unless on () {STANDSTILL_BY_STEP_AGE}"
 )
 """PromQL for the rows of slow ranks, with a GPU of the rank if one is known; without a value during a standstill."""
+_THROTTLING = f'label_replace(topk by (instance, rank) (1, {THROTTLED_GPU_ROWS}), "throttling", "; $1", "problem", "GPU [^ ]+ (.+)")'
+_SLOW_RANKS_WITH_THROTTLING = (
+    f"label_join(({_SLOW_RANKS}) + on (instance, rank) group_left (throttling) 0 * {_THROTTLING},"
+    ' "problem", "", "problem", "throttling")'
+)
+"""PromQL for the rows of slow ranks with a throttled GPU, which is the cause: the label `problem` ends with the GPU and the temperature."""
 DATA_WAIT_RATIO_BY_RANK = "max by (instance, rank) (rank:training_data_wait:ratio2m{@run})"
 """PromQL for the share of the last two minutes in which each rank waited for data; of a younger run, the share of its time."""
 _DATA_WAIT_START = "max(run:training_data_wait_start:timestamp_seconds{@run})"
@@ -258,6 +267,7 @@ _NODES_WITH_SATURATED_CPUS = f"({saturated_cpus('@cluster')} and on (instance) {
 """PromQL for the nodes of the run whose CPUs are saturated."""
 _FREE_CPUS = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
+_CHECK_COOLING = "check the cooling and the power supply of the node"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
 _DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU or reboot"
 PROBLEMS = (
@@ -310,9 +320,16 @@ PROBLEMS = (
         RunImpact.UNKNOWN,
         "check the process of the rank",
     ),
-    RunProblem(_SLOW_RANKS, RunImpact.LOSES_TIME, "open GPUs, and compare clock and heat of its GPU"),
     RunProblem(
-        THROTTLED_GPU_ROWS, RunImpact.LOSES_TIME, "check the cooling and the power supply of the node"
+        f"{_SLOW_RANKS} unless on (instance, rank) {THROTTLED_GPU_ROWS}",
+        RunImpact.LOSES_TIME,
+        "open GPUs, and compare clock and heat of its GPU",
+    ),
+    RunProblem(_SLOW_RANKS_WITH_THROTTLING, RunImpact.LOSES_TIME, _CHECK_COOLING),
+    RunProblem(
+        f"{THROTTLED_GPU_ROWS} unless on (instance, rank) {_LISTED_SLOW_RANKS}",
+        RunImpact.LOSES_TIME,
+        _CHECK_COOLING,
     ),
     RunProblem(
         f"{_WAITING_RANK} unless on (instance) {_NODES_WITH_SATURATED_CPUS}",

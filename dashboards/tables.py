@@ -16,7 +16,7 @@ from dashboards.panels import (
     field_defaults,
     value_mappings,
 )
-from dashboards.queries import HANG_LABELS, HANGING_RANKS, STANDSTILL, Query, table_query
+from dashboards.queries import Query, table_query
 
 HEADING_PADDING_PIXELS = 28
 FILTER_ICON_PIXELS = 22
@@ -144,52 +144,6 @@ def placeholder_row(selector: str, label: str, text: str, *, unknown_if: str, un
     no_series = f"0 * max(absent({selector}))"
     unknown_row = f'label_replace({no_series} and on () {unknown_if}, "{label}", "{unknown_text}", "", "")'
     return f'({unknown_row} or on () label_replace({no_series}, "{label}", "{text}", "", ""))'
-
-
-def hanging_ranks(w: int = 24) -> Panel:
-    """Return a table with the position in the code of each hanging rank, the positions with the fewest ranks first.
-
-    These ranks are likely to hold up the other ranks. Without a position, the table has a single row: no stack has been reported yet, no rank hangs,
-    or no sample of the run exists.
-    """
-    ranks_at_position = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
-    no_hang_found = placeholder_row(
-        "training_hang_info{@run}",
-        "function",
-        "no rank hangs",
-        unknown_if="absent(training_run_state{@run})",
-        unknown_text=NO_SAMPLE_OF_RUN,
-    )
-    unnamed_hang = f"0 * {STANDSTILL} unless on () training_hang_info{{@run}}"
-    no_hang = f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}: run training-exporter stacks", "", "") or on () {no_hang_found})'
-    return table(
-        "Where hanging ranks wait",
-        Column("rank", "Rank", width=70),
-        Column("instance", "Node", width=120),
-        Column("function", "Function"),
-        Column("location", "Line"),
-        Column("phase", "Phase", width=120),
-        Column(
-            f'({HANGING_RANKS}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})'
-            f" or {no_hang}",
-            "Collectives",
-            decimals=0,
-            width=110,
-            mappings=ZERO_AS_DASH,
-        ),
-        Column(
-            f"({HANGING_RANKS}) * on ({HANG_LABELS}) group_left () {ranks_at_position} or {no_hang}",
-            "Ranks at this position",
-            decimals=0,
-            width=165,
-            mappings=ZERO_AS_DASH,
-        ),
-        row_query=f"{HANGING_RANKS} or {no_hang}",
-        sort="Ranks at this position",
-        descending=False,
-        w=w,
-        h=5,
-    )
 
 
 def matrix(

@@ -26,7 +26,7 @@ RANK_TABLE = "All ranks, the worst first"
         (RANK_TABLE, "Speed", '{instance="n1",rank="1"}', 67),
         (RANK_TABLE, "Compute", '{instance="n1",rank="1"}', 150),
         (RANK_TABLE, "Time slow", '{instance="n1",rank="1"}', 66),
-        ("Slowness of each rank", "", '{rank="1"}', 50),
+        ("Slowness of each rank", "", '{number="00001",rank="1"}', 50),
         ("Slowness of each node's slowest rank", "", '{instance="n1"}', 50),
         ("Spread of compute time", "", "{}", 150),
         ("Compute time of a step", "", '{rank="1"}', 150),
@@ -36,7 +36,8 @@ RANK_TABLE = "All ranks, the worst first"
 def test_a_rank_has_no_speed_and_no_compute_time_while_no_step_finishes(
     tmp_path: Path, *, panel: str, column: str, labels: str, value: float, is_hung: bool
 ) -> None:
-    fast = {labels.replace('rank="1"', 'rank="0"'): {"Speed": 100, "Compute": 100}.get(column, 0)}
+    rank_0 = labels.replace('rank="1"', 'rank="0"').replace("00001", "00000")
+    fast = {rank_0: {"Speed": 100, "Compute": 100}.get(column, 0)}
     if panel == "Compute time of a step":
         fast = {'{rank="0"}': 100}
     expected = {} if is_hung else fast | {labels: value}
@@ -174,7 +175,7 @@ def test_ranks_in_one_line_of_different_phases_hang_at_different_positions(tmp_p
         "Where hanging ranks wait",
         series,
         expected,
-        column="Ranks at this position",
+        column="Ranks here",
     )
 
 
@@ -197,6 +198,34 @@ def test_no_rank_is_named_if_all_ranks_wait_for_data(tmp_path: Path) -> None:
     panel = "Waiting for data, last 2 min"
 
     assert_panel(tmp_path, "training-ranks", panel, series, {'{whose="each rank, at least"}': 40}, factor=100)
+
+
+def test_a_rank_that_ended_has_no_speed_and_a_hanging_rank_has_its_phase_and_the_start_of_the_phase(
+    tmp_path: Path,
+) -> None:
+    phase = run_series("phase_active", "1x60", labels=',rank="0",phase="grad_sync"')
+    start = run_series("phase_active_since_timestamp_seconds", "300x60", labels=',rank="0"')
+    ended = RANKS | STEPPING | SLOW_RANK | run_series("process_up", "1x59 0", labels=',rank="1"')
+    rows = {'{instance="n1",rank="0",phase="grad_sync"}': 1, '{instance="n1",rank="1"}': 1}
+
+    assert_panel(
+        tmp_path,
+        "training-ranks",
+        RANK_TABLE,
+        ended,
+        {'{instance="n1",rank="0"}': 100},
+        column="Speed",
+        factor=100,
+    )
+    assert_panel(tmp_path, "training-ranks", RANK_TABLE, HUNG | phase | start, rows)
+    assert_panel(
+        tmp_path,
+        "training-ranks",
+        RANK_TABLE,
+        HUNG | phase | start,
+        {'{instance="n1",rank="0"}': 300_000},
+        column="In phase since",
+    )
 
 
 def test_a_run_that_died_loses_its_usual_cost(tmp_path: Path) -> None:
