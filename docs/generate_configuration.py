@@ -40,7 +40,8 @@ SCHEMA_FILE = "config.schema.json"
 EXAMPLE_FILE = "config.example.yaml"
 
 ENTRY_INDENT = "\t"
-"""Marks lines of a list entry as nested: `_lines` puts a blank line before each option with an empty indent."""
+"""Indent of the lines of a list entry, which `_as_list_entry` removes. It is not empty, because `_lines` puts a blank line before each
+option without an indent."""
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
 _COMMENT_COLUMNS = 110

@@ -46,11 +46,11 @@ class _OpenBlock:
 
 
 class Discarded(GeneratorExit):
-    """Exception that discards the block that it leaves: an iteration without a step, or a loop whose end was not reported."""
+    """Exception that is passed to a block to discard it: an iteration without a step, or a loop whose end was not reported."""
 
 
 class LoopTracker:
-    """Open blocks of a training. In any order of the calls, a block is closed after its inner blocks.
+    """Open blocks of a training. A block is always closed after its inner blocks, regardless of the order of the calls.
 
     Args:
         is_replaceable: True if the job's own blocks replace the loop and its iterations, as with `EXPORTER_AUTO=1`.

@@ -251,7 +251,7 @@ class InferredLoop(TrainingThread):
             self._state = EVALUATING
 
     def _end_batch(self, tracker: LoopTracker, fetcher: Any) -> None:
-        """End a batch of the validation. The first batch may have been fetched before `eval()`, by the same iterator."""
+        """End a batch of the validation. Its first batch may have been fetched before `eval()`, if the same iterator fetches the next one."""
         early_batch, self._early_batch = self._early_batch, None
         belongs_to_validation = early_batch is None or early_batch.iterator_id == id(fetcher)
         tracker.end(Level.BATCH, None if belongs_to_validation else Discarded())
@@ -281,10 +281,11 @@ class InferredLoop(TrainingThread):
             self._loss.add_unscaled_loss(loss)
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
-        """Begin a backward pass. Return the state after its end, or None if the pass is not recorded: nested, or on another thread.
+        """Begin a backward pass. Return the state after the pass.
 
-        A backward pass inside a step of an optimizer, as in L-BFGS, returns to that step. If more than 10 s after the first backward pass
-        no step was counted and no optimizer of torch exists, the source logs a message and stops reporting.
+        Returns None for a nested pass, and for a pass on another thread; neither is recorded. After a pass inside a step of an optimizer, as
+        in L-BFGS, that step continues. The source logs a message and stops reporting if 10 s after the first backward pass no step was
+        counted and no optimizer of torch exists.
         """
         state, edges = self._state, self._step_edges
         if (

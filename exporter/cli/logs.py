@@ -48,9 +48,9 @@ class Formatter(logging.Formatter):
     exception.
     """
 
-    def __init__(self, form: LogFormat) -> None:
+    def __init__(self, log_format: LogFormat) -> None:
         super().__init__()
-        self._as_json = form == "json"
+        self._as_json = log_format == "json"
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record. Never raises."""
@@ -162,21 +162,23 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
 class Logs:
     """Logging of this process: the root logger, Python's warnings, and exceptions that end a thread. Ends with `finish`."""
 
-    def __init__(self, *, level: LogLevel = "info", form: LogFormat = "logfmt", descriptor: int = 2) -> None:
+    def __init__(
+        self, *, level: LogLevel = "info", log_format: LogFormat = "logfmt", descriptor: int = 2
+    ) -> None:
         lines: queue.Queue[Any] = queue.Queue(MAX_QUEUED_LINES)
         self._handler = BoundedQueueHandler(lines)
         self._listener = logging.handlers.QueueListener(lines, _Output(descriptor, self._handler))
         self._listener.start()
-        self.configure(level=level, form=form)
+        self.configure(level=level, log_format=log_format)
         logging.getLogger().addHandler(self._handler)
         logging.captureWarnings(capture=True)
         logging.raiseExceptions = False  # a broken log call must not write a traceback between the lines
         threading.excepthook = _log_thread_exception
 
-    def configure(self, *, level: LogLevel, form: LogFormat) -> None:
+    def configure(self, *, level: LogLevel, log_format: LogFormat) -> None:
         """Set the level and the format of the next records."""
         logging.getLogger().setLevel(LEVELS[level])
-        self._handler.setFormatter(Formatter(form))
+        self._handler.setFormatter(Formatter(log_format))
 
     def finish(self, timeout_seconds: float = 1.0) -> None:
         """Stop logging and write the queued lines. If standard error is blocked, return after the timeout."""

@@ -65,14 +65,15 @@ def serve(
     Returns:
         0, or `EXIT_JOINED` if the sidecar is attached and another sidecar serves the feed directory.
 
-    Raises ConfigurationError, ListenError, FeedDirectoryError or StateError: The sidecar cannot start.
+    Raises:
+        ConfigurationError, ListenError, FeedDirectoryError, StateError: The sidecar cannot start.
     """
     # All threads share one arena of glibc's malloc (M_ARENA_MAX in mallopt(3)). With separate arenas, which do not share freed
     # memory, the sidecar took 4 MiB more of 48 MiB.
     with contextlib.suppress(AttributeError, OSError):  # musl
         ctypes.CDLL(None).mallopt(-8, 1)
     signals = Signals()
-    logs = Logs(level=configuration.log.level, form=configuration.log.format)
+    logs = Logs(level=configuration.log.level, log_format=configuration.log.format)
     try:
         sidecar = SidecarService(configuration, read=read, logs=logs)
         linger_period = None
@@ -232,7 +233,7 @@ class SidecarService:
         """Apply a reloaded configuration to the collectors and the log. After an exception, the previous configuration stays in force."""
         self._wiring.apply(current)
         if current.log != previous.log:
-            self._logs.configure(level=current.log.level, form=current.log.format)
+            self._logs.configure(level=current.log.level, log_format=current.log.format)
         self.collect_feed()  # the Stat rules are written after the pass
 
     def toggle_gpus(self) -> None:

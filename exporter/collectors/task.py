@@ -1,4 +1,4 @@
-"""Schedule, verdict and counters of one collector."""
+"""Schedule, problems and counters of a collector."""
 
 from __future__ import annotations
 

@@ -107,13 +107,13 @@ class TensorReader:
                     self._refuse("thread_ended")
 
     def after_fork(self) -> None:
-        """Drop the parent's values in flight, in a forked child. The parent counts them."""
+        """Drop the parent's values in flight, which the parent counts. Called in a forked child."""
         self._retired_copies += self._threads
         self._threads = []
         self._local = threading.local()
 
     def _record(self, tensor: Any) -> str | None:
-        """Record a tensor or array now or start its copy, and return None; otherwise return the reason of the refusal."""
+        """Record a tensor or array now or start its copy, and return None. If it is refused, return the reason."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(tensor, torch.Tensor):
             return self._record_tensor(torch, tensor)
@@ -124,7 +124,7 @@ class TensorReader:
         return "device"
 
     def _record_array(self, array: Any) -> str | None:
-        """Record a JAX array, now if it is computed and no earlier value is pending, otherwise later. Returns as `_record`."""
+        """Record a JAX array: now if it is computed and no earlier value is pending, and otherwise later. Returns like `_record`."""
         if getattr(array, "size", 1) != 1:
             return "shape"
         copies = self._copies()
@@ -143,7 +143,7 @@ class TensorReader:
         return None
 
     def _record_tensor(self, torch: Any, tensor: Any) -> str | None:
-        """Record a tensor of the CPU now, or copy a CUDA tensor to pinned memory on the current stream. Returns as `_record`."""
+        """Record a tensor of the CPU now, or copy a CUDA tensor to pinned memory on the current stream. Returns like `_record`."""
         placements = getattr(tensor, "placements", None)
         # The local part of a DTensor is its value if each rank holds the whole tensor.
         if placements is not None:

@@ -24,7 +24,7 @@ _NAMED_VALUES = {"nan": nan, "infinity": inf}
 
 
 class LoadCurve:
-    """Load of a GPU, from 0 to 1: a repeated cycle of steps with a sine wave (ripple), `shift_seconds` ahead."""
+    """Load of a GPU, from 0 to 1: a repeated cycle of steps, plus a sine wave (ripple). The cycle starts `shift_seconds` ahead."""
 
     def __init__(self, description: dict[str, Any], *, shift_seconds: float) -> None:
         self._steps = [(step["seconds"], step["level"]) for step in description["steps"]] or [(1.0, 0.0)]
@@ -68,7 +68,7 @@ class LoadCurve:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """Value of a reading, as a description has it, from a start until an end on the timeline."""
+    """Value of a reading from a start until an end on the timeline, in the form of the description."""
 
     start: float
     end: float
@@ -239,7 +239,7 @@ class ReplayedEvents:
         self._registrations.setdefault(event_set, []).append((gpu, moment))
 
     def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int] | None:
-        """Return the next Xid that the event set has not delivered, and its GPU, or None."""
+        """Return the GPU and the number of the next Xid that the event set has not delivered, or None."""
         broken_at = self.broken_since(event_set, moment)
         end = moment if broken_at is None else broken_at
         for gpu, since in self._registrations.get(event_set, ()):

@@ -32,9 +32,13 @@ LOG = logging.getLogger("exporter.test")
 
 @contextmanager
 def logging_to(
-    descriptor: int, level: LogLevel = "debug", form: LogFormat = "logfmt", *, finish_seconds: float = 60.0
+    descriptor: int,
+    level: LogLevel = "debug",
+    log_format: LogFormat = "logfmt",
+    *,
+    finish_seconds: float = 60.0,
 ) -> Iterator[Logs]:
-    logs = Logs(level=level, form=form, descriptor=descriptor)
+    logs = Logs(level=level, log_format=log_format, descriptor=descriptor)
     try:
         yield logs
     finally:
@@ -43,11 +47,11 @@ def logging_to(
 
 
 def lines_of(
-    action: Callable[[Logs], object], level: LogLevel = "debug", form: LogFormat = "logfmt"
+    action: Callable[[Logs], object], level: LogLevel = "debug", log_format: LogFormat = "logfmt"
 ) -> list[str]:
     """Return the lines that an action logs through a real pipe."""
     read_end, write_end = os.pipe()
-    with logging_to(write_end, level, form) as logs:
+    with logging_to(write_end, level, log_format) as logs:
         action(logs)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
@@ -188,7 +192,7 @@ def test_logging_to_a_closed_descriptor_or_a_broken_pipe_does_not_raise(is_close
 def test_level_and_format_change_at_runtime() -> None:
     def act(logs: Logs) -> None:
         LOG.info("unseen")
-        logs.configure(level="info", form="json")
+        logs.configure(level="info", log_format="json")
         LOG.info("seen")
 
     (line,) = lines_of(act, "error")

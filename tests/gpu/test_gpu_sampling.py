@@ -1,4 +1,4 @@
-"""NVML child with a misbehaving, incomplete or newer library: replays without waiting."""
+"""NVML child with a misbehaving, incomplete or newer library: replays on a simulated clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_unsupported_failed_forbidden_and_zero_are_distinct() -> None:
     )
     result = replay(description, 10)
 
-    # An unsupported call is no error. A forbidden call is retried after ten minutes. A failure affects no other call.
+    # Two GPUs and eleven passes. A failed call is made in each pass, and a forbidden call once per GPU. An unsupported call is no error.
     assert_sound(result.families())
     assert result.values("exporter_nvml_errors_total") == {
         ("nvmlDeviceGetPowerUsage", "unknown"): 2 * 11,

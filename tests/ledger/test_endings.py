@@ -16,6 +16,8 @@ from exporter.ledger.goodput.run_state import STATES
 
 LAUNCH = "5f2c"
 """Launch id in the environment of the job's processes."""
+WALL_SECONDS = 4.0 + 5.0
+"""Wall time of `trained_job`: the initialization and five steps of a second."""
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(side
 
     assert [state_of(page) for page in pages] == ["ending", *["finished"] * 4]
     assert {training_value(page, "attempt") for page in pages[1:]} == {1}
-    assert {training_value(page, "wall_seconds_total") for page in pages[1:]} == {9}
+    assert {training_value(page, "wall_seconds_total") for page in pages[1:]} == {WALL_SECONDS}
     assert training_value(pages[-1], "productive_seconds_total") == 5
     assert counts_by_reason(pages[-1]) == {}
 
@@ -150,7 +152,7 @@ def test_a_process_that_torchrun_restarts_is_an_interruption_without_productive_
     assert training_value(page, "productive_seconds_total") == 0
 
 
-def test_an_exited_run_keeps_wall_time_and_position_and_drops_last_values(sidecar: Sidecar) -> None:
+def test_an_exited_run_keeps_the_wall_time_and_the_step_and_drops_the_last_loss(sidecar: Sidecar) -> None:
     training = trained_job(sidecar)
     gauges = [
         make_reading(
@@ -167,6 +169,6 @@ def test_an_exited_run_keeps_wall_time_and_position_and_drops_last_values(sideca
     pages.append(sidecar.collect_after(1.0))
 
     assert running_page.get("training_loss", run="r", mode="train") == 7
-    assert {training_value(page, "wall_seconds_total") for page in pages} == {9}
+    assert {training_value(page, "wall_seconds_total") for page in pages} == {WALL_SECONDS}
     assert {page.get("training_step", run="r") for page in pages} == {7}
     assert all("training_loss" not in page.families for page in pages)

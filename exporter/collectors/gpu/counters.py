@@ -1,9 +1,9 @@
 """Monotonic counters computed from raw counters that wrap, restart and glitch.
 
-Runs in the sidecar. Raw counters restart at 0 after a reload of the driver, 32-bit registers wrap, and a failing GPU
-returns unrelated numbers. An impossible step (backwards and not a wrap, or faster than the maximum rate) is not accepted at
-once: the next number decides whether the step was a glitch or a restart. After 100, 3 and 104, for example, the 3 was a glitch;
-after 100, 3 and 7, the counter has restarted.
+Runs in the sidecar. Raw counters restart at 0 after a reload of the driver, 32-bit registers wrap, and a failing GPU returns unrelated
+numbers. A step is impossible if it is backwards and not a wrap, or faster than the maximum rate. An impossible step is not accepted at
+once: the next number decides whether it was a glitch or a restart. In 100, 3, 104, the 3 was a glitch. In 100, 3, 7, the counter has
+restarted.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class MonotonicCounter:
     total: float = 0  # in the raw unit
     corrections: dict[str, int] = field(default_factory=dict)  # number of corrections by reason
     _last: RawReading | None = None
-    _suspect: RawReading | None = (
-        None  # the latest number, if it is impossible after the last accepted number
-    )
+    # The latest number, if it is impossible after the last accepted number.
+    _suspect: RawReading | None = None
     # Number of consecutive numbers that are impossible after both the last accepted number and the suspect.
     _doubts: int = 0
     _child: int | None = None  # child of the last number, for counters that restart with the child

@@ -1,9 +1,9 @@
 """Attribution of a GPU's energy to the processes that hold the GPU, from start to exit.
 
-The processes of a GPU are read from the driver every second. A process holds the GPU from its start until its exit. Lists without the
-process shorten this time: it begins at the earliest at the last list before the first list with the process, and ends at the latest at
-the next list without the process. Energy up to the last list is divided among the holders of each interval. Later energy waits for the
-next list, unless all holders have exited. The energy of a process whose run is unknown is stored until the run is known.
+The processes of a GPU are read from the driver every second. A listed process holds the GPU from its start, but not from before the last
+list without the process. It holds the GPU until its exit or, if no exit is known, until the next list without the process. Energy up
+to the last list is divided among the holders of each interval. Later energy waits for the next list, unless all holders have exited.
+The energy of a process whose run is unknown is stored until the run is known.
 
 The driver does not list a process that exits between two lists, or that runs in a different pid namespace. The feed may report
 such a process later. The energy of times without a holder is therefore stored for a minute.
@@ -195,9 +195,9 @@ class GpuAttribution:
     def _update_holders(self, listing: GpuListing, lives: Mapping[int, ProcessLife]) -> None:
         """Update the holders from a new list of processes.
 
-        A listed process holds the GPU from the start of the process, or from the previous list if that list is later. A process that
-        is no longer listed held the GPU until the exit, or until this list if no exit is known. A process that is listed again has a
-        further interval. Negative numbers are in no list, and their holders do not change.
+        A newly listed process holds the GPU from its start, but not from before the previous list. A process that is no longer listed held
+        the GPU until its exit or, if no exit is known, until this list. A process that is listed again has a further interval. Negative
+        numbers are in no list, and their holders do not change.
         """
         use_by_pid = {use.pid: use for use in listing.processes}
         for pid, use in use_by_pid.items():
@@ -272,9 +272,9 @@ class GpuAttribution:
         return GpuSlice(find_run(pid), (pid,), EXCLUSIVE, 1.0, interval.start, interval.end, joules)
 
     def _claim_stored_slices(self, life: ProcessLife, find_run: FindRun, division: DividedEnergy) -> None:
-        """Attribute the stored energy of pids without a known run whose lifetime is within the process's.
+        """Attribute the stored energy of holders without a known run whose lifetime is within the lifetime of the process.
 
-        Such a pid is the same process in a different pid namespace.
+        Such a holder is the same process, listed with its pid in a different pid namespace.
         """
         for holder in self._all_holders:
             is_within = life.ended_at is None or (holder.end or inf) <= life.ended_at + LIFE_TOLERANCE_SECONDS

@@ -1,9 +1,9 @@
 """Integrals of the driver's sample buffers: power every 20 ms and utilization every 200 ms.
 
-Runs in the NVML child, on the sampling thread. The driver stores samples in a ring buffer; each pass adds the samples
-since the previous pass. If the newest sample is older than half a second (an idle GPU, or a GPU without a buffer), the
-instantaneous reading is added as a sample. The value of a sample applies to the time since the previous sample, unless this time
-exceeds both five seconds and 1.5 periods: such a gap is not integrated.
+Runs in the NVML child, on the sampling thread. The driver stores samples in a ring buffer; each pass adds the samples since the previous
+pass. On an idle GPU or without a buffer, the newest sample may be older than half a second. The instantaneous reading is then added as a
+sample. The value of a sample applies to the time since the previous sample. A gap of more than five seconds and more than 1.5 periods is
+not integrated.
 """
 
 from __future__ import annotations
