@@ -27,7 +27,7 @@ KUBERNETES_VERSION = "1.34"
 
 
 def build_kustomization(folder: Path) -> list[dict[str, Any]]:
-    kubectl = require_program("kubectl", "kubectl 1.27 or later")
+    kubectl = require_program("kubectl", "the extra `test`")
     completed_run = run(kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
     assert completed_run.returncode == 0, completed_run.stderr
     return load_documents(completed_run.stdout)
