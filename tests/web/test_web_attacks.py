@@ -34,6 +34,10 @@ def cpu_seconds_of(process: ServerProcess) -> float:
     return seconds
 
 
+def open_files_of(process: ServerProcess) -> list[Path]:
+    return list(Path(f"/proc/{process.pid}/fd").iterdir())
+
+
 def cpu_time_ratio(process: ServerProcess) -> float:
     """Return the CPU time of a server during a second, divided by that of a thread of this process that computes meanwhile.
 
@@ -135,8 +139,16 @@ def test_accepting_above_the_cap_does_not_keep_a_core_busy_while_no_connection_c
         process.send_command("hang")  # the connection of a response that is being rendered is not closed
         with ClientCrowd(process.port, 16, COMPLETE_REQUEST):
             wait_until(lambda: process.measure()["exporter_http_connections{running}"] == 16)
-            with ClientCrowd(process.port, 1, COMPLETE_REQUEST):
+            file_count = len(open_files_of(process))
+            with ClientCrowd(process.port, 1, COMPLETE_REQUEST) as crowd:
+                wait_until(
+                    lambda: len(open_files_of(process)) == file_count + 1
+                )  # the server has accepted it
+
                 assert cpu_time_ratio(process) < 0.25
+                assert process.measure()["exporter_http_connections{running}"] == 16
+                process.send_command("release")
+                assert read_response(crowd.connections[0])[0] == 200
 
 
 def test_a_client_that_does_not_read_is_closed_at_the_deadline_of_the_response() -> None:
