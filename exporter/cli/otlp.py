@@ -56,23 +56,25 @@ class _CumulativeSeries:
 class StartTimes:
     """Start times of cumulative series, in nanoseconds since the epoch.
 
-    A series of the first push starts with the exporter. A series that is new or was reset starts at the previous push. A series that
-    has been absent for `RETENTION_SECONDS` is forgotten, and is new when it returns.
+    The start of a series of the first push is unknown: totals continue over a restart of the exporter, and counters of the kernel and of
+    the driver are older than the exporter. Such a series starts at the push, as OpenTelemetry's data model demands. A receiver would
+    otherwise count the whole total as an increase since the start. A series that is new or was reset starts at the previous push. A
+    series that has been absent for `RETENTION_SECONDS` is forgotten, and is new when it returns.
     """
 
     def __init__(self) -> None:
         self._series: dict[SeriesKey, _CumulativeSeries] = {}
         self._push_ns = 0
-        self._previous_push_ns: int | None = None
+        self._previous_push_ns: int | None = None  # time of the last successful push
 
-    def begin_push(self, now_ns: int, exporter_start_ns: int) -> None:
-        """Start a push. In the first push, the series start with the exporter."""
+    def begin_push(self, now_ns: int) -> None:
+        """Start a push."""
         self._push_ns = now_ns
         if self._previous_push_ns is None:
-            self._previous_push_ns = exporter_start_ns
+            self._series.clear()  # of a first push that failed
 
     def end_push(self) -> None:
-        """End a push, and forget the series that have been absent for too long."""
+        """End a successful push, and forget the series that have been absent for too long."""
         self._previous_push_ns = self._push_ns
         oldest_ns = self._push_ns - int(RETENTION_SECONDS * 1e9)
         forgotten_keys = [key for key, series in self._series.items() if series.pushed_ns < oldest_ns]
@@ -84,7 +86,7 @@ class StartTimes:
         key = (name, frozenset(labels.items()))
         series = self._series.get(key)
         if series is None or value < series.value:
-            start_ns = self._previous_push_ns or 0
+            start_ns = self._push_ns if self._previous_push_ns is None else self._previous_push_ns
             series = self._series[key] = _CumulativeSeries(start_ns, value, self._push_ns)
         series.value, series.pushed_ns = value, self._push_ns
         return series.start_ns
@@ -117,24 +119,24 @@ class Otlp:
         self._cumulative = export.AggregationTemporality.CUMULATIVE
         self._starts = StartTimes()
 
-    def put(self, page: bytes, exporter_start: float | None = None) -> None:
+    def put(self, page: bytes) -> None:
         """Send a page.
 
         Raises OSError: The endpoint does not accept the page. OpenTelemetry logs the reason.
         Raises ValueError: The page is not in the text format, or a count is not finite.
         """
         sdk, now_ns = self._sdk, time.time_ns()
-        self._starts.begin_push(now_ns, now_ns if exporter_start is None else int(exporter_start * 1e9))
+        self._starts.begin_push(now_ns)
         families = text_string_to_metric_families(page.decode())
         try:
             metrics = [metric for family in families for metric in self._metrics(family, now_ns)]
         except OverflowError as error:
             raise ValueError(f"a histogram has an infinite count: {error}") from error
-        self._starts.end_push()
         scope = sdk.ScopeMetrics(self._scope, metrics, "")
         data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
         if self._exporter.export(data) is not sdk.MetricExportResult.SUCCESS:
             raise OSError("the endpoint did not accept the metrics")
+        self._starts.end_push()
 
     def remove(self) -> None:
         """Do nothing, because a series ends once it is no longer pushed."""

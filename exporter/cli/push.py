@@ -52,11 +52,8 @@ _MAX_SHOWN_BYTES = 80
 class PushTarget(Protocol):
     """Destination of the page."""
 
-    def put(self, page: bytes, exporter_start: float | None = None) -> None:
-        """Replace the previous page. *exporter_start* is the Unix time at which the exporter started, if known.
-
-        Raises OSError, HTTPException or ValueError.
-        """
+    def put(self, page: bytes) -> None:
+        """Replace the previous page. Raises OSError, HTTPException or ValueError."""
 
     def remove(self) -> None:
         """Remove the page if it exists. Raises the same exceptions as `put`."""
@@ -68,7 +65,7 @@ class TextFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # only the OTLP target uses the argument
+    def put(self, page: bytes) -> None:
         """Write a temporary file and rename it."""
         # The name of the temporary file does not end with .prom, so node_exporter ignores it.
         descriptor, temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
@@ -93,7 +90,7 @@ class Gateway:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def put(self, page: bytes, exporter_start: float | None = None) -> None:  # noqa: ARG002  # only the OTLP target uses the argument
+    def put(self, page: bytes) -> None:
         """Replace the group."""
         self._send("PUT", page)
 
@@ -157,7 +154,7 @@ class Push:
                 page = response.read()
             _check_page(page)
             problem, self._may_exist = "the metrics cannot be pushed", True
-            self._target.put(_without_process_families(page), _exporter_start(page))
+            self._target.put(_without_process_families(page))
         except _FAILURES as error:
             self._log_change(f"{problem}: {error}")
             self.remove()
@@ -273,12 +270,6 @@ def _without_process_families(page: bytes) -> bytes:
         if is_kept or not line:
             lines.append(line)
     return b"\n".join(lines)
-
-
-def _exporter_start(page: bytes) -> float | None:
-    """Return the Unix time at which the exporter started, or None if the page does not have the family."""
-    match = re.search(rb"^process_start_time_seconds (\S+)$", page, re.MULTILINE)
-    return None if match is None else float(match[1])
 
 
 def target_of(arguments: Sequence[str], source: str = _DEFAULT_SOURCE) -> PushTarget:

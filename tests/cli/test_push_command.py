@@ -201,7 +201,7 @@ def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Pat
     class FullDiskAfterFirstWrite(TextFile):
         is_present = False
 
-        def put(self, page: bytes, exporter_start: float | None = None) -> None:
+        def put(self, page: bytes) -> None:
             if self.is_present:
                 raise OSError(28, "No space left on device")
             self.is_present = True
@@ -345,16 +345,17 @@ def test_only_series_of_the_page_are_sent(receiver: Server) -> None:
 def test_units_and_start_times_are_sent(receiver: Server) -> None:
     source = f"{receiver.url}/metrics"
     push = Push(source, target_of(["otlp", receiver.url], source))
-    start_time = b"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1000\n"
-    for sent_bytes in (5, 7, 2):
-        receiver.page = start_time + b"# TYPE sent_bytes_total counter\nsent_bytes_total %d\n" % sent_bytes
-        assert push.push_once()
+    for status, sent_bytes in ((400, 4), (200, 5), (200, 7), (200, 2)):
+        receiver.status = status
+        receiver.page = b"# TYPE sent_bytes_total counter\nsent_bytes_total %d\n" % sent_bytes
+        assert push.push_once() == (status == 200)
 
     metrics = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in receiver.requests]
     start_times = [metric.sum.data_points[0].start_time_unix_nano for metric in metrics]
     times = [metric.sum.data_points[0].time_unix_nano for metric in metrics]
     assert {metric.unit for metric in metrics} == {"By"}
-    assert start_times == [1000 * 10**9, 1000 * 10**9, times[1]]  # the last value is below the one before
+    # The start of the counter is unknown, and the last value is below the value before.
+    assert start_times == [times[0], times[0], times[1]]
 
 
 def counter_page(**totals: int) -> bytes:
