@@ -75,8 +75,8 @@ def _first_value(values: Mapping[str, str], names: Sequence[str], default: str) 
 def _find_script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
     """Return the launcher or Python, and the script or module. Add the options of the launcher before the script to *options*.
 
-    `torchrun --nnodes=2 train.py` gives `("torchrun", "train.py")`, and `python -m pkg.train` gives `("python", "train")`.
-    Without both, the first item is "", and the second is a shell script, or the first argument that is no option and no wrapper.
+    `torchrun --nnodes=2 train.py` gives `("torchrun", "train.py")`, and `python -m pkg.train` gives `("python", "train")`. For any other
+    command, the first item is "". The second item is then a shell script, or the first argument that is no option and no wrapper.
     """
     pending = deque(command)
     program = ""

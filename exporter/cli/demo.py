@@ -142,10 +142,10 @@ def _refusal(feed_directory: str) -> str:
 
 
 def _choose_replay(flags: argparse.Namespace, gpu: GpuSection, directory: str) -> str:
-    """Return the name of the replayed machine for the introduction, or an empty string without one.
+    """Return the name of the replayed machine for the introduction, or an empty string without a replay.
 
-    Unless the user has chosen or disabled the replay, write a machine like `REPLAYED_MACHINE` to *directory*, and set it in the flags
-    and in the environment of this process.
+    If the user has neither chosen nor disabled the replay, write a machine like `REPLAYED_MACHINE` to *directory*, and select that machine
+    in the flags and in the environment of this process.
     """
     flag_value = vars(flags)["gpu.replay"]
     if not gpu.enabled:

@@ -61,7 +61,7 @@ class StatusSources:
         return Content(render_status(self._view(self.page.snapshot()), self.finding_starts), HTML, headers)
 
     def record(self) -> None:
-        """Record a point of the history, the ranks that use each GPU and the findings, if the next point is due."""
+        """If the next point of the history is due, record the point, the ranks that use each GPU, and the findings."""
         now = time.monotonic()
         if self.history.is_due(now):
             families = self.page.unrendered_families()

@@ -329,10 +329,10 @@ class JobSupervisor:
                 os.kill(self._job.pid, signal_number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
-        """Return True if the job has received a signal too, because it was sent to the process group of `run` and the job.
+        """Return True if the job has received a signal too, because the signal was sent to the process group of `run` and the job.
 
-        Without a probe, a signal of the terminal (`SI_KERNEL`) counts as sent to the group, and a signal of a process as sent to
-        `run` alone.
+        Without a probe, the sender decides: a signal of the terminal (`SI_KERNEL`) counts as sent to the group, and a signal of a process
+        counts as sent to `run` alone.
         """
         is_group_signal = None if self._probe is None else self._probe.has_received(info.si_signo)
         if is_group_signal is None:

@@ -48,8 +48,8 @@ def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
 def visible_mounts(mounts: Sequence[Mount]) -> list[Mount]:
     """Return the mounts that no later mount covers.
 
-    A mount is covered by a later mount on the same path, and by a later mount on a directory above it. If two mounts
-    have the same parent, the mount on the higher directory is the later one: otherwise it would be the parent.
+    A later mount covers a mount on the same path and on directories below that path. If two mounts have the same parent, the one on the
+    higher directory is the later one, because an earlier one would be the parent of the other.
     """
     by_id = {mount.id: mount for mount in mounts}
     paths_by_parent: dict[int, set[str]] = {}

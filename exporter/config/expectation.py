@@ -14,14 +14,14 @@ import yaml
 from exporter.config.options import Notation, Range, annotation_of, is_union, unwrap
 
 MAX_COMPARED_CHARACTERS = 100
-"""Length of the start of a text that is compared with the allowed texts, because the time of a comparison is quadratic."""
+"""Number of characters of a text that are compared with the allowed texts. The time of a comparison grows with the square of this number."""
 
 _NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 """Description of the values of each scalar type."""
 
 
 def suggest(text: str, allowed_texts: Iterable[str]) -> str:
-    """Return `did you mean "…"?` if an allowed text is similar, otherwise the list of allowed texts, or a notice without any."""
+    """Return `did you mean "…"?` if an allowed text is similar. Otherwise, return the list of allowed texts, or a notice if there are none."""
     candidates = list(allowed_texts)
     matches = difflib.get_close_matches(text[:MAX_COMPARED_CHARACTERS], candidates, n=1)
     if matches:

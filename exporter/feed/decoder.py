@@ -153,7 +153,7 @@ class Decoder:
         self._windows = tuple([None if window is None else _window(window) for window in values])
 
     def _select_kept(self, values: object) -> list[Any]:
-        """Return the items of the Stats that fit into the memory limit, from a list with an item for each Stat of the file."""
+        """Return the items of the kept Stats, which fit into the memory limit. *values* has an item for each Stat of the file."""
         if len(to_list(values)) != len(self._is_kept):
             refuse(f"{len(to_list(values))} items for {len(self._is_kept)} Stats")
         return list(compress(to_list(values), self._is_kept))

@@ -1,8 +1,8 @@
 """Names of the exporter's own entries in a directory that several users can write to.
 
-Another user may create an entry with a fixed name first. Each fixed name therefore has an alternative with a user id, such as
-`owner-1000.lock` for `owner.lock`, and an alternative with a random suffix if both names are foreign. Only entries of trusted
-users are used; all other entries are *foreign*.
+Another user may create an entry with a fixed name first. Only entries of trusted users are used; all other entries are *foreign*. Each
+fixed name has an alternative with a user id, such as `owner-1000.lock` for `owner.lock`. If the entries of both names are foreign, a name
+with a random suffix is used.
 """
 # ruff: noqa: PTH116, PTH118, PTH120, PTH122, PTH208 - this package uses string paths in the job and in the sidecar
 
@@ -63,9 +63,8 @@ def is_shared(directory: str) -> bool:
 def foreign_uid(path: str, also_trusted: Collection[int] = ()) -> int | None:
     """Return the user of a foreign entry, or None for a trusted entry and a missing entry.
 
-    Trusted are this user, root, the owner of the directory, and the users in *also_trusted*. In a directory without write access
-    for group and others, all entries are trusted: only the owner can create them, although a network file system may report other
-    user ids.
+    Trusted are this user, root, the owner of the directory, and the users in *also_trusted*. In a directory that only its owner can write
+    to, all entries are trusted, because only the owner can have created them. A network file system may report other user ids for them.
     """
     try:
         parent = os.stat(os.path.dirname(path))

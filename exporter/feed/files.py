@@ -134,9 +134,11 @@ class RecordLock:
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
         """Lock a file without waiting.
 
-        Returns None if a different process, or a different part of this process, holds the lock, or has removed the file in the
-        meantime. A missing file is created with *create_mode*. Without a mode, a missing file raises an error. Raises OSError if the file
-        cannot be locked, or is not a regular file.
+        Returns None if another process or another part of this process holds the lock, or has just removed the file. A missing file is
+        created with *create_mode*; without a mode, it is an error.
+
+        Raises:
+            OSError: The file is missing, cannot be locked, or is not a regular file.
         """
         if _is_held_here(path):
             return None  # opening and closing the file would drop the lock of this process
@@ -209,10 +211,10 @@ def find_lock_holder(path: str, *, directory: int | None = None) -> int | None:
 
 
 def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
-    """Remove the files of an exited process if *if_true* returns True. Return True if no feed and lock file is left.
+    """Remove the files of an exited process if *if_true* returns True. Return True if neither a feed file nor a lock file is left.
 
-    The lock is held during the removal, and a missing lock file is created. A process that had only lost the lock (a job that
-    closed all descriptors) can therefore not restore the lock between the check and the removal.
+    A job that has closed all its descriptors has lost the lock, although it still runs, and may restore it. To prevent that between the
+    check and the removal, the lock is held during the removal, and a missing lock file is created.
     """
     stem = os.path.join(directory, process_id)
     lock: RecordLock | None = None

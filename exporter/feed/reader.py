@@ -166,7 +166,7 @@ class FeedReader:
         return scan
 
     def remove(self, process_id: str) -> bool:
-        """Remove the files of a process after its totals were saved. Return True if no feed and no lock file is left.
+        """Remove the files of a process after its totals were saved. Return True if neither a feed file nor a lock file is left.
 
         Requires ownership. The files stay if the process is running, if the lock may be lost only temporarily, or if no `scan` has
         read the last snapshot. A later call can succeed.
@@ -200,9 +200,9 @@ class FeedReader:
             os.close(descriptor)
 
     def _has_exited(self, file: _CachedFile) -> bool:
-        """Return True after a final snapshot, or if the file of a process without a lock did not change for the removal delay.
+        """Return True if a process has exited: it has written a final snapshot, or it has no lock and the file has not changed for a while.
 
-        The delay is `REMOVAL_DELAY_SECONDS`, or three flush intervals if these are longer.
+        This while is `REMOVAL_DELAY_SECONDS`, or three flush intervals if these are longer.
         """
         wait_seconds = REMOVAL_DELAY_SECONDS
         if isinstance(file.outcome, Snapshot):

@@ -74,10 +74,10 @@ def select_files_of_users(user_by_name: Mapping[str, int], max_files: int) -> li
 def select_files_to_displace(
     new_file: FileMemory, other_files: Iterable[FileMemory], excess_bytes: int
 ) -> list[str]:
-    """Return the files that a new file displaces to free *excess_bytes*; empty if the new file is refused.
+    """Return the files that a new file displaces to free *excess_bytes*. Return no files if the new file is refused.
 
-    A new file displaces larger files of the same user, and files of users whose files need more memory than the files of the new
-    file's user. The files of the users with the most memory are displaced first, the largest file of a user first.
+    A new file displaces two kinds of files: larger files of the same user, and files of users that use more memory than this user. The files
+    of the users with the most memory are displaced first, and among them the largest file.
     """
     other_files = list(other_files)
     bytes_by_user: Counter[int] = Counter()

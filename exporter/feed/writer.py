@@ -124,7 +124,8 @@ class FeedWriter:
 
     def _write(self, recording: Recording) -> None:
         """Write a snapshot, after the lock is taken or restored. Raises the errors that `publish` counts."""
-        # Encoded before the lock file reveals the process id, so that other users have less time to create a file of that name.
+        # Once the lock file exists, it reveals the process id, and other users can create a file of that name. The encoding before it leaves
+        # them less time.
         data = self._encode(recording)
         if self._lock is None or not self._lock.keep():
             # The first snapshot, or the job closed the descriptor, or the files were removed.

@@ -1,7 +1,7 @@
 """Collector that requests stacks from the ranks of hanging runs, and publishes where each rank waits.
 
-Runs in the sidecar. While a run is hung or stalled, the collector writes a request once a minute, at most ten times for each hang and
-each change between the two states.
+Runs in the sidecar. While a run is hung or stalled, the collector writes a request once a minute. After ten requests, it writes none until
+the run changes between the two states or hangs again.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def explain(stacks: Iterable[RankStack], kernel_states: Mapping[int, str] | None
 def compared_group(stacks: Sequence[RankStack]) -> str:
     """Return the process group in which the ranks' numbers of collectives differ most.
 
-    In a tie that includes the default group, the default group is returned, and also if no rank is in a process group.
+    Returns the default group in a tie that includes it, and if no rank is in a process group.
     """
     counts_by_group: dict[str, list[int]] = defaultdict(list)
     for stack in stacks:

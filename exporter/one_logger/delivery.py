@@ -303,8 +303,8 @@ class ExportQueue:
     def _process(self, call: ExportCall) -> None:
         """Make a queued call, on the thread of this queue.
 
-        First initialize the exporter, if needed, until that succeeds; while the queue is closing, make one attempt. After the last queued
-        record, and after every `WRITE_OUT_RECORDS` records, also call `write_out`.
+        If the exporter needs to be initialized, first repeat the initialization until it succeeds; while the queue is closing, make only one
+        attempt. After the last queued record, and after every `WRITE_OUT_RECORDS` records, also call `write_out`.
         """
         if call.method == "shut_down":
             if hasattr(type(self.exporter), "shut_down"):

@@ -297,7 +297,7 @@ class OneLoggerObserver:
         self._export_event(block, EventName.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
     def save_succeeded(self, global_step: object, timestamp: TracingTimestamp, call: str) -> None:
-        """Export the success of a save, as an event of the save's span if synchronous, otherwise of the application's span."""
+        """Export the success of a save: as an event of the save's span if the save is synchronous, otherwise of the application's span."""
         with self._lock:
             if not self._are_saves_enabled():
                 return

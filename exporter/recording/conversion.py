@@ -1,8 +1,8 @@
 """Conversion of any object to a plain number, text, attribute or sample.
 
 The functions run on the threads of the job and on the recording thread. They do not raise, do not wait for a device, and read a
-bounded number of items of a container. Classes of foreign objects are compared with `type`, because `isinstance` calls the object's
-own `__class__`, and by identity, because a metaclass may define `__hash__`.
+bounded number of items of a container. The class of a foreign object is read with `type`, because `isinstance` would call the object's
+`__class__`. Classes are compared by identity, because a metaclass may define `__hash__` and `__eq__`.
 """
 
 from __future__ import annotations

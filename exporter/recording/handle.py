@@ -79,7 +79,7 @@ class Handle(Worker):
     def await_handling(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
         """Wait until the handler has handled all events so far.
 
-        After a timeout, calls do not wait until the handler has handled the events of the call that timed out.
+        After a timeout, calls return at once until the handler has handled the events of the call that timed out.
         """
         # Threads of the exporter do not wait, because two handlers that log could wait for each other.
         is_exporter_thread = threading.current_thread().name.startswith("exporter-")

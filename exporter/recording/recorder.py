@@ -383,8 +383,9 @@ class Recorder:
     ) -> Recording:
         """Aggregate the recorded data, and claim the rank if the data requires it.
 
-        *is_identity_ending* is True for the last recording of the identity, *is_process_ending* for the last recording of the process, which
-        has the exception that ends it. After *within_seconds*, the buffers that are left are drained by the next call.
+        *is_identity_ending* is True for the last recording of the identity. *is_process_ending* is True for the last recording of the process;
+        this recording contains the exception that ends the process. Buffers that are not drained after *within_seconds* are drained by the
+        next call.
         """
         training = self._training
         self._cycle.close_windows()

@@ -176,9 +176,9 @@ class Window:
 class Quantiles:
     """Quantiles of finite numbers: exact up to `EXACT_SAMPLES`, then within 1 % in bounded memory.
 
-    Larger sets are counted in bins whose bounds grow by a constant factor. The middle of a bin differs by at most
-    `RELATIVE_ERROR` from the samples in the bin, except in a smallest bin that contains smaller magnitudes (`MAX_BINS`). The
-    result does not depend on the order of the samples.
+    Larger sets are counted in bins whose bounds grow by a constant factor. The middle of a bin differs by at most `RELATIVE_ERROR` from the
+    samples in the bin. The only exception is the smallest bin if more than `MAX_BINS` bins would be needed: it then contains smaller
+    magnitudes, too. The result does not depend on the order of the samples.
 
     Source: Masson, Rim, Lee: DDSketch, PVLDB 12(12), 2019.
     """

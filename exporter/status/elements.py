@@ -171,8 +171,8 @@ def plot(
 
     Args:
         title: Title and accessible name of the plot.
-        lines: Lines by name, with points at the same times. The color of a line is its position, also if an earlier line is not
-            drawn, because it has fewer than two such points.
+        lines: Lines by name, with points at the same times. A line with fewer than two such points is not drawn, and does not change the
+            colors of the other lines.
         unit: Base unit of the numbers.
         now: Unix time of the right edge.
         owner: Name of the plot's run, which makes the key unique.

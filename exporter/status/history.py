@@ -333,7 +333,7 @@ class History:
 
 
 def _first_in_range(times: Sequence[float], seconds: float) -> int:
-    """Return the index of the first point of the last `seconds`, or of the last but one if that is earlier."""
+    """Return the index of the first point within the last `seconds`, but at most the index of the last point but one."""
     return min(bisect_left(times, times[-1] - seconds), max(0, len(times) - 2)) if times else 0
 
 

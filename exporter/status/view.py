@@ -264,7 +264,7 @@ def _rounded(value: float | None) -> int | None:
 
 
 def _is_partial(name: str, samples: SampleIndex, numbers: set[str]) -> bool:
-    """Return True if the world size exceeds the number of ranks on this node; without a world size, if the run has several nodes."""
+    """Return True if ranks of the run are on other nodes: by the world size if it is known, and otherwise by the number of nodes."""
     world_size = samples.value("training_world_size", run=name)
     if world_size is not None and numbers:
         return world_size > len(numbers)

@@ -1,7 +1,7 @@
 """Hot blocks: blocks that are entered in each step, as context managers and decorators.
 
-On the main thread, a hot block usually updates the clock inline, without a call. The slow path handles all other cases, such as
-asyncio tasks, observers, other threads, the first entry of a phase, and blocks that are not left in reverse order.
+On the main thread, a hot block usually updates the clock inline, without a call. This is the *fast path*. The *slow path* handles all
+other cases: asyncio tasks, observers, other threads, the first entry of a phase, blocks that are not left in reverse order, and others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class HotBlock(StackEntry, NonRecordingSpan):
     A block without an observer is also the span that the entry returns.
 
     Attributes:
-        twins: Open blocks that replace this object in entries while it is open, such as recursive entries and entries on other threads.
+        twins: Open blocks that stand in for this object. While the object is open, another entry, such as a recursive entry or an entry on
+            another thread, enters a twin.
         observed: The span of the open block with its details; None without an observer.
         began: Start of the block in monotonic seconds, set by the slow path and by iterations.
         thread: Thread that entered the block, set by the slow path and by iterations.

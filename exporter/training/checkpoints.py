@@ -96,7 +96,7 @@ class Work:
     def commit_steps(self, step: int) -> None:
         """Record the success of a save whose start was not recorded. The save covers the work of the steps before *step*.
 
-        Of a segment that is covered in part, each step has the same work: for the steps 10 to 19 and *step* 15, one half is covered.
+        In a segment that is covered in part, all steps are assumed to have the same work: of the steps 10 to 19, *step* 15 covers one half.
         """
         for segment in self._segments:
             steps = segment.last - segment.first + 1

@@ -159,8 +159,8 @@ class GpuTimer:
         now, was_timing = self._clock(), self._is_timing
         self._is_timing = now >= self._next_step_at
         if self._is_timing:
-            # The interval starts at the planned time and not at *now*: otherwise, late starts would add up, and not all steps of 0.1 s
-            # would be timed.
+            # The interval starts at the planned time. If it started at *now*, late starts would add up, and not all steps of 0.1 s would be
+            # timed.
             self._next_step_at = max(self._next_step_at, now - 1.0) + max(
                 1 / STEPS_PER_SECOND, self._cost_seconds / self._cost_ratio
             )

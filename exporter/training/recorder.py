@@ -377,8 +377,8 @@ class TrainingRecording:
     def update_totals(self, *, is_identity_ending: bool) -> None:
         """Apply all records.
 
-        With *is_identity_ending*, also count the configured numbers of the latest step, and publish the time of the last progress even after
-        the training loop.
+        If *is_identity_ending* is True, also count the configured numbers of the latest step, and publish the time of the last progress, which
+        is otherwise absent after the training loop.
         """
         self.drain()
         lock = self._lock

@@ -136,7 +136,7 @@ def _signal_name(number: int) -> str:
 def command_of(module: str) -> tuple[str, ...]:
     """Return the command that runs a module of this package in a fresh, isolated interpreter.
 
-    The interpreter has the import path of this process without the current directory, and with this package first: an
+    The interpreter has the import path of this process, but without the current directory and with this package first. Therefore, an
     `exporter.py` in the current directory or in the job's PYTHONPATH cannot replace the package.
     """
     root = str(Path(exporter.__file__).resolve().parent.parent)

@@ -60,8 +60,8 @@ class PassPower:
 class GpuEnergy:
     """Energy of a GPU since the exporter started to count.
 
-    With a counter, the total of the counter is `_base_joules`, plus the growth of the power integral since the last reading of the
-    counter. Each reading of the counter moves this growth to the base, corrected by the counter.
+    With a counter, the published total is `_base_joules` plus the growth of the power integral since the last reading of the counter. A
+    reading of the counter adds the increase of the counter to the base, in place of this growth.
     """
 
     outage_seconds: float = OUTAGE_SECONDS

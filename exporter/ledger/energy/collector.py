@@ -206,7 +206,7 @@ class EnergyCollector:
     ) -> None:
         """Read the power samples and the energy of the devices.
 
-        A device without processes is known to be idle only if the driver lists processes of another device, or if no run is
+        A device without listed processes is known to be idle only in two cases: the driver lists processes of another device, or no run is
         running.
         """
         busy_uuids = {use.uuid for use in gpu_use}

@@ -236,7 +236,7 @@ class RunEnergy:
         _add(record.wasted_joules, "other", unattributed_joules)
 
     def _time_weights(self, device: str, seconds: float) -> _PhaseWeights:
-        """Return the time by phase of the lowest rank that uses only this device, otherwise of the run's lowest rank.
+        """Return the time by phase of a rank: the lowest rank that uses only this device, or the run's lowest rank if there is none.
 
         Without a running process, there is no time by phase, and all energy is unattributed.
         """

@@ -51,13 +51,13 @@ class ProcessWork:
 
 @dataclass(frozen=True, slots=True)
 class WorkSnapshot:
-    """Phases of all processes, lower ranks of a run first, and the outcome of the work of each run, as of a pass."""
+    """Phases of all processes, and the outcome of the work of each run, in a pass. Lower ranks of a run are first."""
 
     processes: tuple[ProcessWork, ...] = ()
     accounts: Mapping[str, WorkAccount] = field(default_factory=dict)
 
     def account(self, run: str, session: str) -> WorkAccount | None:
-        """Return the account of a run, or of the run that continues *session* under a different name; None if unknown."""
+        """Return the account of a run. If it is unknown, return that of the run that continues *session* under a different name, or None."""
         account = self.accounts.get(run)
         if account is None and session:
             return next(

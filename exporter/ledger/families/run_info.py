@@ -178,7 +178,8 @@ def _add_peak(
 def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
     """Return the sort key whose minimum reports the facts of the run.
 
-    A slot with facts is before a slot without facts, then a running process before an exited process, then the lower rank.
+    A slot with facts precedes a slot without facts. Among these, a running process precedes an exited process, and then the lower rank
+    precedes.
     """
     rank, worker = visible.key.rank, visible.slot.number or 0
     return (not any(_facts(visible)), not visible.process.is_alive, rank is None, rank or 0, worker)

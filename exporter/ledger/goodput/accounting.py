@@ -106,8 +106,8 @@ class Goodput:
     def start(self, attempt: Attempt, *, new_after_seconds: float) -> None:
         """Start the attempt of a new process.
 
-        A process without a session tag starts a new task if the last attempt trained and has completed the training. The process
-        also starts a new task if the time between attempts exceeds `new_after_seconds`, its first step is 0 or unknown, and it
+        A process without a session tag starts a new task in two cases. In the first, the last attempt has trained and completed the training.
+        In the second, the time between attempts exceeds `new_after_seconds`, the first step of the process is 0 or unknown, and the process
         loads no checkpoint.
         """
         previous, self.attempt = self.attempt, attempt

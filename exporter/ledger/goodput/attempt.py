@@ -110,14 +110,14 @@ class Attempt:
 
     @property
     def covered_step(self) -> int | None:
-        """Last step covered by a save, otherwise the step before the first step of the process; None if unknown.
+        """Last step that a save covers. Before the first save, the step before the first step of the process. None if unknown.
 
-        Numbered from 1. A reading numbers the first step from 0, which equals the number of the step before.
+        Steps are numbered from 1 here. A reading numbers its first step from 0, which is the number of the step before in this numbering.
         """
         return self.reading.first_step if self.committed_step is None else self.committed_step
 
     def unsaved_steps(self) -> list[UncommittedSteps]:
-        """Return the work that no save covers, by the step ranges that the process reports, otherwise as a single range.
+        """Return the work that no save covers, by the step ranges that the process reports. Without such ranges, return a single range.
 
         The list is empty if all work is covered.
         """

@@ -176,11 +176,16 @@ class ExitEvidence:
     ) -> str:
         """Return the reason, from `END_REASONS`, for which an attempt ended before the training was completed.
 
-        The first of these that applies decides: the most specific reported reason; a reboot of the machine; an OOM kill; the exit
-        status or signal; the last snapshot. A reported lost connection is no reason if another process ended without a report.
+        The first of these that applies decides:
 
-        *oom_kills_before* is the kernel's count of OOM kills before the exit. *lacks_final_snapshot* is True if the process, or another
-        process of the run that exited within `LAUNCH_SECONDS` of it, wrote no final snapshot.
+        1. the most specific reported reason; a lost connection is no reason if another process ended without a report
+        2. a reboot of the machine
+        3. an OOM kill
+        4. the exit status or signal
+        5. the last snapshot
+
+        *oom_kills_before* is the kernel's count of OOM kills before the exit. *lacks_final_snapshot* is True if the process wrote no final
+        snapshot, or another process of the run that exited within `LAUNCH_SECONDS` wrote none.
         """
         peers = exited_peers(attempt, outcome.exited_at, processes)
         failures = {attempt.reading.failure, outcome.failure, *(peer.failure for peer in peers)}

@@ -232,8 +232,8 @@ def _trainers(processes: list[ProcessTotals]) -> list[ProcessTotals]:
 def _deciding_trainers(trainers: list[ProcessTotals], endings: Endings) -> list[ProcessTotals]:
     """Return the processes that decide the state.
 
-    Later processes of the same launch that do not train, such as an evaluation, are ignored after a training that has completed.
-    They are also ignored while the outcome of the training is open, unless a restart is expected.
+    After a training that has completed, later processes of the same launch that do not train, such as an evaluation, are ignored. They are
+    also ignored while the outcome of the training is open, unless a restart is expected.
     """
     former_trainers = [trainer for trainer in trainers if trainer.has_trained]
     if not former_trainers or any(trainer.is_alive for trainer in former_trainers):

@@ -184,7 +184,7 @@ class Session:
     def _end_superseded(
         self, attempt: Attempt, successor: ProcessTotals, session_pass: SessionPass, *, latest_end: float
     ) -> None:
-        """End the latest attempt, because a new process of the rank has started; *latest_end* is the start of that process."""
+        """End the latest attempt, because a new process of the rank has started. *latest_end* is the start of the new process."""
         process = session_pass.leading_processes.get(attempt.process_id)
         outcome = self._outcome(attempt, process, session_pass, successor=successor)
         if outcome is None:  # the exit was not observed

@@ -3,8 +3,8 @@
 Runs in the NVML child. Traffic is in NVML's unit (KiB before the fifth generation, then bytes). An inactive link
 returns "not supported" for fields that active links support, so support is tracked per link.
 
-Several fields, and GPM, count the same bytes or errors from different start values. A failed reading is therefore never replaced
-by another source. A field that becomes supported later replaces GPM, or the sum of a kind of errors; the sidecar counts its increase
+Several fields, and GPM, count the same bytes or errors from different start values. A failed reading is therefore never replaced by
+another source. If a field becomes supported later, it replaces GPM or the sum of a kind of errors, and the sidecar counts its increase
 from 0.
 """
 
@@ -149,7 +149,7 @@ class NvLinks:
         return all(self._device.is_unsupported(query_name_of((field, scope))) for scope in scopes)
 
     def _read_byte_counts(self, fields: Sequence[int]) -> dict[int, dict[Labels, float]]:
-        """Return each field as the sum over the links, with the label "", if the driver supports the sum, otherwise by link."""
+        """Return each field as the sum over the links, with the label "". If the driver does not support the sum, return the field by link."""
         sums = self._device.read_counts([(field, SUM_OF_LINKS) for field in fields])
         byte_counts: dict[int, dict[Labels, float]] = {}
         for field in fields:
