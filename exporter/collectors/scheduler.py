@@ -27,7 +27,7 @@ from exporter.collectors.task import CollectorTask
 from exporter.errors import CollectError, StartError
 from exporter.families import AnyCollector, Collected
 
-LOG = logging.getLogger("exporter.collectors")
+_log = logging.getLogger("exporter.collectors")
 
 WATCH_SECONDS = 1.0
 """Longest interval of the watchdog. The interval is at most half of the shortest deadline."""
@@ -324,7 +324,7 @@ def _checked_family(metric: Metric) -> Metric:
 
 def _internal_problem(error: BaseException) -> tuple[str, str]:
     """Return the problem for an unexpected exception of a collector, and log the traceback at the level debug."""
-    LOG.debug("internal error of a collector", exc_info=error)
+    _log.debug("internal error of a collector", exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)
     location = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     # Unlike str(error), this function also formats an exception whose __str__ fails.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from exporter.collectors.status import CollectorStatus, CollectorTotals
 from exporter.families import AnyCollector
 
-LOG = logging.getLogger("exporter.collectors")
+_log = logging.getLogger("exporter.collectors")
 
 PassProblems = Sequence[tuple[str, str]]
 """Pairs (reason, message), one for each failed part of a pass."""
@@ -78,7 +78,7 @@ class CollectorTask:
         for missing in dict.fromkeys(unsupported):
             if missing not in self.logged_sources:
                 self.logged_sources.add(missing)
-                LOG.info("collector %s: %s", self.name, missing)
+                _log.info("collector %s: %s", self.name, missing)
 
     def record_problems(self, problems: PassProblems) -> None:
         """Record the problems of a pass (none after a success), and log a line if the reasons have changed."""
@@ -89,9 +89,9 @@ class CollectorTask:
         if not problems:
             self.totals.last_success = time.time()
             if previous_problems:
-                LOG.info("collector %s works again", self.name)
+                _log.info("collector %s works again", self.name)
         elif previous_problems is None or {reason for reason, _ in previous_problems} != reasons:
-            LOG.warning("collector %s fails: %s", self.name, message_of(problems))
+            _log.warning("collector %s fails: %s", self.name, message_of(problems))
 
     def status(self, now: float) -> CollectorStatus:
         """Return the status at a monotonic time."""

@@ -48,14 +48,14 @@ def negotiate(accept: str | None) -> Format:
         version = parameters.get("version", "")
         # Prometheus requests the drafts of OpenMetrics 1.0 as version 0.0.1.
         if name == "application/openmetrics-text" and version in ("", "0.0.1", "1.0.0"):
-            form = Format.OPENMETRICS
+            body_format = Format.OPENMETRICS
         elif name == "text/plain" and version in ("", "0.0.4"):
-            form = Format.TEXT
+            body_format = Format.TEXT
         elif (name, parameters.get("proto"), parameters.get("encoding")) == _PROTOBUF:
-            form = Format.PROTOBUF
+            body_format = Format.PROTOBUF
         else:
             continue
-        weights[form] = max(weights[form], element.weight)
+        weights[body_format] = max(weights[body_format], element.weight)
     if not weights[Format.OPENMETRICS]:
         weights[Format.PROTOBUF] = 0.0
     best, weight = max(weights.items(), key=lambda item: item[1])

@@ -71,7 +71,7 @@ their number is unlimited."""
 MAX_LOGGED_LOSSES = 20
 """Maximum number of pairs of family and reason that are logged, so that the names of a job do not fill the log."""
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _END = {Format.TEXT: b"", Format.OPENMETRICS: b"# EOF\n", Format.PROTOBUF: b""}
 """End of a body, by format."""
@@ -93,20 +93,22 @@ class BlockText:
         """Number of series in the plain text format."""
         return sum(family.series_count for family in self.families)
 
-    def body(self, form: Format) -> bytes:
+    def body(self, body_format: Format) -> bytes:
         """Return the texts in a format, joined on first use, because most blocks do not change between two scrapes."""
-        body = self._bodies.get(form)
+        body = self._bodies.get(body_format)
         if body is None:
-            body = self._bodies[form] = b"".join([family.body(form) for family in self.families])
+            body = self._bodies[body_format] = b"".join(
+                [family.body(body_format) for family in self.families]
+            )
         return body
 
-    def compress(self, form: Format) -> None:
+    def compress(self, body_format: Format) -> None:
         """Compress the texts in a format. `compressed` returns the result."""
-        self._parts[form] = CompressedPart(self.body(form))
+        self._parts[body_format] = CompressedPart(self.body(body_format))
 
-    def compressed(self, form: Format) -> CompressedPart | None:
+    def compressed(self, body_format: Format) -> CompressedPart | None:
         """Return the compressed texts in a format, or None if `compress` was not called."""
-        return self._parts.get(form)
+        return self._parts.get(body_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class Page:
         self._lock = threading.Lock()  # guards the next four attributes; held only to read or change them
         self._published_blocks: dict[str, PublishedBlock] = {}
         self._watched_sources: dict[str, Callable[[], Iterable[Metric]]] = {}
-        self._scraped_forms: frozenset[Format] = frozenset()  # formats of compressed scrapes so far
+        self._scraped_formats: frozenset[Format] = frozenset()  # formats of compressed scrapes so far
         self._dropped_series: Counter[tuple[str, Reason]] = Counter()
         self._rendering = threading.Lock()  # held by the scrape that renders; guards the attributes below
         self._failed_sources: set[str] = set()  # watched blocks whose failure was logged
@@ -169,8 +171,8 @@ class Page:
         if early:
             block = _render_early(new_families, self._published_blocks.get(name))
             if block.complete_text is not None:
-                for form in self._scraped_forms:
-                    block.complete_text.compress(form)
+                for body_format in self._scraped_formats:
+                    block.complete_text.compress(body_format)
         else:
             block = PublishedBlock(new_families, [None] * len(new_families))
         with self._lock:
@@ -186,11 +188,11 @@ class Page:
         with self._lock:
             self._watched_sources[name] = collect
 
-    def render(self, form: Format, names: Iterable[str] = ()) -> bytes:
+    def render(self, body_format: Format, names: Iterable[str] = ()) -> bytes:
         """Return the body of a scrape.
 
         Args:
-            form: Format of the body.
+            body_format: Format of the body.
             names: Names of families or samples. The body has the families with these names; a trailing `*` matches any suffix.
                 Without names, the body has all families.
         """
@@ -198,33 +200,33 @@ class Page:
         if selected_names := frozenset(names):
             prefixes = tuple(name[:-1] for name in selected_names if name.endswith("*"))
             bodies = [
-                family.body(form)
+                family.body(body_format)
                 for block in blocks
                 for family in block.families
                 if family.names & selected_names or any(name.startswith(prefixes) for name in family.names)
             ]
         else:
-            bodies = [block.body(form) for block in blocks]
-        return b"".join([*bodies, _END[form]])
+            bodies = [block.body(body_format) for block in blocks]
+        return b"".join([*bodies, _END[body_format]])
 
-    def render_gzip(self, form: Format) -> bytes:
+    def render_gzip(self, body_format: Format) -> bytes:
         """Return the body of a scrape with all families, compressed with gzip.
 
         Blocks that were compressed when they were published are not compressed again.
         """
-        if form not in self._scraped_forms:
+        if body_format not in self._scraped_formats:
             with self._lock:
-                self._scraped_forms |= {form}
+                self._scraped_formats |= {body_format}
         parts: list[CompressedPart] = []
         texts: list[bytes] = []  # compressed together, because creating a compressor is slow
         for block in self._render_blocks():
-            part = block.compressed(form)
+            part = block.compressed(body_format)
             if part is None:
-                texts.append(block.body(form))
+                texts.append(block.body(body_format))
             elif part.data:
                 parts += [CompressedPart(b"".join(texts)), part]
                 texts = []
-        parts.append(CompressedPart(b"".join([*texts, _END[form]])))
+        parts.append(CompressedPart(b"".join([*texts, _END[body_format]])))
         return gzip_body(parts)
 
     def snapshot(self) -> list[Metric]:
@@ -289,7 +291,7 @@ class Page:
         except Exception:  # noqa: BLE001 - foreign code, which must not fail the scrape
             if name not in self._failed_sources:
                 self._failed_sources.add(name)
-                _LOG.exception("block %s is left out of the page because collecting it failed", name)
+                _log.exception("block %s is left out of the page because collecting it failed", name)
             families = ()
         return PublishedBlock(families, [None] * len(families))
 
@@ -335,7 +337,7 @@ class Page:
         if len({name for name, _ in self._dropped_series} - {family}) >= MAX_COUNTED_FAMILIES:
             family = "<other>"
         if (family, reason) not in self._dropped_series and len(self._dropped_series) < MAX_LOGGED_LOSSES:
-            _LOG.warning("%d series of %s are left out of the page, reason: %s", count, family, reason)
+            _log.warning("%d series of %s are left out of the page, reason: %s", count, family, reason)
         with self._lock:
             self._dropped_series[family, reason] += count
 

@@ -94,9 +94,9 @@ class FamilyText:
         """Number of sample lines in the plain text format."""
         return len(self.series_texts)
 
-    def body(self, form: Format) -> bytes:
+    def body(self, body_format: Format) -> bytes:
         """Return the body of the family in a format."""
-        return self.protobuf if form is Format.PROTOBUF else self.texts[form].encode()
+        return self.protobuf if body_format is Format.PROTOBUF else self.texts[body_format].encode()
 
     @cached_property
     def protobuf(self) -> bytes:
@@ -216,7 +216,7 @@ def _update(previous: FamilyText, metric: Metric, rules: TypeRules) -> FamilyTex
     except (AttributeError, TypeError, ValueError):
         return None  # labels of a third-party collector that cannot be compared
     body = "".join(lines)
-    texts = {form: head + body for form, head in previous.heads.items()}
+    texts = {body_format: head + body for body_format, head in previous.heads.items()}
     return replace(previous, texts=texts, metric=metric, samples=metric.samples)
 
 

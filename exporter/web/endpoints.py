@@ -107,7 +107,7 @@ class MetricsEndpoint:
     ) -> None:
         self.path = METRICS
         self._render = render
-        self._render_gzip = render_gzip or (lambda form: compress(render(form, frozenset())))
+        self._render_gzip = render_gzip or (lambda body_format: compress(render(body_format, frozenset())))
         self._not_ready = not_ready
         # A second thread serves scrapes while the first hangs; selections of families have a separate thread.
         self._scrapes = Workers("exporter-render", 2)
@@ -118,7 +118,7 @@ class MetricsEndpoint:
         reason = self._not_ready()
         if reason is not None:
             return text_response(503, reason, RETRY_SOON)
-        form = negotiate(request.header("accept"))
+        body_format = negotiate(request.header("accept"))
         use_gzip = accepts_gzip(request.header("accept-encoding"))
         try:
             names = _names(request.query)
@@ -127,17 +127,19 @@ class MetricsEndpoint:
 
         def render_page() -> tuple[bytes, bool]:
             if use_gzip and not names:
-                return self._render_gzip(form), True
-            body = self._render(form, names)
+                return self._render_gzip(body_format), True
+            body = self._render(body_format, names)
             has_families = not names or body not in (b"", b"# EOF\n")
             return compress(body) if use_gzip else body, has_families
 
         workers = self._selections if names else self._scrapes
-        body, has_families = await workers.run((form, names, use_gzip), render_page, deadline)
+        body, has_families = await workers.run((body_format, names, use_gzip), render_page, deadline)
         headers = {"Vary": "Accept, Accept-Encoding"}
         if use_gzip:
             headers["Content-Encoding"] = "gzip"
-        return Response(200, body, form.value, headers, is_scrape=request.method == "GET" and has_families)
+        return Response(
+            200, body, body_format.value, headers, is_scrape=request.method == "GET" and has_families
+        )
 
     def stop(self) -> None:
         """End the worker threads after their current work."""

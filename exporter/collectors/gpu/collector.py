@@ -34,7 +34,7 @@ from exporter.diagnoses import NVML_DOWN, NVML_FAILURES
 from exporter.errors import CollectError
 from exporter.families import Collected
 
-LOG = logging.getLogger("exporter.collectors.gpu")
+_log = logging.getLogger("exporter.collectors.gpu")
 
 # The configuration section has more keys than the options that the child receives.
 _CHILD_OPTIONS = tuple(field.name for field in dataclasses.fields(GpuOptions))
@@ -242,7 +242,7 @@ class GpuCollector:
     def _log_gaps(self) -> None:
         """Log the energy that the GPUs used during outages that ended with the last message."""
         for job_index, joules in self.registry.new_energy_gaps():
-            LOG.warning(
+            _log.warning(
                 "GPU %s used %.0f J while its energy was not read; exporter_energy_gap_joules_total counts them",
                 job_index,
                 joules,
@@ -255,12 +255,12 @@ class GpuCollector:
             name, failure = f"GPU {gpu.job_index} ({gpu.uuid or 'UUID unknown'})", gpu.failure
             if failure and self._logged_failures.get(index) != (name, failure):
                 self._logged_failures[index] = (name, failure)
-                LOG.warning("%s does not answer: %s", name, failure)
+                _log.warning("%s does not answer: %s", name, failure)
             elif not failure and self._logged_failures.pop(index, None) is not None:
-                LOG.info("%s answers again", name)
+                _log.info("%s answers again", name)
         for index in sorted(self._known_indices - gpus.keys()):
             self._logged_failures.pop(index, None)
-            LOG.warning("NVML no longer lists GPU %s", index)
+            _log.warning("NVML no longer lists GPU %s", index)
         self._known_indices = set(gpus)
 
     def _handle_state(self, reason: str, message: str, gpu: int | None) -> None:
