@@ -339,6 +339,25 @@ def test_the_start_of_the_state_survives_a_restart_of_the_sidecar(running_job: M
     assert state_start_time(page_after_restart) == state_start_time(page_before_restart)
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["same sidecar", "restarted sidecar"])
+def test_the_start_of_the_state_is_not_in_the_future_after_the_clock_is_set_back(
+    running_job: MonitoredJob, *, restarts: bool
+) -> None:
+    sidecar = running_job.sidecar
+    running_job.simulated.train(5)
+    write_gauges_and_collect(running_job)
+    sidecar.clock.advance(60.0)
+    write_gauges_and_collect(running_job)
+    sidecar.clock.wall -= 3600.0
+    if restarts:
+        sidecar.restart()
+    page = sidecar.collect()
+
+    assert state(page) == "running"
+    seconds = sidecar.clock.wall - (state_start_time(page) or 0.0)
+    assert seconds == (pytest.approx(0.0) if restarts else pytest.approx(60.0, abs=10.0))
+
+
 def test_a_second_hang_after_a_restart_of_the_sidecar_has_its_own_start(running_job: MonitoredJob) -> None:
     running_job.simulated.hold(400.0)
     first_page = write_gauges_and_collect(running_job)

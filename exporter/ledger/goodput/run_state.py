@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from exporter.errors import CollectError
@@ -24,6 +24,9 @@ STATES = ACTIVE_STATES + FINAL_STATES
 
 _STOP_SIGNALS = frozenset({-signal.SIGINT, -signal.SIGTERM})
 _SIGNAL_NAMES = {member.value: member.name for member in signal.Signals}
+
+CLOCK_TOLERANCE_SECONDS = 1.0
+"""Change of the wall clock against the monotonic clock between two passes from which the clock counts as set back."""
 
 _ABSENT = "*other node* or *expired*"
 
@@ -124,13 +127,17 @@ def add_rank_exits(collected: Collected, slots: Iterable[VisibleSlot]) -> None:
 
 
 class RunStates:
-    """States of all runs in the last pass. The time since which a run has its state survives a restart of the sidecar."""
+    """States of all runs in the last pass. The time since which a run has its state survives a restart of the sidecar.
+
+    If the wall clock is set back, the times are moved back with it, so that the duration of a state stays correct.
+    """
 
     def __init__(self, store: StateStore) -> None:
         self._runs: dict[str, RunState] = {}
         self._store = store
         self._records: dict[str, StateRecord[RunState]] = {}
         self._saved_states: dict[str, RunState] = {}  # by run
+        self._clock_offset: float | None = None  # wall clock minus monotonic clock in the last pass
 
     def overdue(self) -> Mapping[str, RunState]:
         """Return the hung and stalled runs of the last pass."""
@@ -155,7 +162,7 @@ class RunStates:
         for process in processes:
             if process.identity.run in visible_runs:
                 runs.setdefault(process.identity.run, []).append(process)
-        previous, self._runs = self._runs, {}
+        previous, self._runs = self._states_after_clock_change(now), {}
         for run, run_processes in runs.items():
             if all(process.identity.rank for process in run_processes):
                 continue
@@ -166,6 +173,8 @@ class RunStates:
                 known_state = self._load(run, run_processes, is_owner=is_owner)
             if known_state is not None and known_state == state:
                 state = known_state
+            if state.since_timestamp > now.wall:  # on the clock of the job or of an earlier sidecar
+                state = replace(state, since_timestamp=now.wall)
             self._runs[run] = state
             if is_owner and state is not self._saved_states.get(run):
                 self._save(run, state)
@@ -180,6 +189,17 @@ class RunStates:
         for run in self._records.keys() - self._runs.keys():
             self._records.pop(run).release()
             self._saved_states.pop(run, None)
+
+    def _states_after_clock_change(self, now: Moment) -> Mapping[str, RunState]:
+        """Return the states of the last pass, with earlier times if the wall clock was set back since then."""
+        previous_offset, self._clock_offset = self._clock_offset, now.wall - now.monotonic
+        if previous_offset is None or previous_offset - self._clock_offset < CLOCK_TOLERANCE_SECONDS:
+            return self._runs
+        seconds = previous_offset - self._clock_offset
+        return {
+            run: replace(state, since_timestamp=state.since_timestamp - seconds)
+            for run, state in self._runs.items()
+        }
 
     def _load(self, run: str, processes: list[ProcessTotals], *, is_owner: bool) -> RunState | None:
         """Return the state that an earlier sidecar saved, unless all running trainers have started since then."""
