@@ -140,6 +140,39 @@ def test_a_broken_gpu_and_the_hang_of_its_run_page_once(tmp_path: Path, receiver
     assert sorted(alert["labels"]["alertname"] for alert in notified_alerts) == ["GpuLost", "TrainingHang"]
 
 
+def test_missing_energy_readings_of_gpus_are_not_sent_beside_their_cause(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    causes = [
+        {"alertname": name, "severity": "critical", "instance": node}
+        for name, node in (("NvmlDown", "n1"), ("GpuLost", "n2"))
+    ]
+    devices = [("n1", "gpu"), ("n1", "cpu"), ("n2", "gpu"), ("n3", "gpu")]
+    gaps = [
+        {"alertname": "EnergyGap", "severity": "warning", "instance": node, "component": component}
+        for node, component in devices
+    ]
+    with alertmanager(tmp_path, receiver) as address:
+        post_alerts(address, causes)
+        post_alerts(address, gaps)
+
+        def processed_alerts() -> list[dict[str, Any]]:
+            alerts = json.loads(fetch(f"http://{address}/api/v2/alerts") or "[]")
+            is_processed = len(alerts) == 6 and all(
+                alert["status"]["state"] != "unprocessed" for alert in alerts
+            )
+            return alerts if is_processed else []
+
+        suppressed_labels = [
+            alert["labels"] for alert in wait_until(processed_alerts) if alert["status"]["inhibitedBy"]
+        ]
+
+    assert sorted((labels["instance"], labels["component"]) for labels in suppressed_labels) == [
+        ("n1", "gpu"),
+        ("n2", "gpu"),
+    ]
+
+
 def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver: Receiver) -> None:
     (tmp_path / "machine.yaml").write_text(MACHINE)
     config_file = tmp_path / "config.yaml"

@@ -19,6 +19,7 @@ import yaml
 from dashboards_support import MODELS, ScenarioPrometheus, fill_variables, panel_queries
 from prometheus_support import Prometheus, fetch
 from run_support import web_server
+from waiting import wait_until
 
 from dashboards.scenario import Timeline
 from dashboards.scenario.cluster import FAULTY_RUN, Cluster
@@ -166,16 +167,17 @@ class FinishedScenario:
     end: float = 0.0
 
     def wait_for_scrapes(self) -> None:
-        """Set the end of the time range to a time at which each server has scraped all targets for 8 s."""
-        for _ in range(60):
+        """Set the end of the time range to a time at which each server has scraped all targets for 8 s. Fail the tests at the limit."""
+
+        def are_all_targets_up() -> bool:
             self.end = time.time() - 1
             results = [self.cluster.query(ALL_TARGETS_UP, time=str(self.end))]
             results += [
                 other.query(ALL_TARGETS_UP, time_seconds=self.end) for other in self.other_servers.values()
             ]
-            if all(series["value"][1] == "1" for result in results for series in result):
-                return
-            time.sleep(1)
+            return all(result and result[0]["value"][1] == "1" for result in results)
+
+        wait_until(are_all_targets_up)
 
     def prometheus(self, url: str, seconds_ago: int = 0) -> ScenarioPrometheus:
         """Return a client whose time range ends some seconds before the end of the scenario."""
