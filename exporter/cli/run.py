@@ -264,8 +264,10 @@ class JobSupervisor:
         if self._is_terminating:
             linger_seconds = min(self._plan.linger_seconds, TERMINATION_LINGER_SECONDS)
         sidecar_exit = SidecarExit(sidecar, linger_seconds=linger_seconds)
-        # A sidecar whose feed directory was removed cannot notice the end of the launch.
-        if not os.path.isdir(self._plan.feed_directory):  # noqa: PTH112 - Path.is_dir raises PermissionError
+        # A sidecar whose feed directory was removed cannot notice the end of the launch. A sidecar that has not read the directory yet
+        # has nothing to save if no process has recorded: the exit status of a job that ends at once does not wait for its start.
+        is_removed = not os.path.isdir(self._plan.feed_directory)  # noqa: PTH112 - Path.is_dir raises PermissionError
+        if is_removed or self._has_nothing_to_save():
             sidecar_exit.end_linger_period()
         while self._is_alive(sidecar, joined_pid) and not runs.needs_sidecar(self._plan.feed_directory):
             if not sidecar_exit.advance():
@@ -275,6 +277,11 @@ class JobSupervisor:
                 sidecar_exit.end_linger_period()
             elif info is not None and info.si_signo in STOP_SIGNALS:
                 _stop_self(info.si_signo)
+
+    def _has_nothing_to_save(self) -> bool:
+        """Return True if no process has recorded into the feed directory, and no sidecar has read it."""
+        directory = self._plan.feed_directory
+        return runs.owner(directory) is None and not runs.has_feed(directory)
 
     def _wait_seconds(self) -> float:
         """Return the time until the next check of the registration or the sidecar, or until the diagnosis."""

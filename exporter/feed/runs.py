@@ -26,6 +26,7 @@ from exporter.errors import FeedError
 from exporter.feed.directory import own_uid
 from exporter.feed.entries import is_shared, own_entry, trusted_entries
 from exporter.feed.files import (
+    FEED,
     LOCK,
     OWNER_LOCK,
     RecordLock,
@@ -313,6 +314,14 @@ def recording_pids(feed_directory: Path) -> set[int]:
     except OSError:
         return set()
     return {pid for path in locks if (pid := _holder(path)) is not None}
+
+
+def has_feed(feed_directory: Path) -> bool:
+    """Return True if a process has recorded into the directory, or if the directory cannot be read."""
+    try:
+        return any(path.suffix == FEED for path in feed_directory.iterdir())
+    except OSError:
+        return True
 
 
 def owner(feed_directory: Path) -> int | None:

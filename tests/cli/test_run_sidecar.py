@@ -159,6 +159,7 @@ def test_after_a_signal_run_waits_neither_for_the_linger_period_nor_for_the_end_
 def test_after_a_signal_a_short_linger_is_kept_before_the_sidecar_is_terminated(
     feed: Path, tmp_path: Path
 ) -> None:
+    (feed / f"{'0' * 32}.feed").touch()  # of a process that has recorded
     job = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 600"]
     with running_process(
         supervise_command(feed, job, sidecar=["/bin/sleep", "600"], linger_seconds=1), feed
@@ -171,8 +172,17 @@ def test_after_a_signal_a_short_linger_is_kept_before_the_sidecar_is_terminated(
         assert time.monotonic() - signal_time >= 1
 
 
+def test_run_does_not_wait_for_the_start_of_the_sidecar_of_a_job_that_recorded_nothing(feed: Path) -> None:
+    command = supervise_command(
+        feed, ["sh", "-c", "exit 3"], sidecar=["/bin/sleep", "3600"], linger_seconds=3600
+    )
+
+    assert run_to_completion(command).returncode == 3
+
+
 def test_a_signal_ends_the_linger_period(feed: Path, tmp_path: Path) -> None:
     log_file = tmp_path / "stderr"
+    (feed / f"{'0' * 32}.feed").touch()  # of a process that has recorded
     command = supervise_command(feed, ["true"], sidecar=["/bin/sleep", "3600"], linger_seconds=3600)
     with log_file.open("w") as stderr, running_process(command, feed, stderr=stderr) as run:
         wait_until(lambda: "waiting up to 3600 s for a final scrape" in log_file.read_text())
