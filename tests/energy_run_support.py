@@ -22,7 +22,7 @@ SECOND_GPU = "GPU-00000001-fa4e-4e47-8888-123456789abc"
 """UUID of the stand-in's second GPU."""
 
 UNCHANGED_PASSES = 4
-"""Passes of the energy collector without a change after which the energy of an ended run counts as final."""
+"""Number of passes of the energy collector without a change after which the energy of an ended run counts as final."""
 
 JOB = """
 import sys, time

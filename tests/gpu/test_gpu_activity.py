@@ -1,4 +1,4 @@
-"""Performance counters of GPUs and MIG instances: replays without waiting."""
+"""Performance counters of GPUs and MIG instances: replays on a simulated clock."""
 
 from __future__ import annotations
 

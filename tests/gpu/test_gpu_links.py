@@ -1,4 +1,4 @@
-"""Processes and links of a GPU: replays without waiting."""
+"""Processes and links of a GPU: replays on a simulated clock."""
 
 from __future__ import annotations
 

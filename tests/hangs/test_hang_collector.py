@@ -135,7 +135,7 @@ def test_stacks_of_a_run_are_requested_again_after_a_minute_and_at_most_ten_time
         requests.append(request)
 
     assert len({request.id for request in requests}) == 10
-    # Only at the first request, the processes of the run log the hang.
+    # The processes of the run log the hang at the first request only.
     assert [request.hang_of for request in requests] == ["llama", *[""] * 14]
 
 
