@@ -21,8 +21,10 @@ setup: $(BIN)/.installed
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) $(TORCH) -e '.$(EXTRAS)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(EDITABLE) $(TORCH) -e '.$(EXTRAS)'
 	$(BIN)/python -m compileall -q exporter
+	@# On all cores, whereas pip uses one. Modules for tests and models, which are mostly never imported, are compiled at their import.
+	$(BIN)/python -m compileall -qq -j 0 -x '/(models|testing|tests?)/' $(VENV)/lib || true  # a file may need a newer Python
 	touch $@
 
 $(BIN)/.demo:
