@@ -288,7 +288,9 @@ def test_window_gauges_of_a_killed_rank_end_within_two_flushes_and_totals_linger
 
     assert is_gap(points, gap_start, scenario.times["restart"])
     assert is_gap(samples, gap_start, scenario.times["restart"])
-    assert has_points(scenario, totals, gap_start, scenario.times["restart"])
+    # On a busy machine, the restart may be later than the linger time.
+    linger_end = scenario.times["kill"] + LINGER_SECONDS - 1
+    assert has_points(scenario, totals, scenario.times["kill"], min(scenario.times["restart"], linger_end))
 
 
 def test_the_totals_of_a_killed_rank_end_after_the_linger_time(scenario: Scenario) -> None:
@@ -303,7 +305,9 @@ def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(scen
     times_before, times_after = rank.recorded_times(0), rank.recorded_times(1)
     sample_count = len(times_before) + len(times_after)
     update_time = scenario.prometheus.value(
-        'training_feed_last_update_timestamp_seconds{rank="1"}', time_seconds=scenario.times["restart"] - 0.1
+        # Also after the linger time, which may end before the restart on a busy machine.
+        'last_over_time(training_feed_last_update_timestamp_seconds{rank="1"}[5m])',
+        time_seconds=scenario.times["restart"] - 0.1,
     )
     assert update_time is not None
     # A busy machine flushes late. Without the tolerance, a sample at the time of the flush counts as flushed.

@@ -142,8 +142,10 @@ def test_a_last_snapshot_that_cannot_be_written_is_reported(feed: Path) -> None:
         subprocess.run(["sh", "-c", f"rm -r {feed} && touch {feed}"], check=True)
         loss.add(1.0)
     """
+    # Without a flush meanwhile, which could create the directory again or a file in it.
+    completed = run(feed, program, EXPORTER_FLUSH_SECONDS="60")
 
-    assert run(feed, program).stderr.startswith("exporter: the latest snapshot was not written to the feed: ")
+    assert completed.stderr.startswith("exporter: the latest snapshot was not written to the feed: ")
 
 
 def test_a_snapshot_that_waits_for_an_earlier_write_is_reported_with_its_cause(feed: Path) -> None:
