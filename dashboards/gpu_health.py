@@ -86,8 +86,8 @@ def _health_columns() -> tuple[Column, ...]:
         ),
         percent_column(
             f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) and on (instance, gpu) gpu_up{{@gpu}} == 1",
-            "Throttled",
-            96,
+            "Throttled, 2 min",
+            130,
             warn_from(0.01, 0.1),
         ),
         Column(

@@ -1,10 +1,11 @@
 """Panels of the dashboard *GPUs*: use, memory, power, heat, clocks, links, MIG instances and inventory.
 
 A plot of a quantity shows outliers, and the devices with the highest or the lowest means in the time range, whichever are bad, at most
-`MAX_LINES` of each. An outlier is a device with a clear difference from the median in the last two minutes of the time range. The line
-of an outlier is thick, with the same color in every panel; other lines are thin and gray. The devices are those that live ranks hold at
-the end of the time range, or those that runs held if no live rank holds any, or all devices if no run held any. If live ranks hold
-devices, at most `MAX_FREE_LINES` dashed lines show devices that runs held earlier, with their names in the legend.
+`MAX_LINES` of each. An outlier is a device with a clear difference from the median of the devices of its run in the last two minutes of the
+time range: runs differ by design. The line of an outlier is thick, with the same color in every panel; other lines are thin and gray. The
+devices are those that live ranks hold at the end of the time range, or those that runs held if no live rank holds any, or all devices if no
+run held any. If live ranks hold devices, at most `MAX_FREE_LINES` dashed lines show devices that runs held earlier, without a legend. The
+line of a lost device is thick and red, and ends at the loss.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from dataclasses import dataclass
 
 from dashboards.gpu_problems import THROTTLED_RATIO_FAMILY
 from dashboards.palette import (
+    BAD,
     BLUE,
+    GREEN,
     GREY,
     HASHED_COLOR,
+    ORANGE,
     SILVER,
     THROTTLE_REASON_COLORS,
     Override,
@@ -33,16 +37,31 @@ MAX_POINTS = 200
 """Maximum number of points of a line, which limits the samples of a query that compares thousands of GPUs."""
 LEGEND = "{{instance}} GPU {{gpu}}"
 OUTLIER_NOTE = ": outlier"
-"""Addition to the legend of a GPU that differs from the median at the end of the time range."""
+"""Addition to the legend of a GPU that differs from the median of its run at the end of the time range."""
+LOST_NOTE = ": lost"
+"""Addition to the legend of a GPU that is lost at the end of the time range."""
+_LOST_GPUS = "last_over_time(gpu_up{@gpu}[2m] @ end()) == 0"
+"""PromQL with a value for each GPU that is lost at the end of the time range."""
+_RUN_BY_UUID = (
+    "topk by (uuid) (1, max by (uuid, run) (last_over_time(gpu:training_run:group{@cluster}[2m] @ end())))"
+)
+"""PromQL for a series of value 1 for each GPU, with the run that holds the GPU; a free GPU has no label `run`."""
 MAX_FREE_LINES = 3
 """Maximum number of lines of GPUs that a run held in the time range and that no live rank holds at the end of it."""
 FREE_NOTE = ": no rank"
-"""Addition to the legend of a GPU that a run held in the time range, and that responds but is held by no live rank at the end of it."""
+"""Addition to the name of a GPU that a run held in the time range, and that responds but is held by no live rank at the end of it."""
 _FREE_OVERRIDE: Override = {
     "matcher": {"id": "byRegexp", "options": f"/{FREE_NOTE}$/"},
     "properties": [
         {"id": "color", "value": fixed_color(SILVER)},
         {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [4, 4]}},
+    ],
+}
+_LOST_OVERRIDE: Override = {
+    "matcher": {"id": "byRegexp", "options": f"/{LOST_NOTE}$/"},
+    "properties": [
+        {"id": "color", "value": fixed_color(BAD)},
+        {"id": "custom.lineWidth", "value": 3},
         {"id": "custom.hideFrom", "value": {"legend": False, "tooltip": False, "viz": False}},
     ],
 }
@@ -111,11 +130,31 @@ def _of_gpus_in_use(expression: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuQuantity:
-    """Quantity of each GPU, with the difference from the median that makes a GPU an outlier."""
+    """Quantity of each GPU, with the difference from the median of its run that makes a GPU an outlier."""
 
     expression: str  # PromQL with a series for each GPU, with the labels `instance`, `gpu` and `uuid`
     is_low_bad: bool  # low values are bad, otherwise high values
-    distance: str  # PromQL for the smallest bad difference of an outlier; `{median}` is the median
+    distance: float  # smallest bad difference of an outlier
+    is_relative: bool = False  # the distance is a share of the median
+    is_compared: bool = (
+        True  # False if each GPU above `distance` is an outlier, whatever the others of its run
+    )
+
+    def outliers(self, values: str) -> str:
+        """Return PromQL for the outliers among *values*, PromQL for a value of each GPU; at most `MAX_LINES`."""
+        if not self.is_compared:
+            return f"topk({MAX_LINES}, {values} > {self.distance})"
+        by_run = f"({values} * on (uuid) group_left (run) ({_RUN_BY_UUID} or on (uuid) group by (uuid) ({values})))"
+        median = f"quantile by (run) (0.5, {by_run})"
+        difference = (
+            f"({median} - on (run) group_right () {by_run})"
+            if self.is_low_bad
+            else f"({by_run} - on (run) group_left () {median})"
+        )
+        limit = (
+            f"on (run) group_left () ({self.distance} * {median})" if self.is_relative else f"{self.distance}"
+        )
+        return f"topk({MAX_LINES}, {difference} > {limit})"
 
 
 def _gpu_plot(
@@ -133,17 +172,15 @@ def _gpu_plot(
     # The GPUs of a run that has ended are idle, and no outliers.
     means = f"avg_over_time(({expression})[2m:30s] @ end())"
     means_in_use = f"({means} and on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END}))"
-    recent = f"({means_in_use} or {means} unless on () {means_in_use})"
-    median = f"scalar(quantile(0.5, {recent}))"
-    difference = f"{median} - ({recent})" if quantity.is_low_bad else f"({recent}) - {median}"
-    outliers = f"topk({MAX_LINES}, {difference} > {quantity.distance.format(median=median)})"
+    outliers = quantity.outliers(f"({means_in_use} or {means} unless on () {means_in_use})")
     free_gpus = (
         f"bottomk({MAX_FREE_LINES}, {means} and on (uuid) ({GPUS_OF_ANY_RUN})"
         " and on (uuid) last_over_time(gpu_up{@cluster}[2m] @ end()) == 1"
         f" unless on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END}))"
     )
     lines = (
-        f'label_replace(({expression}) and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
+        f'label_replace(({expression}) and on (instance, gpu) topk({MAX_LINES}, {_LOST_GPUS}), "note", "{LOST_NOTE}", "", "")'
+        f' or on (instance, gpu) label_replace(({expression}) and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
         f' or on (instance, gpu) label_replace(({expression}) and on (instance, gpu) {free_gpus}, "note", "{FREE_NOTE}", "", "")'
         f" or on (instance, gpu) {_extreme_gpus(expression, lowest=quantity.is_low_bad)}"
     )
@@ -156,7 +193,7 @@ def _gpu_plot(
         maximum=maximum,
         minimum=minimum,
         color=fixed_color(GREY),
-        overrides=[_NO_LEGEND_OF_GPUS, _FREE_OVERRIDE, _OUTLIER_OVERRIDE],
+        overrides=[_NO_LEGEND_OF_GPUS, _FREE_OVERRIDE, _OUTLIER_OVERRIDE, _LOST_OVERRIDE],
         w=w,
         links=links,
     )
@@ -172,20 +209,32 @@ def _extreme_gpus(expression: str, *, lowest: bool) -> str:
 
 
 def utilization_panels() -> tuple[Panel, ...]:
-    """Return the panels about the use of the compute units and of the memory bandwidth."""
+    """Return the panels about the use of the GPUs: two for each GPU, and one that compares the kinds of use of the median GPU."""
 
     def activity(title: str, expression: str) -> Panel:
-        quantity = GpuQuantity(expression, is_low_bad=True, distance="0.25 * {median}")
-        return _gpu_plot(title, quantity, unit="percentunit", maximum=1, w=6, links=(RANKS_LINK,))
+        quantity = GpuQuantity(expression, is_low_bad=True, distance=0.25, is_relative=True)
+        return _gpu_plot(title, quantity, unit="percentunit", maximum=1, w=8, links=(RANKS_LINK,))
 
+    def median(expression: str) -> str:
+        """Return PromQL for the median of the GPUs in use."""
+        return f"quantile(0.5, {_of_gpus_in_use(expression)})"
+
+    busy = "clamp_max(rate(gpu_utilization_busy_seconds_total{@gpu}[$__rate_interval]), 1)"
+    kinds_of_use = time_series(
+        "Kinds of use, median GPU",
+        Query(median(busy), "a kernel runs", GREY),
+        Query(median("gpu_sm_activity_ratio{@gpu}"), "SMs active", BLUE),
+        Query(median("gpu_tensor_activity_ratio{@gpu}"), "tensor cores active", GREEN),
+        Query(median("gpu_dram_activity_ratio{@gpu}"), "memory bandwidth in use", ORANGE),
+        unit="percentunit",
+        maximum=1,
+        w=8,
+    )
+    kinds_of_use.body["maxDataPoints"] = MAX_POINTS
     return (
         activity("SM activity", "gpu_sm_activity_ratio{@gpu}"),
-        activity("Tensor core activity", "gpu_tensor_activity_ratio{@gpu}"),
-        activity("Memory bandwidth in use", "gpu_dram_activity_ratio{@gpu}"),
-        activity(
-            "Utilization (a kernel runs)",
-            "clamp_max(rate(gpu_utilization_busy_seconds_total{@gpu}[$__rate_interval]), 1)",
-        ),
+        activity("Utilization (a kernel runs)", busy),
+        kinds_of_use,
     )
 
 
@@ -194,7 +243,7 @@ def memory_panels() -> tuple[Panel, ...]:
     return (
         _gpu_plot(
             "Memory in use",
-            GpuQuantity("gpu_memory_used_bytes{@gpu}", is_low_bad=False, distance="0.2 * {median}"),
+            GpuQuantity("gpu_memory_used_bytes{@gpu}", is_low_bad=False, distance=0.2, is_relative=True),
             Query("max(gpu_memory_total_bytes{@gpu})", "size of a GPU", reference=True),
             unit="bytes",
             w=10,
@@ -220,7 +269,7 @@ def power_panels() -> tuple[Panel, ...]:
         return time_series(
             title,
             Query(f"sum by (reason) ({of_used_gpus(limited)})", "{{reason}}"),
-            Query(_GPUS_WITHOUT_SAMPLE, "no sample", SILVER, right_axis=True),
+            Query(_GPUS_WITHOUT_SAMPLE, "no sample", SILVER, dashed=True),
             unit="suffix: GPUs",
             decimals=1,
             maximum=1,
@@ -231,21 +280,21 @@ def power_panels() -> tuple[Panel, ...]:
     return (
         _gpu_plot(
             "Power of each GPU",
-            GpuQuantity("gpu_power_watts{@gpu}", is_low_bad=True, distance="0.2 * {median}"),
+            GpuQuantity("gpu_power_watts{@gpu}", is_low_bad=True, distance=0.2, is_relative=True),
             Query('min(gpu_power_limit_watts{@gpu, limit="enforced"})', "lowest limit", reference=True),
             unit="watt",
             w=8,
         ),
         _gpu_plot(
             "Temperature of each GPU",
-            GpuQuantity('gpu_temperature_celsius{@gpu, sensor="gpu"}', is_low_bad=False, distance="8"),
+            GpuQuantity('gpu_temperature_celsius{@gpu, sensor="gpu"}', is_low_bad=False, distance=8),
             unit="celsius",
             minimum=None,
             w=8,
         ),
         _gpu_plot(
             "SM clock",
-            GpuQuantity('gpu_clock_hertz{@gpu, clock="sm"}', is_low_bad=True, distance="0.1 * {median}"),
+            GpuQuantity('gpu_clock_hertz{@gpu, clock="sm"}', is_low_bad=True, distance=0.1, is_relative=True),
             unit="hertz",
             w=8,
         ),
@@ -253,9 +302,10 @@ def power_panels() -> tuple[Panel, ...]:
         _gpu_plot(
             "Throttling of each GPU",
             GpuQuantity(
-                f"max by (instance, gpu, uuid) ({THROTTLED_RATIO_FAMILY}{{@gpu}})",
+                f"max by (instance, gpu, uuid) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) unless on (uuid) gpu_up{{@gpu}} == 0",
                 is_low_bad=False,
-                distance="0.05",
+                distance=0.05,
+                is_compared=False,
             ),
             unit="percentunit",
             w=8,

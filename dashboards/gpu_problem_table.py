@@ -11,6 +11,7 @@ from dashboards.gpu_problems import (
     ERROR_TEXTS,
     EXPORTER_IS_UP,
     GPU_PROBLEMS,
+    GPUS_AND_LAST_RANKS,
     IMPACT_NAMES,
     IMPACT_TEXTS,
     LAST_RANK_BY_GPU,
@@ -30,6 +31,9 @@ from dashboards.gpu_problems import (
 )
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
+from dashboards.queries import saturated_cpus
+from dashboards.rank_problems import MAX_DATA_WAIT_RATIO
+from dashboards.run_problems import DATA_WAIT_REMEDY, FREE_CPUS_REMEDY
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -89,8 +93,27 @@ def _query_node_problems() -> str:
     return f"(({_join_problem_rows(NODE_PROBLEMS)}) and {SELECTED_NODES})"
 
 
+def _query_waiting_runs() -> str:
+    """Return PromQL for a series for each selected run whose GPUs all wait for data, with the labels `run`, `problem` and `remedy`.
+
+    The value is the impact as in `_join_problem_rows`. No GPU and no node is the cause, so that these labels are absent.
+    """
+    share = f"(max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO} and on (run) ({GPUS_AND_LAST_RANKS}))"
+    counted = f'count_values by (run) ("share", round(100 * {share}))'
+    rows = (
+        f'label_replace(0 * {counted} + {PRIORITIES_PER_IMPACT * Impact.LOSES_TIME}, "problem",'
+        ' "GPUs wait for data: at least $1 %, 2 min", "share", "(.+)")'
+    )
+    saturated = f"{RUNS_ON_NODES} and on (instance) ({saturated_cpus('@cluster')})"
+    with_remedy = (
+        f'label_replace({rows} and on (run) ({saturated}), "remedy", "{FREE_CPUS_REMEDY}", "", "")'
+        f' or on (run) label_replace({rows}, "remedy", "{DATA_WAIT_REMEDY}", "", "")'
+    )
+    return f"max by (run, problem, remedy) ({with_remedy})"
+
+
 def query_worst_problems() -> str:
-    """Return PromQL for one series for each node and GPU with a problem: its worst problem.
+    """Return PromQL for one series for each node and GPU with a problem, which is its worst problem, and for each run that waits for data.
 
     The value is the impact and the priority as one number, see `PRIORITIES_PER_IMPACT`. The labels are `instance`, `problem` and
     `remedy`. A problem of a GPU also has the label `gpu`, and the labels `run` and `rank` of the last rank on the GPU. If no rank used
@@ -116,11 +139,11 @@ def query_worst_problems() -> str:
         f" - {PRIORITIES_PER_IMPACT * (Impact.NO_PROGRESS - Impact.ENDANGERS_WORK)} unless on (run) {_RUNS_WITHOUT_PROGRESS}"
     )
     worst = f"topk by (instance, gpu) (1, {downgraded_problems} or {problems})"
-    return f"max without ({labels_in_texts}) ({worst})"
+    return f"(max without ({labels_in_texts}) ({worst}) or {_query_waiting_runs()})"
 
 
-def query_node_and_gpu_counts_by_impact() -> str:
-    """Return PromQL for the number of nodes and GPUs with a problem, by the impact of their worst problem.
+def query_problem_counts_by_impact() -> str:
+    """Return PromQL for the number of rows of the table of problems, by impact.
 
     The label `impact` is the impact in words. If there is no problem, the only series has the impact *no problem* and the value 0.
     Without a target of the selected nodes, the result is absent.
@@ -138,14 +161,20 @@ def _problem_columns() -> tuple[Column, ...]:
     If there is no problem, each column of values has one row with `NO_PROBLEM_VALUE`, so that Grafana joins the columns to a single row.
     """
     gpu_problems, node_problems = _query_gpu_problems(), _query_node_problems()
+    # With all labels of the rows: Grafana joins the columns on equal labels, and the row of a run has no GPU.
     start = query_start_of_worst(
         f"{_join_problem_starts(GPU_PROBLEMS)} or {_join_problem_starts(NODE_PROBLEMS)}",
         query_worst_problems(),
         "instance, gpu",
+        "run, rank, problem, remedy",
+    )
+    wait_start = (
+        f"(0 * {_query_waiting_runs()} + on (run) group_left ()"
+        " max by (run) (run:training_data_wait_start:timestamp_seconds{@run}))"
     )
     no_problem = (
         f'label_replace(0 * {_TARGET_EXISTS} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
-        f" unless on () ({gpu_problems} or {node_problems})"
+        f" unless on () ({gpu_problems} or {node_problems} or {_query_waiting_runs()})"
     )
     return (
         Column(
@@ -161,14 +190,7 @@ def _problem_columns() -> tuple[Column, ...]:
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column(
-            f"count by (instance, gpu) ({gpu_problems} or {node_problems}) - 1 or {no_problem}",
-            "Others",
-            decimals=0,
-            width=75,
-            mappings=value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)}),
-        ),
-        Column(
-            f"{start} * 1000 or {no_problem}",
+            f"{start} * 1000 or {wait_start} * 1000 or {no_problem}",
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,

@@ -144,14 +144,19 @@ class Problem:
         return f'label_replace({start}, "priority", "{priority}", "", "")'
 
 
-def query_start_of_worst(starts: str, worst: str, by: str) -> str:
+def query_start_of_worst(starts: str, worst: str, by: str, text_labels: str = "") -> str:
     """Return PromQL for the start of the worst problem of each row of a table, in Unix seconds.
 
     Args:
         starts: PromQL for the starts of all problems, from `Problem.row_start`.
         worst: PromQL for the impact and priority of the worst problem of each row, from `Problem.row`.
         by: Labels that identify a row.
+        text_labels: Further labels of a row to keep, such as its text.
     """
+    if text_labels:
+        rows = f'count_values by ({by}, {text_labels}) ("priority", ({worst}) % {PRIORITIES_PER_IMPACT})'
+        start = f"max by ({by}, priority) ({starts})"
+        return f"max by ({by}, {text_labels}) (0 * {rows} + on ({by}, priority) group_left () {start})"
     priorities = f'count_values by ({by}) ("priority", ({worst}) % {PRIORITIES_PER_IMPACT})'
     return f"max by ({by}) (({starts}) and on ({by}, priority) {priorities})"
 

@@ -19,7 +19,7 @@ from dashboards.gpu_load import (
 )
 from dashboards.gpu_problem_table import (
     current_problems_table,
-    query_node_and_gpu_counts_by_impact,
+    query_problem_counts_by_impact,
     query_worst_problems,
 )
 from dashboards.gpu_problems import (
@@ -75,9 +75,9 @@ _ALERTS_ON_NODES_OF_RUN = dataclasses.replace(
 GPUS_IN_USE_LEGEND = "GPUs in use"
 """Legend of the mean SM activity of the GPUs that live ranks hold."""
 ALL_GPUS_LEGEND = "selected GPUs"
-"""Legend of the panel *Throttling* if no GPU is throttled for more than `NEGLIGIBLE_THROTTLING`."""
+"""Legend of the panel *Throttled, 2 min* if no GPU is throttled for more than `NEGLIGIBLE_THROTTLING`."""
 NEGLIGIBLE_THROTTLING = 0.01
-"""Share of the time up to which the panel *Throttling* names no GPU."""
+"""Share of the time up to which the panel *Throttled, 2 min* names no GPU."""
 MAX_ROWS_PER_KIND = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
 _UNKNOWN_RUNS_LEGEND = "runs unknown"
@@ -141,8 +141,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Nodes and GPUs with a problem",
-            instant_query(query_node_and_gpu_counts_by_impact(), "{{impact}}"),
+            "Problems listed below",
+            instant_query(query_problem_counts_by_impact(), "{{impact}}"),
             unit="none",
             text_mode="value_and_name",
             value_size=30,
@@ -171,7 +171,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Throttling",
+            "Throttled, 2 min",
             instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", LEGEND),
             instant_query(
                 f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}", ALL_GPUS_LEGEND
@@ -284,7 +284,10 @@ def _query_failures() -> str:
     def failed(series: str, labels: str) -> str:
         """Return PromQL for the `MAX_ROWS_PER_KIND` series with the most failed scrapes, by labels. *series* is 1 while up and 0 while down."""
         most_failed = f"topk({MAX_ROWS_PER_KIND}, max by ({labels}) ({failed_scrapes(series)}))"
-        return f"min by ({labels}) ({series}) and on ({labels}) {most_failed}"
+        value = f"min by ({labels}) ({series})"
+        # The first scrapes of a new target may fail, which is no failure: they have no earlier sample.
+        first_failures = f"({value} == 0 unless on ({labels}) {series} offset 1m)"
+        return f"({value} unless {first_failures}) and on ({labels}) {most_failed}"
 
     has_gpus = "max by (instance) (gpu_devices_expected{@gpu_node}) > 0"
     drivers = f"{failed('gpu_nvml_up{@gpu_node}', 'instance')} and on (instance) {has_gpus}"
@@ -299,5 +302,5 @@ def _query_failures() -> str:
         f"({failed_scrapes('up{@gpu_target}')} or {failed_scrapes('gpu_up{@gpu}')}"
         f" or {failed_scrapes('gpu_nvml_up{@gpu_node}')} and on (instance) {has_gpus})"
     )
-    no_failure = f'label_replace(min(up{{@gpu_target}}), "subject", "all exporters, drivers and GPUs", "", "") unless on () {any_failure}'
+    no_failure = f'label_replace(0 * min(up{{@gpu_target}}) + 1, "subject", "all exporters, drivers and GPUs", "", "") unless on () {any_failure}'
     return f"{failures} or {no_failure}"

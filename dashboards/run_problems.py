@@ -265,7 +265,8 @@ _SAVES_FAILED = with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a la
 
 _NODES_WITH_SATURATED_CPUS = f"({saturated_cpus('@cluster')} and on (instance) {UP_BY_RANK_AND_NODE})"
 """PromQL for the nodes of the run whose CPUs are saturated."""
-_FREE_CPUS = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
+FREE_CPUS_REMEDY = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
+DATA_WAIT_REMEDY = "check the storage; use more or faster data workers"
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
 _CHECK_COOLING = "check the cooling and the power supply of the node"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
@@ -337,14 +338,18 @@ PROBLEMS = (
         "use more or faster data workers",
     ),
     RunProblem(
-        f"{_WAITING_RANK} and on (instance) {_NODES_WITH_SATURATED_CPUS}", RunImpact.LOSES_TIME, _FREE_CPUS
+        f"{_WAITING_RANK} and on (instance) {_NODES_WITH_SATURATED_CPUS}",
+        RunImpact.LOSES_TIME,
+        FREE_CPUS_REMEDY,
     ),
     RunProblem(
         f"{_ALL_RANKS_WAIT} unless on () {_NODES_WITH_SATURATED_CPUS}",
         RunImpact.LOSES_TIME,
-        "check the storage; use more or faster data workers",
+        DATA_WAIT_REMEDY,
     ),
-    RunProblem(f"{_ALL_RANKS_WAIT} and on () {_NODES_WITH_SATURATED_CPUS}", RunImpact.LOSES_TIME, _FREE_CPUS),
+    RunProblem(
+        f"{_ALL_RANKS_WAIT} and on () {_NODES_WITH_SATURATED_CPUS}", RunImpact.LOSES_TIME, FREE_CPUS_REMEDY
+    ),
     RunProblem(EARLY_END_ROW, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
     RunProblem(with_text(FIRST_EXIT, "restarted after: $1", "reason", EXIT_REASON_PATTERN), RunImpact.PAST),
     RunProblem(

@@ -195,6 +195,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "gpu:gpu_xid:timestamp_seconds",
     "gpu:gpu_lost_start:timestamp_seconds",
     "gpu:gpu_throttled:ratio2m",
+    "gpu:training_run:group",
     "gpu:gpu_throttled_start:timestamp_seconds",
     "instance:exporter_last_sample:timestamp_seconds",
 }

@@ -67,7 +67,7 @@ HEALTHY_NODE = {
     [
         ("training-node", "What is wrong", "A", {'{problem="no problem"}': -1}),
         ("training-gpus", "What is wrong", "A", {'{problem="no problem"}': -1}),
-        ("training-gpus", "Nodes and GPUs with a problem", "A", {'{impact="no problem"}': 0}),
+        ("training-gpus", "Problems listed below", "A", {'{impact="no problem"}': 0}),
         ("training-gpus", "Exporters", "A", {"{}": 1}),
         ("training-gpus", "Selected GPUs", "A", {"{}": 1}),
         ("training-gpus", "Selected GPUs", "C", {"{}": 0}),

@@ -45,9 +45,7 @@ def test_an_exporter_that_is_down_is_a_problem_with_its_start_and_run(tmp_path: 
 
     labels = f'{{instance="n1",run="a",problem="exporter down: node, GPUs unknown",remedy="{remedy}"}}'
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.UNKNOWN})
-    assert_panel(
-        tmp_path, "training-gpus", "What is wrong", series, {'{instance="n1"}': 285_000}, column="Since"
-    )
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: 285_000}, column="Since")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
         "training-gpus",
         "What is wrong",
         series,
-        {'{instance="n1",gpu="0"}': 315_000},
+        {labels: 315_000},
         column="Since",
     )
 
@@ -88,10 +86,13 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
             '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain; reset the GPU or reboot"}',
             Impact.ENDANGERS_WORK,
         ),
-        ("Since", '{instance="n1",gpu="0"}', 301_000),
-        ("Others", '{instance="n1",gpu="0"}', 4),
+        (
+            "Since",
+            '{instance="n1",gpu="0",run="a",rank="3",problem="Xid 48",remedy="drain; reset the GPU or reboot"}',
+            301_000,
+        ),
     ],
-    ids=["worst problem", "start of the worst problem, not of an earlier one", "other problems"],
+    ids=["worst problem", "start of the worst problem, not of an earlier one"],
 )
 def test_a_gpu_with_several_problems_has_one_row(
     tmp_path: Path, column: str, labels: str, value: float
@@ -284,9 +285,7 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
 ) -> None:
     expected = {f'{{impact="{impact}"}}': count for impact, count in counts.items()}
 
-    assert_panel(
-        tmp_path, "training-gpus", "Nodes and GPUs with a problem", EXPORTER_AND_RANK | series, expected
-    )
+    assert_panel(tmp_path, "training-gpus", "Problems listed below", EXPORTER_AND_RANK | series, expected)
 
 
 LOSS_PANEL = "Loss of the runs listed below"
@@ -317,7 +316,7 @@ def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_th
         "training-gpus",
         "What is wrong",
         series,
-        {'{instance="n1",gpu="0"}': 885_000},
+        {labels: 885_000},
         column="Since",
     )
 
@@ -338,7 +337,7 @@ def test_the_tile_names_the_most_throttled_gpu_or_none(
         assert_panel(
             tmp_path,
             "training-gpus",
-            "Throttling",
+            "Throttled, 2 min",
             series,
             values_of_query,
             query_id=ref_id,
@@ -428,7 +427,7 @@ def test_no_gpu_has_a_state_while_the_exporter_of_its_node_is_down(tmp_path: Pat
     gpu = {'{instance="n1",gpu="0"}': UNKNOWN_GPU_VALUE}
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {node: Impact.UNKNOWN})
-    assert_panel(tmp_path, "training-gpus", "Nodes and GPUs with a problem", series, unknown)
+    assert_panel(tmp_path, "training-gpus", "Problems listed below", series, unknown)
     assert_panel(tmp_path, "training-gpus", "Health of each GPU", series, gpu, column="Worst problem")
 
 
@@ -645,7 +644,7 @@ def test_no_gpu_is_throttled_or_not_while_its_exporter_is_down(tmp_path: Path) -
     series |= {'up{job="training",instance="n1"}': "1x58 0x2"}
 
     for query_id in "AB":
-        assert_panel(tmp_path, "training-gpus", "Throttling", series, {}, query_id=query_id)
+        assert_panel(tmp_path, "training-gpus", "Throttled, 2 min", series, {}, query_id=query_id)
 
 
 def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:
@@ -681,6 +680,63 @@ def test_the_table_of_problems_explains_an_error_of_nvml(error: str) -> None:
     shown = json.dumps(PROBLEM_TEXTS)
 
     assert f'"GPU does not respond: {error}": {{' in shown
+
+
+def test_a_run_whose_gpus_wait_for_data_has_a_row_with_its_start_and_remedy(tmp_path: Path) -> None:
+    series = {'up{job="training",instance="n1"}': "1x60"}
+    for rank in (0, 1):
+        of_rank = f'run="a",rank="{rank}",instance="n1"'
+        series |= gpu_series("up", "1x60", gpu=rank)
+        series[f'training_rank_info{{{of_rank},uuid="G{rank}"}}'] = "1x60"
+        series[f"training_process_up{{{of_rank}}}"] = "1x60"
+        series[f'training_phase_seconds_total{{{of_rank},phase="data_loading"}}'] = "0x20 9+9x40"
+        series[f'training_phase_seconds_total{{{of_rank},phase="forward"}}'] = "0+15x20 306+6x39"
+    series['training_wall_seconds_total{run="a",instance="n1"}'] = "0+15x60"
+    series['training_run_state{run="a",instance="n1",state="running"}'] = "1x60"
+    labels = (
+        '{run="a",problem="GPUs wait for data: at least 60 %, 2 min",'
+        'remedy="check the storage; use more or faster data workers"}'
+    )
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.LOSES_TIME})
+    assert_panel(tmp_path, "training-gpus", "Problems listed below", series, {'{impact="loses time"}': 1})
+
+
+def test_a_gpu_is_an_outlier_of_its_own_run_and_a_lost_gpu_keeps_its_line(tmp_path: Path) -> None:
+    # GPUs 0 and 1 wait for data, 2 to 4 train, and 5 is lost.
+    series: dict[str, str] = {}
+    for gpu, values in enumerate(("40x60", "40x60", "80x60", "80x60", "30x60", "80x50 stale")):
+        rank = f'run="{"waits" if gpu < 2 else "trains"}",rank="{gpu}",instance="n1"'
+        series |= gpu_series("up", "1x47 0x12" if gpu == 5 else "1x60", gpu=gpu)
+        series |= gpu_series("sm_activity_ratio", values, gpu=gpu)
+        series[f'training_rank_info{{{rank},uuid="G{gpu}"}}'] = "1x60"
+        series[f"training_process_up{{{rank}}}"] = "1x60"
+    labels = 'instance="n1",job="training"'
+    notes = {4: ',note=": outlier"'}
+    expected = {
+        f'{{{labels},gpu="{gpu}",uuid="G{gpu}"{notes.get(gpu, "")}}}': value
+        for gpu, value in enumerate((40, 40, 80, 80, 30))
+    }
+    lost = {f'{{{labels},gpu="5",uuid="G5",note=": lost"}}': 80}
+
+    assert_panel(tmp_path, "training-gpus", "SM activity", series, expected)
+    assert_panel(tmp_path, "training-gpus", "SM activity", series, expected | lost, minutes=12)
+
+
+def test_the_timeline_omits_failed_scrapes_before_the_first_successful_one(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n1"}': "0x2 1x30 0x28",
+        'up{job="training",instance="n2"}': "0x60",
+    }
+    panel = "Exporters, drivers and GPUs with a failure"
+    rows = [f'{{instance="n{node}",subject="n{node} exporter"}}' for node in (1, 2)]
+
+    for minutes, expected in (
+        (0.5, {}),
+        (8, dict(zip(rows, (1, 0), strict=True))),
+        (12, dict.fromkeys(rows, 0)),
+    ):
+        assert_panel(tmp_path, "training-gpus", panel, series, expected, minutes=minutes)
 
 
 def test_the_timeline_omits_exporters_and_gpus_that_did_not_fail(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", NO_STOP): {"Cost and CO2 per hour": "D"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
     ("training-fleet", NO_STOP): {"Cost per hour, 5 min": "E"},
-    ("training-gpus", THROTTLED): {"Throttling": "B"},
+    ("training-gpus", THROTTLED): {"Throttled, 2 min": "B"},
     ("training-gpus", NODE_IS_KNOWN): {
         "GPUs slowed by heat or the power brake, by reason": "B",
         "GPUs at another limit of the clock, by reason": "B",

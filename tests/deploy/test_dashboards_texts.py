@@ -135,18 +135,18 @@ def test_every_panel_that_marks_outliers_explains_them() -> None:
 @pytest.mark.parametrize("title", PANELS_WITH_OUTLIERS)
 def test_the_distance_of_an_outlier_is_that_of_the_query(title: str) -> None:
     panel = PANELS["training-gpus", title]
-    distances = re.findall(r"> ([\d.]+)(?:\)| \* (scalar))", panel["targets"][0]["expr"])
-    texts = re.findall(
-        r"more than ([\d.]+) (%|°C|percentage points) (?:above|below) the median", panel["description"]
+    distances = re.findall(
+        r"> (?:on \(run\) group_left \(\) \()?([\d.]+)(?:\)| \* quantile)", panel["targets"][0]["expr"]
     )
+    texts = re.findall(r"outliers, GPUs (?:throttled for )?more than ([\d.]+) (%|°C)", panel["description"])
     unit = panel["fieldConfig"]["defaults"]["unit"]
 
     expected = {
         (
             f"{float(number) * (1 if unit == 'celsius' else 100):g}",
-            "%" if relative else "°C" if unit == "celsius" else "percentage points",
+            "°C" if unit == "celsius" else "%",
         )
-        for number, relative in distances
+        for number in distances
         if gpu_load.OUTLIER_NOTE in panel["targets"][0]["expr"]
     }
     assert set(texts) == expected

@@ -281,7 +281,7 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
     [
         ("training-run", "Slowest rank", "A", 'instance="n1",rank="3"'),
         ("training-ranks", "Slowest rank", "A", 'instance="n1",rank="3"'),
-        ("training-ranks", "Nodes of the run", "G", 'instance="n1"'),
+        ("training-ranks", "Nodes of the run", "F", 'instance="n1"'),
         ("training-fleet", "Speed and progress of the runs", "I", 'run="a"'),
     ],
 )
