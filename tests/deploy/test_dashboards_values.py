@@ -289,12 +289,13 @@ def test_all_dashboards_show_the_same_slowest_rank(
     tmp_path: Path, dashboard: str, panel: str, query_id: str, label: str
 ) -> None:
     state = {STATE_SERIES.format("running"): "1x60"}
+    live = {rank_series("process_up", 1, 3): "1x60"}
 
     assert_panel(
         tmp_path,
         dashboard,
         panel,
-        STAGES | state,
+        STAGES | state | live,
         {f"{{{label}}}": 67},
         query_id=query_id,
         factor=100,
