@@ -11,33 +11,37 @@ from dashboards.energy_overview import (
     MIN_CROSSCHECK_RATIO,
     READING_VERDICTS,
     overview_panels,
+    total_panels,
 )
-from dashboards.losses_now import CAUSE_NAMES, COMPLETE_RUN_POWER, COST_PER_HOUR_BY_RUN, TOO_MUCH_STALE_COST
+from dashboards.losses_now import (
+    CAUSE_NAMES,
+    COMPLETE_RUN_POWER,
+    COST_PER_HOUR_BY_RUN,
+    LOST_COST_BY_RUN_NOW,
+    STANDSTILL_BY_RUN,
+    TOO_MUCH_STALE_COST,
+)
 from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
     BLUE,
     GREEN,
-    GREY,
     HASHED_COLOR,
     NEUTRAL,
     ORANGE,
-    PHASE_COLORS,
     WARNING,
     colors_by_prefix,
     fixed_color,
-    fixed_colors_by_name,
     series_override,
     shades,
 )
 from dashboards.panels import (
     Panel,
-    bar_gauge,
     threshold_steps,
     time_series,
     value_mappings,
 )
-from dashboards.queries import NODES_OF_ENERGY, Query, instant_query
+from dashboards.queries import NODES_OF_ENERGY, Query
 from dashboards.tables import Column, table
 
 UID = "training-energy"
@@ -61,8 +65,9 @@ def board() -> Board:
         variables=(RUN, NODE_VARIABLE),
         rows=(
             Row("At a glance", overview_panels()),
-            Row("Power and waste over time", _time_panels()),
-            Row("Nodes and GPUs", (*device_panels(), *_device_power_panels())),
+            Row("Losses and power over time", _time_panels()),
+            Row("Totals", total_panels()),
+            Row("Nodes and GPUs", device_panels()),
             Row("Energy per unit of work", _efficiency_panels()),
             Row("Carbon and cost", _carbon_panels()),
             Row("Sources", _source_panels()),
@@ -73,7 +78,7 @@ def board() -> Board:
 
 
 def _time_panels() -> tuple[Panel, ...]:
-    """Return the panels of the power and of the wasted energy of runs over time."""
+    """Return the panels of the lost cost, of the power and of the wasted energy of runs over time."""
     wasted_energy = time_series(
         "Wasted energy by cause",
         Query(WASTED_ENERGY_SINCE_START, "{{cause}}"),
@@ -83,108 +88,72 @@ def _time_panels() -> tuple[Panel, ...]:
             series_override({"id": "byName", "options": cause}, fixed_color(color), name=CAUSE_NAMES[cause])
             for cause, color in (BADPUT_CAUSE_COLORS | {"slowest_rank": GREEN}).items()
         ],
+        w=8,
     )
     wasted_energy.body["maxDataPoints"] = MAX_POINTS_OF_WASTE
+    held_gpus = "group by (uuid, run) (run_gpu:training_gpu_held:group{@run})"
+    power_per_gpu = (
+        f"avg by (run) ({held_gpus} * on (uuid) group_left () max by (uuid) (gpu_power_watts{{@cluster}}))"
+    )
     return (
         time_series(
-            "Power of runs",
+            "Lost per hour by run",
+            Query(f"sum by (run, currency) ({LOST_COST_BY_RUN_NOW})", "{{run}}"),
+            unit="none",
+            decimals=2,
+            stacked=True,
+            color=HASHED_COLOR,
+            w=8,
+        ),
+        # The mean of the GPUs, because the power of a large run would hide the power of small runs.
+        time_series(
+            "GPU power of each run, mean of its GPUs",
+            Query(power_per_gpu, "{{run}}"),
             Query(
-                f"{COMPLETE_RUN_POWER} and on (run)"
-                " topk(8, sum by (run) (rate(training_energy_joules_total{@run}[$__range] @ end())))",
-                "{{run}}",
+                'min(gpu_power_limit_watts{@energy_node, limit="enforced"})', "lowest limit", reference=True
             ),
             unit="watt",
             color=HASHED_COLOR,
+            w=8,
         ),
         wasted_energy,
     )
 
 
-def _device_power_panels() -> tuple[Panel, ...]:
-    """Return the panels of the power of nodes and GPUs."""
-
-    def node_power(window: str, modifier: str = "") -> str:
-        """Return PromQL for the power of each node in watts, over a window; *modifier* is for example ` @ end()`."""
-        gpus, processors, memory = (
-            f"rate({family}_energy_joules_total{{@energy_node}}[{window}]{modifier})"
-            for family in ("gpu", "host_cpu", "host_dram")
-        )
-        # Without a label of their own, `or` would drop the series of the memory, whose labels equal those of the processors.
-        memory = f'label_replace({memory}, "component", "dram", "", "")'
-        return f"sum by (instance) ({gpus} or {processors} or {memory})"
-
-    # `min_seen` is not the idle power of a GPU that was never idle. Values near the power limit are therefore left out.
-    idle_power_query = (
-        'max by (instance, gpu) (gpu_power_idle_watts{@energy_node, method="min_seen"})'
-        ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{@energy_node, limit="enforced"})'
-    )
-    return (
-        time_series(
-            "Power of nodes",
-            Query(
-                f"{node_power('$__rate_interval')} and on (instance) topk(8, {node_power('$__range', ' @ end()')})",
-                "{{instance}}",
-            ),
-            unit="watt",
-            color=HASHED_COLOR,
-        ),
-        time_series(
-            "Power and idle power of each GPU",
-            Query(
-                "sum by (instance, gpu) (rate(gpu_energy_joules_total{@energy_node}[$__rate_interval])) and on (instance, gpu)"
-                " topk(8, sum by (instance, gpu) (rate(gpu_energy_joules_total{@energy_node}[$__range] @ end())))",
-                "{{instance}} GPU {{gpu}}",
-            ),
-            Query(
-                f'max(gpu_power_idle_watts{{@energy_node, method="before_start"}} or {idle_power_query})',
-                "idle, highest GPU",
-                reference=True,
-            ),
-            unit="watt",
-        ),
-    )
-
-
 def _efficiency_panels() -> tuple[Panel, ...]:
-    """Return the panels of the energy for each step and token, and of the energy by phase."""
+    """Return the panels of the energy for each step and token."""
 
-    # The power is a slope, and so are the steps and tokens: after an outage, a rate would be too small for five minutes.
+    def unless_still(expression: str) -> str:
+        """Return PromQL for the values of runs that neither stand still nor have ended."""
+        return f'({expression} unless on (run) {STANDSTILL_BY_RUN} and on (run) max by (run) (training_run_state{{@run, state="running"}}) == 1)'
+
+    # The power is a slope, and so are the steps and tokens: after an outage, a rate would be too small for five minutes. A run that stands
+    # still has no energy of a step.
+    steps = unless_still('max by (run) (deriv(training_steps_total{@run, mode="train"}[5m])) > 0')
+
     def energy_per_unit_panel(title: str, family: str, unit: str) -> Panel:
         return time_series(
             title,
             Query(
-                f'({COMPLETE_RUN_POWER}) / (sum by (run) (deriv({family}{{@run, mode="train"}}[5m])) > 0)',
+                f"({COMPLETE_RUN_POWER}) / on (run) "
+                + unless_still(f'sum by (run) (deriv({family}{{@run, mode="train"}}[5m])) > 0'),
                 "{{run}}",
             ),
             unit=unit,
-            log_scale=True,
-            w=6,
+            w=12,
         )
 
     return (
         time_series(
-            "Joules per step",
+            "Joules per step and GPU",
             Query(
-                f'({COMPLETE_RUN_POWER}) / (max by (run) (deriv(training_steps_total{{@run, mode="train"}}[5m])) > 0)',
+                f"({COMPLETE_RUN_POWER}) / on (run) {steps} / on (run) (max by (run) (run:training_gpus:count{{@run}}) > 0)",
                 "{{run}}",
             ),
             unit="joule",
-            log_scale=True,
-            w=6,
-        ),
-        energy_per_unit_panel("Joules per token", "training_tokens_total", "joule"),
-        bar_gauge(
-            "Energy by phase, since the start of the runs",
-            instant_query(
-                "topk(9, sum by (phase) (last_over_time(training_phase_energy_joules_total{@run}[15m]))) / 3600",
-                "{{phase}}",
-            ),
-            unit=ENERGY_UNIT,
-            decimals=1,
-            overrides=fixed_colors_by_name(PHASE_COLORS | {"unattributed": GREY}),
-            color=fixed_color(GREY),
             w=12,
         ),
+        energy_per_unit_panel("Joules per token", "training_tokens_total", "joule"),
     )
 
 
@@ -199,6 +168,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             "CO2 per hour",
             Query("3600 * max by (run) (run:training_carbon:grams_rate5m{@run})", "{{run}}"),
             unit="massg",
+            log_scale=True,
             w=8,
         ),
         time_series(

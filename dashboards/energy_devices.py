@@ -36,8 +36,8 @@ def _node_table() -> Panel:
         "Energy and cost of each node, in this time range",
         Column("instance", "Node", links=(NODE_LINK,)),
         Column(
-            f"clamp_min(sum by (instance) (deriv({energy_of_runs}[5m])), 0)",
-            "Power, 5 min",
+            "sum by (instance) (max by (instance, gpu) (gpu_power_watts{@energy_node}))",
+            "GPU power",
             unit="watt",
             decimals=1,
             width=85,

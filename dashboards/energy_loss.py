@@ -8,7 +8,7 @@ outcome of the work. The shares of its energy are applied to the energy of all n
 proportion to time, so that the costs of the causes add up to the cost of the run.
 
 Before the ledger decides that a run hangs, a standstill counts as a hang from the overdue step on. Afterwards only the hang in the
-ledger counts.
+ledger counts. Before the ledger counts the work that a failed run has lost, the unsaved work counts as lost progress.
 
 Unless a docstring says otherwise, the PromQL has a series for each run, and the unit of time is seconds and that of energy joules.
 """
@@ -72,11 +72,19 @@ the phase of a rank is known late: over a shorter time, the power would exceed t
 """
 WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
 _RECORDED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
-_OVERDUE_AS_HANG = as_cause(_OVERDUE_SECONDS, "hang")
-_BADPUT = (
-    f"({_RECORDED_BADPUT} + on (run, cause) {_OVERDUE_AS_HANG} or {_RECORDED_BADPUT} or {_OVERDUE_AS_HANG})"
+_LOST_WORK_SECONDS = (
+    "(clamp_max(max by (run) (training_uncommitted_seconds{@run}) > 0, $__range_s)"
+    ' and on (run) max by (run) (training_run_state{@run, state=~"failed|lost"}) == 1)'
 )
-"""PromQL for the badput of each run by cause: recorded badput, with the overdue time added to the cause `hang`."""
+"""PromQL for the seconds of work that each failed or lost run has lost: the work since the last checkpoint, at most the time range.
+
+The ledger counts this work as lost progress after a restart of the run.
+"""
+_UNRECORDED_BADPUT = (
+    f"({as_cause(_OVERDUE_SECONDS, 'hang')} or {as_cause(_LOST_WORK_SECONDS, 'lost_progress')})"
+)
+_BADPUT = f"({_RECORDED_BADPUT} + on (run, cause) {_UNRECORDED_BADPUT} or {_RECORDED_BADPUT} or {_UNRECORDED_BADPUT})"
+"""PromQL for the badput of each run by cause: recorded badput, with the overdue time added to the cause `hang` and lost work to `lost_progress`."""
 _WORK = f"clamp_min(({WALL_SECONDS_IN_RANGE}) - sum by (run) ({_BADPUT}), 0)"
 """PromQL for the seconds of each run without badput. These include the time lost to the slowest rank."""
 _STRAGGLER_SHARE = (
@@ -101,6 +109,10 @@ _HANG_WITHOUT_ENERGY = (
 """PromQL for the seconds of a hang that the ledger has just decided, until the wasted energy of this time is counted too."""
 
 
+_MEAN_POWER = "(sum by (run) (training_energy_joules_total{@run}) / on (run) (max by (run) (training_wall_seconds_total{@run}) > 0))"
+"""PromQL for the mean power of each run since its start in watts."""
+
+
 def _run_energy(before: str) -> str:
     return increase_in_range("training_energy_joules_total{@run}", "run", before=before)
 
@@ -109,7 +121,7 @@ def _wasted_energy(before: str) -> str:
     """Return PromQL for the wasted joules of each run by cause, over all nodes of the run.
 
     The waste on the node of the ledger is scaled by the ratio of the energies of all nodes and of this node. The energy since an overdue
-    step is added to the cause `hang`.
+    step is added to the cause `hang`. The lost work of a failed run, at the mean power of the run, is added to the cause `lost_progress`.
     """
     energy_on_node_of_ledger = increase_in_range(
         "training_energy_joules_total{@run}", "run", condition=_ON_NODE_OF_LEDGER, before=before
@@ -121,7 +133,9 @@ def _wasted_energy(before: str) -> str:
     overdue_energy = as_cause(
         f"(({_OVERDUE_SECONDS} or on (run) {_HANG_WITHOUT_ENERGY}) * on (run) {RUN_POWER_5M})", "hang"
     )
-    return f"({scaled_waste} + on (run, cause) {overdue_energy} or {scaled_waste} or {overdue_energy})"
+    energy_of_lost_work = as_cause(f"({_LOST_WORK_SECONDS} * on (run) {_MEAN_POWER})", "lost_progress")
+    unrecorded_waste = f"({overdue_energy} or {energy_of_lost_work})"
+    return f"({scaled_waste} + on (run, cause) {unrecorded_waste} or {scaled_waste} or {unrecorded_waste})"
 
 
 def _work_energy(before: str) -> str:
@@ -152,13 +166,6 @@ LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0),
 """PromQL for the share of each run's time that was without progress: badput and the time lost to the slowest rank, at most 1."""
 START_CAUSES = f"({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})"
 """PromQL for a series for each cause that every run has at its start, as the operand of `and on (cause)` and `unless on (cause)`."""
-_START_SECONDS = (
-    f"(sum by (run) ({_RECORDED_BADPUT} and on (cause) {START_CAUSES}) or 0 * {WALL_SECONDS_IN_RANGE})"
-)
-SECONDS_AFTER_START = f"({WALL_SECONDS_IN_RANGE} - {_START_SECONDS} > 0)"
-"""PromQL for the seconds of each run without start and compilation."""
-LOST_SHARE_AFTER_START = f"clamp(({_LOST_SECONDS} - {_START_SECONDS}) / {SECONDS_AFTER_START}, 0, 1)"
-"""PromQL for the share of each run's time that was without progress, without start and compilation, which every run has."""
 RUN_COST = increase_in_range("training_cost_total{@run}", "run, currency")
 """PromQL for the cost of each run, by run and currency."""
 LOST_COST_BY_RUN = f"({RUN_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"

@@ -1,4 +1,4 @@
-"""First row of the dashboard *Energy and cost*: power, cost and losses now and in the time range, by cause and by run."""
+"""First rows of the dashboard *Energy and cost*: power, cost and losses now and in the time range, by cause and by run."""
 
 from __future__ import annotations
 
@@ -10,68 +10,75 @@ from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.energy_devices import (
     ENERGY_UNIT,
     GPU_ENERGY,
-    HELD_GPUS,
     UNUSED_GPU_ENERGY,
 )
 from dashboards.energy_loss import (
     COST_BY_CAUSE,
     ENERGY_BY_CAUSE,
-    GPU_COUNT_IN_RANGE,
     GPU_SECONDS_BY_CAUSE,
     LOST_COST_BY_RUN,
-    LOST_SHARE_AFTER_START,
     LOST_SHARE_BY_RUN,
     PROGRESS_CAUSE,
     RUN_COST,
     RUN_ENERGY,
-    RUN_POWER_5M,
-    SECONDS_AFTER_START,
-    START_CAUSES,
 )
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
     ACTIVE_RUNS,
     CAUSE_TEXTS,
+    COST_NOW_BY_RUN,
     COST_OF_LOSSES,
-    COST_PER_HOUR_BY_RUN,
     ENDED_RUNS,
+    GPU_POWER_BY_RUN,
+    GPUS_OF_RUNS_NOW,
     INCOMPLETE_RUNS,
     LOSS_SINCE,
+    LOST_COST_BY_RUN_NOW,
     LOST_COST_PER_HOUR_BY_CURRENCY,
     LOST_COST_SHARE_NOW,
+    LOST_COST_SINCE_START,
     LOST_GPU_SHARE_NOW,
-    LOST_OR_AT_RISK,
     LOST_POWER_BY_CAUSE,
     LOST_SHARE_NOW,
+    LOST_SHARE_OF_RUN_NOW,
     MIN_DISPLAYED_SHARE,
     NO_COST,
     NO_LOSS,
     RANKS_OF_LOSSES,
+    READ_GPUS_OF_RUNS,
     RUN_COUNTS_BY_VERDICT,
-    RUNS_AT_RISK,
-    RUNS_WITHOUT_DRIVER,
+    SHARE_OF_LOSSES,
     STANDSTILL_BY_RUN,
-    STOPPED_COST,
     STOPPED_RUNS,
     UNKNOWN_COST,
     UNKNOWN_LOSSES,
     UNKNOWN_RUNS,
+    UNREAD_GPUS_OF_RUNS,
+    VERDICT_BY_RUN,
     VERDICTS,
+    WORK_AT_RISK,
 )
-from dashboards.palette import BAD, NEUTRAL, WARNING, Override
+from dashboards.palette import (
+    BAD,
+    GOOD,
+    GREY,
+    NEUTRAL,
+    PHASE_COLORS,
+    WARNING,
+    Override,
+    fixed_color,
+    fixed_colors_by_name,
+)
 from dashboards.panels import (
     RUN_LINK,
     Panel,
+    bar_gauge,
     stat,
     value_mappings,
     warn_below,
     warn_from,
 )
-from dashboards.queries import (
-    STATE_BY_RUN,
-    Query,
-    instant_query,
-)
+from dashboards.queries import STATE_BY_RUN, instant_query
 from dashboards.tables import Column, percent_column, table
 
 CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
@@ -90,43 +97,45 @@ READING_VERDICTS = (
 """PromQL for the verdict about the reading of each device: 2 if it is suspect, 1 if it is modeled, 0 if it is measured."""
 MIN_WATTS_PER_GPU = 1
 """Mean power of a GPU above which the energy of a cause is known. Even an idle GPU uses more."""
+NUMBER_SIZE = 34
+"""Font size of the numbers of the tiles whose names may have two lines."""
 INCOMPLETE_RUNS_LEGEND = "runs unknown"
 """Legend of the number of incomplete runs: of those that no exporter reports, and of those of which only some ranks have a sample."""
-_INCOMPLETE_COUNT_STYLE: Override = {
-    "matcher": {"id": "byName", "options": INCOMPLETE_RUNS_LEGEND},
-    "properties": [
-        {"id": "unit", "value": "none"},
-        {"id": "decimals", "value": 0},
-        {"id": "thresholds", "value": warn_from(1)},
-    ],
-}
-_INCOMPLETE_COUNT = f"(count({INCOMPLETE_RUNS}) or 0 * sum({COST_PER_HOUR_BY_RUN}))"
-"""PromQL for the number of incomplete runs; 0 if there is none and a cost is known."""
 
 
 def overview_panels() -> tuple[Panel, ...]:
-    """Return the first screen: the runs by verdict, power, cost, losses and their causes, and whether the readings are reliable."""
+    """Return the first screen: the runs by verdict, cost, power, whether the readings are complete, and losses and costs of the runs."""
     return (
         _build_verdict_tile(),
-        _build_lost_per_hour_tile(),
-        _build_cost_per_hour_tile(),
-        _build_lost_in_range_tile(),
-        _build_current_losses_table(),
-        _build_totals_tile(),
+        _build_cost_tile(),
         _build_power_tile(),
-        _build_useful_share_tile(),
-        _build_unused_gpu_energy_tile(),
         _build_readings_tile(),
-        _build_table_by_cause(),
+        _build_current_losses_table(),
         _build_table_by_run(),
     )
 
 
-def _build_verdict_tile() -> Panel:
-    """Return the panel with the number of runs by the worst verdict of their rows in the table of the current losses."""
-    colors = {verdicts.NO_PROGRESS: BAD, verdicts.ENDANGERS_WORK: BAD} | dict.fromkeys(
-        (verdicts.ENDING, verdicts.LOSES_TIME, verdicts.UNKNOWN), WARNING
+def total_panels() -> tuple[Panel, ...]:
+    """Return the panels with the totals since the start of the runs and in the time range, and with the division of these among causes."""
+    return (
+        _build_totals_tile(),
+        _build_lost_in_range_tile(),
+        _build_unused_gpu_energy_tile(),
+        _build_table_by_cause(),
+        _build_energy_by_phase(),
     )
+
+
+def _build_verdict_tile() -> Panel:
+    """Return the panel with the number of runs by verdict, as on *Fleet*; a count of 0 is absent."""
+    colors = {
+        verdicts.NO_PROGRESS: BAD,
+        verdicts.ENDANGERS_WORK: BAD,
+        verdicts.LOSES_TIME: WARNING,
+        verdicts.ENDING: WARNING,
+        verdicts.UNKNOWN: WARNING,
+        verdicts.PARTLY_UNKNOWN: WARNING,
+    }
     return stat(
         "Runs by verdict",
         *(
@@ -136,7 +145,8 @@ def _build_verdict_tile() -> Panel:
         unit="none",
         decimals=0,
         text_mode="value_and_name",
-        w=7,
+        value_size=NUMBER_SIZE,
+        w=8,
     )
 
 
@@ -149,20 +159,22 @@ def _build_unit_overrides(units: Mapping[str, str]) -> list[Override]:
 
 
 def _build_power_tile() -> Panel:
-    """Return the panel with the power of the runs, and the power of their GPUs as a share of the power limits."""
-    gpu_power = f"(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {HELD_GPUS})"
+    """Return the panel with the power of the GPUs of the runs, its share of the power limits, and the number of GPUs without a reading."""
+    gpu_power = f"(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {GPUS_OF_RUNS_NOW})"
     gpu_limits = 'max by (uuid) (gpu_power_limit_watts{@cluster, limit="enforced"})'
     # Both sums are over the GPUs with a sample of both.
     power_of_limited_gpus = f"sum({gpu_power} and on (uuid) {gpu_limits})"
     limits = f"sum({gpu_limits} and on (uuid) {gpu_power})"
-    of_limits = "of the GPU limits, now"
+    of_limits = "of the limits"
+    unread = "GPUs unknown"
     return stat(
-        "Power, last 5 min",
+        "GPU power now",
         instant_query(
-            f"sum({RUN_POWER_5M}) unless on () {INCOMPLETE_RUNS} unless on () {RUNS_WITHOUT_DRIVER}",
-            "all devices",
+            f'sum({GPU_POWER_BY_RUN}) * on () group_left (gpus) count_values("gpus", sum({READ_GPUS_OF_RUNS}))',
+            "{{gpus}} GPUs",
         ),
         instant_query(f"{power_of_limited_gpus} / ({limits} > 0)", of_limits),
+        instant_query(f"sum({UNREAD_GPUS_OF_RUNS})", unread),
         unit="watt",
         text_mode="value_and_name",
         overrides=[
@@ -173,74 +185,43 @@ def _build_power_tile() -> Panel:
                     {"id": "decimals", "value": 0},
                     {"id": "thresholds", "value": warn_below(0.4, 0.2)},
                 ],
-            }
+            },
+            {
+                "matcher": {"id": "byName", "options": unread},
+                "properties": [
+                    {"id": "unit", "value": "none"},
+                    {"id": "decimals", "value": 0},
+                    {"id": "thresholds", "value": warn_from(1)},
+                ],
+            },
         ],
         w=5,
     )
 
 
-def _build_cost_per_hour_tile() -> Panel:
-    """Return the panel with the cost and CO2 per hour of all runs, the number of incomplete runs, and the cost of the stopped runs."""
-    carbon = "CO2"
-    return stat(
-        "Cost and CO2 per hour",
-        instant_query(f"sum by (currency) ({COST_PER_HOUR_BY_RUN}) or {NO_COST}", "{{currency}}"),
-        instant_query("3600 * sum(max by (run) (run:training_carbon:grams_rate5m{@run}))", carbon),
-        _build_incomplete_count_query(),
-        instant_query(f"sum by (currency) ({STOPPED_COST})", "{{currency}} of stopped runs"),
-        unit="none",
-        decimals=2,
-        text_mode="value_and_name",
-        overrides=[*_build_unit_overrides({carbon: "massg"}), _INCOMPLETE_COUNT_STYLE],
-        w=6,
-    )
-
-
-def _build_incomplete_count_query() -> Query:
-    """Return the query of the number of runs with a rank without a sample. A total over all runs contains such a run in part or not at all."""
-    return instant_query(_INCOMPLETE_COUNT, INCOMPLETE_RUNS_LEGEND)
-
-
-def _build_unknown_cost_query() -> Query:
-    """Return the query of the cost per hour that may be lost in addition, by currency.
-
-    This is the cost of the runs with a rank without a sample and of the stopped runs. If no such cost is known, the query returns the number of
-    runs with a rank without a sample.
-    """
-    cost = f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
-    count = f'label_replace({_INCOMPLETE_COUNT}, "text", "{INCOMPLETE_RUNS_LEGEND}", "", "")'
-    return instant_query(f"{cost} or on () {count}", "{{text}}")
-
-
-def _build_lost_per_hour_tile() -> Panel:
-    """Return the panel with the cost and power that the runs lose, their share of the total, and the cost that may be lost in addition."""
+def _build_cost_tile() -> Panel:
+    """Return the panel with the cost per hour of the runs, the lost part of the cost, and the cost of which the loss is unknown."""
     share = (
-        f'label_replace({LOST_COST_SHARE_NOW}, "text", "of the cost", "", "")'
-        f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time", "", "")'
+        f'label_replace({LOST_COST_SHARE_NOW}, "text", "of it lost", "", "")'
+        f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time lost", "", "")'
     )
-    power = "power"
+    cost = f"(sum by (currency) ({COST_NOW_BY_RUN}) or {NO_COST})"
+    unknown_cost = (
+        f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
+    )
+    unknown_count = f'label_replace(count({INCOMPLETE_RUNS}), "text", "{INCOMPLETE_RUNS_LEGEND}", "", "")'
     return stat(
-        "Lost per hour, last 5 min",
-        instant_query(
-            f"{LOST_COST_PER_HOUR_BY_CURRENCY} or sum by (currency) ({COST_PER_HOUR_BY_RUN}) * 0 or {NO_COST}",
-            "{{currency}}",
-        ),
-        instant_query(
-            f"(sum({LOST_POWER_BY_CAUSE}) or 0 * sum({RUN_POWER_5M})) unless on () {INCOMPLETE_RUNS} unless on () {RUNS_WITHOUT_DRIVER}",
-            power,
-        ),
+        "Cost per hour, 5 min",
+        instant_query(cost, "{{currency}}"),
+        instant_query(f"{LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {cost}", "{{currency}} lost"),
         instant_query(share, "{{text}}"),
-        _build_unknown_cost_query(),
+        instant_query(f"{unknown_cost} or on () {unknown_count}", "{{text}}"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
         overrides=[
             {
-                "matcher": {"id": "byName", "options": power},
-                "properties": [{"id": "unit", "value": "watt"}, {"id": "decimals", "value": 1}],
-            },
-            {
-                "matcher": {"id": "byRegexp", "options": "/^of the /"},
+                "matcher": {"id": "byRegexp", "options": "/^of /"},
                 "properties": [
                     {"id": "unit", "value": "percentunit"},
                     {"id": "decimals", "value": 0},
@@ -251,31 +232,12 @@ def _build_lost_per_hour_tile() -> Panel:
                 "matcher": {"id": "byRegexp", "options": "/ unknown$/"},
                 "properties": [{"id": "thresholds", "value": warn_from(0.01)}],
             },
-            _INCOMPLETE_COUNT_STYLE,
+            {
+                "matcher": {"id": "byName", "options": INCOMPLETE_RUNS_LEGEND},
+                "properties": [{"id": "decimals", "value": 0}],
+            },
         ],
         w=7,
-    )
-
-
-def _build_useful_share_tile() -> Panel:
-    """Return the panel with the useful share of the GPU time and of the energy, without the start of the runs."""
-    return stat(
-        "Useful in this range",
-        instant_query(
-            f"1 - sum({LOST_SHARE_AFTER_START} * on (run) {SECONDS_AFTER_START} * on (run) {GPU_COUNT_IN_RANGE})"
-            f" / sum({SECONDS_AFTER_START} * on (run) {GPU_COUNT_IN_RANGE})",
-            "of the GPU time",
-        ),
-        instant_query(
-            f"sum(({ENERGY_BY_CAUSE}) and on (cause) {PROGRESS_CAUSE})"
-            f" / (sum(({ENERGY_BY_CAUSE}) unless on (cause) {START_CAUSES}) > 0)",
-            "of the energy",
-        ),
-        unit="percentunit",
-        decimals=0,
-        text_mode="value_and_name",
-        thresholds=warn_below(0.85, 0.7),
-        w=4,
     )
 
 
@@ -304,7 +266,7 @@ def _build_totals_tile() -> Panel:
         decimals=2,
         text_mode="value_and_name",
         overrides=_build_unit_overrides({carbon: "massg", energy: ENERGY_UNIT}),
-        w=5,
+        w=9,
     )
 
 
@@ -318,7 +280,7 @@ def _build_lost_in_range_tile() -> Panel:
         decimals=2,
         text_mode="value_and_name",
         overrides=_build_unit_overrides({"energy": ENERGY_UNIT}),
-        w=4,
+        w=7,
     )
 
 
@@ -338,7 +300,7 @@ def _build_unused_gpu_energy_tile() -> Panel:
                 "properties": [{"id": "unit", "value": "percentunit"}, {"id": "decimals", "value": 0}],
             }
         ],
-        w=4,
+        w=8,
     )
 
 
@@ -368,58 +330,66 @@ _UNREAD_GPU_COUNT = (
 
 
 def _build_readings_tile() -> Panel:
-    """Return the panel with the number of devices by the reliability of their energy readings."""
-
-    def sources(matcher: str = "") -> str:
-        return f"count(max by (instance, device) (exporter_energy_source_info{{@energy_node{matcher}}}))"
-
-    devices = sources()
-    measured, modeled = sources(', measured="true"'), sources(', measured="false"')
+    """Return the panel with the number of GPUs whose energy is not read, or *complete*, and of devices with a suspect or missing reading."""
+    devices = "count(exporter_energy_source_info{@energy_node})"
     gaps = (
         "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
     )
     return stat(
         "Energy readings",
-        instant_query(f"{measured} or 0 * {devices}", "measured"),
-        instant_query(f"{modeled} or 0 * {devices}", "modeled"),
         instant_query(
-            f"count({_SUSPECT_DEVICES}) or 0 * {devices}",
-            "suspect",
+            f'label_replace({_UNREAD_GPU_COUNT}, "text", "GPUs not read", "", "")'
+            f' or on () label_replace(0 * {devices}, "text", "all devices", "", "")',
+            "{{text}}",
             BAD,
         ),
-        instant_query(f"count({gaps}) or 0 * {devices}", "with gaps", WARNING),
-        instant_query(f"{_UNREAD_GPU_COUNT} or 0 * {devices}", "not read", BAD),
+        instant_query(f"count({_SUSPECT_DEVICES})", "suspect", BAD),
+        instant_query(f"count({gaps})", "with gaps", WARNING),
         unit="none",
         text_mode="value_and_name",
-        w=6,
+        overrides=[
+            {
+                "matcher": {"id": "byName", "options": "all devices"},
+                "properties": [{"id": "mappings", "value": value_mappings({0: ("complete", GOOD)})}],
+            }
+        ],
+        value_size=NUMBER_SIZE,
+        w=4,
     )
 
 
 def _build_current_losses_table() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first. Within a verdict, the most expensive loss is first."""
     losses = f"({LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUNS})"
-    # In this order: losses with a known rank and its labels, the other losses and the stopped runs, the losses of incomplete runs, the
-    # risks, and a row if nothing is lost.
+    # In this order: losses with a known rank and its labels, the other losses and the stopped runs, the losses of incomplete runs, and a
+    # row if nothing is lost.
     row_query = (
         f"{losses} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES})"
-        f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or {RUNS_AT_RISK} or on () {NO_LOSS}"
+        f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
     )
     rows = f"({VERDICTS})"
     panel = table(
-        "Losses now, last 5 min",
+        "Losses now",
         Column(VERDICTS, "Verdict", width=118, mappings=verdicts.VERDICT_MAPPINGS),
         Column("run", "Run", width=110, links=(RUN_LINK,)),
-        Column("cause", "Cause", width=178, mappings=CAUSE_TEXTS),
+        Column("cause", "Cause", width=160, mappings=CAUSE_TEXTS),
         Column("reason", "Reason", mappings=title_mappings()),
         Column("rank", "Rank", width=65),
-        Column("instance", "Node", width=90),
+        Column("instance", "Node", width=80),
         Column("gpu", "GPU", width=62),
-        percent_column(f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}", "Share", 66, LOST_THRESHOLDS),
+        percent_column(f"{SHARE_OF_LOSSES} > {MIN_DISPLAYED_SHARE}", "Lost now", 90, LOST_THRESHOLDS),
         Column(
             f"max by (run, cause) ({COST_OF_LOSSES}) and on (run, cause) {rows}",
-            "Cost/h",
+            "Lost/h",
             decimals=2,
             width=80,
+        ),
+        Column(
+            f"{LOST_POWER_BY_CAUSE} and on (run, cause) {rows}",
+            "Lost power",
+            unit="watt",
+            decimals=1,
+            width=100,
         ),
         Column(
             f"1000 * ({LOSS_SINCE})",
@@ -428,17 +398,14 @@ def _build_current_losses_table() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        Column(LOST_OR_AT_RISK, "At stake", decimals=2, width=80),
-        Column(
-            f"{LOST_POWER_BY_CAUSE} and on (run, cause) {rows}", "Power", unit="watt", decimals=1, width=75
-        ),
+        Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost", decimals=2, width=75),
         row_query=row_query,
         sort="Verdict",
         w=24,
-        h=10,
+        h=8,
         max_data_points=120,
     )
-    panel.body["options"]["sortBy"].append({"displayName": "Cost/h", "desc": True})
+    panel.body["options"]["sortBy"].append({"displayName": "Lost/h", "desc": True})
     return panel
 
 
@@ -463,9 +430,26 @@ def _build_table_by_cause() -> Panel:
         Column(f"sum by (cause) ({COST_BY_CAUSE}) > 0", "Cost", decimals=2, width=70),
         Column(known_watt_hours, "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
         sort="GPU hours",
-        w=11,
+        w=12,
         h=11,
         max_data_points=120,
+    )
+
+
+def _build_energy_by_phase() -> Panel:
+    """Return the panel with the energy of the runs since their start, by phase."""
+    return bar_gauge(
+        "Energy by phase, since the start of the runs",
+        instant_query(
+            "topk(9, sum by (phase) (last_over_time(training_phase_energy_joules_total{@run}[15m]))) / 3600",
+            "{{phase}}",
+        ),
+        unit=ENERGY_UNIT,
+        decimals=1,
+        overrides=fixed_colors_by_name(PHASE_COLORS | {"unattributed": GREY}),
+        color=fixed_color(GREY),
+        w=12,
+        h=11,
     )
 
 
@@ -477,9 +461,10 @@ _LAST_STATE_BY_RUN = (
 
 
 def _build_table_by_run() -> Panel:
-    """Return the table of the totals and losses of each run, the largest lost cost first."""
-    return table(
-        "Cost and loss of each run, in this time range",
+    """Return the table of the verdict, cost, power and losses of each run, now and in the time range, the worst verdict first."""
+    panel = table(
+        "Cost and loss of each run",
+        Column(VERDICT_BY_RUN, "Verdict", decimals=0, width=118, mappings=verdicts.VERDICT_MAPPINGS),
         Column("run", "Run", links=(RUN_LINK,)),
         Column(
             "state",
@@ -487,19 +472,32 @@ def _build_table_by_run() -> Panel:
             width=80,
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
-        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN} or {STOPPED_COST})", "Cost/h", decimals=2, width=72),
-        Column(f"sum by (run) ({RUN_COST})", "Cost", decimals=2, width=65),
-        percent_column(LOST_SHARE_BY_RUN, "Lost", 60),
-        percent_column(LOST_SHARE_AFTER_START, "after start", 80, LOST_THRESHOLDS),
-        Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost cost", decimals=2, width=75),
-        Column(f"{RUN_ENERGY} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=85),
+        Column("max by (run) (last_over_time(run:training_gpus:count{@run}[5m]))", "GPUs", width=65),
+        Column(
+            f"{GPU_POWER_BY_RUN} unless on (run) {UNREAD_GPUS_OF_RUNS} or on (run) -1 * {UNREAD_GPUS_OF_RUNS} ^ 0",
+            "GPU power",
+            unit="watt",
+            decimals=1,
+            width=95,
+            mappings=value_mappings({-1: ("unknown", WARNING)}),
+        ),
+        Column(f"sum by (run) ({COST_NOW_BY_RUN})", "Cost/h", decimals=2, width=78),
+        Column(f"sum by (run) ({LOST_COST_BY_RUN_NOW})", "Lost/h", decimals=2, width=78),
+        percent_column(LOST_SHARE_OF_RUN_NOW, "Lost now", 88, LOST_THRESHOLDS),
+        Column(f"max by (run) ({WORK_AT_RISK})", "Work at risk", decimals=2, width=110),
+        Column(f"sum by (run) ({RUN_COST})", "Cost, range", decimals=2, width=100),
+        Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost, range", decimals=2, width=100),
+        percent_column(LOST_SHARE_BY_RUN, "of it lost", 90),
+        Column(f"{RUN_ENERGY} / 3600", "Energy, range", unit=ENERGY_UNIT, decimals=1, width=115),
         row_query=(
             f'label_replace({_LAST_STATE_BY_RUN} and on (run) {STANDSTILL_BY_RUN}, "state", "no step", "state", "running")'
             f" or on (run) {_LAST_STATE_BY_RUN}"
             f' or on (run) label_replace({UNKNOWN_RUNS}, "state", "unknown", "", "")'
         ),
-        sort="Lost cost",
-        w=13,
-        h=11,
+        sort="Verdict",
+        w=24,
+        h=12,
         max_data_points=120,
     )
+    panel.body["options"]["sortBy"].append({"displayName": "Lost/h", "desc": True})
+    return panel

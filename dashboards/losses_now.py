@@ -8,7 +8,6 @@ A loss is a series with the labels `run` and `cause`. A share is a ratio of the 
 
 from __future__ import annotations
 
-from dashboards.alerts import NO_PROGRESS_ALERTS, alert_starts, with_xid
 from dashboards.cost_and_loss import (
     MIN_LARGE_LOSS_SHARE,
     MIN_LOSS_SHARE,
@@ -17,7 +16,9 @@ from dashboards.cost_and_loss import (
     lost_share_by_run,
     standstill_by_run,
 )
+from dashboards.energy_devices import HELD_GPUS, HELD_GPUS_TEMPLATE
 from dashboards.energy_loss import RUN_POWER_5M, START_CAUSES, as_cause
+from dashboards.fleet_problems import verdict_query
 from dashboards.gpu_problems import (
     LAST_XID_BY_UUID,
     MAX_THROTTLED_RATIO,
@@ -40,6 +41,7 @@ from dashboards.verdicts import (
     LOSES_TIME,
     NO_PROBLEM,
     NO_PROGRESS,
+    PARTLY_UNKNOWN,
     UNKNOWN,
     Verdict,
 )
@@ -56,27 +58,6 @@ LOST_SHARE_NOW = f"({lost_share_by_cause('@run')} and on (run) {_LIVE_RUNS})"
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause.
 
 The rules are evaluated every 15 s. The current state ends the losses of a run that was killed since the last evaluation.
-"""
-_LOST_SHARE_OF_RUN = f"({lost_share_by_run('@run')} and on (run) {_LIVE_RUNS} or on (run) 0 * {_LIVE_RUNS})"
-"""PromQL for the share of the time that each live run loses now, over all causes and at most 1; 0 for a run without a loss."""
-_GPU_COUNT_BY_RUN = (
-    f"(max by (run) (run:training_gpus:count{{@run}}) > 0 or on (run) {_LOST_SHARE_OF_RUN} * 0 + 1)"
-)
-"""PromQL for the number of GPUs of each live run. A run without a GPU counts as one GPU."""
-LOST_GPU_SHARE_NOW = f"sum({_LOST_SHARE_OF_RUN} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {_LOST_SHARE_OF_RUN})"
-"""PromQL for the share of the GPU time that all live runs together lose now."""
-_COST_BY_CURRENCY = f"sum by (currency) ({COST_PER_HOUR_BY_RUN})"
-LOST_COST_PER_HOUR_BY_CURRENCY = (
-    f"sum by (currency) ({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_LOST_SHARE_OF_RUN})"
-)
-"""PromQL for the cost per hour of the time that all live runs together lose now, by currency."""
-LOST_COST_SHARE_NOW = (
-    f"(sum({LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_BY_CURRENCY}) / (sum({_COST_BY_CURRENCY}) > 0)"
-    f" and on () count({_COST_BY_CURRENCY}) == 1)"
-)
-"""PromQL for the share of the cost per hour that all live runs together lose now.
-
-Without a value if no price is known or if there are several currencies.
 """
 MIN_DISPLAYED_SHARE = 0.01
 """Share of the time above which a loss is displayed."""
@@ -191,20 +172,6 @@ RANKS_OF_LOSSES = (
 
 # Amount and start of a loss ----------------------------------------------------------------------------------
 
-LOST_COST_PER_HOUR_BY_CAUSE = (
-    f"({LOST_SHARE_NOW} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
-)
-"""PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
-RUNS_WITHOUT_DRIVER = (
-    "(group by (run) (training_process_up{@run} and on (cluster, instance)"
-    " (max by (cluster, instance) (gpu_nvml_up{@cluster}) == 0"
-    " and on (cluster, instance) max by (cluster, instance) (gpu_devices_expected{@cluster}) > 0)))"
-)
-"""PromQL with a value for each run with a rank on a node whose GPU driver does not respond: the energy of its GPUs is not read."""
-COMPLETE_RUN_POWER = f"({blank_if_incomplete(RUN_POWER_5M, 'run')} unless on (run) {RUNS_WITHOUT_DRIVER})"
-"""PromQL for the power of each run over five minutes in watts, without a value while a rank has no sample or a driver does not respond."""
-LOST_POWER_BY_CAUSE = f"({LOST_SHARE_NOW} * on (run) group_left () {COMPLETE_RUN_POWER} > 0)"
-"""PromQL for the lost watts of each run now, by cause: the power of the run times the lost share, if the power is known."""
 _ONSET_SHARE = 0.05
 """Share of the time above which a loss has begun."""
 
@@ -245,14 +212,6 @@ _START_OF_LOSS = (
     data_stall      the recorded start of the wait for data
     nonfinite_loss  the recorded first sample with a NaN or infinite loss
     others          the last time in the range at which the share was small; 0 if the loss began before the range
-"""
-LOST_COST_SINCE_START = (
-    f"{LOST_COST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left () (time() - ({_START_OF_LOSS} > 0))"
-    f" / 3600 and on (cause) {as_cause('vector(1)', 'standstill')}"
-)
-"""PromQL for the cost of each standstill since its start: the current cost per hour times the hours.
-
-Without a value for other causes, because their share of the time varies, and for a standstill that began before the range.
 """
 
 # Runs without a sample ---------------------------------------------------------------------------------------
@@ -299,11 +258,10 @@ The value is the time of the last sample of this node.
 NO_COST = (
     "0 * sum by (currency) (training_cost_total{@run}"
     f" or last_over_time(training_cost_total{{@run}}[$__range]) and on (run) {ENDED_RUNS}) unless on () {INCOMPLETE_RUNS}"
-    ' unless on () max(training_run_state{@run, state=~"ending|failed|lost"}) == 1'
 )
-"""PromQL for a cost per hour of 0 by currency, as the fallback of a sum without active runs.
+"""PromQL for a cost per hour of 0 by currency, as the fallback of a sum without active or stopped runs.
 
-Without a value if the cost of a run is unknown: of a run without a sample, or of a stopped run, whose job may hold the GPUs.
+Without a value if the cost of a run without a sample is unknown.
 """
 _RUNS_WITH_STALE_COST = (
     "(max by (run) (last_over_time(run:training_cost:rate5m{@run}[5m])) unless on (run) run:training_cost:rate5m{@run}"
@@ -322,46 +280,113 @@ _COST_PER_HOUR_WHILE_KNOWN = (
     "3600 * max by (run, currency) (max_over_time(run:training_cost:rate5m{@run}[1h]))"
 )
 """PromQL for the highest cost per hour of each run in the last hour, by run and currency: the cost while all ranks were known."""
-_REST_OF_COST = (
-    f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_COST_PER_HOUR_BY_CAUSE})"
-    f" or {_COST_PER_HOUR_WHILE_KNOWN})"
-)
-"""PromQL for the cost per hour of each run that is not among its known losses, by run and currency."""
 USUAL_COST_PER_HOUR_BY_RUN = (
     "3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{@run}[1h]))"
 )
 """PromQL for the median cost per hour of each run in the last hour, by run and currency, because a run that has ended has no current cost."""
-_UNSEEN_SHARE = (
-    "(1 - count by (run) (group by (run, rank) (training_process_up{@run}))"
-    " / on (run) max by (run) (training_world_size{@run}))"
-)
-"""PromQL for the share of the ranks of a run that have no sample."""
 _FAILED_RUNS = '(max by (run) (training_run_state{@run, state=~"failed|lost"}) == 1)'
 """PromQL with the value 1 for each run that failed or is lost, until it restarts or its exporter drops it."""
 STOPPED_RUNS = (
     f"({as_cause(f'0 * {_FAILED_RUNS}', 'failed')} or {as_cause(f'0 * ({ENDING_RUNS})', 'ending')})"
 )
-"""PromQL with the value 0 for each run whose ranks have ended without a result, as the causes `failed` and `ending`.
-
-These runs have no share of a loss, and their cost is unknown: the exporter charges the GPUs of a run until its end, and whether the job
-still holds them is unknown.
-"""
+"""PromQL with the value 0 for each run whose ranks have ended without a result, as the causes `failed` and `ending`."""
 STOPPED_COST = f"({USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left (cause) ({STOPPED_RUNS} + 1))"
-"""PromQL for the cost per hour of each stopped run while its job holds the GPUs, by run, currency and cause: the median of the last hour."""
+"""PromQL for the cost per hour of each stopped run, by run, currency and cause: the median of the last hour.
+
+The exporter charges the GPUs of a run until its end. The job of a stopped run may still hold the GPUs, which then cost the usual rate.
+"""
+
+# Amounts of the losses ---------------------------------------------------------------------------------------
+
+SHARE_OF_LOSSES = f"({LOST_SHARE_NOW} or {STOPPED_RUNS} + 1)"
+"""PromQL for the share of the time that each run loses now, by cause; 1 for a stopped run."""
+COST_NOW_BY_RUN = f"(max by (run, currency) ({STOPPED_COST}) or on (run, currency) {COST_PER_HOUR_BY_RUN})"
+"""PromQL for the cost per hour of each selected run, live or stopped, by run and currency."""
+LOST_SHARE_OF_RUN_NOW = (
+    f"(max by (run) ({STOPPED_RUNS} + 1) or on (run) {lost_share_by_run('@run')} and on (run) {_LIVE_RUNS}"
+    f" or on (run) 0 * {_LIVE_RUNS})"
+)
+"""PromQL for the share of the time that each live or stopped run loses now, over all causes and at most 1; 0 for a run without a loss."""
+_GPU_COUNT_BY_RUN = (
+    "(max by (run) (last_over_time(run:training_gpus:count{@run}[5m])) > 0"
+    f" or on (run) {LOST_SHARE_OF_RUN_NOW} * 0 + 1)"
+)
+"""PromQL for the number of GPUs of each live or stopped run. A run without a GPU counts as one GPU."""
+LOST_GPU_SHARE_NOW = f"sum({LOST_SHARE_OF_RUN_NOW} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {LOST_SHARE_OF_RUN_NOW})"
+"""PromQL for the share of the GPU time that all live and stopped runs together lose now."""
+LOST_COST_BY_RUN_NOW = f"({COST_NOW_BY_RUN} * on (run) group_left () {LOST_SHARE_OF_RUN_NOW})"
+"""PromQL for the cost per hour of the time that each live or stopped run loses now, by run and currency."""
+_COST_BY_CURRENCY = f"sum by (currency) ({COST_NOW_BY_RUN})"
+LOST_COST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({LOST_COST_BY_RUN_NOW})"
+"""PromQL for the cost per hour of the time that all live and stopped runs together lose now, by currency."""
+LOST_COST_SHARE_NOW = (
+    f"(sum({LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_BY_CURRENCY}) / (sum({_COST_BY_CURRENCY}) > 0)"
+    f" and on () count({_COST_BY_CURRENCY}) == 1)"
+)
+"""PromQL for the share of the cost per hour that all live and stopped runs together lose now.
+
+Without a value if no price is known or if there are several currencies.
+"""
+LOST_COST_PER_HOUR_BY_CAUSE = f"({SHARE_OF_LOSSES} * on (run) group_left (currency) ({COST_NOW_BY_RUN}) > 0)"
+"""PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
+_REST_OF_COST = (
+    f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_COST_PER_HOUR_BY_CAUSE})"
+    f" or {_COST_PER_HOUR_WHILE_KNOWN})"
+)
+"""PromQL for the cost per hour of each run that is not among its known losses, by run and currency."""
+_UNSEEN_SHARE = (
+    "(1 - count by (run) (group by (run, rank) (training_process_up{@run}))"
+    " / on (run) max by (run) (training_world_size{@run}))"
+)
+"""PromQL for the share of the ranks of a run that have no sample."""
 UNKNOWN_COST = (
     f"({_REST_OF_COST} * on (run) group_left (cause) {as_cause(f'(0 * {UNKNOWN_RUNS} + 1)', 'no_news')}"
     f" or {_COST_PER_HOUR_WHILE_KNOWN} * on (run) group_left (cause)"
-    f" {as_cause(f'({_UNSEEN_SHARE} and on (run) {_PARTLY_UNKNOWN_RUNS})', 'partly_unknown')}"
-    f" or {STOPPED_COST})"
+    f" {as_cause(f'({_UNSEEN_SHARE} and on (run) {_PARTLY_UNKNOWN_RUNS})', 'partly_unknown')})"
 )
 """PromQL for the largest possible cost per hour of the losses with an unknown cost, by run, currency and cause.
 
     no_news         the highest cost of the last hour minus the known losses
     partly_unknown  the highest cost of the last hour times the share of the ranks without a sample
-    failed, ending  the usual cost of the last hour: the job may still hold the GPUs
 """
 COST_OF_LOSSES = f"{LOST_COST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
 """PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
+RUNS_WITHOUT_DRIVER = (
+    "(group by (run) (training_process_up{@run} and on (cluster, instance)"
+    " (max by (cluster, instance) (gpu_nvml_up{@cluster}) == 0"
+    " and on (cluster, instance) max by (cluster, instance) (gpu_devices_expected{@cluster}) > 0)))"
+)
+"""PromQL with a value for each run with a rank on a node whose GPU driver does not respond: the energy of its GPUs is not read."""
+COMPLETE_RUN_POWER = f"({blank_if_incomplete(RUN_POWER_5M, 'run')} unless on (run) {RUNS_WITHOUT_DRIVER})"
+"""PromQL for the power of each run over five minutes in watts, without a value while a rank has no sample or a driver does not respond."""
+_HELD_BY_ANY_RUN = HELD_GPUS_TEMPLATE.format(selector="@cluster")
+GPUS_OF_RUNS_NOW = (
+    f"({HELD_GPUS} or group by (instance, uuid, run) (last_over_time(run_gpu:training_gpu_held:group{{@run}}[1h]))"
+    f" and on (run) {STOPPED_RUNS} unless on (uuid) {_HELD_BY_ANY_RUN})"
+)
+"""PromQL for a series of value 1 for each GPU that a selected run holds now, by node, UUID and run.
+
+A stopped run holds the GPUs that it held before, until another run holds them.
+"""
+_POWER_BY_UUID = "max by (uuid) (gpu_power_watts{@cluster})"
+_POWER_OF_HELD_GPUS = (
+    f"({GPUS_OF_RUNS_NOW} * on (uuid) group_left ()"
+    f" ({_POWER_BY_UUID} / on (uuid) count by (uuid) ({_HELD_BY_ANY_RUN}) or on (uuid) {_POWER_BY_UUID}))"
+)
+"""PromQL for the power of each GPU of the selected runs at the last sample, by node, UUID and run, divided by the runs that share the GPU."""
+GPU_POWER_BY_RUN = f"sum by (run) ({_POWER_OF_HELD_GPUS})"
+"""PromQL for the power of the GPUs of each run at the last sample in watts. A GPU without a sample does not count."""
+READ_GPUS_OF_RUNS = f"count by (run) ({_POWER_OF_HELD_GPUS})"
+"""PromQL for the number of GPUs of each run whose power is known now."""
+_GPUS_OF_ACTIVE_RUNS = (
+    f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[15m])) and on (run) {ACTIVE_RUNS})"
+)
+UNREAD_GPUS_OF_RUNS = (
+    f"({_GPUS_OF_ACTIVE_RUNS} - on (run) ({READ_GPUS_OF_RUNS} or on (run) 0 * {_GPUS_OF_ACTIVE_RUNS}) > 0)"
+)
+"""PromQL for the number of GPUs of each run without a current power: of a lost GPU, of a driver or of an exporter that is down."""
+LOST_POWER_BY_CAUSE = f"({SHARE_OF_LOSSES} * on (run) group_left () ({GPU_POWER_BY_RUN} unless on (run) {UNREAD_GPUS_OF_RUNS}) > 0)"
+"""PromQL for the lost watts of the GPUs of each run now, by cause: the power of the GPUs times the lost share, if the power of all GPUs is known."""
 NO_LOSS = (
     f"({as_cause('0 * max(run:training_live:info{@run})', 'nothing')}"
     f" or on () {as_cause(f'0 * max({ENDED_RUNS})', 'ended')})"
@@ -377,62 +402,41 @@ _END_OF_STOPPED_RUN = (
 )
 """PromQL for the first exit of each run that makes no progress, otherwise for the start of its state as on *Fleet*, otherwise its last step."""
 
-# Work at risk ------------------------------------------------------------------------------------------------
+# Start, total and verdict of a loss -------------------------------------------------------------------------
 
-_RISK_LABELS = "run, alertname, xid, instance, rank, gpu"
-
-
-def _alerts_of_risks(matcher: str = "") -> str:
-    """Return PromQL for the firing critical alerts of the runs, except the alerts about runs that make no progress, by `_RISK_LABELS`."""
-    selector = f'alertstate="firing", severity="critical", alertname!~"{NO_PROGRESS_ALERTS}", @run'
-    return f"max by ({_RISK_LABELS}) (ALERTS{{{selector}{matcher}}})"
-
-
-_ALERT_OF_RISK = f"""(topk by (run) (1, {_alerts_of_risks(', xid!=""')} + 1 or {_alerts_of_risks()}))"""
-"""PromQL for one of these alerts of each run. An alert with an Xid is first, because the Xid is the cause."""
-_RISK_WITH_RANK = (
-    f"({_ALERT_OF_RISK} + on (run, instance, gpu) group_left (rank)"
-    " 0 * max by (run, instance, gpu, rank) (run_gpu:training_fault_rank:info{@run})"
-    f" or on (run) {_ALERT_OF_RISK})"
-)
-"""PromQL for the same alerts, with the rank of the GPU if the alert is about the GPU of a known rank."""
-_RISK_WITH_REASON = with_xid(
-    f'label_replace({_RISK_WITH_RANK}, "reason", "$1", "alertname", "(.+)")', "reason"
-)
-_RUNS_THAT_MAY_LOSE_WORK = f"({_LIVE_RUNS} unless on (run) {STANDSTILL_BY_RUN})"
-_RISK_ROWS = (
-    f"max by (run, instance, rank, gpu, reason) ({_RISK_WITH_REASON} and on (run) {_RUNS_THAT_MAY_LOSE_WORK})"
-)
-RUNS_AT_RISK = as_cause(f"(0 * {_RISK_ROWS})", "at_risk")
-"""PromQL with the value 0 for each live run with such an alert, as the cause `at_risk`, with node, rank and GPU of the alert.
-
-The label `reason` is the name of the alert, or `Xid` and its number. Nothing is lost yet: if the run ends, its unsaved work is lost. A run
-that stands still has its own row.
-"""
-_RISK_SINCE = as_cause(
-    f"max by (run) (max by ({_RISK_LABELS}) ({alert_starts('@run')}) and on ({_RISK_LABELS}) {_ALERT_OF_RISK})",
-    "at_risk",
-)
 _UNSAVED_HOURS = (
-    '(max by (run) (label_replace(training_uncommitted_seconds{@run}, "since", "save", "", "")'
+    "(max by (run) (label_replace("
+    "clamp_min(max by (run) (training_uncommitted_seconds{@run})"
+    " - on (run) (max by (run) (run:training_step_overdue:seconds{@run}) > 0), 0)"
+    ' or on (run) max by (run) (training_uncommitted_seconds{@run}), "since", "save", "", "")'
     " or label_replace(time() - max by (run) (run:training_nonfinite_start:timestamp_seconds{@run})"
     f' and on (run) {_LIVE_RUNS}, "since", "NaN", "", "")) / 3600)'
 )
-"""PromQL for the hours of work since the last checkpoint of each run or, of a live run, since its NaN losses, which later checkpoints contain."""
-_UNSAVED_COST = (
-    f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS} * on (run) group_left (cause) max by (run, cause) ({RUNS_AT_RISK} + 1)"
-    f" or {USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS}"
-    f" * on (run) group_left (cause) {as_cause(f'(0 * {_FAILED_RUNS} + 1)', 'failed')})"
+"""PromQL for the hours of work since the last checkpoint of each run or, of a live run, since its NaN losses, which later checkpoints contain.
+
+The time since an overdue step is no work.
+"""
+WORK_AT_RISK = f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS} and on (run) {_LIVE_RUNS})"
+"""PromQL for the cost of the work of each live run that a crash would lose, by run and currency."""
+_STARTS_OF_STANDSTILLS = (
+    f"({as_cause(LAST_PROGRESS_TIME_BY_RUN, 'standstill')}"
+    f" or {STOPPED_RUNS} + on (run) group_left () {_END_OF_STOPPED_RUN})"
 )
-"""PromQL for the cost of the work that is not saved, by run, currency and cause: of a run at risk, and of a failed run, which has lost it."""
-LOST_OR_AT_RISK = f"max by (run, cause) ({LOST_COST_SINCE_START}) or max by (run, cause) ({_UNSAVED_COST})"
-"""PromQL for the cost of each standstill since its start, and of the work that a failed run has lost or that a run at risk may lose."""
+LOST_COST_SINCE_START = (
+    f"({LOST_COST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left ()"
+    f" ((time() - {_STARTS_OF_STANDSTILLS}) / 3600 + on (run) group_left () ({_UNSAVED_HOURS} and on (run) {_FAILED_RUNS})"
+    f" or (time() - {_STARTS_OF_STANDSTILLS}) / 3600))"
+)
+"""PromQL for the cost of each standstill and of each stopped run since its start, by run, cause and currency.
+
+The cost of a failed run includes the work since its last checkpoint, which is lost. Without a value for other causes, because their share
+of the time varies.
+"""
 LOSS_SINCE = (
     f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
     f" or {STOPPED_RUNS} + on (run) group_left () {_END_OF_STOPPED_RUN}"
-    f" or {_RISK_SINCE} and on (run, cause) {RUNS_AT_RISK}"
 )
-"""PromQL for the start of each known loss, the last sample of an unknown loss, the end of a stopped run, and the start of a risk, in Unix seconds.
+"""PromQL for the start of each known loss, the last sample of an unknown loss, and the end of a stopped run, in Unix seconds.
 
 0 if the loss began before the time range.
 """
@@ -449,30 +453,32 @@ VERDICTS = (
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + on (cause) group_left ()"
     f" ({as_cause(f'vector({Verdict.UNKNOWN})', 'no_news')} or {as_cause(f'vector({Verdict.PARTLY_UNKNOWN})', 'partly_unknown')})"
     f" or {STOPPED_RUNS} + on (run) group_left () ({Verdict.NO_PROGRESS} * {_FAILED_RUNS} or {Verdict.ENDING} * ({ENDING_RUNS}))"
-    f" or max by (run, cause) ({RUNS_AT_RISK}) + {Verdict.ENDANGERS_WORK}"
 )
 """PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is no problem.
 
 A small loss with a fault, such as a slow rank, has `Verdict.LOSES_A_LITTLE`.
 """
-_WORST_VERDICT = f"max by (run) ({VERDICTS})"
-_NO_COUNT = "0 * count(max by (run) (last_over_time(training_run_state{@run}[$__range])))"
-_COUNTED_VERDICTS = {
-    NO_PROGRESS: (Verdict.NO_PROGRESS,),
-    ENDING: (Verdict.ENDING,),
-    ENDANGERS_WORK: (Verdict.ENDANGERS_WORK,),
-    LOSES_TIME: (Verdict.LOSES_A_LITTLE, Verdict.LOSES_TIME, Verdict.LOSES_MUCH_TIME),
-    UNKNOWN: (Verdict.PARTLY_UNKNOWN, Verdict.UNKNOWN),
+VERDICT_BY_RUN = verdict_query().replace("@cluster", "@run")
+"""PromQL for the `Verdict` of each selected run, as on *Fleet*."""
+_CONDITIONS_OF_VERDICTS = {
+    NO_PROGRESS: f"== {Verdict.NO_PROGRESS}",
+    ENDING: f"== {Verdict.ENDING}",
+    ENDANGERS_WORK: f"== {Verdict.ENDANGERS_WORK}",
+    LOSES_TIME: f">= {Verdict.LOSES_A_LITTLE} <= {Verdict.LOSES_MUCH_TIME}"
+    f" != {Verdict.ENDED_EARLY} != {Verdict.RESTARTED} != {Verdict.STARTING} != {Verdict.WARNING}",
+    UNKNOWN: f"== {Verdict.UNKNOWN}",
+    PARTLY_UNKNOWN: f"== {Verdict.PARTLY_UNKNOWN}",
+    "other": f">= {Verdict.ENDED_EARLY} <= {Verdict.WARNING}",
+    NO_PROBLEM: f"== {Verdict.NO_PROBLEM}",
 }
-"""Verdicts by the text of their count."""
+"""Comparisons that select the verdicts of each count, by the text of the count."""
 RUN_COUNTS_BY_VERDICT = {
-    name: f"count({' or '.join(f'{_WORST_VERDICT} == {verdict}' for verdict in verdicts)}) or {_NO_COUNT}"
-    for name, verdicts in _COUNTED_VERDICTS.items()
-} | {NO_PROBLEM: f"count({_LIVE_RUNS} unless on (run) {_WORST_VERDICT} > 0) or {_NO_COUNT}"}
-"""PromQL for the number of runs by the worst of their verdicts. Each live or stopped run is in one of the counts."""
+    name: f"count(({VERDICT_BY_RUN}) {condition})" for name, condition in _CONDITIONS_OF_VERDICTS.items()
+}
+"""PromQL for the number of runs by verdict, as on *Fleet*; without a value instead of 0. Each run is in one of the counts."""
 
 _CAUSES = {
-    "progress": ("progress", GOOD),
+    "progress": ("work", GOOD),
     "standstill": ("no step", BAD),
     "restarts": ("restarts in the last hour", BAD),
     "slowest_rank": ("slowed by slowest rank", NEUTRAL),
@@ -492,7 +498,6 @@ _CAUSES = {
     "ending": ("all ranks have ended", WARNING),
     "ended": ("the run has ended", NEUTRAL),
     "unknown": (NO_SAMPLE_OF_RUN, WARNING),
-    "at_risk": ("unsaved work is at risk", WARNING),
     "no_news": ("unknown: no sample", WARNING),
     "partly_unknown": ("unknown: some ranks", WARNING),
 }

@@ -198,6 +198,14 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "gpu:training_run:group",
     "gpu:gpu_throttled_start:timestamp_seconds",
     "instance:exporter_last_sample:timestamp_seconds",
+    "run:training_early_end:info",
+    "run:training_last_progress:age_seconds",
+    "run:training_ranks_missing:sum",
+    "run:training_ranks_up:sum",
+    "run:training_restarts:increase1d",
+    "run:training_run:info",
+    "run:training_unseen:timestamp_seconds",
+    "run_gpu:training_gpu_held:group",
 }
 """Recorded series whose values also appear on *Fleet* or in alerts; a panel with a query of its own would show another value."""
 
@@ -281,7 +289,7 @@ SCREEN_PIXELS, GRID_GAP_PIXELS, GRID_MARGIN_PIXELS = 1366, 8, 16
 MIN_TEXT_PIXELS = {
     ("training-fleet", "All runs, rates over 5 min", "What is wrong"): 280,
     ("training-fleet", "Firing alerts", "What happened"): 280,
-    ("training-energy", "Losses now, last 5 min", "Reason"): 240,
+    ("training-energy", "Losses now", "Reason"): 215,
 }
 """Minimum widths of columns whose texts are sentences."""
 

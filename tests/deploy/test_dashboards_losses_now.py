@@ -23,7 +23,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
     assert_panel(
         tmp_path,
         "training-energy",
-        "Losses now, last 5 min",
+        "Losses now",
         COSTLY_RUN | stall,
         {
             '{run="a",cause="data_stall"}': 315_000
@@ -33,7 +33,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
     assert_panel(
         tmp_path,
         "training-energy",
-        "Losses now, last 5 min",
+        "Losses now",
         HANG,
         {'{run="a",cause="standstill"}': 360_000},
         column="Since",
@@ -80,22 +80,22 @@ def test_the_loss_per_hour_counts_a_standstill_a_stall_a_restart_and_a_slow_rank
     total = {'{currency="EUR"}': euros_per_hour}
     by_cause = {f'{{run="a",cause="{cause}"}}': euros_per_hour}
 
-    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", COSTLY_RUN | series, total)
     assert_panel(
-        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | series, by_cause, column="Cost/h"
+        tmp_path, "training-energy", "Cost per hour, 5 min", COSTLY_RUN | series, total, query_id="B"
     )
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | series, by_cause, column="Lost/h")
 
 
 def test_a_usual_loss_has_no_start(tmp_path: Path) -> None:
     saves = COSTLY_RUN | run_series("badput_seconds_total", "0+1.2x60", labels=',cause="checkpoint_save"')
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", saves, {}, column="Since")
+    assert_panel(tmp_path, "training-energy", "Losses now", saves, {}, column="Since")
 
 
 def test_a_wait_has_no_loss_since_its_start(tmp_path: Path) -> None:
     stall = COSTLY_RUN | run_series("badput_seconds_total", "0x20 0+7.5x40", labels=',cause="data_stall"')
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", stall, {}, column="At stake")
+    assert_panel(tmp_path, "training-energy", "Losses now", stall, {}, column="Lost")
 
 
 def test_the_lost_share_is_weighted_by_cost_and_without_a_price_by_gpus(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_the_lost_share_is_weighted_by_cost_and_without_a_price_by_gpus(tmp_path
     }
     series = COSTLY_RUN | stall | healthy | gpus
     without_price = {name: values for name, values in series.items() if "cost_total" not in name}
-    panel = "Lost per hour, last 5 min"
+    panel = "Cost per hour, 5 min"
 
-    of_cost, of_gpu_time = {'{text="of the cost"}': 25}, {'{text="of the GPU time"}': 13}
+    of_cost, of_gpu_time = {'{text="of it lost"}': 25}, {'{text="of the GPU time lost"}': 13}
     assert_panel(tmp_path, "training-energy", panel, series, of_cost, query_id="C", factor=100)
     assert_panel(tmp_path, "training-energy", panel, without_price, of_gpu_time, query_id="C", factor=100)
 
@@ -121,15 +121,15 @@ def test_a_run_that_has_ended_loses_nothing_more(tmp_path: Path) -> None:
     )
 
     row = {'{cause="ended"}': 0}
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, row)
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ended, {}, column="Cost/h")
+    assert_panel(tmp_path, "training-energy", "Losses now", ended, row)
+    assert_panel(tmp_path, "training-energy", "Losses now", ended, {}, column="Lost/h")
 
 
 def test_a_run_whose_outcome_is_not_known_yet_is_ending_and_has_not_ended(tmp_path: Path) -> None:
     ending = {name.replace("running", "ending"): values for name, values in COSTLY_RUN.items()}
 
     row = {'{run="a",cause="ending"}': 0}
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", ending, row)
+    assert_panel(tmp_path, "training-energy", "Losses now", ending, row)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,13 @@ def test_a_run_whose_outcome_is_not_known_yet_is_ending_and_has_not_ended(tmp_pa
     [
         ("A", {'{run="a",instance="n1",rank="1",cause="failed",reason="signal SIGKILL"}': 0}),
         ("B", {'{run="a",cause="failed"}': Verdict.NO_PROGRESS}),
-        ("C", {}),
+        ("C", {'{run="a",cause="failed"}': 1}),
         ("D", {'{run="a",cause="failed"}': 36}),
-        ("E", {'{run="a",cause="failed"}': 895_000}),
-        ("F", {'{run="a",cause="failed"}': 3}),
+        ("F", {'{run="a",cause="failed"}': 895_000}),
     ],
-    ids=["row", "verdict", "share", "cost while the job holds the GPUs", "since the exit", "lost work"],
+    ids=["row", "verdict", "share", "cost while the job holds the GPUs", "since the exit"],
 )
-def test_a_killed_run_is_stopped_since_its_exit_and_has_no_usual_loss(
+def test_a_killed_run_loses_all_of_its_usual_cost_since_its_exit(
     tmp_path: Path, query_id: str, expected: dict[str, float]
 ) -> None:
     killed = (
@@ -160,7 +159,68 @@ def test_a_killed_run_is_stopped_since_its_exit_and_has_no_usual_loss(
         )
     )
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", killed, expected, query_id=query_id)
+    assert_panel(tmp_path, "training-energy", "Losses now", killed, expected, query_id=query_id)
+
+
+KILLED_RUN = (
+    {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name}
+    | run_series("run_state", "1x40 0x20", labels=',state="running"')
+    | run_series("run_state", "0x40 1x20", labels=',state="lost"')
+    | run_series("wall_seconds_total", "0+15x40 600x20")
+    | run_series("cost_total", "0+0.15x40 6x20", labels=',kind="device_time",currency="EUR"')
+    | run_series("last_progress_timestamp_seconds", "0+15x40 600x20", labels=',rank="0"')
+    | run_series("uncommitted_seconds", "300x60")
+    | run_series("energy_joules_total", "0+15000x40 600000x20")
+    | run_series(
+        "rank_last_exit_timestamp_seconds", "_x41 600x20", labels=',rank="1",reason="signal SIGKILL"'
+    )
+    | run_series("rank_info", "1x40 stale", labels=',rank="1",gpu="3",uuid="G3"')
+    | {'gpu_power_watts{instance="n1",gpu="3",uuid="G3"}': "700x40 70x20"}
+)
+"""Series of a run that is killed after 10 min of work, of which 5 min are not saved."""
+
+
+@pytest.mark.parametrize(
+    ("panel", "column", "factor", "expected"),
+    [
+        ("Losses now", "Lost", 1, {'{run="a",cause="failed"}': 6}),
+        ("Losses now", "Lost power", 1, {'{run="a",cause="failed"}': 70}),
+        ("Cost per hour, 5 min", "A", 1, {'{currency="EUR"}': 36}),
+        ("Cost per hour, 5 min", "B", 1, {'{currency="EUR"}': 36}),
+        ("Cost per hour, 5 min", "C", 1, {'{text="of it lost"}': 1}),
+        ("GPU power now", "A", 1, {'{gpus="1"}': 70}),
+        ("Cost and loss of each run", "GPU power", 1, {'{run="a"}': 70}),
+        ("Cost and loss of each run", "Lost now", 100, {'{run="a"}': 100}),
+        ("Cost and loss of each run", "Lost, range", 1, {'{run="a"}': 3}),
+        (
+            "Where time, energy and money went, in this time range",
+            "Cost",
+            1,
+            {'{cause="lost_progress"}': 3, '{cause="progress"}': 3},
+        ),
+        (
+            "Where time, energy and money went, in this time range",
+            "Energy",
+            36,
+            {'{cause="lost_progress"}': 3000, '{cause="progress"}': 3000},
+        ),
+    ],
+)
+def test_a_killed_run_costs_its_usual_rate_draws_idle_power_and_has_lost_its_unsaved_work(
+    tmp_path: Path, panel: str, column: str, factor: int, expected: dict[str, float]
+) -> None:
+    is_query = len(column) == 1
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        panel,
+        KILLED_RUN,
+        expected,
+        query_id=column if is_query else "A",
+        column="" if is_query else column,
+        factor=factor,
+    )
 
 
 def test_a_small_loss_to_a_slow_rank_is_not_usual_and_has_its_start(tmp_path: Path) -> None:
@@ -168,11 +228,11 @@ def test_a_small_loss_to_a_slow_rank_is_not_usual_and_has_its_start(tmp_path: Pa
         "step_duration_seconds_count", "0+15x60", labels=',mode="train"'
     )
 
-    for query_id, value in (("B", 1), ("E", 315_000)):
+    for query_id, value in (("B", 1), ("F", 315_000)):
         assert_panel(
             tmp_path,
             "training-energy",
-            "Losses now, last 5 min",
+            "Losses now",
             COSTLY_RUN | SLOW_RANK | durations,
             {'{run="a",cause="slowest_rank"}': value},
             query_id=query_id,
@@ -198,7 +258,7 @@ def test_the_totals_of_an_ended_run_are_its_last_values_marked_as_ended(tmp_path
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and loss of each run, in this time range",
+        "Cost and loss of each run",
         series,
         {'{run="a",state="finished"}': 1},
         minutes=30,
@@ -206,7 +266,7 @@ def test_the_totals_of_an_ended_run_are_its_last_values_marked_as_ended(tmp_path
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and CO2 per hour",
+        "Cost per hour, 5 min",
         series,
         {'{currency="EUR"}': 0},
         minutes=30,
@@ -216,9 +276,7 @@ def test_the_totals_of_an_ended_run_are_its_last_values_marked_as_ended(tmp_path
 def test_a_share_below_one_percent_is_no_loss(tmp_path: Path) -> None:
     wait = run_series("badput_seconds_total", "0+0.12x60", labels=',cause="data_stall"')
 
-    assert_panel(
-        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | wait, {'{cause="nothing"}': 0}
-    )
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | wait, {'{cause="nothing"}': 0})
 
 
 def test_ended_runs_cost_and_lose_nothing_per_hour(tmp_path: Path) -> None:
@@ -227,9 +285,10 @@ def test_ended_runs_cost_and_lose_nothing_per_hour(tmp_path: Path) -> None:
     )
     zero = {'{currency="EUR"}': 0}
 
-    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", ended, zero)
-    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour", ended, zero)
-    assert_panel(tmp_path, "training-energy", "Cost and CO2 per hour", NO_EXPORTER, {})
+    panel = "Cost per hour, 5 min"
+    assert_panel(tmp_path, "training-energy", panel, ended, zero, query_id="B")
+    assert_panel(tmp_path, "training-energy", panel, ended, zero)
+    assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, {})
 
 
 def test_the_plot_of_the_total_cost_has_a_gap_while_the_cost_of_a_run_is_unknown(tmp_path: Path) -> None:
@@ -244,12 +303,12 @@ def test_the_plot_of_the_total_cost_has_a_gap_while_the_cost_of_a_run_is_unknown
 def test_a_run_without_a_loss_has_a_row_that_says_so(tmp_path: Path) -> None:
     row = {'{cause="nothing"}': 0}
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN, row)
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", {}, {})
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN, row)
+    assert_panel(tmp_path, "training-energy", "Losses now", {}, {})
 
 
 def test_a_run_that_makes_no_step_is_not_shown_as_running(tmp_path: Path) -> None:
-    panel = "Cost and loss of each run, in this time range"
+    panel = "Cost and loss of each run"
     stands_still = COSTLY_RUN | run_series(
         "last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"'
     )
@@ -367,7 +426,7 @@ def test_a_loss_names_rank_gpu_and_reason(
     assert_panel(
         tmp_path,
         "training-energy",
-        "Losses now, last 5 min",
+        "Losses now",
         COSTLY_RUN | series,
         {f"{{{labels}}}": share},
         factor=100,
@@ -385,20 +444,25 @@ def test_a_standstill_names_one_rank_if_the_recorded_rank_has_changed(tmp_path: 
     )
     row = {f'{{{RANK_1},cause="standstill",reason="phase forward"}}': 1}
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
+    assert_panel(tmp_path, "training-energy", "Losses now", series, row)
+
+
+HELD_GPU = run_series("rank_info", "1x60", labels=',rank="0",gpu="0",uuid="G0"') | {
+    'gpu_power_watts{instance="n1",gpu="0",uuid="G0"}': "400x60"
+}
 
 
 def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> None:
     series = (
         COSTLY_RUN
         | run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
-        | run_series("energy_joules_total", "0+60000x60")
         | run_series("process_up", "1x60", labels=',rank="0"')
+        | HELD_GPU
     )
 
-    for column, value in (("Power", 4000), ("At stake", 6)):
+    for column, value in (("Lost power", 400), ("Lost", 6)):
         row = {'{run="a",cause="standstill"}': value}
-        assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row, column=column)
+        assert_panel(tmp_path, "training-energy", "Losses now", series, row, column=column)
 
 
 NO_EXPORTER = {name: values.replace("x60", "x20 stale") for name, values in COSTLY_RUN.items()} | run_series(
@@ -419,32 +483,42 @@ ONE_OF_TWO_EXPORTERS = (
 def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_sample(
     tmp_path: Path, series: dict[str, str], cause: str, node: str, euros_per_hour: float
 ) -> None:
-    panel = "Cost and CO2 per hour"
+    panel = "Cost per hour, 5 min"
     row = {f'{{run="a",instance="{node}",cause="{cause}"}}': 300}
     cost = {f'{{run="a",cause="{cause}"}}': euros_per_hour}
 
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, cost, column="Cost/h")
+    assert_panel(tmp_path, "training-energy", "Losses now", series, cost, column="Lost/h")
     assert_panel(
         tmp_path,
         "training-energy",
-        "Lost per hour, last 5 min",
+        panel,
         series,
         {'{currency="EUR",text="EUR unknown"}': euros_per_hour},
         query_id="D",
     )
-    assert_panel(tmp_path, "training-energy", panel, series, {"{}": 1}, query_id="C")
-    assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {"{}": 0}, query_id="C")
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
+    without_price = {name: values for name, values in series.items() if "cost_total" not in name}
+    count = {'{text="runs unknown"}': 1}
+    assert_panel(tmp_path, "training-energy", panel, without_price, count, query_id="D")
+    assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {}, query_id="D")
+    assert_panel(tmp_path, "training-energy", "Losses now", series, row)
 
 
-@pytest.mark.parametrize("missing_series", [{}, ONE_OF_TWO_EXPORTERS], ids=["all ranks", "an unseen rank"])
-def test_the_lost_power_is_zero_only_if_all_ranks_have_samples(
-    tmp_path: Path, missing_series: dict[str, str]
-) -> None:
-    series = COSTLY_RUN | run_series("energy_joules_total", "0+60000x60") | missing_series
-    expected = {} if missing_series else {"{}": 0}
+def test_the_power_of_a_run_is_unknown_while_a_gpu_has_no_power(tmp_path: Path) -> None:
+    lost_gpu = HELD_GPU | {
+        'gpu_power_watts{instance="n1",gpu="0",uuid="G0"}': "400x40 stale",
+        'gpu_up{instance="n1",gpu="0",uuid="G0"}': "1x40 0x20",
+    }
+    stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
+    unknown = {'{run="a"}': -1}
 
-    assert_panel(tmp_path, "training-energy", "Lost per hour, last 5 min", series, expected, query_id="B")
+    for panel, column, expected in (
+        ("Losses now", "Lost power", {}),
+        ("Cost and loss of each run", "GPU power", unknown),
+    ):
+        assert_panel(
+            tmp_path, "training-energy", panel, COSTLY_RUN | stall | lost_gpu, expected, column=column
+        )
+    assert_panel(tmp_path, "training-energy", "GPU power now", COSTLY_RUN | lost_gpu, {"{}": 1}, query_id="C")
 
 
 def test_the_share_of_the_power_limits_counts_gpus_with_both_samples(tmp_path: Path) -> None:
@@ -459,9 +533,7 @@ def test_the_share_of_the_power_limits_counts_gpus_with_both_samples(tmp_path: P
         }
     )
 
-    assert_panel(
-        tmp_path, "training-energy", "Power, last 5 min", series, {"{}": 75}, query_id="B", factor=100
-    )
+    assert_panel(tmp_path, "training-energy", "GPU power now", series, {"{}": 75}, query_id="B", factor=100)
 
 
 @pytest.mark.parametrize(
@@ -475,9 +547,7 @@ def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
     stall = run_series("badput_seconds_total", f"0+{15 * share:g}x60", labels=',cause="data_stall"')
     row = {'{run="a",cause="data_stall"}': verdict}
 
-    assert_panel(
-        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall, row, column="Verdict"
-    )
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | stall, row, column="Verdict")
 
 
 def _critical_xid() -> dict[str, str]:
@@ -493,39 +563,17 @@ def _critical_xid() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("column", "expected"),
+    ("panel", "column", "expected"),
     [
-        ("Verdict", {'{run="a",cause="at_risk"}': Verdict.ENDANGERS_WORK}),
-        ("Since", {'{run="a",cause="at_risk"}': 675_000}),
-        ("Cost/h", {}),
-        ("At stake", {'{run="a",cause="at_risk"}': 3}),
+        ("Cost and loss of each run", "Verdict", {'{run="a"}': Verdict.ENDANGERS_WORK}),
+        ("Cost and loss of each run", "Work at risk", {'{run="a"}': 3}),
+        ("Losses now", "Verdict", {}),
     ],
 )
-def test_a_run_with_a_critical_alert_may_lose_its_unsaved_work(
-    tmp_path: Path, column: str, expected: dict[str, float]
+def test_a_run_with_a_critical_alert_endangers_work_and_loses_nothing_yet(
+    tmp_path: Path, panel: str, column: str, expected: dict[str, float]
 ) -> None:
-    series = COSTLY_RUN | _critical_xid()
-    row = {'{run="a",cause="at_risk",reason="Xid 48",instance="n1",rank="1",gpu="1"}': 0}
-
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, expected, column=column)
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", series, row)
-
-
-def test_the_power_is_unknown_while_a_driver_does_not_respond(tmp_path: Path) -> None:
-    series = HANG | run_series("process_up", "1x60", labels=',rank="0"')
-    driver = {'gpu_nvml_up{instance="n1"}': "1x40 0x20"}
-    expected_gpus = {'gpu_devices_expected{instance="n1"}': "8x60"}
-
-    panel = "Power, last 5 min"
-    assert_panel(tmp_path, "training-energy", panel, series, {"{}": 8000})
-    assert_panel(tmp_path, "training-energy", panel, series | driver, {"{}": 8000})  # a node without GPUs
-    assert_panel(tmp_path, "training-energy", panel, series | driver | expected_gpus, {})
-
-
-def test_a_run_that_stands_still_is_not_at_risk_too(tmp_path: Path) -> None:
-    row = {'{run="a",cause="standstill"}': 1}
-
-    assert_panel(tmp_path, "training-energy", "Losses now, last 5 min", HANG | _critical_xid(), row)
+    assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN | _critical_xid(), expected, column=column)
 
 
 @pytest.mark.parametrize(
@@ -539,39 +587,43 @@ def test_a_run_that_stands_still_is_not_at_risk_too(tmp_path: Path) -> None:
     ids=["no loss", "critical alert", "hang", "data stall"],
 )
 def test_each_run_counts_with_its_worst_verdict(tmp_path: Path, series: dict[str, str], verdict: str) -> None:
-    for query_id, name in zip("ABCDEF", RUN_COUNTS_BY_VERDICT, strict=True):
-        count = {"{}": 1 if name == verdict else 0}
-        assert_panel(tmp_path, "training-energy", "Runs by verdict", series, count, query_id=query_id)
+    for query_id, name in zip("ABCDEFGH", RUN_COUNTS_BY_VERDICT, strict=True):
+        count: dict[str, float] = {"{}": 1} if name == verdict else {}
+        assert_panel(
+            tmp_path,
+            "training-energy",
+            "Runs by verdict",
+            series | run_series("run_info", "1x60"),
+            count,
+            query_id=query_id,
+        )
 
 
 def test_the_start_of_a_run_is_usual(tmp_path: Path) -> None:
     starting = {name.replace('"running"', '"starting"'): values for name, values in COSTLY_RUN.items()}
 
-    panel = "Losses now, last 5 min"
+    panel = "Losses now"
     share, verdict = {'{run="a",cause="init"}': 1}, {'{run="a",cause="init"}': 0}
-    assert_panel(tmp_path, "training-energy", panel, starting, share, column="Share")
+    assert_panel(tmp_path, "training-energy", panel, starting, share, column="Lost now")
     assert_panel(tmp_path, "training-energy", panel, starting, verdict, column="Verdict")
 
 
 def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
     verdict = {'{run="a",cause="no_news"}': Verdict.UNKNOWN}
     state = {'{run="a",state="unknown"}': 1}
-    panel = "Cost and loss of each run, in this time range"
+    panel = "Cost and loss of each run"
 
-    assert_panel(
-        tmp_path, "training-energy", "Losses now, last 5 min", NO_EXPORTER, verdict, column="Verdict"
-    )
+    assert_panel(tmp_path, "training-energy", "Losses now", NO_EXPORTER, verdict, column="Verdict")
     assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, state)
 
 
 @pytest.mark.parametrize(
     ("panel", "query_id", "expected"),
     [
-        ("Lost per hour, last 5 min", "A", {'{currency="EUR"}': 19}),
-        ("Lost per hour, last 5 min", "D", {'{text="runs unknown"}': 0}),
-        ("Losses now, last 5 min", "D", {'{run="a",cause="data_stall"}': 19}),
-        ("Cost and CO2 per hour", "C", {"{}": 0}),
-        ("Cost and loss of each run, in this time range", "A", {'{run="a",state="running"}': 1}),
+        ("Cost per hour, 5 min", "B", {'{currency="EUR"}': 19}),
+        ("Cost per hour, 5 min", "D", {}),
+        ("Losses now", "D", {'{run="a",cause="data_stall"}': 19}),
+        ("Cost and loss of each run", "A", {'{run="a",state="running"}': 1}),
     ],
 )
 def test_no_loss_disappears_and_no_run_is_unknown_if_two_scrapes_of_its_exporter_fail(
@@ -599,9 +651,7 @@ def test_a_data_stall_names_a_rank_only_if_another_rank_does_not_wait(
     }
     row = {f'{{run="a",cause="data_stall"{labels}}}': 50}
 
-    assert_panel(
-        tmp_path, "training-energy", "Losses now, last 5 min", COSTLY_RUN | stall | phases, row, factor=100
-    )
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | stall | phases, row, factor=100)
 
 
 def test_the_source_of_each_number_has_a_verdict(tmp_path: Path) -> None:
@@ -714,9 +764,10 @@ EXPORTER_DOWN = NO_SAMPLE_OF_NODE | {'up{job="training",instance="n2"}': "1x20 0
 def test_each_expected_gpu_without_a_current_energy_counter_is_not_read(
     tmp_path: Path, changes: dict[str, str], unread: int
 ) -> None:
-    assert_panel(
-        tmp_path, "training-energy", "Energy readings", READ_NODES | changes, {"{}": unread}, query_id="E"
-    )
+    text = "GPUs not read" if unread else "all devices"
+    expected = {f'{{text="{text}"}}': float(unread)}
+
+    assert_panel(tmp_path, "training-energy", "Energy readings", READ_NODES | changes, expected)
 
 
 def test_the_loss_to_a_slow_rank_starts_at_the_recorded_start_of_its_slowness(tmp_path: Path) -> None:
@@ -728,7 +779,7 @@ def test_the_loss_to_a_slow_rank_starts_at_the_recorded_start_of_its_slowness(tm
     assert_panel(
         tmp_path,
         "training-energy",
-        "Losses now, last 5 min",
+        "Losses now",
         COSTLY_RUN | SLOW_RANK | durations,
         row,
         column="Since",

@@ -55,9 +55,9 @@ MACHINE_DASHBOARD = "training-node"
 """Dashboard of the test machine; families of hardware that this machine does not have may be absent."""
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
-    ("training-energy", USUAL_LOSSES): {"Losses now, last 5 min": "EF"},
+    ("training-energy", USUAL_LOSSES): {"Losses now": "FG"},
     ("training-energy", TOO_SHORT): {"Source of each number": "C"},
-    ("training-energy", NO_STOP): {"Cost and CO2 per hour": "D"},
+    ("training-energy", NO_OUTAGE): {"Cost per hour, 5 min": "D", "GPU power now": "C"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
     ("training-fleet", NO_STOP): {"Cost per hour, 5 min": "E"},
     ("training-gpus", THROTTLED): {"Throttled, 2 min": "B"},
@@ -104,7 +104,7 @@ def queries_without_data() -> set[tuple[str, str, str]]:
 ALL_TARGETS_UP = "min(min_over_time(up[8s]))"
 MOMENTARY_PANELS = {
     "Loss by step",  # the last row is not complete
-    "Losses now, last 5 min",  # a loss close to zero is a row, or none
+    "Losses now",  # a loss close to zero is a row, or none
     "Losses now, by cause",
     "What is wrong",  # a text contains the value
     "State",  # the text contains the slowest rank

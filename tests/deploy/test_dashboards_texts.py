@@ -87,12 +87,12 @@ def minutes(seconds: float) -> str:
         ),
         (
             "training-energy",
-            "Losses now, last 5 min",
+            "Losses now",
             f"({percent(cost_and_loss.MIN_LARGE_LOSS_SHARE)}: red)",
         ),
         (
             "training-energy",
-            "Losses now, last 5 min",
+            "Losses now",
             f"*loses time* is at least {percent(cost_and_loss.MIN_LOSS_SHARE)} of the time",
         ),
         (

@@ -91,7 +91,7 @@ def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("panel", "counter", "joules"),
-    [("Joules per step", "steps_total", 400), ("Joules per token", "tokens_total", 200)],
+    [("Joules per step and GPU", "steps_total", 400), ("Joules per token", "tokens_total", 200)],
 )
 def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
     tmp_path: Path, panel: str, counter: str, joules: float
@@ -104,6 +104,8 @@ def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
         rank_series("process_up", 1, 0): "1x60",
         rank_series("process_up", 2, 1): f"1x20 {OUTAGE} 1x27",
         'training_world_size{run="a",instance="n1"}': "2x60",
+        'training_run_state{run="a",instance="n1",state="running"}': "1x60",
+        'run:training_gpus:count{run="a"}': "1x60",
     }
 
     assert_values(
