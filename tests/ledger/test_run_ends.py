@@ -12,10 +12,12 @@ from run_support import fetch_page, free_port, run_command, running_process
 from waiting import wait_until
 
 JOB = """
-import sys, time
+import os, sys, time
 from exporter import training
 
 status, work_file = int(sys.argv[1]), sys.argv[2]
+while not os.path.exists(work_file + ".scraped"):
+    time.sleep(0.05)
 work_seconds = 0.0
 with training.training_loop(train_iterations_start=0):
     for _ in range(20):
@@ -31,8 +33,9 @@ if status < 0:
     time.sleep(600)
 sys.exit(status)
 """
-"""Job that trains 20 steps, writes its seconds of work to a file, and exits with a status.
+"""Job that trains 20 steps once the page was scraped, writes its seconds of work to a file, and exits with a status.
 
+Without the wait, the job may end before the first scrape on a busy machine, and `run` then does not wait for a scraper.
 Arguments: STATUS FILE. With a negative status, the job is an actor that waits until its launcher kills it.
 """
 
@@ -66,7 +69,10 @@ def sum_of_series(page: str, name: str) -> float:
 
 
 def observe_states(tmp_path: Path, command: list[str], final_state: str) -> tuple[set[str], str]:
-    """Run a job until `run` exits, and return all observed states and the last page, whose state must be *final_state*."""
+    """Run a job until `run` exits, and return all observed states and the last page, whose state must be *final_state*.
+
+    The job trains once the file `work.scraped` exists.
+    """
     feed, port, all_states = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
     last_page = ""
@@ -77,6 +83,8 @@ def observe_states(tmp_path: Path, command: list[str], final_state: str) -> tupl
             page = fetch_page(port)
             all_states.update(current_states(page))
             last_page = page or last_page
+            if page:
+                (tmp_path / "work.scraped").touch()
             return run.poll() is not None
 
         wait_until(is_over)
