@@ -131,7 +131,9 @@ UNCHANGED_PROGRAM = (
 @pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
     paths = f"{create_distribution(tmp_path / 'site')}:{PROJECT}:{TESTS}"
-    unrecorded_run = run_program(tmp_path / "nothing", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel)
+    unrecorded_run = run_program(
+        tmp_path / "nothing", UNCHANGED_PROGRAM, library="torch", PYTHONPATH=paths, LOGLEVEL=loglevel
+    )
     recorded_run = run_program(
         tmp_path / "feed", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1"
     )

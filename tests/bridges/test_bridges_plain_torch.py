@@ -159,7 +159,7 @@ for (batch,) in loader(12):
 print("loss is", float(model.weight.sum()) < 1e9, file=sys.stderr)
 sys.exit(3)
 """
-    unrecorded_job = run_job(tmp_path / "without", PRELUDE + program, check=False)
+    unrecorded_job = run_job(tmp_path / "without", PRELUDE + program, check=False, library="torch")
     ended_job = run_job(tmp_path / "with", PRELUDE + program, AUTO, check=False)
 
     assert unrecorded_job.process.returncode == ended_job.process.returncode == 3

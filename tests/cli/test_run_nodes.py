@@ -39,7 +39,7 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
 ) -> None:
     script, rendezvous_port = tmp_path / "train.py", free_port()
     call = f"train_until_the_pages_are_read({str(tmp_path)!r}, {STEPS})"
-    script.write_text(f"from programs.torchrun import train_until_the_pages_are_read\n{call}\n")
+    script.write_text(f"from programs.training import train_until_the_pages_are_read\n{call}\n")
     static_options = ["--master-addr=127.0.0.1", f"--master-port={rendezvous_port}"]
     c10d_options = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{rendezvous_port}"]
     rendezvous_options = static_options if backend == "static" else c10d_options

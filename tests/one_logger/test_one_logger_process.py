@@ -127,7 +127,7 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
     assert package.submodule_search_locations is not None
     example = Path(next(iter(package.submodule_search_locations))) / "docs" / "example.py"
     code = re.sub(r"nv_one_logger", "exporter.one_logger", example.read_text("utf-8"))
-    run_job(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110)
+    run_job(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110, library="torch")
 
     names = [
         record.get("name") or record["event"]["name"]

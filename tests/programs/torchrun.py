@@ -6,12 +6,10 @@ The programs do not use the exporter, as jobs that are recorded without a change
 from __future__ import annotations
 
 import datetime as dt
-import json
 import os
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,25 +35,6 @@ def train_with_two_failures(directory: str) -> None:
     if rank == 1:
         sys.exit(3 if attempt else 7)
     time.sleep(60)
-
-
-def train_until_the_pages_are_read(directory: str, steps: int) -> None:
-    """Train with DDP, write the steps and the last loss of the rank to a file, and exit once the file `pages-read` exists."""
-    dist.init_process_group("gloo")
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    finished_steps, loss = 0, torch.zeros(())
-    for _ in range(steps):
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        finished_steps += 1
-    report = {"steps": finished_steps, "loss": loss.item()}
-    (Path(directory) / f"rank{dist.get_rank()}").write_text(json.dumps(report))
-    while not (Path(directory) / "pages-read").exists():
-        time.sleep(0.05)
-    dist.barrier()
 
 
 class PrintingHandler(metrics.MetricHandler):  # type: ignore[misc]  # torch has no types here

@@ -1,7 +1,8 @@
-"""Programs that use the training API: a fork, many iterations, and a kill after a save."""
+"""Programs that use the training API: a fork, many iterations, a kill after a save, and a rank that waits for the test."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -76,3 +77,15 @@ def save_and_be_killed() -> None:
 def _has_committed(feed: Path, step: int) -> bool:
     readings = [decode(path.read_bytes()).recording.training for path in feed.glob("*.feed")]
     return any(reading is not None and reading.committed_step == step for reading in readings)
+
+
+def train_until_the_pages_are_read(directory: str, steps: int) -> None:
+    """Train, write the steps and the last loss of the rank to a file, and exit once the file `pages-read` exists."""
+    rank, loss = int(os.environ["RANK"]), 0.0
+    for step in range(steps):
+        with training.training_iteration():
+            loss = rank + 1 / (step + 1)
+            training.record(loss=loss)
+    (Path(directory) / f"rank{rank}").write_text(json.dumps({"steps": steps, "loss": loss}))
+    while not (Path(directory) / "pages-read").exists():
+        time.sleep(0.05)
