@@ -81,7 +81,7 @@ def assert_panel(
             }
         ],
     }
-    needed = rules_needed_by([expression], [name.partition("{")[0] for name in series])
+    needed = rules_needed_by([expression], [name.partition("{")[0] for name in build_infos | series])
     group = {"name": "rules", "rules": [rule.body for rule in needed.rules]}
     (tmp_path / "rules.json").write_text(json.dumps({"groups": [group]}), encoding="utf-8")
     path = tmp_path / "case.json"  # JSON is valid YAML

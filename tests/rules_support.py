@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -66,12 +67,19 @@ def load_yaml(path: Path) -> Any:
 
 
 @functools.cache
+def load_rule_file(name: str) -> dict[str, Any]:
+    """Return the content of a file of rules."""
+    content: dict[str, Any] = load_yaml(PROMETHEUS / "rules" / name)
+    return content
+
+
+@functools.cache
 def rules() -> tuple[Rule, ...]:
     """Return all rules of deploy/prometheus, in order."""
     return tuple(
         Rule(path.name, body.get("alert") or body["record"], str(body["expr"]), "alert" in body, body)
         for path in RULES
-        for group in load_yaml(path)["groups"]
+        for group in load_rule_file(path.name)["groups"]
         for body in group["rules"]
     )
 
@@ -218,29 +226,64 @@ class NeededRules:
     need_history: bool
 
 
-def rules_needed_by(expressions: Iterable[str], series_names: Iterable[str]) -> NeededRules:
-    """Return the recording rules that expressions read, directly or through other rules, and that have a result.
+def rules_with_result(candidates: Iterable[Rule], series_names: Iterable[str]) -> list[Rule]:
+    """Return the rules that have a result.
 
     Prometheus parses each rule at each evaluation, so that a rule without a result takes as much time as another.
 
     Args:
-        expressions: Expressions, such as those of panels.
-        series_names: Names of the series that are scraped.
+        candidates: Rules that may read each other's results.
+        series_names: Names of the scraped series.
     """
-    rules_by_name = {rule.name: rule for rule in rules() if not rule.is_alert}
-    names = set(series_names)
-    names_before: set[str] = set()
-    while names != names_before:
-        names_before = set(names)
-        names |= {
-            name for name, rule in rules_by_name.items() if parse_expression(rule.expr).condition.holds(names)
-        }
+    pending_rules, found_rules, names = list(candidates), list[Rule](), set(series_names)
+    number_before = -1
+    while len(found_rules) > number_before:
+        number_before = len(found_rules)
+        remaining_rules = []
+        for rule in pending_rules:
+            if parse_expression(rule.expr).condition.holds(names):
+                found_rules.append(rule)
+                names.add("ALERTS" if rule.is_alert else rule.name)
+            else:
+                remaining_rules.append(rule)
+        pending_rules = remaining_rules
+    return found_rules
+
+
+@functools.cache
+def _recording_rules_with_result(series_names: frozenset[str]) -> dict[str, Rule]:
+    candidates = (rule for rule in rules() if not rule.is_alert)
+    return {rule.name: rule for rule in rules_with_result(candidates, series_names)}
+
+
+def write_rules_with_result(path: Path, rule_files: Iterable[str], series_names: Iterable[str]) -> list[str]:
+    """Write the rules of some files that have a result, in one file, and return the names of the groups in order."""
+    bodies_by_name = {name: load_rule_file(name) for name in rule_files}
+    candidates = (rule for rule in rules() if rule.file in bodies_by_name)
+    names = {rule.name for rule in rules_with_result(candidates, series_names)}
+    groups = []
+    for body in bodies_by_name.values():
+        for group in body["groups"]:
+            group_rules = [rule for rule in group["rules"] if (rule.get("alert") or rule["record"]) in names]
+            groups.append(group | {"rules": group_rules})
+    path.write_text(json.dumps({"groups": groups}), encoding="utf-8")
+    return [group["name"] for group in groups]
+
+
+def rules_needed_by(expressions: Iterable[str], series_names: Iterable[str]) -> NeededRules:
+    """Return the recording rules that expressions read, directly or through other rules, and that have a result.
+
+    Args:
+        expressions: Expressions, such as those of panels.
+        series_names: Names of the scraped series.
+    """
+    rules_by_name = _recording_rules_with_result(frozenset(series_names))
     past_by_name: dict[str, bool] = {}  # True if an earlier result of the rule is read
     ordered_rules: list[Rule] = []
 
     def add_rules(text: str, *, is_past: bool) -> None:
         expression = parse_expression(text)
-        for name in sorted(expression.names & names & rules_by_name.keys()):
+        for name in sorted(expression.names & rules_by_name.keys()):
             is_read_in_past = is_past or name in expression.past_names
             if past_by_name.get(name, False) >= is_read_in_past and name in past_by_name:
                 continue

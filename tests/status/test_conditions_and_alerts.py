@@ -26,6 +26,7 @@ from rules_support import (
     promtool,
     runbook_sections,
     thresholds,
+    write_rules_with_result,
 )
 
 from exporter.families import Distribution, Family, FamilyType
@@ -177,35 +178,36 @@ class Evaluation:
 
 @functools.cache
 def evaluate(path: Path) -> Evaluation:
-    """Evaluate the cases of a file with promtool."""
+    """Evaluate the cases of a file with promtool, each with the rules that have a result for the series of the case."""
     test_file = load_tests(path)
-    rule_files = [str((path.parent / name).resolve()) for name in test_file["rule_files"]]
-    # promtool evaluates groups in random order otherwise: an alert would see a recorded series one evaluation later or not.
-    group_order = [group["name"] for name in rule_files for group in load_yaml(Path(name))["groups"]]
-    bodies = list(test_file["tests"])
-    cases_of_file = [case for case in cases() if case.path == path]
-    for case in cases_of_file:
-        body = bodies[case.index]
-        queries = [
-            {
-                "expr": ACTIVE_ALERTS,
-                "eval_time": f"{time_seconds:.0f}s",
-                # The expectation fails, so that promtool prints the actual series.
-                "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
-            }
-            for time_seconds in case.times
-        ]
-        bodies[case.index] = body | {"promql_expr_test": [*body.get("promql_expr_test", ()), *queries]}
+    rule_files = [Path(name).name for name in test_file["rule_files"]]
+    cases_by_index = {case.index: case for case in cases() if case.path == path}
+    cases_of_file = list(cases_by_index.values())
     with tempfile.TemporaryDirectory() as directory:
-        cases_file = Path(directory) / "cases.yaml"
-        cases_file.write_text(
-            yaml.dump(
-                test_file | {"rule_files": rule_files, "group_eval_order": group_order, "tests": bodies},
-                Dumper=yaml.CSafeDumper,
-            ),
-            encoding="utf-8",
-        )
-        completed = promtool("test", "rules", cases_file)
+        case_paths = []
+        for index, body in enumerate(test_file["tests"]):
+            case = cases_by_index.get(index)
+            queries = [
+                {
+                    "expr": ACTIVE_ALERTS,
+                    "eval_time": f"{time_seconds:.0f}s",
+                    # The expectation fails, so that promtool prints the actual series.
+                    "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
+                }
+                for time_seconds in (case.times if case else ())
+            ]
+            rules_path = Path(directory) / f"rules-{index}.json"
+            series_names = [entry["series"].partition("{")[0] for entry in body.get("input_series", ())]
+            group_order = write_rules_with_result(rules_path, rule_files, series_names)
+            case_paths.append(Path(directory) / f"case-{index}.yaml")
+            case_file = test_file | {
+                "rule_files": [rules_path.name],
+                # promtool evaluates groups in random order otherwise: an alert would see a recorded series one evaluation later or not.
+                "group_eval_order": group_order,
+                "tests": [body | {"promql_expr_test": [*body.get("promql_expr_test", ()), *queries]}],
+            }
+            case_paths[-1].write_text(yaml.dump(case_file, Dumper=yaml.CSafeDumper), encoding="utf-8")
+        completed = promtool("test", "rules", *case_paths)
     output = completed.stdout + completed.stderr
     failures = re.split(r"\n(?= +(?:name|expr): )", output)[1:]
     results = [failure for failure in failures if f'expr: "{ACTIVE_ALERTS}"' in failure]
