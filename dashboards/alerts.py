@@ -147,6 +147,10 @@ _PROBLEM_STARTS = (
     _ProblemStart("TrainingStraggler", "cluster, run, rank", "rank:training_slow_start:timestamp_seconds"),
     _ProblemStart("TrainingDataStall", "cluster, run", "run:training_data_wait_start:timestamp_seconds"),
     _ProblemStart("TrainingLossNonFinite", "cluster, run", "run:training_nonfinite_start:timestamp_seconds"),
+    _ProblemStart(
+        "TrainingCheckpointFailing", "cluster, run", "run:training_saves_failing_start:timestamp_seconds"
+    ),
+    _ProblemStart("NvmlDown", "cluster, instance", "instance:gpu_driver_down_start:timestamp_seconds"),
 )
 """Recorded starts. The start of any other problem is the time at which the alert became pending."""
 

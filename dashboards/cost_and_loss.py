@@ -41,9 +41,15 @@ def lost_share_by_cause(selector: str) -> str:
     return f"max by (run, cause) (run:training_lost:ratio{{{selector}}})"
 
 
+def stopped_runs(selector: str) -> str:
+    """Return PromQL with a value for each run of which no rank runs: it failed, is lost, or has ended without a decided outcome."""
+    return f'max by (run) (run:training_run_state:info{{{selector}, state=~"ending|failed|lost"}})'
+
+
 def lost_share_by_run(selector: str) -> str:
-    """Return PromQL for the share of the time that each run loses, over all causes and at most 1."""
-    return f"clamp_max(sum by (run) ({lost_share_by_cause(selector)}), 1)"
+    """Return PromQL for the share of the time that each run loses, over all causes and at most 1. A stopped run loses all of it."""
+    known = f"clamp_max(sum by (run) ({lost_share_by_cause(selector)}), 1)"
+    return f"({known} or on (run) 0 * {stopped_runs(selector)} + 1)"
 
 
 def cost_per_hour_by_run(selector: str) -> str:
@@ -51,21 +57,17 @@ def cost_per_hour_by_run(selector: str) -> str:
     return f"3600 * max by (run, currency) (run:training_cost:rate5m{{{selector}}})"
 
 
-def lost_cost_per_hour_by_run(selector: str) -> str:
-    """Return PromQL for the cost per hour of the time that each run loses, by currency, over all causes."""
-    return f"{cost_per_hour_by_run(selector)} * on (run) group_left () {lost_share_by_run(selector)}"
+def held_cost_per_hour_by_run(selector: str) -> str:
+    """Return PromQL for the cost per hour of each run, by currency. A stopped or starting run costs the median of its last hour.
+
+    The exporter charges the GPUs until the end of a run, but the job still holds the GPUs of a stopped run.
+    """
+    return f"3600 * max by (run, currency) (run:training_cost_held:rate5m{{{selector}}})"
 
 
 def stopped_cost_per_hour_by_run(selector: str) -> str:
-    """Return PromQL for the cost per hour of each stopped run while its job holds the GPUs, by currency: the median of the last hour.
-
-    A run is stopped if it failed, is lost, or has ended without a decided outcome. The exporter charges the GPUs until this end.
-    """
-    stopped_runs = f'max by (run) (run:training_run_state:info{{{selector}, state=~"ending|failed|lost"}})'
-    usual_cost = (
-        f"3600 * max by (run, currency) (quantile_over_time(0.5, run:training_cost:rate5m{{{selector}}}[1h]))"
-    )
-    return f"({usual_cost} and on (run) {stopped_runs})"
+    """Return PromQL for the cost per hour of each stopped run, by currency."""
+    return f"({held_cost_per_hour_by_run(selector)} and on (run) {stopped_runs(selector)})"
 
 
 def standstill_by_run(selector: str) -> str:
@@ -78,11 +80,9 @@ def largest_loss_share_by_run(selector: str) -> str:
     return f"topk by (run) (1, {lost_share_by_cause(selector)} > {MIN_DISPLAYED_CAUSE_SHARE})"
 
 
-CLUSTER_COST_PER_HOUR = cost_per_hour_by_run("@cluster")
-"""PromQL for the cost per hour of each run of the selected clusters, by currency."""
-CLUSTER_STOPPED_COST_PER_HOUR = stopped_cost_per_hour_by_run("@cluster")
-"""PromQL for the cost per hour of each stopped run of the selected clusters while its job holds the GPUs, by currency."""
+CLUSTER_COST_PER_HOUR = held_cost_per_hour_by_run("@cluster")
+"""PromQL for the cost per hour of each run of the selected clusters, by currency. A stopped or starting run has its usual cost."""
 CLUSTER_LOST_SHARE = lost_share_by_run("@cluster")
 """PromQL for the share of the time that each run of the selected clusters loses."""
-CLUSTER_LOST_COST_PER_HOUR = lost_cost_per_hour_by_run("@cluster")
+CLUSTER_LOST_COST_PER_HOUR = f"{CLUSTER_COST_PER_HOUR} * on (run) group_left () {CLUSTER_LOST_SHARE}"
 """PromQL for the cost per hour of the lost time of each run of the selected clusters, by currency."""

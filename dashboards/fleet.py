@@ -14,23 +14,18 @@ from dashboards.cost_and_loss import (
     CLUSTER_COST_PER_HOUR,
     CLUSTER_LOST_COST_PER_HOUR,
     CLUSTER_LOST_SHARE,
-    CLUSTER_STOPPED_COST_PER_HOUR,
     LOST_THRESHOLDS,
-    SHORT_CAUSE_NAMES,
 )
 from dashboards.fleet_nodes import CONDITION_COUNT_BY_NODE, node_panels
-from dashboards.fleet_problems import NO_PROGRESS_RUNS, RUNS_WITH_LIVE_RANKS, UNSEEN_RUNS
+from dashboards.fleet_problems import UNSEEN_RUNS
 from dashboards.fleet_runs import run_panels
 from dashboards.palette import (
     BAD,
-    BADPUT_CAUSE_COLORS,
     BLUE,
     ORANGE,
     PURPLE,
     VERMILION,
     WARNING,
-    Override,
-    fixed_colors_by_name,
     shades,
 )
 from dashboards.panels import (
@@ -44,6 +39,7 @@ from dashboards.panels import (
 )
 from dashboards.queries import Query, instant_query
 from dashboards.tables import Column
+from dashboards.verdicts import ENDING, NO_PROGRESS, UNKNOWN, Verdict, verdict_by_run
 
 UID = "training-fleet"
 
@@ -80,25 +76,28 @@ def board() -> Board:
 
 def _overview_panels() -> tuple[Panel, ...]:
     # Without a value, not 0, if Prometheus has no rules or no run.
-    zero_runs = "0 * count(run:training_ranks_up:sum{@cluster})"
+    zero_runs = f"0 * count({verdict_by_run('@cluster')})"
+    active = (
+        f"({verdict_by_run('@cluster')} unless on (run)"
+        ' run:training_run_state:info{@cluster, state=~"finished|stopped"})'
+    )
+    starting = 'run:training_run_state:info{@cluster, state="starting"}'
     return (
         stat(
             "Runs that progress",
             instant_query(
-                f"count({RUNS_WITH_LIVE_RANKS} unless on (run) ({NO_PROGRESS_RUNS}) unless on (run) {UNSEEN_RUNS}) or {zero_runs}",
-                "progress",
+                f"count({active} < {Verdict.UNKNOWN} unless on (run) {starting}) or {zero_runs}", "progress"
             ),
+            instant_query(f"count({active}) or {zero_runs}", "of"),
+            instant_query(f"count({active} == {Verdict.NO_PROGRESS}) or {zero_runs}", NO_PROGRESS, BAD),
+            instant_query(f"count({active} == {Verdict.UNKNOWN}) or {zero_runs}", UNKNOWN, WARNING),
+            instant_query(f"count({active} == {Verdict.ENDING}) > 0", ENDING, WARNING),
             instant_query(
-                f"count({RUNS_WITH_LIVE_RANKS} or on (run) {NO_PROGRESS_RUNS} or on (run) {UNSEEN_RUNS})",
-                "of",
-            ),
-            instant_query(f"count({NO_PROGRESS_RUNS}) or {zero_runs}", "no progress", BAD),
-            instant_query(
-                f"count({UNSEEN_RUNS} unless on (run) ({NO_PROGRESS_RUNS})) or {zero_runs}", "unknown", BAD
+                f"count({active} < {Verdict.UNKNOWN} and on (run) {starting}) > 0", "starting", WARNING
             ),
             unit="none",
             text_mode="value_and_name",
-            w=8,
+            w=10,
             h=3,
         ),
         stat(
@@ -113,7 +112,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(f"sum({CONDITION_COUNT_BY_NODE} > bool 0)", "problem", WARNING),
             unit="none",
             text_mode="value_and_name",
-            w=7,
+            w=6,
             h=3,
         ),
         stat(
@@ -136,13 +135,14 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             text_mode="value_and_name",
-            w=5,
+            w=4,
             h=3,
         ),
         stat(
-            "SM activity of used GPUs, 5 min",
-            instant_query("cluster:gpu_sm_activity_held:avg{@cluster}"),
+            "SM activity, used GPUs",
+            instant_query("cluster:gpu_sm_activity_held:avg{@cluster}", "last 5 min"),
             unit="percentunit",
+            text_mode="value_and_name",
             w=4,
             h=3,
             decimals=0,
@@ -198,9 +198,6 @@ def _cost_per_hour() -> Panel:
             share,
         ),
         instant_query(f"count({UNSEEN_RUNS}) > 0", "runs unknown", BAD),
-        instant_query(
-            f"sum by (currency) ({CLUSTER_STOPPED_COST_PER_HOUR})", "{{currency}} of stopped runs", BAD
-        ),
         unit="locale",
         decimals=0,
         text_mode="value_and_name",
@@ -254,27 +251,8 @@ _GPUS_COMPLETE = "unless on () max(cluster:gpu_power_unknown:ratio{@cluster}) > 
 """Conditions of sums over clusters, as in the rules: if more than 5 % is unknown, a sum would look like a smaller load."""
 
 
-def _cause_names() -> list[Override]:
-    """Return overrides that show the causes of badput with the texts of the tables."""
-    return [
-        {
-            "matcher": {"id": "byName", "options": cause},
-            "properties": [{"id": "displayName", "value": SHORT_CAUSE_NAMES[cause]}],
-        }
-        for cause in BADPUT_CAUSE_COLORS
-    ]
-
-
 def _cluster_panels() -> tuple[Panel, ...]:
     return (
-        time_series(
-            "Badput of the cluster by cause, 6 h",
-            Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster}) > 0", "{{cause}}"),
-            unit="percentunit",
-            stacked=True,
-            overrides=[*fixed_colors_by_name(BADPUT_CAUSE_COLORS), *_cause_names()],
-            w=8,
-        ),
         time_series(
             "Power of the cluster",
             Query(f"sum(cluster:gpu_power:watts{{@cluster}}) {_GPUS_COMPLETE}", "all GPUs", BLUE),
@@ -284,12 +262,12 @@ def _cluster_panels() -> tuple[Panel, ...]:
                 ORANGE,
             ),
             unit="watt",
-            w=8,
+            w=12,
         ),
         time_series(
             "Cost and loss per hour, 5 min",
             Query(
-                f"sum by (currency) (cluster:training_cost:rate5m{{@cluster}}) * 3600 {_RUNS_COMPLETE}",
+                f"sum by (currency) ({CLUSTER_COST_PER_HOUR}) {_RUNS_COMPLETE}",
                 "{{currency}}",
             ),
             Query(
@@ -300,6 +278,6 @@ def _cluster_panels() -> tuple[Panel, ...]:
             unit="locale",
             decimals=2,
             color=shades(PURPLE),
-            w=8,
+            w=12,
         ),
     )

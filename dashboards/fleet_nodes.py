@@ -130,7 +130,7 @@ def node_panels() -> tuple[Panel, ...]:
                 f" or on (instance) {nodes}"
             ),
             sort="Worst problem",
-            h=9,
+            h=10,
             w=24,
         ),
     )

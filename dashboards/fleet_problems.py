@@ -9,34 +9,31 @@ from __future__ import annotations
 
 from dashboards.alerts import (
     HARDWARE_ALERTS,
-    NO_PROGRESS_ALERTS,
     RECORDED_STATE_START,
     alert_starts,
     urgency,
     with_xid,
 )
 from dashboards.cost_and_loss import (
-    MIN_LARGE_LOSS_SHARE,
     MIN_LOSS_SHARE,
     largest_loss_share_by_run,
-    lost_share_by_run,
+    lost_share_by_cause,
     standstill_by_run,
 )
 from dashboards.queries import RECORDED_LAST_PROGRESS_TIME
 from dashboards.rank_problems import EXIT_REASON_PATTERN, MAX_DATA_WAIT_RATIO, SLOW_RATIO
-from dashboards.verdicts import Verdict
+from dashboards.verdicts import Verdict, verdict_by_run
 
-_STARTUP_CAUSES = "init|compile|checkpoint_load"
-"""Causes of lost time at the start of each run."""
+_AVOIDABLE_CAUSES = '@cluster, cause!~"init|compile|checkpoint_load|nonfinite_loss|restarts"'
+"""Matchers of the causes of lost time, except the start, restarts and NaN losses, which have verdicts of their own."""
 UNSEEN_RUNS = "max by (run) (run:training_unseen:timestamp_seconds{@cluster})"
 """PromQL for the time of the last sample of each run that has not ended and that no exporter reports, in Unix seconds."""
 RECORDED_LAST_PROGRESS_TIME_BY_RUN = f"max by (run) ({RECORDED_LAST_PROGRESS_TIME})"
 STATE_START_BY_RUN = f"max by (run) ({RECORDED_STATE_START})"
 RUNS = "group by (run) (run:training_run:info{@cluster})"
 """PromQL for a series of value 1 for each run with a recent sample."""
-RUNS_WITH_LIVE_RANKS = "max by (run) (run:training_ranks_up:sum{@cluster}) > 0"
-NO_PROGRESS_SECONDS = 300
-"""Time without a step or validation batch after which a live run counts as making no progress."""
+ALL_RANKS_ENDED = "all ranks have ended, outcome not decided"
+DRIVER_DOWN = "driver does not respond, GPUs unknown"
 ENDING_SECONDS = 120
 """Time after which a run that is still `ending` counts as making no progress. The exporter decides within about a minute."""
 
@@ -54,20 +51,11 @@ _STILL_ENDING = (
 """PromQL with a value for each run whose outcome is not decided after `ENDING_SECONDS`."""
 _FIRST_EXIT = "max by (run, instance, rank, reason) (run:training_first_exit:timestamp_seconds{@cluster})"
 """PromQL for the time of the first exit of each run that makes no progress because ranks exited, with node, rank and reason."""
-NO_PROGRESS_RUNS = (
-    f"max by (run) ({_STATE_TEMPLATE.format(states='hung|failed|lost')}"
-    f" or run:training_last_progress:age_seconds{{@cluster}} >= {NO_PROGRESS_SECONDS}"
-    " and on (cluster, run) run:training_ranks_up:sum{@cluster} > 0"
-    " or run:training_standstill:info{@cluster})"
-    f" or on (run) max by (run) ({_FIRST_EXIT}) or on (run) {_STILL_ENDING}"
-    f" or on (run) {_firing_alerts('alertname', NO_PROGRESS_ALERTS)}"
-)
+NO_PROGRESS_RUNS = "max by (run) (run:training_no_progress:info{@cluster})"
 """PromQL with a value for each run that failed, is lost, hangs, stands still or remains `ending`, also before its alert fires."""
-_ENDING_RUNS = f"max by (run) ({_STATE_TEMPLATE.format(states='ending')})"
-_STARTING_RUNS = f"max by (run) ({_STATE_TEMPLATE.format(states='starting')})"
-_UNKNOWN_RANK_COUNT_BY_RUN = (
-    f"(max by (run) (run:training_ranks_missing:sum{{@cluster}}) > 0 and on (run) {RUNS_WITH_LIVE_RANKS})"
-)
+ENDING_RUNS = f"max by (run) ({_STATE_TEMPLATE.format(states='ending')})"
+"""PromQL with a value for each run whose ranks have ended and whose outcome is not decided."""
+_UNKNOWN_RANK_COUNT_BY_RUN = f"(max by (run) (run:training_ranks_unknown:sum{{@cluster}}) > 0 and on (run) {_STATE_TEMPLATE.format(states='running|stalled|hung')})"
 """PromQL for the number of ranks without a sample of each live run that has such ranks."""
 _LAST_SAMPLE_BY_NODE = (
     "max by (run, instance) (last_over_time(instance:training_last_sample:timestamp_seconds{@cluster}[1h]))"
@@ -109,7 +97,7 @@ _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
 """PromQL for the slow rank of each run, else the rank that waits longest for data."""
 _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
 """PromQL for the rank that causes a standstill of each run, else the rank of `_SLOWING_RANK`."""
-_AVOIDABLE_LOSS = lost_share_by_run(f'@cluster, cause!~"{_STARTUP_CAUSES}"')
+_AVOIDABLE_LOSS = f"sum by (run) ({lost_share_by_cause(_AVOIDABLE_CAUSES)})"
 """PromQL for the share of the time that each run loses, except the time that every start of a run takes."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
 _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
@@ -125,26 +113,6 @@ _EXITED_WITHOUT_CAUSE = (
     f" unless on (run) {_firing_alerts('alertname', HARDWARE_ALERTS)}"
 )
 """PromQL with a value for each run whose ranks exited and whose hardware has no alert: the first exit is then the problem."""
-
-
-def verdict_query() -> str:
-    """Return PromQL for the `Verdict` of each run: the first of the list whose condition holds, otherwise `Verdict.NO_PROBLEM`."""
-    conditions = (
-        (Verdict.NO_PROGRESS, NO_PROGRESS_RUNS),
-        (Verdict.ENDING, _ENDING_RUNS),
-        (Verdict.UNKNOWN, UNSEEN_RUNS),
-        (Verdict.ENDANGERS_WORK, _firing_alerts("severity", "critical")),
-        (Verdict.PARTLY_UNKNOWN, _UNKNOWN_RANK_COUNT_BY_RUN),
-        (Verdict.LOSES_MUCH_TIME, f"{_AVOIDABLE_LOSS} >= {MIN_LARGE_LOSS_SHARE}"),
-        (Verdict.LOSES_TIME, f"{_AVOIDABLE_LOSS} >= {MIN_LOSS_SHARE}"),
-        (Verdict.WARNING, _firing_alerts("severity", "warning")),
-        (Verdict.STARTING, _STARTING_RUNS),
-        (Verdict.RESTARTED, _RESTARTED_RUNS),
-        (Verdict.ENDED_EARLY, f"max by (run) ({_EARLY_ENDS})"),
-        (Verdict.LOSES_A_LITTLE, f"max by (run) ({_SLOWING_RANK} or on (run) {_ALL_WAIT_FOR_DATA})"),
-        (Verdict.NO_PROBLEM, RUNS),
-    )
-    return " or on (run) ".join(f"{verdict} + 0 * ({condition})" for verdict, condition in conditions)
 
 
 def _main_alert() -> str:
@@ -212,13 +180,14 @@ def _slow_ranks() -> str:
 
 
 def _exits() -> str:
-    """Return PromQL for the first exit of each run whose ranks exited, and for each run that remains `ending` without such an exit."""
+    """Return PromQL for the first exit of each run whose ranks exited, and for each run that is `ending` without such an exit."""
     first = f'label_replace({_FIRST_EXIT}, "alertname", "ended first: $1", "reason", "{EXIT_REASON_PATTERN}")'
     text = f"all ranks ended, cause unknown after {ENDING_SECONDS // 60} min"
     ending = (
         f'label_replace(0 * {_STILL_ENDING} + on (run) {STATE_START_BY_RUN}, "alertname", "{text}", "", "")'
     )
-    return f"max by (run, instance, rank, alertname) ({first}) or on (run) {ending}"
+    undecided = f'label_replace(0 * {ENDING_RUNS} + on (run) {STATE_START_BY_RUN}, "alertname", "{ALL_RANKS_ENDED}", "", "")'
+    return f"max by (run, instance, rank, alertname) ({first}) or on (run) {ending} or on (run) {undecided}"
 
 
 def _standstills() -> str:
@@ -274,10 +243,34 @@ def _unknown_ranks() -> str:
     return f"max by (run, instance, alertname) ({with_node})"
 
 
+def _drivers_down() -> str:
+    """Return PromQL for each run with a node whose GPU driver does not respond, unless an alert about its hardware fires."""
+    start = "max by (cluster, instance) (instance:gpu_driver_down_start:timestamp_seconds{@cluster})"
+    down = f"0 * run:training_driver_down:info{{@cluster}} + on (cluster, instance) group_left () {start}"
+    with_text = f'label_replace({down}, "alertname", "{DRIVER_DOWN}", "", "")'
+    first = f"topk by (run) (1, max by (run, instance, alertname) ({with_text}))"
+    return f"({first} unless on (run) {_firing_alerts('alertname', HARDWARE_ALERTS)})"
+
+
+def _past_nonfinite_losses() -> str:
+    """Return PromQL for each run with the verdict `ENDANGERED_WORK`, with the number of NaN losses and the minutes since the last one."""
+    total = "max by (run) (run:training_nonfinite_loss:sum{@cluster})"
+    count = f"{total} - max by (run) (min_over_time(run:training_nonfinite_loss:sum{{@cluster}}[20m]))"
+    minutes = "floor((time() - max by (run) (run:training_nonfinite_last:timestamp_seconds{@cluster})) / 60)"
+    numbers = f'count_values by (run) ("steps", {count}) * on (run) group_left (minutes) count_values by (run) ("minutes", {minutes})'
+    joined = f'label_join({numbers}, "alertname", " steps, none for ", "steps", "minutes")'
+    with_text = f'label_replace({joined}, "alertname", "NaN loss in $1 min", "alertname", "(.+)")'
+    start = "max by (run) (run:training_nonfinite_start:timestamp_seconds{@cluster})"
+    rows = f"0 * {with_text} + on (run) group_left () {start}"
+    return f"max by (run, alertname) ({rows} and on (run) {verdict_by_run('@cluster')} == {Verdict.ENDANGERED_WORK})"
+
+
 def main_problem() -> str:
     """Return PromQL for the main problem of each run that has a problem: the first of the list that the run has."""
     alerts = f"{with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
     problems = (
+        _past_nonfinite_losses(),
+        f"{_drivers_down()} unless on (run) ({NO_PROGRESS_RUNS})",
         f"{alerts} unless on (run) ({_EXITED_WITHOUT_CAUSE})",
         _exits(),
         _standstills(),

@@ -7,7 +7,6 @@ from dashboards.cost_and_loss import (
     CLUSTER_COST_PER_HOUR,
     CLUSTER_LOST_COST_PER_HOUR,
     CLUSTER_LOST_SHARE,
-    CLUSTER_STOPPED_COST_PER_HOUR,
     LOST_THRESHOLDS,
     SHORT_CAUSE_TEXTS,
     standstill_by_run,
@@ -18,7 +17,6 @@ from dashboards.fleet_problems import (
     UNSEEN_RUNS,
     main_problem,
     since_query,
-    verdict_query,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import (
@@ -27,12 +25,14 @@ from dashboards.panels import (
     RUN_LINK,
     Panel,
     dashboard_link,
+    state_timeline,
     value_mappings,
     warn_below,
     warn_from,
 )
+from dashboards.queries import Query
 from dashboards.tables import Column, percent_column, table
-from dashboards.verdicts import VERDICT_MAPPINGS
+from dashboards.verdicts import TIMELINE_MAPPINGS, VERDICT_MAPPINGS, verdict_by_run
 
 NO_STEP = "no step"
 """State of a run that stands still before its exporter decides that the run hangs. The exporter reports such a run as `running`."""
@@ -97,8 +97,26 @@ def _query_rows() -> str:
 
 
 def run_panels() -> tuple[Panel, ...]:
-    """Return the table of all runs, the most urgent first, and the table of their speed."""
-    return (_build_problem_table(), _build_speed_table())
+    """Return the table of all runs, the most urgent first, the verdicts over time, and the table of their speed."""
+    return (_build_problem_table(), _build_verdict_timeline(), _build_speed_table())
+
+
+MAX_TIMELINE_ROWS = 20
+"""Number of runs in the timeline of the verdicts."""
+
+
+def _build_verdict_timeline() -> Panel:
+    """Return the timeline of the verdicts of the runs that had a problem in the time range, at most `MAX_TIMELINE_ROWS` runs."""
+    worst = "max by (run) (max_over_time(run:training_verdict:urgency{@cluster}[$__range] @ end()))"
+    return state_timeline(
+        "Verdict of each run with a problem",
+        Query(
+            f"{verdict_by_run('@cluster')} and on (run) topk({MAX_TIMELINE_ROWS}, {worst} > 0)",
+            "{{run}}",
+        ),
+        mappings=TIMELINE_MAPPINGS,
+        h=9,
+    )
 
 
 def _build_problem_table() -> Panel:
@@ -114,7 +132,7 @@ def _build_problem_table() -> Panel:
             ),
             width=115,
         ),
-        Column(verdict_query(), "Verdict", decimals=0, width=118, mappings=VERDICT_MAPPINGS),
+        Column(verdict_by_run("@cluster"), "Verdict", decimals=0, width=118, mappings=VERDICT_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
         Column("alertname", "What is wrong", mappings=[*title_mappings(), *SHORT_CAUSE_TEXTS]),
         Column("rank", "Rank", width=62),
@@ -129,14 +147,14 @@ def _build_problem_table() -> Panel:
         ),
         Column("user", "Owner", width=68),
         Column(
-            f"max by (run) ({CLUSTER_COST_PER_HOUR} or {CLUSTER_STOPPED_COST_PER_HOUR})",
+            f"max by (run) ({CLUSTER_COST_PER_HOUR})",
             "Cost/h",
             "locale",
             64,
             decimals=2,
         ),
         Column(
-            f"max by (run) ({CLUSTER_LOST_COST_PER_HOUR} or {CLUSTER_STOPPED_COST_PER_HOUR})",
+            f"max by (run) ({CLUSTER_LOST_COST_PER_HOUR})",
             "Lost/h",
             "locale",
             60,
@@ -214,5 +232,5 @@ def _build_speed_table() -> Panel:
         Column("max by (run) (run:training_cost:sum{@cluster})", "Cost so far", "locale", 92, decimals=2),
         row_query="max by (run, model) (run:training_run:info{@cluster})",
         sort="Last step",
-        h=9,
+        h=13,
     )

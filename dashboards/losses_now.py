@@ -18,7 +18,6 @@ from dashboards.cost_and_loss import (
 )
 from dashboards.energy_devices import HELD_GPUS, HELD_GPUS_TEMPLATE
 from dashboards.energy_loss import RUN_POWER_5M, START_CAUSES, as_cause
-from dashboards.fleet_problems import verdict_query
 from dashboards.gpu_problems import (
     LAST_XID_BY_UUID,
     MAX_THROTTLED_RATIO,
@@ -44,6 +43,7 @@ from dashboards.verdicts import (
     PARTLY_UNKNOWN,
     UNKNOWN,
     Verdict,
+    verdict_by_run,
 )
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120
@@ -458,14 +458,15 @@ VERDICTS = (
 
 A small loss with a fault, such as a slow rank, has `Verdict.LOSES_A_LITTLE`.
 """
-VERDICT_BY_RUN = verdict_query().replace("@cluster", "@run")
+VERDICT_BY_RUN = verdict_by_run("@run")
 """PromQL for the `Verdict` of each selected run, as on *Fleet*."""
 _CONDITIONS_OF_VERDICTS = {
     NO_PROGRESS: f"== {Verdict.NO_PROGRESS}",
     ENDING: f"== {Verdict.ENDING}",
-    ENDANGERS_WORK: f"== {Verdict.ENDANGERS_WORK}",
+    ENDANGERS_WORK: f">= {Verdict.ENDANGERED_WORK} <= {Verdict.ENDANGERS_WORK}"
+    f" != {Verdict.LOSES_TIME} != {Verdict.LOSES_MUCH_TIME} != {Verdict.PARTLY_UNKNOWN}",
     LOSES_TIME: f">= {Verdict.LOSES_A_LITTLE} <= {Verdict.LOSES_MUCH_TIME}"
-    f" != {Verdict.ENDED_EARLY} != {Verdict.RESTARTED} != {Verdict.STARTING} != {Verdict.WARNING}",
+    f" != {Verdict.ENDED_EARLY} != {Verdict.RESTARTED} != {Verdict.STARTING} != {Verdict.WARNING} != {Verdict.ENDANGERED_WORK}",
     UNKNOWN: f"== {Verdict.UNKNOWN}",
     PARTLY_UNKNOWN: f"== {Verdict.PARTLY_UNKNOWN}",
     "other": f">= {Verdict.ENDED_EARLY} <= {Verdict.WARNING}",

@@ -36,9 +36,7 @@ NODE_COST_PER_HOUR = f"({_LIVE_COST} or on (run, currency) {_STOPPED_COST})"
 
 A stopped run costs the usual rate while its job holds the GPUs.
 """
-RUN_LOST_SHARE = (
-    f"(group by (run) ({stopped_cost_per_hour_by_run('@run')}) or on (run) {lost_share_by_run('@run')})"
-)
+RUN_LOST_SHARE = lost_share_by_run("@run")
 """PromQL for the share of the time that each run loses on all of its nodes: 1 for a stopped run."""
 NODE_LOST_PER_HOUR = f"({NODE_COST_PER_HOUR} * on (run) group_left () {RUN_LOST_SHARE})"
 """PromQL for the cost per hour of the time that each run loses on the node, by run and currency: a run loses the same share on all nodes."""

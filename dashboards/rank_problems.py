@@ -53,6 +53,10 @@ LOWEST_SPEED_OF_EQUAL_RANKS = (
 )
 """PromQL for the lowest relative speed, without labels, while the run completes steps and all ranks are known and equal."""
 
+LOOKBACK = "1h"
+"""Time after the last sample for which the last known state is shown."""
+STATE_START = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
+"""PromQL for the start of the last known state of the run, in Unix seconds."""
 FEED_AGE_SECONDS = feed_age_seconds("@run", "instance, rank")
 """PromQL for the age of the feed of each rank of the run at the last scrape, by node and rank."""
 _LAST_UPDATE = "max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
@@ -71,10 +75,13 @@ _ENDED_IN_RANGE = (
 
 RANKS_WITH_SAMPLE = "group by (rank) (training_process_up{@run})"
 """PromQL for the ranks with a current sample, of a live or an ended process."""
-LIVE_RANK_COUNT = (
-    "(count(max by (rank) (training_process_up{@run}) == 1) or on () 0 * max(training_world_size{@run}))"
-)
-"""PromQL for the number of ranks with a live process; 0 if no process is alive, without a value if no rank has a sample."""
+_ENDING = 'max(training_run_state{@run, state="ending"}) == 1'
+"""PromQL with a value while the processes of the run have ended and the outcome is not decided."""
+LIVE_RANK_COUNT = f"(count(max by (rank) (training_process_up{{@run}}) == 1 unless on () {_ENDING}) or on () 0 * max(training_world_size{{@run}}))"
+"""PromQL for the number of ranks with a live process; 0 if no process is alive, without a value if no rank has a sample.
+
+The last `training_process_up` is up to a scrape older than the state `ending`, which no live rank has.
+"""
 UNKNOWN_RANK_COUNT = (
     f"clamp_min(max(training_world_size{{@run}}) - (count({RANKS_WITH_SAMPLE}) or vector(0)), 0)"
 )
@@ -106,8 +113,14 @@ def with_number(number: str, start: str, text: str, by: str = "") -> str:
 
 def with_suffix(rows: str, number: str, suffix: str) -> str:
     """Return PromQL that appends *suffix* to the label `problem`, with *number* for `$1`; without a number, the rows are unchanged."""
-    suffixes = f'label_replace(count_values("suffix", {number}), "suffix", "{suffix}", "suffix", "(.+)")'
-    # Without a number, the label `suffix` is empty. The rows are evaluated once.
+    return with_label(
+        rows, f'label_replace(count_values("suffix", {number}), "suffix", "{suffix}", "suffix", "(.+)")'
+    )
+
+
+def with_label(rows: str, suffixes: str) -> str:
+    """Return PromQL that appends the label `suffix` of the single series of *suffixes* to the label `problem`, if there is such a series."""
+    # Without a suffix, the label `suffix` is empty. The rows are evaluated once.
     return (
         f"label_join({rows} + on () group_left (suffix) 0 * ({suffixes} or on () vector(0)),"
         ' "problem", "", "problem", "suffix")'
@@ -198,19 +211,15 @@ ENDED_FIRST = (
 An exporter may notice several exits at once. The rank with the oldest step is then first, see the rule. Before its evaluation, and if the
 rule has no exit, all of these ranks are first.
 """
-_ENDING = 'max(training_run_state{@run, state="ending"}) == 1'
-"""PromQL with a value while the processes of the run have ended and the outcome is not decided."""
-_WITHOUT_OUTCOME = (
-    f"({_LAST_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {_LAST_EXIT} and on () {_ENDING})"
-)
-"""PromQL for the last update of each ended rank without a failed exit, until the outcome of the run is decided."""
 ENDING_WITHOUT_FAILED_EXIT = f"({_ENDING} unless on () {_KNOWN_EXITS})"
 """PromQL with a value while the processes of the run have ended, the outcome is not decided, and no exit has failed."""
-WITHOUT_OUTCOME_ROWS = with_text(f"bottomk({MAX_ROWS}, {_WITHOUT_OUTCOME})", "ended, outcome not known yet")
-"""PromQL for the rows of these ranks, at most `MAX_ROWS`. The ranks of a run that finishes have such a row for a moment."""
+ALL_RANKS_ENDED_ROW = with_text(
+    f"{STATE_START} and on () {ENDING_WITHOUT_FAILED_EXIT}", "all ranks have ended, outcome not decided"
+)
+"""PromQL for the row of a run whose ranks have ended, until an exit or the outcome is known. A run that finishes has this row for a moment."""
 _ENDED_LATER = (
     f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST}"
-    f" unless on (instance, rank) {_WITHOUT_OUTCOME})"
+    f" unless on (instance, rank) ({_LAST_UPDATE} unless on (instance, rank) {_LAST_EXIT} and on () {_ENDING}))"
 )
 """PromQL for the exits of all other ended ranks, also of earlier attempts; without an exit, the last update of the feed."""
 FIRST_ENDED_ROWS = with_text(
@@ -269,10 +278,6 @@ ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} 
 
 Without a value if a group of several ranks causes the hang, or if several groups may be the cause.
 """
-LOOKBACK = "1h"
-"""Time after the last sample for which the last known state is shown."""
-STATE_START = f"max(last_over_time(training_run_state_since_timestamp_seconds{{@run}}[{LOOKBACK}]))"
-"""PromQL for the start of the last known state of the run, in Unix seconds."""
 _HANGING_PLACES = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({LOST_GPU_STARTS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1), "place", " ", "function", "location")'

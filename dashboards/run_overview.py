@@ -65,7 +65,6 @@ from dashboards.rank_problems import (
     SLOWEST_RANK_WHILE_STEPPING,
     STATE_START,
     UNKNOWN_RANK_COUNT,
-    WHILE_STEPPING,
 )
 from dashboards.run_problems import (
     DATA_WAIT_WITH_RANK,
@@ -88,8 +87,8 @@ GOODPUT_IF_SAVED = (
 """PromQL for the share of the run's wall time without badput, if the work since the last checkpoint is saved."""
 YOUNG_RUN_SECONDS = 3600
 """Wall time below which the start of a run, and not a fault, decides the goodput."""
-_LOST_TO_SLOWEST_RANK_LEGEND = "lost to slowest rank"
-"""Legend of the share of the time that the run loses to its slowest rank."""
+_SINCE_YOUNG_START = "since the start, first hour"
+"""Legend of the goodput of a young run."""
 _RUN_HAS_ENDED = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
 _LAST_KNOWN_PROGRESS_AGE = (
     f"(time() - max(last_over_time(training_last_progress_timestamp_seconds{{@run}}[{LOOKBACK}])))"
@@ -106,15 +105,27 @@ def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
     return (
         *_build_state_panels(),
-        what_is_wrong(w=24, h=5),
-        _build_loss_table(w=10, h=8),
+        what_is_wrong(w=24, h=6),
+        _build_loss_table(w=9, h=8),
         *_build_number_panels(),
+        firing_alerts(
+            "@run",
+            (
+                Column("instance", "Node", width=120),
+                Column("rank", "Rank", width=80),
+                Column("gpu", "GPU", width=80),
+            ),
+            w=24,
+            h=5,
+            unknown_if="absent(training_run_state{@run})",
+            unknown_text="unknown: no sample",
+        ),
         *_build_time_series_panels(),
     )
 
 
 def _build_state_panels() -> tuple[Panel, ...]:
-    """Return the panels about the state, the alerts and the progress."""
+    """Return the panels about the state and the progress."""
     only_unknown = f"{UNKNOWN_RANK_COUNT} > 0 unless on () {MISSING_RANK_COUNT} > 0"
     return (
         stat(
@@ -123,22 +134,10 @@ def _build_state_panels() -> tuple[Panel, ...]:
             unit="none",
             text_mode="name",
             thresholds=threshold_steps((None, GOOD), (WARNING_LEVEL, WARNING), (BAD_LEVEL, BAD)),
-            w=7,
+            w=9,
             h=3,
         ),
         _build_start_panel(),
-        firing_alerts(
-            "@run",
-            (
-                Column("instance", "Node", width=80),
-                Column("rank", "Rank", width=65),
-                Column("gpu", "GPU", width=65),
-            ),
-            w=14,
-            h=6,
-            unknown_if="absent(training_run_state{@run})",
-            unknown_text="unknown: no sample",
-        ),
         stat(
             "Ranks",
             instant_query(f"{LIVE_RANK_COUNT} or 0 * max(training_run_state{{@run}})", "alive"),
@@ -173,7 +172,7 @@ def _build_state_panels() -> tuple[Panel, ...]:
             instant_query("max(training_step_target{@run})", "of"),
             unit="locale",
             text_mode="value_and_name",
-            w=3,
+            w=4,
             h=3,
         ),
     )
@@ -201,7 +200,7 @@ def _build_start_panel() -> Panel:
                 ],
             }
         ],
-        w=3,
+        w=4,
         h=3,
     )
 
@@ -209,26 +208,29 @@ def _build_start_panel() -> Panel:
 _STOPPED = f"max by (cause) ({STOPPED_RUNS})"
 """PromQL with the value 0 for a failed or an ending run, with the cause as on *Energy and cost*."""
 _NOTHING_LOST = (
-    f"{_STOPPED} or on ()"
-    f' label_replace(0 * max(run:training_live:info{{@run}}) and on () {LIVE_STATE}, "cause", "nothing", "", "")'
+    f'label_replace(0 * max(run:training_live:info{{@run}}) and on () {LIVE_STATE}, "cause", "nothing", "", "")'
     f' or on () label_replace(0 * max(training_run_state{{@run}}) unless on () {LIVE_STATE}, "cause", "ended", "", "")'
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
-"""PromQL for a series of value 0 with the text of the row as the label `cause`: of a stopped run, of a live run that loses nothing, of a run that has ended, or of a run without a sample or a recorded series."""
+"""PromQL for a series of value 0 with the text of the row as the label `cause`: of a live run that loses nothing, of a run that has ended, or of a run without a sample or a recorded series."""
 
 
 def _build_loss_table(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
     # The rule of the losses is evaluated after the step becomes overdue.
     standstill = f'label_replace(0 * {STANDSTILL} + 1, "cause", "standstill", "", "")'
-    share = f"({standstill} or on () max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE})"
+    share = (
+        f"({standstill} or on () max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}"
+        f" or on () {_STOPPED} + 1)"
+    )
     # The slope of the cost has the samples of five minutes, also of a node whose exporter went down since.
     gpu_hours_per_hour = (
-        f"({share}) * on () group_left () max(max_over_time(run:training_gpus:count{{@run}}[5m]))"
+        f"({share}) * on () group_left () max(max_over_time(run:training_gpus:count{{@run}}[15m]))"
     )
     cost_per_hour = (
         f"({share}) * on () group_left (currency) sum by (currency) ({COST_PER_HOUR_BY_RUN})"
-        f" or ({_STOPPED} + 1) * on () group_left (currency) sum by (currency) ({USUAL_COST_PER_HOUR_BY_RUN})"
+        f" or ({share}) * on () group_left (currency) sum by (currency) ({USUAL_COST_PER_HOUR_BY_RUN})"
+        f" unless on () ({COST_PER_HOUR_BY_RUN})"
     )
     return table(
         "Losses now, by cause",
@@ -244,7 +246,7 @@ def _build_loss_table(w: int, h: int) -> Panel:
         ),
         Column(gpu_hours_per_hour, "GPU h/h", decimals=2, width=75),
         Column(cost_per_hour, "Cost/h", decimals=2, width=75),
-        Column("currency", "Unit", width=75),
+        Column("currency", "Unit", width=55),
         sort="of time",
         w=w,
         h=h,
@@ -275,12 +277,12 @@ def _build_number_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Waiting for data, last 2 min",
-            instant_query(DATA_WAIT_WITH_RANK, "{{whose}}"),
+            instant_query(f"{DATA_WAIT_WITH_RANK} and on () {LIVE_STATE}", "{{whose}}"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
             thresholds=warn_from(0.1, 0.2),
-            w=4,
+            w=5,
         ),
         work_at_risk_or_lost(),
         stat(
@@ -309,12 +311,8 @@ def _build_number_panels() -> tuple[Panel, ...]:
         stat(
             "Goodput if work is saved",
             instant_query(
-                _add_note(GOODPUT_IF_SAVED, young_condition, "in the first hour", "since the start"),
+                _add_note(GOODPUT_IF_SAVED, young_condition, _SINCE_YOUNG_START, "since the start"),
                 "{{note}}",
-            ),
-            instant_query(
-                f"max(run:training_straggler_lost:ratio{{@run}}) >= {MIN_DISPLAYED_SHARE} {WHILE_STEPPING}",
-                _LOST_TO_SLOWEST_RANK_LEGEND,
             ),
             unit="percentunit",
             decimals=1,
@@ -322,15 +320,11 @@ def _build_number_panels() -> tuple[Panel, ...]:
             thresholds=warn_below(0.9, 0.7),
             overrides=[
                 {
-                    "matcher": {"id": "byName", "options": "in the first hour"},
+                    "matcher": {"id": "byName", "options": _SINCE_YOUNG_START},
                     "properties": [{"id": "thresholds", "value": NO_THRESHOLDS}],
                 },
-                {
-                    "matcher": {"id": "byName", "options": _LOST_TO_SLOWEST_RANK_LEGEND},
-                    "properties": [{"id": "thresholds", "value": LOST_THRESHOLDS}],
-                },
             ],
-            w=4,
+            w=5,
         ),
         stat(
             "Cost so far",
@@ -356,6 +350,9 @@ def _count_events(counter: str, by: str) -> str:
     The arguments are those of `events_in_range`.
     """
     return f"{events_in_range(counter, by)} or 0 * {WALL_SECONDS}"
+
+
+_SAMPLES_PER_SECOND = 'sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))'
 
 
 def _build_time_series_panels() -> tuple[Panel, ...]:
@@ -411,18 +408,17 @@ def _build_time_series_panels() -> tuple[Panel, ...]:
                 "tokens",
                 BLUE,
             ),
+            # The samples have the same curve as the tokens.
             Query(
-                blank_if_incomplete(
-                    'sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))'
-                ),
-                "samples (right)",
+                f"{blank_if_incomplete(_SAMPLES_PER_SECOND)}"
+                ' unless on () max(last_over_time(training_tokens_total{@run, mode="train"}[$__range]))',
+                "samples",
                 ORANGE,
-                right_axis=True,
             ),
             unit="si:tokens/s",
             overrides=[
                 {
-                    "matcher": {"id": "byName", "options": "samples (right)"},
+                    "matcher": {"id": "byName", "options": "samples"},
                     "properties": [{"id": "unit", "value": "si:samples/s"}],
                 }
             ],

@@ -9,11 +9,13 @@ GPU; Xids have a row for each GPU and Xid.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 
 from dashboards import verdicts
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
+from dashboards.losses_now import COST_PER_HOUR_BY_RUN
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
@@ -23,6 +25,7 @@ from dashboards.queries import (
     saturated_cpus,
 )
 from dashboards.rank_problems import (
+    ALL_RANKS_ENDED_ROW,
     CRITICAL_XIDS_OF_GPUS,
     EARLY_END_ROW,
     EXIT_REASON_PATTERN,
@@ -43,14 +46,15 @@ from dashboards.rank_problems import (
     THROTTLED_GPU_ROWS,
     UNKNOWN_RANK_COUNT_BY_NODE,
     UP_BY_RANK_AND_NODE,
-    WITHOUT_OUTCOME_ROWS,
     XIDS_OF_GPUS,
+    with_label,
     with_number,
     with_suffix,
     with_text,
     xid_rows,
 )
 from dashboards.tables import NO_SAMPLE_OF_RUN, Column, table
+from dashboards.verdicts import Verdict
 from exporter.status.xids import XID_MEANINGS
 
 
@@ -62,20 +66,26 @@ class RunImpact(enum.Enum):
 
     CAUSES_STOP = 6  # the rank or GPU for which the other ranks wait
     NO_PROGRESS = 5  # no step finishes, or ranks have ended
+    ENDING = 4.5  # all ranks have ended, and the outcome is not decided
     ENDANGERS_WORK = 4  # work or the model may be lost, although steps finish
     UNKNOWN = 3  # samples of ranks are missing
+    LOSES_MUCH_TIME = 2.5  # the same, and the run loses at least `MIN_LARGE_LOSS_SHARE` of its time
     LOSES_TIME = 2  # steps take longer than necessary
+    ENDANGERED_WORK = 1.5  # the loss was NaN or infinite, and is finite again
     PAST = 1  # over, and no alert about the problem fires
 
 
 RUN_IMPACT_TEXTS = value_mappings(
     {
-        RunImpact.CAUSES_STOP.value: (verdicts.NO_PROGRESS, BAD),
-        RunImpact.NO_PROGRESS.value: (verdicts.NO_PROGRESS, BAD),
-        RunImpact.ENDANGERS_WORK.value: (verdicts.ENDANGERS_WORK, BAD),
-        RunImpact.UNKNOWN.value: (verdicts.UNKNOWN, WARNING),
-        RunImpact.LOSES_TIME.value: (verdicts.LOSES_TIME, WARNING),
-        RunImpact.PAST.value: ("past", NEUTRAL),
+        str(RunImpact.CAUSES_STOP.value): (verdicts.NO_PROGRESS, BAD),
+        str(RunImpact.NO_PROGRESS.value): (verdicts.NO_PROGRESS, BAD),
+        str(RunImpact.ENDING.value): (verdicts.ENDING, WARNING),
+        str(RunImpact.ENDANGERS_WORK.value): (verdicts.ENDANGERS_WORK, BAD),
+        str(RunImpact.UNKNOWN.value): (verdicts.UNKNOWN, WARNING),
+        str(RunImpact.ENDANGERED_WORK.value): (verdicts.ENDANGERS_WORK, WARNING),
+        str(RunImpact.LOSES_MUCH_TIME.value): (verdicts.LOSES_TIME, BAD),
+        str(RunImpact.LOSES_TIME.value): (verdicts.LOSES_TIME, WARNING),
+        str(RunImpact.PAST.value): ("past", NEUTRAL),
     }
 )
 RUN_PROBLEM_TEXTS: list[Json] = [
@@ -113,9 +123,15 @@ class RunProblem:
 _SLOWEST_RANKS = f"bottomk({MAX_ROWS}, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})"
 _LISTED_SLOW_RANKS = f"({_SLOWEST_RANKS} unless on () {STANDSTILL_BY_STEP_AGE})"
 """PromQL for the speed of the ranks with a row of a slow rank, by node and rank."""
+_SLOW_STARTS = (
+    "(0 * max by (instance, rank) (run:training_slow_rank:ratio{@run})"
+    " + on () group_left () max(run:training_slow_start:timestamp_seconds{@run})"
+    " or on (instance, rank) max by (instance, rank) (rank:training_slow_start:timestamp_seconds{@run}))"
+)
+"""PromQL for the start of the slowness of each slow rank. The slowest rank has the start of the run, which may be that of the throttling."""
 _SLOW_ROWS = with_number(
     f"round(100 * {_SLOWEST_RANKS})",
-    "max by (instance, rank) (rank:training_slow_start:timestamp_seconds{@run})",
+    _SLOW_STARTS,
     "computes at $1 % of the fastest rank",
     "instance, rank",
 )
@@ -189,9 +205,8 @@ def events_in_range(counter: str, by: str) -> str:
 
 _NONFINITE = 'training_nonfinite_total{@run, kind="loss"}'
 """Counter of the losses that were NaN or infinite."""
-_NEW_NONFINITE = f"sum(increase({_NONFINITE}[$__rate_interval]))"
-NONFINITE_NOW = f"{_NEW_NONFINITE} > 0"
-"""PromQL with a value if a loss was NaN or infinite within the last `$__rate_interval`."""
+NONFINITE_NOW = f"sum(increase({_NONFINITE}[2m])) > 0"
+"""PromQL with a value if a loss was NaN or infinite within the last two minutes, as for the verdict of the run."""
 _NONFINITE_BEFORE = (
     f"(sum(max by (value) (last_over_time({_NONFINITE}[6h] @ end() offset $__range))) or vector(0))"
 )
@@ -214,14 +229,22 @@ _NONFINITE_START = (
 )
 """PromQL for the recorded start of the NaN and infinite losses, as on the other dashboards; before its evaluation, `_LAST_FINITE_TIME`."""
 _NONFINITE_ROW = with_number(_NONFINITE_COUNT, _NONFINITE_START, "loss was NaN or infinite in $1 steps")
-_NONFINITE_ROW_WITH_STEP = with_suffix(
-    with_suffix(_NONFINITE_ROW, _LAST_FINITE_STEP, ", the first after step $1"),
-    _LAST_FINITE_CHECKPOINT,
-    ", last checkpoint before it: step $1",
-)
+
+
+def _with_last_finite_step(rows: str) -> str:
+    """Return PromQL that appends the last step and the last checkpoint before the first NaN or infinite loss to the text of rows."""
+    with_step = with_suffix(rows, _LAST_FINITE_STEP, ", the first after step $1")
+    return with_suffix(with_step, _LAST_FINITE_CHECKPOINT, ", last checkpoint before it: step $1")
+
+
+_NONFINITE_ROW_WITH_STEP = _with_last_finite_step(_NONFINITE_ROW)
 """PromQL for the row of NaN and infinite losses in the time range, with their number, and the last step and checkpoint before the first."""
-_NONFINITE_PAUSED = f'(label_replace({_NONFINITE_ROW_WITH_STEP}, "problem", "$1, none recently", "problem", "(.+)") unless on () {NONFINITE_NOW})'
-"""PromQL for the same row if the last `$__rate_interval` has no such loss."""
+_MINUTES_SINCE_NONFINITE = "floor((time() - max(run:training_nonfinite_last:timestamp_seconds{@run})) / 60)"
+_NONFINITE_PAUSED = (
+    f"({_with_last_finite_step(with_suffix(_NONFINITE_ROW, _MINUTES_SINCE_NONFINITE, ', none for $1 min'))}"
+    f" unless on () {NONFINITE_NOW})"
+)
+"""PromQL for the same row if the last two minutes have no such loss, with the minutes since the last one."""
 NONFINITE_ALERT = 'max(ALERTS{@run, alertname="TrainingLossNonFinite", alertstate="firing"})'
 """PromQL with a value while the alert fires: the weights may be invalid, although the loss is finite again."""
 _FAILED_COUNTER = 'training_checkpoints_total{@run, result="failed"}'
@@ -250,10 +273,10 @@ _FIRST_FAILURE_AFTER_SAVE = (
 If the successful save is in the same interval, the value is the time of that save.
 """
 _SAVES_FAIL_START = (
-    f'(max(ALERTS_FOR_STATE{{@run, alertname="TrainingCheckpointFailing"}}) > on () {_LAST_SAVE}'
+    f"(max(run:training_saves_failing_start:timestamp_seconds{{@run}}) > on () {_LAST_SAVE}"
     f" or on () {_FIRST_FAILURE_AFTER_SAVE})"
 )
-"""PromQL for the start of failing saves: when the alert became pending if that was after the last successful save, else the first failure."""
+"""PromQL for the recorded start of failing saves if it was after the last successful save, else for the first failure in the time range."""
 _SAVES_FAIL = with_number(_FAILED_COUNT, _SAVES_FAIL_START, "$1 saves failed")
 """PromQL for the row of failing saves in the time range, with their number."""
 _SAVES_FAIL_WITH_STEP = with_suffix(
@@ -263,8 +286,43 @@ _SAVES_FAIL_WITH_STEP = with_suffix(
 _SAVES_FAILED = with_number(_FAILED_COUNT, _LAST_FAILURE, "$1 saves failed; a later save succeeded")
 """PromQL for the row of saves that failed before a successful save. The start is the last failure."""
 
+_LOST_BY_RESTARTS = events_in_range(
+    'training_badput_seconds_total{@run, cause=~"lost_progress|downtime"}', "cause"
+)
+"""PromQL for the seconds in the time range between attempts and of work that is done again."""
+_COST_OF_RESTARTS = (
+    f"({_LOST_BY_RESTARTS}) * on () group_right () sum by (currency) ({COST_PER_HOUR_BY_RUN}) / 3600"
+)
+_COST_OF_RESTARTS_TEXT = f'label_join(topk(1, count_values by (currency) ("cost", round({_COST_OF_RESTARTS} > 0, 0.01))), "cost", " ", "cost", "currency")'
+_RESTART_ROW = f'label_replace({FIRST_EXIT}, "problem", "restarted", "", "")'
+_RESTART_COST = (
+    ("max(training_step{@run}) - max(training_attempt_steps{@run})", " at step $1"),
+    (
+        f"round(max(training_attempt_start_timestamp_seconds{{@run}}) - max({FIRST_EXIT}) > 0)",
+        " after $1 s",
+    ),
+    (f"round({events_in_range('training_lost_steps_total{@run}', 'run')}) > 0", "; lost $1 steps"),
+    (f"round(({_LOST_BY_RESTARTS}) / 60, 0.1) > 0", ", $1 min"),
+)
+"""Numbers of a restart and their texts: the first step, the time between the attempts, the lost steps and the lost time."""
+_RESTART_ROW_WITH_COST = with_label(
+    functools.reduce(lambda rows, part: with_suffix(rows, *part), _RESTART_COST, _RESTART_ROW),
+    f'label_replace({_COST_OF_RESTARTS_TEXT}, "suffix", ", $1", "cost", "(.+)")',
+)
+_RESTART_ROW_WITH_REASON = (
+    f'label_replace(label_join({_RESTART_ROW_WITH_COST}, "problem", " after: ", "problem", "reason"),'
+    f' "problem", "$1; $2", "problem", "(.+) after: {EXIT_REASON_PATTERN}")'
+)
+"""PromQL for the row of a restart in the time range, with what the restart cost and the reason of the first exit."""
+
 _NODES_WITH_SATURATED_CPUS = f"({saturated_cpus('@cluster')} and on (instance) {UP_BY_RANK_AND_NODE})"
 """PromQL for the nodes of the run whose CPUs are saturated."""
+_DRIVER_DOWN_ROWS = with_text(
+    "max by (instance) (instance:gpu_driver_down_start:timestamp_seconds{@cluster}"
+    " and on (cluster, instance) run:training_driver_down:info{@run})",
+    "driver does not respond, GPUs unknown",
+)
+"""PromQL for the start of the time in which the driver of a node of the run does not respond."""
 FREE_CPUS_REMEDY = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
 DATA_WAIT_REMEDY = "check the storage; use more or faster data workers"
 _RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
@@ -282,7 +340,7 @@ PROBLEMS = (
     RunProblem(ODD_PHASE_ROW, RunImpact.CAUSES_STOP, "run training-exporter stacks on this node"),
     RunProblem(FIRST_ENDED_ROWS, RunImpact.CAUSES_STOP, "read the log of this rank first"),
     RunProblem(LATER_ENDED_ROWS, RunImpact.NO_PROGRESS),
-    RunProblem(WITHOUT_OUTCOME_ROWS, RunImpact.UNKNOWN, "wait a minute; then State has the outcome"),
+    RunProblem(ALL_RANKS_ENDED_ROW, RunImpact.ENDING, "wait a minute; then State has the outcome"),
     RunProblem(
         f"{with_text(STANDSTILL_START, 'no rank finishes a step')} unless on () ({LOST_GPU_STARTS})",
         RunImpact.NO_PROGRESS,
@@ -299,13 +357,14 @@ PROBLEMS = (
     RunProblem(
         f"{_NONFINITE_ROW_WITH_STEP} and on () {NONFINITE_NOW}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE
     ),
-    RunProblem(f"{_NONFINITE_PAUSED} and on () {NONFINITE_ALERT}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE),
+    RunProblem(f"{_NONFINITE_PAUSED} and on () {NONFINITE_ALERT}", RunImpact.ENDANGERED_WORK, _RESUME_FINITE),
     RunProblem(xid_rows(CRITICAL_XIDS_OF_GPUS), RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
     RunProblem(
         f"{xid_rows(XIDS_OF_GPUS)} unless on (instance, rank, gpu, xid) {CRITICAL_XIDS_OF_GPUS}",
         RunImpact.ENDANGERS_WORK,
         "read the log of the rank; if the Xid repeats, reset the GPU",
     ),
+    RunProblem(_DRIVER_DOWN_ROWS, RunImpact.ENDANGERS_WORK, "nvidia-smi; reload the driver or reboot"),
     RunProblem(
         with_number(
             UNKNOWN_RANK_COUNT_BY_NODE,
@@ -351,7 +410,7 @@ PROBLEMS = (
         f"{_ALL_RANKS_WAIT} and on () {_NODES_WITH_SATURATED_CPUS}", RunImpact.LOSES_TIME, FREE_CPUS_REMEDY
     ),
     RunProblem(EARLY_END_ROW, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
-    RunProblem(with_text(FIRST_EXIT, "restarted after: $1", "reason", EXIT_REASON_PATTERN), RunImpact.PAST),
+    RunProblem(_RESTART_ROW_WITH_REASON, RunImpact.PAST, "read the log of this rank"),
     RunProblem(
         f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", RunImpact.PAST
     ),
@@ -403,7 +462,14 @@ def problem_start() -> str:
 def what_is_wrong(w: int, h: int) -> Panel:
     """Return the table of the current problems of a run, problems that stop the run first, then by start; past problems are last."""
     rows = " or ".join(f"1000 * ({problem.labelled_rows})" for problem in PROBLEMS)
-    since = f"max by ({_ROW_LABELS}) ({rows}) or on () ({_NO_PROBLEM_ROW})"
+    # A run that loses much time has the red impact, as on *Fleet*.
+    verdict = 'count_values("verdict", max(run:training_verdict:urgency{@run})) or on () vector(0)'
+    with_verdict = f'label_join(({rows}) + on () group_left (verdict) 0 * ({verdict}), "verdict", " ", "impact", "verdict")'
+    much = f"{RunImpact.LOSES_TIME.value} {Verdict.LOSES_MUCH_TIME.value}"
+    impacts = (
+        f'label_replace({with_verdict}, "impact", "{RunImpact.LOSES_MUCH_TIME.value}", "verdict", "{much}")'
+    )
+    since = f"max by ({_ROW_LABELS}) ({impacts}) or on () ({_NO_PROBLEM_ROW})"
     panel = table(
         "What is wrong",
         Column("impact", "Effect", width=130, mappings=RUN_IMPACT_TEXTS),
@@ -411,7 +477,7 @@ def what_is_wrong(w: int, h: int) -> Panel:
         Column("rank", "Rank", width=70),
         Column("instance", "Node", width=100, links=(GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK)),
         Column("gpu", "GPU", width=65),
-        Column("remedy", "Remedy"),
+        Column("remedy", "Remedy", width=400),
         Column(
             since,
             "Since",

@@ -19,8 +19,8 @@ _SECONDS_WITHOUT_STEP = (
 A single missed scrape does not change the value.
 """
 UNSAVED_SECONDS = (
-    f"(clamp_min({_UNCOMMITTED_SECONDS} - ({_SECONDS_WITHOUT_STEP} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"
-    f" or on () {_UNCOMMITTED_SECONDS})"
+    f"(round(clamp_min({_UNCOMMITTED_SECONDS} - ({_SECONDS_WITHOUT_STEP} and on () max(run:training_step_overdue:seconds{{@run}}) > 0), 0)"
+    f" or on () {_UNCOMMITTED_SECONDS}))"
 )
 """PromQL for the seconds of unsaved work, without labels.
 

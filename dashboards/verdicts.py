@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import enum
 
-from dashboards.palette import BAD, NEUTRAL, WARNING
+from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import value_mappings
 
 
 class Verdict(enum.IntEnum):
-    """Verdict of a run. A larger number is more urgent."""
+    """Verdict of a run, as in the rule `run:training_verdict:urgency`. A larger number is more urgent."""
 
     NO_PROBLEM = 0
     LOSES_A_LITTLE = 1  # a fault, such as a slow rank, costs less than `MIN_LOSS_SHARE` of the time
@@ -20,13 +20,14 @@ class Verdict(enum.IntEnum):
     RESTARTED = 3  # lost time to a restart within the last hour
     STARTING = 4
     WARNING = 5  # an alert of severity warning fires
-    LOSES_TIME = 6  # at least `MIN_LOSS_SHARE` of the time
-    LOSES_MUCH_TIME = 7  # at least `MIN_LARGE_LOSS_SHARE` of the time
-    PARTLY_UNKNOWN = 8  # some ranks have no sample
-    ENDANGERS_WORK = 9  # work or the model may be lost, although steps finish
-    UNKNOWN = 10  # no rank has a sample, and the run had not ended at its last sample
-    ENDING = 11  # all ranks have ended, and the outcome is not decided
-    NO_PROGRESS = 12  # no step finishes, or the run failed
+    ENDANGERED_WORK = 6  # the loss was NaN or infinite within 15 minutes, and is finite again
+    LOSES_TIME = 7  # at least `MIN_LOSS_SHARE` of the time
+    LOSES_MUCH_TIME = 8  # at least `MIN_LARGE_LOSS_SHARE` of the time
+    PARTLY_UNKNOWN = 9  # some ranks have no sample
+    ENDANGERS_WORK = 10  # work or the model may be lost, although steps finish
+    UNKNOWN = 11  # no rank has a sample, and the run had not ended at its last sample
+    ENDING = 12  # all ranks have ended, and the outcome is not decided
+    NO_PROGRESS = 13  # no step finishes, or the run failed
 
 
 NO_PROBLEM, NO_PROGRESS, ENDANGERS_WORK, LOSES_TIME = (
@@ -44,6 +45,7 @@ VERDICT_TEXTS = {
     Verdict.PARTLY_UNKNOWN: (PARTLY_UNKNOWN, WARNING),
     Verdict.LOSES_MUCH_TIME: (LOSES_TIME, BAD),
     Verdict.LOSES_TIME: (LOSES_TIME, WARNING),
+    Verdict.ENDANGERED_WORK: (ENDANGERS_WORK, WARNING),
     Verdict.WARNING: ("warning", WARNING),
     Verdict.STARTING: ("starting", WARNING),
     Verdict.RESTARTED: ("restarted", WARNING),
@@ -54,3 +56,13 @@ VERDICT_TEXTS = {
 """Text and color of each verdict, the most urgent first."""
 VERDICT_MAPPINGS = value_mappings({verdict.value: text for verdict, text in VERDICT_TEXTS.items()})
 """Value mappings from the numbers of the verdicts to their texts."""
+TIMELINE_MAPPINGS = value_mappings(
+    {verdict.value: text for verdict, text in VERDICT_TEXTS.items()}
+    | {Verdict.NO_PROBLEM.value: (NO_PROBLEM, GOOD)}
+)
+"""The same mappings for a state timeline, in which every state has a color."""
+
+
+def verdict_by_run(selector: str) -> str:
+    """Return PromQL for the recorded `Verdict` of each run, by run."""
+    return f"max by (run) (run:training_verdict:urgency{{{selector}}})"

@@ -329,7 +329,10 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @functools.cache
 def labels_by_name() -> dict[str, frozenset[str]]:
     """Return the labels of every series available to rules, by name."""
-    names = {"up": frozenset[str]()}
+    names = {
+        "up": frozenset[str](),
+        "ALERTS": frozenset({"alertname", "alertstate", "instance", "run", "severity"}),
+    }
     specs = [
         (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
         for specs_of_module in load_script(PROJECT / "docs/generate_metrics.py").load_specs().values()

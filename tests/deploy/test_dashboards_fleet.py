@@ -86,21 +86,6 @@ def test_a_run_without_a_step_has_no_speed_and_no_time_left(tmp_path: Path, colu
     )
 
 
-def test_one_cause_has_one_name_on_the_board() -> None:
-    model = json.loads((PROJECT / "dashboards/json/training-fleet.json").read_text(encoding="utf-8"))
-    badput = next(panel for panel in model["panels"] if panel["title"].startswith("Badput of the cluster"))
-    runs = next(panel for panel in model["panels"] if panel["title"].startswith("All runs"))
-    names = {
-        override["matcher"]["options"]: prop["value"]
-        for override in badput["fieldConfig"]["overrides"]
-        for prop in override["properties"]
-        if prop["id"] == "displayName"
-    }
-
-    assert names["data_stall"] == "waiting for data"
-    assert '"data_stall": {"color": "text", "index": 4, "text": "waiting for data"}' in json.dumps(runs)
-
-
 @pytest.mark.parametrize(
     ("panel", "query_id"),
     [

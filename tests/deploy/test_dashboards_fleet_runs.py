@@ -133,7 +133,13 @@ def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_pat
     assert_runs(tmp_path, series, OTHER_ROWS | {row: 1.0})
     assert_runs(tmp_path, series, OTHER_STARTS | {'{run="a"}': 315_000.0}, column="Since")
     assert_runs(tmp_path, series, {'{run="a"}': 12.0}, column="Lost/h")
-    assert_runs(tmp_path, series, {'{run="a"}': 33.0, '{run="b"}': 100.0}, column="Lost", factor=100)
+    assert_runs(
+        tmp_path,
+        series,
+        {'{run="a"}': 33.0, '{run="b"}': 100.0, '{run="c"}': 100.0},
+        column="Lost",
+        factor=100,
+    )
 
 
 def test_an_alert_about_a_gpu_has_no_rank_that_uses_another_gpu_and_explains_a_hang(tmp_path: Path) -> None:
@@ -383,8 +389,8 @@ def test_a_run_whose_ranks_were_killed_makes_no_progress_and_a_run_that_ends_nor
     series = _ending_run("killed", killed) | _ending_run("normal", {}) | _ending_run("stopped", stopped)
     rows = {
         '{run="killed",user="u",state="ending",alertname="ended first: signal SIGKILL",instance="n2",rank="5"}': 1.0,
-        '{run="normal",user="u",state="ending"}': 1.0,
-        '{run="stopped",user="u",state="ending"}': 1.0,
+        '{run="normal",user="u",state="ending",alertname="all ranks have ended, outcome not decided"}': 1.0,
+        '{run="stopped",user="u",state="ending",alertname="all ranks have ended, outcome not decided"}': 1.0,
     }
     verdicts = {
         '{run="killed"}': Verdict.NO_PROGRESS,
@@ -432,7 +438,7 @@ def test_a_run_that_remains_ending_for_two_minutes_makes_no_progress(tmp_path: P
             {
                 'gpu_clocks_event_seconds_total{instance="n2",gpu="3",uuid="G3",reason="hw_thermal"}': "0x20 5+9x40"
             },
-            315_000.0,
+            300_000.0,
             id="throttling",
         ),
         pytest.param('alertname="GpuPowerCapped"', {}, 690_000.0, id="alert without a recorded start"),

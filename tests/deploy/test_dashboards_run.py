@@ -281,17 +281,19 @@ def test_the_lost_gpu_hours_count_the_gpus_of_the_cost_while_the_samples_of_a_gp
 
 
 @pytest.mark.parametrize(
-    ("series", "cause"),
+    ("series", "cause", "share"),
     [
-        (RANKS, "nothing"),
-        (run_series("run_state", "1x60", labels=',state="finished"'), "ended"),
-        (run_series("run_state", "1x60", labels=',state="ending"'), "ending"),
-        (run_series("run_state", "1x60", labels=',state="lost"'), "failed"),
-        ({}, "unknown"),
+        (RANKS, "nothing", 0),
+        (run_series("run_state", "1x60", labels=',state="finished"'), "ended", 0),
+        (run_series("run_state", "1x60", labels=',state="ending"'), "ending", 1),
+        (run_series("run_state", "1x60", labels=',state="lost"'), "failed", 1),
+        ({}, "unknown", 0),
     ],
 )
-def test_a_run_without_a_loss_says_why(tmp_path: Path, series: dict[str, str], cause: str) -> None:
-    assert_panel(tmp_path, "training-run", "Losses now, by cause", series, {f'{{cause="{cause}"}}': 0})
+def test_a_stopped_run_loses_all_of_its_time_and_a_run_without_a_loss_says_why(
+    tmp_path: Path, series: dict[str, str], cause: str, share: int
+) -> None:
+    assert_panel(tmp_path, "training-run", "Losses now, by cause", series, {f'{{cause="{cause}"}}': share})
 
 
 @pytest.mark.parametrize(
@@ -322,8 +324,8 @@ def test_the_work_since_a_nan_loss_is_at_risk_although_it_is_saved(tmp_path: Pat
     )
 
     panel = "Work at risk or lost"
-    assert_panel(tmp_path, "training-run", panel, series, {'{note="since the NaN loss"}': 300})
-    assert_panel(tmp_path, "training-run", panel, series, {'{currency="EUR"}': 3}, query_id="B")
+    assert_panel(tmp_path, "training-run", panel, series, {'{note="since the NaN loss"}': 315})
+    assert_panel(tmp_path, "training-run", panel, series, {'{currency="EUR"}': 315}, query_id="B", factor=100)
 
 
 @pytest.mark.parametrize(
@@ -689,23 +691,6 @@ def test_one_missed_scrape_changes_no_tile_and_seven_make_the_run_silent(
         series = {name: values.format(last=last) for name, values in MISSED_SCRAPES.items()}
 
         assert_panel(tmp_path, "training-run", panel, series, expected, query_id=query_id)
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [("1.01", {}), ("1.5", {"{}": 33})])
-def test_goodput_has_the_time_lost_to_the_slowest_rank_beside_it(
-    tmp_path: Path, seconds: str, shown: dict[str, float]
-) -> None:
-    series = (
-        RANKS
-        | run_series("rank_compute_seconds", "1x60", labels=',rank="0"')
-        | run_series("rank_compute_seconds", f"{seconds}x60", labels=',rank="1"')
-        | run_series("step_duration_seconds_sum", "0+15x60", labels=',mode="train"')
-        | run_series("step_duration_seconds_count", "0+10x60", labels=',mode="train"')
-    )
-
-    assert_panel(
-        tmp_path, "training-run", "Goodput if work is saved", series, shown, query_id="B", factor=100
-    )
 
 
 @pytest.mark.parametrize(("seconds", "cause"), [("0.1", "nothing"), ("0.3", "data_stall")])

@@ -37,6 +37,8 @@ REMEDIES = {
     "saves failed": "check the free space and the quota of the checkpoints",
     "NaN": "end the run; resume from a checkpoint before the first such step",
     "exporter down": "check the node and the log of the exporter",
+    "restarted": "read the log of this rank",
+    "outcome not decided": "wait a minute; then State has the outcome",
     "throttled": "check the cooling and the power supply of the node",
     "computes at": "open GPUs, and compare clock and heat of its GPU",
     "waits longest": "use more or faster data workers",
@@ -55,8 +57,8 @@ IMPACTS = {
     "holds up": 6,
     "ended first": 6,
     "ended:": 5,
-    "outcome not known": 3,
-    "none recently": 1,
+    "outcome not decided": 4.5,
+    "none for": 1,
     "a later save": 1,
     "saves failed": 4,
     "NaN": 4,
@@ -73,7 +75,7 @@ IMPACTS = {
 """Impact by a part of the problem; the first part decides."""
 
 
-def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None) -> str:
+def problem_row(labels: str, *, is_past: bool = False, impact: float | None = None) -> str:
     """Return the labels of a row of *What is wrong* with its impact, and with the remedy unless the problem is past or has its own."""
     has_remedy = not is_past and "remedy=" not in labels
     remedy = next((text for part, text in REMEDIES.items() if part in labels and has_remedy), "")
@@ -106,7 +108,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
                 f'gpu_temperature_celsius{{instance="n1",{GPU_1},sensor="gpu"}}': "60x20 89x40",
             },
             {
-                f'problem="computes at 67 % of the fastest rank; throttled, 89 °C",{RANK_1},gpu="1"': 315_000,
+                f'problem="computes at 67 % of the fastest rank; throttled, 89 °C",{RANK_1},gpu="1"': 300_000,
             },
             id="straggler on a hot GPU",
         ),
@@ -145,10 +147,10 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             RANKS
             | run_series("run_state", "1x58 0x2", labels=',state="running"')
             | run_series("run_state", "0x58 1x2", labels=',state="ending"')
-            | run_series("process_up", "1x58 0x2", labels=',rank="1"')
-            | run_series("feed_last_update_timestamp_seconds", "0+15x58 870x2", labels=',rank="1"'),
-            {f'problem="ended, outcome not known yet",{RANK_1}': 870_000},
-            id="ended rank of a run that may have finished",
+            | run_series("run_state_since_timestamp_seconds", "0x58 870x2")
+            | run_series("process_up", "1x58 0x2", labels=',rank="1"'),
+            {'problem="all ranks have ended, outcome not decided"': 870_000},
+            id="ended ranks of a run that may have finished",
         ),
         pytest.param(
             HUNG | PHASES_OF_HANG,
@@ -179,7 +181,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             | run_series(
                 "rank_last_exit_timestamp_seconds", "_x21 301x40", labels=',rank="0",reason="signal SIGTERM"'
             ),
-            {f'problem="restarted after: killed or crashed",{RANK_1}': 300_000},
+            {f'problem="restarted; killed or crashed",{RANK_1}': 300_000},
             id="kill and restart",
         ),
         pytest.param(
@@ -195,7 +197,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             | run_series("checkpoints_total", "_x21 1x18 2x20", labels=',kind="full",result="failed"')
             | run_series("checkpoint_last_success_timestamp_seconds", "240x60"),
             {
-                'problem="loss was NaN or infinite in 586 steps"': 315_000,
+                'problem="loss was NaN or infinite in 586 steps"': 300_000,
                 'problem="2 saves failed"': 300_000,
             },
             id="NaN and failing saves",
@@ -219,13 +221,13 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             RANKS
             | run_series("steps_total", "0+15x60", labels=',rank="0",mode="train"')
             | run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"'),
-            {'problem="loss was NaN or infinite in 586 steps"': 315_000},
+            {'problem="loss was NaN or infinite in 586 steps"': 300_000},
             id="NaN, from the first sample with a NaN",
         ),
         pytest.param(
             RANKS
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1}': 330_000},
+            {f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1}': 300_000},
             id="loader stall",
         ),
         pytest.param(
@@ -233,7 +235,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
             | {'host_cpu_utilization_ratio{instance="n1"}': "1x60"},
             {
-                f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1},remedy="{SATURATED}"': 330_000
+                f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1},remedy="{SATURATED}"': 300_000
             },
             id="loader stall with saturated CPUs",
         ),
@@ -241,7 +243,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: int | None = None
             RANKS
             | run_series("phase_seconds_total", "0x20 9+9x39", labels=',rank="0",phase="data_loading"')
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {'problem="all ranks wait for data: at least 50 % of the last 2 min"': 330_000},
+            {'problem="all ranks wait for data: at least 50 % of the last 2 min"': 300_000},
             id="loader stall of all ranks",
         ),
         pytest.param(
@@ -274,9 +276,9 @@ def test_a_problem_is_named_with_rank_gpu_and_start(
 
 
 def test_a_problem_of_the_past_has_no_remedy(tmp_path: Path) -> None:
-    row = problem_row('problem="loss was NaN or infinite in 136 steps, none recently"', is_past=True)
+    row = problem_row('problem="loss was NaN or infinite in 136 steps, none for 7 min"', is_past=True)
 
-    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | PAST_NAN_LOSSES, {row: 315_000})
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | PAST_NAN_LOSSES, {row: 300_000})
 
 
 def test_a_problem_between_two_points_of_a_long_time_range_has_a_row(
@@ -286,7 +288,7 @@ def test_a_problem_between_two_points_of_a_long_time_range_has_a_row(
     nonfinite = run_series("nonfinite_total", "_x21 1+15x39", labels=',kind="loss",value="nan"')
     row = problem_row('problem="loss was NaN or infinite in 586 steps"')
 
-    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite, {row: 315_000})
+    assert_panel(tmp_path, "training-run", "What is wrong", RANKS | nonfinite, {row: 300_000})
 
 
 def test_of_exits_at_the_same_time_that_of_the_oldest_step_is_the_first(tmp_path: Path) -> None:
@@ -340,24 +342,32 @@ PAST_FAILED_SAVES = run_series(
 """Failed saves, and a save that succeeded after them."""
 
 
-@pytest.mark.parametrize(("alert", "effect"), [("1x60", 4), ("1x20 stale", 1)])
+@pytest.mark.parametrize(("alert", "is_past"), [("1x60", False), ("1x20 stale", True)])
 @pytest.mark.parametrize(
-    ("alert_name", "series", "problem"),
+    ("alert_name", "series", "impact", "problem"),
     [
         (
             "TrainingLossNonFinite",
             PAST_NAN_LOSSES,
-            "loss was NaN or infinite in 136 steps, none recently",
+            1.5,
+            "loss was NaN or infinite in 136 steps, none for 7 min",
         ),
-        ("TrainingCheckpointFailing", PAST_FAILED_SAVES, "2 saves failed; a later save succeeded"),
+        ("TrainingCheckpointFailing", PAST_FAILED_SAVES, 4, "2 saves failed; a later save succeeded"),
     ],
     ids=["NaN loss", "failed saves"],
 )
 def test_a_problem_endangers_work_until_its_alert_ends(
-    tmp_path: Path, alert_name: str, series: dict[str, str], problem: str, alert: str, effect: int
+    tmp_path: Path,
+    alert_name: str,
+    series: dict[str, str],
+    impact: float,
+    problem: str,
+    alert: str,
+    *,
+    is_past: bool,
 ) -> None:
     alerts = {f'ALERTS{{alertname="{alert_name}",alertstate="firing",severity="critical",run="a"}}': alert}
-    expected = {problem_row(f'problem="{problem}"', is_past=effect == 1, impact=effect): 0}
+    expected = {problem_row(f'problem="{problem}"', is_past=is_past, impact=1 if is_past else impact): 0}
 
     assert_panel(tmp_path, "training-run", "What is wrong", RANKS | series | alerts, expected, factor=0)
 

@@ -112,7 +112,7 @@ MOMENTARY_PANELS = {
     "Lost: slowest rank or no step",
     "Exporters, drivers and GPUs with a failure",  # a start of seconds may lie between two scrapes
     "SM active",
-    "SM activity of used GPUs, 5 min",
+    "SM activity, used GPUs",
     "Ranks by phase",
     "Slowest rank",
     "Waiting for data, last 2 min",
