@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,8 @@ TOKEN = re.compile(
     |(?P<other>"(?:[^"\\]|\\.)*"|\d[\w.]*|[-+*/%^@]|[<>=!][=~]?)""",
     re.VERBOSE,
 )
+RECORDED_NAME = re.compile(r"\b[a-z_]+:[a-z_]+:\w+")
+"""Name of a recording rule, in an expression or in the query of an annotation."""
 FUNCTIONS_WITH_RESULT = {"absent", "absent_over_time", "scalar", "vector"}
 """Functions that have a result also without a series."""
 
@@ -256,11 +258,26 @@ def _recording_rules_with_result(series_names: frozenset[str]) -> dict[str, Rule
     return {rule.name: rule for rule in rules_with_result(candidates, series_names)}
 
 
-def write_rules_with_result(path: Path, rule_files: Iterable[str], series_names: Iterable[str]) -> list[str]:
-    """Write the rules of some files that have a result, in one file, and return the names of the groups in order."""
+def write_alert_rules(
+    path: Path, rule_files: Iterable[str], series_names: Collection[str], expressions: Iterable[str] = ()
+) -> list[str]:
+    """Write the alerts of some files that have a result, and the recording rules that they need, in one file.
+
+    Args:
+        path: File to write.
+        rule_files: Names of the files with the rules.
+        series_names: Names of the scraped series.
+        expressions: Expressions that are evaluated too, such as those of the expected series.
+
+    Returns:
+        Names of the groups in the order of the files.
+    """
     bodies_by_name = {name: load_rule_file(name) for name in rule_files}
-    candidates = (rule for rule in rules() if rule.file in bodies_by_name)
-    names = {rule.name for rule in rules_with_result(candidates, series_names)}
+    candidates = [rule for rule in rules() if rule.file in bodies_by_name]
+    alerts_with_result = [rule for rule in rules_with_result(candidates, series_names) if rule.is_alert]
+    alert_names = {name for rule in alerts_with_result for name in RECORDED_NAME.findall(str(rule.body))}
+    needed_rules = rules_needed_by([*expressions, *sorted(alert_names)], series_names).rules
+    names = {rule.name for rule in [*alerts_with_result, *needed_rules]}
     groups = []
     for body in bodies_by_name.values():
         for group in body["groups"]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ledger_support import Clock, Sidecar, make_process, make_snapshot
 from prometheus_client.core import Metric
-from rules_support import RULES, needs_promtool, promtool, rules, selectors, write_rules_with_result
+from rules_support import RULES, needs_promtool, promtool, rules, selectors, write_alert_rules
 from training_support import SimulatedTraining
 
 from exporter.feed.snapshot import ProcessIdentity
@@ -168,7 +168,7 @@ class Simulation:
             ],
         }
         series_names = [name.partition("{")[0] for name in self.series]
-        write_rules_with_result(directory / "rules.json", [path.name for path in RULES], series_names)
+        write_alert_rules(directory / "rules.json", [path.name for path in RULES], series_names)
         body = {
             "rule_files": ["rules.json"],
             "evaluation_interval": f"{INTERVAL_SECONDS}s",

@@ -26,7 +26,7 @@ from rules_support import (
     promtool,
     runbook_sections,
     thresholds,
-    write_rules_with_result,
+    write_alert_rules,
 )
 
 from exporter.families import Distribution, Family, FamilyType
@@ -178,7 +178,7 @@ class Evaluation:
 
 @functools.cache
 def evaluate(path: Path) -> Evaluation:
-    """Evaluate the cases of a file with promtool, each with the rules that have a result for the series of the case."""
+    """Evaluate the cases of a file with promtool, each with the rules that it needs."""
     test_file = load_tests(path)
     rule_files = [Path(name).name for name in test_file["rule_files"]]
     cases_by_index = {case.index: case for case in cases() if case.path == path}
@@ -198,7 +198,8 @@ def evaluate(path: Path) -> Evaluation:
             ]
             rules_path = Path(directory) / f"rules-{index}.json"
             series_names = [entry["series"].partition("{")[0] for entry in body.get("input_series", ())]
-            group_order = write_rules_with_result(rules_path, rule_files, series_names)
+            expressions = [check["expr"] for check in body.get("promql_expr_test", ())]
+            group_order = write_alert_rules(rules_path, rule_files, series_names, expressions)
             case_paths.append(Path(directory) / f"case-{index}.yaml")
             case_file = test_file | {
                 "rule_files": [rules_path.name],
