@@ -274,7 +274,7 @@ def _query_failures() -> str:
 
     The label `subject` is the name of the row. Of each kind (exporter, driver, GPU), the `MAX_ROWS_PER_KIND` with the most failed scrapes have
     a series. A single failed scrape is no failure: a new target often fails its first scrape. If nothing failed, the only series has
-    the subject `all exporters, drivers and GPUs`. A driver counts only on a node with expected GPUs.
+    the subject `no failure`. A driver counts only on a node with expected GPUs.
     """
 
     def failed_scrapes(series: str) -> str:
@@ -302,5 +302,5 @@ def _query_failures() -> str:
         f"({failed_scrapes('up{@gpu_target}')} or {failed_scrapes('gpu_up{@gpu}')}"
         f" or {failed_scrapes('gpu_nvml_up{@gpu_node}')} and on (instance) {has_gpus})"
     )
-    no_failure = f'label_replace(0 * min(up{{@gpu_target}}) + 1, "subject", "all exporters, drivers and GPUs", "", "") unless on () {any_failure}'
+    no_failure = f'label_replace(0 * min(up{{@gpu_target}}) + 1, "subject", "no failure", "", "") unless on () {any_failure}'
     return f"{failures} or {no_failure}"

@@ -277,7 +277,7 @@ def _rank_table() -> Panel:
             width=82,
         ),
         percent_column(
-            f"{DATA_WAIT_RATIO_BY_RANK} {_IF_ALIVE}",
+            f"{DATA_WAIT_RATIO_BY_RANK} {_IF_ALIVE} {_UNLESS_STANDSTILL}",
             "Data wait",
             96,
             warn_from(0.2),

@@ -88,7 +88,7 @@ def overview_panels() -> tuple[Panel, ...]:
         lost_time_panel(),
         stat(
             "Waiting for data, last 2 min",
-            instant_query(DATA_WAIT_WITH_RANK, "{{whose}}"),
+            instant_query(f"{DATA_WAIT_WITH_RANK} unless on () {STANDSTILL_BY_STEP_AGE}", "{{whose}}"),
             instant_query(
                 # The loss of *Run*, which is absent during a standstill: the complete cost is then part of the panel
                 # *Lost: slowest rank or no step*.
@@ -187,7 +187,9 @@ def hanging_ranks(w: int = 24, h: int = 5) -> Panel:
         unknown_text=NO_SAMPLE_OF_RUN,
     )
     unnamed_hang = f"0 * {STANDSTILL} unless on () training_hang_info{{@run}}"
-    no_hang = f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}: run training-exporter stacks", "", "") or on () {no_hang_found})'
+    no_hang = (
+        f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}", "", "") or on () {no_hang_found})'
+    )
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),

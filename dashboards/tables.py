@@ -132,7 +132,7 @@ ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 """Value mappings that show 0 as a dash, for counts and for columns whose value is 0 in the placeholder row."""
 NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
 """Text of the placeholder row of a table about a run without samples."""
-UNNAMED_HANG = "no step; no stack has been reported yet"
+UNNAMED_HANG = "no step, no stack yet"
 """Text of a standstill before the ranks have reported their stacks."""
 
 

@@ -770,15 +770,15 @@ def test_the_timeline_ignores_the_driver_of_a_node_without_gpus(tmp_path: Path) 
         'gpu_devices_expected{job="training",instance="n1"}': "0x60",
     }
 
-    expected = {'{subject="all exporters, drivers and GPUs"}': 1.0}
+    expected = {'{subject="no failure"}': 1.0}
     assert_panel(tmp_path, "training-gpus", "Exporters, drivers and GPUs with a failure", series, expected)
 
 
 @pytest.mark.parametrize(
     ("exporter", "expected"),
     [
-        ("1x60", {'{subject="all exporters, drivers and GPUs"}': 1.0}),
-        ("0 1x60", {'{subject="all exporters, drivers and GPUs"}': 1.0}),
+        ("1x60", {'{subject="no failure"}': 1.0}),
+        ("0 1x60", {'{subject="no failure"}': 1.0}),
         ("1x20 0x4 1x36", {'{instance="n1",subject="n1 exporter"}': 1.0}),
     ],
     ids=["no failure", "first scrape failed", "one failure, now over"],
