@@ -316,7 +316,7 @@ def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_th
         "training-gpus",
         "What is wrong",
         series,
-        {labels: 885_000},
+        {labels: 870_000},
         column="Since",
     )
 

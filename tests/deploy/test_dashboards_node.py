@@ -85,15 +85,15 @@ NOTHING_WRONG = '{problem="no problem"}'
             | NAN_ALERT
             | {'training_nonfinite_total{run="a",instance="n1",kind="loss",value="nan"}': "0x14 3x46"},
             1,
-            {'{run="a"}': 225_000},
-            id="first sample with a NaN",
+            {'{run="a"}': 210_000},
+            id="last evaluation without a NaN",
         ),
         pytest.param("Since", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 315_000}, id="start"),
         pytest.param(
             "Since",
             SLOW_HERE | HOT_GPU,
             1,
-            {'{gpu="0",run="a",rank="0"}': 330_000},
+            {'{gpu="0",run="a",rank="0"}': 315_000},
             id="start of the throttling, not of the slow rank before",
         ),
         pytest.param("Lost/h here", SLOW_HERE, 1, {'{run="a"}': 12}, id="loss on this node"),
