@@ -6,6 +6,7 @@ no call between read and write, so CPython does not switch threads in between.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from math import isfinite, isnan
 
@@ -46,27 +47,61 @@ class Numbers:
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], TensorReader] = {}  # by name and mode
-        self.reset()
+        self._clear()
 
-    def reset(self) -> None:
-        """Discard all numbers. The value of a tensor whose copy has not arrived is recorded later."""
+    def _clear(self) -> None:
+        """Discard all numbers."""
         self.is_used = False
         self.modes = {mode: ModeNumbers() for mode in MODES}
         self.train = self.modes["train"]
+        self.microbatches = 0.0
+        self.recorded_counters: set[str] = set()
+        self.nonfinite: dict[tuple[str, str], int] = {}
+        self._clear_gauges()
+
+    def _clear_gauges(self) -> None:
+        """Discard the latest values, except the losses, and the epochs."""
         self.grad_norm: float | None = None
         self.learning_rate: float | None = None
         self.loss_scale: float | None = None
-        self.microbatches = 0.0
         self.epoch: float | None = None
         self.epochs: float | None = None  # completed epochs; None before the first number of an epoch
-        self.recorded_counters: set[str] = set()
-        self.nonfinite: dict[tuple[str, str], int] = {}
+
+    def reset(self, published_totals: Mapping[tuple[str, str], float]) -> None:
+        """Start new numbers for a new identity. *published_totals* are the totals in the last recording, by name and mode.
+
+        A thread of the job may have added to the totals since that recording. Therefore the published part is subtracted. The value of
+        a tensor whose copy has not arrived is recorded later.
+        """
+        # Each published total is read before the subtraction, which then contains no call.
+        for mode, numbers in self.modes.items():
+            numbers.loss = None
+            published_samples = published_totals.get(("samples", mode), 0.0)
+            published_tokens = published_totals.get(("tokens", mode), 0.0)
+            numbers.samples -= published_samples
+            numbers.tokens -= published_tokens
+        published_microbatches = published_totals.get(("microbatches", "train"), 0.0)
+        self.microbatches -= published_microbatches
+        for kind_and_value in list(self.nonfinite):
+            published_count = int(published_totals.get(kind_and_value, 0))
+            self.nonfinite[kind_and_value] -= published_count
+        self._clear_gauges()
+        self.is_used = False
+        self.recorded_counters = set()
+        for name, total in (
+            ("samples", self.train.samples),
+            ("tokens", self.train.tokens),
+            ("microbatches", self.microbatches),
+        ):
+            if total:
+                self.is_used = True
+                self.recorded_counters.add(name)
 
     def after_fork(self) -> None:
         """Discard all numbers and the tensors of the parent."""
         for tensors in self._tensors.values():
             tensors.after_fork()
-        self.reset()
+        self._clear()
 
     def collect_tensors(self) -> None:
         """Record the calling thread's tensors whose values are available. Never raises, and never waits for a device."""

@@ -58,8 +58,8 @@ class Progress:
         self.is_over = False
         self._cells = [0] * (len(CELLS) + 1)  # number of training steps by duration
         self._duration_seconds = 0.0
-        # Totals of recorded samples and tokens that are already published, by name and mode.
-        self._published_totals: dict[tuple[str, str], float] = {}
+        # Totals of recorded numbers that are already published: by name and mode, or by kind and value if not finite.
+        self.published_totals: dict[tuple[str, str], float] = {}
 
     def count_evaluation_batch(self, mode: str, seconds: float | None, end_time: float) -> None:
         """Count a completed batch of a validation or test."""
@@ -202,9 +202,12 @@ class Progress:
         self._gauge("training.epoch", numbers.epoch)
         if numbers.epochs is not None:
             families.counter("training.epochs").raise_to(numbers.epochs)
-        if numbers.microbatches:
-            families.counter("training.microbatches").raise_to(numbers.microbatches)
+        microbatches = numbers.microbatches  # read once, because the job's threads add to it
+        if microbatches:
+            self.published_totals["microbatches", "train"] = microbatches
+            families.counter("training.microbatches").raise_to(microbatches)
         for (kind, name), count in list(numbers.nonfinite.items()):
+            self.published_totals[kind, name] = count
             families.counter("training.nonfinite", kind=kind, value=name).raise_to(count)
 
     def _gauge(self, name: str, value: float | None, **labels: str) -> None:
@@ -213,7 +216,7 @@ class Progress:
 
     def _count(self, field: str, mode: str, total: float) -> None:
         """Count the increase of a total since it was last published."""
-        published = self._published_totals.get((field, mode), 0.0)
+        published = self.published_totals.get((field, mode), 0.0)
         if total > published:
-            self._published_totals[field, mode] = total
+            self.published_totals[field, mode] = total
             self._add(field, total - published, mode)

@@ -119,7 +119,7 @@ class TrainingRecording:
         """Count from zero. Open blocks stay open, and records in the queue are applied later."""
         with self._lock:
             self.clock.reset(monotonic())
-            self.numbers.reset()
+            self.numbers.reset(self._state.progress.published_totals)
             self._state.reset()
 
     def after_fork(self) -> None:

@@ -271,6 +271,7 @@ def change_the_identity_while_other_threads_record() -> None:
             loss.add(1.0)
             with training.background("upload"):
                 log("a")
+            training.record(samples=1, microbatches=1)
             count += 1
             time.sleep(0.0001)
         counts.append(count)

@@ -179,14 +179,19 @@ def test_a_sample_before_configure_keeps_the_identity_although_it_is_the_first_o
     assert (second.process.run, second.process.rank, second.recording.stats[0].count) == ("second", 0, 0)
 
 
-def test_no_sample_and_no_background_work_is_lost_while_configure_changes_the_identity(feed: Path) -> None:
+def test_no_value_and_no_background_work_is_lost_while_configure_changes_the_identity(feed: Path) -> None:
     completed = run_function(feed, programs.recording.change_the_identity_while_other_threads_record)
     recorded_count = int(completed.stdout)
     readings = [reading for snapshot in snapshots(feed) for reading in snapshot.recording.stats]
     samples = sum(reading.count for reading in readings if reading.definition.name == "train.loss")
     tasks = sum(reading.count for reading in readings if reading.definition.name == "training.background")
+    totals = {
+        name: sum(reading.sum or 0.0 for reading in readings if reading.definition.name == f"training.{name}")
+        for name in ("samples", "microbatches")
+    }
 
     assert (samples, tasks) == (recorded_count, recorded_count)
+    assert totals == {"samples": recorded_count, "microbatches": recorded_count}
 
 
 def test_samples_after_configure_have_the_new_identity_although_a_step_of_the_recording_takes_long(
