@@ -481,8 +481,8 @@ RUN_COUNTS_BY_VERDICT = {
 _CAUSES = {
     "progress": ("work", GOOD),
     "standstill": ("no step", BAD),
-    "restarts": ("restarts in the last hour", BAD),
-    "slowest_rank": ("slowed by slowest rank", NEUTRAL),
+    "restarts": ("restarts, last hour", BAD),
+    "slowest_rank": ("slowest rank", NEUTRAL),
     "nonfinite_loss": ("loss was NaN or infinite", BAD),
     "data_stall": ("waiting for data", NEUTRAL),
     "hang": ("hang", BAD),

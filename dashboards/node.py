@@ -134,10 +134,16 @@ def _overview_panels() -> tuple[Panel, ...]:
             "Memory left",
             instant_query(
                 "min((cgroup_memory_limit_bytes{@node} - cgroup_memory_working_set_bytes{@node})"
-                " or on (instance) host_memory_available_bytes{@node})"
+                " or on (instance) host_memory_available_bytes{@node})",
+                "left",
+            ),
+            instant_query(
+                "min(cgroup_memory_limit_bytes{@node} or on (instance) host_memory_total_bytes{@node})", "of"
             ),
             unit="bytes",
-            w=3,
+            decimals=1,
+            text_mode="value_and_name",
+            w=4,
         ),
         problems_of_node(),
         runs_table(),
@@ -246,7 +252,7 @@ def _cost_per_hour() -> Panel:
                 "properties": [{"id": "mappings", "value": value_mappings({0: ("exporter down", WARNING)})}],
             },
         ],
-        w=7,
+        w=6,
     )
 
 

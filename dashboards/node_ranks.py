@@ -6,7 +6,7 @@ from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import NO_EXPORTER_UP
 from dashboards.cost_and_loss import LOST_THRESHOLDS, SHORT_CAUSE_TEXTS, largest_loss_share_by_run
 from dashboards.fleet_runs import NO_STEP, RUN_STATES
-from dashboards.losses_now import STOPPED_RUNS
+from dashboards.losses_now import STOPPED_RUNS, VERDICT_BY_RUN
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE, RUNS_LIVE_ON_NODE
 from dashboards.node_problems import (
     DATA_WAIT_RATIO_BY_RANK,
@@ -20,6 +20,7 @@ from dashboards.panels import RUN_LINK, Panel, value_mappings, warn_below, warn_
 from dashboards.queries import LAST_PROGRESS_TIME_BY_RUN, STATE_BY_RUN, progress_age_seconds
 from dashboards.rank_problems import SILENT_SECONDS
 from dashboards.tables import Column, percent_column, table
+from dashboards.verdicts import VERDICT_MAPPINGS
 
 _ALIVE, _ENDED, _UNKNOWN, _SILENT = 1, 0, -1, 2
 """Values of the column *Process*. `_UNKNOWN` also replaces the numbers of a run while the exporter of the node is down."""
@@ -36,19 +37,24 @@ _GPU_SOURCES = (
     'training_rank_info{@node_run, gpu!=""}',
     "training_process_gpu_memory_bytes{@node_run}",
     'label_replace(training_rank_info{@node_run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")',
+    'last_over_time(training_rank_info{@node_run, gpu!=""}[$__range])',
+    'label_replace(last_over_time(training_rank_info{@node_run, local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")',
 )
-"""PromQL for series of the ranks on the node with the label `gpu`, the most reliable source first."""
+"""PromQL for series of the ranks on the node with the label `gpu`, the most reliable source first, and the last known GPU last."""
 _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )
-"""PromQL for one GPU index of each rank: from the feed, else from the processes that NVML lists, else from the local rank."""
+"""PromQL for one GPU index of each rank: from the feed, else from the processes that NVML lists, else from the local rank.
+
+The GPU of a rank without a current sample is the last in the time range.
+"""
 RUNS_ENDED_NORMALLY = 'max by (run) (training_run_state{@run, state=~"finished|stopped"}) == 1'
 _PHASE_OF_RANK = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 """PromQL for the current phase of each rank as the label `phase`."""
 
 
 def runs_table() -> Panel:
-    """Return the table of the runs with ranks on the node, the run with the largest loss first.
+    """Return the table of the runs with ranks on the node, the run with the worst verdict first, as on *Fleet*.
 
     While the exporter is down, the table has the last known runs.
     """
@@ -83,8 +89,9 @@ def runs_table() -> Panel:
         f" * on (run) group_left (user) ({owners} or on (run) {runs})"
         f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@run')} + 1 or on (run) {STOPPED_RUNS} + 1 or on (run) {runs})"
     )
-    return table(
+    panel = table(
         "Runs on this node",
+        Column(f"({VERDICT_BY_RUN}) and on (run) {runs}", "Verdict", width=118, mappings=VERDICT_MAPPINGS),
         Column("run", "Run", links=(RUN_LINK,)),
         Column("state", "State", width=162, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
@@ -154,10 +161,12 @@ def runs_table() -> Panel:
         percent_column(f"{RUN_LOST_SHARE} and on (run) {runs}", "Lost", 80, LOST_THRESHOLDS),
         Column("cause", "Lost to", mappings=SHORT_CAUSE_TEXTS),
         row_query=rows,
-        sort="Lost",
+        sort="Verdict",
         w=24,
         h=5,
     )
+    panel.body["options"]["sortBy"].append({"displayName": "Lost", "desc": True})
+    return panel
 
 
 def ranks_table() -> Panel:

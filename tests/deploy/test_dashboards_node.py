@@ -11,6 +11,7 @@ from rules_support import needs_promtool
 
 from dashboards.board import all_panels
 from dashboards.gpu_problems import Impact
+from dashboards.verdicts import Verdict
 
 pytestmark = needs_promtool
 
@@ -277,8 +278,9 @@ def test_the_rank_that_ended_first_has_no_other_problem_and_its_row_is_first(tmp
         ("Cost/h here", 1, {'{run="a"}': 36}),
         ("Lost/h here", 1, {'{run="a"}': 12}),
         ("Lost", 100, {'{run="a"}': 33}),
+        ("Verdict", 1, {'{run="a"}': Verdict.LOSES_MUCH_TIME}),
     ],
-    ids=["row", "slowest here", "slowest elsewhere", "cost here", "lost here", "lost time"],
+    ids=["row", "slowest here", "slowest elsewhere", "cost here", "lost here", "lost time", "verdict"],
 )
 def test_a_run_on_the_node_has_its_slowest_rank_here_and_elsewhere_and_its_loss(
     tmp_path: Path, column: str, factor: int, expected: dict[str, float]
@@ -368,9 +370,9 @@ EXPORTER_DOWN = {
     [
         ("Cost per hour, 5 min", "A", {'{currency="unknown"}': 0}),
         ("Runs on this node", "A", {'{run="a",state="running, here unknown",user="u"}': 1}),
-        ("Runs on this node", "C", {'{run="a"}': -1}),
-        ("Runs on this node", "F", {'{run="a"}': -1}),
-        ("Runs on this node", "H", {'{run="a"}': -1}),
+        ("Runs on this node", "D", {'{run="a"}': -1}),
+        ("Runs on this node", "G", {'{run="a"}': -1}),
+        ("Runs on this node", "I", {'{run="a"}': -1}),
         ("GPUs", "A", {}),
         ("GPUs", "B", {}),
         ("GPUs", "C", {"{}": 1}),

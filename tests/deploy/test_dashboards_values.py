@@ -309,7 +309,7 @@ def test_all_dashboards_show_the_same_slowest_rank(
     ("dashboard", "panel", "query_id", "labels"),
     [
         ("training-run", "Last step", "A", "{}"),
-        ("training-node", "Runs on this node", "E", '{run="a"}'),
+        ("training-node", "Runs on this node", "F", '{run="a"}'),
         ("training-node", "Ranks on this node", "E", '{run="a",rank="0"}'),
         ("training-fleet", "Speed and progress of the runs", "C", '{run="a"}'),
     ],
