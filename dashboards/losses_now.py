@@ -12,6 +12,7 @@ from dashboards.cost_and_loss import (
     MIN_LARGE_LOSS_SHARE,
     MIN_LOSS_SHARE,
     cost_per_hour_by_run,
+    held_cost_per_hour_by_run,
     lost_share_by_cause,
     lost_share_by_run,
     standstill_by_run,
@@ -290,18 +291,13 @@ STOPPED_RUNS = (
     f"({as_cause(f'0 * {_FAILED_RUNS}', 'failed')} or {as_cause(f'0 * ({ENDING_RUNS})', 'ending')})"
 )
 """PromQL with the value 0 for each run whose ranks have ended without a result, as the causes `failed` and `ending`."""
-STOPPED_COST = f"({USUAL_COST_PER_HOUR_BY_RUN} * on (run) group_left (cause) ({STOPPED_RUNS} + 1))"
-"""PromQL for the cost per hour of each stopped run, by run, currency and cause: the median of the last hour.
-
-The exporter charges the GPUs of a run until its end. The job of a stopped run may still hold the GPUs, which then cost the usual rate.
-"""
 
 # Amounts of the losses ---------------------------------------------------------------------------------------
 
 SHARE_OF_LOSSES = f"({LOST_SHARE_NOW} or {STOPPED_RUNS} + 1)"
 """PromQL for the share of the time that each run loses now, by cause; 1 for a stopped run."""
-COST_NOW_BY_RUN = f"(max by (run, currency) ({STOPPED_COST}) or on (run, currency) {COST_PER_HOUR_BY_RUN})"
-"""PromQL for the cost per hour of each selected run, live or stopped, by run and currency."""
+COST_NOW_BY_RUN = held_cost_per_hour_by_run("@run")
+"""PromQL for the cost per hour of each selected run, by run and currency. A stopped or starting run costs the median of its last hour."""
 LOST_SHARE_OF_RUN_NOW = (
     f"(max by (run) ({STOPPED_RUNS} + 1) or on (run) {lost_share_by_run('@run')} and on (run) {_LIVE_RUNS}"
     f" or on (run) 0 * {_LIVE_RUNS})"
