@@ -86,11 +86,9 @@ def serve(
             linger_period = LingerPeriod(sidecar, is_active=is_active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
-            # `freeze` excludes the loaded modules from garbage collection. A pass over the feed replaces thousands of objects
-            # that form no cycles. With the default thresholds, the search for cycles took a fifth of the CPU time.
+            # Exclude the loaded modules from garbage collection.
             gc.collect()
             gc.freeze()
-            gc.set_threshold(10_000, 20, 20)
             # After the addresses are bound, so that a failed start logs a single line.
             python = f"{platform.python_implementation()} {platform.python_version()}"
             fields = {"version": __version__, "python": python, "platform": platform.platform()}
