@@ -196,7 +196,10 @@ The GPUs of the node are unknown.
 _NVML_DOWN = "(max by (instance) (gpu_nvml_up{@node}) == 0)"
 """PromQL with a value for each node whose driver does not respond, or whose GPUs are not read for another reason: the GPUs are unknown."""
 _READER_CRASHED = 'max by (instance) (gpu_nvml_error_info{@node, reason="crashed"})'
-"""PromQL with a value for each node on which the exporter's process that calls NVML has crashed. The driver and the GPUs may be healthy."""
+"""PromQL with a value for each node on which the exporter's process that calls NVML has crashed. The driver and the GPUs may be healthy.
+
+The impact is that of the alert NvmlDown, as on *Fleet* and *Run*: the crash repeats, because the exporter restarts the process.
+"""
 _UNLISTED_GPUS = (
     "max by (instance) (last_over_time(gpu_devices_expected{@node}[1m]) - last_over_time(gpu_devices{@node}[1m]))"
     " - on (instance) (sum by (instance) (min by (instance, gpu) (last_over_time(gpu_up{@node}[1m])) == bool 0)"
@@ -237,7 +240,7 @@ NODE_PROBLEMS = (
         f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
         f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
         "nvidia-smi; read the exporter's log",
-        Impact.UNKNOWN,
+        Impact.ENDANGERS_WORK,
     ),
     Problem(
         "no reading of the driver",

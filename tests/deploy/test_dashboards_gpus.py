@@ -195,7 +195,7 @@ def test_the_other_gpus_are_unknown_and_the_lost_one_is_lost_after_a_crash_of_th
 
 def test_a_crash_of_the_process_that_calls_nvml_does_not_stop_the_run(tmp_path: Path) -> None:
     rows = {
-        '{instance="n1",problem="GPUs not read: the NVML process crashed",remedy="nvidia-smi; read the exporter\'s log"}': Impact.UNKNOWN,
+        '{instance="n1",problem="GPUs not read: the NVML process crashed",remedy="nvidia-smi; read the exporter\'s log"}': Impact.ENDANGERS_WORK,
         '{instance="n1",gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain; reset the GPU or reboot"}': Impact.NO_RUN,
     }
     states: dict[str, float] = {f'{{instance="n1",gpu="{gpu}"}}': UNKNOWN_GPU_VALUE for gpu in range(1, 8)}
