@@ -190,6 +190,7 @@ class UsualLoop:
         self.phases = IterationPhases(IterationBlock(TRAINING_ITERATION))
         self.phases.defers = True
         self.deferred_steps = 0
+        self.short_steps = 0  # shorter than half a bin; on a busy machine, other steps may take longer than edges are deferred
 
     def run(self, steps: int, batches: int = 1, seconds: float = 0.0) -> None:
         """Run a training loop. Each backward pass lasts *seconds*."""
@@ -202,6 +203,7 @@ class UsualLoop:
 
     def step(self, batches: int = 1, seconds: float = 0.0, *, is_skipped: bool = False) -> None:
         """Run a step of several accumulated batches. A skipped step has no step of the optimizer."""
+        start = time.monotonic()
         for _ in range(batches):
             if time.monotonic() < TRAINING.clock.step_edges.limit:
                 self.phases.count_batch()  # the pending edges of the previous batch
@@ -212,6 +214,7 @@ class UsualLoop:
             self.edge("backward_ended", None)
         if not is_skipped:
             self.deferred_steps += self.edge("optimizer_began", "optimizer")
+        self.short_steps += time.monotonic() - start < BIN_SECONDS / 2
         self.phases.next_iteration()
 
     def edge(self, name: str, phase: str | None) -> bool:
@@ -248,7 +251,7 @@ def test_a_step_during_which_a_bin_of_the_history_ends_is_a_usual_step() -> None
         for index, microseconds in zip(group[::2], group[1::2], strict=True):
             history_seconds[history.phases[index]] += microseconds / 1e6
 
-    assert loop.deferred_steps > 190
+    assert loop.deferred_steps > loop.short_steps - 10
     assert entries()["backward"] == sum(TRAINING.clock.phases["backward"].cells) == 200
     assert history_seconds["backward"] == pytest.approx(
         TRAINING.clock.phases["backward"].seconds, abs=BIN_SECONDS
@@ -367,7 +370,7 @@ def test_a_reader_sees_the_phase_of_a_deferred_edge_and_its_start() -> None:
 
 
 def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None:
-    executed_lines = 0
+    executed_lines, long_seconds = 0, 0.0
     files = ("iteration_phases.py", "clock.py", "step_edges.py", "totals.py", "iterations.py")
 
     def interrupt(frame: Any, event: str, _: object) -> Any:
@@ -385,7 +388,7 @@ def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None
         loop.step()
         for line_limit in range(1, 240):  # noqa: B007  # read by the trace function
             loop.step()
-            executed_lines = 0
+            executed_lines, start = 0, time.monotonic()
             sys.settrace(interrupt)
             try:
                 loop.step()
@@ -393,12 +396,16 @@ def test_an_exception_at_any_line_of_a_usual_step_never_breaks_the_sum() -> None
                 pass
             finally:
                 sys.settrace(None)
+            seconds = time.monotonic() - start
+            long_seconds += seconds if seconds > 0.005 else 0.0
         loop.run(3)
     clock, end_time = TRAINING.clock, time.monotonic()
 
     assert executed_lines < line_limit, "the last lines of the step were not interrupted"
     phase_seconds = sum(clock.read(end_time).seconds.values())
-    assert phase_seconds == pytest.approx(end_time - clock.began, abs=0.05)
+    # An exception between two lines that no call separates loses the time since the previous edge, which is long only if the machine
+    # was busy.
+    assert phase_seconds == pytest.approx(end_time - clock.began, abs=0.05 + long_seconds)
     assert publish_and_read().phase == "other"
 
 
@@ -414,11 +421,13 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_of_usual_steps
     old_handler = signal.signal(signal.SIGALRM, handle)
     loop = UsualLoop()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-        deadline = time.monotonic() + 1.0
+        signal.setitimer(
+            signal.ITIMER_REAL, 0.002, 0.002
+        )  # longer than a call of the handler on a busy machine
+        start = time.monotonic()
         with training.training_loop(0):
             loop.phases.iteration.__enter__()
-            while time.monotonic() < deadline:
+            while (seconds := time.monotonic() - start) < 1.0 or (handler_calls <= 20 and seconds < 60.0):
                 loop.step()
             loop.phases.end()
             loop.phases.iteration.__exit__(None, None, None)

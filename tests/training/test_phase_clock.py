@@ -108,9 +108,15 @@ def test_blocks_of_tasks_that_fail_and_overlap_sum_to_the_wall_time(tasks: list[
 
 
 def test_the_phase_is_validation_until_the_last_of_two_validating_tasks_has_ended() -> None:
+    outer_times, inner_times = [], []
+
     async def validate(seconds: float) -> None:
+        outer_times.append(time.monotonic())
         with training.validation_loop():
+            inner_times.append(time.monotonic())
             await asyncio.sleep(seconds)
+            inner_times.append(time.monotonic())
+        outer_times.append(time.monotonic())
 
     async def main() -> None:
         await asyncio.gather(validate(0.1), validate(0.3))
@@ -120,7 +126,8 @@ def test_the_phase_is_validation_until_the_last_of_two_validating_tasks_has_ende
         asyncio.run(main())
         time.sleep(0.05)
 
-        assert published_value("training.phase", phase="validation") == pytest.approx(0.3, abs=0.06)
+        min_seconds, max_seconds = (max(times) - min(times) for times in (inner_times, outer_times))
+        assert min_seconds <= (published_value("training.phase", phase="validation") or 0.0) <= max_seconds
         assert publish_and_read().phase == "other"
 
 
@@ -359,7 +366,7 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_and_no_seconds
 
 
 def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
-    executed_lines = 0
+    executed_lines, long_seconds = 0, 0.0
 
     def interrupt(frame: Any, event: str, _: object) -> Any:
         nonlocal executed_lines
@@ -376,7 +383,7 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
         train()
         line_limit = executed_lines = 0
         while executed_lines == line_limit:  # until no line is left to interrupt
-            line_limit, executed_lines = line_limit + 1, 0
+            line_limit, executed_lines, start = line_limit + 1, 0, time.monotonic()
             sys.settrace(interrupt)
             try:
                 with training.training_iteration(), training.model_forward():
@@ -385,11 +392,16 @@ def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
                 pass
             finally:
                 sys.settrace(None)
+            seconds = time.monotonic() - start
+            long_seconds += seconds if seconds > 0.005 else 0.0
         train(3)
         end_time, clock = time.monotonic(), TRAINING.clock
 
         assert line_limit > 40
-        assert total_seconds(clock, end_time) == pytest.approx(end_time - clock.began, abs=0.05)
+        # An exception between two lines that no call separates loses the time since the previous edge, which is long only if the
+        # machine was busy.
+        tolerance_seconds = 0.05 + long_seconds
+        assert total_seconds(clock, end_time) == pytest.approx(end_time - clock.began, abs=tolerance_seconds)
 
 
 def test_a_reader_in_another_thread_sees_the_wall_time_within_20_ms() -> None:
