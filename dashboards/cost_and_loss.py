@@ -46,6 +46,13 @@ def stopped_runs(selector: str) -> str:
     return f'max by (run) (run:training_run_state:info{{{selector}, state=~"ending|failed|lost"}})'
 
 
+def gpus_by_run(selector: str) -> str:
+    """Return PromQL for the number of GPUs of each run. The job of a stopped run still holds the last known GPUs."""
+    count = f"run:training_gpus:count{{{selector}}}"
+    last_known = f"max by (run) (last_over_time({count}[1h])) and on (run) {stopped_runs(selector)}"
+    return f"(max by (run) ({count}) or on (run) {last_known})"
+
+
 def lost_share_by_run(selector: str) -> str:
     """Return PromQL for the share of the time that each run loses, over all causes and at most 1. A stopped run loses all of it."""
     known = f"clamp_max(sum by (run) ({lost_share_by_cause(selector)}), 1)"

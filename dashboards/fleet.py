@@ -15,6 +15,7 @@ from dashboards.cost_and_loss import (
     CLUSTER_LOST_COST_PER_HOUR,
     CLUSTER_LOST_SHARE,
     LOST_THRESHOLDS,
+    gpus_by_run,
 )
 from dashboards.fleet_nodes import CONDITION_COUNT_BY_NODE, node_panels
 from dashboards.fleet_problems import UNSEEN_RUNS
@@ -187,7 +188,7 @@ def _goodput() -> Panel:
 def _cost_per_hour() -> Panel:
     """Return the panel with the cost per hour of all runs, the lost part of the cost, and the number of runs with unknown cost."""
     share = "GPU time lost"
-    gpus = "max by (run) (run:training_gpus:count{@cluster})"
+    gpus = gpus_by_run("@cluster")
     return stat(
         "Cost per hour, 5 min",
         instant_query(f"sum by (currency) ({CLUSTER_COST_PER_HOUR})", "{{currency}}"),

@@ -9,6 +9,7 @@ from dashboards.cost_and_loss import (
     CLUSTER_LOST_SHARE,
     LOST_THRESHOLDS,
     SHORT_CAUSE_TEXTS,
+    gpus_by_run,
     standstill_by_run,
 )
 from dashboards.fleet_problems import (
@@ -183,7 +184,7 @@ def _build_speed_table() -> Panel:
         "Speed and progress of the runs",
         Column("run", "Run", links=(RUN_LINK,), width=115),
         Column("model", "Model"),
-        Column("max by (run) (run:training_gpus:count{@cluster})", "GPUs", "locale", 58, decimals=0),
+        Column(gpus_by_run("@cluster"), "GPUs", "locale", 58, decimals=0),
         Column(
             'max by (run) (run:training_last_progress:age_seconds{@cluster}) unless on (run) run:training_run_state:info{@cluster, state=~"finished|stopped"}',
             "Last step",

@@ -323,12 +323,12 @@ _DRIVER_DOWN_ROWS = with_text(
     "driver does not respond, GPUs unknown",
 )
 """PromQL for the start of the time in which the driver of a node of the run does not respond."""
-FREE_CPUS_REMEDY = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
+FREE_CPUS_REMEDY = "CPUs are full: cheaper transforms or more CPUs"
 DATA_WAIT_REMEDY = "check the storage; use more or faster data workers"
-_RESUME_FINITE = "end the run; resume from a checkpoint before the first such step"
+_RESUME_FINITE = "resume from a checkpoint before the first such step"
 _CHECK_COOLING = "check the cooling and the power supply of the node"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
-_DRAIN_NODE = "drain the node; restart the run without it; then reset the GPU or reboot"
+_DRAIN_NODE = "drain the node; restart the run; reset the GPU or reboot"
 PROBLEMS = (
     RunProblem(
         f'label_replace({LOST_GPU_ROWS} and on () {STANDSTILL_START}, "problem", "$1: no rank finishes a step", "problem", "(.+)")',

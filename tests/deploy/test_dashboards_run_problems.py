@@ -28,14 +28,14 @@ PHASES_OF_HANG = {
     f'training_phase_active{{run="a",{RANK_1},phase="forward"}}': "1x60",
 }
 REMEDIES = {
-    "lost": "drain the node; restart the run without it; then reset the GPU or reboot",
+    "lost": "drain the node; restart the run; reset the GPU or reboot",
     "wait for this rank": "run training-exporter stacks on this node",
     "holds up": "read this line of the job; restart the run",
     "ended first": "read the log of this rank first",
     "outcome not known": "wait a minute; then State has the outcome",
     "no rank finishes": "run training-exporter stacks on each node",
     "saves failed": "check the free space and the quota of the checkpoints",
-    "NaN": "end the run; resume from a checkpoint before the first such step",
+    "NaN": "resume from a checkpoint before the first such step",
     "exporter down": "check the node and the log of the exporter",
     "restarted": "read the log of this rank",
     "outcome not decided": "wait a minute; then State has the outcome",
@@ -43,10 +43,10 @@ REMEDIES = {
     "computes at": "open GPUs, and compare clock and heat of its GPU",
     "waits longest": "use more or faster data workers",
     "all ranks wait": "check the storage; use more or faster data workers",
-    "Xid 48": "drain the node; restart the run without it; then reset the GPU or reboot",
+    "Xid 48": "drain the node; restart the run; reset the GPU or reboot",
 }
 """Remedy by a part of the problem."""
-SATURATED = "the CPUs are saturated: use fewer or cheaper transforms, or more CPUs"
+SATURATED = "CPUs are full: cheaper transforms or more CPUs"
 
 
 IMPACTS = {

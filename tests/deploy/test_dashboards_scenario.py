@@ -37,7 +37,7 @@ SCENARIO_SECONDS = 80.0
 NO_HARDWARE = "the tests run on virtual machines, which have no such hardware"
 NO_MOUNT = "the test machine mounts neither NFS nor Lustre"
 USUAL_LOSSES = "a loss below 15 % of the time has no start"
-NO_WAIT = "the wait for the slowest rank is below 1 % of the time, or no step finishes"
+TOKENS = "the job of the scenario counts tokens, whose curve is that of the samples"
 ONE_OF_TWO = "one query has the slowest rank, the other says that the ranks are alike"
 THROTTLED = "heat throttles a GPU of the node"
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
@@ -48,7 +48,7 @@ NO_MIG = "the GPUs of node-2 are not in MIG mode; a separate test covers node-4"
 NOT_OVERDUE = "a failed save is followed by a save before three intervals"
 NODE_IS_KNOWN = "the exporter of the node is up"
 NO_OUTAGE = "every run has samples at the end of the scenario"
-NO_STOP = "no run has failed or is ending at the end of the scenario"
+NO_STOP = "no run is ending or starting at the end of the scenario"
 TOO_SHORT = "the query needs data from a longer time than the scenario"
 
 MACHINE_DASHBOARD = "training-node"
@@ -59,7 +59,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", TOO_SHORT): {"Source of each number": "C"},
     ("training-energy", NO_OUTAGE): {"Cost per hour, 5 min": "D", "GPU power now": "C"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
-    ("training-fleet", NO_STOP): {"Cost per hour, 5 min": "E"},
+    ("training-fleet", NO_STOP): {"Runs that progress": "EF"},
     ("training-gpus", THROTTLED): {"Throttled, 2 min": "B"},
     ("training-gpus", NODE_IS_KNOWN): {
         "GPUs slowed by heat or the power brake, by reason": "B",
@@ -85,7 +85,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "GPU time of a step": "AB",
     },
     ("training-run", NO_OUTAGE): {"Ranks": "D", "Last step": "B"},
-    ("training-run", NO_WAIT): {"Goodput if work is saved": "B"},
+    ("training-run", TOKENS): {"Throughput": "B"},
     ("training-run", TOO_SHORT): {"Step time": "B"},
 }
 """Queries that may return no data: (dashboard, reason) → panel → reference ids."""
