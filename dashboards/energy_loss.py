@@ -74,11 +74,11 @@ WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "
 _RECORDED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
 _LOST_WORK_SECONDS = (
     "(clamp_max(max by (run) (training_uncommitted_seconds{@run}) > 0, $__range_s)"
-    ' and on (run) max by (run) (training_run_state{@run, state=~"failed|lost"}) == 1)'
+    ' and on (run) max by (run) (training_run_state{@run, state=~"failed|lost|starting"}) == 1)'
 )
 """PromQL for the seconds of work that each failed or lost run has lost: the work since the last checkpoint, at most the time range.
 
-The ledger counts this work as lost progress after a restart of the run.
+The ledger counts this work as lost progress when a restarted run trains again.
 """
 _UNRECORDED_BADPUT = (
     f"({as_cause(_OVERDUE_SECONDS, 'hang')} or {as_cause(_LOST_WORK_SECONDS, 'lost_progress')})"

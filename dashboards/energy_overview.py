@@ -56,6 +56,7 @@ from dashboards.losses_now import (
     UNREAD_GPUS_OF_RUNS,
     VERDICT_BY_RUN,
     VERDICTS,
+    VERDICTS_BY_TEXT,
     WORK_AT_RISK,
 )
 from dashboards.palette import (
@@ -128,20 +129,11 @@ def total_panels() -> tuple[Panel, ...]:
 
 def _build_verdict_tile() -> Panel:
     """Return the panel with the number of runs by verdict, as on *Fleet*; a count of 0 is absent."""
-    colors = {
-        verdicts.NO_PROGRESS: BAD,
-        verdicts.ENDANGERS_WORK: BAD,
-        verdicts.LOSES_TIME: WARNING,
-        verdicts.ENDING: WARNING,
-        verdicts.UNKNOWN: WARNING,
-        verdicts.PARTLY_UNKNOWN: WARNING,
-    }
+    colors = {text: verdicts.VERDICT_TEXTS[with_text[0]][1] for text, with_text in VERDICTS_BY_TEXT.items()}
+    colors[verdicts.LOSES_TIME] = WARNING
     return stat(
         "Runs by verdict",
-        *(
-            instant_query(count, verdict, colors.get(verdict))
-            for verdict, count in RUN_COUNTS_BY_VERDICT.items()
-        ),
+        *(instant_query(count, verdict, colors[verdict]) for verdict, count in RUN_COUNTS_BY_VERDICT.items()),
         unit="none",
         decimals=0,
         text_mode="value_and_name",

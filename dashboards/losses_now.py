@@ -35,17 +35,7 @@ from dashboards.queries import (
 )
 from dashboards.rank_problems import EXIT_REASON_PATTERN, FOLLOWING_EXITS_SECONDS, MAX_DATA_WAIT_RATIO
 from dashboards.tables import NO_SAMPLE_OF_RUN
-from dashboards.verdicts import (
-    ENDANGERS_WORK,
-    ENDING,
-    LOSES_TIME,
-    NO_PROBLEM,
-    NO_PROGRESS,
-    PARTLY_UNKNOWN,
-    UNKNOWN,
-    Verdict,
-    verdict_by_run,
-)
+from dashboards.verdicts import VERDICT_TEXTS, Verdict, verdict_by_run
 
 RUNNING_WITHOUT_PROGRESS_SECONDS = 120
 """Time without a step or validation batch from which a run in state `running` stands still, as in `run:training_standstill:info`."""
@@ -456,30 +446,23 @@ A small loss with a fault, such as a slow rank, has `Verdict.LOSES_A_LITTLE`.
 """
 VERDICT_BY_RUN = verdict_by_run("@run")
 """PromQL for the `Verdict` of each selected run, as on *Fleet*."""
-_CONDITIONS_OF_VERDICTS = {
-    NO_PROGRESS: f"== {Verdict.NO_PROGRESS}",
-    ENDING: f"== {Verdict.ENDING}",
-    ENDANGERS_WORK: f">= {Verdict.ENDANGERED_WORK} <= {Verdict.ENDANGERS_WORK}"
-    f" != {Verdict.LOSES_TIME} != {Verdict.LOSES_MUCH_TIME} != {Verdict.PARTLY_UNKNOWN}",
-    LOSES_TIME: f">= {Verdict.LOSES_A_LITTLE} <= {Verdict.LOSES_MUCH_TIME}"
-    f" != {Verdict.ENDED_EARLY} != {Verdict.RESTARTED} != {Verdict.STARTING} != {Verdict.WARNING} != {Verdict.ENDANGERED_WORK}",
-    UNKNOWN: f"== {Verdict.UNKNOWN}",
-    PARTLY_UNKNOWN: f"== {Verdict.PARTLY_UNKNOWN}",
-    "other": f">= {Verdict.ENDED_EARLY} <= {Verdict.WARNING}",
-    NO_PROBLEM: f"== {Verdict.NO_PROBLEM}",
+VERDICTS_BY_TEXT = {
+    text: [verdict for verdict, (other, _) in VERDICT_TEXTS.items() if other == text]
+    for text, _ in VERDICT_TEXTS.values()
 }
-"""Comparisons that select the verdicts of each count, by the text of the count."""
+"""Verdicts by their text, the most urgent first."""
 RUN_COUNTS_BY_VERDICT = {
-    name: f"count(({VERDICT_BY_RUN}) {condition})" for name, condition in _CONDITIONS_OF_VERDICTS.items()
+    text: f"count({' or '.join(f'{VERDICT_BY_RUN} == {verdict}' for verdict in verdicts)})"
+    for text, verdicts in VERDICTS_BY_TEXT.items()
 }
-"""PromQL for the number of runs by verdict, as on *Fleet*; without a value instead of 0. Each run is in one of the counts."""
+"""PromQL for the number of runs by the text of their verdict, as on *Fleet*; without a value instead of 0."""
 
 _CAUSES = {
     "progress": ("work", GOOD),
     "standstill": ("no step", BAD),
     "restarts": ("restarts, last hour", BAD),
     "slowest_rank": ("slowest rank", NEUTRAL),
-    "nonfinite_loss": ("loss was NaN or infinite", BAD),
+    "nonfinite_loss": ("loss NaN or infinite", BAD),
     "data_stall": ("waiting for data", NEUTRAL),
     "hang": ("hang", BAD),
     "lost_progress": ("work lost in a crash", BAD),

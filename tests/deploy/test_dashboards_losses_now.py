@@ -587,7 +587,7 @@ def test_a_run_with_a_critical_alert_endangers_work_and_loses_nothing_yet(
     ids=["no loss", "critical alert", "hang", "data stall"],
 )
 def test_each_run_counts_with_its_worst_verdict(tmp_path: Path, series: dict[str, str], verdict: str) -> None:
-    for query_id, name in zip("ABCDEFGH", RUN_COUNTS_BY_VERDICT, strict=True):
+    for query_id, name in zip("ABCDEFGHIJK", RUN_COUNTS_BY_VERDICT, strict=True):
         count: dict[str, float] = {"{}": 1} if name == verdict else {}
         assert_panel(
             tmp_path,
