@@ -49,6 +49,8 @@ NOT_OVERDUE = "a failed save is followed by a save before three intervals"
 NODE_IS_KNOWN = "the exporter of the node is up"
 NO_OUTAGE = "every run has samples at the end of the scenario"
 NO_STOP = "no run is ending or starting at the end of the scenario"
+NOT_PER_CORE = "the option per_core is off"
+NOT_COUNTED = "a count of 0 is absent"
 TOO_SHORT = "the query needs data from a longer time than the scenario"
 
 MACHINE_DASHBOARD = "training-node"
@@ -58,6 +60,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", USUAL_LOSSES): {"Losses now": "FG"},
     ("training-energy", TOO_SHORT): {"Source of each number": "C"},
     ("training-energy", NO_OUTAGE): {"Cost per hour, 5 min": "D", "GPU power now": "C"},
+    ("training-energy", NOT_COUNTED): {"Runs by verdict": "ABCDEFGHIJK", "Energy readings": "BC"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
     ("training-fleet", NO_STOP): {"Runs that progress": "EF"},
     ("training-gpus", THROTTLED): {"Throttled, 2 min": "B"},
@@ -73,6 +76,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "Memory of the container, and its limit": "CD",
     },
     ("training-node", NO_HARDWARE): {"RDMA": "AB", "Network errors": "D"},
+    ("training-node", NOT_PER_CORE): {"Busiest CPUs": "A"},
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
     ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
@@ -106,6 +110,9 @@ MOMENTARY_PANELS = {
     "Loss by step",  # the last row is not complete
     "Losses now",  # a loss close to zero is a row, or none
     "Losses now, by cause",
+    "GPU power now",
+    "Cost and loss of each run",  # with the current power
+    "Energy and cost of each node, in this time range",  # with the current power
     "What is wrong",  # a text contains the value
     "State",  # the text contains the slowest rank
     "Time by phase",  # the rest of the phases is close to zero
