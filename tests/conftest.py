@@ -10,12 +10,14 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fork_server import DIRECTORY_VARIABLE
 from hypothesis import HealthCheck, settings
 from places import TESTS
 from waiting import PATIENCE
+from xdist.scheduler import LoadFileScheduling
 
 _FEED_DIRECTORY = tempfile.mkdtemp(prefix="exporter-tests-")
 os.environ["EXPORTER_FEED_DIR"] = _FEED_DIRECTORY  # before the first flush, which reads the variable
@@ -49,6 +51,18 @@ SLOWEST_FILES = [
     *("test_web_prometheus", "test_identity", "test_web_auth", "test_web_memory", "test_web_attacks"),
     *("test_recording_process", "test_web_answers"),
 ]
+
+FILES_THAT_IMPORT_TORCH = {
+    *("test_elastic_events", "test_elastic_metrics", "test_monitor", "test_monitor_rfc", "test_step_loss"),
+    *(
+        "test_conversion",
+        "test_event_data",
+        "test_recording_tensors",
+        "test_gpu_time",
+        "test_training_arguments",
+    ),
+}
+"""Files whose tests import torch into the process of pytest. The files run in the same worker, which imports torch once."""
 
 RUNS_SLOW_TESTS = bool(os.environ.get("CI") or os.environ.get("SLOW"))
 
@@ -113,6 +127,20 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Return the scheduler for `--dist loadfile`, and None for other values."""
+    return _Scheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+class _Scheduler(LoadFileScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+    """Scheduler that gives a worker a whole file, and all `FILES_THAT_IMPORT_TORCH` to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "torch" if Path(file).stem in FILES_THAT_IMPORT_TORCH else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bridges_support import needs
 from goodput_support import check_seconds_add_up, counts_by_reason, read_page, training_value, wait_for_page
 from places import PROJECT, TESTS
 from run_support import child_environment
@@ -33,10 +34,9 @@ from waiting import PATIENCE
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
 
 
+@needs("torch")
 @pytest.mark.timeout(180)
 def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-
     script = tmp_path / "train.py"
     script.write_text(
         f"from programs.goodput import train_and_kill_ranks\ntrain_and_kill_ranks({str(tmp_path)!r})\n"
