@@ -40,6 +40,7 @@ USUAL_LOSSES = "a loss below 15 % of the time has no start"
 TOKENS = "the job of the scenario counts tokens, whose curve is that of the samples"
 ONE_OF_TWO = "one query has the slowest rank, the other says that the ranks are alike"
 THROTTLED = "heat throttles a GPU of the node"
+NO_LONG_PHASE = "no rank stays long in a phase"
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
 NOT_RECORDED = "the job of the scenario does not record it"
 REPLAYED = "a replayed GPU has replayed processes, which are not the ranks of the job"
@@ -80,7 +81,8 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
     ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
-    ("training-ranks", NO_TORCH): {"All ranks, the worst first": "J"},
+    ("training-ranks", NO_TORCH): {"All ranks, the worst first": "K"},
+    ("training-ranks", NO_LONG_PHASE): {"All ranks, the worst first": "C"},
     ("training-ranks", ONE_OF_TWO): {"Slowest rank": "AB"},
     ("training-run", ONE_OF_TWO): {"Slowest rank": "AB"},
     ("training-run", NO_TORCH): {
@@ -326,9 +328,9 @@ def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
         return {series["metric"]["rank"]: series for series in result}
 
     gpu = by_rank("A")["3"]["metric"]
-    speed = {rank: float(series["value"][1]) for rank, series in by_rank("C").items()}
+    speed = {rank: float(series["value"][1]) for rank, series in by_rank("D").items()}
     # The faults of a replayed GPU are relative to the start of its exporter, which depends on the load of the test machine.
-    throttled = [by_rank("E", offset_seconds) for offset_seconds in range(-20, 40, 2)]
+    throttled = [by_rank("F", offset_seconds) for offset_seconds in range(-20, 40, 2)]
     assert min(speed, key=lambda rank: speed[rank]) == "3"
     assert speed["3"] < 0.8
     assert max(float(by_time["3"]["value"][1]) for by_time in throttled if "3" in by_time) > 0.05
