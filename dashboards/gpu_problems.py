@@ -222,13 +222,18 @@ _EXPORTER_PROBLEMS = (
         Impact.UNKNOWN,
     ),
 )
+_DRIVER_DOWN_START = (
+    "(max by (instance) (instance:gpu_driver_down_start:timestamp_seconds{@node_any_job})"
+    f" or on (instance) max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')}))"
+)
+"""PromQL for the recorded start of the time without an answer of the driver, as on *Run* and *Fleet*; before its evaluation, for the last answer."""
 NODE_PROBLEMS = (
     Problem(
         "driver does not respond",
         'max by (instance, reason) (gpu_nvml_error_info{@node, reason!="crashed"})'
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
         f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
-        f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
+        _DRIVER_DOWN_START,
         "nvidia-smi; reload the driver or reboot",
         Impact.NO_PROGRESS,
         "reason",
@@ -238,7 +243,7 @@ NODE_PROBLEMS = (
         "GPUs not read: the NVML process crashed",
         f"{_READER_CRASHED} and on (instance) max by (instance) (gpu_devices_expected{{@node}}) > 0"
         f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
-        f"max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')})",
+        _DRIVER_DOWN_START,
         "nvidia-smi; read the exporter's log",
         Impact.ENDANGERS_WORK,
     ),
