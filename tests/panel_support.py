@@ -53,16 +53,48 @@ def assert_panel(
     """
     if column:
         query_id = query_of_column(dashboard, panel, column)
-    query = next(
-        query for query in all_queries(dashboard) if (query.panel, query.ref_id) == (panel, query_id)
+    assert_queries(
+        tmp_path,
+        dashboard,
+        panel,
+        series,
+        {query_id: expected},
+        factor=factor,
+        minutes=minutes,
+        selected=selected,
     )
+
+
+def assert_queries(
+    tmp_path: Path,
+    dashboard: str,
+    panel: str,
+    series: dict[str, str],
+    expected_by_query: Mapping[str, Mapping[str, float]],
+    *,
+    factor: int = 1,
+    minutes: float = 15,
+    selected: dict[str, str] | None = None,
+) -> None:
+    """Check the values of several queries of a panel, by the reference of the query, in one evaluation.
+
+    The other arguments are those of `assert_panel`.
+    """
+    query_expressions = {
+        query.ref_id: query.expression
+        for query in reversed(all_queries(dashboard))  # the first of several panels with the title
+        if query.panel == panel
+    }
     # Just long enough to begin before the series: promtool evaluates a subquery at each step of the range.
     range_minutes = min(math.ceil(minutes) + 1, 60)
-    expression = fill_variables(
-        query.expression,
-        SELECTED_VALUES | BOARD_VALUES.get(dashboard, {}) | (selected or {}),
-        BUILTIN_VALUES | {"__range": f"{range_minutes}m", "__range_s": str(60 * range_minutes)},
-    )
+    expressions = {
+        query_id: fill_variables(
+            query_expressions[query_id],
+            SELECTED_VALUES | BOARD_VALUES.get(dashboard, {}) | (selected or {}),
+            BUILTIN_VALUES | {"__range": f"{range_minutes}m", "__range_s": str(60 * range_minutes)},
+        )
+        for query_id in expected_by_query
+    }
     # The queries find an exporter by the last sample of its build information in the time range.
     build_infos = {
         name.replace("up{", "exporter_build_info{", 1): "1 stale" for name in series if name.startswith("up{")
@@ -75,13 +107,14 @@ def assert_panel(
         ],
         "promql_expr_test": [
             {
-                "expr": f"round({factor} * ({expression}))".replace("@ start()", "@ 0"),
+                "expr": f"round({factor} * ({expressions[query_id]}))".replace("@ start()", "@ 0"),
                 "eval_time": eval_time,
                 "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
             }
+            for query_id, expected in expected_by_query.items()
         ],
     }
-    needed = rules_needed_by([expression], [name.partition("{")[0] for name in build_infos | series])
+    needed = rules_needed_by(expressions.values(), [name.partition("{")[0] for name in build_infos | series])
     group = {"name": "rules", "rules": [rule.body for rule in needed.rules]}
     (tmp_path / "rules.json").write_text(json.dumps({"groups": [group]}), encoding="utf-8")
     path = tmp_path / "case.json"  # JSON is valid YAML

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from loss_panel_support import COSTLY_RUN, HANG
-from panel_support import assert_panel, run_series
+from panel_support import assert_panel, assert_queries, run_series
 from rules_support import needs_promtool
 from run_panel_support import SLOW_RANK
 
@@ -587,16 +587,13 @@ def test_a_run_with_a_critical_alert_endangers_work_and_loses_nothing_yet(
     ids=["no loss", "critical alert", "hang", "data stall"],
 )
 def test_each_run_counts_with_its_worst_verdict(tmp_path: Path, series: dict[str, str], verdict: str) -> None:
-    for query_id, name in zip("ABCDEFGHIJK", RUN_COUNTS_BY_VERDICT, strict=True):
-        count: dict[str, float] = {"{}": 1} if name == verdict else {}
-        assert_panel(
-            tmp_path,
-            "training-energy",
-            "Runs by verdict",
-            series | run_series("run_info", "1x60"),
-            count,
-            query_id=query_id,
-        )
+    counts: dict[str, dict[str, float]] = {
+        query_id: {"{}": 1} if name == verdict else {}
+        for query_id, name in zip("ABCDEFGHIJK", RUN_COUNTS_BY_VERDICT, strict=True)
+    }
+    running = series | run_series("run_info", "1x60")
+
+    assert_queries(tmp_path, "training-energy", "Runs by verdict", running, counts)
 
 
 def test_the_start_of_a_run_is_usual(tmp_path: Path) -> None:
