@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet_panel_support import OTHER_ROWS, OTHER_STARTS, STRAGGLER, THREE_RUNS, assert_runs
-from panel_support import assert_panel, run_series
+from panel_support import assert_panel, assert_queries, run_series
 from rules_support import needs_promtool
 
 from dashboards.verdicts import Verdict
@@ -18,15 +18,11 @@ STOPPED = {'{run="b"}': Verdict.NO_PROGRESS, '{run="c"}': Verdict.NO_PROGRESS}
 """Verdicts of the runs b and c of THREE_RUNS."""
 
 
-@pytest.mark.parametrize(("query_id", "runs"), [("A", 1), ("B", 3), ("C", 2), ("D", 0)])
-def test_the_number_of_runs_without_progress_is_that_of_the_table(
-    tmp_path: Path, query_id: str, runs: int
-) -> None:
+def test_the_number_of_runs_without_progress_is_that_of_the_table(tmp_path: Path) -> None:
     verdicts = {'{run="a"}': Verdict.NO_PROBLEM} | STOPPED
+    runs = {"A": {"{}": 1}, "B": {"{}": 3}, "C": {"{}": 2}, "D": {"{}": 0}}
 
-    assert_panel(
-        tmp_path, "training-fleet", "Runs that progress", THREE_RUNS, {"{}": runs}, query_id=query_id
-    )
+    assert_queries(tmp_path, "training-fleet", "Runs that progress", THREE_RUNS, runs)
     assert_runs(tmp_path, THREE_RUNS, verdicts, column="Verdict")
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from panel_support import assert_panel
+from panel_support import assert_panel, assert_queries
 from rules_support import needs_promtool
 
 from dashboards.gpu_problem_table import PROBLEM_TEXTS
@@ -145,8 +145,8 @@ def test_the_gpus_of_a_driver_that_is_not_read_are_unknown_and_not_lost(
 
     panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
 
-    for query_id, gpus in (("A", up), ("B", lost), ("C", unknown)):
-        assert_panel(tmp_path, dashboard, panel, series, {"{}": gpus}, query_id=query_id)
+    gpus = {"A": {"{}": up}, "B": {"{}": lost}, "C": {"{}": unknown}}
+    assert_queries(tmp_path, dashboard, panel, series, gpus)
 
 
 @pytest.mark.parametrize(("dashboard", "node"), [("training-gpus", 'instance="n1",'), ("training-node", "")])
@@ -185,12 +185,11 @@ READER_CRASHED = {
 def test_the_other_gpus_are_unknown_and_the_lost_one_is_lost_after_a_crash_of_the_process_that_calls_nvml(
     tmp_path: Path,
 ) -> None:
-    for query_id, gpus in (("A", 0), ("B", 1), ("C", 7)):
-        assert_panel(
-            tmp_path, "training-gpus", "Selected GPUs", READER_CRASHED, {"{}": gpus}, query_id=query_id
-        )
-    for query_id, gpus in (("B", 1), ("C", 7)):
-        assert_panel(tmp_path, "training-node", "GPUs", READER_CRASHED, {"{}": gpus}, query_id=query_id)
+    lost_and_unknown = {"B": {"{}": 1}, "C": {"{}": 7}}
+    selected_gpus = {"A": {"{}": 0}} | lost_and_unknown
+
+    assert_queries(tmp_path, "training-gpus", "Selected GPUs", READER_CRASHED, selected_gpus)
+    assert_queries(tmp_path, "training-node", "GPUs", READER_CRASHED, lost_and_unknown)
 
 
 def test_a_crash_of_the_process_that_calls_nvml_does_not_stop_the_run(tmp_path: Path) -> None:
@@ -527,16 +526,8 @@ def test_the_selected_run_limits_the_number_of_gpus(tmp_path: Path, run: str, gp
     for gpu in range(2, 6):
         series[f'training_rank_info{{run="b",rank="{gpu}",uuid="G{gpu}",instance="n1"}}'] = "1x60"
 
-    for query_id, count in gpus.items():
-        assert_panel(
-            tmp_path,
-            "training-gpus",
-            "Selected GPUs",
-            series,
-            {"{}": count},
-            query_id=query_id,
-            selected={"run": run},
-        )
+    counts = {query_id: {"{}": count} for query_id, count in gpus.items()}
+    assert_queries(tmp_path, "training-gpus", "Selected GPUs", series, counts, selected={"run": run})
 
 
 @pytest.mark.parametrize(("run", "gpus"), [(".*", {"{}": 3}), ("a", {"{}": 1}), ("b", {})])
@@ -643,8 +634,7 @@ def test_no_gpu_is_throttled_or_not_while_its_exporter_is_down(tmp_path: Path) -
     series = HOT_GPU | {throttled: "0+9x58 stale", gpu_name("up"): "1x58 stale"}
     series |= {'up{job="training",instance="n1"}': "1x58 0x2"}
 
-    for query_id in "AB":
-        assert_panel(tmp_path, "training-gpus", "Throttled, 2 min", series, {}, query_id=query_id)
+    assert_queries(tmp_path, "training-gpus", "Throttled, 2 min", series, {"A": {}, "B": {}})
 
 
 def test_gpus_of_a_node_whose_exporter_is_down_are_unknown(tmp_path: Path) -> None:

@@ -132,20 +132,7 @@ def test_a_run_whose_outcome_is_not_known_yet_is_ending_and_has_not_ended(tmp_pa
     assert_panel(tmp_path, "training-energy", "Losses now", ending, row)
 
 
-@pytest.mark.parametrize(
-    ("query_id", "expected"),
-    [
-        ("A", {'{run="a",instance="n1",rank="1",cause="failed",reason="signal SIGKILL"}': 0}),
-        ("B", {'{run="a",cause="failed"}': Verdict.NO_PROGRESS}),
-        ("C", {'{run="a",cause="failed"}': 1}),
-        ("D", {'{run="a",cause="failed"}': 36}),
-        ("F", {'{run="a",cause="failed"}': 895_000}),
-    ],
-    ids=["row", "verdict", "share", "cost while the job holds the GPUs", "since the exit"],
-)
-def test_a_killed_run_loses_all_of_its_usual_cost_since_its_exit(
-    tmp_path: Path, query_id: str, expected: dict[str, float]
-) -> None:
+def test_a_killed_run_loses_all_of_its_usual_cost_since_its_exit(tmp_path: Path) -> None:
     killed = (
         {name: values for name, values in COSTLY_RUN.items() if "run_state" not in name}
         | run_series("run_state", "1x59 0", labels=',state="running"')
@@ -159,7 +146,14 @@ def test_a_killed_run_loses_all_of_its_usual_cost_since_its_exit(
         )
     )
 
-    assert_panel(tmp_path, "training-energy", "Losses now", killed, expected, query_id=query_id)
+    rows: dict[str, dict[str, float]] = {
+        "A": {'{run="a",instance="n1",rank="1",cause="failed",reason="signal SIGKILL"}': 0},
+        "B": {'{run="a",cause="failed"}': Verdict.NO_PROGRESS},
+        "C": {'{run="a",cause="failed"}': 1},  # share
+        "D": {'{run="a",cause="failed"}': 36},  # cost while the job holds the GPUs
+        "F": {'{run="a",cause="failed"}': 895_000},  # since the exit
+    }
+    assert_queries(tmp_path, "training-energy", "Losses now", killed, rows)
 
 
 KILLED_RUN = (
@@ -228,15 +222,10 @@ def test_a_small_loss_to_a_slow_rank_is_not_usual_and_has_its_start(tmp_path: Pa
         "step_duration_seconds_count", "0+15x60", labels=',mode="train"'
     )
 
-    for query_id, value in (("B", 1), ("F", 315_000)):
-        assert_panel(
-            tmp_path,
-            "training-energy",
-            "Losses now",
-            COSTLY_RUN | SLOW_RANK | durations,
-            {'{run="a",cause="slowest_rank"}': value},
-            query_id=query_id,
-        )
+    row = '{run="a",cause="slowest_rank"}'
+    values = {"B": {row: 1}, "F": {row: 315_000}}
+
+    assert_queries(tmp_path, "training-energy", "Losses now", COSTLY_RUN | SLOW_RANK | durations, values)
 
 
 @pytest.mark.parametrize("end", ["x120", "x20 stale"], ids=["reported", "not reported any more"])
