@@ -10,6 +10,7 @@ from dashboards.energy_overview import (
     MAX_CROSSCHECK_RATIO,
     MIN_CROSSCHECK_RATIO,
     READING_VERDICTS,
+    SUSPECT_DEVICES,
     overview_panels,
     total_panels,
 )
@@ -120,28 +121,46 @@ def _time_panels() -> tuple[Panel, ...]:
     )
 
 
+_UNRELIABLE_ENERGY = (
+    "(max by (run) (max_over_time(run:training_ranks_missing:sum{@run}[5m])) > 0"
+    " or group by (run) (last_over_time(run_gpu:training_gpu_lost:group{@run}[5m]))"
+    " or group by (run) (group by (run, instance, device) (training_energy_share_ratio{@run} > 0)"
+    f" and on (instance, device) {SUSPECT_DEVICES}))"
+)
+"""PromQL with a value for each run with a missing rank or a lost GPU in the last five minutes, or with a suspect energy counter.
+
+A lost GPU, and the node of an exporter that is down, report no energy, but the steps and tokens count.
+"""
+
+
+def _trained_for_window(family: str) -> str:
+    """Return PromQL with a value for each run that had finished a step five minutes ago and has trained since.
+
+    Otherwise, the window of the slopes contains a start, which uses little energy and ends no step, or a standstill.
+    """
+    return (
+        f'(group by (run) ({family} offset 5m > 0) and on (run) max by (run) (training_run_state{{@run, state="running"}}) == 1'
+        ' unless on (run) max by (run) (max_over_time(training_run_state{@run, state!="running"}[5m])) == 1'
+        f" unless on (run) {STANDSTILL_BY_RUN})"
+    )
+
+
 def _efficiency_panels() -> tuple[Panel, ...]:
     """Return the panels of the energy for each step and token."""
 
-    def unless_still(expression: str) -> str:
-        """Return PromQL for the values of runs that neither stand still nor have ended."""
-        return f'({expression} unless on (run) {STANDSTILL_BY_RUN} and on (run) max by (run) (training_run_state{{@run, state="running"}}) == 1)'
-
-    # The power is a slope, and so are the steps and tokens: after an outage, a rate would be too small for five minutes. A run that stands
-    # still has no energy of a step.
-    steps = unless_still('max by (run) (deriv(training_steps_total{@run, mode="train"}[5m])) > 0')
-
-    def energy_per_unit_panel(title: str, family: str, unit: str) -> Panel:
-        return time_series(
-            title,
-            Query(
-                f"({COMPLETE_RUN_POWER}) / on (run) "
-                + unless_still(f'sum by (run) (deriv({family}{{@run, mode="train"}}[5m])) > 0'),
-                "{{run}}",
-            ),
-            unit=unit,
-            w=12,
+    def complete(slope: str, family: str) -> str:
+        """Return PromQL for the positive slope of the counters *family* of each run that trained for the whole window."""
+        return (
+            f"(({slope} > 0) and on (run) {_trained_for_window(family)} unless on (run) {_UNRELIABLE_ENERGY})"
         )
+
+    # The power is a slope, and so are the steps and tokens: after an outage, a rate would be too small for five minutes.
+    steps_family, tokens_family = (
+        'training_steps_total{@run, mode="train"}',
+        'training_tokens_total{@run, mode="train"}',
+    )
+    steps = complete(f"max by (run) (deriv({steps_family}[5m]))", steps_family)
+    tokens = complete(f"sum by (run) (deriv({tokens_family}[5m]))", tokens_family)
 
     return (
         time_series(
@@ -153,7 +172,12 @@ def _efficiency_panels() -> tuple[Panel, ...]:
             unit="joule",
             w=12,
         ),
-        energy_per_unit_panel("Joules per token", "training_tokens_total", "joule"),
+        time_series(
+            "Joules per token",
+            Query(f"({COMPLETE_RUN_POWER}) / on (run) {tokens}", "{{run}}"),
+            unit="joule",
+            w=12,
+        ),
     )
 
 

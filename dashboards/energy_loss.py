@@ -4,8 +4,9 @@
     energy = progress + slowest_rank + causes of wasted energy
 
 Progress is work, saved or not yet saved, without the time lost to the slowest rank. Only the exporter on the node of rank 0 records the
-outcome of the work. The shares of its energy are applied to the energy of all nodes of the run. The cost of a run is divided in
-proportion to time, so that the costs of the causes add up to the cost of the run.
+outcome of the work. The shares of its energy are applied to the energy of all nodes of the run. The cost that the exporter charges is
+divided in proportion to time. The exporter charges nothing between attempts, but the job may hold the GPUs: this time costs the median of
+the cost per hour, also before the ledger counts it. The costs of the causes add up to the cost of the run.
 
 Before the ledger decides that a run hangs, a standstill counts as a hang from the overdue step on. Afterwards only the hang in the
 ledger counts. Before the ledger counts the work that a failed run has lost, the unsaved work counts as lost progress.
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 from dashboards.queries import LAST_PROGRESS_TIME_BY_RUN
 
+RULE_INTERVAL_SECONDS = 15
+"""Time between two values of the recorded state of a run, as in the group `training-state` of the rules."""
 _BEFORE_RANGE = "last_over_time({selection}[6h] offset $__range)"
 """Template of the values at the start of the time range, for instant queries.
 
@@ -70,8 +73,25 @@ RUN_POWER_5M = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}
 A slope, unlike a rate, is right for a run younger than five minutes. The exporter adds the energy of up to half a minute at once when
 the phase of a rank is known late: over a shorter time, the power would exceed the limits of the GPUs after a gap.
 """
-WALL_SECONDS_IN_RANGE = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
+_CHARGED_OR_DOWN_SECONDS = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
+"""PromQL for the seconds of each run in the time range that the ledger counts: attempts, and the time between attempts."""
 _RECORDED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
+_RECORDED_DOWN_SECONDS = increase_in_range(
+    'training_badput_seconds_total{@run, cause="downtime"}', "run", "max"
+)
+_STOPPED_SECONDS = (
+    f"({RULE_INTERVAL_SECONDS} * sum by (run)"
+    ' (count_over_time(run:training_run_state:info{@run, state=~"ending|failed|lost"}[$__range])))'
+)
+"""PromQL for the seconds in which no rank of each run ran and the job may have held the GPUs, as in `run:training_cost_held:rate5m`."""
+_UNRECORDED_DOWN_SECONDS = (
+    f"(({_STOPPED_SECONDS} - on (run) ({_RECORDED_DOWN_SECONDS}) or on (run) {_STOPPED_SECONDS}) > 0 and on (run)"
+    ' max by (run) (last_over_time(training_run_state{@run, state=~"ending|failed|lost"}[$__range])) == 1)'
+)
+"""PromQL for the seconds of each stopped run since the last attempt. The ledger counts them when the next attempt starts."""
+WALL_SECONDS_IN_RANGE = (
+    f"({_CHARGED_OR_DOWN_SECONDS} + on (run) {_UNRECORDED_DOWN_SECONDS} or {_CHARGED_OR_DOWN_SECONDS})"
+)
 _LOST_WORK_SECONDS = (
     "(clamp_max(max by (run) (training_uncommitted_seconds{@run}) > 0, $__range_s)"
     ' and on (run) max by (run) (training_run_state{@run, state=~"failed|lost|starting"}) == 1)'
@@ -81,10 +101,14 @@ _LOST_WORK_SECONDS = (
 The ledger counts this work as lost progress when a restarted run trains again.
 """
 _UNRECORDED_BADPUT = (
-    f"({as_cause(_OVERDUE_SECONDS, 'hang')} or {as_cause(_LOST_WORK_SECONDS, 'lost_progress')})"
+    f"({as_cause(_OVERDUE_SECONDS, 'hang')} or {as_cause(_LOST_WORK_SECONDS, 'lost_progress')}"
+    f" or {as_cause(_UNRECORDED_DOWN_SECONDS, 'downtime')})"
 )
 _BADPUT = f"({_RECORDED_BADPUT} + on (run, cause) {_UNRECORDED_BADPUT} or {_RECORDED_BADPUT} or {_UNRECORDED_BADPUT})"
-"""PromQL for the badput of each run by cause: recorded badput, with the overdue time added to the cause `hang` and lost work to `lost_progress`."""
+"""PromQL for the badput of each run by cause: recorded badput, with what the ledger counts later.
+
+The overdue time is added to the cause `hang`, lost work to `lost_progress`, and the time since the end of the ranks to `downtime`.
+"""
 _WORK = f"clamp_min(({WALL_SECONDS_IN_RANGE}) - sum by (run) ({_BADPUT}), 0)"
 """PromQL for the seconds of each run without badput. These include the time lost to the slowest rank."""
 _STRAGGLER_SHARE = (
@@ -95,7 +119,7 @@ _STRAGGLER_SECONDS = f"({_WORK} * on (run) {_STRAGGLER_SHARE})"
 """PromQL for the seconds of work that each run lost to its slowest rank."""
 TIME_BY_CAUSE = f"({_BADPUT} or {as_cause(_STRAGGLER_SECONDS, 'slowest_rank')} or {as_cause(f'({_WORK} - {_STRAGGLER_SECONDS})', 'progress')})"
 """PromQL for the seconds of each run by cause, including `progress` and `slowest_rank`."""
-GPU_COUNT_IN_RANGE = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {WALL_SECONDS_IN_RANGE} + 1)"
+GPU_COUNT_IN_RANGE = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {_CHARGED_OR_DOWN_SECONDS} + 1)"
 """PromQL for the largest number of GPUs of each run in the time range; a run without a GPU counts as one GPU."""
 GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPU_COUNT_IN_RANGE})"
 """PromQL for the GPU seconds of each run by cause, so that a minute of a large run counts more than a minute of a small run."""
@@ -166,11 +190,33 @@ LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0),
 """PromQL for the share of each run's time that was without progress: badput and the time lost to the slowest rank, at most 1."""
 START_CAUSES = f"({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})"
 """PromQL for a series for each cause that every run has at its start, as the operand of `and on (cause)` and `unless on (cause)`."""
-RUN_COST = increase_in_range("training_cost_total{@run}", "run, currency")
-"""PromQL for the cost of each run, by run and currency."""
-LOST_COST_BY_RUN = f"({RUN_COST} * on (run) group_left () {LOST_SHARE_BY_RUN})"
+_CHARGED_COST = increase_in_range("training_cost_total{@run}", "run, currency")
+_CHARGED_SECONDS = (
+    f"({_CHARGED_OR_DOWN_SECONDS} - on (run) ({_RECORDED_DOWN_SECONDS}) or {_CHARGED_OR_DOWN_SECONDS})"
+)
+"""PromQL for the seconds of each run that the exporter charges: all but the time between attempts."""
+_RECORDED_AND_UNRECORDED_DOWN_SECONDS = (
+    f"sum by (run) ({_BADPUT} and on (cause) {as_cause('vector(1)', 'downtime')})"
+)
+_DOWN_SECONDS_WITH_GPUS = (
+    f"({_RECORDED_AND_UNRECORDED_DOWN_SECONDS} < on (run) {_STOPPED_SECONDS}"
+    f" or on (run) ({_STOPPED_SECONDS} and on (run) {_RECORDED_AND_UNRECORDED_DOWN_SECONDS}))"
+)
+"""PromQL for the seconds between the attempts of each run in which the job may have held the GPUs: not after a stop on purpose."""
+_DOWN_COST = (
+    "(max by (run, currency) (quantile_over_time(0.5, run:training_cost_held:rate5m{@run}[$__range]))"
+    f" * on (run) group_left () {_DOWN_SECONDS_WITH_GPUS})"
+)
+"""PromQL for the cost of the time between the attempts of each run, by run and currency: the median cost per hour times this time."""
+RUN_COST = f"({_CHARGED_COST} + on (run, currency) {_DOWN_COST} or {_CHARGED_COST})"
+"""PromQL for the cost of each run, by run and currency, with the cost of the time between its attempts."""
+_WORK_COST = f"({_CHARGED_COST} * on (run) group_left () clamp_max(({_WORK} - {_STRAGGLER_SECONDS}) / on (run) ({_CHARGED_SECONDS} > 0), 1))"
+LOST_COST_BY_RUN = f"({RUN_COST} - on (run, currency) {_WORK_COST})"
 """PromQL for the cost of each run's time without progress, by run and currency."""
-COST_BY_CAUSE = f"({TIME_BY_CAUSE} / on (run) group_left () ({WALL_SECONDS_IN_RANGE} > 0) * on (run) group_left (currency) ({RUN_COST}))"
-"""PromQL for the cost of each run by cause and currency. The cost is divided in proportion to the time."""
+COST_BY_CAUSE = (
+    f"(({TIME_BY_CAUSE} unless on (cause) {as_cause('vector(1)', 'downtime')}) / on (run) group_left () ({_CHARGED_SECONDS} > 0)"
+    f" * on (run) group_left (currency) ({_CHARGED_COST}) or {as_cause(_DOWN_COST, 'downtime')})"
+)
+"""PromQL for the cost of each run by cause and currency. The charged cost is divided in proportion to the time."""
 PROGRESS_CAUSE = as_cause("vector(1)", "progress")
 """PromQL for a series with the cause `progress`, as the operand of `and on (cause)` and `unless on (cause)`."""

@@ -86,12 +86,12 @@ CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energ
 """PromQL for the ratio of the increase of each device's energy counter to its power, integrated over the same time."""
 MIN_CROSSCHECK_RATIO, MAX_CROSSCHECK_RATIO = 0.8, 1.25
 """Smallest and largest ratio of an energy counter to integrated power at which the two agree."""
-_SUSPECT_DEVICES = (
+SUSPECT_DEVICES = (
     f"({CROSSCHECK_RATIO} < {MIN_CROSSCHECK_RATIO} or {CROSSCHECK_RATIO} > {MAX_CROSSCHECK_RATIO})"
 )
 """PromQL for the ratio of each device whose energy counter and power disagree."""
 READING_VERDICTS = (
-    f"0 * {_SUSPECT_DEVICES} + 2"
+    f"0 * {SUSPECT_DEVICES} + 2"
     ' or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node, measured="false"}) + 1'
     " or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node})"
 )
@@ -335,7 +335,7 @@ def _build_readings_tile() -> Panel:
             "{{text}}",
             BAD,
         ),
-        instant_query(f"count({_SUSPECT_DEVICES})", "suspect", BAD),
+        instant_query(f"count({SUSPECT_DEVICES})", "suspect", BAD),
         instant_query(f"count({gaps})", "with gaps", WARNING),
         unit="none",
         text_mode="value_and_name",

@@ -185,12 +185,14 @@ KILLED_RUN = (
         ("GPU power now", "A", 1, {'{gpus="1"}': 70}),
         ("Cost and loss of each run", "GPU power", 1, {'{run="a"}': 70}),
         ("Cost and loss of each run", "Lost now", 100, {'{run="a"}': 100}),
-        ("Cost and loss of each run", "Lost, range", 1, {'{run="a"}': 3}),
+        ("Cost and loss of each run", "Lost, range", 1, {'{run="a"}': 6}),
+        ("Cost and loss of each run", "Cost, range", 1, {'{run="a"}': 9}),
+        ("Lost in this time range", "A", 1, {'{currency="EUR"}': 6}),
         (
             "Where time, energy and money went, in this time range",
             "Cost",
             1,
-            {'{cause="lost_progress"}': 3, '{cause="progress"}': 3},
+            {'{cause="downtime"}': 3, '{cause="lost_progress"}': 3, '{cause="progress"}': 3},
         ),
         (
             "Where time, energy and money went, in this time range",
@@ -214,6 +216,30 @@ def test_a_killed_run_costs_its_usual_rate_draws_idle_power_and_has_lost_its_uns
         query_id=column if is_query else "A",
         column="" if is_query else column,
         factor=factor,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "cost"), [("lost", 195), ("stopped", 0)], ids=["the job holds the GPUs", "stopped on purpose"]
+)
+def test_the_time_between_attempts_costs_the_usual_rate_while_the_job_holds_the_gpus(
+    tmp_path: Path, state: str, cost: int
+) -> None:
+    restarted = (
+        run_series("run_state", "1x40 0x12 1x8", labels=',state="running"')
+        | run_series("run_state", "0x40 1x12 0x8", labels=f',state="{state}"')
+        | run_series("wall_seconds_total", "0+15x40 600x12 795+15x7")
+        | run_series("badput_seconds_total", "0x53 195x7", labels=',cause="downtime"')
+        | run_series("cost_total", "0+0.15x40 6x12 6+0.15x7", labels=',kind="device_time",currency="EUR"')
+    )
+
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Lost in this time range",
+        restarted,
+        {'{currency="EUR"}': cost},
+        factor=100,
     )
 
 

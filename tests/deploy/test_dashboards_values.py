@@ -93,12 +93,12 @@ def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path
     ("panel", "counter", "joules"),
     [("Joules per step and GPU", "steps_total", 400), ("Joules per token", "tokens_total", 200)],
 )
-def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
+def test_energy_per_unit_of_work_is_blank_after_a_start_and_while_the_window_contains_an_outage(
     tmp_path: Path, panel: str, counter: str, joules: float
 ) -> None:
     series = {
-        rank_series(counter, 1, 0, ',mode="train"'): "0+15x60",
-        rank_series(counter, 2, 1, ',mode="train"'): f"0+15x20 {OUTAGE} 495+15x27",
+        rank_series(counter, 1, 0, ',mode="train"'): "15+15x60",
+        rank_series(counter, 2, 1, ',mode="train"'): f"15+15x20 {OUTAGE} 510+15x27",
         'training_energy_joules_total{run="a",instance="n1"}': "0+3000x60",
         'training_energy_joules_total{run="a",instance="n2"}': f"0+3000x20 {OUTAGE} 99000+3000x27",
         rank_series("process_up", 1, 0): "1x60",
@@ -112,7 +112,42 @@ def test_energy_per_unit_of_work_is_blank_while_the_exporter_of_a_rank_is_down(
         tmp_path,
         panel,
         series,
-        {"4m": joules, "6m": None, "8m": None, "12m": joules},
+        {"4m": None, "5m": joules, "6m": None, "8m": None, "12m": None, "14m": joules},
+        dashboard="training-energy",
+        labels='{run="a"}',
+    )
+
+
+@pytest.mark.parametrize("panel", ["Joules per step and GPU", "Joules per token"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {'run_gpu:training_gpu_lost:group{run="a",uuid="G1"}': "_x30 1x10 _x20"},
+        {
+            'exporter_energy_crosscheck{instance="n1",device="G1"}': "1x30 1.5x10 1x20",
+            'training_energy_share_ratio{run="a",instance="n1",device="G1"}': "1x60",
+        },
+    ],
+    ids=["lost GPU", "suspect counter"],
+)
+def test_energy_per_unit_of_work_is_blank_while_the_energy_of_a_gpu_is_unknown_or_wrong(
+    tmp_path: Path, panel: str, fault: dict[str, str]
+) -> None:
+    series = {
+        rank_series("steps_total", 1, 0, ',mode="train"'): "15+15x60",
+        rank_series("tokens_total", 1, 0, ',mode="train"'): "15+15x60",
+        'training_energy_joules_total{run="a",instance="n1"}': "0+3000x60",
+        rank_series("process_up", 1, 0): "1x60",
+        'training_world_size{run="a",instance="n1"}': "1x60",
+        'training_run_state{run="a",instance="n1",state="running"}': "1x60",
+        'run:training_gpus:count{run="a"}': "1x60",
+    }
+
+    assert_values(
+        tmp_path,
+        panel,
+        series | fault,
+        {"7m": 200, "9m": None},
         dashboard="training-energy",
         labels='{run="a"}',
     )
