@@ -26,8 +26,8 @@ from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
     BLUE,
+    COLOR_BY_ORDER,
     GREEN,
-    HASHED_COLOR,
     NEUTRAL,
     ORANGE,
     WARNING,
@@ -42,10 +42,11 @@ from dashboards.panels import (
     time_series,
     value_mappings,
 )
-from dashboards.queries import NODES_OF_ENERGY, Query
+from dashboards.queries import ENDING_RUNS, NODES_OF_ENERGY, Query
 from dashboards.tables import Column, table
 
 UID = "training-energy"
+_ENDING_A_MINUTE_AGO = 'max by (run) (training_run_state{@run, state="ending"} offset 1m) == 1'
 MAX_POINTS_OF_WASTE = 120
 """Maximum number of points of the plot of wasted energy. Each point costs a subquery."""
 NODE_VARIABLE = Variable(
@@ -99,11 +100,13 @@ def _time_panels() -> tuple[Panel, ...]:
     return (
         time_series(
             "Lost per hour by run",
-            Query(f"sum by (run, currency) ({LOST_COST_BY_RUN_NOW})", "{{run}}"),
+            Query(
+                f"sum by (run, currency) ({LOST_COST_BY_RUN_NOW} unless on (run) ({ENDING_RUNS} unless on (run) {_ENDING_A_MINUTE_AGO}))",
+                "{{run}}",
+            ),
             unit="none",
             decimals=2,
-            stacked=True,
-            color=HASHED_COLOR,
+            color=COLOR_BY_ORDER,
             w=8,
         ),
         # The mean of the GPUs, because the power of a large run would hide the power of small runs.
@@ -114,7 +117,7 @@ def _time_panels() -> tuple[Panel, ...]:
                 'min(gpu_power_limit_watts{@energy_node, limit="enforced"})', "lowest limit", reference=True
             ),
             unit="watt",
-            color=HASHED_COLOR,
+            color=COLOR_BY_ORDER,
             w=8,
         ),
         wasted_energy,

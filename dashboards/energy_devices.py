@@ -74,6 +74,7 @@ def _gpu_table() -> Panel:
     gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@energy_node}[$__range]) >= bool 0)"
     held = HELD_GPUS_TEMPLATE.format(selector="@energy_node")
     last_runs = f"topk by (instance, uuid) (1, last_over_time(({held})[$__range:$__interval]))"
+    selected_runs = "group by (run) (last_over_time(training_run_state{@run}[$__range]))"
     # The number of points of the subquery at which a run held the device, times the distance of the points.
     held_seconds = (
         f"sum_over_time((max by (instance, uuid) ({held}))[$__range:$__interval]) * $__interval_ms / 1000"
@@ -104,8 +105,8 @@ def _gpu_table() -> Panel:
             width=110,
         ),
         row_query=(
-            f"max by (instance, gpu, run) ({gpus} * on (instance, uuid) group_left (run) {last_runs})"
-            f" or on (instance, gpu) max by (instance, gpu) ({gpus})"
+            f"max by (instance, gpu, run) ({gpus} * on (instance, uuid) group_left (run) ({last_runs} and on (run) {selected_runs}))"
+            f" or on (instance, gpu) max by (instance, gpu) ({gpus} unless on (instance, uuid) {last_runs})"
         ),
         sort="Energy",
         w=13,

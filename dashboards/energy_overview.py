@@ -27,18 +27,18 @@ from dashboards.losses_now import (
     ACTIVE_RUNS,
     CAUSE_TEXTS,
     COST_NOW_BY_RUN,
-    COST_OF_LOSSES,
     ENDED_RUNS,
     GPU_POWER_BY_RUN,
+    GPUS_BY_RUN,
     GPUS_OF_RUNS_NOW,
     INCOMPLETE_RUNS,
     LOSS_SINCE,
     LOST_COST_BY_RUN_NOW,
+    LOST_COST_PER_HOUR_BY_CAUSE,
     LOST_COST_PER_HOUR_BY_CURRENCY,
     LOST_COST_SHARE_NOW,
     LOST_COST_SINCE_START,
     LOST_GPU_SHARE_NOW,
-    LOST_POWER_BY_CAUSE,
     LOST_SHARE_NOW,
     LOST_SHARE_OF_RUN_NOW,
     MIN_DISPLAYED_SHARE,
@@ -319,24 +319,28 @@ _UNREAD_GPU_COUNT = (
     f'sum(label_replace(count({_UNREAD_SEEN_GPUS}), "part", "seen", "", "") or sum({_UNSEEN_GPU_COUNTS}))'
 )
 """PromQL for the number of expected GPUs without a current energy counter; absent if there is none."""
+_LOST_GPU_COUNT = "sum(instance:gpu_lost:sum{@energy_node}) > 0"
+"""PromQL for the number of lost GPUs, as on *GPUs*; absent if there is none."""
 
 
 def _build_readings_tile() -> Panel:
-    """Return the panel with the number of GPUs whose energy is not read, or *complete*, and of devices with a suspect or missing reading."""
+    """Return the panel with the number of lost and unknown GPUs and of devices with a suspect or missing reading, or *complete*."""
     devices = "count(exporter_energy_source_info{@energy_node})"
     gaps = (
         "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
     )
     return stat(
         "Energy readings",
+        instant_query(f"{_LOST_GPU_COUNT} and on () {_UNREAD_GPU_COUNT}", "GPUs lost", BAD),
         instant_query(
-            f'label_replace({_UNREAD_GPU_COUNT}, "text", "GPUs not read", "", "")'
-            f' or on () label_replace(0 * {devices}, "text", "all devices", "", "")',
-            "{{text}}",
-            BAD,
+            f"({_UNREAD_GPU_COUNT} - ({_LOST_GPU_COUNT}) or {_UNREAD_GPU_COUNT}) > 0", "GPUs unknown", WARNING
         ),
         instant_query(f"count({SUSPECT_DEVICES})", "suspect", BAD),
         instant_query(f"count({gaps})", "with gaps", WARNING),
+        instant_query(
+            f"0 * {devices} unless on () ({_UNREAD_GPU_COUNT} or count({SUSPECT_DEVICES}) or count({gaps}))",
+            "all devices",
+        ),
         unit="none",
         text_mode="value_and_name",
         overrides=[
@@ -366,22 +370,21 @@ def _build_current_losses_table() -> Panel:
         Column("run", "Run", width=110, links=(RUN_LINK,)),
         Column("cause", "Cause", width=160, mappings=CAUSE_TEXTS),
         Column("reason", "Reason", mappings=title_mappings()),
-        Column("rank", "Rank", width=65),
-        Column("instance", "Node", width=80),
-        Column("gpu", "GPU", width=62),
-        percent_column(f"{SHARE_OF_LOSSES} > {MIN_DISPLAYED_SHARE}", "Lost now", 90, LOST_THRESHOLDS),
+        Column("rank", "Rank", width=60),
+        Column("instance", "Node", width=72),
+        Column("gpu", "GPU", width=58),
+        percent_column(f"{SHARE_OF_LOSSES} > {MIN_DISPLAYED_SHARE}", "Lost now", 78, LOST_THRESHOLDS),
         Column(
-            f"max by (run, cause) ({COST_OF_LOSSES}) and on (run, cause) {rows}",
+            f"max by (run, cause) ({LOST_COST_PER_HOUR_BY_CAUSE}) and on (run, cause) {rows}",
             "Lost/h",
             decimals=2,
-            width=80,
+            width=66,
         ),
         Column(
-            f"{LOST_POWER_BY_CAUSE} and on (run, cause) {rows}",
-            "Lost power",
-            unit="watt",
-            decimals=1,
-            width=100,
+            f"max by (run, cause) ({UNKNOWN_COST}) and on (run, cause) {rows}",
+            "Unknown/h",
+            decimals=2,
+            width=84,
         ),
         Column(
             f"1000 * ({LOSS_SINCE})",
@@ -390,7 +393,7 @@ def _build_current_losses_table() -> Panel:
             width=CLOCK_TIME_WIDTH,
             mappings=value_mappings({0: ("before this range", NEUTRAL)}),
         ),
-        Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost", decimals=2, width=75),
+        Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost", decimals=2, width=58),
         row_query=row_query,
         sort="Verdict",
         w=24,
@@ -464,7 +467,7 @@ def _build_table_by_run() -> Panel:
             width=80,
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
-        Column("max by (run) (last_over_time(run:training_gpus:count{@run}[5m]))", "GPUs", width=65),
+        Column(GPUS_BY_RUN, "GPUs", width=65),
         Column(
             f"{GPU_POWER_BY_RUN} unless on (run) {UNREAD_GPUS_OF_RUNS} or on (run) -1 * {UNREAD_GPUS_OF_RUNS} ^ 0",
             "GPU power",

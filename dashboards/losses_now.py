@@ -12,6 +12,7 @@ from dashboards.cost_and_loss import (
     MIN_LARGE_LOSS_SHARE,
     MIN_LOSS_SHARE,
     cost_per_hour_by_run,
+    gpus_by_run,
     held_cost_per_hour_by_run,
     lost_share_by_cause,
     lost_share_by_run,
@@ -335,8 +336,6 @@ UNKNOWN_COST = (
     no_news         the highest cost of the last hour minus the known losses
     partly_unknown  the highest cost of the last hour times the share of the ranks without a sample
 """
-COST_OF_LOSSES = f"{LOST_COST_PER_HOUR_BY_CAUSE} or {UNKNOWN_COST}"
-"""PromQL for the cost per hour of each known loss, and the largest possible cost of each unknown loss."""
 RUNS_WITHOUT_DRIVER = (
     "(group by (run) (training_process_up{@run} and on (cluster, instance)"
     " (max by (cluster, instance) (gpu_nvml_up{@cluster}) == 0"
@@ -371,8 +370,11 @@ UNREAD_GPUS_OF_RUNS = (
     f"({_GPUS_OF_ACTIVE_RUNS} - on (run) ({READ_GPUS_OF_RUNS} or on (run) 0 * {_GPUS_OF_ACTIVE_RUNS}) > 0)"
 )
 """PromQL for the number of GPUs of each run without a current power: of a lost GPU, of a driver or of an exporter that is down."""
-LOST_POWER_BY_CAUSE = f"({SHARE_OF_LOSSES} * on (run) group_left () ({GPU_POWER_BY_RUN} unless on (run) {UNREAD_GPUS_OF_RUNS}) > 0)"
-"""PromQL for the lost watts of the GPUs of each run now, by cause: the power of the GPUs times the lost share, if the power of all GPUs is known."""
+GPUS_BY_RUN = (
+    f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[1h])) and on (run) {INCOMPLETE_RUNS}"
+    f" or on (run) {gpus_by_run('@run')} or on (run) max by (run) (last_over_time(run:training_gpus:count{{@run}}[5m])))"
+)
+"""PromQL for the number of GPUs of each run. A run of which ranks have no sample has the largest number of the last hour."""
 NO_LOSS = (
     f"({as_cause('0 * max(run:training_live:info{@run})', 'nothing')}"
     f" or on () {as_cause(f'0 * max({ENDED_RUNS})', 'ended')})"
@@ -427,14 +429,23 @@ LOSS_SINCE = (
 0 if the loss began before the time range.
 """
 _KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
+_PLANNED_CAUSES = f"({as_cause('vector(1)', 'checkpoint_save')} or {as_cause('vector(1)', 'validation')})"
+"""PromQL for a series for each cause that the user has planned, as the operand of `unless on (cause)`."""
 _VERDICT_BY_SHARE = (
-    f"({Verdict.LOSES_TIME} * ({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE} unless on (cause) {START_CAUSES})"
-    f" + {Verdict.LOSES_MUCH_TIME - Verdict.LOSES_TIME} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE})"
+    f"(({Verdict.LOSES_TIME} * ({_KNOWN_LOSSES} >= bool {MIN_LOSS_SHARE})"
+    f" + {Verdict.LOSES_MUCH_TIME - Verdict.LOSES_TIME} * ({_KNOWN_LOSSES} >= bool {MIN_LARGE_LOSS_SHARE}))"
+    f" unless on (cause) ({START_CAUSES} or {_PLANNED_CAUSES})"
     f" or {Verdict.NO_PROBLEM} * ({_KNOWN_LOSSES}))"
 )
-"""PromQL for the verdict of each known loss, by its share. Every run has to start, so that this time is no problem."""
+"""PromQL for the verdict of each known loss, by its share. The start, saves and validation are no problem: they are planned."""
+_VERDICT_OF_LARGEST_LOSS = (
+    f"(0 * topk by (run) (1, {_KNOWN_LOSSES} unless on (cause) ({START_CAUSES} or {_PLANNED_CAUSES}))"
+    f" + on (run) group_left () ({verdict_by_run('@run')} == {Verdict.LOSES_TIME} or {verdict_by_run('@run')} == {Verdict.LOSES_MUCH_TIME}))"
+)
+"""PromQL for the verdict of each run that loses time, for the largest loss: several losses together may lose more than each of them."""
 VERDICTS = (
     f"({_VERDICT_BY_SHARE} and on (cause) {as_cause('vector(1)', 'standstill')}) * 0 + {Verdict.NO_PROGRESS}"
+    f" or {_VERDICT_OF_LARGEST_LOSS}"
     f" or clamp_min({_VERDICT_BY_SHARE} and on (run, cause) {_FAULTS}, {Verdict.LOSES_A_LITTLE}) or {_VERDICT_BY_SHARE}"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + on (cause) group_left ()"
     f" ({as_cause(f'vector({Verdict.UNKNOWN})', 'no_news')} or {as_cause(f'vector({Verdict.PARTLY_UNKNOWN})', 'partly_unknown')})"

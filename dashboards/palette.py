@@ -27,6 +27,8 @@ SILVER = "#C0C0C0"
 
 HASHED_COLOR = {"mode": "palette-classic-by-name"}
 """Color mode that derives the color from a hash of the series name, for names that are not known in advance."""
+COLOR_BY_ORDER = {"mode": "palette-classic"}
+"""Color mode that derives the color from the place of the series, so that two names share a color only if there are many."""
 
 GOOD, NEUTRAL, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
 """Colors of a status. `text` is Grafana's color of text, dark or light according to the theme."""

@@ -204,6 +204,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "gpu:training_run:group",
     "gpu:gpu_throttled_start:timestamp_seconds",
     "instance:exporter_last_sample:timestamp_seconds",
+    "instance:gpu_lost:sum",
     "run:training_early_end:info",
     "run:training_last_progress:age_seconds",
     "run:training_ranks_missing:sum",
@@ -212,6 +213,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_run:info",
     "run:training_unseen:timestamp_seconds",
     "run_gpu:training_gpu_held:group",
+    "run_gpu:training_gpu_lost:group",
 }
 """Recorded series whose values also appear on *Fleet* or in alerts; a panel with a query of its own would show another value."""
 

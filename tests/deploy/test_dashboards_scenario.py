@@ -60,8 +60,8 @@ MACHINE_DASHBOARD = "training-node"
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", USUAL_LOSSES): {"Losses now": "FG"},
     ("training-energy", TOO_SHORT): {"Source of each number": "C"},
-    ("training-energy", NO_OUTAGE): {"Cost per hour, 5 min": "D", "GPU power now": "C"},
-    ("training-energy", NOT_COUNTED): {"Runs by verdict": "ABCDEFGHIJK", "Energy readings": "BC"},
+    ("training-energy", NO_OUTAGE): {"Losses now": "E", "Cost per hour, 5 min": "D", "GPU power now": "C"},
+    ("training-energy", NOT_COUNTED): {"Runs by verdict": "ABCDEFGHIJK", "Energy readings": "ABCD"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
     ("training-fleet", NO_STOP): {"Runs that progress": "EF"},
     ("training-gpus", THROTTLED): {"Throttled, 2 min": "B"},
