@@ -31,9 +31,8 @@ from dashboards.gpu_problems import (
 )
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
-from dashboards.queries import saturated_cpus
-from dashboards.rank_problems import MAX_DATA_WAIT_RATIO
-from dashboards.run_problems import DATA_WAIT_REMEDY, FREE_CPUS_REMEDY
+from dashboards.queries import data_wait_remedies
+from dashboards.rank_problems import EXIT_REASON_PATTERN, MAX_DATA_WAIT_RATIO
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
@@ -53,6 +52,64 @@ In other runs, and on nodes without a run, `query_worst_problems` lowers the imp
 """
 
 
+_RUNS_WITHOUT_PROGRESS_ROW = "max by (run) (run:training_no_progress:info{@run})"
+
+
+def _standstill_ranks(cause_matcher: str) -> str:
+    """Return PromQL for the rank that causes the standstill of each run, with the line or the phase as the label `cause`."""
+    selector = f"@run, cause{cause_matcher}"
+    return f"max by (instance, gpu, run, rank, cause) (run:training_standstill_rank:info{{{selector}}})"
+
+
+_FIRST_EXITS = (
+    "(0 * max by (instance, run, rank, reason) (run:training_first_exit:timestamp_seconds{@run})"
+    f" unless on (run) {standstill_by_run('@run')})"
+)
+_GPUS_OF_RANKS = (
+    "topk by (instance, run, rank) (1, 0 * max by (instance, gpu, run, rank) (rank:training_gpu:info{@run}))"
+)
+_FIRST_EXITS_WITH_GPU = f"({_FIRST_EXITS} + on (instance, run, rank) group_left (gpu) {_GPUS_OF_RANKS} or on (run) {_FIRST_EXITS})"
+
+
+def _stopped_row(runs: str, text: str, remedy: str, label: str = "run", pattern: str = "(.+)") -> str:
+    """Return PromQL for rows of runs without progress; `$1` in the text is the first group of *pattern* in the value of *label*."""
+    value = f"0 * {runs} + {PRIORITIES_PER_IMPACT * Impact.NO_PROGRESS}"
+    return f'label_replace(label_replace({value}, "problem", "{text}", "{label}", "{pattern}"), "remedy", "{remedy}", "", "")'
+
+
+_STOPPED_ROWS = (
+    _stopped_row(
+        _standstill_ranks('!~"phase .+|GPU lost"'),
+        "no rank finishes a step: $1",
+        "read this line of the job; restart the run",
+        "cause",
+    ),
+    _stopped_row(
+        _standstill_ranks('=~"phase .+"'),
+        "no rank finishes a step: $1",
+        "run training-exporter stacks on the node",
+        "cause",
+    ),
+    _stopped_row(
+        _FIRST_EXITS_WITH_GPU,
+        "no rank runs; ended first: $1",
+        "read the log of this rank first",
+        "reason",
+        EXIT_REASON_PATTERN,
+    ),
+    _stopped_row(_RUNS_WITHOUT_PROGRESS_ROW, "no rank finishes a step", "What is wrong on Run has the cause"),
+)
+_LOST_GPU_STOPS = f"max by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) gpu_up{{@cluster}} == 0)"
+_ROWS_OF_STOPPED_RUNS = f"(({' or on (run) '.join(_STOPPED_ROWS)}) unless on (run) {_LOST_GPU_STOPS})"
+"""PromQL for the rows of the runs without progress, except those that a lost GPU stops."""
+_START_OF_RUN_PROBLEM = " or on (run) ".join(
+    (
+        f"max by (run) (run:training_first_exit:timestamp_seconds{{@run}} unless on (run) {standstill_by_run('@run')})",
+        f"max by (run) (run:training_last_progress:timestamp_seconds{{@run}} and on (run) {_RUNS_WITHOUT_PROGRESS_ROW})",
+        "max by (run) (run:training_data_wait_start:timestamp_seconds{@run})",
+    )
+)
+"""PromQL for the start of each row of a run: the first exit, the last step, or the start of the wait for data."""
 _TARGET_EXISTS = "max(up{@gpu_target})"
 """PromQL with a value if Prometheus has a target of a selected node. Without such a target, the panels are empty."""
 
@@ -93,30 +150,30 @@ def _query_node_problems() -> str:
     return f"(({_join_problem_rows(NODE_PROBLEMS)}) and {SELECTED_NODES})"
 
 
-def _query_waiting_runs() -> str:
-    """Return PromQL for a series for each selected run whose GPUs all wait for data, with the labels `run`, `problem` and `remedy`.
+def _query_run_problems() -> str:
+    """Return PromQL for a series for each selected run that makes no progress, or whose ranks all wait for data.
 
-    The value is the impact as in `_join_problem_rows`. No GPU and no node is the cause, so that these labels are absent.
+    The value is the impact as in `_join_problem_rows`. The labels are `run`, `problem` and `remedy`. A run without progress also has the
+    labels `instance`, `rank` and `gpu` of the rank that causes the standstill, or that ended first, if the rank is known. A run that a lost GPU
+    stops has the row of the GPU.
     """
-    share = f"(max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO} and on (run) ({GPUS_AND_LAST_RANKS}))"
-    counted = f'count_values by (run) ("share", round(100 * {share}))'
-    rows = (
+    share = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
+    counted = f'count_values by (run) ("share", round(100 * ({share})))'
+    waiting_rows = (
         f'label_replace(0 * {counted} + {PRIORITIES_PER_IMPACT * Impact.LOSES_TIME}, "problem",'
-        ' "GPUs wait for data: at least $1 %, 2 min", "share", "(.+)")'
+        ' "all ranks wait for data: at least $1 %, 2 min", "share", "(.+)")'
     )
-    saturated = f"{RUNS_ON_NODES} and on (instance) ({saturated_cpus('@cluster')})"
-    with_remedy = (
-        f'label_replace({rows} and on (run) ({saturated}), "remedy", "{FREE_CPUS_REMEDY}", "", "")'
-        f' or on (run) label_replace({rows}, "remedy", "{DATA_WAIT_REMEDY}", "", "")'
-    )
-    return f"max by (run, problem, remedy) ({with_remedy})"
+    remedies = f"topk by (run) (1, {data_wait_remedies('@run', '@cluster')})"
+    waiting_rows = f"{waiting_rows} + on (run) group_left (remedy) 0 * {remedies} unless on (run) {_RUNS_WITHOUT_PROGRESS_ROW}"
+    rows = f"max by (instance, gpu, run, rank, problem, remedy) ({_ROWS_OF_STOPPED_RUNS} or {waiting_rows})"
+    return f"({rows} and on (run) ({GPUS_AND_LAST_RANKS}))"
 
 
 def query_worst_problems() -> str:
-    """Return PromQL for one series for each node and GPU with a problem, which is its worst problem, and for each run that waits for data.
+    """Return PromQL for one series for each node and GPU with a problem, and for each run of `_query_run_problems`.
 
-    The value is the impact and the priority as one number, see `PRIORITIES_PER_IMPACT`. The labels are `instance`, `problem` and
-    `remedy`. A problem of a GPU also has the label `gpu`, and the labels `run` and `rank` of the last rank on the GPU. If no rank used
+    The series of a node or a GPU is its worst problem. The value is the impact and the priority as one number, see
+    `PRIORITIES_PER_IMPACT`. The labels are `instance`, `problem` and `remedy`. A problem of a GPU also has the label `gpu`, and the labels `run` and `rank` of the last rank on the GPU. If no rank used
     the GPU in the time range, these labels are absent and the impact is `Impact.NO_RUN`. A problem of a node has the label `run` with one of the
     runs on the node, if there is one. The impact *no progress* is lowered to *endangers work* if no run without progress has the label
     `run`: the run makes progress, or no run is known.
@@ -139,7 +196,7 @@ def query_worst_problems() -> str:
         f" - {PRIORITIES_PER_IMPACT * (Impact.NO_PROGRESS - Impact.ENDANGERS_WORK)} unless on (run) {_RUNS_WITHOUT_PROGRESS}"
     )
     worst = f"topk by (instance, gpu) (1, {downgraded_problems} or {problems})"
-    return f"(max without ({labels_in_texts}) ({worst}) or {_query_waiting_runs()})"
+    return f"(max without ({labels_in_texts}) ({worst}) or {_query_run_problems()})"
 
 
 def query_problem_counts_by_impact() -> str:
@@ -168,13 +225,10 @@ def _problem_columns() -> tuple[Column, ...]:
         "instance, gpu",
         "run, rank, problem, remedy",
     )
-    wait_start = (
-        f"(0 * {_query_waiting_runs()} + on (run) group_left ()"
-        " max by (run) (run:training_data_wait_start:timestamp_seconds{@run}))"
-    )
+    run_start = f"(0 * {_query_run_problems()} + on (run) group_left () ({_START_OF_RUN_PROBLEM}))"
     no_problem = (
         f'label_replace(0 * {_TARGET_EXISTS} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
-        f" unless on () ({gpu_problems} or {node_problems} or {_query_waiting_runs()})"
+        f" unless on () ({gpu_problems} or {node_problems} or {_query_run_problems()})"
     )
     return (
         Column(
@@ -190,7 +244,7 @@ def _problem_columns() -> tuple[Column, ...]:
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column(
-            f"{start} * 1000 or {wait_start} * 1000 or {no_problem}",
+            f"{start} * 1000 or {run_start} * 1000 or {no_problem}",
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,

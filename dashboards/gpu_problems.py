@@ -25,6 +25,8 @@ All dashboards show the same start, whatever their time range.
 """
 MAX_THROTTLED_RATIO = 0.05
 """Share of time with throttling by heat or the power brake above which the throttling is a problem."""
+CHECK_COOLING, CHECK_POWER_SUPPLY = "check fans, airflow and coolant", "check the power supply of the node"
+"""Remedies of a GPU that is throttled by heat, and by the power brake."""
 XID_PROBLEM_SECONDS = 3600
 """Time after an Xid for which the Xid counts as a problem."""
 LAST_XID_BY_UUID = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_PROBLEM_SECONDS}) * 0 + 1"
@@ -124,10 +126,11 @@ class Problem:
     name: str
     condition: str  # PromQL with a value for each node, GPU, rank or run with the problem
     start: str  # PromQL for the start in Unix seconds; the start of an Xid is its last occurrence
-    remedy: str
+    remedy: str  # empty with `remedies`
     impact: Impact
     label: str = "instance"  # label whose value is part of the text in the table
     text: str = ""  # the name with `$1` for the value of `label`; empty if the text in the table is the name
+    remedies: str = ""  # PromQL with the remedy as the label `remedy`, by run, in place of `remedy`
 
     def row(self, priority: int) -> str:
         """Return PromQL for impact and priority as one number (see `PRIORITIES_PER_IMPACT`), with text and remedy as labels."""
@@ -136,11 +139,16 @@ class Problem:
         with_text = (
             f'label_replace(0 * ({self.condition}) + {value}, "problem", "{text}", "{self.label}", "(.*)")'
         )
+        if self.remedies:
+            return f"{with_text} + on (run) group_left (remedy) 0 * {self.remedies}"
         return f'label_replace({with_text}, "remedy", "{self.remedy}", "", "")'
 
     def row_start(self, priority: int, by: str) -> str:
-        """Return PromQL for the start of the problem, by labels and by `priority`, which is that of `row`."""
-        start = f"min by ({by}) ({self.start} and on ({by}) ({self.condition}))"
+        """Return PromQL for the start of the problem, by labels and by `priority`, which is that of `row`.
+
+        A start without a current problem has no row with this priority.
+        """
+        start = f"min by ({by}) ({self.start})"
         return f'label_replace({start}, "priority", "{priority}", "", "")'
 
 
@@ -178,6 +186,24 @@ def _xid_problem(name: str, matcher: str, remedy: str, impact: Impact) -> Proble
     return Problem(name, recent, recent, remedy, impact, "xid", "Xid $1")
 
 
+def only_power_brake(by: str, selector: str = "") -> str:
+    """Return PromQL for the GPUs that the external power brake throttles, and that no heat throttles, over five minutes."""
+    prefix = f"{selector}, " if selector else ""
+    brake = f'max by ({by}) (rate(gpu_clocks_event_seconds_total{{{prefix}reason="hw_power_brake"}}[5m])) > 0'
+    heat = f'max by ({by}) (rate(gpu_clocks_event_seconds_total{{{prefix}reason=~"thermal|hw_thermal|sw_thermal"}}[5m])) > 0'
+    return f"({brake} unless on ({by}) {heat})"
+
+
+_THROTTLED = f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO}"
+_THROTTLING_START = f"min by (instance, gpu) ({THROTTLED_START_FAMILY}{{@gpu_any_run}})"
+_ONLY_POWER_BRAKE = only_power_brake("instance, gpu", "@gpu_any_run")
+_THROTTLED_BY_HEAT = f"({_THROTTLED} unless on (instance, gpu) {_ONLY_POWER_BRAKE})"
+_WITH_TEMPERATURE = (
+    'label_replace(count_values by (instance, gpu) ("temperature",'
+    ' max by (instance, gpu) (gpu_temperature_celsius{@gpu_any_run, sensor="gpu"})'
+    f' and on (instance, gpu) {_THROTTLED_BY_HEAT}), "temperature", ", $1 °C", "temperature", "(.+)")'
+)
+"""PromQL for the GPUs that heat throttles, with the end of the text as the label `temperature`: `, 86 °C`."""
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
 _LAST_DRIVER_READING = "max by (instance) (max_over_time(timestamp(gpu_devices{@node})[1m:5s]))"
@@ -299,10 +325,19 @@ GPU_PROBLEMS = (
         Impact.ENDANGERS_WORK,
     ),
     Problem(
-        "throttled by heat or the power brake",
-        f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO}",
-        f"min by (instance, gpu) ({THROTTLED_START_FAMILY}{{@gpu_any_run}})",
-        "check cooling and power supply",
+        "throttled by heat",
+        f"({_WITH_TEMPERATURE} or on (instance, gpu) {_THROTTLED_BY_HEAT})",
+        _THROTTLING_START,
+        CHECK_COOLING,
+        Impact.LOSES_TIME,
+        "temperature",
+        "throttled by heat$1",
+    ),
+    Problem(
+        "throttled by the power brake",
+        f"{_THROTTLED} and on (instance, gpu) {_ONLY_POWER_BRAKE}",
+        _THROTTLING_START,
+        CHECK_POWER_SUPPLY,
         Impact.LOSES_TIME,
     ),
     _nonzero_gpu_problem(

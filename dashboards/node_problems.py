@@ -31,8 +31,8 @@ from dashboards.panels import NO_VALUE, RUN_LINK, Panel, value_mappings
 from dashboards.queries import (
     ENDING_RUNS,
     LAST_PROGRESS_TIME_BY_RUN,
+    data_wait_remedies,
     feed_age_seconds,
-    saturated_cpus,
 )
 from dashboards.rank_problems import (
     EXIT_REASON_PATTERN,
@@ -111,25 +111,13 @@ _RANKS_WAITING_FOR_DATA = (
 """PromQL for the rank of each run on the node that waits longest for data, unless the run stands still or all ranks wait."""
 _DATA_WAIT_START = "max by (run) (run:training_data_wait_start:timestamp_seconds{@run})"
 """PromQL for the start of the wait for data of each run, in Unix seconds."""
-_CPUS_ARE_SATURATED = f"({saturated_cpus('@node')})"
-"""PromQL with a value while the CPUs of the node are saturated."""
+_DATA_WAIT_REMEDIES = data_wait_remedies("@node_run", "@node")
+"""PromQL for the remedy of a wait for data of each run on this node, as the label `remedy`."""
 
 
 def _with_percent(ratio: str) -> str:
     """Return PromQL for a series for each run and rank of a ratio, with the ratio in percent as the label `percent`."""
     return f'count_values by (run, rank) ("percent", round(100 * ({ratio})))'
-
-
-def _by_cpu_use(problem: Problem) -> tuple[Problem, Problem]:
-    """Return the problem of a wait for data with its own remedy while CPUs are free, and with a different one while they are saturated."""
-    return (
-        dataclasses.replace(problem, condition=f"{problem.condition} unless on () {_CPUS_ARE_SATURATED}"),
-        dataclasses.replace(
-            problem,
-            condition=f"{problem.condition} and on () {_CPUS_ARE_SATURATED}",
-            remedy="CPUs are full: cheaper transforms or more CPUs",
-        ),
-    )
 
 
 _EXITS_AT_FIRST_TIME = f"{_EXITS_OF_RUN} == on (run) group_left () {_FIRST_EXIT}"
@@ -202,16 +190,15 @@ _RANK_PROBLEMS = (
         "percent",
         "computes at $1 % of the fastest rank",
     ),
-    *_by_cpu_use(
-        Problem(
-            "rank that waits for data",
-            _with_percent(_RANKS_WAITING_FOR_DATA),
-            f"0 * {DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}",
-            "more data workers; check the storage",
-            Impact.LOSES_TIME,
-            "percent",
-            "waits for data $1 % of the time",
-        )
+    Problem(
+        "rank that waits for data",
+        _with_percent(_RANKS_WAITING_FOR_DATA),
+        f"0 * {DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}",
+        "",
+        Impact.LOSES_TIME,
+        "percent",
+        "waits longest for data: $1 %, 2 min",
+        _DATA_WAIT_REMEDIES,
     ),
 )
 """Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""
@@ -269,16 +256,15 @@ _RUN_PROBLEMS = (
         Impact.NO_PROGRESS,
         "run",
     ),
-    *_by_cpu_use(
-        Problem(
-            "all ranks wait for data",
-            f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
-            _DATA_WAIT_START,
-            "check the storage; more data workers",
-            Impact.LOSES_TIME,
-            "percent",
-            "all ranks wait for data for $1 % or more",
-        )
+    Problem(
+        "all ranks wait for data",
+        f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
+        _DATA_WAIT_START,
+        "",
+        Impact.LOSES_TIME,
+        "percent",
+        "all ranks wait for data: at least $1 %, 2 min",
+        _DATA_WAIT_REMEDIES,
     ),
     _alert_of_run(
         "TrainingLossNonFinite",

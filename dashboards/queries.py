@@ -226,16 +226,51 @@ SATURATED_CPU_RATIO = 0.9
 """Share of the CPU time of five minutes above which the CPUs of a node are saturated: more data workers would compete for them."""
 
 
-def saturated_cpus(selector: str) -> str:
-    """Return PromQL for the nodes whose CPUs are saturated, or whose job is throttled by the CPU limit of its container.
+IDLE_CPUS_PER_PROCESS = 0.5
+"""CPUs that a rank, or a data worker, uses at least while its computation delays the data."""
+CPUS_FULL_REMEDY = "CPUs are full: cheaper transforms, more CPUs"
+NO_DATA_WORKERS_REMEDY = "no data worker processes: set num_workers"
+OTHER_PROGRAMS_REMEDY = "other programs use the CPUs of the node"
+IDLE_DATA_WORKERS_REMEDY = "data workers use little CPU: check storage"
+DATA_WAIT_REMEDY = "check the storage; use more data workers"
 
-    The limit counts if the job was throttled in more than half of the periods.
+
+def data_wait_remedies(run_selector: str, node_selector: str) -> str:
+    """Return PromQL for the remedy of a wait for data on each node of each run, as the label `remedy`, by node and run.
+
+    The CPUs of a node are the cause if the host or the limit of the container leaves none, and if the run uses CPUs. Without samples of the
+    processes, the run may use the CPUs. The remedy of a run is the remedy with the largest value.
     """
-    throttled_periods = f"rate(cgroup_cpu_throttled_periods_total{{{selector}}}[5m])"
-    return (
-        f"max by (instance) (avg_over_time(host_cpu_utilization_ratio{{{selector}}}[5m])) > {SATURATED_CPU_RATIO}"
-        f" or max by (instance) ({throttled_periods} / rate(cgroup_cpu_periods_total{{{selector}}}[5m])) > 0.5"
+    cpu_seconds = "training_process_cpu_seconds_total"
+    nodes = f"group by (instance, run) (last_over_time(training_process_up{{{run_selector}}}[5m]))"
+    host = f"max by (instance) (avg_over_time(host_cpu_utilization_ratio{{{node_selector}}}[5m])) > {SATURATED_CPU_RATIO}"
+    throttled_periods = f"rate(cgroup_cpu_throttled_periods_total{{{node_selector}}}[5m])"
+    limit = f"max by (instance) ({throttled_periods} / rate(cgroup_cpu_periods_total{{{node_selector}}}[5m])) > 0.5"
+    idle = (
+        "avg by (instance, run) (sum by (instance, run, rank)"
+        f" (rate({cpu_seconds}{{{run_selector}}}[5m]))) < {IDLE_CPUS_PER_PROCESS}"
     )
+    processes = f"group by (instance, run) (training_process_instances{{{run_selector}}})"
+    workers = f'sum by (instance, run) (training_process_instances{{{run_selector}, role="dataloader"}}) > 0'
+    idle_workers = (
+        f'sum by (instance, run) (rate({cpu_seconds}{{{run_selector}, role="dataloader"}}[5m]))'
+        f" / ({workers}) < {IDLE_CPUS_PER_PROCESS}"
+    )
+    cases = (
+        (
+            f"{nodes} and on (instance) ({limit}) or {nodes} and on (instance) ({host}) unless on (instance, run) ({idle})",
+            CPUS_FULL_REMEDY,
+        ),
+        (f"{processes} unless on (instance, run) ({workers})", NO_DATA_WORKERS_REMEDY),
+        (f"{nodes} and on (instance) ({host})", OTHER_PROGRAMS_REMEDY),
+        (idle_workers, IDLE_DATA_WORKERS_REMEDY),
+        (nodes, DATA_WAIT_REMEDY),
+    )
+    remedies = " or on (instance, run) ".join(
+        f'label_replace(0 * ({condition}) + {len(cases) - index}, "remedy", "{remedy}", "", "")'
+        for index, (condition, remedy) in enumerate(cases)
+    )
+    return f"({remedies})"
 
 
 def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = False) -> str:

@@ -7,11 +7,14 @@ problem in Unix seconds, and the label `problem` is its text. Most other names a
 from __future__ import annotations
 
 from dashboards.gpu_problems import (
+    CHECK_COOLING,
+    CHECK_POWER_SUPPLY,
     LAST_XID_BY_UUID,
     MAX_THROTTLED_RATIO,
     THROTTLED_RATIO_FAMILY,
     THROTTLED_START_FAMILY,
     XID_PROBLEM_SECONDS,
+    only_power_brake,
 )
 from dashboards.queries import (
     EQUAL_RATIO,
@@ -175,16 +178,27 @@ _CELSIUS = (
     ' "celsius", "$1 °C", "celsius", "(.+)")'
 )
 """PromQL for a series for each GPU, by UUID, with the temperature as the label `celsius`: `88 °C`."""
-_THROTTLED_ROWS_WITHOUT_TEMPERATURE = with_text(
-    f"{LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_THROTTLING_START})",
-    "GPU $1 throttled",
+_STARTS_OF_THROTTLED_GPUS = f"({LAST_GPUS_BY_RANK} * on (uuid) group_left () ({_THROTTLING_START}))"
+_ONLY_POWER_BRAKE = only_power_brake("uuid")
+_HEAT_ROWS_WITHOUT_TEMPERATURE = with_text(
+    f"({_STARTS_OF_THROTTLED_GPUS} unless on (uuid) {_ONLY_POWER_BRAKE})", "GPU $1 throttled by heat", "gpu"
+)
+_HEAT_ROWS = (
+    f'(label_join({_HEAT_ROWS_WITHOUT_TEMPERATURE} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
+    f" or on (instance, rank, gpu) {_HEAT_ROWS_WITHOUT_TEMPERATURE})"
+)
+"""PromQL for the GPUs of the ranks that heat throttles, with the temperature if a sample exists: `GPU 3 throttled by heat, 88 °C`."""
+_BRAKE_ROWS = with_text(
+    f"({_STARTS_OF_THROTTLED_GPUS} and on (uuid) {_ONLY_POWER_BRAKE})",
+    "GPU $1 throttled by the power brake",
     "gpu",
 )
+"""PromQL for the GPUs of the ranks that only the power brake throttles."""
 THROTTLED_GPU_ROWS = (
-    f'(label_join({_THROTTLED_ROWS_WITHOUT_TEMPERATURE} * on (uuid) group_left (celsius) ({_CELSIUS}), "problem", ", ", "problem", "celsius")'
-    f" or on (instance, rank, gpu) {_THROTTLED_ROWS_WITHOUT_TEMPERATURE})"
+    f'(label_replace({_HEAT_ROWS}, "remedy", "{CHECK_COOLING}", "", "")'
+    f' or label_replace({_BRAKE_ROWS}, "remedy", "{CHECK_POWER_SUPPLY}", "", ""))'
 )
-"""PromQL for the throttled GPUs of the ranks. The label `problem` has the temperature, if a sample exists: `GPU 3 throttled, 88 °C`."""
+"""PromQL for the throttled GPUs of the ranks, with the cause in the label `problem` and the remedy in the label `remedy`."""
 
 # Processes of the ranks --------------------------------------------------------------------------------------
 

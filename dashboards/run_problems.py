@@ -22,7 +22,7 @@ from dashboards.queries import (
     SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL_BY_STEP_AGE,
     WALL_SECONDS,
-    saturated_cpus,
+    data_wait_remedies,
 )
 from dashboards.rank_problems import (
     ALL_RANKS_ENDED_ROW,
@@ -109,7 +109,7 @@ class RunProblem:
 
     rows: str  # PromQL for the start, with the text of the problem as a label
     impact: RunImpact
-    remedy: str = ""  # empty if another row has the remedy, or if the problem is over
+    remedy: str = ""  # empty if the rows or another row have the remedy, or if the problem is over
 
     @property
     def labelled_rows(self) -> str:
@@ -156,7 +156,7 @@ _SLOW_RANKS = (
 """PromQL for the rows of slow ranks, with a GPU of the rank if one is known; without a value during a standstill."""
 _THROTTLING = f'label_replace(topk by (instance, rank) (1, {THROTTLED_GPU_ROWS}), "throttling", "; $1", "problem", "GPU [^ ]+ (.+)")'
 _SLOW_RANKS_WITH_THROTTLING = (
-    f"label_join(({_SLOW_RANKS}) + on (instance, rank) group_left (throttling) 0 * {_THROTTLING},"
+    f"label_join(({_SLOW_RANKS}) + on (instance, rank) group_left (throttling, remedy) 0 * {_THROTTLING},"
     ' "problem", "", "problem", "throttling")'
 )
 """PromQL for the rows of slow ranks with a throttled GPU, which is the cause: the label `problem` ends with the GPU and the temperature."""
@@ -180,13 +180,13 @@ If all of several ranks wait, the result is the shortest wait, and the label `wh
 _ALL_RANKS_WAIT = with_number(
     f"round(100 * {ALL_WAIT_FOR_DATA})",
     _DATA_WAIT_START,
-    "all ranks wait for data: at least $1 % of the last 2 min",
+    "all ranks wait for data: at least $1 %, 2 min",
 )
 """PromQL for the row of a run whose ranks all wait for data."""
 _WAITING_RANK = with_number(
     f"round(100 * topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})) unless on () {ALL_WAIT_FOR_DATA}",
     f"0 * {UP_BY_RANK_AND_NODE} + on () group_left () {_DATA_WAIT_START}",
-    "waits longest for data: $1 % of the last 2 min",
+    "waits longest for data: $1 %, 2 min",
     "instance, rank",
 )
 """PromQL for the row of the rank that waits longest for data, unless all ranks wait. The start is that of the run."""
@@ -315,18 +315,14 @@ _RESTART_ROW_WITH_REASON = (
 )
 """PromQL for the row of a restart in the time range, with what the restart cost and the reason of the first exit."""
 
-_NODES_WITH_SATURATED_CPUS = f"({saturated_cpus('@cluster')} and on (instance) {UP_BY_RANK_AND_NODE})"
-"""PromQL for the nodes of the run whose CPUs are saturated."""
+_DATA_WAIT_REMEDIES = data_wait_remedies("@run", "@cluster")
 _DRIVER_DOWN_ROWS = with_text(
     "max by (instance) (instance:gpu_driver_down_start:timestamp_seconds{@cluster}"
     " and on (cluster, instance) run:training_driver_down:info{@run})",
     "driver does not respond, GPUs unknown",
 )
 """PromQL for the start of the time in which the driver of a node of the run does not respond."""
-FREE_CPUS_REMEDY = "CPUs are full: cheaper transforms or more CPUs"
-DATA_WAIT_REMEDY = "check the storage; use more or faster data workers"
 _RESUME_FINITE = "resume from a checkpoint before the first such step"
-_CHECK_COOLING = "check the cooling and the power supply of the node"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
 _DRAIN_NODE = "drain the node; restart the run; reset the GPU or reboot"
 PROBLEMS = (
@@ -385,29 +381,18 @@ PROBLEMS = (
         RunImpact.LOSES_TIME,
         "open GPUs, and compare clock and heat of its GPU",
     ),
-    RunProblem(_SLOW_RANKS_WITH_THROTTLING, RunImpact.LOSES_TIME, _CHECK_COOLING),
+    RunProblem(_SLOW_RANKS_WITH_THROTTLING, RunImpact.LOSES_TIME),
     RunProblem(
         f"{THROTTLED_GPU_ROWS} unless on (instance, rank) {_LISTED_SLOW_RANKS}",
         RunImpact.LOSES_TIME,
-        _CHECK_COOLING,
     ),
     RunProblem(
-        f"{_WAITING_RANK} unless on (instance) {_NODES_WITH_SATURATED_CPUS}",
+        f"{_WAITING_RANK} + on (instance) group_left (remedy) 0 * {_DATA_WAIT_REMEDIES}",
         RunImpact.LOSES_TIME,
-        "use more or faster data workers",
     ),
     RunProblem(
-        f"{_WAITING_RANK} and on (instance) {_NODES_WITH_SATURATED_CPUS}",
+        f"{_ALL_RANKS_WAIT} + on () group_left (remedy) 0 * topk(1, {_DATA_WAIT_REMEDIES})",
         RunImpact.LOSES_TIME,
-        FREE_CPUS_REMEDY,
-    ),
-    RunProblem(
-        f"{_ALL_RANKS_WAIT} unless on () {_NODES_WITH_SATURATED_CPUS}",
-        RunImpact.LOSES_TIME,
-        DATA_WAIT_REMEDY,
-    ),
-    RunProblem(
-        f"{_ALL_RANKS_WAIT} and on () {_NODES_WITH_SATURATED_CPUS}", RunImpact.LOSES_TIME, FREE_CPUS_REMEDY
     ),
     RunProblem(EARLY_END_ROW, RunImpact.PAST, "read the log of the job, unless the early end is intended"),
     RunProblem(_RESTART_ROW_WITH_REASON, RunImpact.PAST, "read the log of this rank"),

@@ -182,6 +182,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_cost_held:rate5m",
     "run:training_verdict:urgency",
     "run:training_driver_down:info",
+    "run:training_no_progress:info",
     "instance:gpu_driver_down_start:timestamp_seconds",
     "run:training_saves_failing_start:timestamp_seconds",
     "run:training_nonfinite_last:timestamp_seconds",

@@ -304,10 +304,7 @@ def test_a_gpu_throttled_for_half_a_minute_is_a_problem_with_the_start_of_the_th
 ) -> None:
     throttled = gpu_name("clocks_event_seconds_total", labels=',reason="thermal"')
     series = HOT_GPU | {throttled: "0x57 0.5 9 18"}
-    labels = (
-        '{instance="n1",gpu="0",problem="throttled by heat or the power brake",'
-        'remedy="check cooling and power supply"}'
-    )
+    labels = '{instance="n1",gpu="0",problem="throttled by heat",remedy="check fans, airflow and coolant"}'
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.NO_RUN})
     assert_panel(
@@ -461,8 +458,8 @@ def test_a_problem_of_a_gpu_without_a_run_has_no_impact_on_a_run(
 ) -> None:
     series = HOT_GPU | {f'training_rank_info{{run="a",rank="3",uuid="{uuid}",instance="n1"}}': "1x60"}
     labels = (
-        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
-        'remedy="check cooling and power supply"}'
+        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat",'
+        'remedy="check fans, airflow and coolant"}'
     )
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
@@ -492,8 +489,8 @@ def test_a_problem_of_a_replacement_gpu_names_its_own_rank_and_not_that_of_the_g
     new_gpu = {name.replace('uuid="G0"', 'uuid="G7"'): values for name, values in HOT_GPU.items()}
     series = new_gpu | ranks | {gpu_name("up"): "1x20 stale"}
     labels = (
-        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat or the power brake",'
-        'remedy="check cooling and power supply"}'
+        f'{{instance="n1",gpu="0"{owner},problem="throttled by heat",'
+        'remedy="check fans, airflow and coolant"}'
     )
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: impact})
@@ -684,12 +681,56 @@ def test_a_run_whose_gpus_wait_for_data_has_a_row_with_its_start_and_remedy(tmp_
     series['training_wall_seconds_total{run="a",instance="n1"}'] = "0+15x60"
     series['training_run_state{run="a",instance="n1",state="running"}'] = "1x60"
     labels = (
-        '{run="a",problem="GPUs wait for data: at least 60 %, 2 min",'
-        'remedy="check the storage; use more or faster data workers"}'
+        '{run="a",problem="all ranks wait for data: at least 60 %, 2 min",'
+        'remedy="check the storage; use more data workers"}'
     )
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.LOSES_TIME})
     assert_panel(tmp_path, "training-gpus", "Problems listed below", series, {'{impact="loses time"}': 1})
+
+
+def _stopped_run(up: str, state: str) -> dict[str, str]:
+    series = {'up{job="training",instance="n1"}': "1x60"}
+    for rank in (0, 1):
+        of_rank = f'run="a",rank="{rank}",instance="n1"'
+        series |= gpu_series("up", "1x60", gpu=rank)
+        series[f'training_rank_info{{{of_rank},gpu="{rank}",uuid="G{rank}"}}'] = "1x60"
+        series[f"training_process_up{{{of_rank}}}"] = up
+        series[f"training_last_progress_timestamp_seconds{{{of_rank}}}"] = "0+15x20 300x40"
+    series['training_attempt_start_timestamp_seconds{run="a",instance="n1"}'] = "10x60"
+    series[f'training_run_state{{run="a",instance="n1",state="{state}"}}'] = "1x60"
+    return series
+
+
+@pytest.mark.parametrize(
+    ("series", "row", "start_ms"),
+    [
+        pytest.param(
+            _stopped_run("1x60", "hung")
+            | {'training_hang_info{run="a",rank="1",instance="n1",function="f",location="job.py:1"}': "1x60"},
+            'rank="1",gpu="1",problem="no rank finishes a step: f job.py:1",remedy="read this line of the job; restart the run"',
+            300_000,
+            id="hang",
+        ),
+        pytest.param(
+            _stopped_run("1x20 0x40", "failed")
+            | {
+                'training_rank_last_exit_timestamp_seconds{run="a",rank="1",instance="n1",reason="signal SIGKILL"}': "_x21 310x39"
+            },
+            'rank="1",gpu="1",problem="no rank runs; ended first: signal SIGKILL",remedy="read the log of this rank first"',
+            310_000,
+            id="killed",
+        ),
+    ],
+)
+def test_a_run_without_progress_has_a_row_with_the_rank_and_its_gpu(
+    tmp_path: Path, series: dict[str, str], row: str, start_ms: int
+) -> None:
+    labels = f'{{instance="n1",run="a",{row}}}'
+
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: Impact.NO_PROGRESS})
+    assert_panel(tmp_path, "training-gpus", "What is wrong", series, {labels: start_ms}, column="Since")
+    assert_panel(tmp_path, "training-gpus", "Problems listed below", series, {'{impact="no progress"}': 1})
 
 
 def test_a_gpu_is_an_outlier_of_its_own_run_and_a_lost_gpu_keeps_its_line(tmp_path: Path) -> None:

@@ -53,7 +53,11 @@ HOT_GPU = {
     'gpu_clocks_event_seconds_total{job="training",instance="n1",gpu="0",uuid="G0",reason="thermal"}': "0x20 0+9x40"
 }
 SLOW_ROW = '{gpu="0",run="a",rank="0",problem="computes at 67 % of the fastest rank",remedy="check clocks and heat; else replace the node"}'
-HOT_ROW = '{gpu="0",run="a",rank="0",problem="throttled by heat or the power brake",remedy="check cooling and power supply"}'
+HOT_ROW = '{gpu="0",run="a",rank="0",problem="throttled by heat",remedy="check fans, airflow and coolant"}'
+BRAKED_GPU = {
+    'gpu_clocks_event_seconds_total{job="training",instance="n1",gpu="0",uuid="G0",reason="hw_power_brake"}': "0x20 0+9x40"
+}
+BRAKED_ROW = '{gpu="0",run="a",rank="0",problem="throttled by the power brake",remedy="check the power supply of the node"}'
 NAN_ALERT = {
     'ALERTS{alertname="TrainingLossNonFinite",alertstate="firing",run="a",severity="critical"}': "1x60",
     'ALERTS_FOR_STATE{alertname="TrainingLossNonFinite",run="a",severity="critical"}': "240x60",
@@ -68,6 +72,9 @@ NOTHING_WRONG = '{problem="no problem"}'
         pytest.param("Impact", SLOW_HERE, 1, {SLOW_ROW: Impact.LOSES_TIME}, id="slow rank"),
         pytest.param(
             "Impact", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.LOSES_TIME}, id="hot GPU before its slow rank"
+        ),
+        pytest.param(
+            "Impact", _run() | BRAKED_GPU, 1, {BRAKED_ROW: Impact.LOSES_TIME}, id="GPU with the power brake"
         ),
         pytest.param(
             "Impact", SLOW_ELSEWHERE, 1, {NOTHING_WRONG: NO_PROBLEM}, id="slow rank on another node"
@@ -109,24 +116,43 @@ def test_a_rank_that_slows_its_run_is_a_problem_of_its_node(
     assert_panel(tmp_path, "training-node", "What is wrong", series, expected, column=column, factor=factor)
 
 
+_CPU_SECONDS = f'training_process_cpu_seconds_total{{{RANK_LABELS.format(rank=0, node=1)},role="trainer"}}'
+_TRAINERS = f'training_process_instances{{{RANK_LABELS.format(rank=0, node=1)},role="trainer"}}'
+_DATA_WORKERS = f'training_process_instances{{{RANK_LABELS.format(rank=0, node=1)},role="dataloader"}}'
+_HOST_CPUS = 'host_cpu_utilization_ratio{job="training",instance="n1"}'
+
+
 @pytest.mark.parametrize(
-    ("busy", "remedy"),
+    ("processes", "remedy"),
     [
-        ("0.5", "more data workers; check the storage"),
-        ("1", "CPUs are full: cheaper transforms or more CPUs"),
+        ({_HOST_CPUS: "0.5x60"}, "check the storage; use more data workers"),
+        ({_HOST_CPUS: "1x60"}, "CPUs are full: cheaper transforms, more CPUs"),
+        (
+            {_HOST_CPUS: "1x60", _CPU_SECONDS: "0+15x60", _TRAINERS: "1x60"},
+            "CPUs are full: cheaper transforms, more CPUs",
+        ),
+        (
+            {_HOST_CPUS: "1x60", _CPU_SECONDS: "0+0.1x60", _TRAINERS: "1x60"},
+            "no data worker processes: set num_workers",
+        ),
+        (
+            {_HOST_CPUS: "1x60", _CPU_SECONDS: "0+0.1x60", _DATA_WORKERS: "4x60"},
+            "other programs use the CPUs of the node",
+        ),
     ],
-    ids=["free CPUs", "saturated CPUs"],
+    ids=["free CPUs", "full CPUs", "CPUs full of the run", "no data workers", "CPUs full of other programs"],
 )
-def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(tmp_path: Path, busy: str, remedy: str) -> None:
+def test_a_rank_that_waits_for_data_is_a_problem_of_its_node(
+    tmp_path: Path, processes: dict[str, str], remedy: str
+) -> None:
     waiting = f'training_phase_seconds_total{{{RANK_LABELS.format(rank=0, node=1)},phase="data_loading"}}'
-    row = f'{{gpu="0",run="a",rank="0",problem="waits for data 40 % of the time",remedy="{remedy}"}}'
-    cpus = {'host_cpu_utilization_ratio{job="training",instance="n1"}': f"{busy}x60"}
+    row = f'{{gpu="0",run="a",rank="0",problem="waits longest for data: 40 %, 2 min",remedy="{remedy}"}}'
 
     assert_panel(
         tmp_path,
         "training-node",
         "What is wrong",
-        _run() | cpus | {waiting: "0+6x60"},
+        _run() | processes | {waiting: "0+6x60"},
         {row: Impact.LOSES_TIME},
     )
 

@@ -39,14 +39,14 @@ REMEDIES = {
     "exporter down": "check the node and the log of the exporter",
     "restarted": "read the log of this rank",
     "outcome not decided": "wait a minute; then State has the outcome",
-    "throttled": "check the cooling and the power supply of the node",
+    "throttled": "check fans, airflow and coolant",
     "computes at": "open GPUs, and compare clock and heat of its GPU",
-    "waits longest": "use more or faster data workers",
-    "all ranks wait": "check the storage; use more or faster data workers",
+    "waits longest": "check the storage; use more data workers",
+    "all ranks wait": "check the storage; use more data workers",
     "Xid 48": "drain the node; restart the run; reset the GPU or reboot",
 }
 """Remedy by a part of the problem."""
-SATURATED = "CPUs are full: cheaper transforms or more CPUs"
+SATURATED = "CPUs are full: cheaper transforms, more CPUs"
 
 
 IMPACTS = {
@@ -108,7 +108,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: float | None = No
                 f'gpu_temperature_celsius{{instance="n1",{GPU_1},sensor="gpu"}}': "60x20 89x40",
             },
             {
-                f'problem="computes at 67 % of the fastest rank; throttled, 89 °C",{RANK_1},gpu="1"': 300_000,
+                f'problem="computes at 67 % of the fastest rank; throttled by heat, 89 °C",{RANK_1},gpu="1"': 300_000,
             },
             id="straggler on a hot GPU",
         ),
@@ -227,23 +227,31 @@ def problem_row(labels: str, *, is_past: bool = False, impact: float | None = No
         pytest.param(
             RANKS
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1}': 300_000},
+            {f'problem="waits longest for data: 50 %, 2 min",{RANK_1}': 300_000},
             id="loader stall",
         ),
         pytest.param(
             RANKS
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
             | {'host_cpu_utilization_ratio{instance="n1"}': "1x60"},
-            {
-                f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1},remedy="{SATURATED}"': 300_000
-            },
+            {f'problem="waits longest for data: 50 %, 2 min",{RANK_1},remedy="{SATURATED}"': 300_000},
             id="loader stall with saturated CPUs",
+        ),
+        pytest.param(
+            RANKS
+            | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
+            | run_series("process_instances", "4x60", labels=',rank="1",role="dataloader"')
+            | run_series("process_cpu_seconds_total", "0+1x60", labels=',rank="1",role="dataloader"'),
+            {
+                f'problem="waits longest for data: 50 %, 2 min",{RANK_1},remedy="data workers use little CPU: check storage"': 300_000
+            },
+            id="loader stall with idle data workers",
         ),
         pytest.param(
             RANKS
             | run_series("phase_seconds_total", "0x20 9+9x39", labels=',rank="0",phase="data_loading"')
             | run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"'),
-            {'problem="all ranks wait for data: at least 50 % of the last 2 min"': 300_000},
+            {'problem="all ranks wait for data: at least 50 %, 2 min"': 300_000},
             id="loader stall of all ranks",
         ),
         pytest.param(
@@ -321,7 +329,7 @@ def test_problems_that_stop_the_run_are_first(tmp_path: Path) -> None:
     effects = {
         problem_row(f'problem="holds up the others: read data.py:40",{RANK_1}'): 0,
         problem_row('problem="no rank finishes a step"'): 0,
-        problem_row(f'problem="waits longest for data: 50 % of the last 2 min",{RANK_1}'): 0,
+        problem_row(f'problem="waits longest for data: 50 %, 2 min",{RANK_1}'): 0,
     }
 
     assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects, factor=0)
