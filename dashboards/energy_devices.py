@@ -83,23 +83,33 @@ def _gpu_table() -> Panel:
     power = "max by (instance, gpu) (gpu_power_watts{@energy_node})"
     limits = 'max by (instance, gpu) (gpu_power_limit_watts{@energy_node, limit="enforced"})'
 
+    # The GPUs of other runs than the chosen ones are no rows.
+    other_runs = f"(({gpus}) and on (instance, uuid) ({last_runs} unless on (run) {selected_runs}))"
+
+    def of_rows(expression: str) -> str:
+        return f"{expression} unless on (instance, gpu) {other_runs}"
+
     return table(
         "Energy and rent of each GPU, in this time range",
         Column("instance", "Node", width=100),
         Column("gpu", "GPU", width=70),
         Column("run", "Last run", links=(RUN_LINK,)),
-        Column(power, "Power now", unit="watt", decimals=0, width=80),
-        percent_column(f"{power} / ({limits} > 0)", "of its limit", 110, bar=(0, 1)),
+        Column(of_rows(power), "Power now", unit="watt", decimals=0, width=80),
+        percent_column(of_rows(f"{power} / ({limits} > 0)"), "of its limit", 110, bar=(0, 1)),
         Column(
-            "max by (instance, gpu) (increase(gpu_energy_joules_total{@energy_node}[$__range])) / 3600",
+            of_rows(
+                "max by (instance, gpu) (increase(gpu_energy_joules_total{@energy_node}[$__range])) / 3600"
+            ),
             "Energy",
             unit=ENERGY_UNIT,
             decimals=1,
             width=90,
         ),
         Column(
-            f"sum by (instance, gpu) ({held_seconds} * on (instance, uuid) group_left (gpu) {gpus}"
-            f" * on (instance) group_left () {prices})",
+            of_rows(
+                f"sum by (instance, gpu) ({held_seconds} * on (instance, uuid) group_left (gpu) {gpus}"
+                f" * on (instance) group_left () {prices})"
+            ),
             "Rent charged",
             decimals=2,
             width=110,
