@@ -35,6 +35,8 @@ MAX_LINES = 8
 """Maximum number of lines of each kind in a plot: outliers, and highest or lowest means."""
 MAX_POINTS = 200
 """Maximum number of points of a line, which limits the samples of a query that compares thousands of GPUs."""
+MAX_MEDIANS = 3
+"""Maximum number of runs whose medians a plot shows; runs differ by design."""
 LEGEND = "{{instance}} GPU {{gpu}}"
 OUTLIER_NOTE = ": outlier"
 """Addition to the legend of a GPU that differs from the median of its run at the end of the time range."""
@@ -81,10 +83,10 @@ _NO_LEGEND_OF_GPUS: Override = {
 HARMFUL_REASONS = "thermal|hw_thermal|sw_thermal|hw_slowdown|hw_power_brake"
 """Regular expression of the reasons below full clock that are heat or the power brake. `hw_slowdown` includes two of the others."""
 _GPUS_WITHOUT_SAMPLE = (
-    "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range]))"
-    " unless on (instance) group by (instance) (last_over_time(gpu_up{@gpu}[35s])))"
+    "group by (instance, gpu, uuid) (last_over_time(gpu_up{@gpu}[$__range]))"
+    " unless on (instance) group by (instance) (last_over_time(gpu_up{@gpu}[35s]))"
 )
-"""PromQL for the number of GPUs on nodes without a current sample of any GPU, among the GPUs of the time range; absent if there is none."""
+"""PromQL for the GPUs on nodes without a current sample of any GPU, among the GPUs of the time range; absent if there is none."""
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 GPUS_OF_ANY_RUN = gpus_of_runs("@cluster")
 """PromQL for each GPU that any run held in the time range."""
@@ -187,7 +189,7 @@ def _gpu_plot(
     panel = time_series(
         title,
         Query(lines, f"{LEGEND}{{{{note}}}}"),
-        Query(f"quantile(0.5, {_of_gpus_in_use(expression)})", "median", BLUE, reference=True),
+        Query(_median_by_run(expression), "median of {{run}}", BLUE, reference=True),
         *references,
         unit=unit,
         maximum=maximum,
@@ -199,6 +201,14 @@ def _gpu_plot(
     )
     panel.body["maxDataPoints"] = MAX_POINTS
     return panel
+
+
+def _median_by_run(expression: str) -> str:
+    """Return PromQL for the median of the GPUs in use of each run, if the selected GPUs have at most `MAX_MEDIANS` runs."""
+    in_use = _of_gpus_in_use(expression)
+    by_run = f"({in_use}) * on (uuid) group_left (run) ({_RUN_BY_UUID} or on (uuid) group by (uuid) ({expression}))"
+    runs = f"count by (run) ({_RUN_BY_UUID} and on (uuid) gpu_up{{@gpu}})"
+    return f"quantile by (run) (0.5, {by_run}) unless on () count({runs}) > {MAX_MEDIANS}"
 
 
 def _extreme_gpus(expression: str, *, lowest: bool) -> str:
@@ -269,7 +279,7 @@ def power_panels() -> tuple[Panel, ...]:
         return time_series(
             title,
             Query(f"sum by (reason) ({of_used_gpus(limited)})", "{{reason}}"),
-            Query(_GPUS_WITHOUT_SAMPLE, "no sample", SILVER, dashed=True),
+            Query(f"count({of_used_gpus(_GPUS_WITHOUT_SAMPLE)})", "no sample", SILVER, dashed=True),
             unit="suffix: GPUs",
             decimals=1,
             maximum=1,

@@ -61,11 +61,12 @@ class Impact(enum.IntEnum):
     """Impact of a problem on the run that uses the node or the GPU: the tables of *GPUs* and *Node* show the largest number first."""
 
     NO_RUN = 0
-    POSSIBLE = 1
-    LOSES_TIME = 2
-    UNKNOWN = 3
-    ENDANGERS_WORK = 4
-    NO_PROGRESS = 5
+    PAST = 1
+    POSSIBLE = 2
+    LOSES_TIME = 3
+    UNKNOWN = 4
+    ENDANGERS_WORK = 5
+    NO_PROGRESS = 6
 
 
 IMPACT_NAMES = {
@@ -74,6 +75,7 @@ IMPACT_NAMES = {
     Impact.UNKNOWN: verdicts.UNKNOWN,
     Impact.LOSES_TIME: verdicts.LOSES_TIME,
     Impact.POSSIBLE: "possible",
+    Impact.PAST: "past",
     Impact.NO_RUN: "no run",
 }
 IMPACT_COLORS = {
@@ -82,6 +84,7 @@ IMPACT_COLORS = {
     Impact.UNKNOWN: WARNING,
     Impact.LOSES_TIME: WARNING,
     Impact.POSSIBLE: WARNING,
+    Impact.PAST: NEUTRAL,
     Impact.NO_RUN: NEUTRAL,
 }
 NO_PROBLEM = verdicts.NO_PROBLEM

@@ -80,6 +80,8 @@ NEGLIGIBLE_THROTTLING = 0.01
 """Share of the time up to which the panel *Throttled, 2 min* names no GPU."""
 MAX_ROWS_PER_KIND = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
+_NO_RUN_VALUE = -1
+"""Value of the panel *Loss of the runs listed below* if the table lists no run."""
 _UNKNOWN_RUNS_LEGEND = "runs unknown"
 """Legend of the number of unknown runs in the panel *Loss of the runs listed below*."""
 
@@ -216,7 +218,7 @@ def _query_mean_sm_activity() -> str:
 def _loss_of_listed_runs_panel() -> Panel:
     """Return the panel with the loss and the cost of the runs in the table of problems, and the number of unknown runs.
 
-    The loss and the cost are 0 if no live run has a problem and the exporters of all selected nodes are up. They are absent if a GPU
+    If no live run has a problem and the exporters of all selected nodes are up, the panel has `_NO_RUN_VALUE`. The loss and the cost are absent if a GPU
     with a problem may belong to a run that is not known, because the ranks on the node report neither their GPU nor their local rank.
     A run that has not ended is unknown if it had a process on a node whose exporter is down, or if its ranks report neither GPU nor local
     rank and run on a node that has a GPU with a problem and without a known rank.
@@ -225,7 +227,7 @@ def _loss_of_listed_runs_panel() -> Panel:
     live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
     live_runs_with_a_problem = f"({live_runs} and on (run) {problems})"
     no_cost = (
-        f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) and on () max(up{{@gpu_target}})"
+        f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) + {_NO_RUN_VALUE} and on () max(up{{@gpu_target}})"
         f" unless on () ({live_runs_with_a_problem} or on () {NODES_WITH_EXPORTER_DOWN})"
     )
     ranks_without_gpu = 'training_rank_info{@cluster, uuid="", local_rank=""}'
@@ -235,12 +237,10 @@ def _loss_of_listed_runs_panel() -> Panel:
         f" and on (instance) {ranks_without_gpu})"
     )
 
-    def of_known_runs(expression: str) -> str:
-        """Return PromQL for the sum over the runs with a problem, by currency: 0 without such a run, absent if a run may not be known."""
-        return (
-            f"(sum by (currency) ({expression} and on (run) {problems}) or ({no_cost}))"
-            f" unless on () {problems_without_known_run}"
-        )
+    def of_known_runs(expression: str, otherwise: str = "") -> str:
+        """Return PromQL for the sum over the runs with a problem, by currency, or *otherwise*; absent if a run may not be known."""
+        total = f"sum by (currency) ({expression} and on (run) {problems})"
+        return f"({f'{total} or ({otherwise})' if otherwise else total}) unless on () {problems_without_known_run}"
 
     unknown_runs = (
         f"group by (run) ({RUNS_ON_NODES} and on (instance) {NODES_WITH_EXPORTER_DOWN}"
@@ -249,7 +249,7 @@ def _loss_of_listed_runs_panel() -> Panel:
     )
     return stat(
         "Loss of the runs listed below",
-        instant_query(of_known_runs(CLUSTER_LOST_COST_PER_HOUR), "{{currency}}/h lost"),
+        instant_query(of_known_runs(CLUSTER_LOST_COST_PER_HOUR, no_cost), "{{currency}}/h lost"),
         instant_query(of_known_runs(CLUSTER_COST_PER_HOUR), "{{currency}}/h cost"),
         instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", _UNKNOWN_RUNS_LEGEND),
         unit="none",
@@ -258,7 +258,10 @@ def _loss_of_listed_runs_panel() -> Panel:
         overrides=[
             {
                 "matcher": {"id": "byRegexp", "options": "/ lost$/"},
-                "properties": [{"id": "thresholds", "value": warn_from(0.01, 0.01)}],
+                "properties": [
+                    {"id": "thresholds", "value": warn_from(0.01, 0.01)},
+                    {"id": "mappings", "value": value_mappings({_NO_RUN_VALUE: ("no problem", NEUTRAL)})},
+                ],
             },
             {
                 "matcher": {"id": "byName", "options": _UNKNOWN_RUNS_LEGEND},

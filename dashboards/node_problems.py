@@ -50,6 +50,8 @@ RECORDED_STANDSTILL = standstill_by_run("@run")
 """PromQL with the value 1 for each run that stands still."""
 _RUNS_WITHOUT_PROGRESS = f'({RECORDED_STANDSTILL} or on (run) max by (run) (training_run_state{{@run, state=~"failed|lost"}}) == 1)'
 """PromQL with a value for each run that stands still or has died."""
+RESTART_SECONDS = 3600
+"""Time after the exit of a rank for which the restart of the run has a row."""
 MAX_SLOW_RANKS = 3
 """Maximum number of slow ranks of a run in the table; on a slow node, all ranks are slow."""
 UP_BY_RANK_ON_NODE = "max by (run, rank) (training_process_up{@node_run})"
@@ -127,6 +129,11 @@ _ENDED_FIRST = (
     f" or on (run) {_EXITS_AT_FIRST_TIME}))"
 )
 """PromQL for the exit of the rank on the node that ended first of its run. Of several exits at the same time, the rule selects one, as on *Fleet*."""
+_EXIT_BEFORE_RESTART = (
+    "(label_replace(max by (run, rank, reason) (run:training_exit_before_restart:timestamp_seconds{@node_run}),"
+    f' "reason", "$1", "reason", "{EXIT_REASON_PATTERN}") > time() - {RESTART_SECONDS})'
+)
+"""PromQL for the exit of the rank on the node that ended first before the last restart of its run, for `RESTART_SECONDS`."""
 _RANK_PROBLEMS = (
     Problem(
         "process ended first",
@@ -199,6 +206,15 @@ _RANK_PROBLEMS = (
         "percent",
         "waits longest for data: $1 %, 2 min",
         _DATA_WAIT_REMEDIES,
+    ),
+    Problem(
+        "restarted",
+        _EXIT_BEFORE_RESTART,
+        _EXIT_BEFORE_RESTART,
+        "read the log of this rank",
+        Impact.PAST,
+        "reason",
+        "the run restarted after: $1",
     ),
 )
 """Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""

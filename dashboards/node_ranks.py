@@ -27,10 +27,18 @@ _ALIVE, _ENDED, _UNKNOWN, _SILENT = 1, 0, -1, 2
 _UNKNOWN_TEXTS = value_mappings({_UNKNOWN: ("unknown", WARNING)})
 _HERE_UNKNOWN = ", here unknown"
 """Suffix of the state of a run that another node reports while the exporter of this node is down."""
-_STATE_AND_UNKNOWN_MAPPINGS = value_mappings(
-    RUN_STATES | {f"{state}{_HERE_UNKNOWN}": (f"{state}{_HERE_UNKNOWN}", WARNING) for state in RUN_STATES}
-)
-"""Value mappings of the states of a run, with and without `_HERE_UNKNOWN`."""
+_STATE_AND_UNKNOWN_MAPPINGS = [
+    *value_mappings(
+        RUN_STATES | {f"{state}{_HERE_UNKNOWN}": (f"{state}{_HERE_UNKNOWN}", WARNING) for state in RUN_STATES}
+    ),
+    {
+        "type": "regex",
+        "options": {"pattern": "/^(ended early.*)$/", "result": {"text": "$1", "color": WARNING}},
+    },
+]
+"""Value mappings of the states of a run, with and without `_HERE_UNKNOWN`, and of an early end with its step."""
+_EARLY_ENDS = 'label_replace(max by (run, steps) (run:training_early_end:info{@run}), "state", "ended early, step $1", "steps", "(.+)")'
+"""PromQL with the value 1 for each run that finished before its step target, with the steps in the label `state`."""
 _RANKS_IN_RANGE = "group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range]))"
 """PromQL for a series of value 1 for each rank with a sample on the node in the time range."""
 _GPU_SOURCES = (
@@ -60,7 +68,8 @@ def runs_table() -> Panel:
     """
     runs = "group by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
     state = (
-        f'(label_replace({STATE_BY_RUN} and on (run) {RECORDED_STANDSTILL}, "state", "{NO_STEP}", "state", "running")'
+        f"(max by (run, state) ({_EARLY_ENDS}) or on (run)"
+        f' label_replace({STATE_BY_RUN} and on (run) {RECORDED_STANDSTILL}, "state", "{NO_STEP}", "state", "running")'
         f" or on (run) {STATE_BY_RUN})"
     )
     states = (
@@ -93,7 +102,7 @@ def runs_table() -> Panel:
         "Runs on this node",
         Column(f"({VERDICT_BY_RUN}) and on (run) {runs}", "Verdict", width=118, mappings=VERDICT_MAPPINGS),
         Column("run", "Run", links=(RUN_LINK,)),
-        Column("state", "State", width=162, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
+        Column("state", "State", width=215, mappings=_STATE_AND_UNKNOWN_MAPPINGS),
         Column(
             f"1000 * {state_starts} and on (run) {runs}",
             "In state since",
@@ -233,7 +242,7 @@ def ranks_table() -> Panel:
         percent_column(of_working_ranks(SPEED_RATIO_BY_RANK), "Speed", 75, warn_below(0.9, 0.75)),
         percent_column(of_working_ranks(DATA_WAIT_RATIO_BY_RANK), "Data wait", 96, warn_from(0.1, 0.3)),
         percent_column(
-            f"{of_gpu('clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[2m]), 1)')}"
+            f"{of_gpu('clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[2m]) and on (instance, gpu) gpu_up{@node} == 1, 1)')}"
             f" and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
             "GPU busy",
             90,

@@ -61,7 +61,7 @@ from exporter.status.xids import XID_MEANINGS
 class RunImpact(enum.Enum):
     """Impact of a problem on the run, the column *Effect*: the tables of *Run* and *Ranks* show the largest number first.
 
-    A member has the same number as the member of `dashboards.gpu_problems.Impact` with the same name.
+    Members that `dashboards.gpu_problems.Impact` has too have the same order there.
     """
 
     CAUSES_STOP = 6  # the rank or GPU for which the other ranks wait

@@ -162,8 +162,8 @@ def test_one_missed_reading_of_the_driver_recommends_no_reboot(
 def test_a_driver_that_misses_three_scrapes_does_not_respond(tmp_path: Path) -> None:
     series = _driver_without_reading(57)
     hung = {
-        '{instance="n1",problem="driver does not respond: hung",remedy="nvidia-smi; reload the driver or reboot"}': 4,
-        '{instance="n1",gpu="3",problem="GPU does not respond: hung",remedy="drain; reset the GPU or reboot"}': 0,
+        '{instance="n1",problem="driver does not respond: hung",remedy="nvidia-smi; reload the driver or reboot"}': Impact.ENDANGERS_WORK,
+        '{instance="n1",gpu="3",problem="GPU does not respond: hung",remedy="drain; reset the GPU or reboot"}': Impact.NO_RUN,
     }
 
     assert_panel(tmp_path, "training-gpus", "What is wrong", series, hung)
@@ -346,7 +346,7 @@ def test_the_tile_names_the_most_throttled_gpu_or_none(
     [
         ('training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}', {'{currency="EUR"}': 36.0}),
         ('training_rank_info{run="a",rank="3",local_rank="0",instance="n1"}', {'{currency="EUR"}': 36.0}),
-        ('training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}', {'{currency="EUR"}': 0.0}),
+        ('training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}', {}),
         ('training_rank_info{run="a",rank="3",instance="n1"}', {}),
     ],
 )
