@@ -211,7 +211,7 @@ class Recorder:
         self.events.forget_identity()
         self._is_renewal_requested = True
         self.thread.run_exclusively(self._renew, RENEW_SECONDS)
-        self._unwritten.write_all(0.0)  # otherwise the thread that writes now writes the last recording too
+        self._unwritten.write_all(0.0)  # while another thread writes, the recording thread writes them later
 
     def reset(self) -> None:
         """Return to the initial state: no recorded values, new locks, no threads."""
@@ -320,9 +320,7 @@ class Recorder:
                 last_flush = max(next_flush, monotonic() - self._interval_seconds())
             else:
                 self.thread.run_exclusively(self._tick_cycle)
-            self._unwritten.write_all(
-                0.0
-            )  # another thread that writes also writes the recordings of this thread
+            self._unwritten.write_all(0.0)  # while another thread writes, the recordings stay queued
 
     def _interval_seconds(self) -> float:
         """Return the flush interval, which is shorter in a child process.

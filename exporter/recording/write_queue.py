@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from exporter.recording.conversion import safe_repr
 from exporter.recording.notices import log_once
@@ -16,7 +17,7 @@ from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import ProcessIdentity, Recording
 
 MAX_RECORDINGS = 16
-"""Capacity of the queue, which fills up only if the job changes its identity or flushes again and again during a write that hangs."""
+"""Capacity of the queue, which fills up only if the job changes its identity again and again during a write that hangs."""
 
 
 @value_class
@@ -30,7 +31,8 @@ class UnwrittenRecording(Value):
 class WriteQueue:
     """Queue of recordings, which one thread at a time writes in order.
 
-    Recordings of an identity are cumulative: a later recording replaces an earlier one that is not written yet.
+    Recordings of an identity are cumulative: a later recording replaces an earlier one that is not written yet. The last recording of
+    an identity is final.
 
     Args:
         write: Function that writes a recording and returns True, or returns False on a failure.
@@ -63,14 +65,22 @@ class WriteQueue:
         return recordings[-1] if recordings else self._current
 
     def add(self, recording: UnwrittenRecording) -> bool:
-        """Append a recording. Return False if the queue is full: the next recording of the identity contains the same data."""
-        if self.is_full():
+        """Append a recording, or replace the latest one if neither is final. Never waits.
+
+        Returns False for a recording that is not final if the queue is full. The next recording of the identity contains the same data.
+        """
+        is_final = recording.recording.final
+        with suppress(IndexError):  # the queue is empty, or the writing thread has just emptied it
+            if not is_final and not self._queue[-1].recording.final:
+                self._queue[-1] = recording
+                return True
+        if self.is_full() and not is_final:
             return False
         self._queue.append(recording)
         return True
 
     def write_all(self, timeout_seconds: float) -> bool:
-        """Write the queued recordings on the caller's thread.
+        """Write the recordings that are queued now on the caller's thread. Later ones are left to the next call.
 
         Returns False if the latest write failed, and if another thread still writes after the timeout.
         """
@@ -88,10 +98,11 @@ class WriteQueue:
         return self._is_written
 
     def _write_queued(self) -> None:
-        """Write until the queue is empty. A recording that a later recording of its identity replaces is skipped."""
-        while self._queue:
-            # Set before the removal, so that `latest` returns the recording meanwhile.
+        """Write the queued recordings. A recording that a later recording of its identity replaces is skipped."""
+        # If each write takes longer than the flush interval, the queue is never empty, and a thread of the job would write forever.
+        for remaining in reversed(range(len(self._queue))):
+            # Set before the removal, so that `latest` returns a recording meanwhile. `add` may replace it before the removal.
             self._current = self._queue[0]
-            self._queue.popleft()
-            if self._current.recording.final or not self._queue:
+            self._current = self._queue.popleft()
+            if self._current.recording.final or not remaining:
                 self._is_written = self._write(self._current)

@@ -9,11 +9,13 @@ from typing import Any
 
 import programs.recording
 import pytest
+from feed_support import new_identity, new_recording
 from program_support import run, run_function, run_program, snapshots
 from programs import code_of
 
 import exporter
 from exporter.recording.identity import Process
+from exporter.recording.write_queue import MAX_RECORDINGS, UnwrittenRecording, WriteQueue
 
 
 class Unreadable:
@@ -209,6 +211,66 @@ def test_samples_of_each_identity_are_recorded_under_it_while_a_write_of_the_fee
     counts = {snapshot.process.run: snapshot.recording.stats[0].count for snapshot in snapshots(feed)}
 
     assert counts == {"first": 1, "second": 1, "third": 2}
+
+
+def unwritten(*, final: bool) -> UnwrittenRecording:
+    """Return a recording that is not written yet."""
+    return UnwrittenRecording(new_recording(final=final), new_identity())
+
+
+def written_by_queue() -> tuple[list[UnwrittenRecording], WriteQueue]:
+    """Return a list and a queue, which writes by appending to the list."""
+    written: list[UnwrittenRecording] = []
+
+    def write(recording: UnwrittenRecording) -> bool:
+        written.append(recording)
+        return True
+
+    return written, WriteQueue(write)
+
+
+def test_configure_writes_no_recordings_that_other_threads_add_during_its_write() -> None:
+    written: list[UnwrittenRecording] = []
+    recordings = [unwritten(final=True) for _ in range(5)]
+
+    def write(recording: UnwrittenRecording) -> bool:
+        written.append(recording)
+        if len(written) < len(recordings):
+            queue.add(recordings[len(written)])
+        return True
+
+    queue = WriteQueue(write)
+    queue.add(recordings[0])
+
+    assert queue.write_all(0.0)
+    assert written == recordings[:1]
+    assert queue.write_all(0.0)
+    assert written == recordings[:2]
+
+
+def test_flushes_during_a_write_that_hangs_leave_room_for_the_last_recording_of_the_identity() -> None:
+    written, queue = written_by_queue()
+    flushed = [unwritten(final=False) for _ in range(MAX_RECORDINGS + 1)]
+    last = unwritten(final=True)
+
+    assert all(queue.add(recording) for recording in flushed)
+    assert (queue.is_full(), queue.latest()) == (False, flushed[-1])
+    assert queue.add(last)
+    assert queue.write_all(0.0)
+    assert written == [last]
+
+
+def test_a_full_queue_accepts_the_last_recording_of_the_process() -> None:
+    written, queue = written_by_queue()
+    ended = [unwritten(final=True) for _ in range(MAX_RECORDINGS + 1)]
+
+    for recording in ended[:-1]:
+        queue.add(recording)
+    assert queue.is_full()
+    assert not queue.add(unwritten(final=False))
+    assert queue.add(ended[-1])
+    assert queue.write_all(0.0)
+    assert written == ended
 
 
 def test_the_exit_reason_of_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
