@@ -13,7 +13,6 @@ MIN_LOSS_SHARE, MIN_LARGE_LOSS_SHARE = 0.15, 0.3
 LOST_THRESHOLDS = warn_from(MIN_LOSS_SHARE, MIN_LARGE_LOSS_SHARE)
 SHORT_CAUSE_NAMES = {
     "standstill": "no step",
-    "restarts": "restarts, last hour",
     "slowest_rank": "slowest rank",
     "nonfinite_loss": "loss NaN or infinite",
     "data_stall": "waiting for data",

@@ -92,6 +92,9 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(f"count({active}) or {zero_runs}", "of"),
             instant_query(f"count({active} == {Verdict.NO_PROGRESS}) or {zero_runs}", NO_PROGRESS, BAD),
             instant_query(f"count({active} == {Verdict.UNKNOWN}) or {zero_runs}", UNKNOWN, WARNING),
+            instant_query(
+                f"count({active} > {Verdict.STARTING} < {Verdict.UNKNOWN}) or {zero_runs}", "problem", WARNING
+            ),
             instant_query(f"count({active} == {Verdict.ENDING}) > 0", ENDING, WARNING),
             instant_query(
                 f"count({active} < {Verdict.UNKNOWN} and on (run) {starting}) > 0", "starting", WARNING

@@ -15,8 +15,7 @@ from dashboards.alerts import (
     with_xid,
 )
 from dashboards.cost_and_loss import (
-    MIN_LOSS_SHARE,
-    largest_loss_share_by_run,
+    MIN_DISPLAYED_CAUSE_SHARE,
     lost_share_by_cause,
     standstill_by_run,
 )
@@ -24,8 +23,8 @@ from dashboards.queries import RECORDED_LAST_PROGRESS_TIME
 from dashboards.rank_problems import EXIT_REASON_PATTERN, MAX_DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.verdicts import Verdict, verdict_by_run
 
-_AVOIDABLE_CAUSES = '@cluster, cause!~"init|compile|checkpoint_load|nonfinite_loss|restarts"'
-"""Matchers of the causes of lost time, except the start, restarts and NaN losses, which have verdicts of their own."""
+_AVOIDABLE_CAUSES = '@cluster, cause!~"init|compile|checkpoint_load|nonfinite_loss"'
+"""Matchers of the causes of lost time, except the start and NaN losses, which have verdicts of their own."""
 UNSEEN_RUNS = "max by (run) (run:training_unseen:timestamp_seconds{@cluster})"
 """PromQL for the time of the last sample of each run that has not ended and that no exporter reports, in Unix seconds."""
 RECORDED_LAST_PROGRESS_TIME_BY_RUN = f"max by (run) ({RECORDED_LAST_PROGRESS_TIME})"
@@ -49,6 +48,7 @@ _STILL_ENDING = (
     f" and on (cluster, run) {_STATE_TEMPLATE.format(states='ending')})"
 )
 """PromQL with a value for each run whose outcome is not decided after `ENDING_SECONDS`."""
+_LIVE_RUNS = f"max by (run) ({_STATE_TEMPLATE.format(states='starting|running|stalled|hung')})"
 _FIRST_EXIT = "max by (run, instance, rank, reason) (run:training_first_exit:timestamp_seconds{@cluster})"
 """PromQL for the time of the first exit of each run that makes no progress because ranks exited, with node, rank and reason."""
 NO_PROGRESS_RUNS = "max by (run) (run:training_no_progress:info{@cluster})"
@@ -86,7 +86,9 @@ _RECENT_RESTARTS = (
     " and on (run) (max by (run) (run:training_restarts:increase1d{@cluster}) > 0"
     f" or on (run) {_STATE_TEMPLATE.format(states='starting')}))"
 )
-_RESTARTED_RUNS = f'(max by (run) (run:training_lost:ratio{{@cluster, cause="restarts"}}) > 0.01 or on (run) {_RECENT_RESTARTS})'
+_RESTARTED_RUNS = (
+    f"(max by (run) (run:training_restart_lost:ratio1h{{@cluster}}) > 0.01 or on (run) {_RECENT_RESTARTS})"
+)
 """PromQL with a value for each live run that lost more than 1 % of the last hour to a restart, or that restarts after an exit in this hour.
 
 The exporter counts the loss of a restart when the run trains again.
@@ -97,17 +99,8 @@ _SLOWING_RANK = f"topk by (run) (1, {_SLOW_RANK} or on (run) {_DATA_WAIT_RANK})"
 """PromQL for the slow rank of each run, else the rank that waits longest for data."""
 _RANK_OF_PROBLEM = f"topk by (run) (1, {_HANGING_RANK} or on (run) {_SLOWING_RANK})"
 """PromQL for the rank that causes a standstill of each run, else the rank of `_SLOWING_RANK`."""
-_AVOIDABLE_LOSS = f"sum by (run) ({lost_share_by_cause(_AVOIDABLE_CAUSES)})"
-"""PromQL for the share of the time that each run loses, except the time that every start of a run takes."""
 _ALERT_LABELS = "run, alertname, xid, instance, rank, gpu"
 _ALERTS_OF_RUNS = '@cluster, run!="", severity!="info"'
-_STANDSTILL_WITHOUT_ALERT = (
-    f"{standstill_by_run('@cluster')} unless on (run) {_firing_alerts('severity', 'critical')}"
-)
-"""PromQL with a value for each run that stands still without a critical alert.
-
-The alert fires a minute after the exporter decides that the run hangs, and this decision takes minutes.
-"""
 _EXITED_WITHOUT_CAUSE = (
     f"(max by (run) ({_FIRST_EXIT}) or on (run) {_STILL_ENDING})"
     f" unless on (run) {_firing_alerts('alertname', HARDWARE_ALERTS)}"
@@ -203,14 +196,20 @@ def _standstills() -> str:
         f"0 * {rank} + on (cluster, instance, gpu) group_left () ({lost_since} and on (cluster, instance, gpu) {rank})"
         f" or 0 * {rank} + on (cluster, run) group_left () {RECORDED_LAST_PROGRESS_TIME}"
     )
-    with_rank = f'label_replace({with_start}, "alertname", "no step; this rank: $1", "cause", "(.+)")'
+    with_line = f'label_replace({with_start}, "alertname", "holds up the others: $1", "cause", "(.+)")'
+    with_phase = f'label_replace({with_line}, "alertname", "all other ranks wait for this rank: $1", "cause", "(phase .+)")'
+    with_rank = (
+        f'label_replace(label_join({with_phase}, "cause", " ", "cause", "gpu"),'
+        ' "alertname", "GPU $1 lost: no rank finishes a step", "cause", "GPU lost (.+)")'
+    )
     without_rank = f'label_replace({RECORDED_LAST_PROGRESS_TIME_BY_RUN} and on (run) {standstill_by_run("@cluster")}, "alertname", "{text}", "", "")'
     return f"max by ({labels}) ({with_rank}) or on (run) {without_rank}"
 
 
 def _main_loss() -> str:
-    """Return PromQL for the main cause of each run that loses at least `MIN_LOSS_SHARE` of its time, with the value 0: no start is recorded."""
-    loss = f"0 * ({largest_loss_share_by_run('@cluster')} and on (run) {_AVOIDABLE_LOSS} >= {MIN_LOSS_SHARE})"
+    """Return PromQL for the main cause of each run with the verdict `LOSES_TIME` or `LOSES_MUCH_TIME`, with the value 0: no start is recorded."""
+    verdict = f"{verdict_by_run('@cluster')} >= {Verdict.LOSES_TIME} <= {Verdict.LOSES_MUCH_TIME}"
+    loss = f"0 * (topk by (run) (1, {lost_share_by_cause(_AVOIDABLE_CAUSES)} > {MIN_DISPLAYED_CAUSE_SHARE}) and on (run) {verdict})"
     return f'max by (run, alertname) (label_replace({loss}, "alertname", "$1", "cause", "(.+)"))'
 
 
@@ -252,28 +251,41 @@ def _drivers_down() -> str:
     return f"({first} unless on (run) {_firing_alerts('alertname', HARDWARE_ALERTS)})"
 
 
-def _past_nonfinite_losses() -> str:
-    """Return PromQL for each run with the verdict `ENDANGERED_WORK`, with the number of NaN losses and the minutes since the last one."""
+def _nonfinite_losses() -> str:
+    """Return PromQL for each live run with a NaN or infinite loss within 15 minutes, with the number of these losses."""
     total = "max by (run) (run:training_nonfinite_loss:sum{@cluster})"
-    count = f"{total} - max by (run) (min_over_time(run:training_nonfinite_loss:sum{{@cluster}}[20m]))"
-    minutes = "floor((time() - max by (run) (run:training_nonfinite_last:timestamp_seconds{@cluster})) / 60)"
-    numbers = f'count_values by (run) ("steps", {count}) * on (run) group_left (minutes) count_values by (run) ("minutes", {minutes})'
-    joined = f'label_join({numbers}, "alertname", " steps, none for ", "steps", "minutes")'
-    with_text = f'label_replace({joined}, "alertname", "NaN loss in $1 min", "alertname", "(.+)")'
+    count = f"{total} - max by (run) (min_over_time(run:training_nonfinite_loss:sum{{@cluster}}[20m])) > 0"
+    with_text = f'label_replace(count_values by (run) ("steps", {count}), "alertname", "loss was NaN or infinite in $1 steps", "steps", "(.+)")'
     start = "max by (run) (run:training_nonfinite_start:timestamp_seconds{@cluster})"
-    rows = f"0 * {with_text} + on (run) group_left () {start}"
-    return f"max by (run, alertname) ({rows} and on (run) {verdict_by_run('@cluster')} == {Verdict.ENDANGERED_WORK})"
+    return f"max by (run, alertname) (0 * {with_text} + on (run) group_left () {start} and on (run) {_LIVE_RUNS})"
+
+
+def _failing_saves() -> str:
+    """Return PromQL for each live run with a failed save within an hour, with the number of failed saves and the last checkpoint."""
+    total = "max by (run) (run:training_failed_saves:sum{@cluster})"
+    count = f"{total} - max by (run) (min_over_time(run:training_failed_saves:sum{{@cluster}}[1h])) > 0"
+    with_count = f'label_replace(count_values by (run) ("saves", {count}), "alertname", "$1 saves failed", "saves", "(.+)")'
+    step = 'count_values by (run) ("step", max by (run) (run:training_checkpoint_last_step:max{@cluster}))'
+    with_step = f'label_join({with_count} * on (run) group_left (step) {step}, "alertname", "; last checkpoint: step ", "alertname", "step")'
+    start = "max by (run) (run:training_saves_failing_start:timestamp_seconds{@cluster})"
+    rows = f"({with_step} or on (run) {with_count})"
+    return f"max by (run, alertname) (0 * {rows} + on (run) group_left () {start} and on (run) {_LIVE_RUNS})"
 
 
 def main_problem() -> str:
-    """Return PromQL for the main problem of each run that has a problem: the first of the list that the run has."""
-    alerts = f"{with_xid(_main_alert_with_rank(), 'alertname')} unless on (run) ({_STANDSTILL_WITHOUT_ALERT})"
+    """Return PromQL for the main problem of each run that has a problem: the first of the list that the run has.
+
+    The texts are those of *What is wrong* on *Run*. The title of an alert is shown for a run without such a text.
+    """
+    alerts = with_xid(_main_alert_with_rank(), "alertname")
     problems = (
-        _past_nonfinite_losses(),
         f"{_drivers_down()} unless on (run) ({NO_PROGRESS_RUNS})",
-        f"{alerts} unless on (run) ({_EXITED_WITHOUT_CAUSE})",
+        f"({alerts} and on (run) {_firing_alerts('alertname', HARDWARE_ALERTS)})",
         _exits(),
         _standstills(),
+        _nonfinite_losses(),
+        _failing_saves(),
+        f"{alerts} unless on (run) ({_EXITED_WITHOUT_CAUSE})",
         _slow_ranks(),
         _restarts(),
         _main_loss(),

@@ -33,7 +33,7 @@ from dashboards.panels import (
 )
 from dashboards.queries import Query
 from dashboards.tables import Column, percent_column, table
-from dashboards.verdicts import TIMELINE_MAPPINGS, VERDICT_MAPPINGS, verdict_by_run
+from dashboards.verdicts import TIMELINE_MAPPINGS, VERDICT_MAPPINGS, Verdict, verdict_by_run
 
 NO_STEP = "no step"
 """State of a run that stands still before its exporter decides that the run hangs. The exporter reports such a run as `running`."""
@@ -108,7 +108,9 @@ MAX_TIMELINE_ROWS = 20
 
 def _build_verdict_timeline() -> Panel:
     """Return the timeline of the verdicts of the runs that had a problem in the time range, at most `MAX_TIMELINE_ROWS` runs."""
-    worst = "max by (run) (max_over_time(run:training_verdict:urgency{@cluster}[$__range] @ end()))"
+    # Every run starts and ends, which is no problem.
+    problem = f"run:training_verdict:urgency{{@cluster}} != {Verdict.STARTING} != {Verdict.ENDING}"
+    worst = f"max by (run) (max_over_time(({problem})[$__range:$__interval] @ end()))"
     return state_timeline(
         "Verdict of each run with a problem",
         Query(

@@ -1,7 +1,7 @@
 """PromQL for what runs lose now: share of the time, cost and power by cause, with the rank, the GPU and the reason of each loss.
 
 The ledger adds the whole time of a hang or a crash at once, so a rate over five minutes would exceed 100 %. A hang is therefore
-shown as `standstill`, with a share of 100 %, and the losses of restarts are averaged over an hour.
+shown as `standstill`, with a share of 100 %. The losses of a restart are over: they are no current loss.
 
 A loss is a series with the labels `run` and `cause`. A share is a ratio of the wall time.
 """
@@ -139,7 +139,6 @@ _RANK_CANDIDATES = (
     as_cause(_SLOWEST_RANKS, "slowest_rank"),
     as_cause(_with_reason(_ALL_WAIT_FOR_DATA, "all ranks wait"), "data_stall"),
     as_cause(_DATA_LOADING_RANKS, "data_stall"),
-    as_cause(_FIRST_EXITED_RANK, "restarts"),
     as_cause(_FIRST_EXITED_RANK, "failed"),
 )
 """PromQL for a rank of each run that may explain a loss, with cause and reason. Of one cause, the first candidate counts."""
@@ -157,7 +156,6 @@ RANKS_OF_LOSSES = (
     standstill    the rank with a lost GPU, otherwise the rank that causes a hang, otherwise the rank for which all others wait
     slowest_rank  the slowest rank relative to the fastest rank of its pipeline stage
     data_stall    the rank with the most time in `data_loading`; no rank if all ranks wait
-    restarts      the rank that exited first
     failed        the rank that exited first
     other causes  none
 """
@@ -182,14 +180,11 @@ def _start_in_range(start: str, cause: str) -> str:
 _FAULTS = (
     f"({as_cause('max by (run) (run:training_slow_rank:ratio{@run})', 'slowest_rank')}"
     f" or {as_cause(f'max by (run) (run:training_waiting_for_data:max2m{{@run}}) > {MAX_DATA_WAIT_RATIO}', 'data_stall')}"
-    f" or {as_cause(f'max by (run) ({_RECENT_EXITS})', 'restarts')}"
     f" or {as_cause(f'max by (run) ({_LIVE_RUNS})', 'nonfinite_loss')})"
 )
-"""PromQL with a value for each loss that is a fault, however small: a slow rank, a wait for data, a failed exit, a NaN loss."""
+"""PromQL with a value for each loss that is a fault, however small: a slow rank, a wait for data, a NaN loss."""
 _START_OF_LOSS = (
     f"({as_cause(LAST_PROGRESS_TIME_BY_RUN, 'standstill')}"
-    f" or {as_cause(f'max by (run) ({_FIRST_EXITS})', 'restarts')}"
-    f" or {as_cause('max by (run) (training_attempt_start_timestamp_seconds{@run})', 'restarts')}"
     f" or {_start_in_range('min by (run) (run:training_slow_start:timestamp_seconds{@run})', 'slowest_rank')}"
     f" or {_start_in_range('min by (run) (run:training_data_wait_start:timestamp_seconds{@run})', 'data_stall')}"
     f" or {_start_in_range('min by (run) (run:training_nonfinite_start:timestamp_seconds{@run})', 'nonfinite_loss')}"
@@ -199,7 +194,6 @@ _START_OF_LOSS = (
 """PromQL for the start of each fault and of each loss of at least `MIN_LOSS_SHARE`, in Unix seconds. A usual loss has no start.
 
     standstill      the last progress
-    restarts        the first exit before the restart; without an exit, the start of the current attempt
     slowest_rank    the recorded start of the slowness, or of the throttling that causes it
     data_stall      the recorded start of the wait for data
     nonfinite_loss  the recorded first sample with a NaN or infinite loss
@@ -392,15 +386,21 @@ _END_OF_STOPPED_RUN = (
 
 # Start, total and verdict of a loss -------------------------------------------------------------------------
 
+_START_OF_NONFINITE_WORK = (
+    "((max by (run) (max_over_time((max by (run) (training_checkpoint_last_success_timestamp_seconds{@run})"
+    ' unless on (run) max by (run) (training_nonfinite_total{@run, kind="loss"}) > 0)[$__range:$__interval]))'
+    " or on (run) max by (run) (run:training_nonfinite_start:timestamp_seconds{@run}))"
+    " and on (run) max by (run) (run:training_nonfinite_start:timestamp_seconds{@run}))"
+)
+"""PromQL for the time of the last checkpoint before the first NaN loss of each run, else of the first NaN loss: later checkpoints contain it."""
 _UNSAVED_HOURS = (
     "(max by (run) (label_replace("
     "clamp_min(max by (run) (training_uncommitted_seconds{@run})"
     " - on (run) (max by (run) (run:training_step_overdue:seconds{@run}) > 0), 0)"
     ' or on (run) max by (run) (training_uncommitted_seconds{@run}), "since", "save", "", "")'
-    " or label_replace(time() - max by (run) (run:training_nonfinite_start:timestamp_seconds{@run})"
-    f' and on (run) {_LIVE_RUNS}, "since", "NaN", "", "")) / 3600)'
+    f' or label_replace(time() - {_START_OF_NONFINITE_WORK} and on (run) {_LIVE_RUNS}, "since", "NaN", "", "")) / 3600)'
 )
-"""PromQL for the hours of work since the last checkpoint of each run or, of a live run, since its NaN losses, which later checkpoints contain.
+"""PromQL for the hours of work since the last checkpoint of each run or, of a live run with NaN losses, since the last checkpoint before these losses.
 
 The time since an overdue step is no work.
 """
@@ -471,7 +471,6 @@ RUN_COUNTS_BY_VERDICT = {
 _CAUSES = {
     "progress": ("work", GOOD),
     "standstill": ("no step", BAD),
-    "restarts": ("restarts, last hour", BAD),
     "slowest_rank": ("slowest rank", NEUTRAL),
     "nonfinite_loss": ("loss NaN or infinite", BAD),
     "data_stall": ("waiting for data", NEUTRAL),

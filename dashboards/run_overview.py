@@ -352,6 +352,11 @@ def _count_events(counter: str, by: str) -> str:
     return f"{events_in_range(counter, by)} or 0 * {WALL_SECONDS}"
 
 
+_VALIDATION_STEPS = event_counts(
+    'training_steps_total{@run, mode!="train"}', "mode", starts_at_first_event=True
+)
+_WHILE_STEPS_FINISH = "and on () time() - max(training_last_progress_timestamp_seconds{@run}) < 60"
+"""PromQL that ends a line a minute after the last step or validation batch."""
 _SAMPLES_PER_SECOND = 'sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))'
 
 
@@ -373,19 +378,36 @@ def _build_time_series_panels() -> tuple[Panel, ...]:
             ],
         }
     ]
+    validation_points: list[Override] = [
+        {
+            "matcher": {"id": "byFrameRefID", "options": "C"},
+            "properties": [
+                {"id": "custom.drawStyle", "value": "points"},
+                {"id": "custom.pointSize", "value": 7},
+                {"id": "custom.showPoints", "value": "always"},
+            ],
+        }
+    ]
     return (
         time_series(
             "Loss",
-            Query("max by (mode) (training_loss{@run})", "{{mode}}"),
+            # Without a value from a minute after the last step: a flat line would look like steps.
+            Query(f'max by (mode) (training_loss{{@run, mode="train"}}) {_WHILE_STEPS_FINISH}', "{{mode}}"),
             Query(
                 f"max by (kind, value) ({event_counts('training_nonfinite_total{@run}', 'kind, value', starts_at_first_event=True)}) > bool 0 == 1",
                 "{{kind}} was {{value}}",
+            ),
+            # The exporter reports the last loss until the process ends. A point is drawn only where the run validates.
+            Query(
+                f'max by (mode) (training_loss{{@run, mode!="train"}}) and on (mode) {_VALIDATION_STEPS} > 0',
+                "{{mode}}",
             ),
             unit="none",
             minimum=None,
             overrides=[
                 *fixed_colors_by_name({"train": BLUE, "validation": ORANGE, "test": GREEN}),
                 *nonfinite_bars,
+                *validation_points,
             ],
             w=6,
             h=8,
@@ -395,7 +417,11 @@ def _build_time_series_panels() -> tuple[Panel, ...]:
             Query(MEAN_STEP_SECONDS, "mean", BLUE),
             # The offset follows each range of the expression.
             Query(MEAN_STEP_SECONDS.replace("]", "] offset 1h"), "one hour earlier", reference=True),
-            Query("max(training_step_longest_seconds{@run})", "longest of the last 100", PALE_BLUE),
+            Query(
+                f"max(training_step_longest_seconds{{@run}}) {_WHILE_STEPS_FINISH}",
+                "longest of the last 100",
+                PALE_BLUE,
+            ),
             unit="s",
             w=6,
             log_scale=True,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dashboards import verdicts
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import last_time
-from dashboards.losses_now import COST_PER_HOUR_BY_RUN
+from dashboards.losses_now import USUAL_COST_PER_HOUR_BY_RUN
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
@@ -71,7 +71,7 @@ class RunImpact(enum.Enum):
     UNKNOWN = 3  # samples of ranks are missing
     LOSES_MUCH_TIME = 2.5  # the same, and the run loses at least `MIN_LARGE_LOSS_SHARE` of its time
     LOSES_TIME = 2  # steps take longer than necessary
-    ENDANGERED_WORK = 1.5  # the loss was NaN or infinite, and is finite again
+    ENDANGERED_WORK = 1.5  # the loss was NaN or infinite, and is finite again: the critical alert still fires
     PAST = 1  # over, and no alert about the problem fires
 
 
@@ -82,7 +82,7 @@ RUN_IMPACT_TEXTS = value_mappings(
         str(RunImpact.ENDING.value): (verdicts.ENDING, WARNING),
         str(RunImpact.ENDANGERS_WORK.value): (verdicts.ENDANGERS_WORK, BAD),
         str(RunImpact.UNKNOWN.value): (verdicts.UNKNOWN, WARNING),
-        str(RunImpact.ENDANGERED_WORK.value): (verdicts.ENDANGERS_WORK, WARNING),
+        str(RunImpact.ENDANGERED_WORK.value): (verdicts.ENDANGERS_WORK, BAD),
         str(RunImpact.LOSES_MUCH_TIME.value): (verdicts.LOSES_TIME, BAD),
         str(RunImpact.LOSES_TIME.value): (verdicts.LOSES_TIME, WARNING),
         str(RunImpact.PAST.value): ("past", NEUTRAL),
@@ -234,7 +234,7 @@ _NONFINITE_ROW = with_number(_NONFINITE_COUNT, _NONFINITE_START, "loss was NaN o
 def _with_last_finite_step(rows: str) -> str:
     """Return PromQL that appends the last step and the last checkpoint before the first NaN or infinite loss to the text of rows."""
     with_step = with_suffix(rows, _LAST_FINITE_STEP, ", the first after step $1")
-    return with_suffix(with_step, _LAST_FINITE_CHECKPOINT, ", last checkpoint before it: step $1")
+    return with_suffix(with_step, _LAST_FINITE_CHECKPOINT, ", last checkpoint surely before it: step $1")
 
 
 _NONFINITE_ROW_WITH_STEP = _with_last_finite_step(_NONFINITE_ROW)
@@ -291,7 +291,7 @@ _LOST_BY_RESTARTS = events_in_range(
 )
 """PromQL for the seconds in the time range between attempts and of work that is done again."""
 _COST_OF_RESTARTS = (
-    f"({_LOST_BY_RESTARTS}) * on () group_right () sum by (currency) ({COST_PER_HOUR_BY_RUN}) / 3600"
+    f"({_LOST_BY_RESTARTS}) * on () group_right () sum by (currency) ({USUAL_COST_PER_HOUR_BY_RUN}) / 3600"
 )
 _COST_OF_RESTARTS_TEXT = f'label_join(topk(1, count_values by (currency) ("cost", round({_COST_OF_RESTARTS} > 0, 0.01))), "cost", " ", "cost", "currency")'
 _RESTART_ROW = f'label_replace({FIRST_EXIT}, "problem", "restarted", "", "")'
@@ -322,6 +322,15 @@ _DRIVER_DOWN_ROWS = with_text(
     "driver does not respond, GPUs unknown",
 )
 """PromQL for the start of the time in which the driver of a node of the run does not respond."""
+_UP = 'up{@cluster, job=~"training(-.+)?"}'
+_EXPORTER_OUTAGES = f"(count_over_time(({_UP} == 0)[1h:15s]) * 15 and on (instance) {_UP} == 1 and on (instance) {UP_BY_RANK_AND_NODE})"
+"""PromQL for the seconds of the last hour in which the exporter of a node of the run did not answer, if the exporter answers again."""
+_OUTAGE_ROWS = with_number(
+    f"max by (instance) ({_EXPORTER_OUTAGES})",
+    f"max by (instance) (min_over_time((time() + 0 * ({_UP} == 0))[1h:15s]))",
+    "exporter was down for $1 s, no samples of its ranks",
+    "instance",
+)
 _RESUME_FINITE = "resume from a checkpoint before the first such step"
 _CHECK_DISK = "check the free space and the quota of the checkpoints"
 _DRAIN_NODE = "drain the node; restart the run; reset the GPU or reboot"
@@ -400,6 +409,7 @@ PROBLEMS = (
         f"{_SAVES_FAILED} unless on () {LAST_SAVE_FAILED} unless on () {_SAVES_ALERT}", RunImpact.PAST
     ),
     RunProblem(f"{_NONFINITE_PAUSED} unless on () {NONFINITE_ALERT}", RunImpact.PAST),
+    RunProblem(_OUTAGE_ROWS, RunImpact.PAST),
 )
 """Problems of a run. The order has no effect on the table, which is sorted by effect and start."""
 _ROW_LABELS = "impact, problem, instance, rank, gpu, remedy"

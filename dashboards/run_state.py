@@ -29,6 +29,7 @@ from dashboards.run_problems import (
     NONFINITE_ALERT,
     NONFINITE_NOW,
 )
+from dashboards.verdicts import Verdict
 
 WARNING_LEVEL, BAD_LEVEL = 1, 10
 """Levels from which a state is a warning or bad.
@@ -171,7 +172,7 @@ def _damage() -> str:
 
 
 def _slow_part() -> str:
-    """Return PromQL for `WARNING_LEVEL` while a run is slow, with the cause as the label `culprit`.
+    """Return PromQL for `WARNING_LEVEL` while a run is slow, `BAD_LEVEL` if it loses much time, with the cause as the label `culprit`.
 
     The cause is the slowest rank, else the rank that waits longest for data, else the rank with a throttled GPU, else the wait of all ranks
     for data. Without a value during a standstill, and if the run is not in the state `running`.
@@ -190,7 +191,9 @@ def _slow_part() -> str:
         for rank, text in parts
     )
     is_running = 'max(training_run_state{@run, state="running"}) == 1'
-    level = f"0 * max by (culprit) ({texts} or on () {all_wait}) + {WARNING_LEVEL}"
+    rows = f"0 * max by (culprit) ({texts} or on () {all_wait})"
+    loses_much = f"max(run:training_verdict:urgency{{@run}}) == {Verdict.LOSES_MUCH_TIME.value}"
+    level = f"({rows} + {BAD_LEVEL} and on () {loses_much} or on () {rows} + {WARNING_LEVEL})"
     return f"({level} and on () {is_running} unless on () {STANDSTILL_BY_STEP_AGE})"
 
 

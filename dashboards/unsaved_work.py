@@ -31,13 +31,19 @@ _RUN_DIED = 'max(training_run_state{@run, state=~"failed|lost"}) == 1'
 _SAVE_IS_OVERDUE = (
     f"{UNSAVED_SECONDS} > {OVERDUE_INTERVALS} * max(training_checkpoint_interval_seconds{{@run}})"
 )
-_SECONDS_SINCE_NONFINITE = (
-    f"(time() - max(run:training_nonfinite_start:timestamp_seconds{{@run}}) and on () {LIVE_STATE})"
+_NONFINITE_START = "max(run:training_nonfinite_start:timestamp_seconds{@run})"
+_CHECKPOINT_BEFORE_NONFINITE = (
+    "max_over_time((max(training_checkpoint_last_success_timestamp_seconds{@run})"
+    ' unless on () max(training_nonfinite_total{@run, kind="loss"}) > 0)[$__range:$__interval])'
 )
-"""PromQL for the seconds since the first NaN or infinite loss of a live run, until 15 minutes after the last. Later checkpoints contain it."""
+_SECONDS_SINCE_NONFINITE = f"(time() - ({_CHECKPOINT_BEFORE_NONFINITE} or on () {_NONFINITE_START}) and on () {_NONFINITE_START} and on () {LIVE_STATE})"
+"""PromQL for the seconds since the last checkpoint before the first NaN or infinite loss of a live run, until 15 minutes after the last.
+
+Later checkpoints contain the loss. Without such a checkpoint in the time range, the time counts from the first NaN or infinite loss.
+"""
 _SECONDS_AT_RISK = f"({_SECONDS_SINCE_NONFINITE} > {UNSAVED_SECONDS} or on () {UNSAVED_SECONDS})"
 _NOTES = {
-    "since the NaN loss": f"{_SECONDS_SINCE_NONFINITE} > {UNSAVED_SECONDS}",
+    "since the save before NaN": f"{_SECONDS_SINCE_NONFINITE} > {UNSAVED_SECONDS}",
     "lost": _RUN_DIED,
     "unsaved, save overdue": _SAVE_IS_OVERDUE,
     "unsaved": UNSAVED_SECONDS,
@@ -86,7 +92,10 @@ def work_at_risk_or_lost() -> Panel:
                 "properties": [{"id": "unit", "value": "s"}, {"id": "decimals", "value": 0}],
             },
             {
-                "matcher": {"id": "byName", "options": "unsaved, save overdue"},
+                "matcher": {
+                    "id": "byRegexp",
+                    "options": "/^(unsaved, save overdue|since the save before NaN)$/",
+                },
                 "properties": [{"id": "thresholds", "value": threshold_steps((None, BAD))}],
             },
             {

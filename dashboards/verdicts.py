@@ -20,8 +20,8 @@ class Verdict(enum.IntEnum):
     RESTARTED = 3  # lost time to a restart within the last hour
     STARTING = 4
     WARNING = 5  # an alert of severity warning fires
-    ENDANGERED_WORK = 6  # the loss was NaN or infinite within 15 minutes, and is finite again
-    LOSES_TIME = 7  # at least `MIN_LOSS_SHARE` of the time
+    ENDANGERED_WORK = 6  # the loss was NaN or infinite within 15 minutes, and is finite again: the critical alert still fires
+    LOSES_TIME = 7  # at least `MIN_LOSS_SHARE` of the time, without saves and validation
     LOSES_MUCH_TIME = 8  # at least `MIN_LARGE_LOSS_SHARE` of the time
     PARTLY_UNKNOWN = 9  # some ranks have no sample
     ENDANGERS_WORK = 10  # work or the model may be lost, although steps finish
@@ -45,7 +45,7 @@ VERDICT_TEXTS = {
     Verdict.PARTLY_UNKNOWN: (PARTLY_UNKNOWN, WARNING),
     Verdict.LOSES_MUCH_TIME: (LOSES_TIME, BAD),
     Verdict.LOSES_TIME: (LOSES_TIME, WARNING),
-    Verdict.ENDANGERED_WORK: (ENDANGERS_WORK, WARNING),
+    Verdict.ENDANGERED_WORK: (ENDANGERS_WORK, BAD),
     Verdict.WARNING: ("warning", WARNING),
     Verdict.STARTING: ("starting", WARNING),
     Verdict.RESTARTED: ("restarted", WARNING),
@@ -58,9 +58,13 @@ VERDICT_MAPPINGS = value_mappings({verdict.value: text for verdict, text in VERD
 """Value mappings from the numbers of the verdicts to their texts."""
 TIMELINE_MAPPINGS = value_mappings(
     {verdict.value: text for verdict, text in VERDICT_TEXTS.items()}
-    | {Verdict.NO_PROBLEM.value: (NO_PROBLEM, GOOD)}
+    | {
+        Verdict.NO_PROBLEM.value: (NO_PROBLEM, GOOD),
+        Verdict.STARTING.value: ("starting", NEUTRAL),
+        Verdict.ENDING.value: (ENDING, NEUTRAL),
+    }
 )
-"""The same mappings for a state timeline, in which every state has a color."""
+"""The same mappings for a state timeline, in which every state has a color. Every run starts and ends: these states are no problem there."""
 
 
 def verdict_by_run(selector: str) -> str:

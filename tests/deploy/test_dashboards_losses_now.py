@@ -56,12 +56,6 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
             id="half of the time is a data stall",
         ),
         pytest.param(
-            run_series("badput_seconds_total", "0x40 225x20", labels=',cause="lost_progress"'),
-            "restarts",
-            9,
-            id="a restart lost a quarter of the time of a run younger than an hour",
-        ),
-        pytest.param(
             run_series("rank_compute_seconds", "0.5x60", labels=',rank="0"')
             | run_series("rank_compute_seconds", "1x60", labels=',rank="1"')
             | run_series("rank_info", "1x60", labels=',rank="0"')
@@ -74,7 +68,7 @@ def test_a_loss_has_its_start(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_loss_per_hour_counts_a_standstill_a_stall_a_restart_and_a_slow_rank(
+def test_the_loss_per_hour_counts_a_standstill_a_stall_and_a_slow_rank(
     tmp_path: Path, series: dict[str, str], cause: str, euros_per_hour: float
 ) -> None:
     total = {'{currency="EUR"}': euros_per_hour}
@@ -419,18 +413,6 @@ RANK_1 = 'run="a",instance="n1",rank="1"'
             f'{RANK_1},cause="standstill",gpu="3",reason="wait job.py:39"',
             100,
             id="GPU from the local rank, whose labels change",
-        ),
-        pytest.param(
-            run_series("badput_seconds_total", "0x40 225x20", labels=',cause="lost_progress"')
-            | run_series(
-                "rank_last_exit_timestamp_seconds", "_x41 600x20", labels=',rank="1",reason="signal SIGKILL"'
-            )
-            | run_series(
-                "rank_last_exit_timestamp_seconds", "_x41 605x20", labels=',rank="0",reason="signal SIGTERM"'
-            ),
-            f'{RANK_1},cause="restarts",reason="signal SIGKILL"',
-            25,
-            id="first exit before a restart",
         ),
     ],
 )

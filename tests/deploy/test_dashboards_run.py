@@ -324,7 +324,7 @@ def test_the_work_since_a_nan_loss_is_at_risk_although_it_is_saved(tmp_path: Pat
     )
 
     panel = "Work at risk or lost"
-    assert_panel(tmp_path, "training-run", panel, series, {'{note="since the NaN loss"}': 315})
+    assert_panel(tmp_path, "training-run", panel, series, {'{note="since the save before NaN"}': 315})
     assert_panel(tmp_path, "training-run", panel, series, {'{currency="EUR"}': 315}, query_id="B", factor=100)
 
 
