@@ -259,12 +259,12 @@ LOST_GPU_OF_B = {
     [
         pytest.param(
             _hang(run="b"),
-            'alertname="no step; this rank: read data.py:40",instance="n1",rank="1"',
+            'alertname="holds up the others: read data.py:40",instance="n1",rank="1"',
             id="rank that holds up the others",
         ),
         pytest.param(
             LOST_GPU_OF_B,
-            'alertname="no step; this rank: GPU lost",instance="n1",rank="0",gpu="3"',
+            'alertname="GPU 3 lost: no rank finishes a step",instance="n1",rank="0",gpu="3"',
             id="lost GPU",
         ),
     ],
