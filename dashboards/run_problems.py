@@ -323,11 +323,13 @@ _DRIVER_DOWN_ROWS = with_text(
 )
 """PromQL for the start of the time in which the driver of a node of the run does not respond."""
 _UP = 'up{@cluster, job=~"training(-.+)?"}'
-_EXPORTER_OUTAGES = f"(count_over_time(({_UP} == 0)[1h:15s]) * 15 and on (instance) {_UP} == 1 and on (instance) {UP_BY_RANK_AND_NODE})"
+_OUTAGE = f"({_UP} == 0 and on (instance) last_over_time(instance:training_last_sample:timestamp_seconds{{@run}}[1h]))"
+"""PromQL with a value for each node of the run whose exporter does not answer, from the first sample of the run on this node."""
+_EXPORTER_OUTAGES = f"(count_over_time({_OUTAGE}[1h:15s]) * 15 and on (instance) {_UP} == 1 and on (instance) {UP_BY_RANK_AND_NODE})"
 """PromQL for the seconds of the last hour in which the exporter of a node of the run did not answer, if the exporter answers again."""
 _OUTAGE_ROWS = with_number(
     f"max by (instance) ({_EXPORTER_OUTAGES})",
-    f"max by (instance) (min_over_time((time() + 0 * ({_UP} == 0))[1h:15s]))",
+    f"max by (instance) (min_over_time((time() + 0 * {_OUTAGE})[1h:15s]))",
     "exporter was down for $1 s, no samples of its ranks",
     "instance",
 )
