@@ -265,7 +265,7 @@ def _cpu_panels() -> tuple[Panel, ...]:
                 "{{mode}}",
             ),
             Query('max(host_cpus{@node, kind="online"})', "CPUs", reference=True),
-            Query("host_load1{@node}", "load, 1 min", VERMILION, right_axis=True),
+            Query("host_load1{@node}", "load, 1 min", VERMILION, reference=True, right_axis=True),
             unit="none",
             decimals=1,
             stacked=True,

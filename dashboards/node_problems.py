@@ -130,7 +130,7 @@ _ENDED_FIRST = (
 )
 """PromQL for the exit of the rank on the node that ended first of its run. Of several exits at the same time, the rule selects one, as on *Fleet*."""
 _EXIT_BEFORE_RESTART = (
-    "(label_replace(max by (run, rank, reason) (run:training_exit_before_restart:timestamp_seconds{@node_run}),"
+    "(label_replace(max by (run, rank, reason) (run:training_exit_before_restart:timestamp_seconds{@node_run_any_job}),"
     f' "reason", "$1", "reason", "{EXIT_REASON_PATTERN}") > time() - {RESTART_SECONDS})'
 )
 """PromQL for the exit of the rank on the node that ended first before the last restart of its run, for `RESTART_SECONDS`."""
