@@ -87,7 +87,7 @@ Without a value while no step finishes.
 """
 LOST_GPU_SORT_VALUE, STOPS_RUN_SORT_VALUE = 2e6, 1e6
 """Sort values of the ranks that stop the run, above those of all slow ranks: of a rank with a lost GPU, and of other ranks."""
-_RANKS_TO_LOOK_AT = (
+_RANKS_WORST_FIRST = (
     f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPU_ROWS}) + {LOST_GPU_SORT_VALUE})"
     f" or max by (rank) (0 * ({ODD_RANK}) + {STOPS_RUN_SORT_VALUE}) or max by (rank) (0 * {ODD_PHASE} + {STOPS_RUN_SORT_VALUE})"
     f" or max by (rank) (0 * {ENDED_FIRST} + {STOPS_RUN_SORT_VALUE})"
@@ -102,7 +102,7 @@ Grafana has no `$__interval` for a variable.
 RANK_VARIABLE = Variable(
     "rank",
     "Rank",
-    _RANKS_TO_LOOK_AT,
+    _RANKS_WORST_FIRST,
     include_all=False,
     regex='/rank="([^"]+)"/',
     sort=0,
@@ -115,8 +115,8 @@ _GPUS_OF_ROWS = (
     f" and on (instance, rank) (training_process_up{{@run}} or {UNKNOWN_RANKS})"
 )
 """PromQL for the GPU indexes of the ranks of the table, by node, rank and GPU: a lost GPU, else the current GPUs, else the last known ones."""
-_RANKS_WITH_GPU = f"({_GPUS_OF_ROWS} or on (instance, rank) max by (instance, rank) (training_process_up{{@run}}) or on (instance, rank) {UNKNOWN_RANKS})"
-RANK_ROWS = f"(0 * {_RANKS_WITH_GPU} + on (instance, rank) group_left (phase) {LONG_PHASES} or on (instance, rank) {_RANKS_WITH_GPU})"
+_RANKS_AND_GPUS = f"({_GPUS_OF_ROWS} or on (instance, rank) max by (instance, rank) (training_process_up{{@run}}) or on (instance, rank) {UNKNOWN_RANKS})"
+RANK_ROWS = f"(0 * {_RANKS_AND_GPUS} + on (instance, rank) group_left (phase) {LONG_PHASES} or on (instance, rank) {_RANKS_AND_GPUS})"
 """PromQL for the ranks of the table, by node and rank, with the GPU index as the label `gpu`, if known, and a long phase as the label `phase`.
 
 A rank whose exporter has no sample has the row of the node on which it last lived.

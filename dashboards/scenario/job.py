@@ -191,7 +191,7 @@ class Rank:
         return 0.5 + 1.4 / (1.0 + trained_tokens / 6e5) + self._random.random() * 0.12
 
     def _save(self, step: int, *, fails: bool) -> float:
-        """Save a checkpoint, which fails if *fails* is true, and return the planned duration in seconds."""
+        """Save a checkpoint, and return the planned duration in seconds. The save fails if *fails* is true, except in the baseline."""
         try:
             with training.checkpoint_save(step):
                 self._sleep_or_end(SAVE_SECONDS)

@@ -22,7 +22,7 @@ from exporter.families import FamilySpec
 SUCCESSFUL = FamilySpec(
     name="exporter_config_last_reload_successful",
     type="gauge",
-    help="1 if the last attempt to read the configuration succeeded, 0 if the previous configuration stays in force.",
+    help="1 if the last attempt to read and apply the configuration succeeded, 0 if the previous configuration stays in force.",
     source="start, SIGHUP and POST /-/reload",
 )
 SUCCESS_TIME = FamilySpec(

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 try:
     import fcntl
-except ImportError:  # Windows, where the rotation of a file fails and is counted as an error
+except ImportError:  # Windows, where each append to a file fails and is counted as an error
     fcntl = None  # type: ignore[assignment]
 
 from exporter.recording.event_values import LEVEL_BY_SEVERITY, Event
