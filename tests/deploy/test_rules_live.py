@@ -23,6 +23,10 @@ energy: {pue: 1.2, carbon_intensity: 300, currency: EUR, electricity_price: 0.3,
 """
 
 ABSENT = {
+    'ALERTS{alertstate="firing",alertname="NvmlDown"}': "the driver is read at every scrape",
+    'ALERTS{alertstate="firing",run!="",alertname=~"RunDied|TrainingHang"}': "no run dies or hangs",
+    'ALERTS{alertstate="firing",run!="",severity="critical",alertname!="TrainingLossNonFinite"}': "no run has a critical problem",
+    'ALERTS{alertstate="firing",run!="",severity="warning"}': "no warning about a run fires in the first minutes",
     "exporter_series_dropped_total": "before the first dropped series",
     "cgroup_memory_limit_bytes": "the cgroup of the tests has no limit",
     "cgroup_memory_working_set_bytes": "without a cgroup",
@@ -69,6 +73,10 @@ EMPTY_RECORDS = {
     "run:training_mttf:seconds": "before the first interruption",
     "gpu:gpu_recovery_action:info": "no GPU requests an action",
     "instance:gpu_unknown:sum": "the driver is read at every scrape",
+    "instance:gpu_driver_down:timestamp_seconds": "the driver is read at every scrape",
+    "instance:gpu_driver_down_onset:timestamp_seconds": "the driver is read at every scrape",
+    "instance:gpu_driver_down_start:timestamp_seconds": "the driver is read at every scrape",
+    "run:training_driver_down:info": "the driver is read at every scrape",
     "gpu:gpu_lost:timestamp_seconds": "no GPU is lost",
     "gpu:gpu_lost_onset:timestamp_seconds": "no GPU is lost",
     "gpu:gpu_lost_start:timestamp_seconds": "no GPU is lost",
