@@ -59,11 +59,15 @@ MACHINE_DASHBOARD = "training-node"
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", USUAL_LOSSES): {"Losses now": "FG"},
-    ("training-energy", TOO_SHORT): {"Source of each number": "C"},
+    ("training-energy", TOO_SHORT): {
+        "Joules per step and GPU": "A",
+        "Joules per token": "A",
+        "Source of each number": "C",
+    },
     ("training-energy", NO_OUTAGE): {"Losses now": "E", "Cost per hour, 5 min": "D", "GPU power now": "C"},
     ("training-energy", NOT_COUNTED): {"Runs by verdict": "ABCDEFGHIJK", "Energy readings": "ABCD"},
     ("training-fleet", NO_OUTAGE): {"Cost per hour, 5 min": "D"},
-    ("training-fleet", NO_STOP): {"Runs that progress": "EF"},
+    ("training-fleet", NO_STOP): {"Runs that progress": "EFG"},
     ("training-gpus", THROTTLED): {"Throttled, 2 min": "B"},
     ("training-gpus", NODE_IS_KNOWN): {
         "GPUs slowed by heat or the power brake, by reason": "B",
@@ -124,6 +128,7 @@ MOMENTARY_PANELS = {
     "SM activity, used GPUs",
     "Ranks by phase",
     "Slowest rank",
+    "Verdict of each run with a problem",  # a loss close to the threshold changes the verdict between two evaluations
     "Waiting for data, last 2 min",
     "Swap and page faults",  # single page faults of the test machine
     "Ethernet",  # traffic of other programs on the test machine

@@ -39,9 +39,9 @@ TARGET_LABELS = frozenset({"cluster", "job", "instance"})
 COMPUTED_LABELS = {
     "alerts-energy.yml": {"uuid"},
     "alerts-gpu.yml": {"signal"},
-    "recording-fleet.yml": {"cause", "steps", "target"},
+    "recording-fleet.yml": {"cause"},
     "recording-gpu.yml": {"uuid", "action"},
-    "recording-training.yml": {"label_stage", "cause"},
+    "recording-training.yml": {"label_stage", "cause", "steps", "target"},
 }
 """Labels created by label_replace in a rule, or by exporter.configure(labels=...) in a job."""
 
