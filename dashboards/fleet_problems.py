@@ -1,4 +1,4 @@
-"""Verdict and main problem of each run on the dashboard *Fleet*, in PromQL.
+"""Main problem of each run on the dashboard *Fleet*, and its start, in PromQL.
 
 A problem is a series with the labels `run`, `alertname`, `instance`, `rank` and `gpu`, as far as these are known. The label `alertname`
 is the name of an alert, a cause of lost time or a text. The value is the start of the problem in Unix seconds, or 0 if the start is

@@ -36,14 +36,14 @@ _CHECKPOINT_BEFORE_NONFINITE = (
     "max_over_time((max(training_checkpoint_last_success_timestamp_seconds{@run})"
     ' unless on () max(training_nonfinite_total{@run, kind="loss"}) > 0)[$__range:$__interval])'
 )
-_SECONDS_SINCE_NONFINITE = f"(time() - ({_CHECKPOINT_BEFORE_NONFINITE} or on () {_NONFINITE_START}) and on () {_NONFINITE_START} and on () {LIVE_STATE})"
+_SECONDS_SINCE_FINITE_CHECKPOINT = f"(time() - ({_CHECKPOINT_BEFORE_NONFINITE} or on () {_NONFINITE_START}) and on () {_NONFINITE_START} and on () {LIVE_STATE})"
 """PromQL for the seconds since the last checkpoint before the first NaN or infinite loss of a live run, until 15 minutes after the last.
 
 Later checkpoints contain the loss. Without such a checkpoint in the time range, the time counts from the first NaN or infinite loss.
 """
-_SECONDS_AT_RISK = f"({_SECONDS_SINCE_NONFINITE} > {UNSAVED_SECONDS} or on () {UNSAVED_SECONDS})"
+_SECONDS_AT_RISK = f"({_SECONDS_SINCE_FINITE_CHECKPOINT} > {UNSAVED_SECONDS} or on () {UNSAVED_SECONDS})"
 _NOTES = {
-    "since the save before NaN": f"{_SECONDS_SINCE_NONFINITE} > {UNSAVED_SECONDS}",
+    "since the save before NaN": f"{_SECONDS_SINCE_FINITE_CHECKPOINT} > {UNSAVED_SECONDS}",
     "lost": _RUN_DIED,
     "unsaved, save overdue": _SAVE_IS_OVERDUE,
     "unsaved": UNSAVED_SECONDS,

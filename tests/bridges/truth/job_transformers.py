@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN003, ANN201, ANN204  # written as users write jobs
-"""Job with a Transformers Trainer, whose callback writes the diary."""
+"""Job with a Transformers Trainer. Its model and a callback write the diary."""
 
 import time
 
