@@ -324,7 +324,7 @@ class ExportQueue:
             self._send(call)
         if (
             call.method in {"write_out", "close"}
-            or self.worker.is_idle
+            or self.worker.is_queue_empty
             or self._unwritten_records >= WRITE_OUT_RECORDS
         ):
             self._write_out()

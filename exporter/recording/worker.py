@@ -1,7 +1,7 @@
 """Worker threads with a bounded queue, for code of the job and of libraries.
 
-A function that raises, hangs or is slow affects only the items of its queue. Lost items are counted by reason. A forked child starts
-with an empty queue.
+A function that raises, hangs or is slow affects only the items of its queue. Items that the function did not process are counted as
+lost, by reason, except items that are put after the thread has ended. A forked child starts with an empty queue.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Worker:
         self.busy_since: float | None = None
 
     @property
-    def is_idle(self) -> bool:
-        """True if no item is waiting in the queue."""
+    def is_queue_empty(self) -> bool:
+        """True if no item is waiting in the queue. The function may still be processing the last item."""
         return self._queue.empty()
 
     @property
     def has_final_counts(self) -> bool:
-        """True if the counts no longer change: without a thread, and after `finish`."""
+        """True after the end of the thread and after a timeout of `finish`, when the counts no longer change, and before the first item."""
         return self._thread is None or self._has_ended or self._is_abandoned
 
     def lost_items(self) -> dict[str, int]:
@@ -182,10 +182,11 @@ class Worker:
         self.busy_since = time()
         try:
             self._handle(item)
-            if not self._is_abandoned:  # otherwise the item was counted as lost
+            if not self._is_abandoned:  # otherwise `finish` has counted the item as lost
                 self.processed_items += 1
         except BaseException as error:  # noqa: BLE001  # SystemExit in the function must not end the thread
-            self._count_loss("error", 1)
+            if not self._is_abandoned:
+                self._count_loss("error", 1)
             log_once(f"worker {self._name}", f"{self._name} has failed: {safe_repr(error)}")
         finally:
             self.busy_since = None
