@@ -252,7 +252,7 @@ def _drivers_down() -> str:
 
 
 def _nonfinite_losses() -> str:
-    """Return PromQL for each live run with a NaN or infinite loss within 15 minutes, with the number of these losses."""
+    """Return PromQL for each live run with a NaN or infinite loss within 15 minutes, with the number of these losses in the last 20 minutes."""
     total = "max by (run) (run:training_nonfinite_loss:sum{@cluster})"
     count = f"{total} - max by (run) (min_over_time(run:training_nonfinite_loss:sum{{@cluster}}[20m])) > 0"
     with_text = f'label_replace(count_values by (run) ("steps", {count}), "alertname", "loss was NaN or infinite in $1 steps", "steps", "(.+)")'

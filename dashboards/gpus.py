@@ -81,7 +81,7 @@ NEGLIGIBLE_THROTTLING = 0.01
 MAX_ROWS_PER_KIND = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
 _NO_RUN_VALUE = -1
-"""Value of the panel *Loss of the runs listed below* if the table lists no run."""
+"""Value of the panel *Loss of the runs listed below* if the table lists no live run and every exporter is up."""
 _UNKNOWN_RUNS_LEGEND = "runs unknown"
 """Legend of the number of unknown runs in the panel *Loss of the runs listed below*."""
 

@@ -234,7 +234,7 @@ _NONFINITE_ROW = with_number(_NONFINITE_COUNT, _NONFINITE_START, "loss was NaN o
 def _with_last_finite_step(rows: str) -> str:
     """Return PromQL that appends the last step and the last checkpoint before the first NaN or infinite loss to the text of rows."""
     with_step = with_suffix(rows, _LAST_FINITE_STEP, ", the first after step $1")
-    return with_suffix(with_step, _LAST_FINITE_CHECKPOINT, ", last checkpoint surely before it: step $1")
+    return with_suffix(with_step, _LAST_FINITE_CHECKPOINT, ", safe checkpoint: step $1")
 
 
 _NONFINITE_ROW_WITH_STEP = _with_last_finite_step(_NONFINITE_ROW)

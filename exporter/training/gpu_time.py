@@ -25,7 +25,7 @@ from exporter.training.phases import PHASES
 MIN_STEP_SECONDS = 0.005
 """Duration of an ordinary step up to which no step of the job is timed."""
 STEPS_PER_SECOND = 10
-"""Maximum number of timed steps per second, on average. After a second without timed steps, up to ten steps in a row are timed."""
+"""Maximum number of timed steps per second, on average. After a pause of a second, steps are timed in a row until the average is reached."""
 MAX_COST_RATIO = 0.005
 """Maximum share of the thread's time that recording events may take. `EXPORTER_GPU_TIME` replaces this default."""
 MAX_EVENTS = 1024
@@ -49,7 +49,7 @@ class EventReason(Enum):
     """Reason for which an event is recorded."""
 
     PHASE = "phase change"
-    BEGIN = "start of a timed step, and end of the time since the previous step"
+    BEGIN = "start of a timed step or of a phase outside of steps, and end of the time before"
     END = "end of the step"
     CLOSE = "start of a step that is not timed, after a timed step"
 
@@ -65,7 +65,7 @@ class RecordedEvent:
 
 @dataclass(slots=True)
 class TimedStep:
-    """Device seconds from the start of a step to the start of the next step."""
+    """Device seconds from the start of a timed step, or of a phase outside of steps, to the start of the next step."""
 
     phase_seconds: dict[str, float] = field(default_factory=dict)
     step_seconds: float | None = None  # from start to end of the step; None if the end is unknown
@@ -97,7 +97,7 @@ class GpuTimer:
         self._free_events: list[Any] = []  # CUDA events to record again
         self._last_event: Any = None  # latest collected event
         self._current_step: TimedStep | None = None  # not complete yet
-        self._is_timing = False  # True in a step, or a phase outside of steps, that is timed
+        self._is_timing = False  # True from a timed step, or a timed phase outside of steps, to the next step
         self._has_stale_events = False  # True until the first step after the timing was turned on
         self._next_step_at = 0.0  # earliest start of the next timed step, on `clock`
         self._cost_seconds = 0.0  # cost of recording since the start of the latest timed step

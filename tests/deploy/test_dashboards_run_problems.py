@@ -394,7 +394,7 @@ def test_a_nan_loss_names_the_last_checkpoint_before_it(tmp_path: Path) -> None:
     saves = run_series("checkpoint_last_step", "0x10 100x10 300x40")
     steps = run_series("step", "0+10x60", labels=',rank="0"')
     row = problem_row(
-        'problem="loss was NaN or infinite in 586 steps, the first after step 200, last checkpoint surely before it: step 100"'
+        'problem="loss was NaN or infinite in 586 steps, the first after step 200, safe checkpoint: step 100"'
     )
 
     assert_panel(

@@ -163,13 +163,18 @@ def test_a_second_hang_of_a_run_is_explained_again(
     assert len(caplog.records) == 2
 
 
-def test_a_change_from_stalled_to_hung_is_explained_again(
-    hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
-) -> None:
+def report_stalled_then_hang(hanging_run: HangingRun) -> None:
+    """Let the collector report the run as stalled, and change the state to hung before the next collection."""
     hanging_run.runs = [replace(hanging_run.runs[0], state="stalled")]
     hanging_run.series()
     hanging_run.series(4.0)
     hanging_run.runs = [replace(hanging_run.runs[0], state="hung")]
+
+
+def test_a_change_from_stalled_to_hung_is_explained_again(
+    hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    report_stalled_then_hang(hanging_run)
     hanging_run.series(61.0)
     hanging_run.series(4.0)
 
@@ -182,10 +187,7 @@ def test_a_change_from_stalled_to_hung_is_explained_again(
 def test_a_late_answer_is_not_logged_as_the_first_report_on_a_changed_state(
     hanging_run: HangingRun, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hanging_run.runs = [replace(hanging_run.runs[0], state="stalled")]
-    hanging_run.series()
-    hanging_run.series(4.0)
-    hanging_run.runs = [replace(hanging_run.runs[0], state="hung")]
+    report_stalled_then_hang(hanging_run)
     hanging_run.respond(FIRST_PROCESS, 0, "read_shard", 40, 6)
     series = hanging_run.series(1.0)
     count_after_late_answer = len(caplog.records)

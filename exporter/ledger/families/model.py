@@ -164,7 +164,7 @@ GPU_ALLOC_RETRIES = TrainingFamily(
     name="training_gpu_alloc_retries_total",
     type="counter",
     labels=(*IDENTITY_LABELS, "gpu", "uuid"),
-    help="Allocations that succeeded only after torch emptied the allocator's cache.",
+    help="Allocations that torch retried after it had emptied the allocator's cache.",
     absent=TOTAL_ABSENT,
     source="torch.cuda.memory_stats: num_alloc_retries",
 )
