@@ -182,6 +182,27 @@ def test_failing_saves_have_no_rank_although_a_rank_is_slow(tmp_path: Path, node
 
 
 @pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ('training_checkpoints_total{run="a",instance="n1",kind="sync",result="failed"}', "3 saves failed"),
+        (
+            'training_nonfinite_total{run="a",instance="n1",rank="0",kind="loss",value="nan"}',
+            "loss was NaN or infinite in 3 steps",
+        ),
+    ],
+    ids=["failed saves", "NaN losses"],
+)
+def test_failed_saves_and_nan_losses_have_their_number_and_start(
+    tmp_path: Path, family: str, text: str
+) -> None:
+    series = THREE_RUNS | {family: "0x20 3x40"}
+    row = f'{{run="a",user="u",state="running",alertname="{text}"}}'
+
+    assert_runs(tmp_path, series, OTHER_ROWS | {row: 1.0})
+    assert_runs(tmp_path, series, OTHER_STARTS | {'{run="a"}': 300_000.0}, column="Since")
+
+
+@pytest.mark.parametrize(
     ("alert", "problem", "fault"),
     [
         pytest.param(
