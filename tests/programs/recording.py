@@ -288,6 +288,21 @@ def change_the_identity_while_other_threads_record() -> None:
     print(sum(counts))
 
 
+def record_numbers_during_a_change_of_the_identity() -> None:
+    """Record numbers between the last recording of an identity and the restart of the counts at zero, as another thread may."""
+    training.record(samples=1, tokens=10, microbatches=1)
+    flush()
+    reset_events = RECORDER.events.reset
+
+    def record_and_reset() -> None:
+        training.record(samples=2, tokens=20, microbatches=2)
+        reset_events()
+
+    RECORDER.events.reset = record_and_reset  # type: ignore[method-assign]
+    exporter.configure(run="second")
+    RECORDER.events.reset = reset_events  # type: ignore[method-assign]
+
+
 def change_the_identity_during_long_work() -> None:
     """Call `configure` while the lock of the recording thread is held for half a second, as by a long flush."""
     has_started = threading.Event()

@@ -196,6 +196,28 @@ def test_no_value_and_no_background_work_is_lost_while_configure_changes_the_ide
     assert totals == {"samples": recorded_count, "microbatches": recorded_count}
 
 
+def test_numbers_that_are_recorded_during_a_change_of_the_identity_belong_to_the_new_identity(
+    feed: Path,
+) -> None:
+    run_function(feed, programs.recording.record_numbers_during_a_change_of_the_identity)
+    totals = [
+        {
+            name: sum(
+                reading.sum or 0.0
+                for reading in snapshot.recording.stats
+                if reading.definition.name == f"training.{name}"
+            )
+            for name in ("samples", "tokens", "microbatches")
+        }
+        for snapshot in snapshots(feed)
+    ]
+
+    assert totals == [
+        {"samples": 1, "tokens": 10, "microbatches": 1},
+        {"samples": 2, "tokens": 20, "microbatches": 2},
+    ]
+
+
 def test_samples_after_configure_have_the_new_identity_although_a_step_of_the_recording_takes_long(
     feed: Path,
 ) -> None:
