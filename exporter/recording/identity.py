@@ -60,7 +60,8 @@ class Process:
 
     def after_fork(self) -> None:
         """Drop the claims of the parent in a forked child."""
-        self._settings_lock = threading.Lock()
+        # Reentrant, because a signal handler that interrupts the holder may change settings too.
+        self._settings_lock = threading.RLock()
         self._has_claimed_rank = self._trains = False
         self._settings = self._settings.replace(is_agent=False)
         self.begin_recording()
@@ -152,8 +153,12 @@ class Process:
     def _change_settings(self, **changes: Any) -> None:
         """Change settings. If the identity changes, start a new recording; otherwise change the current recording."""
         with self._settings_lock:
-            previous_settings = self._settings
-            self._settings = previous_settings.replace(**changes)
+            while True:
+                previous_settings = self._settings
+                settings = previous_settings.replace(**changes)
+                if self._settings is previous_settings:  # otherwise a signal handler has changed the settings
+                    self._settings = settings
+                    break
         if self._renew is not None and self.identity() != self._identity_of(previous_settings):
             self._renew()
         elif self._recorded_settings is previous_settings:

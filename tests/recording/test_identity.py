@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from feed_support import new_identity, new_recording
 from program_support import run, run_function, run_program, snapshots
 from programs import code_of
+from waiting import WAIT_LIMIT_SECONDS
 
 import exporter
-from exporter.recording.identity import Process
+from exporter.recording.identity import Process, _IdentitySettings
 from exporter.recording.write_queue import MAX_RECORDINGS, UnwrittenRecording, WriteQueue
 
 
@@ -330,3 +332,24 @@ def test_a_change_of_the_session_keeps_the_identity_of_a_recording_that_is_about
 
     assert earlier == ("first", "")
     assert (process.recorded_identity().run, process.recorded_session) == ("second", "night")
+
+
+def test_a_signal_handler_that_interrupts_configure_can_change_the_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = Process()
+    replace = _IdentitySettings.replace
+
+    def interrupted_replace(settings: _IdentitySettings, **changes: Any) -> _IdentitySettings:
+        if changes == {"rank": 3}:
+            monkeypatch.undo()
+            process.configure("named by the handler", None, None)
+        return replace(settings, **changes)
+
+    monkeypatch.setattr(_IdentitySettings, "replace", interrupted_replace)
+    caller = threading.Thread(target=process.configure, args=(None, 3, None), daemon=True)
+    caller.start()
+    caller.join(WAIT_LIMIT_SECONDS)
+
+    assert not caller.is_alive()
+    assert (process.identity().run, process.identity().rank) == ("named by the handler", 3)
