@@ -288,8 +288,8 @@ def target_of(arguments: Sequence[str], source: str = _DEFAULT_SOURCE) -> PushTa
     if len(arguments) == 1 and "://" not in text and not Path(text).is_dir() and Path(text).parent.is_dir():
         return TextFile(Path(text))
     expected = "a file in an existing directory, http://HOST:9091/metrics/job/JOB or otlp http://HOST:4318"
-    # Without a user and a password of a mistyped URL.
-    shown = " ".join([*arguments[:-1], text.rpartition("@")[2]])
+    # A mistyped URL may contain a user name and a password, which end at the last "@".
+    shown = " ".join(argument.rpartition("@")[2] for argument in arguments)
     raise flag_error("target", f"{shown!r} is not a target; expected {expected}")
 
 

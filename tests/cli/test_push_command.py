@@ -250,6 +250,16 @@ def test_a_password_in_a_url_is_refused_and_not_shown(arguments: list[str]) -> N
     assert "secret" not in str(error_info.value)
 
 
+@pytest.mark.parametrize(
+    "target", ["http//user:secret@gateway:9091", "http://user:secret@gateway:9091 train"]
+)
+def test_a_password_in_a_mistyped_target_is_not_shown(target: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a target") as error_info:
+        main(["--once", *target.split()])
+
+    assert "secret" not in str(error_info.value)
+
+
 def test_a_password_file_that_is_not_text_is_reported_at_the_start(tmp_path: Path) -> None:
     password_file = tmp_path / "password"
     password_file.write_bytes(b"\xff\xfe")
