@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dashboards_support import MODELS
+from rules_support import rules
 
 from dashboards import (
     cost_and_loss,
@@ -104,6 +105,14 @@ def minutes(seconds: float) -> str:
 )
 def test_a_number_in_a_text_equals_the_constant(uid: str, title: str, phrase: str) -> None:
     assert phrase in PANELS[uid, title]["description"]
+
+
+def test_the_losses_now_name_no_time_range_that_the_rule_does_not_read() -> None:
+    (expression,) = [rule.expr for rule in rules() if rule.name == "run:training_lost_unlimited:ratio"]
+    description = PANELS["training-run", "Losses now, by cause"]["description"]
+    (sentence,) = re.findall(r"Waiting for data[^.]*\.", description)
+
+    assert ("last hour" in sentence) == ("1h" in expression)
 
 
 def test_the_worst_problems_of_a_gpu_are_listed_in_their_order() -> None:
