@@ -42,9 +42,8 @@ class _HookState:
     def __init__(self) -> None:
         self.is_installed = False
         self.has_optimizer = False  # True after an optimizer of torch was constructed
-        self.has_optimizer_stepped = (
-            False  # True if an optimizer stepped since `GradScaler.step` was called last
-        )
+        # True if an optimizer has stepped since the last call of `GradScaler.step`
+        self.has_optimizer_stepped = False
         self.next_scale_at = 0.0  # earliest time of the next record of the loss scale, in monotonic seconds
         self.compile_blocks: list[Any] = []  # open blocks of the phase `compile`
         self.is_traced: Callable[[], bool] = lambda: False  # returns True in a hook that torch compiles

@@ -56,10 +56,12 @@ class _CumulativeSeries:
 class StartTimes:
     """Start times of cumulative series, in nanoseconds since the epoch.
 
-    The start of a series of the first push is unknown: totals continue over a restart of the exporter, and counters of the kernel and of
-    the driver are older than the exporter. Such a series starts at the push, as OpenTelemetry's data model demands. A receiver would
-    otherwise count the whole total as an increase since the start. A series that is new or was reset starts at the previous push. A
-    series that has been absent for `RETENTION_SECONDS` is forgotten, and is new when it returns.
+    The true start of a series of the first push is unknown: totals continue after a restart of the exporter, and counters of the kernel
+    and of the driver are older than the exporter. Such a series has the time of the push as its start time, as OpenTelemetry's data
+    model demands. With an earlier start time, a receiver would count the whole total as an increase since that time.
+
+    A series that is new or was reset starts at the previous push. A series that has been absent for `RETENTION_SECONDS` is forgotten, and
+    is new when it returns.
     """
 
     def __init__(self) -> None:
@@ -71,7 +73,7 @@ class StartTimes:
         """Start a push."""
         self._push_ns = now_ns
         if self._previous_push_ns is None:
-            self._series.clear()  # of a first push that failed
+            self._series.clear()  # no push has succeeded, so this push counts as the first
 
     def end_push(self) -> None:
         """End a successful push, and forget the series that have been absent for too long."""

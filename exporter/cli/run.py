@@ -264,8 +264,8 @@ class JobSupervisor:
         if self._is_terminating:
             linger_seconds = min(self._plan.linger_seconds, TERMINATION_LINGER_SECONDS)
         sidecar_exit = SidecarExit(sidecar, linger_seconds=linger_seconds)
-        # A sidecar whose feed directory was removed cannot notice the end of the launch. A sidecar that has not read the directory yet
-        # has nothing to save if no process has recorded: the exit status of a job that ends at once does not wait for its start.
+        # A sidecar whose feed directory was removed cannot notice the end of the launch. Without a recording, a sidecar that has not read
+        # the directory yet has nothing to save: a job that ends at once does not wait until the sidecar has started.
         is_removed = not os.path.isdir(self._plan.feed_directory)  # noqa: PTH112 - Path.is_dir raises PermissionError
         if is_removed or self._has_nothing_to_save():
             sidecar_exit.end_linger_period()
@@ -279,7 +279,7 @@ class JobSupervisor:
                 _stop_self(info.si_signo)
 
     def _has_nothing_to_save(self) -> bool:
-        """Return True if no process has recorded into the feed directory, and no sidecar has read it."""
+        """Return True if no sidecar owns the feed directory, and no process has recorded into it."""
         directory = self._plan.feed_directory
         return runs.owner(directory) is None and not runs.has_feed(directory)
 

@@ -30,12 +30,12 @@ while number := os.read(0, 1):
 class SignalProbe:
     """Small process in the process group of the job with all signals blocked.
 
-    A signal to the group becomes pending in the probe, and /proc shows pending signals. `run` thus knows whether the job has received a
-    signal too, or only `run` has. `run` passes on only the latter, because a job commonly treats a second SIGTERM as "stop saving, end
-    now".
-    The probe ends with `run`, which holds the other end of its pipe.
+    A signal to the group becomes pending in the probe, which /proc shows. `run` forwards a signal only if the job has not received it,
+    because a job commonly treats a second SIGTERM as "stop saving, end now". The probe ends with `run`, which holds the other end of
+    its pipe.
 
-    Raises OSError: The process cannot be started.
+    Raises:
+        OSError: The process cannot be started.
     """
 
     def __init__(self) -> None:

@@ -94,9 +94,10 @@ class _HangCase:
         return [rank for rank in self.run.ranks if rank.process_id not in self.answers]
 
     def must_log(self, report: HangReport, *, was_waiting: bool) -> bool:
-        """Return True for the first report on a state, and if a rank has answered that did not answer according to the log.
+        """Return True for the first report on a state, and if a rank has answered that the log names as unanswered.
 
-        A late answer is no first report: the stack was requested in the state before. *was_waiting* is False for a late answer.
+        *was_waiting* is False if the report was made only because of a late answer. Such a report does not count as the first report on
+        a state, because the answer may be from the state before.
         """
         logged = self.logged_report
         if logged is None:

@@ -111,9 +111,8 @@ class Recorder:
         self.started_at = time()
         self._gpus = ProcessGpus()
         self._rank_claim = RankClaim.NONE
-        self._recorded_identity: ProcessIdentity | None = (
-            None  # of the recording; None before it is published
-        )
+        # Identity under which the recording is published; None before the first publication and after a change
+        self._recorded_identity: ProcessIdentity | None = None
 
     # Composition -----------------------------------------------------------------------------------------
 

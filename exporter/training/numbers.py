@@ -60,7 +60,7 @@ class Numbers:
         self._clear_gauges()
 
     def _clear_gauges(self) -> None:
-        """Discard the latest values, except the losses, and the epochs."""
+        """Discard the epochs and the latest values other than the losses."""
         self.grad_norm: float | None = None
         self.learning_rate: float | None = None
         self.loss_scale: float | None = None
