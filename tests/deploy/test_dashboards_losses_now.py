@@ -681,6 +681,7 @@ READ_NODES = {
         f'exporter_energy_source_info{{job="training",instance="{node}",device="{node}-u0",measured="true"}}': "1x60",
         f'gpu_nvml_up{{job="training",instance="{node}"}}': "1x60",
         f'gpu_devices_expected{{job="training",instance="{node}"}}': "2x60",
+        f'gpu_devices{{job="training",instance="{node}"}}': "2x60",
         **{
             family + f'job="training",instance="{node}",gpu="{gpu}",uuid="{node}-u{gpu}"{labels}}}': values
             for gpu in (0, 1)
@@ -695,27 +696,33 @@ READ_NODES = {
 LAST_GPU = 'job="training",instance="n2",gpu="1",uuid="n2-u1"'
 """Labels of the last GPU of `READ_NODES`."""
 LAST_GPU_ENERGY = f'gpu_energy_joules_total{{{LAST_GPU},source="nvml_counter"}}'
+LAST_GPU_NOT_READ = {
+    LAST_GPU_ENERGY: "0+100x20 stale",
+    'gpu_devices{job="training",instance="n2"}': "2x20 1x40",
+}
+"""Replacements in `READ_NODES`: one of the two GPUs of a node does not respond."""
 NO_SAMPLE_OF_NODE = {name: "1x20 stale" for name in READ_NODES if 'instance="n2"' in name}
 """Replacements in `READ_NODES`: the samples of a node end."""
 EXPORTER_DOWN = NO_SAMPLE_OF_NODE | {'up{job="training",instance="n2"}': "1x20 0x40"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "unread"),
+    ("changes", "lost", "unknown"),
     [
-        ({}, 0),
-        ({f"gpu_up{{{LAST_GPU}}}": "1x20 0x40", LAST_GPU_ENERGY: "0+100x20 stale"}, 1),
-        ({f"gpu_up{{{LAST_GPU}}}": "1x20 stale", LAST_GPU_ENERGY: "0+100x20 stale"}, 1),
-        ({'gpu_devices_expected{job="training",instance="n2"}': "5x60"}, 3),
-        (EXPORTER_DOWN | {'gpu_devices_expected{job="training",instance="n2"}': "5x20 stale"}, 5),
+        ({}, 0, 0),
+        (LAST_GPU_NOT_READ | {f"gpu_up{{{LAST_GPU}}}": "1x20 0x40"}, 1, 0),
+        (LAST_GPU_NOT_READ | {f"gpu_up{{{LAST_GPU}}}": "1x20 stale"}, 1, 0),
+        ({'gpu_devices_expected{job="training",instance="n2"}': "5x60"}, 3, 0),
+        (EXPORTER_DOWN | {'gpu_devices_expected{job="training",instance="n2"}': "5x20 stale"}, 0, 5),
         (
-            {name: "1x20 stale" for name in READ_NODES if re.search('^gpu_(up|energy).*"n2"', name)}
+            {name: "1x20 stale" for name in READ_NODES if re.search('^gpu_(up|energy|devices{).*"n2"', name)}
             | {'gpu_nvml_up{job="training",instance="n2"}': "1x20 0x40"},
+            0,
             2,
         ),
-        (EXPORTER_DOWN, 2),
-        ({'training_energy_joules_total{run="a",instance="n2"}': "0+1x20 stale"} | EXPORTER_DOWN, 2),
-        (NO_SAMPLE_OF_NODE, 0),
+        (EXPORTER_DOWN, 0, 2),
+        ({'training_energy_joules_total{run="a",instance="n2"}': "0+1x20 stale"} | EXPORTER_DOWN, 0, 2),
+        (NO_SAMPLE_OF_NODE, 0, 0),
         # Another GPU with the same index is read.
         (
             {
@@ -725,15 +732,18 @@ EXPORTER_DOWN = NO_SAMPLE_OF_NODE | {'up{job="training",instance="n2"}': "1x20 0
                 LAST_GPU_ENERGY.replace("n2-u1", "n2-u9"): "_x20 0+100x40",
             },
             0,
+            0,
         ),
         # The exporter in a pod publishes the GPU, too, and leaves its energy to the exporter of the node.
         (
             {
                 f"gpu_up{{{LAST_GPU}}}".replace('"n2"', '"pod"'): "1x60",
                 'gpu_devices_expected{job="training",instance="pod"}': "1x60",
+                'gpu_devices{job="training",instance="pod"}': "1x60",
                 'exporter_energy_counting{job="training",instance="pod"}': "0x60",
                 'up{job="training",instance="pod"}': "1x60",
             },
+            0,
             0,
         ),
     ],
@@ -751,12 +761,37 @@ EXPORTER_DOWN = NO_SAMPLE_OF_NODE | {'up{job="training",instance="n2"}': "1x20 0
         "two exporters",
     ],
 )
-def test_each_expected_gpu_without_a_current_energy_counter_is_not_read(
-    tmp_path: Path, changes: dict[str, str], unread: int
+def test_each_expected_gpu_without_a_current_energy_counter_is_lost_or_unknown(
+    tmp_path: Path, changes: dict[str, str], lost: int, unknown: int
 ) -> None:
-    complete = {} if unread else {"{}": 0.0}
+    readings: dict[str, dict[str, float]] = {
+        "A": {"{}": lost} if lost else {},
+        "B": {"{}": unknown} if unknown else {},
+        "C": {},  # suspect
+        "D": {},  # with gaps
+        "E": {} if lost or unknown else {"{}": 0},
+    }
 
-    assert_panel(tmp_path, "training-energy", "Energy readings", READ_NODES | changes, complete, query_id="E")
+    assert_queries(tmp_path, "training-energy", "Energy readings", READ_NODES | changes, readings)
+
+
+@pytest.mark.parametrize(
+    ("query_id", "series"),
+    [
+        ("C", {'exporter_energy_crosscheck{job="training",instance="n2",device="n2-u0"}': "0.5x60"}),
+        (
+            "D",
+            {'exporter_energy_gap_seconds_total{job="training",instance="n2",device="n2-u0"}': "0x20 30x40"},
+        ),
+    ],
+    ids=["suspect", "with gaps"],
+)
+def test_a_device_with_a_suspect_reading_or_a_gap_is_counted(
+    tmp_path: Path, query_id: str, series: dict[str, str]
+) -> None:
+    readings: dict[str, dict[str, float]] = {key: {} for key in "ABCDE"} | {query_id: {"{}": 1}}
+
+    assert_queries(tmp_path, "training-energy", "Energy readings", READ_NODES | series, readings)
 
 
 def test_the_loss_to_a_slow_rank_starts_at_the_recorded_start_of_its_slowness(tmp_path: Path) -> None:
