@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from dashboards_support import MODELS
-from panel_support import assert_panel
+from panel_support import assert_panel, assert_queries
 from rules_support import needs_promtool
 
 from dashboards.board import all_panels
@@ -281,6 +281,23 @@ def test_the_end_of_a_rank_is_a_problem_unless_its_run_has_finished(
     )
 
 
+def test_a_restart_is_a_past_problem_of_the_node_of_the_rank_that_ended_first(tmp_path: Path) -> None:
+    attempt_start = {
+        'training_attempt_start_timestamp_seconds{job="training",run="a",instance="n2"}': "10x22 330x38"
+    }
+    series = _run() | attempt_start | _exit(0, 301) | _exit(1, 302)
+    restarted = '{gpu="0",run="a",rank="0"}'
+    row = '{gpu="0",run="a",rank="0",problem="the run restarted after: killed or crashed",remedy="read the log of this rank"}'
+
+    assert_queries(
+        tmp_path,
+        "training-node",
+        "What is wrong",
+        series,
+        {"A": {row: Impact.PAST}, "B": {restarted: 301_000}},
+    )
+
+
 def test_the_rank_that_ended_first_has_no_other_problem_and_its_row_is_first(tmp_path: Path) -> None:
     series = _run("lost", up="1x20 0x40", steps="0+15x20 300x40") | _exit(0, 301) | _exit(1, 302)
     series |= {f"training_process_up{{{RANK_LABELS.format(rank=1, node=2)}}}": "1x20 0x40"}
@@ -339,6 +356,20 @@ def test_the_cost_of_the_node_has_its_lost_part(
         query_id=query_id,
         factor=factor,
     )
+
+
+def test_a_run_that_finished_before_its_step_target_has_the_verdict_and_its_last_step(tmp_path: Path) -> None:
+    of_run = 'job="training",run="a",instance="n2"'
+    series = _run("finished", up="1x20 0x40", steps="0+15x20 300x40") | {
+        f"training_process_up{{{RANK_LABELS.format(rank=1, node=2)}}}": "1x20 0x40",
+        f"training_step{{{of_run}}}": "850x60",
+        f"training_step_target{{{of_run}}}": "6000x60",
+    }
+    row = {'{run="a",user="u",state="ended early, step 850 of 6000"}': 1}
+    verdict = {'{run="a"}': Verdict.ENDED_EARLY}
+
+    assert_panel(tmp_path, "training-node", "Runs on this node", series, row)
+    assert_panel(tmp_path, "training-node", "Runs on this node", series, verdict, column="Verdict")
 
 
 STOPPED_RUN = {
@@ -641,3 +672,15 @@ def test_the_exporter_is_up_from_its_start_or_down_from_its_last_scrape(
 
     labels = f'{{instance="n1",state="{state}"}}'
     assert_panel(tmp_path, "training-node", "Exporter", series, {labels: seconds})
+
+
+@pytest.mark.parametrize(("gpu_up", "expected"), [("1x60", {'{run="a",rank="0"}': 60}), ("1x58 0x2", {})])
+def test_the_share_of_time_in_which_a_gpu_is_busy_is_blank_while_the_gpu_is_lost(
+    tmp_path: Path, gpu_up: str, expected: dict[str, float]
+) -> None:
+    gpu = 'job="training",instance="n1",gpu="0",uuid="G0"'
+    series = _run() | {f"gpu_up{{{gpu}}}": gpu_up, f"gpu_utilization_busy_seconds_total{{{gpu}}}": "0+9x60"}
+
+    assert_panel(
+        tmp_path, "training-node", "Ranks on this node", series, expected, column="GPU busy", factor=100
+    )
