@@ -63,6 +63,7 @@ IMPACTS = {
     "saves failed": 4,
     "NaN": 4,
     "exporter down": 3,
+    "exporter was down": 1,
     "does not report": 3,
     "Xid": 4,
     "restarted": 1,
@@ -287,6 +288,19 @@ def test_a_problem_of_the_past_has_no_remedy(tmp_path: Path) -> None:
     row = problem_row('problem="loss was NaN or infinite in 136 steps, none for 7 min"', is_past=True)
 
     assert_panel(tmp_path, "training-run", "What is wrong", RANKS | PAST_NAN_LOSSES, {row: 300_000})
+
+
+def test_an_outage_of_an_exporter_is_a_past_problem_from_the_first_sample_of_the_run_on_the_node(
+    tmp_path: Path,
+) -> None:
+    # The exporter answers neither before the run starts on the node nor for two minutes from 10 min on.
+    series = {name: values.replace("1x60", "_x10 1x29 stale _x7 1x12") for name, values in RANKS.items()}
+    series['up{job="training",instance="n1"}'] = "0x9 1x29 0x7 1x12"
+    row = problem_row(
+        'problem="exporter was down for 120 s, no samples of its ranks",instance="n1"', is_past=True
+    )
+
+    assert_panel(tmp_path, "training-run", "What is wrong", series, {row: 600_000})
 
 
 def test_a_problem_between_two_points_of_a_long_time_range_has_a_row(
