@@ -288,6 +288,8 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
 
 
 LOSS_PANEL = "Loss of the runs listed below"
+NO_RUN_VALUE = -1
+"""Value of the loss in `LOSS_PANEL` if no live run has a problem and all exporters are up."""
 
 
 HOT_GPU = {
@@ -342,20 +344,24 @@ def test_the_tile_names_the_most_throttled_gpu_or_none(
 
 
 @pytest.mark.parametrize(
-    ("rank_info", "expected"),
+    ("rank_labels", "expected"),
     [
-        ('training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}', {'{currency="EUR"}': 36.0}),
-        ('training_rank_info{run="a",rank="3",local_rank="0",instance="n1"}', {'{currency="EUR"}': 36.0}),
-        ('training_rank_info{run="a",rank="3",uuid="G7",instance="n1"}', {}),
-        ('training_rank_info{run="a",rank="3",instance="n1"}', {}),
+        ('uuid="G0"', {"A": {'{currency="EUR"}': 9}, "B": {'{currency="EUR"}': 36}, "C": {"{}": 0}}),
+        ('local_rank="0"', {"A": {'{currency="EUR"}': 9}, "B": {'{currency="EUR"}': 36}, "C": {"{}": 0}}),
+        ('uuid="G7"', {"A": {'{currency="EUR"}': NO_RUN_VALUE}, "B": {}, "C": {"{}": 0}}),
+        ('gpu=""', {"A": {}, "B": {}, "C": {"{}": 1}}),
     ],
+    ids=["UUID of the GPU", "local rank of the GPU", "another GPU", "unknown GPU"],
 )
 def test_the_cost_of_a_gpu_problem_is_unknown_if_the_gpu_of_a_rank_is_unknown(
-    tmp_path: Path, rank_info: str, expected: dict[str, float]
+    tmp_path: Path, rank_labels: str, expected: dict[str, dict[str, float]]
 ) -> None:
-    series = HOT_GPU | {rank_info: "1x60"}
+    series = HOT_GPU | {
+        f'training_rank_info{{run="a",rank="3",{rank_labels},instance="n1"}}': "1x60",
+        'run:training_lost:ratio{run="a",cause="slowest_rank"}': "0.25x60",
+    }
 
-    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, expected, query_id="B")
+    assert_queries(tmp_path, "training-gpus", LOSS_PANEL, series, expected)
 
 
 def test_the_loss_of_a_gpu_problem_is_a_share_of_the_cost_of_the_run(tmp_path: Path) -> None:
