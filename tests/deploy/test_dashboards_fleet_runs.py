@@ -197,9 +197,25 @@ def test_failed_saves_and_nan_losses_have_their_number_and_start(
 ) -> None:
     series = THREE_RUNS | {family: "0x20 3x40"}
     row = f'{{run="a",user="u",state="running",alertname="{text}"}}'
+    ended = {
+        'training_run_state{run="a",instance="n1",state="running"}': "1x40 0x20",
+        'training_run_state{run="a",instance="n1",state="finished"}': "0x40 1x20",
+    }
 
     assert_runs(tmp_path, series, OTHER_ROWS | {row: 1.0})
     assert_runs(tmp_path, series, OTHER_STARTS | {'{run="a"}': 300_000.0}, column="Since")
+    assert_runs(tmp_path, series | ended, OTHER_ROWS | {'{run="a",user="u",state="finished"}': 1.0})
+
+
+def test_failed_saves_name_the_step_of_the_last_checkpoint(tmp_path: Path) -> None:
+    failed = 'training_checkpoints_total{run="a",instance="n1",kind="sync",result="failed"}'
+    series = THREE_RUNS | {
+        failed: "0x20 3x40",
+        'training_checkpoint_last_step{run="a",instance="n1",rank="0"}': "400x60",
+    }
+    row = '{run="a",user="u",state="running",alertname="3 saves failed; last checkpoint: step 400"}'
+
+    assert_runs(tmp_path, series, OTHER_ROWS | {row: 1.0})
 
 
 @pytest.mark.parametrize(
