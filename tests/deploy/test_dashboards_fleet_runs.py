@@ -207,6 +207,35 @@ def test_failed_saves_and_nan_losses_have_their_number_and_start(
     assert_runs(tmp_path, series | ended, OTHER_ROWS | {'{run="a",user="u",state="finished"}': 1.0})
 
 
+def test_a_run_that_finished_before_its_step_target_has_the_verdict_and_its_last_step(tmp_path: Path) -> None:
+    series = (
+        THREE_RUNS
+        | run_series("run_state", "1x20 0x40", labels=',state="running"')
+        | run_series("run_state", "0x20 1x40", labels=',state="finished"')
+        | run_series("run_state_since_timestamp_seconds", "0x20 300x40")
+        | run_series("process_up", "1x20 0x40", labels=',rank="0"')
+        | run_series("step", "850x60", labels=',rank="0"')
+        | run_series("step_target", "6000x60")
+    )
+    row = '{run="a",user="u",state="finished",alertname="finished early, at step 850 of 6000"}'
+
+    assert_runs(tmp_path, series, OTHER_ROWS | {row: 1.0})
+    assert_runs(tmp_path, series, STOPPED | {'{run="a"}': Verdict.ENDED_EARLY}, column="Verdict")
+    assert_runs(tmp_path, series, OTHER_STARTS | {'{run="a"}': 300_000.0}, column="Since")
+
+
+def test_a_driver_that_does_not_respond_is_the_problem_of_a_run_that_makes_progress(tmp_path: Path) -> None:
+    driver = {
+        'up{job="training",instance="n1"}': "1x60",
+        'gpu_devices_expected{job="training",instance="n1"}': "8x60",
+        'gpu_nvml_up{job="training",instance="n1"}': "1x40 0x20",
+    }
+    row = '{run="a",user="u",state="running",alertname="driver does not respond, GPUs unknown",instance="n1"}'
+
+    assert_runs(tmp_path, THREE_RUNS | driver, OTHER_ROWS | {row: 1.0})
+    assert_runs(tmp_path, THREE_RUNS | driver, OTHER_STARTS | {'{run="a"}': 615_000.0}, column="Since")
+
+
 def test_failed_saves_name_the_step_of_the_last_checkpoint(tmp_path: Path) -> None:
     failed = 'training_checkpoints_total{run="a",instance="n1",kind="sync",result="failed"}'
     series = THREE_RUNS | {
