@@ -98,7 +98,8 @@ def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> Non
 
 def test_an_oom_kill_is_recognized_from_kernel_counters(tmp_path: Path) -> None:
     # The counts during the process, and after its exit.
-    assert reasons_after_end(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}
+    assert reasons_after_end(tmp_path / "killed", oom_kills=[3.0, 4.0]) == {"oom_kill": 1}
+    assert reasons_after_end(tmp_path / "earlier", oom_kills=[3.0, 3.0]) == {"signal": 1}
 
 
 @pytest.mark.parametrize(
