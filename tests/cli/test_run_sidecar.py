@@ -177,7 +177,8 @@ def test_run_does_not_wait_for_the_start_of_the_sidecar_of_a_job_that_recorded_n
         feed, ["sh", "-c", "exit 3"], sidecar=["/bin/sleep", "3600"], linger_seconds=3600
     )
 
-    assert run_to_completion(command).returncode == 3
+    with running_process(command, feed) as run:  # which ends `run` and the sidecar if the wait fails
+        assert run.wait(timeout=WAIT_LIMIT_SECONDS) == 3
 
 
 def test_a_signal_ends_the_linger_period(feed: Path, tmp_path: Path) -> None:
