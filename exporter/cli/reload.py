@@ -60,7 +60,9 @@ class Reloader:
         self._read = read
         self._apply = apply
         self._lock = threading.Lock()
-        self._background_lock = threading.Lock()  # so that background reloads run in sequence
+        # A background reload waits for this lock until the previous one has ended, and clears `_is_queued` only then: at most one
+        # waits, also during a long reload.
+        self._background_lock = threading.Lock()
         self._is_queued = threading.Event()  # set while a background reload is queued
         self._logged_values: dict[str, Any] = {}  # values that take effect after a restart, by option
         self._is_successful = True
@@ -73,7 +75,7 @@ class Reloader:
 
         Raises:
             ConfigurationError: The new configuration is invalid.
-            OSError, RuntimeError: The system refuses a descriptor or a thread of a collector.
+            Exception: `apply` failed, for example because the system refuses a descriptor or a thread to a collector.
         """
         with self._lock:
             try:
@@ -84,7 +86,7 @@ class Reloader:
                     _log.error("invalid configuration", extra={"problem": str(problem)})
                 _log.error("configuration not reloaded; the previous one stays in force")
                 raise
-            effective, waiting_values = _with_restart_values_of(self.current, requested)
+            effective, waiting_values = _keep_restart_options(self.current, requested)
             for key, value in waiting_values.items():
                 if key not in self._logged_values or self._logged_values[key] != value:
                     message = "a changed setting needs a restart; the previous value stays in force"
@@ -121,7 +123,7 @@ class Reloader:
         ]
 
 
-def _with_restart_values_of(
+def _keep_restart_options(
     running: Configuration, requested: Configuration
 ) -> tuple[Configuration, dict[str, Any]]:
     """Return the requested configuration with the running values of the options that need a restart.
@@ -129,17 +131,16 @@ def _with_restart_values_of(
     The second result contains the requested values of these options that differ from the running values, by option.
     """
     waiting_values: dict[str, Any] = {}
-    changes: dict[str, Any] = {}
-    for section in options_of(Configuration, requested):
-        new_section, running_section = section.default, getattr(running, section.name)
-        if dataclasses.is_dataclass(new_section) and not isinstance(new_section, type):
-            restart_names = [option.name for option in options_of(type(new_section)) if option.restart]
+    sections: dict[str, Any] = {}
+    for field in dataclasses.fields(Configuration):
+        running_section, requested_section = getattr(running, field.name), getattr(requested, field.name)
+        if dataclasses.is_dataclass(requested_section) and not isinstance(requested_section, type):
+            restart_names = [option.name for option in options_of(type(requested_section)) if option.restart]
             kept_values = {name: getattr(running_section, name) for name in restart_names}
-            changes[section.name] = dataclasses.replace(new_section, **kept_values)
-            changed_values = {
-                name: getattr(new_section, name)
+            sections[field.name] = dataclasses.replace(requested_section, **kept_values)
+            waiting_values |= {
+                f"{field.name}.{name}": getattr(requested_section, name)
                 for name in restart_names
-                if getattr(new_section, name) != kept_values[name]
+                if getattr(requested_section, name) != kept_values[name]
             }
-            waiting_values |= {f"{section.name}.{name}": value for name, value in changed_values.items()}
-    return dataclasses.replace(requested, **changes), waiting_values
+    return dataclasses.replace(requested, **sections), waiting_values

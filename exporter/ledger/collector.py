@@ -26,7 +26,7 @@ from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import Snapshot
 from exporter.ledger.energy.work import RETENTION_SECONDS, ProcessWork, WorkSnapshot, extend_intervals
 from exporter.ledger.families import feed, run_info
-from exporter.ledger.families.run_info import Gpus, RankDevices, add_runs
+from exporter.ledger.families.run_info import Gpus, GpusByPid, add_runs
 from exporter.ledger.family_owners import FamilyOwners
 from exporter.ledger.goodput import families as goodput_families
 from exporter.ledger.goodput import run_state
@@ -231,17 +231,17 @@ class JobCollector:
             for rank in ranks
             for _, slot in sorted(rank.slots.items())
         ]
-        return _without_early_exits([slot for slot in slots if slot is not None], self._max_exited_runs)
+        return _limit_exited_runs([slot for slot in slots if slot is not None], self._max_exited_runs)
 
     def _publish(self, slots: Sequence[VisibleSlot], feed_pass: FeedPass) -> Collected:
         """Return the families of the pass, and update the phases for the attribution of energy."""
-        devices = RankDevices(self.gpus)
+        gpus_by_pid = GpusByPid(self.gpus)
         pids = {process_id: entry.pid for process_id, entry in feed_pass.entries.items() if entry.is_alive}
-        self.work = self._work_use(slots, pids, devices)
+        self.work = self._work_snapshot(slots, pids, gpus_by_pid)
         collected = Collected()
         collected += self._stats.build(slots, feed_pass.rules, feed_pass.moment)
-        feed.add_processes(collected, slots, lambda process_id: devices.of_pid(pids.get(process_id)))
-        add_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
+        feed.add_processes(collected, slots, lambda process_id: gpus_by_pid.find_gpu(pids.get(process_id)))
+        add_runs(collected, slots, pids, gpus_by_pid, self.sessions.options.peak_flops)
         runs = {slot.key.run for slot in slots}
         self.sessions.add_families(collected, runs)
         self._states.add_families(
@@ -282,8 +282,8 @@ class JobCollector:
             suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             collected.problems.append(("state", f"totals are suppressed: {problems[0]}{suffix}"))
 
-    def _work_use(
-        self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
+    def _work_snapshot(
+        self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], gpus_by_pid: GpusByPid
     ) -> WorkSnapshot:
         """Return the phases of running ranks, and of ranks that exited within `RETENTION_SECONDS`, for the attribution of energy."""
         intervals_by_process = {work.process_id: work.intervals for work in self.work.processes}
@@ -300,7 +300,7 @@ class JobCollector:
             intervals = extend_intervals(intervals_before, training)
             if not is_alive and (not intervals or intervals[-1].end < now - RETENTION_SECONDS):
                 continue
-            _, device = devices.of_pid(pids.get(identity.id)) or ("", "")
+            _, device = gpus_by_pid.find_gpu(pids.get(identity.id)) or ("", "")
             processes.append(
                 ProcessWork(
                     identity.run, identity.rank, identity.id, training.phases, device, intervals, is_alive
@@ -390,7 +390,7 @@ class JobCollector:
             yield InspectedRun(run, state_name, state.since_timestamp, step, tuple(ranks))
 
 
-def _without_early_exits(slots: Sequence[VisibleSlot], max_exited_runs: int) -> list[VisibleSlot]:
+def _limit_exited_runs(slots: Sequence[VisibleSlot], max_exited_runs: int) -> list[VisibleSlot]:
     """Return the slots of the runs with a running process, and of the *max_exited_runs* runs that exited last."""
     running_runs = {slot.key.run for slot in slots if slot.process.is_alive}
     exit_by_run: dict[str, float] = {}

@@ -27,7 +27,7 @@ from exporter.ledger.energy.gpu_attribution import (
     ReportedProcess,
 )
 from exporter.ledger.energy.gpu_division import GpuDivision, GpuSnapshot
-from exporter.ledger.families.run_info import Gpus, RankDevices
+from exporter.ledger.families.run_info import Gpus, GpusByPid
 from exporter.recording.values import GpuUse, ProcessIdentity
 
 WATTS = 500.0
@@ -333,4 +333,4 @@ def test_a_process_on_a_mig_instance_does_not_have_the_peak_of_the_gpu(is_mig: b
     )
     gpus = Gpus(use=lambda: listing(1.0, 7).processes, readings=lambda: (reading,))
 
-    assert RankDevices(gpus).name(7) == name
+    assert GpusByPid(gpus).find_gpu_name(7) == name

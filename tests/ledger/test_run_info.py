@@ -9,7 +9,7 @@ from ledger_support import Page, Sidecar, make_process, make_snapshot
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.families.run_info import Gpus, PeakFlops, data_type, peak_flops
+from exporter.ledger.families.run_info import ConfiguredPeak, Gpus, data_type, flops_in_table
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.recording.values import TrainingReading
 
@@ -33,7 +33,7 @@ from exporter.recording.values import TrainingReading
     ],
 )
 def test_a_peak_needs_an_exact_device_and_data_type(name: str, dtype: str, teraflops: float | None) -> None:
-    assert peak_flops(name, dtype) == (None if teraflops is None else teraflops * 1e12)
+    assert flops_in_table(name, dtype) == (None if teraflops is None else teraflops * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def page_of_processes(
     *snapshots: Snapshot,
     uses: tuple[GpuProcessUse, ...] = (),
     gpus: tuple[EnergyReading, ...] = (),
-    peaks: tuple[PeakFlops, ...] = (),
+    peaks: tuple[ConfiguredPeak, ...] = (),
 ) -> Page:
     """Return the page of these processes. The pid of each process is 100 plus the rank."""
     sidecar = Sidecar(tmp_path)
@@ -160,7 +160,7 @@ def test_without_process_lists_equal_devices_give_the_peak(
 
 
 def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -> None:
-    configured_peaks = (PeakFlops("*H100*", 3e15, "fp8"), PeakFlops("*H100*", 2e15))
+    configured_peaks = (ConfiguredPeak("*H100*", 3e15, "fp8"), ConfiguredPeak("*H100*", 2e15))
     page = page_of_processes(
         tmp_path,
         training_snapshot(make_process(rank=0), precision="bf16", peak=1e15),

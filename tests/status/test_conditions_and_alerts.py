@@ -43,7 +43,7 @@ from exporter.status.conditions import (
 )
 from exporter.status.history import History
 from exporter.status.samples import SampleIndex
-from exporter.status.thresholds import THRESHOLDS
+from exporter.status.thresholds import THRESHOLD_BY_SERIES
 from exporter.status.view import ExporterInfo, build_view
 
 SERIES = re.compile(r"^(?P<name>[\w:]+)\{(?P<labels>.*)\}$")
@@ -357,4 +357,4 @@ def test_the_thresholds_of_the_page_are_those_of_the_rules() -> None:
         if rule.name.startswith("threshold:")
     }
 
-    assert {name: expected_thresholds.get(name) for name in THRESHOLDS} == THRESHOLDS
+    assert {name: expected_thresholds.get(name) for name in THRESHOLD_BY_SERIES} == THRESHOLD_BY_SERIES

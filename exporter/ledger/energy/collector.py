@@ -17,7 +17,7 @@ from exporter.families import Collected
 from exporter.ledger.energy import families
 from exporter.ledger.energy.carbon_file import CARBON_FILE, CarbonFile
 from exporter.ledger.energy.counted_runs import PASS_TOLERANCE_SECONDS, CountedRun, CountedRuns
-from exporter.ledger.energy.device_time import LOST_SECONDS, DeviceTime, GpuTime
+from exporter.ledger.energy.device_time import LOST_SECONDS, GpuCharges, GpuTime
 from exporter.ledger.energy.devices import DeviceEnergy, EnergyDevices
 from exporter.ledger.energy.gpu_division import GpuDivision, GpuSliceWithPhases, GpuSnapshot
 from exporter.ledger.energy.gpu_holders import running_pids
@@ -128,7 +128,7 @@ class EnergyCollector:
         self._shares = LatestShares()
         self._splitter = PowerSplitter()
         self._gpus = GpuDivision()
-        self._gpu_time = DeviceTime()
+        self._gpu_charges = GpuCharges()
 
     def _read_intensity(self, settings: _Settings, collected: Collected) -> Intensity | None:
         """Return the intensity from the configuration or the file. A failed read of the file is part of *collected*."""
@@ -149,8 +149,9 @@ class EnergyCollector:
                     record = self._state.load() or DevicesRecord()
                     self._devices.resume(record)
                     if record.boot == self._boot:
-                        self._gpu_time.resume(record.gpu_times)
-                    self._runs.previous_sidecar_pass, self._is_loaded = self._devices.passed_at, True
+                        self._gpu_charges.resume(record.gpu_times)
+                    self._runs.previous_sidecar_pass = self._devices.passed_at
+                    self._is_loaded = True
                 else:
                     collected.unsupported.append(
                         "a different sidecar holds the energy totals of this machine; energy is absent here"
@@ -166,7 +167,8 @@ class EnergyCollector:
         """
         now, alive_runs, gpu_use = self._monotonic(), self._sources.alive_runs(), self._sources.gpu_use()
         self._update_devices(gpu_use, alive_runs, now=now)
-        work, machine_use, only_run = self._sources.work(), self._sources.machine_use(), None
+        work, machine_use = self._sources.work(), self._sources.machine_use()
+        only_run: str | None = None
         if self._options.whole_machine and alive_runs is not None and len(alive_runs) == 1:
             (only_run,) = alive_runs
             machine_use = machine_use or MachineUse(now, (), None, 1, None)
@@ -290,8 +292,8 @@ class EnergyCollector:
             run = runs[share.run]
             # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
             must_wait = previous_machine_use is None and share.method == "cpu_share"
-            bridged_joules = device.bridged_joules if run.spans_restart else 0.0
-            available_joules = device.pending_joules - waiting_joules + bridged_joules
+            inherited_joules = device.inherited_joules if run.spans_restart else 0.0
+            available_joules = device.pending_joules - waiting_joules + inherited_joules
             joules = 0.0 if must_wait else share.ratio * available_joules
             run.counters.add_energy(
                 reading, share.method, joules, division.seconds, self._options, self._intensity, split
@@ -322,7 +324,7 @@ class EnergyCollector:
             reading = device.reading
             if reading.device in self._gpus.uuids:
                 if now - self._started_at > PASS_TOLERANCE_SECONDS:
-                    device.bridged_joules = 0.0
+                    device.inherited_joules = 0.0
                 is_lost = reading.joules is None or now - reading.time > LOST_SECONDS
                 if is_lost or not self._gpus.has_undivided_energy(reading.device):
                     self._shares.discard_gpu(reading.device)
@@ -341,7 +343,7 @@ class EnergyCollector:
             )
         joules, seconds = gpu_slice.joules, gpu_slice.end - gpu_slice.start
         if run.spans_restart:
-            joules += device.take_bridged_joules(gpu_slice.ratio)
+            joules += device.take_inherited_joules(gpu_slice.ratio)
         run.counters.add_energy(
             reading, gpu_slice.method, joules, seconds, self._options, self._intensity, split
         )
@@ -352,7 +354,7 @@ class EnergyCollector:
 
     def _charge_gpu(self, run: CountedRun, gpu_time: GpuTime) -> None:
         """Add the price of a time on a GPU to the cost of the run."""
-        seconds = self._gpu_time.charge(gpu_time, spans_restart=run.spans_restart)
+        seconds = self._gpu_charges.charge(gpu_time, spans_restart=run.spans_restart)
         run.counters.add_gpu_cost(gpu_time.ratio * seconds, self._options)
 
     def _charge_lost_gpus(self, alive_runs: Collection[str], collected: Collected, *, now: float) -> None:
@@ -363,7 +365,7 @@ class EnergyCollector:
             for reading in readings
             if reading.joules is not None and now - reading.time <= LOST_SECONDS
         }
-        for gpu_time in self._gpu_time.lost_gpu_times(now, readable_uuids, alive_runs):
+        for gpu_time in self._gpu_charges.lost_gpu_times(now, readable_uuids, alive_runs):
             with collected.part():
                 run = self._runs.load(gpu_time.run, collected)
                 seconds = gpu_time.end - gpu_time.start
@@ -378,7 +380,7 @@ class EnergyCollector:
         measurement.
         """
         uuid, ranks = device.reading.device, []
-        if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged_joules:
+        if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.inherited_joules:
             processes = [
                 process for process in work.processes if process.run == shares[0].run and process.is_alive
             ]
@@ -391,7 +393,7 @@ class EnergyCollector:
         """Save the devices, and then the counters of the runs, unless the devices could not be saved."""
         is_saved = False
         with collected.part():
-            self._state.save(replace(self._devices.record(), gpu_times=self._gpu_time.records()))
+            self._state.save(replace(self._devices.record(), gpu_times=self._gpu_charges.records()))
             is_saved = True
         self._runs.save(collected, are_devices_saved=is_saved)
 

@@ -40,11 +40,13 @@ class _Charge:
 
 @dataclass(frozen=True, slots=True)
 class _ChargeKey:
+    """Run and the GPU that it pays for."""
+
     run: str
-    device: str
+    device: str  # UUID
 
 
-class DeviceTime:
+class GpuCharges:
     """Charged time of all runs on the GPUs of the machine."""
 
     def __init__(self) -> None:
@@ -63,7 +65,7 @@ class DeviceTime:
             for key, charge in self._charges.items()
         )
 
-    def charge(self, time: GpuTime, *, spans_restart: bool) -> float:
+    def charge(self, gpu_time: GpuTime, *, spans_restart: bool) -> float:
         """Record a time of a run on a GPU as charged, and return the seconds to charge.
 
         Time that the previous sidecar charged, or that was charged while the GPU was lost, is not charged again. After a restart of the
@@ -71,20 +73,20 @@ class DeviceTime:
         long.
 
         Args:
-            time: Time of the run on the GPU.
+            gpu_time: Time of the run on the GPU.
             spans_restart: Whether the run was alive before the restart of the sidecar.
         """
-        key = _ChargeKey(time.run, time.device)
-        charge = self._charges.setdefault(key, _Charge(time.ratio, time.start))
-        start = time.start
-        outage_seconds = time.start - charge.charged_until
+        key = _ChargeKey(gpu_time.run, gpu_time.device)
+        charge = self._charges.setdefault(key, _Charge(gpu_time.ratio, gpu_time.start))
+        start = gpu_time.start
+        outage_seconds = gpu_time.start - charge.charged_until
         if charge.is_resumed and spans_restart and 0 < outage_seconds <= MAX_INTERVAL_SECONDS:
             start = charge.charged_until
         elif charge.is_resumed or charge.is_lost:  # a part of the time may be charged already
-            start = max(start, min(charge.charged_until, time.end))
-        if time.end >= charge.charged_until:
-            self._charges[key] = _Charge(time.ratio, time.end)
-        return time.end - start
+            start = max(start, min(charge.charged_until, gpu_time.end))
+        if gpu_time.end >= charge.charged_until:
+            self._charges[key] = _Charge(gpu_time.ratio, gpu_time.end)
+        return gpu_time.end - start
 
     def lost_gpu_times(
         self, now: float, readable_uuids: Collection[str], alive_runs: Collection[str]

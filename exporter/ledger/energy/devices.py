@@ -48,23 +48,23 @@ class DeviceEnergy:
     reading: EnergyReading  # the latest
     saved_record: DeviceRecord | None = None  # by the previous sidecar, in the same boot
     # energy that the previous sidecar had not divided, and energy of the time without a sidecar
-    bridged_joules: float = 0.0
+    inherited_joules: float = 0.0
     pending_joules: float = 0.0  # undivided energy that this sidecar has read
     idle: IdlePower = field(default_factory=IdlePower)
     gap_joules: dict[str, float] = field(default_factory=dict)  # attributed to no run, by reason
-    _initial_bridged_joules: float = 0.0
+    _initial_inherited_joules: float = 0.0
     _joules: float | None = None  # of the last reading with a value
     _read_at: float = 0.0  # monotonic time of that reading
     _moments: deque[_CrosscheckMoment] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
 
     def mark_divided(self, waiting_joules: float = 0.0) -> None:
         """Mark the energy as divided, except for *waiting_joules*."""
-        self.pending_joules, self.bridged_joules = waiting_joules, 0.0
+        self.pending_joules, self.inherited_joules = waiting_joules, 0.0
 
-    def take_bridged_joules(self, ratio: float) -> float:
-        """Remove and return a share of the bridged energy, or the remainder if the remainder is smaller."""
-        joules = min(self.bridged_joules, self._initial_bridged_joules * ratio)
-        self.bridged_joules -= joules
+    def take_inherited_joules(self, ratio: float) -> float:
+        """Remove and return a share of the inherited energy, or the remainder if the remainder is smaller."""
+        joules = min(self.inherited_joules, self._initial_inherited_joules * ratio)
+        self.inherited_joules -= joules
         return joules
 
     def add(self, reading: EnergyReading, *, is_working: bool | None) -> None:
@@ -73,7 +73,7 @@ class DeviceEnergy:
         if reading.joules is None:
             return
         if self._joules is None:
-            self.bridged_joules = self._initial_bridged_joules = self._joules_since_save(reading)
+            self.inherited_joules = self._initial_inherited_joules = self._joules_since_save(reading)
             if reading.history:
                 self.pending_joules += reading.joules - reading.history[0].joules
         elif reading.time > self._read_at:
@@ -140,7 +140,7 @@ class DeviceEnergy:
     def record(self) -> DeviceRecord:
         """Return the state to be saved."""
         reading, saved_record = self.reading, self.saved_record
-        pending_joules = self.pending_joules + self.bridged_joules
+        pending_joules = self.pending_joules + self.inherited_joules
         if self._joules is None and saved_record is not None:
             return saved_record
         return DeviceRecord(

@@ -42,7 +42,7 @@ MAX_IGNORED_PIDS = 4096
 class GpuSlice:
     """Part of a GPU's energy that a run used."""
 
-    run: str  # a NUL and the pid while the slice is stored, because the run is unknown
+    run: str  # of a stored slice, whose run is unknown: a NUL and the pid
     pids: tuple[int, ...]  # of the run, on the GPU
     method: str
     ratio: float  # of the GPU's energy
@@ -75,7 +75,7 @@ class DividedEnergy:
 
 @dataclass(slots=True)
 class _Holder:
-    """Process that holds or held the GPU, with the interval and the utilization."""
+    """Interval in which a process holds or held the GPU, with the use of the GPU."""
 
     pid: int  # or a negative number, see `GpuHolders`
     start: float  # monotonic time
@@ -100,7 +100,8 @@ class GpuAttribution:
         self._past_holders: list[_Holder] = []  # previous intervals of processes that hold the GPU again
         self._free_intervals = FreeIntervals()
         # A process that was listed, or whose energy was divided without a list, must not claim energy again when the feed
-        # reports it. By pid: the latest possible start of this process. A process that starts later has the same pid again.
+        # reports it. By pid: the latest possible start of this process. A process with a later start is a different process,
+        # to which the kernel has given the pid again.
         self._ignored_start_by_pid: dict[int, float] = {}
 
     @property
@@ -178,13 +179,13 @@ class GpuAttribution:
         self, points: Sequence[EnergyPoint], horizon: float, find_run: FindRun, division: DividedEnergy
     ) -> None:
         """Divide the energy up to the monotonic time *horizon*, interval by interval between the starts and ends of holders."""
-        edges = {
-            moment
+        changes_of_holders = {
+            time
             for holder in self._all_holders
-            for moment in (holder.start, holder.end)
-            if moment is not None and self._divided_point.time < moment < horizon
+            for time in (holder.start, holder.end)
+            if time is not None and self._divided_point.time < time < horizon
         }
-        times = sorted({max(self._divided_point.time, points[0].time), *edges, horizon})
+        times = sorted({max(self._divided_point.time, points[0].time), *changes_of_holders, horizon})
         for start, end in itertools.pairwise(times):
             if start >= self._divided_point.time and end <= horizon:
                 joules = joules_between(points, start, end)
@@ -364,13 +365,13 @@ class GpuAttribution:
         A holder whose run is unknown is kept for `UNKNOWN_RUN_SECONDS` after its exit, because the run may become known.
         """
 
-        def is_over(holder: _Holder) -> bool:
+        def can_be_discarded(holder: _Holder) -> bool:
             if holder.end is None or holder.end > self._divided_point.time:
                 return False
             return bool(find_run(holder.pid)) or self._divided_point.time - holder.end > UNKNOWN_RUN_SECONDS
 
-        self._holders = {pid: holder for pid, holder in self._holders.items() if not is_over(holder)}
-        self._past_holders = [holder for holder in self._past_holders if not is_over(holder)]
+        self._holders = {pid: holder for pid, holder in self._holders.items() if not can_be_discarded(holder)}
+        self._past_holders = [holder for holder in self._past_holders if not can_be_discarded(holder)]
         self._free_intervals.discard_before(self._divided_point.time - FREE_INTERVAL_SECONDS)
 
 

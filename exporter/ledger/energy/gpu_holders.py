@@ -21,7 +21,9 @@ STALE_FEED_SECONDS = 10.0
 FEED_ONLY_RETENTION_SECONDS = 60.0
 """Time after the exit during which a process that only the feed reports can receive energy."""
 BINDING_SECONDS = 180.0
-"""Time after the exit during which a process of the feed is bound to its pid again in each pass. Longer than `UNKNOWN_RUN_SECONDS`."""
+"""Time after the exit during which a process of the feed is bound to its pid again in each pass.
+
+Longer than `UNKNOWN_RUN_SECONDS`, so that the run of a pid is known as long as the energy of the pid is stored."""
 START_TOLERANCE_SECONDS = 1.0
 """Tolerance between the clocks of two start times of a process."""
 MAX_PIDS = 4096

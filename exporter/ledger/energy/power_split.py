@@ -36,7 +36,9 @@ Samples of a shorter interval overlap its neighbors: for two phases of 40 ms, sa
 784 W and 142 W."""
 
 PowerSource = Callable[[Mapping[str, float]], Mapping[str, Sequence[tuple[float, float]]]]
-"""Function that returns (Unix seconds, watts) by UUID, later than the given times; see `GpuCollector.power_samples`."""
+"""Function that returns the samples (Unix seconds, watts) of each GPU, by UUID; see `GpuCollector.power_samples`.
+
+The argument is the Unix time of the last known sample of each GPU; only later samples are returned."""
 
 
 # Not frozen: creating a frozen instance takes three times as long, and eight GPUs have 400 samples a second.
@@ -145,10 +147,9 @@ class PowerSplitter:
             1, len(power_samples)
         )
         end = max(start, min([newest_end, *(intervals[-1].end for intervals in rank_intervals)]))
-        is_late = now - end > MAX_SAMPLE_WAIT_SECONDS or (
-            power_samples and power_samples[0].start > start + MAX_GAP_SECONDS
-        )
-        if is_late or mean_sample_seconds > MAX_SAMPLE_INTERVAL_SECONDS:
+        are_phases_late = now - end > MAX_SAMPLE_WAIT_SECONDS
+        has_gap = bool(power_samples) and power_samples[0].start > start + MAX_GAP_SECONDS
+        if are_phases_late or has_gap or mean_sample_seconds > MAX_SAMPLE_INTERVAL_SECONDS:
             return None
         self._split_until[uuid] = end
         self._samples[uuid] = [sample for sample in power_samples if sample.end > end]

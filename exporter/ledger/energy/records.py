@@ -139,6 +139,7 @@ def decode_run(content: bytes) -> RunRecord:
 
 
 def _rows(body: Any) -> _OldRows:
+    """Return the rows of an older record by name."""
     rows: _OldRows = from_json(_OldRows, body)
     return rows
 

@@ -57,7 +57,10 @@ class WorkSnapshot:
     accounts: Mapping[str, WorkAccount] = field(default_factory=dict)
 
     def account(self, run: str, session: str) -> WorkAccount | None:
-        """Return the account of a run. If it is unknown, return that of the run that continues *session* under a different name, or None."""
+        """Return the account of a run, or None.
+
+        If the run has no account, its session may continue under a different name: return the account of *session*.
+        """
         account = self.accounts.get(run)
         if account is None and session:
             return next(

@@ -65,10 +65,10 @@ PEAK_FLOPS = FamilySpec(
         "*not instrumented*, *exited*, *stale*, or if the job reports no peak and the configuration and the table"
         " have none for the device and the data type"
     ),
-    source="exporter.ledger.families.run_info, configuration, training.describe(peak_flops=...)",
+    source="built-in table, configuration, training.describe(peak_flops=...)",
     details=(
         "`table`: built-in table.",
-        "`config`: configuration, or `training.describe(peak_flops=...)`.",
+        "`config`: set by the user, with `goodput.peak_flops` or `training.describe(peak_flops=...)`.",
     ),
 )
 
@@ -76,8 +76,8 @@ SPECS = (RUN_INFO, WORLD_SIZE, PEAK_FLOPS)
 
 
 @dataclass(frozen=True, slots=True)
-class PeakFlops:
-    """Configured peak performance of a device."""
+class ConfiguredPeak:
+    """Peak performance of a device in the configuration."""
 
     device: str = option(
         REQUIRED,
@@ -100,30 +100,33 @@ class Gpus:
     readings: Callable[[], Sequence[EnergyReading]] = lambda: ()  # with the device names
 
 
-class RankDevices:
-    """GPUs of processes in a pass, by pid in the sidecar's pid namespace."""
+class GpusByPid:
+    """GPUs of the processes in a pass, by pid in the sidecar's pid namespace."""
 
     def __init__(self, gpus: Gpus) -> None:
-        self._devices_by_pid: dict[int | None, set[tuple[str, str]]] = {}  # index and UUID
+        self._gpus_by_pid: dict[int | None, set[tuple[str, str]]] = {}  # index and UUID
         for use in gpus.use():
-            self._devices_by_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
+            self._gpus_by_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
         # The name is empty for a GPU in MIG mode, because an instance has a lower peak than the GPU.
-        self._names = {
+        self._name_by_uuid = {
             reading.device: "" if reading.is_mig else reading.name
             for reading in gpus.readings()
             if reading.component == "gpu"
         }
 
-    def of_pid(self, pid: int | None) -> tuple[str, str] | None:
+    def find_gpu(self, pid: int | None) -> tuple[str, str] | None:
         """Return index and UUID of a process's GPU, or None if the process uses no GPU or several."""
-        devices = self._devices_by_pid.get(pid, ())
-        return next(iter(devices)) if len(devices) == 1 else None
+        gpus = self._gpus_by_pid.get(pid, ())
+        return next(iter(gpus)) if len(gpus) == 1 else None
 
-    def name(self, pid: int | None) -> str:
-        """Return the model of a process's GPUs, or an empty string if it is unknown or if the models differ."""
-        names = {self._names.get(uuid, "") for _, uuid in self._devices_by_pid.get(pid, ())}
-        if not self._devices_by_pid:  # in a container NVML may list no processes
-            names = set(self._names.values())
+    def find_gpu_name(self, pid: int | None) -> str:
+        """Return the name of a process's GPUs, or an empty string if it is unknown or if the names differ.
+
+        If the driver lists no process at all, as in a container, return the common name of the machine's GPUs.
+        """
+        names = {self._name_by_uuid.get(uuid, "") for _, uuid in self._gpus_by_pid.get(pid, ())}
+        if not self._gpus_by_pid:
+            names = set(self._name_by_uuid.values())
         return next(iter(names)) if len(names) == 1 else ""
 
 
@@ -131,63 +134,62 @@ def add_runs(
     collected: Collected,
     slots: Sequence[VisibleSlot],
     pids: Mapping[str, int | None],
-    devices: RankDevices,
-    configured_peaks: Sequence[PeakFlops],
+    gpus_by_pid: GpusByPid,
+    configured_peaks: Sequence[ConfiguredPeak],
 ) -> None:
     """Add the facts and the number of ranks of each run, and the peak FLOP/s of each rank.
 
-    *pids* contains the pids of running processes by process id.
+    *pids* contains the pids of running processes by `ProcessIdentity.id`.
     """
     reporter_by_run: dict[str, VisibleSlot] = {}
     for slot in sorted(slots, key=_reporter_order):
         reporter_by_run.setdefault(slot.key.run, slot)
-    for run, slot in sorted(reporter_by_run.items()):
-        facts = _facts(slot)
+    for run, reporter in sorted(reporter_by_run.items()):
+        facts = _facts(reporter)
         collected.add(RUN_INFO, 1.0, run, *facts)
         world_size = facts[FACTS.index("world_size")]
         if world_size.isascii() and world_size.isdigit():
             collected.add(WORLD_SIZE, float(world_size), run)
-    for visible_slot in slots:
-        if visible_slot.is_fresh and visible_slot.process.training is not None:
-            name = devices.name(pids.get(visible_slot.process.identity.id))
-            _add_peak(collected, visible_slot, visible_slot.process.training, name, configured_peaks)
+    for slot in slots:
+        if slot.is_fresh and slot.process.training is not None:
+            gpu_name = gpus_by_pid.find_gpu_name(pids.get(slot.process.identity.id))
+            _add_peak(collected, slot, slot.process.training, gpu_name, configured_peaks)
 
 
 def _add_peak(
     collected: Collected,
-    visible: VisibleSlot,
+    slot: VisibleSlot,
     reading: TrainingReading,
-    name: str,
-    configured_peaks: Sequence[PeakFlops],
+    gpu_name: str,
+    configured_peaks: Sequence[ConfiguredPeak],
 ) -> None:
     """Add the peak that the job reports, else the first matching peak of the configuration, else the peak of the table."""
     dtype = data_type(dict(reading.facts).get("precision", ""))
     matching_flops = [
         peak.flops
         for peak in configured_peaks
-        if peak.dtype in {None, dtype} and fnmatchcase(name, peak.device)
+        if peak.dtype in {None, dtype} and fnmatchcase(gpu_name, peak.device)
     ]
     flops, source = reading.peak_flops, "config"
-    if flops is None and name and matching_flops:
+    if flops is None and gpu_name and matching_flops:
         flops = matching_flops[0]
     if flops is None:
-        flops, source = peak_flops(name, dtype), "table"
-    collected.add(PEAK_FLOPS, flops, *visible.labels, dtype, source, name)
+        flops, source = flops_in_table(gpu_name, dtype), "table"
+    collected.add(PEAK_FLOPS, flops, *slot.labels, dtype, source, gpu_name)
 
 
-def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
-    """Return the sort key whose minimum reports the facts of the run.
+def _reporter_order(slot: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
+    """Return the sort key by which the first slot of a run reports the facts of the run.
 
-    A slot with facts precedes a slot without facts. Among these, a running process precedes an exited process, and then the lower rank
-    precedes.
+    Slots with facts precede slots without facts, then running processes precede exited processes, then lower ranks precede.
     """
-    rank, worker = visible.key.rank, visible.slot.number or 0
-    return (not any(_facts(visible)), not visible.process.is_alive, rank is None, rank or 0, worker)
+    rank, worker = slot.key.rank, slot.slot.number or 0
+    return (not any(_facts(slot)), not slot.process.is_alive, rank is None, rank or 0, worker)
 
 
-def _facts(visible: VisibleSlot) -> tuple[str, ...]:
+def _facts(slot: VisibleSlot) -> tuple[str, ...]:
     """Return the facts that a slot's process reports, in the order of `FACTS`; an unknown fact is empty."""
-    reading = visible.process.training
+    reading = slot.process.training
     reported_facts = {} if reading is None else dict(reading.facts)
     return tuple(reported_facts.get(name, "")[:MAX_FACT_CHARACTERS] for name in FACTS)
 
@@ -221,7 +223,7 @@ _DEVICE_MODELS = (
     _device_model("GH200", _HOPPER),
     _device_model("H200", _HOPPER, excluded="NVL"),
     _device_model("H100 HBM3", _HOPPER, excluded="NVL PCIE"),
-    _device_model("H100 SXM5", _HOPPER, excluded="NVL PCIE HBM3"),
+    _device_model("H100 SXM5", _HOPPER, excluded="NVL PCIE"),
     _device_model("H100 NVL", {"bf16": 835, "fp16": 835}),
     _device_model("H100 PCIE", {"bf16": 756, "fp16": 756, "fp8": 1513, "tf32": 378}, excluded="NVL"),
     _device_model("H20", {"bf16": 148, "fp16": 148}),
@@ -241,7 +243,7 @@ _DEVICE_MODELS = (
 )
 
 _SLICE_WORD = re.compile(r"MIG|GRID|VGPU|\d+[ABCQ]")
-"""Pattern of a device slice's name (`GRID A100-10C`). The peak performance of a slice is unknown."""
+"""Pattern of a word in the name of a device slice (`GRID A100-10C`). The peak performance of a slice is unknown."""
 
 _DTYPE_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"fp8|float8|e4m3|e5m2|transformer.engine", "fp8"),
@@ -256,9 +258,9 @@ def data_type(precision: str) -> str:
     return next((name for pattern, name in _DTYPE_PATTERNS if re.search(pattern, precision.lower())), "")
 
 
-def peak_flops(device: str, dtype: str) -> float | None:
-    """Return the dense FLOP/s of a device from the driver's device name, or None if the table has no number."""
-    name_words = set(re.findall(r"[A-Z0-9]+", device.upper()))
+def flops_in_table(device_name: str, dtype: str) -> float | None:
+    """Return the dense FLOP/s of a device in the built-in table, or None if the table has no number."""
+    name_words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
     if any(map(_SLICE_WORD.fullmatch, name_words)):
         return None
     for model in _DEVICE_MODELS:

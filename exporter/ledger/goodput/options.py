@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from exporter.config.options import Duration, Range, option
-from exporter.ledger.families.run_info import PeakFlops
+from exporter.ledger.families.run_info import ConfiguredPeak
 from exporter.ledger.goodput.hang import HANG_AFTER_SECONDS, HANG_STEPS, HangRule
 
 
@@ -35,7 +35,7 @@ class GoodputOptions:
         "Factor of the longest of the last 100 steps that the time without a step must also exceed; see hang_after.",
         example=20.0,
     )
-    peak_flops: tuple[PeakFlops, ...] = option(
+    peak_flops: tuple[ConfiguredPeak, ...] = option(
         (), "Peak performance of devices that are not in the built-in table."
     )
 
