@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 from dashboards.board import ATTEMPTS, NODE, RUN, Board, Row, Variable
 from dashboards.energy_devices import ENERGY_UNIT, device_panels
 from dashboards.energy_loss import WASTED_ENERGY_SINCE_START
@@ -9,7 +11,6 @@ from dashboards.energy_overview import (
     CROSSCHECK_RATIO,
     MAX_CROSSCHECK_RATIO,
     MIN_CROSSCHECK_RATIO,
-    READING_VERDICTS,
     SUSPECT_DEVICES,
     overview_panels,
     total_panels,
@@ -246,6 +247,23 @@ def _carbon_panels() -> tuple[Panel, ...]:
     )
 
 
+class ReadingQuality(enum.IntEnum):
+    """Quality of the energy reading of a device. The table *Source of each number* shows the largest number first."""
+
+    SUSPECT = 2  # the energy counter and the power disagree
+    MODELED = 1
+    MEASURED = 0
+
+
+_READING_QUALITY_BY_DEVICE = (
+    f"0 * {SUSPECT_DEVICES} + {ReadingQuality.SUSPECT}"
+    ' or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node, measured="false"})'
+    f" + {ReadingQuality.MODELED}"
+    " or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node})"
+)
+"""PromQL for the `ReadingQuality` of each device, by node and device."""
+
+
 def _source_panels() -> tuple[Panel, ...]:
     """Return the panels about the sources of the energy readings."""
     return (
@@ -256,11 +274,15 @@ def _source_panels() -> tuple[Panel, ...]:
             Column("name", "Device"),
             Column("source", "Read from", width=130),
             Column(
-                READING_VERDICTS,
+                _READING_QUALITY_BY_DEVICE,
                 "Reading",
                 width=110,
                 mappings=value_mappings(
-                    {2: ("suspect", BAD), 1: ("modeled", WARNING), 0: ("measured", NEUTRAL)}
+                    {
+                        ReadingQuality.SUSPECT.value: ("suspect", BAD),
+                        ReadingQuality.MODELED.value: ("modeled", WARNING),
+                        ReadingQuality.MEASURED.value: ("measured", NEUTRAL),
+                    }
                 ),
             ),
             Column(

@@ -54,8 +54,8 @@ from dashboards.losses_now import (
     UNKNOWN_LOSSES,
     UNKNOWN_RUNS,
     UNREAD_GPUS_OF_RUNS,
+    VERDICT_BY_LOSS,
     VERDICT_BY_RUN,
-    VERDICTS,
     VERDICTS_BY_TEXT,
     WORK_AT_RISK,
 )
@@ -83,61 +83,62 @@ from dashboards.queries import STATE_BY_RUN, instant_query
 from dashboards.tables import Column, percent_column, table
 
 CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
-"""PromQL for the ratio of the increase of each device's energy counter to its power, integrated over the same time."""
+"""PromQL for the increase of each device's energy counter, divided by the integral of the device's power over the same time."""
 MIN_CROSSCHECK_RATIO, MAX_CROSSCHECK_RATIO = 0.8, 1.25
 """Smallest and largest ratio of an energy counter to integrated power at which the two agree."""
 SUSPECT_DEVICES = (
     f"({CROSSCHECK_RATIO} < {MIN_CROSSCHECK_RATIO} or {CROSSCHECK_RATIO} > {MAX_CROSSCHECK_RATIO})"
 )
 """PromQL for the ratio of each device whose energy counter and power disagree."""
-READING_VERDICTS = (
-    f"0 * {SUSPECT_DEVICES} + 2"
-    ' or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node, measured="false"}) + 1'
-    " or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node})"
-)
-"""PromQL for the verdict about the reading of each device: 2 if it is suspect, 1 if it is modeled, 0 if it is measured."""
 MIN_WATTS_PER_GPU = 1
 """Mean power of a GPU above which the energy of a cause is known. Even an idle GPU uses more."""
-NUMBER_SIZE = 34
-"""Font size of the numbers of the tiles whose names may have two lines."""
-INCOMPLETE_RUNS_LEGEND = "runs unknown"
-"""Legend of the number of incomplete runs: of those that no exporter reports, and of those of which only some ranks have a sample."""
+TWO_LINE_NAME_NUMBER_SIZE = 34
+"""Font size of the numbers of a tile whose names may have two lines."""
+INCOMPLETE_RUNS_LEGEND = "runs not fully known"
+"""Legend of the number of `INCOMPLETE_RUNS`: no rank of the run has a sample, or only some ranks have one."""
 
 
 def overview_panels() -> tuple[Panel, ...]:
-    """Return the first screen: the runs by verdict, cost, power, whether the readings are complete, and losses and costs of the runs."""
+    """Return the row *At a glance*: tiles with the verdicts, cost, power and energy readings, a table of losses and a table of runs."""
     return (
         _build_verdict_tile(),
         _build_cost_tile(),
         _build_power_tile(),
         _build_readings_tile(),
         _build_current_losses_table(),
-        _build_table_by_run(),
+        _build_run_table(),
     )
 
 
 def total_panels() -> tuple[Panel, ...]:
-    """Return the panels with the totals since the start of the runs and in the time range, and with the division of these among causes."""
+    """Return the row *Totals*: tiles with the totals, the losses and the unused GPU energy, a table of causes and a chart of phases."""
     return (
         _build_totals_tile(),
         _build_lost_in_range_tile(),
         _build_unused_gpu_energy_tile(),
-        _build_table_by_cause(),
-        _build_energy_by_phase(),
+        _build_cause_table(),
+        _build_phase_chart(),
     )
 
 
 def _build_verdict_tile() -> Panel:
-    """Return the panel with the number of runs by verdict, as on *Fleet*; a count of 0 is absent."""
-    colors = {text: verdicts.VERDICT_TEXTS[with_text[0]][1] for text, with_text in VERDICTS_BY_TEXT.items()}
-    colors[verdicts.LOSES_TIME] = WARNING
+    """Return the tile with the number of runs by verdict, as on *Fleet*; a count of 0 is absent."""
+
+    def text_color(text: str) -> str:
+        """Return the color of the most urgent verdict with this text, except for *loses time*."""
+        if text == verdicts.LOSES_TIME:
+            return WARNING  # most runs with this text lose less than `MIN_LARGE_LOSS_SHARE`, from which the verdict is red
+        most_urgent, *_ = VERDICTS_BY_TEXT[text]
+        _, color = verdicts.VERDICT_TEXTS[most_urgent]
+        return color
+
     return stat(
         "Runs by verdict",
-        *(instant_query(count, verdict, colors[verdict]) for verdict, count in RUN_COUNTS_BY_VERDICT.items()),
+        *(instant_query(count, text, text_color(text)) for text, count in RUN_COUNTS_BY_VERDICT.items()),
         unit="none",
         decimals=0,
         text_mode="value_and_name",
-        value_size=NUMBER_SIZE,
+        value_size=TWO_LINE_NAME_NUMBER_SIZE,
         w=8,
     )
 
@@ -151,7 +152,7 @@ def _build_unit_overrides(units: Mapping[str, str]) -> list[Override]:
 
 
 def _build_power_tile() -> Panel:
-    """Return the panel with the power of the GPUs of the runs, its share of the power limits, and the number of GPUs without a reading."""
+    """Return the tile with the power of the GPUs of the runs, its share of the power limits, and the number of GPUs without a power."""
     gpu_power = f"(max by (uuid) (gpu_power_watts{{@cluster}}) and on (uuid) {GPUS_OF_RUNS_NOW})"
     gpu_limits = 'max by (uuid) (gpu_power_limit_watts{@cluster, limit="enforced"})'
     # Both sums are over the GPUs with a sample of both.
@@ -159,12 +160,11 @@ def _build_power_tile() -> Panel:
     limits = f"sum({gpu_limits} and on (uuid) {gpu_power})"
     of_limits = "of the limits"
     unread = "GPUs unknown"
+    # `count_values` returns a series of value 1 whose label `gpus` is the number of GPUs. The product takes the label for the legend.
+    gpu_count = f'count_values("gpus", sum({READ_GPUS_OF_RUNS}))'
     return stat(
         "GPU power now",
-        instant_query(
-            f'sum({GPU_POWER_BY_RUN}) * on () group_left (gpus) count_values("gpus", sum({READ_GPUS_OF_RUNS}))',
-            "{{gpus}} GPUs",
-        ),
+        instant_query(f"sum({GPU_POWER_BY_RUN}) * on () group_left (gpus) {gpu_count}", "{{gpus}} GPUs"),
         instant_query(f"{power_of_limited_gpus} / ({limits} > 0)", of_limits),
         instant_query(f"sum({UNREAD_GPUS_OF_RUNS})", unread),
         unit="watt",
@@ -192,7 +192,11 @@ def _build_power_tile() -> Panel:
 
 
 def _build_cost_tile() -> Panel:
-    """Return the panel with the cost per hour of the runs, the lost part of the cost, and the cost of which the loss is unknown."""
+    """Return the tile with the cost per hour of the runs, the lost cost, the lost share, and the largest possible unknown loss.
+
+    The lost share is of the GPU time if no price is known or if there are several currencies. The number of incomplete runs replaces the
+    unknown loss if no price is known.
+    """
     share = (
         f'label_replace({LOST_COST_SHARE_NOW}, "text", "of it lost", "", "")'
         f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time lost", "", "")'
@@ -226,7 +230,10 @@ def _build_cost_tile() -> Panel:
             },
             {
                 "matcher": {"id": "byName", "options": INCOMPLETE_RUNS_LEGEND},
-                "properties": [{"id": "decimals", "value": 0}],
+                "properties": [
+                    {"id": "decimals", "value": 0},
+                    {"id": "thresholds", "value": warn_from(1)},
+                ],
             },
         ],
         w=7,
@@ -234,10 +241,10 @@ def _build_cost_tile() -> Panel:
 
 
 def _query_total(family: str, by: str = "") -> str:
-    """Return PromQL for the total of the runs since their start, by labels.
+    """Return PromQL for the total of a counter over the runs since their start, by labels.
 
-    The total is that of the samples of the last 15 minutes or, without such samples, that of the runs that ended in the time range.
-    The label `note` is `, ended` if all runs have ended, and absent otherwise.
+    The total is the sum of the last samples of the last 15 minutes. Without such samples, it is the sum of the last samples of the runs
+    that ended in the time range. The label `note` is `, ended` if all runs have ended, and absent otherwise.
     """
     recent = f"sum by ({by}) (last_over_time({family}{{@run}}[15m]))"
     of_ended_runs = f"sum by ({by}) (last_over_time({family}{{@run}}[$__range]) and on (run) {ENDED_RUNS})"
@@ -247,7 +254,7 @@ def _query_total(family: str, by: str = "") -> str:
 
 
 def _build_totals_tile() -> Panel:
-    """Return the panel with the cost, energy and CO2 of the runs since their start."""
+    """Return the tile with the cost, energy and CO2 of the runs since their start."""
     carbon, energy = "CO2", "energy"
     return stat(
         "Since the start of the runs",
@@ -263,7 +270,7 @@ def _build_totals_tile() -> Panel:
 
 
 def _build_lost_in_range_tile() -> Panel:
-    """Return the panel with the cost and energy that the runs lost in the time range."""
+    """Return the tile with the cost and energy that the runs lost in the time range."""
     return stat(
         "Lost in this time range",
         instant_query(f"sum by (currency) ({LOST_COST_BY_RUN})", "{{currency}}"),
@@ -277,7 +284,7 @@ def _build_lost_in_range_tile() -> Panel:
 
 
 def _build_unused_gpu_energy_tile() -> Panel:
-    """Return the panel with the energy of the GPUs that is charged to no run, and its share of the energy of all GPUs."""
+    """Return the tile with the energy of the GPUs that is charged to no run, and its share of the energy of all GPUs."""
     share = "of the GPU energy"
     return stat(
         "GPU energy of no run",
@@ -297,34 +304,41 @@ def _build_unused_gpu_energy_tile() -> Panel:
 
 
 _GPUS_IN_RANGE = "last_over_time(gpu_up{@energy_node}[$__range])"
-_READ_GPUS = "gpu_energy_joules_total{@energy_node}"
+"""PromQL for the GPUs with a sample in the time range."""
+_ENERGY_COUNTERS = "gpu_energy_joules_total{@energy_node}"
+"""PromQL for the current energy counters of the GPUs."""
 _TARGETS = "(up{@cluster} and on (job, instance) last_over_time(exporter_build_info{@cluster}[$__range]))"
 """PromQL for the exporters that Prometheus scrapes now, up or down."""
 _UNREAD_SEEN_GPUS = (
-    f"group by (uuid) ({_GPUS_IN_RANGE} unless on (uuid) {_READ_GPUS} unless on (instance, gpu) {_READ_GPUS}"
+    f"group by (uuid) ({_GPUS_IN_RANGE} unless on (uuid) {_ENERGY_COUNTERS} unless on (instance, gpu) {_ENERGY_COUNTERS}"
     f" and on (instance) {_TARGETS})"
 )
 """PromQL for the GPUs of the time range without a current energy counter, on nodes that Prometheus still scrapes, once for each UUID.
 
-One of several exporters of a machine counts the energy. A GPU that replaces another GPU has the same index.
+A GPU has a counter if any exporter counts its UUID, because only one of several exporters of a machine counts the energy. A GPU is also
+left out if its index has a counter: another GPU has replaced it.
 """
-_UNSEEN_GPU_COUNTS = (
+_UNSEEN_GPU_COUNTS_BY_NODE = (
     "(max by (instance) (last_over_time(gpu_devices_expected{@energy_node}[$__range]))"
     f" - on (instance) (count by (instance) (group by (instance, gpu) ({_GPUS_IN_RANGE}))"
     " or on (instance) 0 * max by (instance) (last_over_time(gpu_devices_expected{@energy_node}[$__range])))"
     f" > 0 and on (instance) {_TARGETS})"
 )
 """PromQL for the number of the expected GPUs of each node that had no sample in the time range."""
-_UNREAD_GPU_COUNT = (
-    f'sum(label_replace(count({_UNREAD_SEEN_GPUS}), "part", "seen", "", "") or sum({_UNSEEN_GPU_COUNTS}))'
-)
-"""PromQL for the number of expected GPUs without a current energy counter; absent if there is none."""
+_UNREAD_GPU_COUNT = f'sum(label_replace(count({_UNREAD_SEEN_GPUS}), "part", "seen", "", "") or sum({_UNSEEN_GPU_COUNTS_BY_NODE}))'
+"""PromQL for the number of expected GPUs without a current energy counter; absent if there is none.
+
+The sum adds the two counts. Without the label `part` of the first, `or` would drop the second.
+"""
 _LOST_GPU_COUNT = "sum(instance:gpu_lost:sum{@energy_node}) > 0"
 """PromQL for the number of lost GPUs, as on *GPUs*; absent if there is none."""
 
 
 def _build_readings_tile() -> Panel:
-    """Return the panel with the number of lost and unknown GPUs and of devices with a suspect or missing reading, or *complete*."""
+    """Return the tile with the number of lost GPUs, of unknown GPUs, of suspect devices, and of devices with gaps.
+
+    A number of 0 is absent. If all numbers are absent and there is a device, the tile shows *complete*.
+    """
     devices = "count(exporter_energy_source_info{@energy_node})"
     gaps = (
         "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
@@ -349,7 +363,7 @@ def _build_readings_tile() -> Panel:
                 "properties": [{"id": "mappings", "value": value_mappings({0: ("complete", GOOD)})}],
             }
         ],
-        value_size=NUMBER_SIZE,
+        value_size=TWO_LINE_NAME_NUMBER_SIZE,
         w=4,
     )
 
@@ -357,16 +371,17 @@ def _build_readings_tile() -> Panel:
 def _build_current_losses_table() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first. Within a verdict, the most expensive loss is first."""
     losses = f"({LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUNS})"
-    # In this order: losses with a known rank and its labels, the other losses and the stopped runs, the losses of incomplete runs, and a
-    # row if nothing is lost.
+    # Four kinds of rows: losses with a known rank, with its labels; the other losses, and stopped runs; the losses of incomplete runs; and a
+    # single row if nothing is lost.
     row_query = (
         f"{losses} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES})"
         f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
     )
-    rows = f"({VERDICTS})"
+    # A cost without a loss in the table would be a row of its own.
+    of_listed_losses = f"and on (run, cause) ({VERDICT_BY_LOSS})"
     panel = table(
         "Losses now",
-        Column(VERDICTS, "Verdict", width=118, mappings=verdicts.VERDICT_MAPPINGS),
+        Column(VERDICT_BY_LOSS, "Verdict", width=118, mappings=verdicts.VERDICT_MAPPINGS),
         Column("run", "Run", width=110, links=(RUN_LINK,)),
         Column("cause", "Cause", width=160, mappings=CAUSE_TEXTS),
         Column("reason", "Reason", mappings=title_mappings()),
@@ -375,13 +390,13 @@ def _build_current_losses_table() -> Panel:
         Column("gpu", "GPU", width=58),
         percent_column(f"{SHARE_OF_LOSSES} > {MIN_DISPLAYED_SHARE}", "Lost now", 78, LOST_THRESHOLDS),
         Column(
-            f"max by (run, cause) ({LOST_COST_PER_HOUR_BY_CAUSE}) and on (run, cause) {rows}",
+            f"max by (run, cause) ({LOST_COST_PER_HOUR_BY_CAUSE}) {of_listed_losses}",
             "Lost/h",
             decimals=2,
             width=66,
         ),
         Column(
-            f"max by (run, cause) ({UNKNOWN_COST}) and on (run, cause) {rows}",
+            f"max by (run, cause) ({UNKNOWN_COST}) {of_listed_losses}",
             "Unknown/h",
             decimals=2,
             width=84,
@@ -404,13 +419,11 @@ def _build_current_losses_table() -> Panel:
     return panel
 
 
-def _build_table_by_cause() -> Panel:
-    """Return the table of GPU time, energy and cost by cause. The shares add up to 100 %."""
-    gpu_seconds, watt_hours = (
-        f"sum by (cause) ({GPU_SECONDS_BY_CAUSE})",
-        f"sum by (cause) ({ENERGY_BY_CAUSE})",
-    )
-    # A mean of less than `MIN_WATTS_PER_GPU` is no reading: the exporter started after most of the time had passed.
+def _build_cause_table() -> Panel:
+    """Return the table of GPU time, energy and cost in the time range, by cause. The shares of the GPU time add up to 100 %."""
+    gpu_seconds = f"sum by (cause) ({GPU_SECONDS_BY_CAUSE})"
+    watt_hours = f"sum by (cause) ({ENERGY_BY_CAUSE})"
+    # A mean power below `MIN_WATTS_PER_GPU` means that the energy was not read for most of the time.
     known_watt_hours = f"({watt_hours} > on (cause) {MIN_WATTS_PER_GPU} * {gpu_seconds} / 3600)"
     return table(
         "Where time, energy and money went, in this time range",
@@ -431,8 +444,8 @@ def _build_table_by_cause() -> Panel:
     )
 
 
-def _build_energy_by_phase() -> Panel:
-    """Return the panel with the energy of the runs since their start, by phase."""
+def _build_phase_chart() -> Panel:
+    """Return the bar chart of the energy of the runs since their start, by phase; the nine largest phases."""
     return bar_gauge(
         "Energy by phase, since the start of the runs",
         instant_query(
@@ -453,10 +466,14 @@ _LAST_STATE_BY_RUN = (
     f" max by (run, state) (last_over_time(training_run_state{{@run}}[$__range]) == 1) and on (run) {ENDED_RUNS})"
 )
 """PromQL for a series of value 1 for each run with the current state as a label; for a run that has ended, the last state in the range."""
+UNKNOWN_WATTS = -1
+"""Value that the table shows as *unknown*, because a power is never negative."""
 
 
-def _build_table_by_run() -> Panel:
+def _build_run_table() -> Panel:
     """Return the table of the verdict, cost, power and losses of each run, now and in the time range, the worst verdict first."""
+    # `x ^ 0` is 1 with the labels of x.
+    unknown_power = f"{UNKNOWN_WATTS} * {UNREAD_GPUS_OF_RUNS} ^ 0"
     panel = table(
         "Cost and loss of each run",
         Column(VERDICT_BY_RUN, "Verdict", decimals=0, width=118, mappings=verdicts.VERDICT_MAPPINGS),
@@ -469,12 +486,12 @@ def _build_table_by_run() -> Panel:
         ),
         Column(GPUS_BY_RUN, "GPUs", width=65),
         Column(
-            f"{GPU_POWER_BY_RUN} unless on (run) {UNREAD_GPUS_OF_RUNS} or on (run) -1 * {UNREAD_GPUS_OF_RUNS} ^ 0",
+            f"{GPU_POWER_BY_RUN} unless on (run) {UNREAD_GPUS_OF_RUNS} or on (run) {unknown_power}",
             "GPU power",
             unit="watt",
             decimals=1,
             width=95,
-            mappings=value_mappings({-1: ("unknown", WARNING)}),
+            mappings=value_mappings({UNKNOWN_WATTS: ("unknown", WARNING)}),
         ),
         Column(f"sum by (run) ({COST_NOW_BY_RUN})", "Cost/h", decimals=2, width=78),
         Column(f"sum by (run) ({LOST_COST_BY_RUN_NOW})", "Lost/h", decimals=2, width=78),

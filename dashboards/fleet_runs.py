@@ -32,6 +32,7 @@ from dashboards.panels import (
     warn_from,
 )
 from dashboards.queries import Query
+from dashboards.rank_problems import SLOW_RATIO, VERY_SLOW_RATIO
 from dashboards.tables import Column, percent_column, table
 from dashboards.verdicts import TIMELINE_MAPPINGS, VERDICT_MAPPINGS, Verdict, verdict_by_run
 
@@ -50,7 +51,7 @@ RUN_STATES = {
     "lost": ("lost", BAD),
     "unknown": ("unknown", WARNING),
 }
-"""Texts and colors of the states of a run."""
+"""Texts and colors of the states of a run: the states that the exporter reports, `NO_STEP`, and `unknown` for a run without a sample."""
 STATE_MAPPINGS = value_mappings(RUN_STATES)
 _RECORDED_STATE = (
     "topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{@cluster}))) * 0 + 1"
@@ -60,14 +61,18 @@ _DISPLAYED_STATE = (
     f'(label_replace({_RECORDED_STATE} and on (run) {standstill_by_run("@cluster")}, "state", "{NO_STEP}", "state", "running")'
     f" or on (run) {_RECORDED_STATE})"
 )
-"""PromQL for the same series, with the state `NO_STEP` instead of `running` if the run stands still."""
+"""PromQL for a series of value 1 for each run, with the state `NO_STEP` instead of `running` if the run stands still."""
 
 
 def _query_unseen_runs() -> str:
-    """Return PromQL for a series for each run that has not ended and has no current sample.
+    """Return PromQL for a series for each run that has not ended and has no current sample. The value has no meaning.
 
-    The labels are `run`, `user`, `state`, which is `unknown`, `instance`, which is the node whose samples ended last, and `alertname`, which
-    is the text with the minutes since the last sample. The value has no meaning. The result is empty if all runs have samples.
+    The labels of a series are:
+
+        run, user
+        state      the text `unknown`
+        instance   the node of the run whose samples ended last
+        alertname  the text with the minutes since the last sample, for the column *What is wrong*
     """
     age = f'count_values by (run) ("age", floor((time() - {UNSEEN_RUNS}) / 60))'
     text = f'label_replace({age}, "alertname", "no news for $1 min", "age", "(.+)")'
@@ -79,16 +84,17 @@ def _query_unseen_runs() -> str:
 
 
 def _query_rows() -> str:
-    """Return PromQL for a series for each known run, which is a row of the table.
+    """Return PromQL for the rows of the table: a series for each known run. The value has no meaning.
 
-    The labels are `run`, `user`, `state`, `alertname`, which is the name of an alert or the text of the problem, and `instance`, `rank` and
-    `gpu` if the problem has them. The value has no meaning.
+    The labels of a series are:
 
-    A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
+        run, user, state
+        alertname            the problem as in `dashboards.fleet_problems`, or a dash for a run without a problem
+        instance, rank, gpu  the node, rank and GPU of the problem, if known
     """
-    # A run without a problem has the label `alertname` too, so that its column, which fills the width of the table, exists even if no run
-    # has a problem.
+    # The dash of a run without a problem keeps the column *What is wrong*, which fills the width of the table, if no run has a problem.
     no_problem = f'label_replace({RUNS}, "alertname", "{NO_VALUE}", "", "")'
+    # A product drops the runs without a match in its right operand. Each right operand therefore has a series for every run.
     seen_rows = (
         "max by (run, user) (run:training_run:info{@cluster})"
         f" * on (run) group_left (state) ({_DISPLAYED_STATE} or on (run) {RUNS})"
@@ -108,13 +114,13 @@ MAX_TIMELINE_ROWS = 20
 
 def _build_verdict_timeline() -> Panel:
     """Return the timeline of the verdicts of the runs that had a problem in the time range, at most `MAX_TIMELINE_ROWS` runs."""
-    # Every run starts and ends, which is no problem.
-    problem = f"run:training_verdict:urgency{{@cluster}} != {Verdict.STARTING} != {Verdict.ENDING}"
-    worst = f"max by (run) (max_over_time(({problem})[$__range:$__interval] @ end()))"
+    # Every run starts and ends, which is no problem. Each comparison drops the runs with this verdict.
+    urgency = f"run:training_verdict:urgency{{@cluster}} != {Verdict.STARTING} != {Verdict.ENDING}"
+    worst_urgency = f"max by (run) (max_over_time(({urgency})[$__range:$__interval] @ end()))"
     return state_timeline(
         "Verdict of each run with a problem",
         Query(
-            f"{verdict_by_run('@cluster')} and on (run) topk({MAX_TIMELINE_ROWS}, {worst} > 0)",
+            f"{verdict_by_run('@cluster')} and on (run) topk({MAX_TIMELINE_ROWS}, {worst_urgency} > {Verdict.NO_PROBLEM})",
             "{{run}}",
         ),
         mappings=TIMELINE_MAPPINGS,
@@ -123,6 +129,7 @@ def _build_verdict_timeline() -> Panel:
 
 
 def _build_problem_table() -> Panel:
+    """Return the table of the verdict, problem, cost and loss of each run, the most urgent verdict first."""
     panel = table(
         "All runs, rates over 5 min",
         Column(
@@ -175,8 +182,11 @@ def _build_problem_table() -> Panel:
 def _build_speed_table() -> Panel:
     """Return the table of progress, speed and totals of each run, the run with the oldest step first."""
 
-    def unless_still(expression: str) -> str:
-        """Return PromQL for the values of the runs that make steps. The last values of a run that stands still or has ended are not its speed."""
+    def while_stepping(expression: str) -> str:
+        """Return PromQL for the values of the runs that make steps.
+
+        The last values of a run that stands still, or that is in another state than `starting` and `running`, are not its speed.
+        """
         return (
             f"max by (run) ({expression}) unless on (run) run:training_standstill:info{{@cluster}}"
             ' unless on (run) run:training_run_state:info{@cluster, state!~"starting|running"}'
@@ -196,30 +206,30 @@ def _build_speed_table() -> Panel:
             thresholds=warn_from(120, 300),
         ),
         percent_column("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 95, bar=(0, 1)),
-        Column(unless_still("run:training_eta:seconds{@cluster}"), "Time left", unit="s", width=85),
+        Column(while_stepping("run:training_eta:seconds{@cluster}"), "Time left", unit="s", width=85),
         Column(
-            unless_still("run:training_step_seconds:mean5m{@cluster}"),
+            while_stepping("run:training_step_seconds:mean5m{@cluster}"),
             "Step time",
             unit="s",
             decimals=2,
             width=82,
         ),
         Column(
-            unless_still("run:training_tokens:rate5m{@cluster}"),
+            while_stepping("run:training_tokens:rate5m{@cluster}"),
             "Tokens/s",
             unit="short",
             decimals=1,
             width=78,
         ),
-        percent_column(unless_still("run:training_mfu:ratio5m{@cluster}"), "MFU", 55),
+        percent_column(while_stepping("run:training_mfu:ratio5m{@cluster}"), "MFU", 55),
         percent_column(
-            unless_still("run:training_straggler_score:min{@cluster}"),
+            while_stepping("run:training_straggler_score:min{@cluster}"),
             "Slowest",
             74,
-            warn_below(0.9, 0.75),
+            warn_below(SLOW_RATIO, VERY_SLOW_RATIO),
         ),
         percent_column(
-            unless_still("run:training_waiting_for_data:max2m{@cluster}"),
+            while_stepping("run:training_waiting_for_data:max2m{@cluster}"),
             "Data wait",
             84,
             warn_from(0.1, 0.2),

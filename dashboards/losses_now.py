@@ -443,7 +443,7 @@ _VERDICT_OF_LARGEST_LOSS = (
     f" + on (run) group_left () ({verdict_by_run('@run')} == {Verdict.LOSES_TIME} or {verdict_by_run('@run')} == {Verdict.LOSES_MUCH_TIME}))"
 )
 """PromQL for the verdict of each run that loses time, for the largest loss: several losses together may lose more than each of them."""
-VERDICTS = (
+VERDICT_BY_LOSS = (
     f"({_VERDICT_BY_SHARE} and on (cause) {as_cause('vector(1)', 'standstill')}) * 0 + {Verdict.NO_PROGRESS}"
     f" or {_VERDICT_OF_LARGEST_LOSS}"
     f" or clamp_min({_VERDICT_BY_SHARE} and on (run, cause) {_FAULTS}, {Verdict.LOSES_A_LITTLE}) or {_VERDICT_BY_SHARE}"

@@ -32,6 +32,8 @@ from exporter.status.conditions.gpus import CRITICAL_XIDS
 
 SLOW_RATIO = 0.9
 """Speed relative to the fastest rank below which a rank is slow."""
+VERY_SLOW_RATIO = 0.75
+"""Speed relative to the fastest rank below which the color of a slow rank is bad instead of a warning."""
 MAX_DATA_WAIT_RATIO = 0.1
 """Share of the time in `data_loading` above which waiting for data is a problem."""
 SILENT_SECONDS = 30

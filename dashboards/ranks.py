@@ -63,6 +63,7 @@ from dashboards.rank_problems import (
     SILENT_SECONDS,
     SLOW_RATIO,
     UNKNOWN_RANKS,
+    VERY_SLOW_RATIO,
 )
 from dashboards.ranks_overview import hanging_ranks, node_table, overview_panels
 from dashboards.run_problems import (
@@ -75,29 +76,33 @@ from dashboards.tables import Column, percent_column, table
 
 UID = "training-ranks"
 _UNLESS_STANDSTILL = f"unless on () {STANDSTILL_BY_STEP_AGE}"
-"""Condition that no step is overdue and the run is neither stalled nor hung. The compute times of the last steps remain during a hang."""
+"""Condition that no step is overdue and the run is neither stalled nor hung.
+
+It is needed because the exporters still report the compute times of the last steps during a hang.
+"""
 _IF_ALIVE = "and on (instance, rank) training_process_up{@run} == 1"
-"""Condition that the process of a rank is alive. The recorded speed remains for half a minute after the end of a process."""
+"""Condition that the process of a rank is alive. It is needed because the recorded speed remains for half a minute after the end of a process."""
 _RECORDED_STANDSTILL = "max(run:training_standstill:info{@run})"
 """PromQL with a value while no step finishes, for subqueries: a recorded series costs less than `STANDSTILL_BY_STEP_AGE` at each point."""
 SAMPLED_COMPUTE_SECONDS = f"max by (rank) (training_rank_compute_seconds{{@run}} > 0) {_UNLESS_STANDSTILL}"
 """PromQL for the seconds that each rank computes in a step, from the exporters instead of the rules, by rank.
 
-Without a value while no step finishes.
+The result is absent while no step finishes.
 """
-LOST_GPU_SORT_VALUE, STOPS_RUN_SORT_VALUE = 2e6, 1e6
-"""Sort values of the ranks that stop the run, above those of all slow ranks: of a rank with a lost GPU, and of other ranks."""
+LOST_GPU_SORT_VALUE = 2e6
+"""Sort value of a rank with a lost GPU."""
+STOPPING_RANK_SORT_VALUE = 1e6
+"""Sort value of any other rank that stops the run. It is larger than the slowness of any rank."""
 _RANKS_WORST_FIRST = (
     f"query_result(sort_desc(max by (rank) (0 * ({LOST_GPU_ROWS}) + {LOST_GPU_SORT_VALUE})"
-    f" or max by (rank) (0 * ({ODD_RANK}) + {STOPS_RUN_SORT_VALUE}) or max by (rank) (0 * {ODD_PHASE} + {STOPS_RUN_SORT_VALUE})"
-    f" or max by (rank) (0 * {ENDED_FIRST} + {STOPS_RUN_SORT_VALUE})"
+    f" or max by (rank) (0 * ({ODD_RANK}) + {STOPPING_RANK_SORT_VALUE}) or max by (rank) (0 * {ODD_PHASE} + {STOPPING_RANK_SORT_VALUE})"
+    f" or max by (rank) (0 * {ENDED_FIRST} + {STOPPING_RANK_SORT_VALUE})"
     f" or 1 / min by (rank) ({SPEED_RATIO_BY_RANK_AND_NODE}) or 0 * max by (rank) (training_rank_info{{@run}})))"
 ).replace("$__interval", "1m")
-"""Query of all ranks of the run, in the order of the variable.
+"""Query of all ranks of the run, in the order of the variable: the largest value first.
 
-A rank that stops the run has a sort value as its value. Any other rank has its slowness, which is 1 / speed, or 0 without a speed.
-
-Grafana has no `$__interval` for a variable.
+The value of a rank that stops the run is one of the sort values above. The value of any other rank is its slowness, 1 / speed, or 0 without
+a speed. Grafana replaces `$__interval` in panels but not in variables, so a fixed interval stands in for it.
 """
 RANK_VARIABLE = Variable(
     "rank",
@@ -108,19 +113,25 @@ RANK_VARIABLE = Variable(
     sort=0,
     description="Ranks in the row of selected ranks; first the rank with a lost GPU, the rank that causes a hang, the rank that ended first, or the slowest rank.",
 )
-_GPUS_OF_ROWS = (
+# Rows of the table *All ranks, the worst first*, in three steps: the GPUs of the ranks; then also the ranks without a known GPU; then the
+# label `phase` for the ranks in a long phase.
+_GPUS_OF_RANKS = (
     f"max by (instance, rank, gpu) (topk by (instance, rank) (1, {LOST_GPU_STARTS}))"
     f" or on (instance, rank) max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})"
     f" or on (instance, rank) max by (instance, rank, gpu) (last_over_time(rank:training_gpu:info{{@run}}[{LOOKBACK}]))"
     f" and on (instance, rank) (training_process_up{{@run}} or {UNKNOWN_RANKS})"
 )
-"""PromQL for the GPU indexes of the ranks of the table, by node, rank and GPU: a lost GPU, else the current GPUs, else the last known ones."""
-_RANKS_AND_GPUS = f"({_GPUS_OF_ROWS} or on (instance, rank) max by (instance, rank) (training_process_up{{@run}}) or on (instance, rank) {UNKNOWN_RANKS})"
-RANK_ROWS = f"(0 * {_RANKS_AND_GPUS} + on (instance, rank) group_left (phase) {LONG_PHASES} or on (instance, rank) {_RANKS_AND_GPUS})"
-"""PromQL for the ranks of the table, by node and rank, with the GPU index as the label `gpu`, if known, and a long phase as the label `phase`.
-
-A rank whose exporter has no sample has the row of the node on which it last lived.
-"""
+"""PromQL for the GPUs of each rank, by node, rank and GPU index: the lost GPU, else the current GPUs, else the last known GPUs."""
+_RANKS_WITH_OR_WITHOUT_GPU = (
+    f"({_GPUS_OF_RANKS} or on (instance, rank) max by (instance, rank) (training_process_up{{@run}})"
+    f" or on (instance, rank) {UNKNOWN_RANKS})"
+)
+"""PromQL for all ranks of the table, by node, rank and, if known, GPU index. An unknown rank has the node on which it last lived."""
+_RANK_ROWS = (
+    f"(0 * {_RANKS_WITH_OR_WITHOUT_GPU} + on (instance, rank) group_left (phase) {LONG_PHASES}"
+    f" or on (instance, rank) {_RANKS_WITH_OR_WITHOUT_GPU})"
+)
+"""PromQL for the same ranks, with the phase as the label `phase` if the rank has been in it for more than `SILENT_SECONDS`."""
 
 
 class Severity(enum.IntEnum):
@@ -129,7 +140,7 @@ class Severity(enum.IntEnum):
     GPU_LOST = 6
     HOLDS_UP = 5  # all other ranks wait for this rank
     ENDED = 4  # the process ended before the end of the run
-    UNKNOWN = 3  # no sample, because the exporter of the node has no sample
+    UNKNOWN = 3  # no sample, because the exporter of the node is down or not scraped
     SLOW = 2  # below `SLOW_RATIO` of the fastest rank of the pipeline stage
     WAITS = 1  # waits for data, and not all ranks do
     NONE = 0
@@ -147,7 +158,7 @@ _SEVERITY_TEXTS = value_mappings(
     }
 )
 MAX_RANK_DIGITS = 5
-"""Digits of the largest rank by which heat maps are sorted."""
+"""Number of digits to which `sorted_by_rank` pads ranks, enough for 99,999 ranks."""
 _RANKS_BY_SEVERITY = {
     Severity.GPU_LOST: LOST_GPU_ROWS,
     Severity.HOLDS_UP: f"({ODD_RANK} or {ODD_PHASE})",
@@ -187,13 +198,18 @@ def board() -> Board:
 
 
 def sorted_by_rank(expression: str) -> str:
-    """Return PromQL that sorts series by the number of their rank: Prometheus sorts by the first label, here the padded rank `number`."""
+    """Return PromQL that sorts series by the number of their rank.
+
+    Prometheus sorts the series of a result by their labels in alphabetical order. The label `number`, which precedes `rank` in the alphabet,
+    is the rank padded with zeros.
+    """
     for digits in range(1, MAX_RANK_DIGITS):
         expression = f'label_replace({expression}, "number", "{"0" * (MAX_RANK_DIGITS - digits)}$1", "rank", "(.{{{digits}}})")'
     return f'label_replace({expression}, "number", "$1", "rank", "(.{{{MAX_RANK_DIGITS},}})")'
 
 
 def _straggler_panels() -> tuple[Panel, ...]:
+    """Return the panels about slow ranks: heat maps by rank and by node, and the spread of the compute times."""
     return (
         heatmap(
             "Slowness of each rank",
@@ -247,7 +263,7 @@ def _rank_table() -> Panel:
             "Speed",
             95,
             # The first color is that of an absent value.
-            threshold_steps((None, NEUTRAL), (0, BAD), (0.75, WARNING), (0.9, BLUE)),
+            threshold_steps((None, NEUTRAL), (0, BAD), (VERY_SLOW_RATIO, WARNING), (SLOW_RATIO, BLUE)),
             bar=(0, 1),
         ),
         percent_column(
@@ -297,7 +313,7 @@ def _rank_table() -> Panel:
             width=90,
             thresholds=warn_from(SILENT_SECONDS),
         ),
-        row_query=RANK_ROWS,
+        row_query=_RANK_ROWS,
         sort="State",
         max_data_points=100,
         h=7,
@@ -309,22 +325,24 @@ def _rank_table() -> Panel:
 def _aggregate_panels() -> tuple[Panel, ...]:
     """Return the panels about waiting times and phases of all ranks."""
 
-    def share_by_rank(phase: str) -> str:
-        """Return PromQL for the share of the time that each rank spends in the phases that a matcher selects, by rank.
+    def share_by_rank(phase_matcher: str) -> str:
+        """Return PromQL for the share of the time that each rank spends in the selected phases, by rank.
 
-        The shares of all phases of a rank add up to 1, although the clocks of a scrape and of a rank differ.
+        The divisor is the time in all phases instead of the elapsed time, so that the shares of all phases add up to 1: the clock of a rank
+        and the times of the scrapes differ a little.
         """
 
-        def seconds(matcher: str) -> str:
-            return f"sum by (rank) (rate(training_phase_seconds_total{{@run{matcher}}}[$__rate_interval]))"
+        def phase_seconds(selector: str) -> str:
+            return f"sum by (rank) (rate(training_phase_seconds_total{{{selector}}}[$__rate_interval]))"
 
-        return f"{seconds(f', {phase}')} / ({seconds('')} > 0)"
+        return f"{phase_seconds(f'@run, {phase_matcher}')} / ({phase_seconds('@run')} > 0)"
 
-    def count_ranks_in(phase: str) -> str:
-        """Return PromQL for the mean number of ranks in the phases that a matcher selects, among the ranks with current samples."""
-        return f"sum({share_by_rank(phase)} and on (rank) {REPORTING_RANKS})"
+    def count_ranks_in(phase_matcher: str) -> str:
+        """Return PromQL for the mean number of ranks in the selected phases, among the ranks with current samples."""
+        return f"sum({share_by_rank(phase_matcher)} and on (rank) {REPORTING_RANKS})"
 
-    data_share, sync_share = share_by_rank('phase="data_loading"'), share_by_rank('phase="grad_sync"')
+    data_share = share_by_rank('phase="data_loading"')
+    sync_share = share_by_rank('phase="grad_sync"')
     # The other ranks wait for the rank that waits least. In a run of two ranks, the median of both would be half of the wait.
     others_sync_share = f"({sync_share} > on () group_left () min({sync_share}))"
     world_size = "(max(training_world_size{@run}) or max(last_over_time(training_world_size{@run}[1h])))"
@@ -372,7 +390,10 @@ def _selected_rank_panels() -> tuple[Panel, ...]:
     def plot(
         title: str, by_rank: str, unit: str, *, maximum: float | None = None, decimals: int | None = None
     ) -> Panel:
-        """Return the plot of the selected ranks, and of the median of the others; *by_rank* has the selector `@rank`."""
+        """Return the plot of a value of each selected rank, and of the median of the other ranks.
+
+        *by_rank* is PromQL with the selector `@rank`; the median has the same PromQL with the selector `@other_rank`.
+        """
         return time_series(
             title,
             Query(by_rank, "rank {{rank}}", VERMILION),
@@ -388,7 +409,7 @@ def _selected_rank_panels() -> tuple[Panel, ...]:
         )
 
     def gpu_values(family: str) -> str:
-        """Return PromQL for the largest value of a GPU family among the GPUs of each selected rank."""
+        """Return PromQL with the selector `@rank` for the largest value of a GPU family among the GPUs of each rank."""
         return f"max by (rank) ({gpu_values_by_rank(family).replace('@run', '@rank')})"
 
     return (

@@ -34,9 +34,11 @@ from dashboards.rank_problems import (
     LOWEST_SPEED_OF_EQUAL_RANKS,
     ODD_PHASE,
     ODD_RANK,
+    SLOW_RATIO,
     SLOWEST_RANK_WHILE_STEPPING,
     STANDSTILL_START,
     UP_BY_RANK,
+    VERY_SLOW_RATIO,
 )
 from dashboards.run_problems import DATA_WAIT_WITH_RANK, GPUS_OF_ROW_LINK, NODE_OF_ROW_LINK, what_is_wrong
 from dashboards.straggler import lost_time_panel
@@ -82,7 +84,7 @@ def overview_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
+            thresholds=threshold_steps((None, BAD), (VERY_SLOW_RATIO, WARNING), (SLOW_RATIO, NEUTRAL)),
             w=4,
         ),
         lost_time_panel(),
@@ -175,8 +177,8 @@ def _query_hang_cause() -> str:
 def hanging_ranks(w: int = 24, h: int = 5) -> Panel:
     """Return a table with the position in the code of each hanging rank, the positions with the fewest ranks first.
 
-    These ranks are likely to hold up the other ranks. Without a position, the table has a single row: no stack has been reported yet, no rank hangs,
-    or no sample of the run exists.
+    The ranks at these positions are likely to hold up the other ranks. Without a position, the table has a single row with the reason: no
+    stack has been reported yet, no rank hangs, or the run has no sample.
     """
     ranks_at_position = f"count by ({HANG_LABELS}) ({HANGING_RANKS})"
     no_hang_found = placeholder_row(
@@ -270,7 +272,7 @@ def node_table(w: int, h: int) -> Panel:
             "Slowest rank",
             125,
             # The first color is that of an absent value.
-            threshold_steps((None, NEUTRAL), (0, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
+            threshold_steps((None, NEUTRAL), (0, BAD), (VERY_SLOW_RATIO, WARNING), (SLOW_RATIO, NEUTRAL)),
         ),
         sort="Ended",
         w=w,

@@ -62,9 +62,11 @@ from dashboards.rank_problems import (
     LOOKBACK,
     LOWEST_SPEED_OF_EQUAL_RANKS,
     MISSING_RANK_COUNT,
+    SLOW_RATIO,
     SLOWEST_RANK_WHILE_STEPPING,
     STATE_START,
     UNKNOWN_RANK_COUNT,
+    VERY_SLOW_RATIO,
 )
 from dashboards.run_problems import (
     DATA_WAIT_WITH_RANK,
@@ -272,7 +274,7 @@ def _build_number_panels() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",
-            thresholds=warn_below(0.9, 0.75),
+            thresholds=warn_below(SLOW_RATIO, VERY_SLOW_RATIO),
             w=4,
         ),
         stat(

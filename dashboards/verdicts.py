@@ -15,34 +15,37 @@ class Verdict(enum.IntEnum):
     """Verdict of a run, as in the rule `run:training_verdict:urgency`. A larger number is more urgent."""
 
     NO_PROBLEM = 0
-    LOSES_A_LITTLE = 1  # a fault, such as a slow rank, costs less than `MIN_LOSS_SHARE` of the time
+    LOSES_A_LITTLE = 1  # a slow rank or a wait for data costs less than `MIN_LOSS_SHARE` of the time
     ENDED_EARLY = 2  # finished before the step target
-    RESTARTED = 3  # lost time to a restart within the last hour
+    RESTARTED = 3  # lost more than 1 % of the last hour to restarts
     STARTING = 4
     WARNING = 5  # an alert of severity warning fires
     ENDANGERED_WORK = 6  # the loss was NaN or infinite within 15 minutes, and is finite again: the critical alert still fires
-    LOSES_TIME = 7  # at least `MIN_LOSS_SHARE` of the time, without saves and validation
-    LOSES_MUCH_TIME = 8  # at least `MIN_LARGE_LOSS_SHARE` of the time
+    LOSES_TIME = (
+        7  # loses at least `MIN_LOSS_SHARE` of the time now; the start, saves and validation do not count
+    )
+    LOSES_MUCH_TIME = 8  # loses at least `MIN_LARGE_LOSS_SHARE` of the time now; the start does not count
     PARTLY_UNKNOWN = 9  # some ranks have no sample
     ENDANGERS_WORK = 10  # work or the model may be lost, although steps finish
     UNKNOWN = 11  # no rank has a sample, and the run had not ended at its last sample
     ENDING = 12  # all ranks have ended, and the outcome is not decided
-    NO_PROGRESS = 13  # no step finishes, or the run failed
+    NO_PROGRESS = 13  # no step finishes, or the run failed or is lost
 
 
-NO_PROBLEM, NO_PROGRESS, ENDANGERS_WORK, LOSES_TIME = (
-    "no problem",
-    "no progress",
-    "endangers work",
-    "loses time",
-)
-ENDING, UNKNOWN, PARTLY_UNKNOWN = "ending", "unknown", "partly unknown"
+# Texts of verdicts that other modules use too.
+NO_PROGRESS = "no progress"
+ENDING = "ending"
+UNKNOWN = "unknown"
+ENDANGERS_WORK = "endangers work"
+LOSES_TIME = "loses time"
+NO_PROBLEM = "no problem"
+
 VERDICT_TEXTS = {
     Verdict.NO_PROGRESS: (NO_PROGRESS, BAD),
     Verdict.ENDING: (ENDING, WARNING),
     Verdict.UNKNOWN: (UNKNOWN, WARNING),
     Verdict.ENDANGERS_WORK: (ENDANGERS_WORK, BAD),
-    Verdict.PARTLY_UNKNOWN: (PARTLY_UNKNOWN, WARNING),
+    Verdict.PARTLY_UNKNOWN: ("partly unknown", WARNING),
     Verdict.LOSES_MUCH_TIME: (LOSES_TIME, BAD),
     Verdict.LOSES_TIME: (LOSES_TIME, WARNING),
     Verdict.ENDANGERED_WORK: (ENDANGERS_WORK, BAD),
@@ -54,17 +57,22 @@ VERDICT_TEXTS = {
     Verdict.NO_PROBLEM: (NO_PROBLEM, NEUTRAL),
 }
 """Text and color of each verdict, the most urgent first."""
-VERDICT_MAPPINGS = value_mappings({verdict.value: text for verdict, text in VERDICT_TEXTS.items()})
-"""Value mappings from the numbers of the verdicts to their texts."""
+VERDICT_MAPPINGS = value_mappings(
+    {verdict.value: text_and_color for verdict, text_and_color in VERDICT_TEXTS.items()}
+)
+"""Value mappings from the numbers of the verdicts to their texts and colors."""
 TIMELINE_MAPPINGS = value_mappings(
-    {verdict.value: text for verdict, text in VERDICT_TEXTS.items()}
+    {verdict.value: text_and_color for verdict, text_and_color in VERDICT_TEXTS.items()}
     | {
         Verdict.NO_PROBLEM.value: (NO_PROBLEM, GOOD),
         Verdict.STARTING.value: ("starting", NEUTRAL),
         Verdict.ENDING.value: (ENDING, NEUTRAL),
     }
 )
-"""The same mappings for a state timeline, in which every state has a color. Every run starts and ends: these states are no problem there."""
+"""Value mappings for a state timeline, with other colors of three verdicts.
+
+No problem is a colored bar. The start and the end are neutral, because every run starts and ends.
+"""
 
 
 def verdict_by_run(selector: str) -> str:

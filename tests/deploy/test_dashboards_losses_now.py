@@ -493,7 +493,7 @@ def test_a_run_without_an_exporter_is_counted_and_has_a_row_with_node_and_last_s
         query_id="D",
     )
     without_price = {name: values for name, values in series.items() if "cost_total" not in name}
-    count = {'{text="runs unknown"}': 1}
+    count = {'{text="runs not fully known"}': 1}
     assert_panel(tmp_path, "training-energy", panel, without_price, count, query_id="D")
     assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN, {}, query_id="D")
     assert_panel(tmp_path, "training-energy", "Losses now", series, row)
