@@ -216,11 +216,11 @@ def plot(
 
 
 def append_current(line: Line, value: float | None, now: float) -> Line:
-    """Return a line that ends with the current value, so that the plot agrees with the figure.
+    """Return a line that ends with the current value, or with a gap if *value* is None, so that the plot agrees with the figure.
 
-    Points of the last second are dropped. An empty line, and a line whose current value is unknown, stay unchanged.
+    Points of the last second are dropped. An empty line stays unchanged.
     """
-    if value is None or not line:
+    if not line:
         return line
     return [*(point for point in line if point[0] < now - 1), (now, value)]
 

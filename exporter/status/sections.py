@@ -168,9 +168,18 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
         }
 
     plots: list[Plot] = []
-    for title, track, unit in (("GPU power", "power", "watts"), ("GPU memory", "memory", "bytes")):
-        lines = {f"GPU {gpu.index}": view.history.read_levels(track, gpu.uuid) for gpu in view.gpus}
-        plots += plot(title, lines, unit, view.exporter.now, floor=0.0)
+    now = view.exporter.now
+    for title, track, family, unit in (
+        ("GPU power", "power", "gpu_power_watts", "watts"),
+        ("GPU memory", "memory", "gpu_memory_used_bytes", "bytes"),
+    ):
+        lines = {
+            f"GPU {gpu.index}": append_current(
+                view.history.read_levels(track, gpu.uuid), view.samples.value(family, uuid=gpu.uuid), now
+            )
+            for gpu in view.gpus
+        }
+        plots += plot(title, lines, unit, now, floor=0.0)
     numeric = {"GPU", "busy", "tensor cores", "memory", "power", "temperature", "energy"}
     return TableSection(
         title=f"GPUs ({len(view.gpus)})",

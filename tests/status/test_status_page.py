@@ -350,6 +350,21 @@ def test_a_gpu_has_the_color_of_its_line_if_an_earlier_gpu_has_no_line() -> None
     assert plot_data["colors"] == [1]
 
 
+def test_the_plots_of_gpus_end_with_the_numbers_of_the_table_and_a_gap_for_a_lost_gpu() -> None:
+    def powers(_: int) -> Rows:
+        return {"gpu_power_watts": [({"uuid": "GPU-1"}, 350.0), ({"uuid": "GPU-2"}, 300.0)]}
+
+    rows: Rows = {
+        "gpu_up": [({"gpu": "1", "uuid": "GPU-1"}, 1.0), ({"gpu": "2", "uuid": "GPU-2"}, 0.0)],
+        "gpu_power_watts": [({"uuid": "GPU-1"}, 610.0)],
+    }
+    document = status_page(rows, history=history_of(4, powers))
+    plot_data = json.loads(document.html.split('id="GPU power-" data-plot=\'')[1].split("'", maxsplit=1)[0])
+
+    assert "610 W" in document.visible_text
+    assert [line[-1] for line in plot_data["data"]] == [NOW, 610.0, None]
+
+
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
     clock_seconds = [0.0]
     history = History(interval_seconds=5, clock=lambda: NOW + clock_seconds[0])
