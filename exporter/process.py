@@ -76,7 +76,10 @@ def flush(timeout_seconds: float = 5.0) -> bool:
 
 
 def shutdown() -> None:
-    """Write the final recording and end the recording thread, as at the exit of the process. Errors are logged, not raised."""
+    """Write the final recording and end the recording thread, as at the exit of the process. Errors are logged, not raised.
+
+    Returns after about 2 s at the latest, also if the file system of the feed does not respond.
+    """
     RECORDER.shutdown()
 
 

@@ -2,7 +2,8 @@
 
 Runs in the training process. The thread starts with the first Stat, event, block or handler. It runs no code of the job, and
 releases the interpreter lock between pieces of work of about 0.4 ms. A final recording is written at a normal exit and after an
-uncaught exception.
+uncaught exception. The recording thread does all writes, because a write can block for as long as the file system does. The threads of
+the job wait for a write at most until a timeout.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CHILD_FLUSH_SECONDS = 0.25
 are often ended by SIGTERM, and then lose the samples since the last flush."""
 EXIT_SECONDS = 2.0
 """Time limit of the shutdown: periodic tasks, handlers, span exporters and the final write."""
-TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 1.5, 1.6, 1.75, 1.85
+TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, AGGREGATION_SECONDS = 1.5, 1.6, 1.75, 1.85
 """Deadlines of the parts, relative to the start of the shutdown. The remaining time is for the final write."""
 EXIT_SWITCH_SECONDS = 0.0005
 """Thread switch interval of the interpreter during the shutdown."""
@@ -107,7 +108,11 @@ class Recorder:
 
     def _initialize(self) -> None:
         """Set the state that a forked child does not inherit: requests, start time, GPUs and the claim of the rank."""
-        self._is_flush_requested = self._is_renewal_requested = self._is_closed = False
+        self._is_flush_requested = self._is_renewal_requested = False
+        self._has_ended = (
+            False  # True once the last recording of the process is aggregated, and no recording follows
+        )
+        self._is_closed = False  # True after the shutdown, when nothing more is written
         self.started_at = time()
         self._gpus = ProcessGpus()
         self._rank_claim = RankClaim.NONE
@@ -139,12 +144,15 @@ class Recorder:
         )
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Aggregate and write a recording, on the caller's thread. Return False after the timeout, or if the write failed."""
+        """Aggregate a recording on the caller's thread, and wait until it is written.
+
+        Returns False after the timeout, and if the write failed.
+        """
         deadline = monotonic() + timeout_seconds
         is_aggregated = self.thread.run_exclusively(
             lambda: self._publish(is_identity_ending=False), timeout_seconds
         )
-        return is_aggregated and self._unwritten.write_all(max(deadline - monotonic(), 0.0))
+        return is_aggregated and self._await_write(max(deadline - monotonic(), 0.0))
 
     def flush_soon(self) -> None:
         """Request an immediate flush by the recording thread, for example after a checkpoint."""
@@ -193,15 +201,22 @@ class Recorder:
                 _attempt(wait, start + TASKS_SECONDS - monotonic(), "exit")
         _attempt(self.events.close, start + HANDLERS_SECONDS - monotonic())
         _attempt(partial(end_all, [self._passive], seconds=0.1, reason="exit"))
-        # The C library ends a thread that takes the interpreter lock during finalization, which may abort the process.
-        self.thread.join(max(start + JOIN_SECONDS - monotonic(), 0.1))
-        self.thread.run_exclusively(
-            lambda: self._publish_last(start), max(start + EXIT_SECONDS - monotonic(), 0.1)
+        is_aggregated = self.thread.run_exclusively(
+            lambda: self._publish_last(start), max(start + AGGREGATION_SECONDS - monotonic(), 0.1)
         )
-        # If the recording thread hangs in a write, the final recording is lost and the process still exits.
-        self._unwritten.write_all(max(start + EXIT_SECONDS - monotonic(), 0.1))
+        self._await_write(max(start + EXIT_SECONDS - monotonic(), 0.1))
+        if not is_aggregated or self._unwritten.latest() is not None:
+            log_once(
+                "final write",
+                f"the samples since the last snapshot are lost: the final snapshot was not written within {EXIT_SECONDS:g} s of the"
+                " exit; if the file system of the feed is slow, set EXPORTER_FEED_DIR to a directory in memory, such as /dev/shm/NAME",
+            )
         self._is_closed = True
-        if self._sink is not None and not self._unwritten.is_writing():
+        if self.thread.is_running():
+            self.thread.wake()
+            # The C library ends a thread that takes the interpreter lock during finalization, which may abort the process.
+            self.thread.join(max(start + EXIT_SECONDS - monotonic(), 0.1))
+        elif self._sink is not None:
             self._sink.close()
         NOTICES.flush(max(start + EXIT_SECONDS - monotonic(), 0.1))
 
@@ -210,7 +225,7 @@ class Recorder:
         self.events.forget_identity()
         self._is_renewal_requested = True
         self.thread.run_exclusively(self._renew, RENEW_SECONDS)
-        self._unwritten.write_all(0.0)  # while another thread writes, the recording thread writes them later
+        self.thread.wake()  # for the write
 
     def reset(self) -> None:
         """Return to the initial state: no recorded values, new locks, no threads."""
@@ -243,14 +258,26 @@ class Recorder:
         )
 
     def _publish_last(self, start: float) -> None:
-        """Queue the final recording if the recorder is in use."""
-        if self._in_use():
+        """Queue the final recording if the recorder is in use. No recording is queued afterwards."""
+        if self._in_use() and not self._has_ended:
             self._renew()
             if self._training is not None:
                 self._training.update_totals(is_identity_ending=True)
                 # Closed before the final recording, which includes the number of records that the span exporters dropped.
                 self._training.close_span_exporters(max(start + SPANS_SECONDS - monotonic(), 0.1))
             self._publish(is_identity_ending=True, is_process_ending=True)
+        self._has_ended = True
+
+    def _await_write(self, timeout_seconds: float) -> bool:
+        """Wait until the recording thread has written the queued recordings; without this thread, write them on the caller's thread.
+
+        Returns False if the latest write failed, and after the timeout.
+        """
+        if not self.thread.is_running():
+            return self._unwritten.write_all(timeout_seconds)
+        request = self._unwritten.request_write()
+        self.thread.wake()
+        return request.wait(timeout_seconds) and request.is_written
 
     def _renew(self) -> None:
         """Start a requested new recording: queue the final recording of the old identity, and restart all counts at zero.
@@ -319,7 +346,12 @@ class Recorder:
                 last_flush = max(next_flush, monotonic() - self._interval_seconds())
             else:
                 self.thread.run_exclusively(self._tick_cycle)
-            self._unwritten.write_all(0.0)  # while another thread writes, the recordings stay queued
+            self._unwritten.write_all(0.0)
+        while not self._is_closed:  # the thread that exits queues the final recording
+            self._unwritten.write_all(0.0)
+            self.thread.wait_for_wake()
+        if self._sink is not None:
+            self._sink.close()
 
     def _interval_seconds(self) -> float:
         """Return the flush interval, which is shorter in a child process.
@@ -360,10 +392,12 @@ class Recorder:
     def _publish(
         self, *, is_identity_ending: bool, is_process_ending: bool = False, within_seconds: float = inf
     ) -> bool:
-        """Aggregate a recording and queue it for the feed. Return False if the queue is full.
+        """Aggregate a recording and queue it for the feed. Return False if the queue is full, and after the last recording of the process.
 
         The arguments are those of `_aggregate`.
         """
+        if self._has_ended:
+            return False
         recording = self._aggregate(
             is_identity_ending=is_identity_ending,
             is_process_ending=is_process_ending,

@@ -70,6 +70,15 @@ class RecordingThread:
             self._slice_start = perf_counter()
         return not self.is_stopping
 
+    def wait_for_wake(self) -> None:
+        """Wait for a `wake`, also after the thread must end."""
+        self._alarm.acquire()
+
+    def is_running(self) -> bool:
+        """Return True if the thread runs and is not the calling thread."""
+        thread = self._thread
+        return thread is not None and thread is not threading.current_thread() and thread.is_alive()
+
     def join(self, timeout_seconds: float) -> None:
         """Wait for the end of the thread. Returns at once on the thread itself, and without a thread."""
         thread = self._thread

@@ -30,6 +30,23 @@ HANGING_JOB = """
 """
 """Program with hanging handlers of a window, of events and of torch.monitor, and a hanging passive Stat. It prints the time of its end."""
 
+SLOW_FEED_JOB = """
+    loss = Stat("train.loss", ["mean"])
+    loss.add(1.0)
+    flush()
+    replace = os.replace
+
+    def replace_slowly(*paths):
+        time.sleep({write_seconds})
+        replace(*paths)
+
+    os.replace = replace_slowly
+    loss.add(2.0)
+    {call}
+    print(time.monotonic(), flush=True)
+"""
+"""Program whose feed is on a slow filesystem after the first flush. It prints the time of its end."""
+
 
 def seconds_to_exit(feed: Path, program: str, **environment: str) -> float:
     """Return the seconds between the time that a program prints last and its exit."""
@@ -63,6 +80,44 @@ def test_all_hanging_parts_share_one_deadline_at_exit(tmp_path: Path) -> None:
         if reading.definition.name == "train.loss"
     ]
     assert set(counts) == {2}  # in each of the runs
+
+
+def test_a_final_write_that_hangs_does_not_keep_the_process_from_exiting(tmp_path: Path) -> None:
+    program = SLOW_FEED_JOB.format(write_seconds=30, call="")
+
+    assert exits_within(EXIT_SECONDS + 0.7, tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+
+
+def test_a_final_write_that_hangs_is_reported(tmp_path: Path) -> None:
+    program = SLOW_FEED_JOB.format(write_seconds=30, call="")
+    completed = run(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+
+    assert completed.stderr.startswith("exporter: the samples since the last snapshot are lost: ")
+    assert single_reading(tmp_path / "feed", "train.loss").count == 1
+
+
+def test_a_final_write_that_is_slow_loses_no_sample(tmp_path: Path) -> None:
+    program = SLOW_FEED_JOB.format(write_seconds=0.5, call="")
+    completed = run(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+
+    assert completed.stderr == ""
+    assert single_reading(tmp_path / "feed", "train.loss").count == 2
+
+
+def test_a_flush_returns_false_after_its_timeout_while_its_write_hangs(tmp_path: Path) -> None:
+    call = "start = time.monotonic(); print(flush(0.5), time.monotonic() - start < 15)"
+    program = SLOW_FEED_JOB.format(write_seconds=30, call=call)
+    completed = run(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+
+    assert completed.stdout.startswith("False True\n")
+
+
+def test_configure_does_not_wait_for_the_write_of_the_earlier_identity(tmp_path: Path) -> None:
+    call = "start = time.monotonic(); exporter.configure(run='second'); print(time.monotonic() - start < 15)"
+    program = SLOW_FEED_JOB.format(write_seconds=30, call=call)
+    completed = run(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+
+    assert completed.stdout.startswith("True\n")
 
 
 @pytest.mark.parametrize("exporter_disabled", ["0", "1"])
