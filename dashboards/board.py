@@ -22,8 +22,12 @@ TAG = "training-exporter"
 """Tag of all dashboards. Each dashboard links to the other dashboards with the tag."""
 COLUMNS = 24
 """Width of a dashboard in grid columns."""
-NUMERICAL_SORT = 3
-"""Grafana's sort order: numerical, ascending."""
+ORDER_OF_QUERY, ALPHABETICAL_SORT, NUMERICAL_SORT = 0, 1, 3
+"""Grafana's sort orders of the values of a variable. Both sorts are ascending."""
+HIDDEN_VARIABLE = 2
+"""Grafana's display setting of a variable without a drop-down list; 0 shows the list."""
+REFRESH_ON_TIME_RANGE_CHANGE = 2
+"""Grafana's setting for a variable whose query runs again when the time range changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Variable:
     include_all: bool = True  # the option All exists and is selected by default, if `multi` is true
     all_value: str | None = ".+"  # regular expression for All; None joins all values
     regex: str = ""  # extracts the value from a query result; "" for the whole result
-    sort: int = 1  # Grafana's sort order: alphabetical, ascending; 0 keeps the order of the query
+    sort: int = ALPHABETICAL_SORT
     hidden: bool = False  # no drop-down list, for variables that follow from other variables
     description: str = ""  # tooltip of the label
 
@@ -49,19 +53,19 @@ class Variable:
             "definition": query,
             "description": self.description,
             "includeAll": self.multi and self.include_all,
-            "hide": 2 if self.hidden else 0,
+            "hide": HIDDEN_VARIABLE if self.hidden else 0,
             "label": self.label,
             "multi": self.multi,
             "name": self.name,
             "query": {"query": query, "refId": f"variable-{self.name}"},
-            "refresh": 2,
+            "refresh": REFRESH_ON_TIME_RANGE_CHANGE,
             "regex": self.regex,
             "sort": self.sort,
             "type": "query",
         }
         if model["includeAll"]:
             model["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
-            if self.all_value:
+            if self.all_value is not None:
                 model["allValue"] = self.all_value
         return model
 
@@ -179,7 +183,7 @@ class Board:
     annotations: Sequence[Annotation] = ()
     time_from: str = "now-1h"  # start of the default time range
     refresh: str = "30s"  # refresh interval
-    bridges_missed_scrapes: bool = False  # instant queries use samples of the run for up to 35 s
+    bridges_missed_scrapes: bool = False  # apply `bridge_missed_scrape` to instant queries
 
     def model(self) -> Json:
         """Return the JSON model of the dashboard, with the panel texts from `text/`.
@@ -198,6 +202,7 @@ class Board:
         return model
 
     def _model(self) -> Json:
+        """Return the JSON model without the panel texts, with regular expressions for all variables."""
         panel_types = sorted({panel.body["type"] for row in self.rows for panel in row.panels})
         return {
             # Grafana's import dialog reads these keys. No input is necessary, because the data source is a variable.
@@ -281,7 +286,7 @@ def _compare_single_values_literally(model: Any, single_value_names: Sequence[st
 
 
 def _lay_out(rows: Sequence[Row]) -> list[Json]:
-    """Return the panels with positions and ids. A new panel changes only the ids of later panels."""
+    """Return the panels with positions and ids, the panels of a collapsed row within its heading. A new panel changes only the ids of later panels."""
     laid_out: list[Json] = []
     top, panel_id = 0, 0
     for row in rows:
@@ -316,7 +321,7 @@ def _lay_out(rows: Sequence[Row]) -> list[Json]:
 
 
 def _stretch(positions: Sequence[Json]) -> None:
-    """Increase the widths, then the heights of panels to fill the empty cells of a row."""
+    """Increase in place the widths, then the heights of panels to fill the empty cells of a row."""
     bottom = max(position["y"] + position["h"] for position in positions)
 
     def is_free(x: int, top: int, width: int, height: int, ignored: Json) -> bool:
@@ -363,15 +368,19 @@ DEFAULT_GAP_TEXT = (
     "The exporter or its source was down. No line spans a gap, and a rate next to a gap is too low."
 )
 DEFAULT_EMPTY_TEXT = "Prometheus does not respond."
+GAP_LABEL = "**A gap or no data:** "
 EMPTY_LABEL = "**Text when empty:** "
-PARAGRAPH_LABELS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", EMPTY_LABEL)
+LABELS_IN_DESCRIPTION = ("**Bad:** ", "**Action:** ", GAP_LABEL)
+PARAGRAPH_LABELS = (*LABELS_IN_DESCRIPTION, EMPTY_LABEL)
+"""Labels of the paragraphs after the content of a panel's text, in this order."""
 
 
 def read_texts(uid: str, directory: Path = TEXT_DIRECTORY) -> dict[str, tuple[str, str]]:
     """Return the description (Markdown) and the text of an empty panel, by panel title.
 
-    A description has paragraphs or lists for the content and a paragraph for each label of `PARAGRAPH_LABELS`. `DEFAULT_GAP_TEXT` replaces a
-    missing paragraph about gaps, and `DEFAULT_EMPTY_TEXT` the text of a panel that has a value even without data.
+    The text below a panel's heading has paragraphs or lists for the content, and a paragraph for each label of `PARAGRAPH_LABELS`.
+    `DEFAULT_GAP_TEXT` replaces a missing paragraph about gaps. `DEFAULT_EMPTY_TEXT` replaces a missing text when empty, for a panel that has
+    a value even without data.
 
     Raises:
         ValueError: A panel lacks a paragraph.
@@ -397,11 +406,11 @@ def _parse_text(title: str, body: str) -> tuple[str, str]:
         for paragraph in paragraphs
         if paragraph.startswith(label)
     }
-    labelled.setdefault("**A gap or no data:** ", f"**A gap or no data:** {DEFAULT_GAP_TEXT}")
+    labelled.setdefault(GAP_LABEL, f"{GAP_LABEL}{DEFAULT_GAP_TEXT}")
     labelled.setdefault(EMPTY_LABEL, f"{EMPTY_LABEL}{DEFAULT_EMPTY_TEXT}")
     missing = [label.strip("* ") for label in PARAGRAPH_LABELS if label not in labelled]
     content = list(itertools.takewhile(lambda paragraph: paragraph not in labelled.values(), paragraphs))
     if missing or not content:
         raise ValueError(f"{title}: missing {', '.join(missing) or 'description'}")
-    description = "\n\n".join([*content, *(labelled[label] for label in PARAGRAPH_LABELS[:3])])
+    description = "\n\n".join([*content, *(labelled[label] for label in LABELS_IN_DESCRIPTION)])
     return description, labelled[EMPTY_LABEL].removeprefix(EMPTY_LABEL)

@@ -1,14 +1,16 @@
 """Comparison of runs that do the same work, on the dashboard *Fleet*.
 
-Runs do the same work if they have the same `perf_tag`, or no `perf_tag` and the same model. Runs whose `perf_tag` is the name of a model
-are compared with the runs of this model that have no `perf_tag`.
+Runs do the same work if they have the same `perf_tag`, or no `perf_tag` and the same model. A run whose `perf_tag` is the name of a model
+is also compared with the runs of this model that have no `perf_tag`.
+
+The selector `@compared_run` in a query stands for the selected runs that do the same work, see `dashboards.queries`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dashboards.board import Variable
+from dashboards.board import ORDER_OF_QUERY, Variable
 from dashboards.palette import BLUE, HASHED_COLOR, NEUTRAL, ORANGE, VERMILION, fixed_color
 from dashboards.panels import RUN_LINK, Json, Panel, threshold_steps, time_series
 from dashboards.queries import SAME_WORK_RUNS_TEMPLATE, Query, table_query
@@ -41,12 +43,12 @@ BASELINE = Variable(
     f" ({SAME_WORK_RUNS_TEMPLATE.format(extra_matchers=f', {IS_BASELINE_MATCHER}')} * 2 or {SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')})))",
     multi=False,
     regex='/run="([^"]+)"/',
-    sort=0,
+    sort=ORDER_OF_QUERY,
     description="Reference of the comparison; a run with is_baseline is the first choice, if there is one.",
 )
 
 
-def _tokens_per_second(run_matchers: str) -> str:
+def _query_tokens_per_second(run_matchers: str) -> str:
     """Return PromQL for the tokens per second of wall time, including downtime."""
     return (
         f'sum by (run) (increase(training_tokens_total{{{run_matchers}, mode="train"}}[$__range]))'
@@ -54,12 +56,12 @@ def _tokens_per_second(run_matchers: str) -> str:
     )
 
 
-def _ideal_step_seconds(run_matchers: str) -> str:
+def _query_ideal_step_seconds(run_matchers: str) -> str:
     """Return PromQL for the mean duration of a step, without the slow steps."""
     return f"max by (run) (avg_over_time(training_step_ideal_seconds{{{run_matchers}}}[$__range]))"
 
 
-def _joules_per_token(run_matchers: str) -> str:
+def _query_joules_per_token(run_matchers: str) -> str:
     """Return PromQL for the energy of a run per training token. The energy includes other work, such as validations and saves."""
     return (
         f"sum by (run) (increase(training_energy_joules_total{{{run_matchers}}}[$__range]))"
@@ -67,7 +69,7 @@ def _joules_per_token(run_matchers: str) -> str:
     )
 
 
-def _training_loss(run_matchers: str) -> str:
+def _query_training_loss(run_matchers: str) -> str:
     """Return PromQL for the last finite loss of a training step."""
     return f'max by (run) (training_loss{{{run_matchers}, mode="train"}})'
 
@@ -76,9 +78,9 @@ STEP_NUMBER = "max by (run) (training_step{@compared_run})"
 """PromQL for the step of each compared run."""
 LAST_STEP_NUMBER = "max by (run) (last_over_time(training_step{@compared_run}[$__range] @ end()))"
 """PromQL for the last step of each compared run in the time range."""
-ROW_DISTANCE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEP_NUMBER}))) - 1))"
+ROUNDING_STEPS = f"scalar(10 ^ (floor(log10(max({LAST_STEP_NUMBER}))) - 1))"
 """PromQL for the largest power of ten that is at most a tenth of the largest step number, such as 1,000 for 27,500 steps."""
-ROW_DISTANCE = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROW_DISTANCE_UNIT}) * {ROW_DISTANCE_UNIT})"
+ROW_DISTANCE_STEPS = f"scalar(ceil(max({LAST_STEP_NUMBER}) / 10 / {ROUNDING_STEPS}) * {ROUNDING_STEPS})"
 """PromQL for the distance in steps between two rows of *Loss by step*.
 
 The distance is a tenth of the largest step number, rounded up to one significant digit, such as 3,000 for 27,500 steps.
@@ -95,7 +97,7 @@ def _comparison_columns(
     """Return a column with a value of each run, and a column with its relative difference from the baseline.
 
     Args:
-        build_query: Function that returns the PromQL of the value. Its argument is the text between the braces of a selector, such as
+        build_query: Function that returns the PromQL of the value. Its argument is the text between the braces of each selector:
             `@compared_run` or `BASELINE_MATCHERS`.
         title: Heading of the value column.
         unit: Grafana's identifier of the unit.
@@ -129,15 +131,16 @@ def comparison_panels() -> tuple[Panel, ...]:
             "Runs against the baseline",
             Column("run", "Run", links=(RUN_LINK,)),
             *_comparison_columns(
-                _tokens_per_second,
+                _query_tokens_per_second,
                 "Tokens/s",
                 "locale",
                 0,
                 higher_is_better_thresholds,
             ),
-            *_comparison_columns(_ideal_step_seconds, "Ideal step", "s", 3, lower_is_better_thresholds),
-            *_comparison_columns(_joules_per_token, "J/token", "joule", 3, lower_is_better_thresholds),
+            *_comparison_columns(_query_ideal_step_seconds, "Ideal step", "s", 3, lower_is_better_thresholds),
+            *_comparison_columns(_query_joules_per_token, "J/token", "joule", 3, lower_is_better_thresholds),
             Column(
+                # The productive time is the time of work that a checkpoint contains.
                 "max by (run) (last_over_time(training_productive_seconds_total{@compared_run}[$__range]))"
                 " / max by (run) (last_over_time(training_wall_seconds_total{@compared_run}[$__range]))",
                 "Goodput, committed",
@@ -147,7 +150,7 @@ def comparison_panels() -> tuple[Panel, ...]:
             ),
             Column(LAST_STEP_NUMBER, "Last step", unit="locale", width=100),
             Column(
-                _at_last_common_step(_training_loss("@compared_run")),
+                _at_last_common_step(_query_training_loss("@compared_run")),
                 "Same-step loss",
                 width=100,
                 decimals=3,
@@ -186,8 +189,8 @@ def comparison_panels() -> tuple[Panel, ...]:
             "Loss by step",
             # The label `step` is the step number, rounded down to a row: `count_values` turns a value into a label.
             table_query(
-                f"avg_over_time(({_training_loss('@compared_run')} * on (run) group_left (step)"
-                f' count_values by (run) ("step", floor({STEP_NUMBER} / {ROW_DISTANCE}) * {ROW_DISTANCE}))[$__range:$__interval])'
+                f"avg_over_time(({_query_training_loss('@compared_run')} * on (run) group_left (step)"
+                f' count_values by (run) ("step", floor({STEP_NUMBER} / {ROW_DISTANCE_STEPS}) * {ROW_DISTANCE_STEPS}))[$__range:$__interval])'
             ),
             column_label="run",
             row_label="step",
@@ -199,14 +202,14 @@ def comparison_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Loss by time",
-            Query(_training_loss(OTHER_RUNS_MATCHERS), "{{run}}"),
-            Query(_training_loss(BASELINE_MATCHERS), "{{run}} (baseline)"),
+            Query(_query_training_loss(OTHER_RUNS_MATCHERS), "{{run}}"),
+            Query(_query_training_loss(BASELINE_MATCHERS), "{{run}} (baseline)"),
             unit="none",
             minimum=None,
             color=HASHED_COLOR,
             overrides=[
                 {
-                    "matcher": {"id": "byFrameRefID", "options": "B"},
+                    "matcher": {"id": "byFrameRefID", "options": "B"},  # the second query, the baseline
                     "properties": [
                         {"id": "color", "value": fixed_color(ORANGE)},
                         {"id": "custom.lineWidth", "value": 2},

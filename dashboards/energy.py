@@ -32,7 +32,7 @@ from dashboards.palette import (
     NEUTRAL,
     ORANGE,
     WARNING,
-    colors_by_prefix,
+    colors_by_pattern,
     fixed_color,
     series_override,
     shades,
@@ -220,7 +220,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             unit="none",
             decimals=2,
             stacked=True,
-            overrides=colors_by_prefix({"electricity": ORANGE, "device_time": BLUE}),
+            overrides=colors_by_pattern({"electricity": ORANGE, "device_time": BLUE}),
             w=8,
         ),
         table(

@@ -22,7 +22,7 @@ from dashboards.palette import (
     RED,
     SKY_BLUE,
     WARNING,
-    colors_by_prefix,
+    colors_by_pattern,
 )
 from dashboards.panels import (
     RUN_LINK,
@@ -43,8 +43,9 @@ def health_panels() -> tuple[Panel, ...]:
 
 
 def _health_table() -> Panel:
-    """Return the table of the GPUs. With more than `MAX_GPUS` GPUs, GPUs in a known state without a problem are omitted."""
+    """Return the table of the GPUs: those of `GPUS_OF_HEALTH_TABLE`, the GPU with the worst problem first."""
     in_table = f"and on (instance, gpu) {GPUS_OF_HEALTH_TABLE}"
+    # A value of a GPU without a row would be a row of its own.
     columns = [
         dataclasses.replace(column, source=f"({column.source}) {in_table}") if column.is_value else column
         for column in _health_columns()
@@ -65,6 +66,7 @@ def _health_table() -> Panel:
 
 
 def _health_columns() -> tuple[Column, ...]:
+    """Return the columns of the table *Health of each GPU*, for all selected GPUs."""
     return (
         Column("instance", "Node", width=90),
         Column("gpu", "GPU", width=60),
@@ -129,10 +131,13 @@ def _health_columns() -> tuple[Column, ...]:
 
 
 def _new_errors() -> Panel:
-    """Return the plot of new errors by kind; the series `no error` is 0 while a GPU has a sample."""
+    """Return the plot of new errors by kind.
+
+    The series `no error` is 0 while a GPU has a sample. It distinguishes a time without errors from a time without samples.
+    """
     errors = [
-        f'label_replace({event_counts(f"{family}{{@gpu}}", by, starts_at_first_event=True)} > 0, "error", "{name}", "{by}", "(.*)")'
-        for family, by, name in (
+        f'label_replace({event_counts(f"{family}{{@gpu}}", label, starts_at_first_event=True)} > 0, "error", "{text}", "{label}", "(.*)")'
+        for family, label, text in (
             ("gpu_xid_errors_total", "xid", "Xid $1"),
             ("gpu_ecc_errors_total", "kind", "ECC $1"),
             ("gpu_pcie_errors_total", "kind", "PCIe $1"),
@@ -145,10 +150,10 @@ def _new_errors() -> Panel:
         "New errors",
         Query(f"{' or '.join(errors)} or {no_error}", "{{error}}"),
         unit="none",
-        overrides=colors_by_prefix(
+        overrides=colors_by_pattern(
             {
                 "Xid": WARNING,
-                f"Xid ({'|'.join(str(xid) for xid in sorted(CRITICAL_XIDS))})$": BAD,
+                f"Xid ({'|'.join(str(xid) for xid in sorted(CRITICAL_XIDS))})$": BAD,  # replaces the warning
                 "ECC corrected": SKY_BLUE,
                 "ECC uncorrected": RED,
                 "PCIe": KHAKI,
@@ -163,7 +168,10 @@ def _new_errors() -> Panel:
 
 
 def _xid_table() -> Panel:
-    """Return the table of the Xids of each GPU since the start of the exporter, or a row *none*, or *unknown* without a sample of the GPUs."""
+    """Return the table of the Xids of each GPU since its exporter started.
+
+    Without an Xid, the table has one row: *none*, or *unknown* if the GPUs have no sample.
+    """
     no_xid = placeholder_row(
         "gpu_xid_errors_total{@gpu}",
         "xid",

@@ -28,10 +28,15 @@ SILVER = "#C0C0C0"
 HASHED_COLOR = {"mode": "palette-classic-by-name"}
 """Color mode that derives the color from a hash of the series name, for names that are not known in advance."""
 COLOR_BY_ORDER = {"mode": "palette-classic"}
-"""Color mode that derives the color from the place of the series, so that two names share a color only if there are many."""
+"""Color mode that derives the color from the position of the series, so that two names share a color only if there are many."""
 
-GOOD, NEUTRAL, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
-"""Colors of a status. `text` is Grafana's color of text, dark or light according to the theme."""
+# Colors of a status.
+GOOD = BLUE
+NEUTRAL = "text"
+"""Grafana's color of text, dark or light according to the theme."""
+WARNING = ORANGE
+BAD = VERMILION
+ABSENT = GREY
 
 PHASE_COLORS = {
     "iteration": "#2F5F99",
@@ -112,11 +117,11 @@ def fixed_colors_by_name(colors: Mapping[str, str]) -> list[Override]:
     ]
 
 
-def colors_by_prefix(colors: Mapping[str, str]) -> list[Override]:
-    """Return overrides from {regular expression at the start of the series name: color}."""
+def colors_by_pattern(colors: Mapping[str, str]) -> list[Override]:
+    """Return overrides from {regular expression at the start of the series name: color}; of several matches, the last has the color."""
     return [
-        series_override({"id": "byRegexp", "options": f"/^{prefix}/"}, fixed_color(color))
-        for prefix, color in colors.items()
+        series_override({"id": "byRegexp", "options": f"/^{pattern}/"}, fixed_color(color))
+        for pattern, color in colors.items()
     ]
 
 

@@ -3,6 +3,18 @@
 Expressions contain named selectors such as `training_step{@run}`, which expand to matchers on the variables of the
 dashboard: `training_step{cluster=~"$cluster", run=~"$run"}`. Some selectors add a condition too, and series of the host and of
 containers are deduplicated; see `expand`.
+
+The dashboards use these forms of PromQL again and again:
+
+    x or on (run) y                            x, and y for the runs without x: *x, else y* in the docstrings
+    x and on () c, x unless on () c            x if the condition c has a value, or has none; `on ()` compares no labels
+    0 * x + 2, x ^ 0                           the value 2, or 1, with the labels of x
+    x + on (run) group_left (gpu) 0 * y        x with the label `gpu` of y, for the runs that have y
+    x * on () group_left () y                  each series of x times the only series of y
+    label_replace(x, "note", "text", "", "")   x with the constant label note="text"
+    count_values by (run) ("percent", x)       the value of x as the label `percent`, from which `label_replace` builds a text
+    topk by (run) (1, x)                       one series for each run; also to protect a join from a duplicate series
+    max_over_time(x[$__range:$__interval])     a subquery: x at each point of the time range
 """
 
 from __future__ import annotations
@@ -104,14 +116,18 @@ _CURRENT_SERIES_OF_RUN = re.compile(
     r'(?:training_\w+\{[^{}]*\brun=~?"\$run"[^{}]*\}|(?:gpu|exporter)_\w+\{cluster=~"\$cluster"(?![^{}]*\binstance="\$node")[^{}]*\})'
     r"(?!\[| offset | @ )"
 )
+"""A series of which `bridge_missed_scrape` also uses the last sample."""
 
 
 def bridge_missed_scrape(expression: str) -> str:
     """Return an expanded expression in which the last samples of runs, GPUs and exporters count for up to 35 s.
 
-    At the scrape interval of 15 s, a single missed scrape then changes no value, as in the recording rules. Recorded series, series
-    with a range or an offset, and operands of `timestamp` remain unchanged, and so do GPUs and the exporter of a single node: the
-    dashboard *Node* shows a driver that was not read.
+    At the scrape interval of 15 s, a single missed scrape then changes no value, as in the recording rules. These series remain unchanged:
+
+    - recorded series
+    - series with a range, an offset or `@`
+    - operands of `timestamp`
+    - series of GPUs and exporters that the variable `node` limits to a single node: *Node* shows a driver that was not read
     """
     return _CURRENT_SERIES_OF_RUN.sub(r"(\g<0> or last_over_time(\g<0>[35s]))", expression)
 
@@ -141,7 +157,9 @@ class Query:
     """Query of a panel: PromQL with named selectors, legend and line style."""
 
     expression: str
-    legend: str = "__auto"  # `{{label}}` expands to the value of the label
+    legend: str = (
+        "__auto"  # `{{label}}` expands to the value of the label; Grafana chooses the text for `__auto`
+    )
     color: str | None = (
         None  # color of the series; shades of the color if the legend of lines contains a label
     )
@@ -172,7 +190,10 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 LOCAL_RANK_AS_GPU = (
     'label_replace(training_rank_info{@run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")'
 )
-"""PromQL for the ranks of the run with a local rank, which is also the label `gpu`. The GPU is a guess: a job can number its GPUs differently."""
+"""PromQL for the ranks of the run with a local rank, which is also the label `gpu`.
+
+The GPU is inferred: usually the rank uses the GPU with the index of its local rank, but a job can number its GPUs differently.
+"""
 
 
 def _gpu_label_by_rank(label: str, inferred_source: str) -> str:
@@ -224,10 +245,8 @@ def feed_age_seconds(selector: str, by: str, aggregation: str = "max") -> str:
 
 SATURATED_CPU_RATIO = 0.9
 """Share of the CPU time of five minutes above which the CPUs of a node are saturated: more data workers would compete for them."""
-
-
 IDLE_CPUS_PER_PROCESS = 0.5
-"""CPUs that a rank, or a data worker, uses at least while its computation delays the data."""
+"""Number of CPUs that a rank or a data worker uses on average, below which the process is idle: its computation does not delay the data."""
 CPUS_FULL_REMEDY = "CPUs are full: cheaper transforms, more CPUs"
 NO_DATA_WORKERS_REMEDY = "no data worker processes: set num_workers"
 OTHER_PROGRAMS_REMEDY = "other programs use the CPUs of the node"
@@ -238,15 +257,21 @@ DATA_WAIT_REMEDY = "check the storage; use more data workers"
 def data_wait_remedies(run_selector: str, node_selector: str) -> str:
     """Return PromQL for the remedy of a wait for data on each node of each run, as the label `remedy`, by node and run.
 
-    The CPUs of a node are the cause if the host or the limit of the container leaves none, and if the run uses CPUs. Without samples of the
-    processes, the run may use the CPUs. The remedy of a run is the remedy with the largest value.
+    The value orders the remedies: the largest value of the nodes of a run is the remedy of the run. The first of these cases applies:
+
+    1. The container's CPU limit throttles more than half of the periods, or the CPUs of the host are saturated and the run is not idle:
+       `CPUS_FULL_REMEDY`. A run without samples of its processes counts as not idle.
+    2. The run has no data workers on the node: `NO_DATA_WORKERS_REMEDY`.
+    3. The CPUs of the host are saturated, although the run is idle: `OTHER_PROGRAMS_REMEDY`.
+    4. The data workers are idle: `IDLE_DATA_WORKERS_REMEDY`.
+    5. Otherwise: `DATA_WAIT_REMEDY`.
     """
     cpu_seconds = "training_process_cpu_seconds_total"
     nodes = f"group by (instance, run) (last_over_time(training_process_up{{{run_selector}}}[5m]))"
-    host = f"max by (instance) (avg_over_time(host_cpu_utilization_ratio{{{node_selector}}}[5m])) > {SATURATED_CPU_RATIO}"
+    saturated_host = f"max by (instance) (avg_over_time(host_cpu_utilization_ratio{{{node_selector}}}[5m])) > {SATURATED_CPU_RATIO}"
     throttled_periods = f"rate(cgroup_cpu_throttled_periods_total{{{node_selector}}}[5m])"
-    limit = f"max by (instance) ({throttled_periods} / rate(cgroup_cpu_periods_total{{{node_selector}}}[5m])) > 0.5"
-    idle = (
+    reached_limit = f"max by (instance) ({throttled_periods} / rate(cgroup_cpu_periods_total{{{node_selector}}}[5m])) > 0.5"
+    idle_run = (
         "avg by (instance, run) (sum by (instance, run, rank)"
         f" (rate({cpu_seconds}{{{run_selector}}}[5m]))) < {IDLE_CPUS_PER_PROCESS}"
     )
@@ -256,13 +281,16 @@ def data_wait_remedies(run_selector: str, node_selector: str) -> str:
         f'sum by (instance, run) (rate({cpu_seconds}{{{run_selector}, role="dataloader"}}[5m]))'
         f" / ({workers}) < {IDLE_CPUS_PER_PROCESS}"
     )
+    busy_nodes_of_busy_runs = (
+        f"{nodes} and on (instance) ({saturated_host}) unless on (instance, run) ({idle_run})"
+    )
     cases = (
         (
-            f"{nodes} and on (instance) ({limit}) or {nodes} and on (instance) ({host}) unless on (instance, run) ({idle})",
+            f"{nodes} and on (instance) ({reached_limit}) or {busy_nodes_of_busy_runs}",
             CPUS_FULL_REMEDY,
         ),
         (f"{processes} unless on (instance, run) ({workers})", NO_DATA_WORKERS_REMEDY),
-        (f"{nodes} and on (instance) ({host})", OTHER_PROGRAMS_REMEDY),
+        (f"{nodes} and on (instance) ({saturated_host})", OTHER_PROGRAMS_REMEDY),
         (idle_workers, IDLE_DATA_WORKERS_REMEDY),
         (nodes, DATA_WAIT_REMEDY),
     )
@@ -274,10 +302,11 @@ def data_wait_remedies(run_selector: str, node_selector: str) -> str:
 
 
 def event_counts(counter: str, by: str = "", *, starts_at_first_event: bool = False) -> str:
-    """Return PromQL for the number of events in each interval of a graph, too few in an interval in which the counter restarts.
+    """Return PromQL for the number of events in each interval of a graph.
 
     `$__rate_interval` is longer than the interval between two points, so that `increase` would show an event several times.
-    The difference between the last values of two intervals counts each event once, even if a scrape fails.
+    The difference between the last values of two intervals counts each event once, even if a scrape fails. It is too small, and at least 0,
+    in an interval in which the counter restarts.
 
     Args:
         counter: Counter with selectors.
@@ -300,7 +329,7 @@ WALL_SECONDS = "max(training_wall_seconds_total{@run})"
 def progress_age_seconds(selector: str, by: str = "") -> str:
     """Return PromQL for the seconds from the last step or validation batch of any rank to the last scrape, by labels.
 
-    `time()` would add the time since the scrape. Without a value if the last scrape is more than 35 s old.
+    `time()` would add the time since the scrape. The result is absent if the last scrape is more than 35 s old.
 
     Args:
         selector: Matchers of the ranks.
@@ -347,7 +376,7 @@ HANGING_RANKS = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@r
 ODD_GROUP_SIZE = "run_group:training_hang_odd:count{@run}"
 """PromQL for the number of ranks in the group that causes a hang, by the position of the group.
 
-Without a value if several groups may be the cause. A group of one rank is the *odd rank*.
+The result is absent if several groups may be the cause. A group of one rank is the *odd rank*.
 """
 STATE_BY_RUN = "max by (run, state) (training_run_state{@run} == 1)"
 """PromQL for a series of value 1 for each run, with its current state as the label `state`."""
@@ -367,7 +396,7 @@ OBSERVED_RATIO = (
 )
 """PromQL for the share of the last five minutes with samples of a live run: below 1 for a younger run.
 
-A rate over five minutes divided by this share is right for a young run too. Without a value after the end of the run.
+A rate over five minutes divided by this share is right for a young run too. The result is absent after the end of the run.
 """
 
 
@@ -402,8 +431,9 @@ SLOWEST_RANK = (
 The label `gpu_suffix` is `, GPU 3`, or empty if the rank uses several GPUs or none is known.
 """
 EQUAL_RATIO = 0.98
-"""Relative speed of the slowest rank from which the panels name no rank: the rest is noise of the measurement."""
+"""Relative speed of the slowest rank from which the panels name no rank: the difference is noise of the measurement."""
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{gpu_suffix}}"
+"""Legend of `SLOWEST_RANK`."""
 COST_PER_HOUR_BY_CURRENCY = (
     "3600 * sum by (currency) (max by (run, currency) (run:training_cost:rate5m{@run}))"
 )
@@ -417,7 +447,7 @@ REPORTING_RANKS = (
 
 
 def blank_if_incomplete(expression: str, by: str = "") -> str:
-    """Return PromQL for a sum over the ranks of a run that has no value while ranks are missing.
+    """Return PromQL for a sum over the ranks of a run, without a value while ranks are missing: the sum would be too small.
 
     A rank is missing during an outage of its exporter, and until its counters have two samples. The result is also absent if no
     rank has a current sample.

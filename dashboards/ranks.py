@@ -9,6 +9,7 @@ from dashboards.board import (
     ALERTS_OF_RUN,
     ATTEMPTS,
     CHECKPOINTS,
+    ORDER_OF_QUERY,
     SINGLE_RUN,
     Board,
     Row,
@@ -110,7 +111,7 @@ RANK_VARIABLE = Variable(
     _RANKS_WORST_FIRST,
     include_all=False,
     regex='/rank="([^"]+)"/',
-    sort=0,
+    sort=ORDER_OF_QUERY,
     description="Ranks in the row of selected ranks; first the rank with a lost GPU, the rank that causes a hang, the rank that ended first, or the slowest rank.",
 )
 # Rows of the table *All ranks, the worst first*, in three steps: the GPUs of the ranks; then also the ranks without a known GPU; then the
