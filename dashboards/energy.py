@@ -6,7 +6,7 @@ import enum
 
 from dashboards.board import ATTEMPTS, NODE, RUN, Board, Row, Variable
 from dashboards.energy_devices import ENERGY_UNIT, device_panels
-from dashboards.energy_loss import WASTED_ENERGY_SINCE_START
+from dashboards.energy_loss import WASTED_WATT_HOURS_SINCE_START
 from dashboards.energy_overview import (
     CROSSCHECK_RATIO,
     MAX_CROSSCHECK_RATIO,
@@ -19,7 +19,7 @@ from dashboards.losses_now import (
     CAUSE_NAMES,
     COMPLETE_RUN_POWER,
     COST_PER_HOUR_BY_RUN,
-    LOST_COST_BY_RUN_NOW,
+    LOST_COST_PER_HOUR_BY_RUN,
     STANDSTILL_BY_RUN,
     TOO_MUCH_STALE_COST,
 )
@@ -84,7 +84,7 @@ def _time_panels() -> tuple[Panel, ...]:
     """Return the panels of the lost cost, of the power and of the wasted energy of runs over time."""
     wasted_energy = time_series(
         "Wasted energy by cause",
-        Query(WASTED_ENERGY_SINCE_START, "{{cause}}"),
+        Query(WASTED_WATT_HOURS_SINCE_START, "{{cause}}"),
         unit=ENERGY_UNIT,
         stacked=True,
         overrides=[
@@ -102,7 +102,7 @@ def _time_panels() -> tuple[Panel, ...]:
         time_series(
             "Lost per hour by run",
             Query(
-                f"sum by (run, currency) ({LOST_COST_BY_RUN_NOW} unless on (run) ({ENDING_RUNS} unless on (run) {_ENDING_A_MINUTE_AGO}))",
+                f"sum by (run, currency) ({LOST_COST_PER_HOUR_BY_RUN} unless on (run) ({ENDING_RUNS} unless on (run) {_ENDING_A_MINUTE_AGO}))",
                 "{{run}}",
             ),
             unit="none",

@@ -117,11 +117,11 @@ _STRAGGLER_SHARE = (
 """PromQL for the mean share of the work that each run lost to its slowest rank; 0 without the compute times of its ranks."""
 _STRAGGLER_SECONDS = f"({_WORK} * on (run) {_STRAGGLER_SHARE})"
 """PromQL for the seconds of work that each run lost to its slowest rank."""
-TIME_BY_CAUSE = f"({_BADPUT} or {as_cause(_STRAGGLER_SECONDS, 'slowest_rank')} or {as_cause(f'({_WORK} - {_STRAGGLER_SECONDS})', 'progress')})"
+SECONDS_BY_CAUSE = f"({_BADPUT} or {as_cause(_STRAGGLER_SECONDS, 'slowest_rank')} or {as_cause(f'({_WORK} - {_STRAGGLER_SECONDS})', 'progress')})"
 """PromQL for the seconds of each run by cause, including `progress` and `slowest_rank`."""
 GPU_COUNT_IN_RANGE = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {_CHARGED_OR_DOWN_SECONDS} + 1)"
 """PromQL for the largest number of GPUs of each run in the time range; a run without a GPU counts as one GPU."""
-GPU_SECONDS_BY_CAUSE = f"({TIME_BY_CAUSE} * on (run) group_left () {GPU_COUNT_IN_RANGE})"
+GPU_SECONDS_BY_CAUSE = f"({SECONDS_BY_CAUSE} * on (run) group_left () {GPU_COUNT_IN_RANGE})"
 """PromQL for the GPU seconds of each run by cause, so that a minute of a large run counts more than a minute of a small run."""
 
 
@@ -167,10 +167,10 @@ def _work_energy(before: str) -> str:
     return f"clamp_min({_run_energy(before)} - on (run) sum by (run) ({_wasted_energy(before)}), 0)"
 
 
-RUN_ENERGY = _run_energy(_BEFORE_RANGE)
+JOULES_IN_RANGE_BY_RUN = _run_energy(_BEFORE_RANGE)
 _WASTED_ENERGY = _wasted_energy(_BEFORE_RANGE)
 _WORK_ENERGY = _work_energy(_BEFORE_RANGE)
-ENERGY_BY_CAUSE = (
+WATT_HOURS_BY_CAUSE = (
     f"(({_WASTED_ENERGY} or {as_cause(f'({_WORK_ENERGY} * on (run) {_STRAGGLER_SHARE})', 'slowest_rank')}"
     f" or {as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_STRAGGLER_SHARE}))', 'progress')}) / 3600)"
 )
@@ -180,13 +180,13 @@ _STRAGGLER_SHARE_SINCE_START = (
     "[$__range:$__interval])"
 )
 """PromQL for the mean share of the work that each run lost to its slowest rank, from the start of the time range to each point of a plot."""
-WASTED_ENERGY_SINCE_START = (
+WASTED_WATT_HOURS_SINCE_START = (
     f"sum by (cause) ({_wasted_energy(_BEFORE_PLOT)}"
     f" or {as_cause(f'{_work_energy(_BEFORE_PLOT)} * on (run) {_STRAGGLER_SHARE_SINCE_START}', 'slowest_rank')}) / 3600 > 0"
 )
 """PromQL for the wasted watt-hours by cause, from the start of the time range to each point of a plot."""
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_STRAGGLER_SECONDS})"
-LOST_SHARE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0), 1)"
+LOST_SHARE_IN_RANGE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0), 1)"
 """PromQL for the share of each run's time that was without progress: badput and the time lost to the slowest rank, at most 1."""
 START_CAUSES = f"({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})"
 """PromQL for a series for each cause that every run has at its start, as the operand of `and on (cause)` and `unless on (cause)`."""
@@ -208,13 +208,13 @@ _DOWN_COST = (
     f" * on (run) group_left () {_DOWN_SECONDS_WITH_GPUS})"
 )
 """PromQL for the cost of the time between the attempts of each run, by run and currency: the median cost per hour times this time."""
-RUN_COST = f"({_CHARGED_COST} + on (run, currency) {_DOWN_COST} or {_CHARGED_COST})"
+COST_IN_RANGE_BY_RUN = f"({_CHARGED_COST} + on (run, currency) {_DOWN_COST} or {_CHARGED_COST})"
 """PromQL for the cost of each run, by run and currency, with the cost of the time between its attempts."""
 _WORK_COST = f"({_CHARGED_COST} * on (run) group_left () clamp_max(({_WORK} - {_STRAGGLER_SECONDS}) / on (run) ({_CHARGED_SECONDS} > 0), 1))"
-LOST_COST_BY_RUN = f"({RUN_COST} - on (run, currency) {_WORK_COST})"
+LOST_COST_IN_RANGE_BY_RUN = f"({COST_IN_RANGE_BY_RUN} - on (run, currency) {_WORK_COST})"
 """PromQL for the cost of each run's time without progress, by run and currency."""
 COST_BY_CAUSE = (
-    f"(({TIME_BY_CAUSE} unless on (cause) {as_cause('vector(1)', 'downtime')}) / on (run) group_left () ({_CHARGED_SECONDS} > 0)"
+    f"(({SECONDS_BY_CAUSE} unless on (cause) {as_cause('vector(1)', 'downtime')}) / on (run) group_left () ({_CHARGED_SECONDS} > 0)"
     f" * on (run) group_left (currency) ({_CHARGED_COST}) or {as_cause(_DOWN_COST, 'downtime')})"
 )
 """PromQL for the cost of each run by cause and currency. The charged cost is divided in proportion to the time."""

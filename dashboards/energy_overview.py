@@ -14,50 +14,50 @@ from dashboards.energy_devices import (
 )
 from dashboards.energy_loss import (
     COST_BY_CAUSE,
-    ENERGY_BY_CAUSE,
+    COST_IN_RANGE_BY_RUN,
     GPU_SECONDS_BY_CAUSE,
-    LOST_COST_BY_RUN,
-    LOST_SHARE_BY_RUN,
+    JOULES_IN_RANGE_BY_RUN,
+    LOST_COST_IN_RANGE_BY_RUN,
+    LOST_SHARE_IN_RANGE_BY_RUN,
     PROGRESS_CAUSE,
-    RUN_COST,
-    RUN_ENERGY,
+    WATT_HOURS_BY_CAUSE,
 )
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
     ACTIVE_RUNS,
     CAUSE_TEXTS,
-    COST_NOW_BY_RUN,
+    COST_OF_WORK_AT_RISK,
     ENDED_RUNS,
-    GPU_POWER_BY_RUN,
-    GPUS_BY_RUN,
+    GPU_COUNT_BY_RUN,
+    GPU_WATTS_BY_RUN,
     GPUS_OF_RUNS_NOW,
+    HELD_COST_PER_HOUR_BY_RUN,
     INCOMPLETE_RUNS,
-    LOSS_SINCE,
-    LOST_COST_BY_RUN_NOW,
     LOST_COST_PER_HOUR_BY_CAUSE,
     LOST_COST_PER_HOUR_BY_CURRENCY,
+    LOST_COST_PER_HOUR_BY_RUN,
     LOST_COST_SHARE_NOW,
     LOST_COST_SINCE_START,
     LOST_GPU_SHARE_NOW,
-    LOST_SHARE_NOW,
-    LOST_SHARE_OF_RUN_NOW,
+    LOST_SHARE_NOW_BY_CAUSE,
+    LOST_SHARE_NOW_BY_RUN,
+    LOST_SHARE_NOW_WITH_STOPPED_RUNS,
     MIN_DISPLAYED_SHARE,
     NO_COST,
     NO_LOSS,
-    RANKS_OF_LOSSES,
-    READ_GPUS_OF_RUNS,
+    RANK_BY_LOSS,
+    READ_GPU_COUNT_BY_RUN,
     RUN_COUNTS_BY_VERDICT,
-    SHARE_OF_LOSSES,
     STANDSTILL_BY_RUN,
-    STOPPED_RUNS,
+    START_BY_LOSS,
+    STOPPED_RUN_CAUSES,
     UNKNOWN_COST,
     UNKNOWN_LOSSES,
     UNKNOWN_RUNS,
-    UNREAD_GPUS_OF_RUNS,
+    UNREAD_GPU_COUNT_BY_RUN,
     VERDICT_BY_LOSS,
     VERDICT_BY_RUN,
     VERDICTS_BY_TEXT,
-    WORK_AT_RISK,
 )
 from dashboards.palette import (
     BAD,
@@ -161,12 +161,12 @@ def _build_power_tile() -> Panel:
     of_limits = "of the limits"
     unread = "GPUs unknown"
     # `count_values` returns a series of value 1 whose label `gpus` is the number of GPUs. The product takes the label for the legend.
-    gpu_count = f'count_values("gpus", sum({READ_GPUS_OF_RUNS}))'
+    gpu_count = f'count_values("gpus", sum({READ_GPU_COUNT_BY_RUN}))'
     return stat(
         "GPU power now",
-        instant_query(f"sum({GPU_POWER_BY_RUN}) * on () group_left (gpus) {gpu_count}", "{{gpus}} GPUs"),
+        instant_query(f"sum({GPU_WATTS_BY_RUN}) * on () group_left (gpus) {gpu_count}", "{{gpus}} GPUs"),
         instant_query(f"{power_of_limited_gpus} / ({limits} > 0)", of_limits),
-        instant_query(f"sum({UNREAD_GPUS_OF_RUNS})", unread),
+        instant_query(f"sum({UNREAD_GPU_COUNT_BY_RUN})", unread),
         unit="watt",
         text_mode="value_and_name",
         overrides=[
@@ -201,7 +201,7 @@ def _build_cost_tile() -> Panel:
         f'label_replace({LOST_COST_SHARE_NOW}, "text", "of it lost", "", "")'
         f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time lost", "", "")'
     )
-    cost = f"(sum by (currency) ({COST_NOW_BY_RUN}) or {NO_COST})"
+    cost = f"(sum by (currency) ({HELD_COST_PER_HOUR_BY_RUN}) or {NO_COST})"
     unknown_cost = (
         f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
     )
@@ -273,8 +273,8 @@ def _build_lost_in_range_tile() -> Panel:
     """Return the tile with the cost and energy that the runs lost in the time range."""
     return stat(
         "Lost in this time range",
-        instant_query(f"sum by (currency) ({LOST_COST_BY_RUN})", "{{currency}}"),
-        instant_query(f"sum(({ENERGY_BY_CAUSE}) unless on (cause) {PROGRESS_CAUSE})", "energy"),
+        instant_query(f"sum by (currency) ({LOST_COST_IN_RANGE_BY_RUN})", "{{currency}}"),
+        instant_query(f"sum(({WATT_HOURS_BY_CAUSE}) unless on (cause) {PROGRESS_CAUSE})", "energy"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -370,11 +370,11 @@ def _build_readings_tile() -> Panel:
 
 def _build_current_losses_table() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first. Within a verdict, the most expensive loss is first."""
-    losses = f"({LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUNS})"
+    losses = f"({LOST_SHARE_NOW_BY_CAUSE} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUN_CAUSES})"
     # Four kinds of rows: losses with a known rank, with its labels; the other losses, and stopped runs; the losses of incomplete runs; and a
     # single row if nothing is lost.
     row_query = (
-        f"{losses} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANKS_OF_LOSSES})"
+        f"{losses} * on (run, cause) group_left (rank, instance, gpu, reason) ({RANK_BY_LOSS})"
         f" or on (run, cause) {losses} or {UNKNOWN_LOSSES} or on () {NO_LOSS}"
     )
     # A cost without a loss in the table would be a row of its own.
@@ -388,7 +388,9 @@ def _build_current_losses_table() -> Panel:
         Column("rank", "Rank", width=60),
         Column("instance", "Node", width=72),
         Column("gpu", "GPU", width=58),
-        percent_column(f"{SHARE_OF_LOSSES} > {MIN_DISPLAYED_SHARE}", "Lost now", 78, LOST_THRESHOLDS),
+        percent_column(
+            f"{LOST_SHARE_NOW_WITH_STOPPED_RUNS} > {MIN_DISPLAYED_SHARE}", "Lost now", 78, LOST_THRESHOLDS
+        ),
         Column(
             f"max by (run, cause) ({LOST_COST_PER_HOUR_BY_CAUSE}) {of_listed_losses}",
             "Lost/h",
@@ -402,7 +404,7 @@ def _build_current_losses_table() -> Panel:
             width=84,
         ),
         Column(
-            f"1000 * ({LOSS_SINCE})",
+            f"1000 * ({START_BY_LOSS})",
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,
@@ -422,7 +424,7 @@ def _build_current_losses_table() -> Panel:
 def _build_cause_table() -> Panel:
     """Return the table of GPU time, energy and cost in the time range, by cause. The shares of the GPU time add up to 100 %."""
     gpu_seconds = f"sum by (cause) ({GPU_SECONDS_BY_CAUSE})"
-    watt_hours = f"sum by (cause) ({ENERGY_BY_CAUSE})"
+    watt_hours = f"sum by (cause) ({WATT_HOURS_BY_CAUSE})"
     # A mean power below `MIN_WATTS_PER_GPU` means that the energy was not read for most of the time.
     known_watt_hours = f"({watt_hours} > on (cause) {MIN_WATTS_PER_GPU} * {gpu_seconds} / 3600)"
     return table(
@@ -473,7 +475,7 @@ UNKNOWN_WATTS = -1
 def _build_run_table() -> Panel:
     """Return the table of the verdict, cost, power and losses of each run, now and in the time range, the worst verdict first."""
     # `x ^ 0` is 1 with the labels of x.
-    unknown_power = f"{UNKNOWN_WATTS} * {UNREAD_GPUS_OF_RUNS} ^ 0"
+    unknown_power = f"{UNKNOWN_WATTS} * {UNREAD_GPU_COUNT_BY_RUN} ^ 0"
     panel = table(
         "Cost and loss of each run",
         Column(VERDICT_BY_RUN, "Verdict", decimals=0, width=118, mappings=verdicts.VERDICT_MAPPINGS),
@@ -484,23 +486,23 @@ def _build_run_table() -> Panel:
             width=80,
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
-        Column(GPUS_BY_RUN, "GPUs", width=65),
+        Column(GPU_COUNT_BY_RUN, "GPUs", width=65),
         Column(
-            f"{GPU_POWER_BY_RUN} unless on (run) {UNREAD_GPUS_OF_RUNS} or on (run) {unknown_power}",
+            f"{GPU_WATTS_BY_RUN} unless on (run) {UNREAD_GPU_COUNT_BY_RUN} or on (run) {unknown_power}",
             "GPU power",
             unit="watt",
             decimals=1,
             width=95,
             mappings=value_mappings({UNKNOWN_WATTS: ("unknown", WARNING)}),
         ),
-        Column(f"sum by (run) ({COST_NOW_BY_RUN})", "Cost/h", decimals=2, width=78),
-        Column(f"sum by (run) ({LOST_COST_BY_RUN_NOW})", "Lost/h", decimals=2, width=78),
-        percent_column(LOST_SHARE_OF_RUN_NOW, "Lost now", 88, LOST_THRESHOLDS),
-        Column(f"max by (run) ({WORK_AT_RISK})", "Work at risk", decimals=2, width=110),
-        Column(f"sum by (run) ({RUN_COST})", "Cost, range", decimals=2, width=100),
-        Column(f"sum by (run) ({LOST_COST_BY_RUN})", "Lost, range", decimals=2, width=100),
-        percent_column(LOST_SHARE_BY_RUN, "of it lost", 90),
-        Column(f"{RUN_ENERGY} / 3600", "Energy, range", unit=ENERGY_UNIT, decimals=1, width=115),
+        Column(f"sum by (run) ({HELD_COST_PER_HOUR_BY_RUN})", "Cost/h", decimals=2, width=78),
+        Column(f"sum by (run) ({LOST_COST_PER_HOUR_BY_RUN})", "Lost/h", decimals=2, width=78),
+        percent_column(LOST_SHARE_NOW_BY_RUN, "Lost now", 88, LOST_THRESHOLDS),
+        Column(f"max by (run) ({COST_OF_WORK_AT_RISK})", "Work at risk", decimals=2, width=110),
+        Column(f"sum by (run) ({COST_IN_RANGE_BY_RUN})", "Cost, range", decimals=2, width=100),
+        Column(f"sum by (run) ({LOST_COST_IN_RANGE_BY_RUN})", "Lost, range", decimals=2, width=100),
+        percent_column(LOST_SHARE_IN_RANGE_BY_RUN, "of it lost", 90),
+        Column(f"{JOULES_IN_RANGE_BY_RUN} / 3600", "Energy, range", unit=ENERGY_UNIT, decimals=1, width=115),
         row_query=(
             f'label_replace({_LAST_STATE_BY_RUN} and on (run) {STANDSTILL_BY_RUN}, "state", "no step", "state", "running")'
             f" or on (run) {_LAST_STATE_BY_RUN}"

@@ -175,7 +175,9 @@ def query_start_of_worst(starts: str, worst: str, by: str, text_labels: str = ""
 def _nonzero_gpu_problem(selector: str, name: str, remedy: str, impact: Impact) -> Problem:
     """Return the problem of a GPU that begins when a value of the selected series becomes larger than 0."""
     value = f"max by (instance, gpu) ({selector})"
-    return Problem(name, f"{value} > 0", last_time(f"{value} == bool 0"), remedy, impact)
+    return Problem(
+        name, condition=f"{value} > 0", start=last_time(f"{value} == bool 0"), remedy=remedy, impact=impact
+    )
 
 
 def _xid_problem(name: str, matcher: str, remedy: str, impact: Impact) -> Problem:
@@ -186,7 +188,9 @@ def _xid_problem(name: str, matcher: str, remedy: str, impact: Impact) -> Proble
     selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
     last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
     recent = f"({last} > time() - {XID_PROBLEM_SECONDS})"
-    return Problem(name, recent, recent, remedy, impact, "xid", "Xid $1")
+    return Problem(
+        name, condition=recent, start=recent, remedy=remedy, impact=impact, label="xid", text="Xid $1"
+    )
 
 
 def only_power_brake(by: str, selector: str = "") -> str:
@@ -238,17 +242,17 @@ _UNLISTED_GPUS = (
 _EXPORTER_PROBLEMS = (
     Problem(
         "exporter down: node, GPUs unknown",
-        "min by (instance) (up{@target}) == 0",
-        EXPORTER_DOWN_SINCE,
-        "check the machine and the exporter's log",
-        Impact.UNKNOWN,
+        condition="min by (instance) (up{@target}) == 0",
+        start=EXPORTER_DOWN_SINCE,
+        remedy="check the machine and the exporter's log",
+        impact=Impact.UNKNOWN,
     ),
     Problem(
         "exporter not scraped any more",
-        NOT_SCRAPED_SINCE,
-        NOT_SCRAPED_SINCE,
-        "check the targets of Prometheus",
-        Impact.UNKNOWN,
+        condition=NOT_SCRAPED_SINCE,
+        start=NOT_SCRAPED_SINCE,
+        remedy="check the targets of Prometheus",
+        impact=Impact.UNKNOWN,
     ),
 )
 _DRIVER_DOWN_START = (
@@ -259,102 +263,112 @@ _DRIVER_DOWN_START = (
 NODE_PROBLEMS = (
     Problem(
         "driver does not respond",
-        'max by (instance, reason) (gpu_nvml_error_info{@node, reason!="crashed"})'
+        condition='max by (instance, reason) (gpu_nvml_error_info{@node, reason!="crashed"})'
         " and on (instance) max by (instance) (gpu_devices_expected{@node}) > 0"
         f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
-        _DRIVER_DOWN_START,
-        "nvidia-smi; reload the driver or reboot",
-        Impact.NO_PROGRESS,
-        "reason",
-        "driver does not respond: $1",
+        start=_DRIVER_DOWN_START,
+        remedy="nvidia-smi; reload the driver or reboot",
+        impact=Impact.NO_PROGRESS,
+        label="reason",
+        text="driver does not respond: $1",
     ),
     Problem(
         "GPUs not read: the NVML process crashed",
-        f"{_READER_CRASHED} and on (instance) max by (instance) (gpu_devices_expected{{@node}}) > 0"
+        condition=f"{_READER_CRASHED} and on (instance) max by (instance) (gpu_devices_expected{{@node}}) > 0"
         f" unless on (instance) last_over_time(gpu_devices{{@node}}[{_TWO_SCRAPES}])",
-        _DRIVER_DOWN_START,
-        "nvidia-smi; read the exporter's log",
-        Impact.ENDANGERS_WORK,
+        start=_DRIVER_DOWN_START,
+        remedy="nvidia-smi; read the exporter's log",
+        impact=Impact.ENDANGERS_WORK,
     ),
     Problem(
         "no reading of the driver",
-        f'count_values by (instance) ("seconds", round(time() - {_LAST_DRIVER_READING} and on (instance) {DRIVER_NOT_READ}))',
-        _LAST_DRIVER_READING,
-        "wait; check again",
-        Impact.UNKNOWN,
-        "seconds",
-        "no reading of the driver for $1 s",
+        condition=f'count_values by (instance) ("seconds", round(time() - {_LAST_DRIVER_READING} and on (instance) {DRIVER_NOT_READ}))',
+        start=_LAST_DRIVER_READING,
+        remedy="wait; check again",
+        impact=Impact.UNKNOWN,
+        label="seconds",
+        text="no reading of the driver for $1 s",
     ),
     Problem(
         "GPUs not listed by the driver",
-        f'count_values by (instance) ("gpus", {_UNLISTED_GPUS})',
-        f"max by (instance) ({last_time('gpu_devices{@node} >= bool gpu_devices_expected{@node}')})",
-        "read the kernel log; reboot",
-        Impact.POSSIBLE,
-        "gpus",
-        "GPUs not listed by the driver: $1",
+        condition=f'count_values by (instance) ("gpus", {_UNLISTED_GPUS})',
+        start=f"max by (instance) ({last_time('gpu_devices{@node} >= bool gpu_devices_expected{@node}')})",
+        remedy="read the kernel log; reboot",
+        impact=Impact.POSSIBLE,
+        label="gpus",
+        text="GPUs not listed by the driver: $1",
     ),
     *_EXPORTER_PROBLEMS,
 )
 GPU_PROBLEMS = (
     Problem(
         "GPU does not respond",
-        "max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
+        condition="max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
         f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
-        "min by (instance, gpu) (gpu:gpu_lost_start:timestamp_seconds{@gpu_any_run})",
-        "drain; reset the GPU or reboot",
-        Impact.NO_PROGRESS,
-        "reason",
-        f"{NO_RESPONSE_PREFIX}$1",
+        start="min by (instance, gpu) (gpu:gpu_lost_start:timestamp_seconds{@gpu_any_run})",
+        remedy="drain; reset the GPU or reboot",
+        impact=Impact.NO_PROGRESS,
+        label="reason",
+        text=f"{NO_RESPONSE_PREFIX}$1",
     ),
-    _xid_problem("critical Xid", 'xid=~"{}"', "drain; reset the GPU or reboot", Impact.ENDANGERS_WORK),
+    _xid_problem(
+        "critical Xid",
+        matcher='xid=~"{}"',
+        remedy="drain; reset the GPU or reboot",
+        impact=Impact.ENDANGERS_WORK,
+    ),
     Problem(
         "uncorrected memory errors",
-        f"{_UNCORRECTED} > 0",
-        last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
-        "resume from an older save; reset the GPU",
-        Impact.ENDANGERS_WORK,
+        condition=f"{_UNCORRECTED} > 0",
+        start=last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
+        remedy="resume from an older save; reset the GPU",
+        impact=Impact.ENDANGERS_WORK,
     ),
     _nonzero_gpu_problem(
-        "gpu_remapped_rows_failed{@gpu_any_run}",
-        "a memory row could not be remapped",
-        "replace the GPU",
-        Impact.ENDANGERS_WORK,
+        selector="gpu_remapped_rows_failed{@gpu_any_run}",
+        name="a memory row could not be remapped",
+        remedy="replace the GPU",
+        impact=Impact.ENDANGERS_WORK,
     ),
     _nonzero_gpu_problem(
-        "gpu_recovery_action{@gpu_any_run}",
-        "the driver requests a recovery",
-        "drain, then do what the driver requests",
-        Impact.ENDANGERS_WORK,
+        selector="gpu_recovery_action{@gpu_any_run}",
+        name="the driver requests a recovery",
+        remedy="drain, then do what the driver requests",
+        impact=Impact.ENDANGERS_WORK,
     ),
     Problem(
         "throttled by heat",
-        f"({_WITH_TEMPERATURE} or on (instance, gpu) {_THROTTLED_BY_HEAT})",
-        _THROTTLING_START,
-        CHECK_COOLING,
-        Impact.LOSES_TIME,
-        "temperature",
-        "throttled by heat$1",
+        condition=f"({_WITH_TEMPERATURE} or on (instance, gpu) {_THROTTLED_BY_HEAT})",
+        start=_THROTTLING_START,
+        remedy=CHECK_COOLING,
+        impact=Impact.LOSES_TIME,
+        label="temperature",
+        text="throttled by heat$1",
     ),
     Problem(
         "throttled by the power brake",
-        f"{_THROTTLED} and on (instance, gpu) {_ONLY_POWER_BRAKE}",
-        _THROTTLING_START,
-        CHECK_POWER_SUPPLY,
-        Impact.LOSES_TIME,
+        condition=f"{_THROTTLED} and on (instance, gpu) {_ONLY_POWER_BRAKE}",
+        start=_THROTTLING_START,
+        remedy=CHECK_POWER_SUPPLY,
+        impact=Impact.LOSES_TIME,
     ),
     _nonzero_gpu_problem(
-        'gpu_nvlink_links{@gpu_any_run, state="inactive"}',
-        "NVLinks are down",
-        "reset the GPU; check the links",
-        Impact.LOSES_TIME,
+        selector='gpu_nvlink_links{@gpu_any_run, state="inactive"}',
+        name="NVLinks are down",
+        remedy="reset the GPU; check the links",
+        impact=Impact.LOSES_TIME,
     ),
-    _xid_problem("other Xid", 'xid!~"{}"', "read the job's log; reset if repeated", Impact.POSSIBLE),
+    _xid_problem(
+        "other Xid",
+        matcher='xid!~"{}"',
+        remedy="read the job's log; reset if repeated",
+        impact=Impact.POSSIBLE,
+    ),
     _nonzero_gpu_problem(
-        "gpu_remapped_rows_pending{@gpu_any_run}",
-        "a memory row waits for a reset",
-        "reset the GPU when free",
-        Impact.POSSIBLE,
+        selector="gpu_remapped_rows_pending{@gpu_any_run}",
+        name="a memory row waits for a reset",
+        remedy="reset the GPU when free",
+        impact=Impact.POSSIBLE,
     ),
 )
 

@@ -46,7 +46,7 @@ COST_PER_HOUR_BY_RUN = cost_per_hour_by_run("@run")
 """PromQL for the cost per hour of each selected run, by run and currency."""
 _LIVE_RUNS = '(max by (run) (training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1)'
 """PromQL with the value 1 for each run that has neither ended nor started to end."""
-LOST_SHARE_NOW = f"({lost_share_by_cause('@run')} and on (run) {_LIVE_RUNS})"
+LOST_SHARE_NOW_BY_CAUSE = f"({lost_share_by_cause('@run')} and on (run) {_LIVE_RUNS})"
 """PromQL for the share of the time that each live run loses now, by cause. A run that stands still has no other cause.
 
 The rules are evaluated every 15 s. The current state ends the losses of a run that was killed since the last evaluation.
@@ -82,16 +82,18 @@ _THROTTLED_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
 )
 """PromQL for the GPUs of ranks that are throttled for more than `MAX_THROTTLED_RATIO` of the time."""
-_ODD_RANKS = (
+_ODD_RANK_BY_RUN = (
     "max by (run, instance, rank, function, location) (training_hang_info{@run}"
     f" and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 )
 """PromQL for the rank that causes a hang, if it is a single rank."""
-_SLOWEST_RANKS = "bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{@run}))"
+_SLOWEST_RANK_BY_RUN = (
+    "bottomk by (run) (1, max by (run, instance, rank) (run:training_slow_rank:ratio{@run}))"
+)
 """PromQL for the slowest rank of each run that a slow rank holds up, relative to the fastest rank of its pipeline stage."""
 _ALL_WAIT_FOR_DATA = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL with a value for each run of which all ranks wait for data: no rank is then the cause."""
-_DATA_LOADING_RANKS = (
+_DATA_WAIT_RANK_BY_RUN = (
     "topk by (run) (1, max by (run, instance, rank) (run:training_data_wait_rank:ratio2m{@run}))"
 )
 """PromQL for the rank of each run that waits longest for data, over two minutes."""
@@ -118,9 +120,11 @@ def _with_reason(ranks: str, reason: str, label: str = "", pattern: str = "(.+)"
     return f'label_replace({ranks}, "reason", "{reason}", "{label}", "{pattern if label else ""}")'
 
 
-_LOST_GPU_WITHOUT_XID = _with_reason(f"topk by (run) (1, {_LOST_GPUS_WITH_XID})", "GPU lost")
-_RANK_WITH_LOST_GPU = _with_reason(_LOST_GPU_WITHOUT_XID, "GPU lost, Xid $1", "xid")
-_ODD_RANK_WITH_LINE = f'label_join(topk by (run) (1, {_ODD_RANKS}), "reason", " ", "function", "location")'
+_RANK_WITH_LOST_GPU_WITHOUT_XID = _with_reason(f"topk by (run) (1, {_LOST_GPUS_WITH_XID})", "GPU lost")
+_RANK_WITH_LOST_GPU = _with_reason(_RANK_WITH_LOST_GPU_WITHOUT_XID, "GPU lost, Xid $1", "xid")
+_ODD_RANK_WITH_LINE = (
+    f'label_join(topk by (run) (1, {_ODD_RANK_BY_RUN}), "reason", " ", "function", "location")'
+)
 _RANK_IN_ODD_PHASE = _with_reason(
     # `topk`, because without stale markers, as after a remote write, the rank before has a sample for five minutes more.
     "topk by (run) (1, max by (run, instance, rank, phase) (run:training_odd_phase:info{@run}))",
@@ -128,7 +132,7 @@ _RANK_IN_ODD_PHASE = _with_reason(
     "phase",
 )
 _SLOWEST_RANK_WITH_THROTTLED_GPU = _with_reason(
-    f"{_SLOWEST_RANKS} and on (run, instance, rank) ({_THROTTLED_GPUS})", "GPU throttled"
+    f"{_SLOWEST_RANK_BY_RUN} and on (run, instance, rank) ({_THROTTLED_GPUS})", "GPU throttled"
 )
 _FIRST_EXITED_RANK = _with_reason(_FIRST_EXITS, "$1", "reason", EXIT_REASON_PATTERN)
 _RANK_CANDIDATES = (
@@ -136,9 +140,9 @@ _RANK_CANDIDATES = (
     as_cause(_ODD_RANK_WITH_LINE, "standstill"),
     as_cause(_RANK_IN_ODD_PHASE, "standstill"),
     as_cause(_SLOWEST_RANK_WITH_THROTTLED_GPU, "slowest_rank"),
-    as_cause(_SLOWEST_RANKS, "slowest_rank"),
+    as_cause(_SLOWEST_RANK_BY_RUN, "slowest_rank"),
     as_cause(_with_reason(_ALL_WAIT_FOR_DATA, "all ranks wait"), "data_stall"),
-    as_cause(_DATA_LOADING_RANKS, "data_stall"),
+    as_cause(_DATA_WAIT_RANK_BY_RUN, "data_stall"),
     as_cause(_FIRST_EXITED_RANK, "failed"),
 )
 """PromQL for a rank of each run that may explain a loss, with cause and reason. Of one cause, the first candidate counts."""
@@ -146,7 +150,7 @@ _RANK_BY_CAUSE = (
     f"max by (run, cause, instance, rank, reason) ({' or on (run, cause) '.join(_RANK_CANDIDATES)})"
 )
 """PromQL for the rank to inspect for each loss, without a GPU."""
-RANKS_OF_LOSSES = (
+RANK_BY_LOSS = (
     f"0 * ({_RANK_BY_CAUSE} + on (run, instance, rank) group_left (gpu)"
     f" 0 * topk by (run, instance, rank) (1, {_GPUS_OF_RANKS})"
     f" or on (run, cause) {_RANK_BY_CAUSE}) + 1"
@@ -167,7 +171,7 @@ _ONSET_SHARE = 0.05
 
 
 _LAST_TIME_BEFORE_ONSET = (
-    f"max_over_time((time() * ({LOST_SHARE_NOW} <= bool {_ONSET_SHARE}))[$__range:$__interval])"
+    f"max_over_time((time() * ({LOST_SHARE_NOW_BY_CAUSE} <= bool {_ONSET_SHARE}))[$__range:$__interval])"
 )
 """PromQL for the last time in the range at which the share of each cause was at most `_ONSET_SHARE`; 0 if it was always above."""
 
@@ -189,7 +193,7 @@ _START_OF_LOSS = (
     f" or {_start_in_range('min by (run) (run:training_data_wait_start:timestamp_seconds{@run})', 'data_stall')}"
     f" or {_start_in_range('min by (run) (run:training_nonfinite_start:timestamp_seconds{@run})', 'nonfinite_loss')}"
     f" or {_LAST_TIME_BEFORE_ONSET})"
-    f" and on (run, cause) ({LOST_SHARE_NOW} >= {MIN_LOSS_SHARE} or {LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE} and on (run, cause) {_FAULTS})"
+    f" and on (run, cause) ({LOST_SHARE_NOW_BY_CAUSE} >= {MIN_LOSS_SHARE} or {LOST_SHARE_NOW_BY_CAUSE} > {MIN_DISPLAYED_SHARE} and on (run, cause) {_FAULTS})"
 )
 """PromQL for the start of each fault and of each loss of at least `MIN_LOSS_SHARE`, in Unix seconds. A usual loss has no start.
 
@@ -224,7 +228,7 @@ _PARTLY_UNKNOWN_RUNS = (
 """PromQL for the live runs of which at least one rank has a sample, but fewer ranks than the world size."""
 INCOMPLETE_RUNS = f"({UNKNOWN_RUNS} or on (run) {_PARTLY_UNKNOWN_RUNS})"
 """PromQL with a value for each unknown or partly unknown run: the cost and the power of the run are absent or too small."""
-_SILENT_NODES = (
+_SILENT_NODE_BY_RUN = (
     "(topk by (run) (1, max by (run, instance) (last_over_time(instance:training_last_sample:timestamp_seconds{@run}[1h]))"
     " unless on (run, instance) training_process_up{@run})"
     f" and on (run) {INCOMPLETE_RUNS})"
@@ -234,8 +238,8 @@ _SILENT_NODES = (
 The value is the time of the last sample.
 """
 UNKNOWN_LOSSES = (
-    f"({as_cause(f'({_SILENT_NODES} and on (run) {UNKNOWN_RUNS})', 'no_news')}"
-    f" or {as_cause(f'({_SILENT_NODES} unless on (run) {UNKNOWN_RUNS})', 'partly_unknown')})"
+    f"({as_cause(f'({_SILENT_NODE_BY_RUN} and on (run) {UNKNOWN_RUNS})', 'no_news')}"
+    f" or {as_cause(f'({_SILENT_NODE_BY_RUN} unless on (run) {UNKNOWN_RUNS})', 'partly_unknown')})"
 )
 """PromQL for the losses of incomplete runs, as the causes `no_news` and `partly_unknown`, with a node without samples.
 
@@ -272,33 +276,33 @@ USUAL_COST_PER_HOUR_BY_RUN = (
 """PromQL for the median cost per hour of each run in the last hour, by run and currency, because a run that has ended has no current cost."""
 _FAILED_RUNS = '(max by (run) (training_run_state{@run, state=~"failed|lost"}) == 1)'
 """PromQL with the value 1 for each run that failed or is lost, until it restarts or its exporter drops it."""
-STOPPED_RUNS = (
+STOPPED_RUN_CAUSES = (
     f"({as_cause(f'0 * {_FAILED_RUNS}', 'failed')} or {as_cause(f'0 * ({ENDING_RUNS})', 'ending')})"
 )
 """PromQL with the value 0 for each run whose ranks have ended without a result, as the causes `failed` and `ending`."""
 
 # Amounts of the losses ---------------------------------------------------------------------------------------
 
-SHARE_OF_LOSSES = f"({LOST_SHARE_NOW} or {STOPPED_RUNS} + 1)"
+LOST_SHARE_NOW_WITH_STOPPED_RUNS = f"({LOST_SHARE_NOW_BY_CAUSE} or {STOPPED_RUN_CAUSES} + 1)"
 """PromQL for the share of the time that each run loses now, by cause; 1 for a stopped run."""
-COST_NOW_BY_RUN = held_cost_per_hour_by_run("@run")
+HELD_COST_PER_HOUR_BY_RUN = held_cost_per_hour_by_run("@run")
 """PromQL for the cost per hour of each selected run, by run and currency. A stopped or starting run costs the median of its last hour."""
-LOST_SHARE_OF_RUN_NOW = (
-    f"(max by (run) ({STOPPED_RUNS} + 1) or on (run) {lost_share_by_run('@run')} and on (run) {_LIVE_RUNS}"
+LOST_SHARE_NOW_BY_RUN = (
+    f"(max by (run) ({STOPPED_RUN_CAUSES} + 1) or on (run) {lost_share_by_run('@run')} and on (run) {_LIVE_RUNS}"
     f" or on (run) 0 * {_LIVE_RUNS})"
 )
 """PromQL for the share of the time that each live or stopped run loses now, over all causes and at most 1; 0 for a run without a loss."""
-_GPU_COUNT_BY_RUN = (
+_GPU_WEIGHT_BY_RUN = (
     "(max by (run) (last_over_time(run:training_gpus:count{@run}[5m])) > 0"
-    f" or on (run) {LOST_SHARE_OF_RUN_NOW} * 0 + 1)"
+    f" or on (run) {LOST_SHARE_NOW_BY_RUN} * 0 + 1)"
 )
 """PromQL for the number of GPUs of each live or stopped run. A run without a GPU counts as one GPU."""
-LOST_GPU_SHARE_NOW = f"sum({LOST_SHARE_OF_RUN_NOW} * on (run) {_GPU_COUNT_BY_RUN}) / sum({_GPU_COUNT_BY_RUN} and on (run) {LOST_SHARE_OF_RUN_NOW})"
+LOST_GPU_SHARE_NOW = f"sum({LOST_SHARE_NOW_BY_RUN} * on (run) {_GPU_WEIGHT_BY_RUN}) / sum({_GPU_WEIGHT_BY_RUN} and on (run) {LOST_SHARE_NOW_BY_RUN})"
 """PromQL for the share of the GPU time that all live and stopped runs together lose now."""
-LOST_COST_BY_RUN_NOW = f"({COST_NOW_BY_RUN} * on (run) group_left () {LOST_SHARE_OF_RUN_NOW})"
+LOST_COST_PER_HOUR_BY_RUN = f"({HELD_COST_PER_HOUR_BY_RUN} * on (run) group_left () {LOST_SHARE_NOW_BY_RUN})"
 """PromQL for the cost per hour of the time that each live or stopped run loses now, by run and currency."""
-_COST_BY_CURRENCY = f"sum by (currency) ({COST_NOW_BY_RUN})"
-LOST_COST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({LOST_COST_BY_RUN_NOW})"
+_COST_BY_CURRENCY = f"sum by (currency) ({HELD_COST_PER_HOUR_BY_RUN})"
+LOST_COST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({LOST_COST_PER_HOUR_BY_RUN})"
 """PromQL for the cost per hour of the time that all live and stopped runs together lose now, by currency."""
 LOST_COST_SHARE_NOW = (
     f"(sum({LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_BY_CURRENCY}) / (sum({_COST_BY_CURRENCY}) > 0)"
@@ -308,9 +312,11 @@ LOST_COST_SHARE_NOW = (
 
 Without a value if no price is known or if there are several currencies.
 """
-LOST_COST_PER_HOUR_BY_CAUSE = f"({SHARE_OF_LOSSES} * on (run) group_left (currency) ({COST_NOW_BY_RUN}) > 0)"
+LOST_COST_PER_HOUR_BY_CAUSE = (
+    f"({LOST_SHARE_NOW_WITH_STOPPED_RUNS} * on (run) group_left (currency) ({HELD_COST_PER_HOUR_BY_RUN}) > 0)"
+)
 """PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
-_REST_OF_COST = (
+_COST_WITHOUT_KNOWN_LOSSES = (
     f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_COST_PER_HOUR_BY_CAUSE})"
     f" or {_COST_PER_HOUR_WHILE_KNOWN})"
 )
@@ -321,7 +327,7 @@ _UNSEEN_SHARE = (
 )
 """PromQL for the share of the ranks of a run that have no sample."""
 UNKNOWN_COST = (
-    f"({_REST_OF_COST} * on (run) group_left (cause) {as_cause(f'(0 * {UNKNOWN_RUNS} + 1)', 'no_news')}"
+    f"({_COST_WITHOUT_KNOWN_LOSSES} * on (run) group_left (cause) {as_cause(f'(0 * {UNKNOWN_RUNS} + 1)', 'no_news')}"
     f" or {_COST_PER_HOUR_WHILE_KNOWN} * on (run) group_left (cause)"
     f" {as_cause(f'({_UNSEEN_SHARE} and on (run) {_PARTLY_UNKNOWN_RUNS})', 'partly_unknown')})"
 )
@@ -341,7 +347,7 @@ COMPLETE_RUN_POWER = f"({blank_if_incomplete(RUN_POWER_5M, 'run')} unless on (ru
 _HELD_BY_ANY_RUN = HELD_GPUS_TEMPLATE.format(selector="@cluster")
 GPUS_OF_RUNS_NOW = (
     f"({HELD_GPUS} or group by (instance, uuid, run) (last_over_time(run_gpu:training_gpu_held:group{{@run}}[1h]))"
-    f" and on (run) {STOPPED_RUNS} unless on (uuid) {_HELD_BY_ANY_RUN})"
+    f" and on (run) {STOPPED_RUN_CAUSES} unless on (uuid) {_HELD_BY_ANY_RUN})"
 )
 """PromQL for a series of value 1 for each GPU that a selected run holds now, by node, UUID and run.
 
@@ -353,18 +359,16 @@ _POWER_OF_HELD_GPUS = (
     f" ({_POWER_BY_UUID} / on (uuid) count by (uuid) ({_HELD_BY_ANY_RUN}) or on (uuid) {_POWER_BY_UUID}))"
 )
 """PromQL for the power of each GPU of the selected runs at the last sample, by node, UUID and run, divided by the runs that share the GPU."""
-GPU_POWER_BY_RUN = f"sum by (run) ({_POWER_OF_HELD_GPUS})"
+GPU_WATTS_BY_RUN = f"sum by (run) ({_POWER_OF_HELD_GPUS})"
 """PromQL for the power of the GPUs of each run at the last sample in watts. A GPU without a sample does not count."""
-READ_GPUS_OF_RUNS = f"count by (run) ({_POWER_OF_HELD_GPUS})"
+READ_GPU_COUNT_BY_RUN = f"count by (run) ({_POWER_OF_HELD_GPUS})"
 """PromQL for the number of GPUs of each run whose power is known now."""
 _GPUS_OF_ACTIVE_RUNS = (
     f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[15m])) and on (run) {ACTIVE_RUNS})"
 )
-UNREAD_GPUS_OF_RUNS = (
-    f"({_GPUS_OF_ACTIVE_RUNS} - on (run) ({READ_GPUS_OF_RUNS} or on (run) 0 * {_GPUS_OF_ACTIVE_RUNS}) > 0)"
-)
+UNREAD_GPU_COUNT_BY_RUN = f"({_GPUS_OF_ACTIVE_RUNS} - on (run) ({READ_GPU_COUNT_BY_RUN} or on (run) 0 * {_GPUS_OF_ACTIVE_RUNS}) > 0)"
 """PromQL for the number of GPUs of each run without a current power: of a lost GPU, of a driver or of an exporter that is down."""
-GPUS_BY_RUN = (
+GPU_COUNT_BY_RUN = (
     f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[1h])) and on (run) {INCOMPLETE_RUNS}"
     f" or on (run) {gpus_by_run('@run')} or on (run) max by (run) (last_over_time(run:training_gpus:count{{@run}}[5m])))"
 )
@@ -404,11 +408,13 @@ _UNSAVED_HOURS = (
 
 The time since an overdue step is no work.
 """
-WORK_AT_RISK = f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS} and on (run) {_LIVE_RUNS})"
+COST_OF_WORK_AT_RISK = (
+    f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS} and on (run) {_LIVE_RUNS})"
+)
 """PromQL for the cost of the work of each live run that a crash would lose, by run and currency."""
 _STARTS_OF_STANDSTILLS = (
     f"({as_cause(LAST_PROGRESS_TIME_BY_RUN, 'standstill')}"
-    f" or {STOPPED_RUNS} + on (run) group_left () {_END_OF_STOPPED_RUN})"
+    f" or {STOPPED_RUN_CAUSES} + on (run) group_left () {_END_OF_STOPPED_RUN})"
 )
 LOST_COST_SINCE_START = (
     f"({LOST_COST_PER_HOUR_BY_CAUSE} * on (run, cause) group_left ()"
@@ -420,15 +426,15 @@ LOST_COST_SINCE_START = (
 The cost of a failed run includes the work since its last checkpoint, which is lost. Without a value for other causes, because their share
 of the time varies.
 """
-LOSS_SINCE = (
+START_BY_LOSS = (
     f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
-    f" or {STOPPED_RUNS} + on (run) group_left () {_END_OF_STOPPED_RUN}"
+    f" or {STOPPED_RUN_CAUSES} + on (run) group_left () {_END_OF_STOPPED_RUN}"
 )
 """PromQL for the start of each known loss, the last sample of an unknown loss, and the end of a stopped run, in Unix seconds.
 
 0 if the loss began before the time range.
 """
-_KNOWN_LOSSES = f"{LOST_SHARE_NOW} > {MIN_DISPLAYED_SHARE}"
+_KNOWN_LOSSES = f"{LOST_SHARE_NOW_BY_CAUSE} > {MIN_DISPLAYED_SHARE}"
 _PLANNED_CAUSES = f"({as_cause('vector(1)', 'checkpoint_save')} or {as_cause('vector(1)', 'validation')})"
 """PromQL for a series for each cause that the user has planned, as the operand of `unless on (cause)`."""
 _VERDICT_BY_SHARE = (
@@ -449,7 +455,7 @@ VERDICT_BY_LOSS = (
     f" or clamp_min({_VERDICT_BY_SHARE} and on (run, cause) {_FAULTS}, {Verdict.LOSES_A_LITTLE}) or {_VERDICT_BY_SHARE}"
     f" or 0 * max by (run, cause) ({UNKNOWN_LOSSES}) + on (cause) group_left ()"
     f" ({as_cause(f'vector({Verdict.UNKNOWN})', 'no_news')} or {as_cause(f'vector({Verdict.PARTLY_UNKNOWN})', 'partly_unknown')})"
-    f" or {STOPPED_RUNS} + on (run) group_left () ({Verdict.NO_PROGRESS} * {_FAILED_RUNS} or {Verdict.ENDING} * ({ENDING_RUNS}))"
+    f" or {STOPPED_RUN_CAUSES} + on (run) group_left () ({Verdict.NO_PROGRESS} * {_FAILED_RUNS} or {Verdict.ENDING} * ({ENDING_RUNS}))"
 )
 """PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is no problem.
 

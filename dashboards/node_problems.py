@@ -44,7 +44,7 @@ from dashboards.rank_problems import (
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
 
-SPEED_RATIO_BY_RANK = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
+SPEED_RATIO_BY_RANK_ON_NODE = "max by (run, rank) (rank:training_straggler_score:ratio{@node_run})"
 """PromQL for the speed of each rank on the node relative to the fastest rank of its pipeline stage, on any node, by run and rank."""
 RECORDED_STANDSTILL = standstill_by_run("@run")
 """PromQL with the value 1 for each run that stands still."""
@@ -95,19 +95,19 @@ _STANDSTILL_RANK = (
 """Template of PromQL for the rank on the node that causes the standstill of its run, with the line or the phase as the label `cause`."""
 _PHASE_CAUSE, _LOST_GPU_CAUSE = "phase .+", "GPU lost"
 """Regular expressions of `cause` before the stacks of the ranks are known, and of a rank whose GPU is lost, which has its own row."""
-_SLOW_RANKS = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
+_SLOW_RANKS = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK_ON_NODE} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the speed of the slowest slow ranks of each run on the node, at most `MAX_SLOW_RANKS`; without a value during a standstill."""
-DATA_WAIT_RATIO_BY_RANK = (
+DATA_WAIT_RATIO_BY_RANK_ON_NODE = (
     'max by (run, rank) (rate(training_phase_seconds_total{@node_run, phase="data_loading"}[2m]))'
     " / on (run) group_left () max by (run) (run:training_observed:ratio2m{@run})"
 )
 """PromQL for the share of the last two minutes in which each rank on the node waits for data; of a younger run, the share of its time."""
-WAITS_FOR_DATA = f"max({DATA_WAIT_RATIO_BY_RANK}) > {MAX_DATA_WAIT_RATIO}"
+WAITS_FOR_DATA = f"max({DATA_WAIT_RATIO_BY_RANK_ON_NODE}) > {MAX_DATA_WAIT_RATIO}"
 """PromQL for the largest share of time in which a rank on the node waits for data, if that is a problem."""
 _ALL_RANKS_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO} unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the smallest share of the time in which a rank waits for data, for each run whose ranks all wait: no rank is then the cause."""
 _RANKS_WAITING_FOR_DATA = (
-    f"topk by (run) (1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO})"
+    f"topk by (run) (1, {DATA_WAIT_RATIO_BY_RANK_ON_NODE} > {MAX_DATA_WAIT_RATIO})"
     f" unless on (run) {RECORDED_STANDSTILL} unless on (run) ({_ALL_RANKS_WAIT_RATIO})"
 )
 """PromQL for the rank of each run on the node that waits longest for data, unless the run stands still or all ranks wait."""
@@ -137,84 +137,84 @@ _EXIT_BEFORE_RESTART = (
 _RANK_PROBLEMS = (
     Problem(
         "process ended first",
-        f"{_ENDED_FIRST} {_ENDED_RANKS}",
+        condition=f"{_ENDED_FIRST} {_ENDED_RANKS}",
         # Of exits at the same time, the first is above the others.
-        f"{_LAST_EXIT_OR_UPDATE} - 0.1",
-        "read the log of this rank first",
-        Impact.NO_PROGRESS,
-        "reason",
-        "process ended first: $1",
+        start=f"{_LAST_EXIT_OR_UPDATE} - 0.1",
+        remedy="read the log of this rank first",
+        impact=Impact.NO_PROGRESS,
+        label="reason",
+        text="process ended first: $1",
     ),
     Problem(
         "process ended",
-        f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS} unless on (run, rank) ({_ENDED_FIRST})",
-        _LAST_EXIT_OR_UPDATE,
-        "read its log; Run has all exits",
-        Impact.NO_PROGRESS,
-        "reason",
-        "process ended: $1",
+        condition=f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS} unless on (run, rank) ({_ENDED_FIRST})",
+        start=_LAST_EXIT_OR_UPDATE,
+        remedy="read its log; Run has all exits",
+        impact=Impact.NO_PROGRESS,
+        label="reason",
+        text="process ended: $1",
     ),
     Problem(
         "process ended, outcome not known yet",
-        f"{UP_BY_RANK_ON_NODE} == 0 and on (run) {ENDING_RUNS}",
-        _LAST_UPDATE,
-        "wait a minute; then Run has the outcome",
-        Impact.UNKNOWN,
-        "run",
+        condition=f"{UP_BY_RANK_ON_NODE} == 0 and on (run) {ENDING_RUNS}",
+        start=_LAST_UPDATE,
+        remedy="wait a minute; then Run has the outcome",
+        impact=Impact.UNKNOWN,
+        label="run",
     ),
     Problem(
         "rank that causes a hang",
-        _STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
-        _LAST_PROGRESS_TIME_OF_RUN,
-        "read this line of the job; restart the run",
-        Impact.NO_PROGRESS,
-        "cause",
-        "this node holds up the run: $1",
+        condition=_STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
+        start=_LAST_PROGRESS_TIME_OF_RUN,
+        remedy="read this line of the job; restart the run",
+        impact=Impact.NO_PROGRESS,
+        label="cause",
+        text="this node holds up the run: $1",
     ),
     Problem(
         "rank for which the others wait",
-        _STANDSTILL_RANK.format(matcher=f'=~"{_PHASE_CAUSE}"'),
-        _LAST_PROGRESS_TIME_OF_RUN,
-        "run training-exporter stacks on the node",
-        Impact.NO_PROGRESS,
-        "cause",
-        "this node holds up the run: $1",
+        condition=_STANDSTILL_RANK.format(matcher=f'=~"{_PHASE_CAUSE}"'),
+        start=_LAST_PROGRESS_TIME_OF_RUN,
+        remedy="run training-exporter stacks on the node",
+        impact=Impact.NO_PROGRESS,
+        label="cause",
+        text="this node holds up the run: $1",
     ),
     Problem(
         "process lives, but does not report",
-        f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
-        _LAST_UPDATE,
-        "run training-exporter stacks on the node",
-        Impact.UNKNOWN,
-        "run",
+        condition=f"{TRAINER_FEED_AGE_SECONDS} > {SILENT_SECONDS} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",
+        start=_LAST_UPDATE,
+        remedy="run training-exporter stacks on the node",
+        impact=Impact.UNKNOWN,
+        label="run",
     ),
     Problem(
         "slow rank",
-        _with_percent(_SLOW_RANKS),
-        "max by (run, rank) (rank:training_slow_start:timestamp_seconds{@run})",
-        "check clocks and heat; else replace the node",
-        Impact.LOSES_TIME,
-        "percent",
-        "computes at $1 % of the fastest rank",
+        condition=_with_percent(_SLOW_RANKS),
+        start="max by (run, rank) (rank:training_slow_start:timestamp_seconds{@run})",
+        remedy="check clocks and heat; else replace the node",
+        impact=Impact.LOSES_TIME,
+        label="percent",
+        text="computes at $1 % of the fastest rank",
     ),
     Problem(
         "rank that waits for data",
-        _with_percent(_RANKS_WAITING_FOR_DATA),
-        f"0 * {DATA_WAIT_RATIO_BY_RANK} + on (run) group_left () {_DATA_WAIT_START}",
-        "",
-        Impact.LOSES_TIME,
-        "percent",
-        "waits longest for data: $1 %, 2 min",
-        _DATA_WAIT_REMEDIES,
+        condition=_with_percent(_RANKS_WAITING_FOR_DATA),
+        start=f"0 * {DATA_WAIT_RATIO_BY_RANK_ON_NODE} + on (run) group_left () {_DATA_WAIT_START}",
+        remedy="",
+        impact=Impact.LOSES_TIME,
+        label="percent",
+        text="waits longest for data: $1 %, 2 min",
+        remedies=_DATA_WAIT_REMEDIES,
     ),
     Problem(
         "restarted",
-        _EXIT_BEFORE_RESTART,
-        _EXIT_BEFORE_RESTART,
-        "read the log of this rank",
-        Impact.PAST,
-        "reason",
-        "the run restarted after: $1",
+        condition=_EXIT_BEFORE_RESTART,
+        start=_EXIT_BEFORE_RESTART,
+        remedy="read the log of this rank",
+        impact=Impact.PAST,
+        label="reason",
+        text="the run restarted after: $1",
     ),
 )
 """Problems of ranks on the node. The ranks of a run wait for each other, so that a slow rank slows the run on all nodes."""
@@ -241,7 +241,15 @@ def _alert_of_run(names: str, remedy: str, impact: Impact, recorded_start: str =
         else pending_since
     )
     condition = f"{firing} and on (run) {RUNS_LIVE_ON_NODE}"
-    return Problem("alert of the run", condition, start, remedy, impact, "alertname", "$1")
+    return Problem(
+        "alert of the run",
+        condition=condition,
+        start=start,
+        remedy=remedy,
+        impact=impact,
+        label="alertname",
+        text="$1",
+    )
 
 
 _CAUSE_ON_NODE = (
@@ -257,59 +265,61 @@ _CAUSE_ELSEWHERE = (
 _RUN_PROBLEMS = (
     Problem(
         "standstill with a known cause",
-        f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE}",
-        LAST_PROGRESS_TIME_BY_RUN,
-        "What is wrong on Run has the cause",
-        Impact.NO_PROGRESS,
-        "place",
-        "no rank finishes a step; the cause is $1",
+        condition=f"{_CAUSE_ELSEWHERE} and on (run) {RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE}",
+        start=LAST_PROGRESS_TIME_BY_RUN,
+        remedy="What is wrong on Run has the cause",
+        impact=Impact.NO_PROGRESS,
+        label="place",
+        text="no rank finishes a step; the cause is $1",
     ),
     Problem(
         "no rank finishes a step; the cause is not known yet",
-        f"{RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE} unless on (run) {_CAUSE_ELSEWHERE}",
-        LAST_PROGRESS_TIME_BY_RUN,
-        "run training-exporter stacks on the node",
-        Impact.NO_PROGRESS,
-        "run",
+        condition=f"{RECORDED_STANDSTILL} and on (run) {RUNS_LIVE_ON_NODE} unless on (run) {_CAUSE_ON_NODE} unless on (run) {_CAUSE_ELSEWHERE}",
+        start=LAST_PROGRESS_TIME_BY_RUN,
+        remedy="run training-exporter stacks on the node",
+        impact=Impact.NO_PROGRESS,
+        label="run",
     ),
     Problem(
         "all ranks wait for data",
-        f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
-        _DATA_WAIT_START,
-        "",
-        Impact.LOSES_TIME,
-        "percent",
-        "all ranks wait for data: at least $1 %, 2 min",
-        _DATA_WAIT_REMEDIES,
+        condition=f'count_values by (run) ("percent", round(100 * ({_ALL_RANKS_WAIT_RATIO}))) and on (run) {RUNS_LIVE_ON_NODE}',
+        start=_DATA_WAIT_START,
+        remedy="",
+        impact=Impact.LOSES_TIME,
+        label="percent",
+        text="all ranks wait for data: at least $1 %, 2 min",
+        remedies=_DATA_WAIT_REMEDIES,
     ),
     _alert_of_run(
         "TrainingLossNonFinite",
-        "Run has the step and the rank",
-        Impact.ENDANGERS_WORK,
-        "run:training_nonfinite_start:timestamp_seconds{@run}",
+        remedy="Run has the step and the rank",
+        impact=Impact.ENDANGERS_WORK,
+        recorded_start="run:training_nonfinite_start:timestamp_seconds{@run}",
     ),
-    _alert_of_run("TrainingGradNonFinite", "Run has the step and the rank", Impact.ENDANGERS_WORK),
+    _alert_of_run(
+        "TrainingGradNonFinite", remedy="Run has the step and the rank", impact=Impact.ENDANGERS_WORK
+    ),
     _alert_of_run(
         "CheckpointHangs|TrainingCheckpoint(Failing|Overdue)",
-        "Run has the error and the work at risk",
-        Impact.ENDANGERS_WORK,
+        remedy="Run has the error and the work at risk",
+        impact=Impact.ENDANGERS_WORK,
     ),
     _alert_of_run(
         "TrainingCheckpoint(DiskFillingUp|DiskFillingUpFast|WontFit)",
-        "Run has the saves and the free space",
-        Impact.POSSIBLE,
+        remedy="Run has the saves and the free space",
+        impact=Impact.POSSIBLE,
     ),
 )
 """Problems of runs with a live process on the node: without a rank or GPU of the node as the cause."""
 _COLLECTOR_PROBLEMS = (
     Problem(
         "collector fails",
-        "min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s])) == 0",
-        last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
-        "read the log of the exporter",
-        Impact.UNKNOWN,
-        "collector",
-        "collector $1 fails",
+        condition="min by (instance, collector) (max_over_time(exporter_collector_success{@node}[35s])) == 0",
+        start=last_time("min by (instance, collector) (exporter_collector_success{@node}) == bool 1"),
+        remedy="read the log of the exporter",
+        impact=Impact.UNKNOWN,
+        label="collector",
+        text="collector $1 fails",
     ),
 )
 _NO_DRIVER, *_OTHER_NODE_PROBLEMS = NODE_PROBLEMS

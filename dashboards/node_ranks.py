@@ -6,12 +6,12 @@ from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.availability import NO_EXPORTER_UP
 from dashboards.cost_and_loss import LOST_THRESHOLDS, SHORT_CAUSE_TEXTS, largest_loss_share_by_run
 from dashboards.fleet_runs import NO_STEP, RUN_STATES
-from dashboards.losses_now import STOPPED_RUNS, VERDICT_BY_RUN
+from dashboards.losses_now import STOPPED_RUN_CAUSES, VERDICT_BY_RUN
 from dashboards.node_cost import NODE_COST_PER_HOUR, NODE_LOST_PER_HOUR, RUN_LOST_SHARE, RUNS_LIVE_ON_NODE
 from dashboards.node_problems import (
-    DATA_WAIT_RATIO_BY_RANK,
+    DATA_WAIT_RATIO_BY_RANK_ON_NODE,
     RECORDED_STANDSTILL,
-    SPEED_RATIO_BY_RANK,
+    SPEED_RATIO_BY_RANK_ON_NODE,
     TRAINER_FEED_AGE_SECONDS,
     UP_BY_RANK_ON_NODE,
 )
@@ -96,7 +96,7 @@ def runs_table() -> Panel:
     rows = (
         f"{runs} * on (run) group_left (state) ({states} or on (run) {runs})"
         f" * on (run) group_left (user) ({owners} or on (run) {runs})"
-        f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@run')} + 1 or on (run) {STOPPED_RUNS} + 1 or on (run) {runs})"
+        f" * on (run) group_left (cause) (0 * {largest_loss_share_by_run('@run')} + 1 or on (run) {STOPPED_RUN_CAUSES} + 1 or on (run) {runs})"
     )
     panel = table(
         "Runs on this node",
@@ -137,7 +137,7 @@ def runs_table() -> Panel:
         ),
         Column(
             or_unknown(
-                f"min by (run) ({SPEED_RATIO_BY_RANK}) and on (run) {RUNS_LIVE_ON_NODE}"
+                f"min by (run) ({SPEED_RATIO_BY_RANK_ON_NODE}) and on (run) {RUNS_LIVE_ON_NODE}"
                 f" unless on (run) {RECORDED_STANDSTILL} unless on () {NO_EXPORTER_UP}"
             ),
             "Slowest here",
@@ -239,8 +239,10 @@ def ranks_table() -> Panel:
             width=95,
             thresholds=warn_from(60, 300),
         ),
-        percent_column(of_working_ranks(SPEED_RATIO_BY_RANK), "Speed", 75, warn_below(0.9, 0.75)),
-        percent_column(of_working_ranks(DATA_WAIT_RATIO_BY_RANK), "Data wait", 96, warn_from(0.1, 0.3)),
+        percent_column(of_working_ranks(SPEED_RATIO_BY_RANK_ON_NODE), "Speed", 75, warn_below(0.9, 0.75)),
+        percent_column(
+            of_working_ranks(DATA_WAIT_RATIO_BY_RANK_ON_NODE), "Data wait", 96, warn_from(0.1, 0.3)
+        ),
         percent_column(
             f"{of_gpu('clamp_max(rate(gpu_utilization_busy_seconds_total{@node}[2m]) and on (instance, gpu) gpu_up{@node} == 1, 1)')}"
             f" and on (run, rank) {UP_BY_RANK_ON_NODE} == 1",

@@ -7,9 +7,9 @@ from dashboards.cost_and_loss import LOST_THRESHOLDS
 from dashboards.losses_now import (
     CAUSE_TEXTS,
     COST_PER_HOUR_BY_RUN,
-    LOST_SHARE_NOW,
+    LOST_SHARE_NOW_BY_CAUSE,
     MIN_DISPLAYED_SHARE,
-    STOPPED_RUNS,
+    STOPPED_RUN_CAUSES,
     USUAL_COST_PER_HOUR_BY_RUN,
 )
 from dashboards.palette import (
@@ -207,7 +207,7 @@ def _build_start_panel() -> Panel:
     )
 
 
-_STOPPED = f"max by (cause) ({STOPPED_RUNS})"
+_STOPPED = f"max by (cause) ({STOPPED_RUN_CAUSES})"
 """PromQL with the value 0 for a failed or an ending run, with the cause as on *Energy and cost*."""
 _NOTHING_LOST = (
     f'label_replace(0 * max(run:training_live:info{{@run}}) and on () {LIVE_STATE}, "cause", "nothing", "", "")'
@@ -222,7 +222,7 @@ def _build_loss_table(w: int, h: int) -> Panel:
     # The rule of the losses is evaluated after the step becomes overdue.
     standstill = f'label_replace(0 * {STANDSTILL} + 1, "cause", "standstill", "", "")'
     share = (
-        f"({standstill} or on () max by (cause) ({LOST_SHARE_NOW}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}"
+        f"({standstill} or on () max by (cause) ({LOST_SHARE_NOW_BY_CAUSE}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}"
         f" or on () {_STOPPED} + 1)"
     )
     # The slope of the cost has the samples of five minutes, also of a node whose exporter went down since.

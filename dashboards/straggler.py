@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dashboards.losses_now import STOPPED_RUNS, USUAL_COST_PER_HOUR_BY_RUN
+from dashboards.losses_now import STOPPED_RUN_CAUSES, USUAL_COST_PER_HOUR_BY_RUN
 from dashboards.panels import Panel, stat, warn_from
 from dashboards.queries import COST_PER_HOUR_BY_CURRENCY, STANDSTILL, instant_query
 
-_STOPPED_SHARE = f"(max({STOPPED_RUNS}) + 1)"
+_STOPPED_SHARE = f"(max({STOPPED_RUN_CAUSES}) + 1)"
 """PromQL with the value 1 while the ranks of the run have ended without a result, without labels."""
 _LOST_SHARE = f"(0 * {STANDSTILL} + 1 or on () {_STOPPED_SHARE} or on () max(run:training_straggler_lost:ratio{{@run}}))"
 """PromQL for the share of the GPU time that the run loses, without labels.
