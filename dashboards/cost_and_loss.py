@@ -59,21 +59,17 @@ def lost_share_by_run(selector: str) -> str:
 
 
 def cost_per_hour_by_run(selector: str) -> str:
-    """Return PromQL for the cost per hour of each run, by currency, over five minutes."""
-    return f"3600 * max by (run, currency) (run:training_cost:rate5m{{{selector}}})"
+    """Return PromQL for the cost per hour of each run, by currency, over five minutes.
 
-
-def held_cost_per_hour_by_run(selector: str) -> str:
-    """Return PromQL for the cost per hour of each run, by currency. A stopped or starting run costs the median of its last hour.
-
-    The exporter charges the GPUs until the end of a run, but the job still holds the GPUs of a stopped run.
+    A run that has stopped, starts, or restarted within five minutes costs the median of its last hour: the exporter charges the GPUs until the end
+    of a run, but the job still holds the GPUs of a stopped run.
     """
     return f"3600 * max by (run, currency) (run:training_cost_held:rate5m{{{selector}}})"
 
 
 def stopped_cost_per_hour_by_run(selector: str) -> str:
     """Return PromQL for the cost per hour of each stopped run, by currency."""
-    return f"({held_cost_per_hour_by_run(selector)} and on (run) {stopped_runs(selector)})"
+    return f"({cost_per_hour_by_run(selector)} and on (run) {stopped_runs(selector)})"
 
 
 def standstill_by_run(selector: str) -> str:
@@ -86,8 +82,8 @@ def largest_loss_share_by_run(selector: str) -> str:
     return f"topk by (run) (1, {lost_share_by_cause(selector)} > {MIN_DISPLAYED_CAUSE_SHARE})"
 
 
-CLUSTER_COST_PER_HOUR = held_cost_per_hour_by_run("@cluster")
-"""PromQL for the cost per hour of each run of the selected clusters, by currency. A stopped or starting run has its usual cost."""
+CLUSTER_COST_PER_HOUR = cost_per_hour_by_run("@cluster")
+"""PromQL for the cost per hour of each run of the selected clusters, by currency. See `cost_per_hour_by_run`."""
 CLUSTER_LOST_SHARE = lost_share_by_run("@cluster")
 """PromQL for the share of the time that each run of the selected clusters loses."""
 CLUSTER_LOST_COST_PER_HOUR = f"{CLUSTER_COST_PER_HOUR} * on (run) group_left () {CLUSTER_LOST_SHARE}"

@@ -27,11 +27,11 @@ from dashboards.losses_now import (
     ACTIVE_RUNS,
     CAUSE_TEXTS,
     COST_OF_WORK_AT_RISK,
+    COST_PER_HOUR_BY_RUN,
     ENDED_RUNS,
     GPU_COUNT_BY_RUN,
     GPU_WATTS_BY_RUN,
     GPUS_OF_RUNS_NOW,
-    HELD_COST_PER_HOUR_BY_RUN,
     INCOMPLETE_RUNS,
     LOST_COST_PER_HOUR_BY_CAUSE,
     LOST_COST_PER_HOUR_BY_CURRENCY,
@@ -201,7 +201,7 @@ def _build_cost_tile() -> Panel:
         f'label_replace({LOST_COST_SHARE_NOW}, "text", "of it lost", "", "")'
         f' or on () label_replace({LOST_GPU_SHARE_NOW}, "text", "of the GPU time lost", "", "")'
     )
-    cost = f"(sum by (currency) ({HELD_COST_PER_HOUR_BY_RUN}) or {NO_COST})"
+    cost = f"(sum by (currency) ({COST_PER_HOUR_BY_RUN}) or {NO_COST})"
     unknown_cost = (
         f'label_replace(sum by (currency) ({UNKNOWN_COST}), "text", "$1 unknown", "currency", "(.+)")'
     )
@@ -495,7 +495,7 @@ def _build_run_table() -> Panel:
             width=95,
             mappings=value_mappings({UNKNOWN_WATTS: ("unknown", WARNING)}),
         ),
-        Column(f"sum by (run) ({HELD_COST_PER_HOUR_BY_RUN})", "Cost/h", decimals=2, width=78),
+        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Cost/h", decimals=2, width=78),
         Column(f"sum by (run) ({LOST_COST_PER_HOUR_BY_RUN})", "Lost/h", decimals=2, width=78),
         percent_column(LOST_SHARE_NOW_BY_RUN, "Lost now", 88, LOST_THRESHOLDS),
         Column(f"max by (run) ({COST_OF_WORK_AT_RISK})", "Work at risk", decimals=2, width=110),

@@ -13,7 +13,6 @@ from dashboards.cost_and_loss import (
     MIN_LOSS_SHARE,
     cost_per_hour_by_run,
     gpus_by_run,
-    held_cost_per_hour_by_run,
     lost_share_by_cause,
     lost_share_by_run,
     standstill_by_run,
@@ -285,8 +284,6 @@ STOPPED_RUN_CAUSES = (
 
 LOST_SHARE_NOW_WITH_STOPPED_RUNS = f"({LOST_SHARE_NOW_BY_CAUSE} or {STOPPED_RUN_CAUSES} + 1)"
 """PromQL for the share of the time that each run loses now, by cause; 1 for a stopped run."""
-HELD_COST_PER_HOUR_BY_RUN = held_cost_per_hour_by_run("@run")
-"""PromQL for the cost per hour of each selected run, by run and currency. A stopped or starting run costs the median of its last hour."""
 LOST_SHARE_NOW_BY_RUN = (
     f"(max by (run) ({STOPPED_RUN_CAUSES} + 1) or on (run) {lost_share_by_run('@run')} and on (run) {_LIVE_RUNS}"
     f" or on (run) 0 * {_LIVE_RUNS})"
@@ -299,9 +296,9 @@ _GPU_WEIGHT_BY_RUN = (
 """PromQL for the number of GPUs of each live or stopped run. A run without a GPU counts as one GPU."""
 LOST_GPU_SHARE_NOW = f"sum({LOST_SHARE_NOW_BY_RUN} * on (run) {_GPU_WEIGHT_BY_RUN}) / sum({_GPU_WEIGHT_BY_RUN} and on (run) {LOST_SHARE_NOW_BY_RUN})"
 """PromQL for the share of the GPU time that all live and stopped runs together lose now."""
-LOST_COST_PER_HOUR_BY_RUN = f"({HELD_COST_PER_HOUR_BY_RUN} * on (run) group_left () {LOST_SHARE_NOW_BY_RUN})"
+LOST_COST_PER_HOUR_BY_RUN = f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {LOST_SHARE_NOW_BY_RUN})"
 """PromQL for the cost per hour of the time that each live or stopped run loses now, by run and currency."""
-_COST_BY_CURRENCY = f"sum by (currency) ({HELD_COST_PER_HOUR_BY_RUN})"
+_COST_BY_CURRENCY = f"sum by (currency) ({COST_PER_HOUR_BY_RUN})"
 LOST_COST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({LOST_COST_PER_HOUR_BY_RUN})"
 """PromQL for the cost per hour of the time that all live and stopped runs together lose now, by currency."""
 LOST_COST_SHARE_NOW = (
@@ -313,7 +310,7 @@ LOST_COST_SHARE_NOW = (
 Without a value if no price is known or if there are several currencies.
 """
 LOST_COST_PER_HOUR_BY_CAUSE = (
-    f"({LOST_SHARE_NOW_WITH_STOPPED_RUNS} * on (run) group_left (currency) ({HELD_COST_PER_HOUR_BY_RUN}) > 0)"
+    f"({LOST_SHARE_NOW_WITH_STOPPED_RUNS} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
 )
 """PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
 _COST_WITHOUT_KNOWN_LOSSES = (

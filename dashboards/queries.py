@@ -435,9 +435,9 @@ EQUAL_RATIO = 0.98
 SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{gpu_suffix}}"
 """Legend of `SLOWEST_RANK`."""
 COST_PER_HOUR_BY_CURRENCY = (
-    "3600 * sum by (currency) (max by (run, currency) (run:training_cost:rate5m{@run}))"
+    "3600 * sum by (currency) (max by (run, currency) (run:training_cost_held:rate5m{@run}))"
 )
-"""PromQL for the cost per hour of all selected runs together, by currency."""
+"""PromQL for the cost per hour of all selected runs together, by currency, see `cost_and_loss.cost_per_hour_by_run`."""
 
 REPORTING_RANKS = (
     "group by (run, rank) (last_over_time(training_process_up{@run}[35s])"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.losses_now import STOPPED_RUN_CAUSES, USUAL_COST_PER_HOUR_BY_RUN
+from dashboards.losses_now import STOPPED_RUN_CAUSES
 from dashboards.panels import Panel, stat, warn_from
 from dashboards.queries import COST_PER_HOUR_BY_CURRENCY, STANDSTILL, instant_query
 
@@ -16,14 +16,8 @@ recorded share that the run loses to its slowest rank, which is absent without s
 """
 _LOST_GPU_HOURS_PER_HOUR = f"{_LOST_SHARE} * on () max(max_over_time(run:training_gpus:count{{@run}}[5m]))"
 """PromQL for the GPU hours that the run loses per hour, without labels."""
-_LOST_COST_PER_HOUR = (
-    f"({COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_SHARE}"
-    f" or on (currency) sum by (currency) ({USUAL_COST_PER_HOUR_BY_RUN}) * on () group_left () {_STOPPED_SHARE})"
-)
-"""PromQL for the cost per hour of the lost share, by currency.
-
-For a run whose ranks have ended without a result, this is the usual cost of the last hour, because the job may still hold the GPUs.
-"""
+_LOST_COST_PER_HOUR = f"({COST_PER_HOUR_BY_CURRENCY} * on () group_left () {_LOST_SHARE})"
+"""PromQL for the cost per hour of the lost share, by currency."""
 
 
 def lost_time_panel() -> Panel:

@@ -459,6 +459,28 @@ def test_the_cost_of_a_node_is_that_of_five_minutes_also_while_a_gpu_is_lost(tmp
     assert_panel(tmp_path, "training-node", "Cost per hour, 5 min", series, {'{currency="EUR"}': 36})
 
 
+def test_the_cost_of_a_node_is_its_usual_cost_until_five_minutes_after_a_restart(tmp_path: Path) -> None:
+    run, cost = (
+        'job="training",run="a"',
+        'training_cost_total{{job="training",run="a",instance="{}",currency="EUR"}}',
+    )
+    series = _run() | {
+        f'training_attempt_start_timestamp_seconds{{{run},instance="n1"}}': "10x24 375x35",
+        f'training_restarts_total{{{run},instance="n1",reason="signal"}}': "0x24 1x35",
+        **{cost.format(node): "0+0.15x20 3x4 3+0.15x35" for node in ("n1", "n2")},
+    }
+
+    for minutes in (8.0, 12.0):
+        assert_panel(
+            tmp_path,
+            "training-node",
+            "Cost per hour, 5 min",
+            series,
+            {'{currency="EUR"}': 36},
+            minutes=minutes,
+        )
+
+
 def test_a_hot_gpu_is_unknown_while_the_exporter_is_down(tmp_path: Path) -> None:
     series = {
         name: values.replace("x60", "x58 stale").replace("x40", "x38 stale")
