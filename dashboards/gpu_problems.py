@@ -60,13 +60,13 @@ SELECTED_NODES = f"on (instance) ({NODES_OF_RUN})"
 class Impact(enum.IntEnum):
     """Impact of a problem on the run that uses the node or the GPU: the tables of *GPUs* and *Node* show the largest number first."""
 
-    NO_RUN = 0
-    PAST = 1
-    POSSIBLE = 2
-    LOSES_TIME = 3
-    UNKNOWN = 4
-    ENDANGERS_WORK = 5
-    NO_PROGRESS = 6
+    NO_RUN = 0  # no run uses the GPU
+    PAST = 1  # over, such as a restart
+    POSSIBLE = 2  # may become a problem of the run
+    LOSES_TIME = 3  # steps take longer than necessary
+    UNKNOWN = 4  # samples are missing
+    ENDANGERS_WORK = 5  # work or the model may be lost, although steps finish
+    NO_PROGRESS = 6  # no step finishes, or ranks have ended
 
 
 IMPACT_NAMES = {
@@ -96,8 +96,11 @@ IMPACT_TEXTS = value_mappings(
 )
 PROBLEMS_TITLE = "What is wrong"
 PRIORITIES_PER_IMPACT = 100
-"""Distance between the values of two impacts. A value is `impact * PRIORITIES_PER_IMPACT + priority`, so that the maximum is the problem with
-the largest impact, and the earliest in the list of problems among equal impacts."""
+"""Distance between the values of two impacts.
+
+The value of a problem is `impact * PRIORITIES_PER_IMPACT + priority`. The priority is larger for an earlier problem in the list of problems.
+The maximum is therefore the problem with the largest impact and, among equal impacts, the earliest in the list.
+"""
 RECOVERY_ACTION_TEXTS = value_mappings(
     {
         NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL),
@@ -112,6 +115,7 @@ RECOVERY_ACTION_TEXTS = value_mappings(
     }
 )
 NO_RESPONSE_PREFIX = "GPU does not respond: "
+"""Start of the text of a GPU that does not respond, before the name of the NVML error."""
 ERROR_TEXTS = {
     "gpu_is_lost": "GPU lost: fell off the bus",
     "reset_required": "GPU does not respond: needs a reset",
@@ -147,9 +151,9 @@ class Problem:
         return f'label_replace({with_text}, "remedy", "{self.remedy}", "", "")'
 
     def row_start(self, priority: int, by: str) -> str:
-        """Return PromQL for the start of the problem, by labels and by `priority`, which is that of `row`.
+        """Return PromQL for the start of the problem, by the labels *by* and the label `priority`.
 
-        A start without a current problem has no row with this priority.
+        *priority* is that of the call of `row`. It joins the start with the row; a start without a current problem finds no row.
         """
         start = f"min by ({by}) ({self.start})"
         return f'label_replace({start}, "priority", "{priority}", "", "")'
@@ -180,13 +184,17 @@ def _nonzero_gpu_problem(selector: str, name: str, remedy: str, impact: Impact) 
     )
 
 
-def _xid_problem(name: str, matcher: str, remedy: str, impact: Impact) -> Problem:
-    """Return the problem of recent Xids.
+def _xid_problem(name: str, operator: str, remedy: str, impact: Impact) -> Problem:
+    """Return the problem of recent Xids, which starts at their last occurrence.
 
-    *matcher* is a template whose `{}` becomes the alternatives of the critical Xids: it selects or excludes them. The problem starts at the last occurrence.
+    Args:
+        name: Name of the problem.
+        operator: `=~` selects the critical Xids, `!~` all others.
+        remedy: Remedy of the problem.
+        impact: Impact of the problem.
     """
-    selector = matcher.format("|".join(str(xid) for xid in sorted(CRITICAL_XIDS)))
-    last = f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, {selector}}})"
+    critical_xids = "|".join(str(xid) for xid in sorted(CRITICAL_XIDS))
+    last = f'max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, xid{operator}"{critical_xids}"}})'
     recent = f"({last} > time() - {XID_PROBLEM_SECONDS})"
     return Problem(
         name, condition=recent, start=recent, remedy=remedy, impact=impact, label="xid", text="Xid $1"
@@ -194,7 +202,12 @@ def _xid_problem(name: str, matcher: str, remedy: str, impact: Impact) -> Proble
 
 
 def only_power_brake(by: str, selector: str = "") -> str:
-    """Return PromQL for the GPUs that the external power brake throttles, and that no heat throttles, over five minutes."""
+    """Return PromQL for the GPUs that the external power brake throttles, and that no heat throttles, over five minutes.
+
+    Args:
+        by: Labels of the result.
+        selector: Matchers of the GPUs; empty for all.
+    """
     prefix = f"{selector}, " if selector else ""
     brake = f'max by ({by}) (rate(gpu_clocks_event_seconds_total{{{prefix}reason="hw_power_brake"}}[5m])) > 0'
     heat = f'max by ({by}) (rate(gpu_clocks_event_seconds_total{{{prefix}reason=~"thermal|hw_thermal|sw_thermal"}}[5m])) > 0'
@@ -202,10 +215,12 @@ def only_power_brake(by: str, selector: str = "") -> str:
 
 
 _THROTTLED = f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO}"
+"""PromQL for the throttled share of the time of each GPU for which it is above `MAX_THROTTLED_RATIO`."""
 _THROTTLING_START = f"min by (instance, gpu) ({THROTTLED_START_FAMILY}{{@gpu_any_run}})"
+"""PromQL for the start of the throttling of each GPU, in Unix seconds."""
 _ONLY_POWER_BRAKE = only_power_brake("instance, gpu", "@gpu_any_run")
 _THROTTLED_BY_HEAT = f"({_THROTTLED} unless on (instance, gpu) {_ONLY_POWER_BRAKE})"
-_WITH_TEMPERATURE = (
+_THROTTLED_BY_HEAT_WITH_TEMPERATURE = (
     'label_replace(count_values by (instance, gpu) ("temperature",'
     ' max by (instance, gpu) (gpu_temperature_celsius{@gpu_any_run, sensor="gpu"})'
     f' and on (instance, gpu) {_THROTTLED_BY_HEAT}), "temperature", ", $1 °C", "temperature", "(.+)")'
@@ -213,6 +228,7 @@ _WITH_TEMPERATURE = (
 """PromQL for the GPUs that heat throttles, with the end of the text as the label `temperature`: `, 86 °C`."""
 _ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
 _UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
+"""PromQL for the number of uncorrected memory errors of each GPU."""
 _LAST_DRIVER_READING = "max by (instance) (max_over_time(timestamp(gpu_devices{@node})[1m:5s]))"
 """PromQL for the time of the last reading of each node's driver within a minute, in Unix seconds."""
 _TWO_SCRAPES = "35s"
@@ -259,7 +275,10 @@ _DRIVER_DOWN_START = (
     "(max by (instance) (instance:gpu_driver_down_start:timestamp_seconds{@node_any_job})"
     f" or on (instance) max by (instance) ({last_time('gpu_nvml_up{@node} == bool 1')}))"
 )
-"""PromQL for the recorded start of the time without an answer of the driver, as on *Run* and *Fleet*; before its evaluation, for the last answer."""
+"""PromQL for the recorded start of the time without an answer of the driver, as on *Run* and *Fleet*.
+
+Before the evaluation of the rule, the result is the time of the last answer in the time range.
+"""
 NODE_PROBLEMS = (
     Problem(
         "driver does not respond",
@@ -313,7 +332,7 @@ GPU_PROBLEMS = (
     ),
     _xid_problem(
         "critical Xid",
-        matcher='xid=~"{}"',
+        operator="=~",
         remedy="drain; reset the GPU or reboot",
         impact=Impact.ENDANGERS_WORK,
     ),
@@ -338,7 +357,7 @@ GPU_PROBLEMS = (
     ),
     Problem(
         "throttled by heat",
-        condition=f"({_WITH_TEMPERATURE} or on (instance, gpu) {_THROTTLED_BY_HEAT})",
+        condition=f"({_THROTTLED_BY_HEAT_WITH_TEMPERATURE} or on (instance, gpu) {_THROTTLED_BY_HEAT})",
         start=_THROTTLING_START,
         remedy=CHECK_COOLING,
         impact=Impact.LOSES_TIME,
@@ -360,7 +379,7 @@ GPU_PROBLEMS = (
     ),
     _xid_problem(
         "other Xid",
-        matcher='xid!~"{}"',
+        operator="!~",
         remedy="read the job's log; reset if repeated",
         impact=Impact.POSSIBLE,
     ),
@@ -384,9 +403,11 @@ def _last_of(family: str, selector: str) -> str:
 def count_lost_gpus(selector: str, target_selector: str) -> str:
     """Return PromQL for the number of lost GPUs of all selected nodes, as the rule `instance:gpu_lost:sum`, without labels.
 
-    These are the expected GPUs that do not answer. While the driver of a node is not read, the last numbers of the node within
-    `_TWO_SCRAPES` count. On a node of `_NVML_DOWN`, only the GPUs count that were lost before: a lost GPU remains lost until the GPU answers
-    again. Nodes whose exporter is down do not count. Without a number of expected GPUs of any node, the result is absent.
+    Lost GPUs are the expected GPUs that do not answer. The result is absent if no node has a number of expected GPUs. Three cases differ:
+
+    - While the driver of a node is not read, the last numbers of the node within `_TWO_SCRAPES` count.
+    - On a node of `_NVML_DOWN`, only the GPUs that were lost before count: a lost GPU remains lost until it answers again.
+    - Nodes whose exporter is down do not count.
     """
     all_expected = _last_of("gpu_devices_expected", selector)
     expected = (
@@ -400,10 +421,9 @@ def count_lost_gpus(selector: str, target_selector: str) -> str:
 
 
 def count_unknown_gpus(selector: str, target_selector: str) -> str:
-    """Return PromQL for the number of GPUs whose state is unknown, without labels; absent if there is none.
+    """Return PromQL for the number of GPUs of the time range whose state is unknown, without labels; absent if there is none.
 
-    These are the GPUs of the time range on nodes without an exporter that is up, and on the nodes of `DRIVER_NOT_READ` and
-    `_NVML_DOWN`, except lost GPUs.
+    The state of a GPU that is not lost is unknown if no exporter of its node is up, and on the nodes of `DRIVER_NOT_READ` and `_NVML_DOWN`.
     """
     read_nodes = (
         f"(group by (instance) (up{{{target_selector}}} == 1) unless on (instance) {DRIVER_NOT_READ}"
@@ -422,8 +442,9 @@ EXPORTER_IS_UP = "up{@target} == 1"
 def add_last_rank(gpus: str, last_ranks: str, all_gpus: str) -> str:
     """Return PromQL that adds the labels `run` and `rank` of the last rank on the GPU to problems of GPUs.
 
-    A GPU without such a rank has no such labels, and its impact becomes `NO_RUN`, which is 0: the value is the remainder of a division
-    by the distance between impacts, which keeps the priority. For a GPU with a rank, the divisor is above all values.
+    A GPU that no rank used has no such labels, and its impact becomes `NO_RUN`, which is 0. One operation does both, `%`: divided by
+    `PRIORITIES_PER_IMPACT`, the remainder of a value is its priority. For a GPU with a rank, the divisor is above all values, so that the
+    remainder is the value itself.
 
     Args:
         gpus: PromQL for impact and priority of problems of GPUs.

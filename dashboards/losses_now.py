@@ -3,7 +3,8 @@
 The ledger adds the whole time of a hang or a crash at once, so a rate over five minutes would exceed 100 %. A hang is therefore
 shown as `standstill`, with a share of 100 %. The losses of a restart are over: they are no current loss.
 
-A loss is a series with the labels `run` and `cause`. A share is a ratio of the wall time.
+A loss is a series with the labels `run` and `cause`. A share is a ratio of the wall time. `dashboards.queries` explains the recurring forms
+of PromQL.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ _GPUS_OF_RANKS = (
 )
 """PromQL for the GPUs of each rank, by run, node, rank, GPU index and UUID.
 
-The GPUs are those that the rank last reported in the time range, otherwise the GPU with the index of its local rank. The driver lists no
-processes of a lost GPU, so the current samples of its rank have no GPU.
+The GPUs are those that the rank last reported in the time range, otherwise the GPU with the index of its local rank. The last samples are
+used because the driver lists no processes of a lost GPU: the current samples of its rank have no GPU.
 """
 _LOST_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) (gpu_up) == 0"
@@ -76,7 +77,7 @@ _LOST_GPUS = (
 )
 """PromQL for the lost GPUs of live ranks."""
 _LOST_GPUS_WITH_XID = f"({_LOST_GPUS}) * on (uuid) group_left (xid) ({LAST_XID_BY_UUID}) or on (run, instance, rank) ({_LOST_GPUS})"
-"""PromQL for the lost GPUs of live ranks, with a recent Xid as the label `xid`."""
+"""PromQL for the lost GPUs of live ranks, with their last Xid as the label `xid` if it is recent."""
 _THROTTLED_GPUS = (
     f"{_GPUS_OF_RANKS} and on (uuid) max by (uuid) ({THROTTLED_RATIO_FAMILY}) > {MAX_THROTTLED_RATIO}"
 )
@@ -101,6 +102,7 @@ _RECENT_EXITS = (
 )
 """PromQL for the last failed exit of each rank, if it was within the last hour, in Unix seconds, with the reason."""
 _EXITS_OF_LAST_FAILURE = f"({_RECENT_EXITS} >= on (run) group_left () (max by (run) ({_RECENT_EXITS}) - {FOLLOWING_EXITS_SECONDS}))"
+"""PromQL for the recent exits at most `FOLLOWING_EXITS_SECONDS` before the last exit of the run."""
 _RECORDED_FIRST_EXITS = (
     "(max by (run, instance, rank, reason) (run:training_first_exit:timestamp_seconds{@run}"
     " or run:training_exit_before_restart:timestamp_seconds{@run}) > time() - 3600)"
@@ -108,9 +110,9 @@ _RECORDED_FIRST_EXITS = (
 _FIRST_EXITS = (
     f"(topk by (run) (1, {_RECORDED_FIRST_EXITS}) or on (run) bottomk by (run) (1, {_EXITS_OF_LAST_FAILURE}))"
 )
-"""PromQL for the first exit of the last failure of each run, as on *Fleet*, if it was within the last hour, in Unix seconds.
+"""PromQL for the first exit of the last failure of each run, if it was within the last hour, in Unix seconds.
 
-Before the evaluation of the rules, the earliest of the exits at most `FOLLOWING_EXITS_SECONDS` before the last one.
+The exit is the recorded one, as on *Fleet*. Before the evaluation of the rules, it is the earliest of `_EXITS_OF_LAST_FAILURE`.
 """
 
 
@@ -119,13 +121,17 @@ def _with_reason(ranks: str, reason: str, label: str = "", pattern: str = "(.+)"
     return f'label_replace({ranks}, "reason", "{reason}", "{label}", "{pattern if label else ""}")'
 
 
-_RANK_WITH_LOST_GPU_WITHOUT_XID = _with_reason(f"topk by (run) (1, {_LOST_GPUS_WITH_XID})", "GPU lost")
-_RANK_WITH_LOST_GPU = _with_reason(_RANK_WITH_LOST_GPU_WITHOUT_XID, "GPU lost, Xid $1", "xid")
+_RANK_WITH_LOST_GPU = _with_reason(
+    # `label_replace` keeps the first reason if the label `xid` is empty.
+    _with_reason(f"topk by (run) (1, {_LOST_GPUS_WITH_XID})", "GPU lost"),
+    "GPU lost, Xid $1",
+    "xid",
+)
 _ODD_RANK_WITH_LINE = (
     f'label_join(topk by (run) (1, {_ODD_RANK_BY_RUN}), "reason", " ", "function", "location")'
 )
 _RANK_IN_ODD_PHASE = _with_reason(
-    # `topk`, because without stale markers, as after a remote write, the rank before has a sample for five minutes more.
+    # `topk` selects one rank: without stale markers, as after a remote write, the former rank keeps a sample for five minutes.
     "topk by (run) (1, max by (run, instance, rank, phase) (run:training_odd_phase:info{@run}))",
     "phase $1",
     "phase",
@@ -144,11 +150,11 @@ _RANK_CANDIDATES = (
     as_cause(_DATA_WAIT_RANK_BY_RUN, "data_stall"),
     as_cause(_FIRST_EXITED_RANK, "failed"),
 )
-"""PromQL for a rank of each run that may explain a loss, with cause and reason. Of one cause, the first candidate counts."""
+"""PromQL for the ranks that may explain a loss, with the cause that they explain and the reason. For each cause of a run, the first counts."""
 _RANK_BY_CAUSE = (
     f"max by (run, cause, instance, rank, reason) ({' or on (run, cause) '.join(_RANK_CANDIDATES)})"
 )
-"""PromQL for the rank to inspect for each loss, without a GPU."""
+"""PromQL for the rank that explains each loss, with the reason, without a GPU."""
 RANK_BY_LOSS = (
     f"0 * ({_RANK_BY_CAUSE} + on (run, instance, rank) group_left (gpu)"
     f" 0 * topk by (run, instance, rank) (1, {_GPUS_OF_RANKS})"
@@ -194,7 +200,7 @@ _START_OF_LOSS = (
     f" or {_LAST_TIME_BEFORE_ONSET})"
     f" and on (run, cause) ({LOST_SHARE_NOW_BY_CAUSE} >= {MIN_LOSS_SHARE} or {LOST_SHARE_NOW_BY_CAUSE} > {MIN_DISPLAYED_SHARE} and on (run, cause) {_FAULTS})"
 )
-"""PromQL for the start of each fault and of each loss of at least `MIN_LOSS_SHARE`, in Unix seconds. A usual loss has no start.
+"""PromQL for the start of each loss that is a fault or is at least `MIN_LOSS_SHARE`, in Unix seconds. Other losses have no start.
 
     standstill      the last progress
     slowest_rank    the recorded start of the slowness, or of the throttling that causes it
@@ -261,6 +267,7 @@ _RANK_COUNT_BY_RUN = (
     "(max by (run) (last_over_time(training_world_size{@run}[5m]))"
     " or on (run) 0 * max by (run) (last_over_time(training_run_state{@run}[5m])) + 1)"
 )
+"""PromQL for the number of ranks of each run. A run without a reported world size counts as one rank."""
 TOO_MUCH_STALE_COST = (
     f"sum({_RANK_COUNT_BY_RUN} and on (run) {_RUNS_WITH_STALE_COST}) / sum({_RANK_COUNT_BY_RUN}) > 0.05"
 )
@@ -283,7 +290,7 @@ STOPPED_RUN_CAUSES = (
 # Amounts of the losses ---------------------------------------------------------------------------------------
 
 LOST_SHARE_NOW_WITH_STOPPED_RUNS = f"({LOST_SHARE_NOW_BY_CAUSE} or {STOPPED_RUN_CAUSES} + 1)"
-"""PromQL for the share of the time that each run loses now, by cause; 1 for a stopped run."""
+"""PromQL for the share of the time that each run loses now, by cause. A stopped run loses all of it, with a cause of `STOPPED_RUN_CAUSES`."""
 LOST_SHARE_NOW_BY_RUN = (
     f"(max by (run) ({STOPPED_RUN_CAUSES} + 1) or on (run) {lost_share_by_run('@run')} and on (run) {_LIVE_RUNS}"
     f" or on (run) 0 * {_LIVE_RUNS})"
@@ -293,31 +300,31 @@ _GPU_WEIGHT_BY_RUN = (
     "(max by (run) (last_over_time(run:training_gpus:count{@run}[5m])) > 0"
     f" or on (run) {LOST_SHARE_NOW_BY_RUN} * 0 + 1)"
 )
-"""PromQL for the number of GPUs of each live or stopped run. A run without a GPU counts as one GPU."""
+"""PromQL for the weight of each live or stopped run in a mean: its number of GPUs, and 1 for a run without a GPU."""
 LOST_GPU_SHARE_NOW = f"sum({LOST_SHARE_NOW_BY_RUN} * on (run) {_GPU_WEIGHT_BY_RUN}) / sum({_GPU_WEIGHT_BY_RUN} and on (run) {LOST_SHARE_NOW_BY_RUN})"
 """PromQL for the share of the GPU time that all live and stopped runs together lose now."""
 LOST_COST_PER_HOUR_BY_RUN = f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {LOST_SHARE_NOW_BY_RUN})"
 """PromQL for the cost per hour of the time that each live or stopped run loses now, by run and currency."""
-_COST_BY_CURRENCY = f"sum by (currency) ({COST_PER_HOUR_BY_RUN})"
+_COST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({COST_PER_HOUR_BY_RUN})"
 LOST_COST_PER_HOUR_BY_CURRENCY = f"sum by (currency) ({LOST_COST_PER_HOUR_BY_RUN})"
 """PromQL for the cost per hour of the time that all live and stopped runs together lose now, by currency."""
 LOST_COST_SHARE_NOW = (
-    f"(sum({LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_BY_CURRENCY}) / (sum({_COST_BY_CURRENCY}) > 0)"
-    f" and on () count({_COST_BY_CURRENCY}) == 1)"
+    f"(sum({LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {_COST_PER_HOUR_BY_CURRENCY}) / (sum({_COST_PER_HOUR_BY_CURRENCY}) > 0)"
+    f" and on () count({_COST_PER_HOUR_BY_CURRENCY}) == 1)"
 )
 """PromQL for the share of the cost per hour that all live and stopped runs together lose now.
 
-Without a value if no price is known or if there are several currencies.
+The result is absent if no price is known or if there are several currencies.
 """
 LOST_COST_PER_HOUR_BY_CAUSE = (
     f"({LOST_SHARE_NOW_WITH_STOPPED_RUNS} * on (run) group_left (currency) ({COST_PER_HOUR_BY_RUN}) > 0)"
 )
-"""PromQL for the cost per hour of what each run loses now, by cause and currency: the cost per hour of the run times the lost share."""
+"""PromQL for the cost per hour of each loss, by run, cause and currency: the cost per hour of the run times the lost share."""
 _COST_WITHOUT_KNOWN_LOSSES = (
     f"({_COST_PER_HOUR_WHILE_KNOWN} - on (run, currency) sum by (run, currency) ({LOST_COST_PER_HOUR_BY_CAUSE})"
     f" or {_COST_PER_HOUR_WHILE_KNOWN})"
 )
-"""PromQL for the cost per hour of each run that is not among its known losses, by run and currency."""
+"""PromQL for the largest possible unknown cost per hour of each run, by run and currency: the cost while known, minus the known losses."""
 _UNSEEN_SHARE = (
     "(1 - count by (run) (group by (run, rank) (training_process_up{@run}))"
     " / on (run) max by (run) (training_world_size{@run}))"
@@ -363,27 +370,28 @@ READ_GPU_COUNT_BY_RUN = f"count by (run) ({_POWER_OF_HELD_GPUS})"
 _GPUS_OF_ACTIVE_RUNS = (
     f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[15m])) and on (run) {ACTIVE_RUNS})"
 )
+"""PromQL for the number of GPUs of each active run: the largest number of the last 15 minutes."""
 UNREAD_GPU_COUNT_BY_RUN = f"({_GPUS_OF_ACTIVE_RUNS} - on (run) ({READ_GPU_COUNT_BY_RUN} or on (run) 0 * {_GPUS_OF_ACTIVE_RUNS}) > 0)"
-"""PromQL for the number of GPUs of each run without a current power: of a lost GPU, of a driver or of an exporter that is down."""
+"""PromQL for the number of GPUs of each run without a current power: a GPU is lost, or its driver or its exporter does not respond."""
 GPU_COUNT_BY_RUN = (
     f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[1h])) and on (run) {INCOMPLETE_RUNS}"
     f" or on (run) {gpus_by_run('@run')} or on (run) max by (run) (last_over_time(run:training_gpus:count{{@run}}[5m])))"
 )
-"""PromQL for the number of GPUs of each run. A run of which ranks have no sample has the largest number of the last hour."""
+"""PromQL for the number of GPUs of each run: of an incomplete run, the largest number of the last hour; of others, the last known number."""
 NO_LOSS = (
     f"({as_cause('0 * max(run:training_live:info{@run})', 'nothing')}"
     f" or on () {as_cause(f'0 * max({ENDED_RUNS})', 'ended')})"
 )
-"""PromQL for the row of a table without other rows: active runs lose nothing, or all runs have ended.
+"""PromQL for the only row of a table without a loss: active runs lose nothing, or else all runs have ended.
 
-Without a value for unknown runs.
+The result is absent if all runs are unknown.
 """
 _END_OF_STOPPED_RUN = (
     "(max by (run) (run:training_first_exit:timestamp_seconds{@run})"
     " or on (run) max by (run) (training_run_state_since_timestamp_seconds{@run})"
     f" or on (run) {LAST_PROGRESS_TIME_BY_RUN})"
 )
-"""PromQL for the first exit of each run that makes no progress, otherwise for the start of its state as on *Fleet*, otherwise its last step."""
+"""PromQL for the end of each stopped run in Unix seconds: its first exit, else the start of its state as on *Fleet*, else its last step."""
 
 # Start, total and verdict of a loss -------------------------------------------------------------------------
 
@@ -393,7 +401,10 @@ _START_OF_NONFINITE_WORK = (
     " or on (run) max by (run) (run:training_nonfinite_start:timestamp_seconds{@run}))"
     " and on (run) max by (run) (run:training_nonfinite_start:timestamp_seconds{@run}))"
 )
-"""PromQL for the time of the last checkpoint before the first NaN loss of each run, else of the first NaN loss: later checkpoints contain it."""
+"""PromQL for the time of the last checkpoint before the first NaN loss of each run, else of the first NaN loss, in Unix seconds.
+
+Later checkpoints may contain the NaN. The result is absent from 15 minutes after the last NaN loss. An infinite loss counts as a NaN loss.
+"""
 _UNSAVED_HOURS = (
     "(max by (run) (label_replace("
     "clamp_min(max by (run) (training_uncommitted_seconds{@run})"
@@ -401,9 +412,12 @@ _UNSAVED_HOURS = (
     ' or on (run) max by (run) (training_uncommitted_seconds{@run}), "since", "save", "", "")'
     f' or label_replace(time() - {_START_OF_NONFINITE_WORK} and on (run) {_LIVE_RUNS}, "since", "NaN", "", "")) / 3600)'
 )
-"""PromQL for the hours of work since the last checkpoint of each run or, of a live run with NaN losses, since the last checkpoint before these losses.
+"""PromQL for the hours of work of each run that no usable checkpoint contains: the larger of two times.
 
-The time since an overdue step is no work.
+- the time since the last checkpoint, without the time since an overdue step, which is no work
+- for a live run with NaN losses, the time since `_START_OF_NONFINITE_WORK`
+
+The label `since` keeps both times apart; without it, `or` would drop the second.
 """
 COST_OF_WORK_AT_RISK = (
     f"({COST_PER_HOUR_BY_RUN} * on (run) group_left () {_UNSAVED_HOURS} and on (run) {_LIVE_RUNS})"
@@ -420,8 +434,8 @@ LOST_COST_SINCE_START = (
 )
 """PromQL for the cost of each standstill and of each stopped run since its start, by run, cause and currency.
 
-The cost of a failed run includes the work since its last checkpoint, which is lost. Without a value for other causes, because their share
-of the time varies.
+The cost of a failed run includes the work since its last checkpoint, which is lost. Other causes are absent, because their share of the time
+varies.
 """
 START_BY_LOSS = (
     f"({_START_OF_LOSS}) or max by (run, cause) ({UNKNOWN_LOSSES})"
@@ -440,12 +454,18 @@ _VERDICT_BY_SHARE = (
     f" unless on (cause) ({START_CAUSES} or {_PLANNED_CAUSES})"
     f" or {Verdict.NO_PROBLEM} * ({_KNOWN_LOSSES}))"
 )
-"""PromQL for the verdict of each known loss, by its share. The start, saves and validation are no problem: they are planned."""
+"""PromQL for the verdict of each known loss, by its share. The start, saves and validation are no problem: they are planned.
+
+Each comparison with `bool` is 1 if it is true, otherwise 0, so that the sum is `LOSES_MUCH_TIME`, `LOSES_TIME` or 0, which is `NO_PROBLEM`.
+"""
 _VERDICT_OF_LARGEST_LOSS = (
     f"(0 * topk by (run) (1, {_KNOWN_LOSSES} unless on (cause) ({START_CAUSES} or {_PLANNED_CAUSES}))"
     f" + on (run) group_left () ({verdict_by_run('@run')} == {Verdict.LOSES_TIME} or {verdict_by_run('@run')} == {Verdict.LOSES_MUCH_TIME}))"
 )
-"""PromQL for the verdict of each run that loses time, for the largest loss: several losses together may lose more than each of them."""
+"""PromQL for the largest loss of each run that loses time, with the verdict of the run.
+
+Several losses together may give the run a verdict that none of them has alone.
+"""
 VERDICT_BY_LOSS = (
     f"({_VERDICT_BY_SHARE} and on (cause) {as_cause('vector(1)', 'standstill')}) * 0 + {Verdict.NO_PROGRESS}"
     f" or {_VERDICT_OF_LARGEST_LOSS}"
@@ -454,9 +474,16 @@ VERDICT_BY_LOSS = (
     f" ({as_cause(f'vector({Verdict.UNKNOWN})', 'no_news')} or {as_cause(f'vector({Verdict.PARTLY_UNKNOWN})', 'partly_unknown')})"
     f" or {STOPPED_RUN_CAUSES} + on (run) group_left () ({Verdict.NO_PROGRESS} * {_FAILED_RUNS} or {Verdict.ENDING} * ({ENDING_RUNS}))"
 )
-"""PromQL for the verdict of each loss as a number. The share decides, not the cost: a small loss of an expensive run is no problem.
+"""PromQL for the verdict of each loss, by run and cause. The share decides, not the cost: a small loss of an expensive run is no problem.
 
-A small loss with a fault, such as a slow rank, has `Verdict.LOSES_A_LITTLE`.
+The first of these cases applies:
+
+    a standstill                  `NO_PROGRESS`
+    the largest loss of a run     the verdict of the run, if it is `LOSES_TIME` or `LOSES_MUCH_TIME`
+    a fault, such as a slow rank  the verdict by its share, at least `LOSES_A_LITTLE`
+    any other known loss          the verdict by its share
+    an unknown loss               `UNKNOWN` or `PARTLY_UNKNOWN`
+    a stopped run                 `NO_PROGRESS` if it failed or is lost, `ENDING` if its outcome is not decided
 """
 VERDICT_BY_RUN = verdict_by_run("@run")
 """PromQL for the `Verdict` of each selected run, as on *Fleet*."""
@@ -495,6 +522,7 @@ _CAUSES = {
     "partly_unknown": ("unknown: some ranks", WARNING),
 }
 """Texts and colors of the causes, and of rows without a loss. Waits are neutral, because their share decides whether they are bad."""
-CAUSE_NAMES = {cause: name for cause, (name, _) in _CAUSES.items()}
+CAUSE_NAMES = {cause: text for cause, (text, _) in _CAUSES.items()}
+"""Texts of the causes."""
 CAUSE_TEXTS = value_mappings(_CAUSES)
 """Value mappings from causes to texts."""

@@ -74,6 +74,7 @@ _LAST_EXIT = (
 _RUNS_ENDING_OR_ENDED_NORMALLY = (
     'max by (run) (training_run_state{@run, state=~"ending|finished|stopped"}) == 1'
 )
+"""PromQL with a value for each run that is ending, has finished or was stopped."""
 _LAST_EXIT_OR_UPDATE = (
     f'({_LAST_EXIT} or on (run, rank) label_replace({_LAST_UPDATE}, "reason", "reason unknown", "", ""))'
 )
@@ -85,16 +86,21 @@ _EXITS_OF_RUN = (
 """PromQL for the time of the last exit of each rank that has no process, on any node."""
 _FIRST_EXIT = f"min by (run) ({_EXITS_OF_RUN} >= on (run) group_left () (max by (run) ({_EXITS_OF_RUN}) - {MAX_EXIT_SPREAD_SECONDS}))"
 """PromQL for the first exit of the last attempt of each run, on any node."""
-_ENDED_RANKS = (
+_OF_ENDED_RANKS = (
     f"and on (run, rank) {UP_BY_RANK_ON_NODE} == 0 unless on (run) {_RUNS_ENDING_OR_ENDED_NORMALLY}"
 )
 """Condition that the process of a rank on the node has ended, unless the run is ending or has ended normally."""
-_STANDSTILL_RANK = (
+_STANDSTILL_RANK_TEMPLATE = (
     "max by (run, rank, cause) (run:training_standstill_rank:info{{@node_run_any_job, cause{matcher}}})"
 )
-"""Template of PromQL for the rank on the node that causes the standstill of its run, with the line or the phase as the label `cause`."""
-_PHASE_CAUSE, _LOST_GPU_CAUSE = "phase .+", "GPU lost"
-"""Regular expressions of `cause` before the stacks of the ranks are known, and of a rank whose GPU is lost, which has its own row."""
+"""Template of PromQL for the rank on the node that causes the standstill of its run, with the cause as the label `cause`.
+
+The cause is the line of the code, or one of the two below. `{matcher}` is an operator with a regular expression of the cause.
+"""
+_PHASE_CAUSE = "phase .+"
+"""Regular expression of the cause before the stacks of the ranks are known: the phase of the only rank that does not wait."""
+_LOST_GPU_CAUSE = "GPU lost"
+"""Cause of a rank whose GPU is lost. The row of the GPU has this problem."""
 _SLOW_RANKS = f"bottomk by (run) ({MAX_SLOW_RANKS}, {SPEED_RATIO_BY_RANK_ON_NODE} < {SLOW_RATIO}) unless on (run) {RECORDED_STANDSTILL}"
 """PromQL for the speed of the slowest slow ranks of each run on the node, at most `MAX_SLOW_RANKS`; without a value during a standstill."""
 DATA_WAIT_RATIO_BY_RANK_ON_NODE = (
@@ -118,17 +124,21 @@ _DATA_WAIT_REMEDIES = data_wait_remedies("@node_run", "@node")
 
 
 def _with_percent(ratio: str) -> str:
-    """Return PromQL for a series for each run and rank of a ratio, with the ratio in percent as the label `percent`."""
+    """Return PromQL for the series of a ratio by run and rank, with the ratio in percent as the label `percent`."""
     return f'count_values by (run, rank) ("percent", round(100 * ({ratio})))'
 
 
 _EXITS_AT_FIRST_TIME = f"{_EXITS_OF_RUN} == on (run) group_left () {_FIRST_EXIT}"
+"""PromQL for the exits of each run at the time of its first exit."""
 _ENDED_FIRST = (
     f"({_LAST_EXIT} and on (run, rank) ({_EXITS_AT_FIRST_TIME}"
     " and on (run, rank) last_over_time(run:training_first_exit:timestamp_seconds{@run}[5m])"
     f" or on (run) {_EXITS_AT_FIRST_TIME}))"
 )
-"""PromQL for the exit of the rank on the node that ended first of its run. Of several exits at the same time, the rule selects one, as on *Fleet*."""
+"""PromQL for the exit of the rank on the node that ended first of its run.
+
+Of several exits at the same time, the rule selects one, as on *Fleet*. Before its evaluation, all of them are first.
+"""
 _EXIT_BEFORE_RESTART = (
     "(label_replace(max by (run, rank, reason) (run:training_exit_before_restart:timestamp_seconds{@node_run_any_job}),"
     f' "reason", "$1", "reason", "{EXIT_REASON_PATTERN}") > time() - {RESTART_SECONDS})'
@@ -137,8 +147,8 @@ _EXIT_BEFORE_RESTART = (
 _RANK_PROBLEMS = (
     Problem(
         "process ended first",
-        condition=f"{_ENDED_FIRST} {_ENDED_RANKS}",
-        # Of exits at the same time, the first is above the others.
+        condition=f"{_ENDED_FIRST} {_OF_ENDED_RANKS}",
+        # 0.1 s earlier than other exits at the same time, so that the table, which is sorted by start, shows it above them.
         start=f"{_LAST_EXIT_OR_UPDATE} - 0.1",
         remedy="read the log of this rank first",
         impact=Impact.NO_PROGRESS,
@@ -147,7 +157,7 @@ _RANK_PROBLEMS = (
     ),
     Problem(
         "process ended",
-        condition=f"{_LAST_EXIT_OR_UPDATE} {_ENDED_RANKS} unless on (run, rank) ({_ENDED_FIRST})",
+        condition=f"{_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (run, rank) ({_ENDED_FIRST})",
         start=_LAST_EXIT_OR_UPDATE,
         remedy="read its log; Run has all exits",
         impact=Impact.NO_PROGRESS,
@@ -164,7 +174,7 @@ _RANK_PROBLEMS = (
     ),
     Problem(
         "rank that causes a hang",
-        condition=_STANDSTILL_RANK.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
+        condition=_STANDSTILL_RANK_TEMPLATE.format(matcher=f'!~"{_PHASE_CAUSE}|{_LOST_GPU_CAUSE}"'),
         start=_LAST_PROGRESS_TIME_OF_RUN,
         remedy="read this line of the job; restart the run",
         impact=Impact.NO_PROGRESS,
@@ -173,7 +183,7 @@ _RANK_PROBLEMS = (
     ),
     Problem(
         "rank for which the others wait",
-        condition=_STANDSTILL_RANK.format(matcher=f'=~"{_PHASE_CAUSE}"'),
+        condition=_STANDSTILL_RANK_TEMPLATE.format(matcher=f'=~"{_PHASE_CAUSE}"'),
         start=_LAST_PROGRESS_TIME_OF_RUN,
         remedy="run training-exporter stacks on the node",
         impact=Impact.NO_PROGRESS,
@@ -221,16 +231,16 @@ _RANK_PROBLEMS = (
 
 
 def _alert_of_run(names: str, remedy: str, impact: Impact, recorded_start: str = "") -> Problem:
-    """Return the problem of the runs on the node for which one of some alerts without a node fires.
+    """Return the problem of a firing alert about a run with a live process on the node; the alert itself has no node.
 
     The text of the problem is the name of the alert, which the table replaces by the title.
 
     Args:
         names: Regular expression of the names of the alerts.
         remedy: Remedy of the problem.
-        impact: Effect of the problem.
-        recorded_start: PromQL for the start of the problem in Unix seconds, by run; without a value, the start is the time at which the alert
-            became pending.
+        impact: Impact of the problem.
+        recorded_start: PromQL for the start of the problem in Unix seconds, by run. If it is empty or has no value, the start is the time at
+            which the alert became pending.
     """
     selector = f'alertname=~"{names}"'
     firing = f'max by (run, alertname) (ALERTS{{@run, alertstate="firing", {selector}}})'
@@ -256,7 +266,7 @@ _CAUSE_ON_NODE = (
     "(run:training_standstill_rank:info{@node_run_any_job}"
     f" or on (run) max by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) gpu_up{{@node}} == 0))"
 )
-"""PromQL with a value for each run whose standstill has a cause on this node, which has its own row: a rank or a lost GPU."""
+"""PromQL with a value for each run whose standstill has a cause on this node: a rank or a lost GPU. The cause has its own row."""
 _CAUSE_ELSEWHERE = (
     'max by (run, place) (label_replace(label_join(run:training_standstill_rank:info{@run}, "place", " on ", "rank", "instance"),'
     ' "place", "rank $1", "place", "(.+)"))'
@@ -310,7 +320,7 @@ _RUN_PROBLEMS = (
         impact=Impact.POSSIBLE,
     ),
 )
-"""Problems of runs with a live process on the node: without a rank or GPU of the node as the cause."""
+"""Problems of runs with a live process on the node that no rank or GPU of the node causes."""
 _COLLECTOR_PROBLEMS = (
     Problem(
         "collector fails",
@@ -324,6 +334,7 @@ _COLLECTOR_PROBLEMS = (
 )
 _NO_DRIVER, *_OTHER_NODE_PROBLEMS = NODE_PROBLEMS
 _OF_NODE_WITHOUT_PROGRESS = f"on () ({_RUNS_WITHOUT_PROGRESS} and on (run) {RUNS_LIVE_ON_NODE})"
+"""Right operand of `and` and `unless`: a run with a live process on the node makes no progress."""
 _ADAPTED_NODE_PROBLEMS = (
     dataclasses.replace(_NO_DRIVER, condition=f"{_NO_DRIVER.condition} and {_OF_NODE_WITHOUT_PROGRESS}"),
     dataclasses.replace(
@@ -337,7 +348,7 @@ _ADAPTED_NODE_PROBLEMS = (
 """Problems of the node. A driver that does not respond stops a run only if the run makes no step."""
 _NO_RESPONSE_PROBLEM, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
 _OF_RUN_WITHOUT_PROGRESS = f"on (instance, gpu) ({LAST_RANK_BY_GPU} and on (run) {_RUNS_WITHOUT_PROGRESS})"
-"""Condition that a GPU was last used by a run that stands still or has died."""
+"""Right operand of `and` and `unless`: the run that last used the GPU stands still or has died."""
 _ADAPTED_GPU_PROBLEMS = (
     dataclasses.replace(
         _NO_RESPONSE_PROBLEM, condition=f"{_NO_RESPONSE_PROBLEM.condition} and {_OF_RUN_WITHOUT_PROGRESS}"
@@ -351,7 +362,7 @@ _ADAPTED_GPU_PROBLEMS = (
 )
 """Problems of GPUs. A lost GPU stops a run only if the run makes no step."""
 _PRIORITY_OF_GPUS = 20
-"""Priority added to problems of GPUs, more than the number of problems of ranks: a hot GPU is the cause, and its slow rank the effect."""
+"""Priority added to problems of GPUs, more than the number of problems of ranks: the hot GPU of a slow rank is the cause."""
 _PROBLEM_TEXTS = value_mappings(
     {NO_PROBLEM: (NO_PROBLEM, GOOD)}
     | {f"{NO_RESPONSE_PREFIX}{error}": (text, NEUTRAL) for error, text in ERROR_TEXTS.items()}
@@ -360,6 +371,7 @@ _PROBLEM_TEXTS = value_mappings(
 )
 """Value mappings of the column *Problem*. The column *Impact* has the color."""
 _DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, NEUTRAL)})
+"""Value mappings of the column *Others*: a dash for no other problem and for the row *no problem*."""
 
 
 _ZERO_FOR_EACH_GPU = "0 * max by (instance, gpu) (last_over_time(gpu_up{@node}[$__range]))"
@@ -386,7 +398,10 @@ def _with_priorities(problems: Sequence[Problem]) -> Iterator[tuple[int, Problem
 
 
 def _rows(problems: Sequence[Problem], _by: str) -> str:
-    """Return PromQL for the impact and priority of all current problems as one number, of GPUs with their last run and rank."""
+    """Return PromQL for the impact and priority of all current problems as one number. Problems of GPUs have their last run and rank.
+
+    The unused parameter gives `_rows` and `_starts` the same signature, for `_union_of_problems`.
+    """
     rows = " or ".join(problem.row(priority) for priority, problem in _with_priorities(problems))
     if problems is not _ADAPTED_GPU_PROBLEMS:
         return rows
@@ -394,7 +409,7 @@ def _rows(problems: Sequence[Problem], _by: str) -> str:
 
 
 def _starts(problems: Sequence[Problem], by: str) -> str:
-    """Return PromQL for the starts of all current problems in Unix seconds, by labels and priority, of GPUs with their last run and rank."""
+    """Return PromQL for the starts of the problems in Unix seconds, by labels and priority. Starts of GPUs have their last run and rank."""
     starts = " or ".join(problem.row_start(priority, by) for priority, problem in _with_priorities(problems))
     if problems is not _ADAPTED_GPU_PROBLEMS:
         return starts
@@ -404,10 +419,11 @@ def _starts(problems: Sequence[Problem], by: str) -> str:
 def _union_of_problems(build_rows: Callable[[Sequence[Problem], str], str]) -> str:
     """Return PromQL for the union of the rows of all problems, with `gpu`, `run` and `rank` where known.
 
-    While no exporter is up, the row of the node replaces the rows of GPUs and ranks, because recorded series keep a problem for minutes.
+    While no exporter is up, the rows of GPUs and ranks are omitted, because recorded series keep a problem for minutes. The node itself then
+    has the row *exporter down*.
 
     Args:
-        build_rows: Return PromQL for a list of problems, and for the labels that identify a row of these problems.
+        build_rows: `_rows` or `_starts`.
     """
     gpus = build_rows(_ADAPTED_GPU_PROBLEMS, "instance, gpu")
     gpus_and_ranks = f"{gpus} or {_with_gpus(build_rows(_RANK_PROBLEMS, 'run, rank'))}"
@@ -489,10 +505,16 @@ _LAST_RANK_BY_RECORDED_GPU = (
     "topk by (instance, gpu) (1, 0 * max by (instance, gpu, run, rank) (rank:training_gpu:info{@node_run_any_job}"
     " or on (instance, gpu) last_over_time(rank:training_gpu:info{@node_run_any_job}[$__range])))"
 )
-"""PromQL for the GPUs that a rank on the node used in the time range, with the last run and rank: shorter than `LAST_RANK_BY_GPU`."""
+"""PromQL for the GPUs that a rank on the node used in the time range, with the last run and rank.
+
+The text is shorter than `LAST_RANK_BY_GPU`, which occurs many times in the queries of the table.
+"""
 
 
 def _on_single_node(expression: str) -> str:
-    """Return PromQL for the variables of *Node*: the selectors of *GPUs* limit nodes by a condition, and *Node* has a single node."""
+    """Return PromQL for the dashboard *Node* from PromQL for the dashboard *GPUs*.
+
+    The selectors of *GPUs* limit the nodes by a condition, which a single node does not need.
+    """
     expression = expression.replace(LAST_RANK_BY_GPU, _LAST_RANK_BY_RECORDED_GPU)
     return re.sub(r"@gpu(_any_run)?\b", "@node", expression)

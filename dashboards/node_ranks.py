@@ -18,12 +18,14 @@ from dashboards.node_problems import (
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import RUN_LINK, Panel, value_mappings, warn_below, warn_from
 from dashboards.queries import LAST_PROGRESS_TIME_BY_RUN, STATE_BY_RUN, progress_age_seconds
-from dashboards.rank_problems import SILENT_SECONDS
+from dashboards.rank_problems import SILENT_SECONDS, SLOW_RATIO, VERY_SLOW_RATIO
 from dashboards.tables import Column, percent_column, table
 from dashboards.verdicts import VERDICT_MAPPINGS
 
-_ALIVE, _ENDED, _UNKNOWN, _SILENT = 1, 0, -1, 2
-"""Values of the column *Process*. `_UNKNOWN` also replaces the numbers of a run while the exporter of the node is down."""
+_ALIVE, _ENDED = 1, 0
+"""Values of the column *Process*: those of `training_process_up`."""
+_SILENT, _UNKNOWN = 2, -1
+"""Further values of the column *Process*. `_UNKNOWN` also replaces the numbers of a run while the exporter of the node is down."""
 _UNKNOWN_TEXTS = value_mappings({_UNKNOWN: ("unknown", WARNING)})
 _HERE_UNKNOWN = ", here unknown"
 """Suffix of the state of a run that another node reports while the exporter of this node is down."""
@@ -37,7 +39,7 @@ _STATE_AND_UNKNOWN_MAPPINGS = [
     },
 ]
 """Value mappings of the states of a run, with and without `_HERE_UNKNOWN`, and of an early end with its step."""
-_EARLY_ENDS = 'label_replace(max by (run, steps) (run:training_early_end:info{@run}), "state", "ended early, step $1", "steps", "(.+)")'
+_EARLY_END_STATES = 'label_replace(max by (run, steps) (run:training_early_end:info{@run}), "state", "ended early, step $1", "steps", "(.+)")'
 """PromQL with the value 1 for each run that finished before its step target, with the steps in the label `state`."""
 _RANKS_IN_RANGE = "group by (run, rank) (last_over_time(training_process_up{@node_run}[$__range]))"
 """PromQL for a series of value 1 for each rank with a sample on the node in the time range."""
@@ -48,7 +50,7 @@ _GPU_SOURCES = (
     'last_over_time(training_rank_info{@node_run, gpu!=""}[$__range])',
     'label_replace(last_over_time(training_rank_info{@node_run, local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")',
 )
-"""PromQL for series of the ranks on the node with the label `gpu`, the most reliable source first, and the last known GPU last."""
+"""PromQL for series of the ranks on the node with the label `gpu`: current samples, the most reliable first, then the last samples."""
 _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
     " or on (run, rank) ".join(f"group by (run, rank, gpu) ({source})" for source in _GPU_SOURCES)
 )
@@ -57,6 +59,7 @@ _GPU_OF_RANK = "topk by (run, rank) (1, {})".format(
 The GPU of a rank without a current sample is the last in the time range.
 """
 RUNS_ENDED_NORMALLY = 'max by (run) (training_run_state{@run, state=~"finished|stopped"}) == 1'
+"""PromQL with a value for each run that has finished or was stopped."""
 _PHASE_OF_RANK = "topk by (run, rank) (1, max by (run, rank, phase) (training_phase_active{@node_run} == 1))"
 """PromQL for the current phase of each rank as the label `phase`."""
 
@@ -68,7 +71,7 @@ def runs_table() -> Panel:
     """
     runs = "group by (run) (last_over_time(training_process_up{@node_run}[$__range]))"
     state = (
-        f"(max by (run, state) ({_EARLY_ENDS}) or on (run)"
+        f"(max by (run, state) ({_EARLY_END_STATES}) or on (run)"
         f' label_replace({STATE_BY_RUN} and on (run) {RECORDED_STANDSTILL}, "state", "{NO_STEP}", "state", "running")'
         f" or on (run) {STATE_BY_RUN})"
     )
@@ -92,7 +95,7 @@ def runs_table() -> Panel:
 
     owners = "topk by (run) (1, max by (run, user) (last_over_time(training_run_info{@run}[$__range])))"
     slowest_elsewhere = 'min by (run) (rank:training_straggler_score:ratio{@run, instance!="$node"})'
-    # A join drops runs without a match. `or on (run)` therefore adds a series without the label for all other runs.
+    # A product drops the runs without a match in its right operand. Each right operand therefore has a series for every run.
     rows = (
         f"{runs} * on (run) group_left (state) ({states} or on (run) {runs})"
         f" * on (run) group_left (user) ({owners} or on (run) {runs})"
@@ -143,7 +146,7 @@ def runs_table() -> Panel:
             "Slowest here",
             "percentunit",
             105,
-            warn_below(0.9, 0.75),
+            warn_below(SLOW_RATIO, VERY_SLOW_RATIO),
             _UNKNOWN_TEXTS,
             decimals=0,
         ),
@@ -151,7 +154,7 @@ def runs_table() -> Panel:
             f"{slowest_elsewhere} and on (run) {runs} unless on (run) {RECORDED_STANDSTILL}",
             "elsewhere",
             96,
-            warn_below(0.9, 0.75),
+            warn_below(SLOW_RATIO, VERY_SLOW_RATIO),
         ),
         Column(
             or_unknown(f"sum by (run) ({NODE_COST_PER_HOUR})"),
@@ -189,7 +192,7 @@ def ranks_table() -> Panel:
     no_data_worker = "0 * sum by (run, rank) (training_process_instances{@node_run})"
 
     def of_gpu(expression: str) -> str:
-        """Return PromQL for the values of GPUs of the node by run and rank."""
+        """Return PromQL that turns values of the node's GPUs into values of the ranks that use the GPUs, by run and rank."""
         return f"max by (run, rank) (({_GPU_OF_RANK}) * on (gpu) group_left () max by (gpu) ({expression}))"
 
     def of_working_ranks(expression: str) -> str:
@@ -212,6 +215,7 @@ def ranks_table() -> Panel:
         ),
         Column(
             f"({silent_ranks}) * 0 + {_SILENT} and on (run, rank) {UP_BY_RANK_ON_NODE} == 1"
+            # `- 1` is `_UNKNOWN`.
             f" or on (run, rank) {UP_BY_RANK_ON_NODE} or on (run, rank) {_RANKS_IN_RANGE} * 0 - 1",
             "Process",
             width=85,
@@ -239,7 +243,12 @@ def ranks_table() -> Panel:
             width=95,
             thresholds=warn_from(60, 300),
         ),
-        percent_column(of_working_ranks(SPEED_RATIO_BY_RANK_ON_NODE), "Speed", 75, warn_below(0.9, 0.75)),
+        percent_column(
+            of_working_ranks(SPEED_RATIO_BY_RANK_ON_NODE),
+            "Speed",
+            75,
+            warn_below(SLOW_RATIO, VERY_SLOW_RATIO),
+        ),
         percent_column(
             of_working_ranks(DATA_WAIT_RATIO_BY_RANK_ON_NODE), "Data wait", 96, warn_from(0.1, 0.3)
         ),
@@ -269,8 +278,8 @@ def ranks_table() -> Panel:
             unit="bytes",
             width=100,
         ),
-        # One row for each rank, with the labels `gpu` and `phase` if samples have them: both, else the GPU alone, else neither. The
-        # first pair of lines is the join with the phase; its left side also has the ranks without a GPU.
+        # One row for each rank. The first two lines are the ranks with a phase, with or without a GPU; the third line is the ranks without
+        # a phase, with or without a GPU.
         row_query=(
             f"({_RANKS_IN_RANGE} * on (run, rank) group_left (gpu) {_GPU_OF_RANK} or on (run, rank) {_RANKS_IN_RANGE})"
             f" * on (run, rank) group_left (phase) {_PHASE_OF_RANK} or on (run, rank)"
