@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,22 +26,30 @@ NO_PROGRESS_ALERTS = "RunDied|TrainingHang"
 """Alerts about runs that make no progress."""
 HARDWARE_ALERTS = "GpuLost|GpuMissing|GpuXidCritical|GpuEccUncorrected|NvmlDown"
 """Alerts about hardware that can stop a run. They are the most urgent if the run makes no progress."""
-URGENCY_CAUSE_OF_STOP, URGENCY_NO_PROGRESS, URGENCY_CRITICAL, URGENCY_WARNING, URGENCY_INFO = 5, 4, 3, 2, 1
-"""Urgencies of alerts, the largest first.
 
-An alert about the hardware of a run that makes no progress is above the alert about the run, because the hardware is the cause.
-"""
-URGENCIES = value_mappings(
+
+class Urgency(enum.IntEnum):
+    """Urgency of an alert: tables show the largest first."""
+
+    CAUSE_OF_STOP = 5  # about the hardware of a run that makes no progress: the hardware is the cause
+    NO_PROGRESS = 4  # about a run that makes no progress
+    CRITICAL = 3
+    WARNING = 2
+    INFO = 1
+    NO_ALERT = 0  # the row *no alert fires*
+
+
+URGENCY_TEXTS = value_mappings(
     {
-        URGENCY_CAUSE_OF_STOP: ("no progress", BAD),
-        URGENCY_NO_PROGRESS: ("no progress", BAD),
-        URGENCY_CRITICAL: ("critical", BAD),
-        URGENCY_WARNING: ("warning", WARNING),
-        URGENCY_INFO: ("info", NEUTRAL),
-        0: (NO_VALUE, NEUTRAL),
+        Urgency.CAUSE_OF_STOP.value: ("no progress", BAD),
+        Urgency.NO_PROGRESS.value: ("no progress", BAD),
+        Urgency.CRITICAL.value: ("critical", BAD),
+        Urgency.WARNING.value: ("warning", WARNING),
+        Urgency.INFO.value: ("info", NEUTRAL),
+        Urgency.NO_ALERT.value: (NO_VALUE, NEUTRAL),
     }
 )
-"""Value mappings from urgencies to texts. 0 is the row *no alert fires*."""
+"""Value mappings from urgencies to texts."""
 RUNBOOK_LINK = link("Runbook", "${runbook}#${__value.raw}")
 """Data link of an alert's name. The variable `runbook` contains the address from the rules."""
 
@@ -63,7 +72,7 @@ def title_mappings() -> list[Json]:
 
 
 def with_xid(expression: str, label: str) -> str:
-    """Return PromQL that replaces a label by the Xid of the alert, such as `Xid 48`, if the alert has an Xid."""
+    """Return PromQL that replaces a label by the Xid of the alert, such as `Xid 48`, if the alert has an Xid, and removes the label `xid`."""
     return f'max without (xid) (label_replace({expression}, "{label}", "Xid $1", "xid", "(.+)"))'
 
 
@@ -76,14 +85,14 @@ def urgency(selector: str, labels: str, condition: str = "") -> str:
         condition: PromQL that follows the series of the alerts, such as `and on (run) …`.
     """
     matchers = {
-        URGENCY_NO_PROGRESS: f'alertname=~"{NO_PROGRESS_ALERTS}"',
-        URGENCY_CRITICAL: f'severity="critical", alertname!~"{NO_PROGRESS_ALERTS}"',
-        URGENCY_WARNING: 'severity="warning"',
-        URGENCY_INFO: 'severity="info"',
+        Urgency.NO_PROGRESS: f'alertname=~"{NO_PROGRESS_ALERTS}"',
+        Urgency.CRITICAL: f'severity="critical", alertname!~"{NO_PROGRESS_ALERTS}"',
+        Urgency.WARNING: 'severity="warning"',
+        Urgency.INFO: 'severity="info"',
     }
     hardware = f'ALERTS{{alertstate="firing", alertname=~"{HARDWARE_ALERTS}", run!="", {selector}}}'
     no_progress = f'ALERTS{{alertstate="firing", alertname=~"{NO_PROGRESS_ALERTS}"}}'
-    causes = f"{URGENCY_CAUSE_OF_STOP} * max by ({labels}) ({hardware} {condition} and on (cluster, run) {no_progress})"
+    causes = f"{Urgency.CAUSE_OF_STOP} * max by ({labels}) ({hardware} {condition} and on (cluster, run) {no_progress})"
     return " or ".join(
         [
             causes,
@@ -98,7 +107,8 @@ def urgency(selector: str, labels: str, condition: str = "") -> str:
 def most_urgent(selector: str, labels: str, group_labels: str) -> str:
     """Return PromQL for the urgency of the most urgent alert of each group.
 
-    Among alerts of equal urgency, an alert with an Xid is selected, because the Xid is the cause: it counts half a level more.
+    Among alerts of equal urgency, an alert with an Xid is selected, because the Xid is the cause. For the selection, it counts half a level
+    more; the returned urgency is the whole number.
 
     Args:
         selector: Matchers of the alerts.
@@ -113,9 +123,9 @@ def most_urgent(selector: str, labels: str, group_labels: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ProblemStart:
-    """Recorded start of the problem that alerts are about.
+    """Recorded start of a problem, for the alerts about it.
 
-    The time at which an alert becomes pending is later, and it changes if Prometheus restarts.
+    The time at which such an alert becomes pending is later, and it changes if Prometheus restarts.
     """
 
     alerts: str  # regular expression of the names
@@ -152,7 +162,7 @@ _PROBLEM_STARTS = (
     ),
     _ProblemStart("NvmlDown", "cluster, instance", "instance:gpu_driver_down_start:timestamp_seconds"),
 )
-"""Recorded starts. The start of any other problem is the time at which the alert became pending."""
+"""Recorded starts. Alerts about other problems have none."""
 
 
 def alert_starts(selector: str) -> str:
@@ -179,7 +189,7 @@ def firing_alerts(
     unknown_if: str,
     unknown_text: str,
 ) -> Panel:
-    """Return the table of firing alerts, the most urgent first. If no alert fires, the table has the row *no alert fires*.
+    """Return the table of firing alerts, the most urgent first. If no alert fires, the table has one row that says so.
 
     Args:
         selector: Matchers of the alerts.
@@ -205,7 +215,7 @@ def firing_alerts(
     )
 
     def with_title(expression: str) -> str:
-        """Return PromQL that adds the label `title`, the Xid or the name of the alert, and the row *no alert fires*."""
+        """Return PromQL that adds the label `title`, the Xid or the name of the alert, and the row for no alert."""
         title = f'label_replace({expression}, "title", "$1", "alertname", "(.+)")'
         return f"{with_xid(title, 'title')} or {no_alert_query}"
 
@@ -219,7 +229,7 @@ def firing_alerts(
     )
     panel = table(
         "Firing alerts",
-        Column(with_title(rows), "Urgency", decimals=0, width=100, mappings=URGENCIES),
+        Column(with_title(rows), "Urgency", decimals=0, width=100, mappings=URGENCY_TEXTS),
         Column("alertname", "Alert", width=200 if w == COLUMNS else 195, links=(RUNBOOK_LINK,)),
         Column("title", "What happened", mappings=title_mappings()),
         *columns,

@@ -9,8 +9,12 @@ from dashboards.palette import NEUTRAL
 from dashboards.panels import value_mappings, warn_from
 
 MIN_LOSS_SHARE, MIN_LARGE_LOSS_SHARE = 0.15, 0.3
-"""Shares of the time from which a run *loses time*, in orange or in red. Saves, short waits for data and small differences between ranks are normal."""
+"""Shares of the time from which a run *loses time*, and from which this is red instead of orange.
+
+Saves, short waits for data and small differences between ranks usually cost less.
+"""
 LOST_THRESHOLDS = warn_from(MIN_LOSS_SHARE, MIN_LARGE_LOSS_SHARE)
+"""Thresholds of a lost share of the time."""
 SHORT_CAUSE_NAMES = {
     "standstill": "no step",
     "slowest_rank": "slowest rank",
@@ -36,7 +40,7 @@ MIN_DISPLAYED_CAUSE_SHARE = 0.03
 
 
 def lost_share_by_cause(selector: str) -> str:
-    """Return PromQL for the share of the time that each run loses, by cause."""
+    """Return PromQL for the share of the time that each run loses now, by cause."""
     return f"max by (run, cause) (run:training_lost:ratio{{{selector}}})"
 
 
@@ -53,7 +57,7 @@ def gpus_by_run(selector: str) -> str:
 
 
 def lost_share_by_run(selector: str) -> str:
-    """Return PromQL for the share of the time that each run loses, over all causes and at most 1. A stopped run loses all of it."""
+    """Return PromQL for the share of the time that each run loses now, over all causes and at most 1. A stopped run loses all of its time."""
     known = f"clamp_max(sum by (run) ({lost_share_by_cause(selector)}), 1)"
     return f"({known} or on (run) 0 * {stopped_runs(selector)} + 1)"
 

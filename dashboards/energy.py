@@ -47,7 +47,11 @@ from dashboards.queries import ENDING_RUNS, NODES_OF_ENERGY, Query
 from dashboards.tables import Column, table
 
 UID = "training-energy"
-_ENDING_A_MINUTE_AGO = 'max by (run) (training_run_state{@run, state="ending"} offset 1m) == 1'
+_ENDING_FOR_LESS_THAN_A_MINUTE = (
+    f"({ENDING_RUNS} unless on (run)"
+    ' max by (run) (training_run_state{@run, state="ending"} offset 1m) == 1)'
+)
+"""PromQL with a value for each run that is `ending` and was not a minute ago. A run that finishes is `ending` for a moment."""
 MAX_POINTS_OF_WASTE = 120
 """Maximum number of points of the plot of wasted energy. Each point costs a subquery."""
 NODE_VARIABLE = Variable(
@@ -102,7 +106,7 @@ def _time_panels() -> tuple[Panel, ...]:
         time_series(
             "Lost per hour by run",
             Query(
-                f"sum by (run, currency) ({LOST_COST_PER_HOUR_BY_RUN} unless on (run) ({ENDING_RUNS} unless on (run) {_ENDING_A_MINUTE_AGO}))",
+                f"sum by (run, currency) ({LOST_COST_PER_HOUR_BY_RUN} unless on (run) {_ENDING_FOR_LESS_THAN_A_MINUTE})",
                 "{{run}}",
             ),
             unit="none",
@@ -133,14 +137,15 @@ _UNRELIABLE_ENERGY = (
 )
 """PromQL with a value for each run with a missing rank or a lost GPU in the last five minutes, or with a suspect energy counter.
 
-A lost GPU, and the node of an exporter that is down, report no energy, but the steps and tokens count.
+The energy per step would be too small: a lost GPU, and a node whose exporter is down, report no energy, but the steps and tokens of the run
+count.
 """
 
 
 def _trained_for_window(family: str) -> str:
     """Return PromQL with a value for each run that had finished a step five minutes ago and has trained since.
 
-    Otherwise, the window of the slopes contains a start, which uses little energy and ends no step, or a standstill.
+    The window of the slopes of any other run contains a start, which uses little energy and finishes no step, or a standstill.
     """
     return (
         f'(group by (run) ({family} offset 5m > 0) and on (run) max by (run) (training_run_state{{@run, state="running"}}) == 1'
@@ -158,7 +163,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
             f"(({slope} > 0) and on (run) {_trained_for_window(family)} unless on (run) {_UNRELIABLE_ENERGY})"
         )
 
-    # The power is a slope, and so are the steps and tokens: after an outage, a rate would be too small for five minutes.
+    # The steps and tokens per second are slopes (`deriv`) like the power: after an outage, a rate would be too small for five minutes.
     steps_family, tokens_family = (
         'training_steps_total{@run, mode="train"}',
         'training_tokens_total{@run, mode="train"}',

@@ -21,6 +21,7 @@ GPU_ENERGY = "max by (instance, uuid) (increase(gpu_energy_joules_total{@energy_
 _GPU_ENERGY_OF_RUNS = increase_in_range(
     'training_energy_joules_total{@energy_node, component="gpu"}', "instance"
 )
+"""PromQL for the joules of the GPUs of each node that runs are charged for, in the time range."""
 UNUSED_GPU_ENERGY = f"clamp_min(sum by (instance) ({GPU_ENERGY}) - ({_GPU_ENERGY_OF_RUNS} or 0 * sum by (instance) ({GPU_ENERGY})), 0)"
 """PromQL for the joules of the GPUs of each node that no run is charged for."""
 
@@ -31,6 +32,7 @@ def device_panels() -> tuple[Panel, ...]:
 
 
 def _node_table() -> Panel:
+    """Return the table of the energy, cost and emissions of the runs on each node, and of the energy of the GPUs of no run."""
     energy_of_runs = "training_energy_joules_total{@node_run_any_job}"
     return table(
         "Energy and cost of each node, in this time range",
@@ -70,6 +72,7 @@ def _node_table() -> Panel:
 
 
 def _gpu_table() -> Panel:
+    """Return the table of the power, energy and rent of each GPU, without the GPUs whose last run is not selected."""
     # `>= bool 0` turns the state of a device, 1 or 0, into 1: a factor that only adds the index to series with a UUID.
     gpus = "topk by (instance, uuid) (1, last_over_time(gpu_up{@energy_node}[$__range]) >= bool 0)"
     held = HELD_GPUS_TEMPLATE.format(selector="@energy_node")
@@ -83,11 +86,11 @@ def _gpu_table() -> Panel:
     power = "max by (instance, gpu) (gpu_power_watts{@energy_node})"
     limits = 'max by (instance, gpu) (gpu_power_limit_watts{@energy_node, limit="enforced"})'
 
-    # The GPUs of other runs than the chosen ones are no rows.
-    other_runs = f"(({gpus}) and on (instance, uuid) ({last_runs} unless on (run) {selected_runs}))"
+    gpus_of_other_runs = f"(({gpus}) and on (instance, uuid) ({last_runs} unless on (run) {selected_runs}))"
 
     def of_rows(expression: str) -> str:
-        return f"{expression} unless on (instance, gpu) {other_runs}"
+        """Return PromQL for the values of the GPUs of the table: the value of another GPU would be a row of its own."""
+        return f"{expression} unless on (instance, gpu) {gpus_of_other_runs}"
 
     return table(
         "Energy and rent of each GPU, in this time range",

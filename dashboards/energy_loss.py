@@ -3,15 +3,16 @@
     time   = progress + slowest_rank + causes of badput
     energy = progress + slowest_rank + causes of wasted energy
 
-Progress is work, saved or not yet saved, without the time lost to the slowest rank. Only the exporter on the node of rank 0 records the
-outcome of the work. The shares of its energy are applied to the energy of all nodes of the run. The cost that the exporter charges is
-divided in proportion to time. The exporter charges nothing between attempts, but the job may hold the GPUs: this time costs the median of
-the cost per hour, also before the ledger counts it. The costs of the causes add up to the cost of the run.
+Progress is work, saved or not yet saved, without the time lost to the slowest rank.
 
-Before the ledger decides that a run hangs, a standstill counts as a hang from the overdue step on. Afterwards only the hang in the
-ledger counts. Before the ledger counts the work that a failed run has lost, the unsaved work counts as lost progress.
+- Time: the ledger of the exporter records badput only after it has decided the cause. Before that, the time since an overdue step counts as
+  a hang, the unsaved work of a failed run as lost progress, and the time since the end of its ranks as downtime.
+- Energy: only the exporter on the node of rank 0 records which energy was wasted. Its shares are applied to the energy of all nodes.
+- Cost: the charged cost is divided among the causes in proportion to time. The exporter charges nothing between attempts, but the job may
+  hold the GPUs: this time costs the median of the cost per hour.
 
-Unless a docstring says otherwise, the PromQL has a series for each run, and the unit of time is seconds and that of energy joules.
+Unless a docstring says otherwise, the PromQL has a series for each run, the unit of time is seconds, and the unit of energy is joules.
+`dashboards.queries` explains the recurring forms of PromQL.
 """
 
 from __future__ import annotations
@@ -73,12 +74,14 @@ RUN_POWER_5M = "clamp_min(sum by (run) (deriv(training_energy_joules_total{@run}
 A slope, unlike a rate, is right for a run younger than five minutes. The exporter adds the energy of up to half a minute at once when
 the phase of a rank is known late: over a shorter time, the power would exceed the limits of the GPUs after a gap.
 """
-_CHARGED_OR_DOWN_SECONDS = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
-"""PromQL for the seconds of each run in the time range that the ledger counts: attempts, and the time between attempts."""
+_RECORDED_WALL_SECONDS = increase_in_range("training_wall_seconds_total{@run}", "run", "max")
+"""PromQL for the seconds of each run in the time range that the ledger counts: the attempts, and the time between attempts."""
 _RECORDED_BADPUT = increase_in_range("training_badput_seconds_total{@run}", "run, cause", "max")
+"""PromQL for the seconds of badput of each run in the time range that the ledger counts, by run and cause."""
 _RECORDED_DOWN_SECONDS = increase_in_range(
     'training_badput_seconds_total{@run, cause="downtime"}', "run", "max"
 )
+"""PromQL for the seconds between the attempts of each run in the time range that the ledger counts."""
 _STOPPED_SECONDS = (
     f"({RULE_INTERVAL_SECONDS} * sum by (run)"
     ' (count_over_time(run:training_run_state:info{@run, state=~"ending|failed|lost"}[$__range])))'
@@ -90,36 +93,33 @@ _UNRECORDED_DOWN_SECONDS = (
 )
 """PromQL for the seconds of each stopped run since the last attempt. The ledger counts them when the next attempt starts."""
 WALL_SECONDS_IN_RANGE = (
-    f"({_CHARGED_OR_DOWN_SECONDS} + on (run) {_UNRECORDED_DOWN_SECONDS} or {_CHARGED_OR_DOWN_SECONDS})"
+    f"({_RECORDED_WALL_SECONDS} + on (run) {_UNRECORDED_DOWN_SECONDS} or {_RECORDED_WALL_SECONDS})"
 )
+"""PromQL for the wall time of each run in the time range, with the time since the last attempt of a stopped run."""
 _LOST_WORK_SECONDS = (
     "(clamp_max(max by (run) (training_uncommitted_seconds{@run}) > 0, $__range_s)"
     ' and on (run) max by (run) (training_run_state{@run, state=~"failed|lost|starting"}) == 1)'
 )
-"""PromQL for the seconds of work that each failed or lost run has lost: the work since the last checkpoint, at most the time range.
+"""PromQL for the seconds of work that each run with the state `failed`, `lost` or `starting` has lost: the work since the last checkpoint.
 
-The ledger counts this work as lost progress when a restarted run trains again.
+The seconds are at most the time range. The ledger counts this work as lost progress when a restarted run trains again.
 """
 _UNRECORDED_BADPUT = (
     f"({as_cause(_OVERDUE_SECONDS, 'hang')} or {as_cause(_LOST_WORK_SECONDS, 'lost_progress')}"
     f" or {as_cause(_UNRECORDED_DOWN_SECONDS, 'downtime')})"
 )
+"""PromQL for the badput of each run that the ledger records only later, by run and cause."""
 _BADPUT = f"({_RECORDED_BADPUT} + on (run, cause) {_UNRECORDED_BADPUT} or {_RECORDED_BADPUT} or {_UNRECORDED_BADPUT})"
-"""PromQL for the badput of each run by cause: recorded badput, with what the ledger counts later.
-
-The overdue time is added to the cause `hang`, lost work to `lost_progress`, and the time since the end of the ranks to `downtime`.
-"""
-_WORK = f"clamp_min(({WALL_SECONDS_IN_RANGE}) - sum by (run) ({_BADPUT}), 0)"
+"""PromQL for the badput of each run by cause: the recorded badput, and the badput that the ledger records later."""
+_WORK_SECONDS = f"clamp_min(({WALL_SECONDS_IN_RANGE}) - sum by (run) ({_BADPUT}), 0)"
 """PromQL for the seconds of each run without badput. These include the time lost to the slowest rank."""
-_STRAGGLER_SHARE = (
-    f"(max by (run) (avg_over_time(run:training_straggler_lost:ratio{{@run}}[$__range])) or 0 * {_WORK})"
-)
+_STRAGGLER_SHARE = f"(max by (run) (avg_over_time(run:training_straggler_lost:ratio{{@run}}[$__range])) or 0 * {_WORK_SECONDS})"
 """PromQL for the mean share of the work that each run lost to its slowest rank; 0 without the compute times of its ranks."""
-_STRAGGLER_SECONDS = f"({_WORK} * on (run) {_STRAGGLER_SHARE})"
+_STRAGGLER_SECONDS = f"({_WORK_SECONDS} * on (run) {_STRAGGLER_SHARE})"
 """PromQL for the seconds of work that each run lost to its slowest rank."""
-SECONDS_BY_CAUSE = f"({_BADPUT} or {as_cause(_STRAGGLER_SECONDS, 'slowest_rank')} or {as_cause(f'({_WORK} - {_STRAGGLER_SECONDS})', 'progress')})"
+SECONDS_BY_CAUSE = f"({_BADPUT} or {as_cause(_STRAGGLER_SECONDS, 'slowest_rank')} or {as_cause(f'({_WORK_SECONDS} - {_STRAGGLER_SECONDS})', 'progress')})"
 """PromQL for the seconds of each run by cause, including `progress` and `slowest_rank`."""
-GPU_COUNT_IN_RANGE = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {_CHARGED_OR_DOWN_SECONDS} + 1)"
+GPU_COUNT_IN_RANGE = f"(max by (run) (max_over_time(run:training_gpus:count{{@run}}[$__range])) or on (run) 0 * {_RECORDED_WALL_SECONDS} + 1)"
 """PromQL for the largest number of GPUs of each run in the time range; a run without a GPU counts as one GPU."""
 GPU_SECONDS_BY_CAUSE = f"({SECONDS_BY_CAUSE} * on (run) group_left () {GPU_COUNT_IN_RANGE})"
 """PromQL for the GPU seconds of each run by cause, so that a minute of a large run counts more than a minute of a small run."""
@@ -130,7 +130,7 @@ _HANG_WITHOUT_ENERGY = (
     " unless on (run) max by (run) ("
     'training_wasted_energy_joules_total{@run, cause="hang"} - training_wasted_energy_joules_total{@run, cause="hang"} offset 1m) > 0)'
 )
-"""PromQL for the seconds of a hang that the ledger has just decided, until the wasted energy of this time is counted too."""
+"""PromQL for the seconds of a hang that the ledger has counted in the last minute, while the wasted energy of this time is not yet counted."""
 
 
 _MEAN_POWER = "(sum by (run) (training_energy_joules_total{@run}) / on (run) (max by (run) (training_wall_seconds_total{@run}) > 0))"
@@ -138,6 +138,7 @@ _MEAN_POWER = "(sum by (run) (training_energy_joules_total{@run}) / on (run) (ma
 
 
 def _run_energy(before: str) -> str:
+    """Return PromQL for the joules of each run; *before* is a template as for `increase_in_range`."""
     return increase_in_range("training_energy_joules_total{@run}", "run", before=before)
 
 
@@ -168,11 +169,12 @@ def _work_energy(before: str) -> str:
 
 
 JOULES_IN_RANGE_BY_RUN = _run_energy(_BEFORE_RANGE)
-_WASTED_ENERGY = _wasted_energy(_BEFORE_RANGE)
-_WORK_ENERGY = _work_energy(_BEFORE_RANGE)
+"""PromQL for the joules of each run in the time range."""
+_WASTED_JOULES_IN_RANGE = _wasted_energy(_BEFORE_RANGE)
+_WORK_JOULES_IN_RANGE = _work_energy(_BEFORE_RANGE)
 WATT_HOURS_BY_CAUSE = (
-    f"(({_WASTED_ENERGY} or {as_cause(f'({_WORK_ENERGY} * on (run) {_STRAGGLER_SHARE})', 'slowest_rank')}"
-    f" or {as_cause(f'({_WORK_ENERGY} * on (run) (1 - {_STRAGGLER_SHARE}))', 'progress')}) / 3600)"
+    f"(({_WASTED_JOULES_IN_RANGE} or {as_cause(f'({_WORK_JOULES_IN_RANGE} * on (run) {_STRAGGLER_SHARE})', 'slowest_rank')}"
+    f" or {as_cause(f'({_WORK_JOULES_IN_RANGE} * on (run) (1 - {_STRAGGLER_SHARE}))', 'progress')}) / 3600)"
 )
 """PromQL for the watt-hours of each run by cause, including `progress` and `slowest_rank`: joules divided by 3600."""
 _STRAGGLER_SHARE_SINCE_START = (
@@ -186,23 +188,29 @@ WASTED_WATT_HOURS_SINCE_START = (
 )
 """PromQL for the wasted watt-hours by cause, from the start of the time range to each point of a plot."""
 _LOST_SECONDS = f"(sum by (run) ({_BADPUT}) + {_STRAGGLER_SECONDS})"
+"""PromQL for the seconds of each run without progress: badput, and the time lost to the slowest rank."""
 LOST_SHARE_IN_RANGE_BY_RUN = f"clamp_max({_LOST_SECONDS} / ({WALL_SECONDS_IN_RANGE} > 0), 1)"
-"""PromQL for the share of each run's time that was without progress: badput and the time lost to the slowest rank, at most 1."""
+"""PromQL for the share of each run's time that was without progress, at most 1."""
 START_CAUSES = f"({as_cause('vector(1)', 'init')} or {as_cause('vector(1)', 'compile')})"
 """PromQL for a series for each cause that every run has at its start, as the operand of `and on (cause)` and `unless on (cause)`."""
 _CHARGED_COST = increase_in_range("training_cost_total{@run}", "run, currency")
+"""PromQL for the cost of each run that the exporter charges, by run and currency."""
 _CHARGED_SECONDS = (
-    f"({_CHARGED_OR_DOWN_SECONDS} - on (run) ({_RECORDED_DOWN_SECONDS}) or {_CHARGED_OR_DOWN_SECONDS})"
+    f"({_RECORDED_WALL_SECONDS} - on (run) ({_RECORDED_DOWN_SECONDS}) or {_RECORDED_WALL_SECONDS})"
 )
 """PromQL for the seconds of each run that the exporter charges: all but the time between attempts."""
 _RECORDED_AND_UNRECORDED_DOWN_SECONDS = (
     f"sum by (run) ({_BADPUT} and on (cause) {as_cause('vector(1)', 'downtime')})"
 )
+"""PromQL for the seconds between the attempts of each run, also since the last attempt of a stopped run."""
 _DOWN_SECONDS_WITH_GPUS = (
     f"({_RECORDED_AND_UNRECORDED_DOWN_SECONDS} < on (run) {_STOPPED_SECONDS}"
     f" or on (run) ({_STOPPED_SECONDS} and on (run) {_RECORDED_AND_UNRECORDED_DOWN_SECONDS}))"
 )
-"""PromQL for the seconds between the attempts of each run in which the job may have held the GPUs: not after a stop on purpose."""
+"""PromQL for the seconds between the attempts of each run in which the job may have held the GPUs: the smaller of two times.
+
+The time between the attempts also counts after a stop on purpose; `_STOPPED_SECONDS` counts only while the run is ending, failed or lost.
+"""
 _DOWN_COST = (
     "(max by (run, currency) (quantile_over_time(0.5, run:training_cost_held:rate5m{@run}[$__range]))"
     f" * on (run) group_left () {_DOWN_SECONDS_WITH_GPUS})"
@@ -210,8 +218,9 @@ _DOWN_COST = (
 """PromQL for the cost of the time between the attempts of each run, by run and currency: the median cost per hour times this time."""
 COST_IN_RANGE_BY_RUN = f"({_CHARGED_COST} + on (run, currency) {_DOWN_COST} or {_CHARGED_COST})"
 """PromQL for the cost of each run, by run and currency, with the cost of the time between its attempts."""
-_WORK_COST = f"({_CHARGED_COST} * on (run) group_left () clamp_max(({_WORK} - {_STRAGGLER_SECONDS}) / on (run) ({_CHARGED_SECONDS} > 0), 1))"
-LOST_COST_IN_RANGE_BY_RUN = f"({COST_IN_RANGE_BY_RUN} - on (run, currency) {_WORK_COST})"
+_PROGRESS_COST = f"({_CHARGED_COST} * on (run) group_left () clamp_max(({_WORK_SECONDS} - {_STRAGGLER_SECONDS}) / on (run) ({_CHARGED_SECONDS} > 0), 1))"
+"""PromQL for the cost of each run's time with progress, by run and currency."""
+LOST_COST_IN_RANGE_BY_RUN = f"({COST_IN_RANGE_BY_RUN} - on (run, currency) {_PROGRESS_COST})"
 """PromQL for the cost of each run's time without progress, by run and currency."""
 COST_BY_CAUSE = (
     f"(({SECONDS_BY_CAUSE} unless on (cause) {as_cause('vector(1)', 'downtime')}) / on (run) group_left () ({_CHARGED_SECONDS} > 0)"

@@ -47,7 +47,7 @@ def _health_table() -> Panel:
     in_table = f"and on (instance, gpu) {GPUS_OF_HEALTH_TABLE}"
     # A value of a GPU without a row would be a row of its own.
     columns = [
-        dataclasses.replace(column, source=f"({column.source}) {in_table}") if column.is_value else column
+        dataclasses.replace(column, source=f"({column.source}) {in_table}") if column.is_query else column
         for column in _health_columns()
     ]
     panel = table(

@@ -44,7 +44,7 @@ from dashboards.run_problems import DATA_WAIT_WITH_RANK, GPUS_OF_ROW_LINK, NODE_
 from dashboards.straggler import lost_time_panel
 from dashboards.tables import (
     NO_SAMPLE_OF_RUN,
-    UNNAMED_HANG,
+    STANDSTILL_WITHOUT_STACKS,
     ZERO_AS_DASH,
     Column,
     percent_column,
@@ -169,9 +169,9 @@ def _query_hang_cause() -> str:
         f"{with_cause_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'cause_text')} or on () ({hang})"
     )
     odd_phase = f'label_replace({with_cause_text(ODD_PHASE, "rank $1:", "rank")}, "function", "phase $1", "phase", "(.+)")'
-    unnamed_hang = with_cause_text(f"0 * ({STANDSTILL_START}) + 1", UNNAMED_HANG)
+    standstill_without_stacks = with_cause_text(f"0 * ({STANDSTILL_START}) + 1", STANDSTILL_WITHOUT_STACKS)
     no_hang = with_cause_text("0 * max(training_run_state{@run})", "no rank hangs")
-    return f"{lost_gpu_or_hang} or on () {odd_phase} or on () {unnamed_hang} or on () {no_hang} or on () {with_cause_text('vector(0)', NO_SAMPLE_OF_RUN)}"
+    return f"{lost_gpu_or_hang} or on () {odd_phase} or on () {standstill_without_stacks} or on () {no_hang} or on () {with_cause_text('vector(0)', NO_SAMPLE_OF_RUN)}"
 
 
 def hanging_ranks(w: int = 24, h: int = 5) -> Panel:
@@ -188,10 +188,8 @@ def hanging_ranks(w: int = 24, h: int = 5) -> Panel:
         unknown_if="absent(training_run_state{@run})",
         unknown_text=NO_SAMPLE_OF_RUN,
     )
-    unnamed_hang = f"0 * {STANDSTILL} unless on () training_hang_info{{@run}}"
-    no_hang = (
-        f'(label_replace({unnamed_hang}, "function", "{UNNAMED_HANG}", "", "") or on () {no_hang_found})'
-    )
+    standstill_without_stacks = f"0 * {STANDSTILL} unless on () training_hang_info{{@run}}"
+    no_hang = f'(label_replace({standstill_without_stacks}, "function", "{STANDSTILL_WITHOUT_STACKS}", "", "") or on () {no_hang_found})'
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),

@@ -18,11 +18,11 @@ from dashboards.panels import (
 )
 from dashboards.queries import Query, table_query
 
+# Width of a column heading in Grafana: padding, icons, and the mean width of a letter.
 HEADING_PADDING_PIXELS = 28
 FILTER_ICON_PIXELS = 22
 SORT_ARROW_PIXELS = 20
 LETTER_PIXELS = 7.5
-"""Mean width of a letter of a column heading. The other pixels are those of the padding and of the icons beside the heading."""
 MIN_COLUMN_WIDTH_PIXELS = 100
 """Minimum width in pixels of a column without a fixed width."""
 
@@ -31,7 +31,7 @@ MIN_COLUMN_WIDTH_PIXELS = 100
 class Column:
     """Column of a table: a label, or the values of a query."""
 
-    source: str  # PromQL, or the name of a label; a bare metric name counts as a label: write `metric{}`
+    source: str  # PromQL or the name of a label; an identifier is a label, so that the PromQL of a metric needs braces: `up{}`
     title: str  # heading
     unit: str | None = (
         None  # Grafana's identifier of the unit; None for a plain number, or for the text of a label or a mapping
@@ -46,7 +46,7 @@ class Column:
     decimals: int | None = None  # number of decimals; None for automatic
 
     @property
-    def is_value(self) -> bool:
+    def is_query(self) -> bool:
         """True if the source is PromQL."""
         return not self.source.isidentifier()
 
@@ -85,12 +85,12 @@ def table(
         max_data_points: Number by which Grafana divides the time range to obtain `$__interval`, the resolution of subqueries; None
             for the width of the panel in pixels.
     """
-    value_queries = [column.source for column in columns if column.is_value]
+    value_queries = [column.source for column in columns if column.is_query]
     queries = [table_query(query) for query in ([row_query] if row_query else []) + value_queries]
     query_fields = _query_fields(len(queries))
     hidden_fields = query_fields[:1] if row_query else []
     value_fields = iter(query_fields[len(hidden_fields) :])
-    fields = [next(value_fields) if column.is_value else column.source for column in columns]
+    fields = [next(value_fields) if column.is_query else column.source for column in columns]
     defaults = field_defaults("none", NO_THRESHOLDS, None, None, None)
     transformations: list[Json] = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
     transformations.append(
@@ -132,7 +132,7 @@ ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 """Value mappings that show 0 as a dash, for counts and for columns whose value is 0 in the placeholder row."""
 NO_SAMPLE_OF_RUN = "unknown: no sample of this run"
 """Text of the placeholder row of a table about a run without samples."""
-UNNAMED_HANG = "no step, no stack yet"
+STANDSTILL_WITHOUT_STACKS = "no step, no stack yet"
 """Text of a standstill before the ranks have reported their stacks."""
 
 
@@ -164,7 +164,7 @@ def matrix(
         title: Title of the panel, unique on the dashboard.
         query: Query with one series for each cell.
         column_label: Label whose values are the headings of the columns.
-        row_label: Label whose values are the first column; its name is the heading of this column.
+        row_label: Label whose values are the first column; its capitalized name is the heading of this column.
         unit: Grafana's identifier of the unit.
         w: Width in grid columns.
         h: Height in grid rows.
@@ -242,12 +242,12 @@ def _build_table(
 
 
 def _column_properties(column: Column, is_sorted: bool) -> list[Json]:
-    """Return the override properties of a column, which is at least as wide as its heading."""
+    """Return the override properties of a column. The column becomes at least as wide as its heading."""
     properties: list[Json] = []
-    unit = column.unit or ("none" if column.is_value and not column.mappings else None)
+    unit = column.unit or ("none" if column.is_query and not column.mappings else None)
     if unit:
         properties.append({"id": "unit", "value": unit})
-    is_filterable = not column.is_value
+    is_filterable = not column.is_query
     heading_pixels = (
         HEADING_PADDING_PIXELS
         + FILTER_ICON_PIXELS * is_filterable
