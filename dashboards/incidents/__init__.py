@@ -1,8 +1,8 @@
 """Session of 24 minutes: training runs with incidents, for screenshots of the dashboards.
 
 Eleven training runs use fourteen nodes: a healthy run of 64 ranks, nine small runs with one incident each, and a small run that
-ends before its step target. The exporters, the ranks and Prometheus are real processes; the GPUs are replayed. Prometheus has a
-scrape interval of 15 seconds and the rules in `deploy/prometheus/rules`.
+ends before its step target. The exporters, the ranks and Prometheus are real processes. The exporters replay the GPUs from machine
+descriptions. Prometheus has a scrape interval of 15 seconds and the rules in `deploy/prometheus/rules`.
 
 `python -m dashboards.incidents --out DIR` runs the session and stores the data of Prometheus. With `--serve`, the command starts a
 Prometheus server with the stored data instead.
@@ -27,7 +27,7 @@ class SessionRun(enum.Enum):
     HANG = "hang"  # rank 1 hangs in the forward pass
     KILLED = "killed"  # rank 1 is killed, rank 0 is terminated, and both restart
     EXPORTER_DOWN = "exporter-down"  # the exporter of one of two nodes is down for a minute
-    FINISHED = "finished"  # the run ends before its step target; *What is wrong* shows an early end
+    FINISHED = "finished"  # the run ends before its step target: the column *What is wrong* of *Fleet* shows `finished early`
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EventTimes:
     incident_start_seconds: float = 480.0  # start of all incidents
     nan_end_seconds: float = 510.0  # first finite loss after the NaN losses
     exporter_restart_seconds: float = 540.0  # restart of the killed exporter
-    killed_run_restart_seconds: float = 555.0
+    killed_run_restart_seconds: float = 555.0  # restart of the ranks of the run `killed`
     finished_run_end_seconds: float = 660.0  # end of the run `finished`
     end_seconds: float = 1440.0
 

@@ -36,7 +36,7 @@ STARTUP_SECONDS = 60.0
 SCRAPE_JOB = "training"
 GPU_MEMORY_BYTES, IDLE_GPU_MEMORY_BYTES = 71_000_000_000, 552_599_552
 GPU_ENERGY_COUNTER = {"idle": 71_000, "busy": 692_000, "counter_from": 1}
-"""Energy counter of a GPU in the notation of the replay; the growth per second is in millijoules."""
+"""Energy counter of a GPU in the notation of the replay: its growth per second in millijoules, when idle and when busy."""
 HOT_GPU, MEMORY_ERROR_GPU, LOST_GPU = 2, 5, 1
 """Indexes of the GPUs of rank 2 of `straggler`, rank 1 of `xid-ecc`, and rank 1 of `lost-gpu`."""
 
@@ -93,6 +93,7 @@ class SessionProcesses:
         return not self.stop_event.is_set()
 
     def _start(self) -> None:
+        """Start the ranks, the exporters, the training and Prometheus, and write the times of the session to `times.json`."""
         for placement in PLACEMENTS:
             for gpu, rank in zip(placement.gpus, placement.ranks, strict=True):
                 self._ranks[placement.run.value, rank] = self._start_rank(placement, rank, gpu)
@@ -109,6 +110,7 @@ class SessionProcesses:
         )
 
     def _start_rank(self, placement: RunPlacement, rank: int, gpu: int) -> subprocess.Popen[bytes]:
+        """Start the process of a rank, which waits for the start message, and write its process id for the replay of the GPU."""
         feed = self._directory / placement.node / "feed"
         feed.mkdir(parents=True, exist_ok=True)
         feed.chmod(0o700)
@@ -151,6 +153,7 @@ class SessionProcesses:
             process.stdin.flush()
 
     def _start_exporter(self, node: str) -> None:
+        """Start the exporter of a node, which replays the machine of the node."""
         directory = self._directory / node
         (directory / "lock").mkdir(exist_ok=True)
         machine_path = directory / "machine.yaml"
@@ -193,7 +196,7 @@ class SessionProcesses:
             pid_files = [] if placement is None else [str(self._pid_path(node, gpu))]
             memory_bytes = IDLE_GPU_MEMORY_BYTES if placement is None else GPU_MEMORY_BYTES
             machine["models"][f"h100-{gpu}"] = model | {
-                "load": {"steps": _load(placement), "ripple": 0.03},
+                "load": {"steps": _load_steps(placement), "ripple": 0.03},
                 "values": model["values"] | {"energy": GPU_ENERGY_COUNTER, "memory_used": memory_bytes},
             }
             machine["gpus"].append(
@@ -270,11 +273,11 @@ def _ranks_on_gpu(node: str, gpu: int) -> RunPlacement | None:
     return None
 
 
-def _load(placement: RunPlacement | None) -> list[dict[str, Any]]:
-    """Return the load of a GPU that the ranks of a run use, or that no run uses.
+def _load_steps(placement: RunPlacement | None) -> list[dict[str, Any]]:
+    """Return the steps of the load of a GPU that the ranks of a run use, or that no run uses.
 
-    The replay starts with the exporter, which is at most STARTUP_SECONDS before the start of the session. A restarted
-    exporter replays the load from the first step again.
+    The replay starts with the exporter, at most STARTUP_SECONDS before the start of the session. A restarted exporter replays the load
+    from the first step again.
     """
     if placement is None:
         return [{"seconds": "10s", "level": 0.0}]

@@ -2,7 +2,7 @@
 
 PLAN is a JSON object with the name of the run and the rank. The process then waits for the start message: a JSON object with
 the times and the first step, in a line on standard input, because the session starts only after all processes exist. The process exits
-when standard input closes.
+when standard input closes, or has a line after the start message.
 
 The ranks of a run derive the times of the steps from the wall clock and the start message, so they need no collectives. A late
 step delays the later steps of its rank.
@@ -29,7 +29,7 @@ STRAGGLER_RANK = 2  # the rank on the hot GPU
 STRAGGLER_FACTOR = 1.45
 HANGING_RANK = 1
 HANG_SECONDS = TIMES.end_seconds  # longer than the rest of the session
-SLOW_DATA_SECONDS = 1.55
+SLOW_DATA_SECONDS = 1.55  # time to load the data of a step of `loader-stall`, instead of `DATA_SECONDS`
 SAVE_INTERVAL_SECONDS, SAVE_SECONDS, VALIDATION_SECONDS = 120.0, 2.0, 10.0
 VALIDATION_START_SECONDS = (300.0, 1100.0)
 STEP_TARGET = 5000
@@ -99,6 +99,7 @@ class Rank:
                 self._train()
 
     def _train(self) -> None:
+        """Train, save and validate until the end of the run `finished`; other runs train until `SessionEnded` is raised."""
         step_start = self._start_time + self._first_step_offset_seconds
         due_saves = self._due_save_count(self._first_step_offset_seconds)
         due_validations = self._due_validation_count(self._first_step_offset_seconds)

@@ -28,7 +28,7 @@ SITE_ENERGY = {
     "electricity_price": 0.21,
     "gpu_hour_price": 2.4,
 }
-"""Energy settings of a fictional site, in the configuration of its exporters."""
+"""Energy settings of a fictional site, with the keys of the exporter's section `energy`: intensity in g/kWh, price in EUR per kWh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,20 @@ class Timeline:
 
     duration_seconds: float = DEFAULT_SECONDS
     pause_range: tuple[float, float] = (0.22, 0.29)  # the data loader delivers no batch
-    straggler_start: float = 0.45  # until the crash, a GPU overheats and the rank on the GPU is slow
+    straggler_start: float = (
+        0.45  # from here until the crash, the GPU of the straggler overheats, and its rank is slow
+    )
     nan_start: float = 0.38  # the first NaN gradient
-    memory_errors_start: float = 0.38  # a GPU without a rank has memory errors
-    lost_range: tuple[float, float] = (0.5, 0.66)  # a GPU without a rank is lost
+    memory_errors_start: float = (
+        0.38  # `machine.MEMORY_ERROR_GPU`, which no rank uses, has memory errors from here on
+    )
+    lost_range: tuple[float, float] = (0.5, 0.66)  # `machine.LOST_GPU`, which no rank uses, is lost
     exporter_down_range: tuple[float, float] = (0.34, 0.46)  # the exporter of node-3 is down
-    crash_start: float = 0.7  # a rank is killed
-    restart_duration: float = 0.05  # from the crash to the restart of the run
+    crash_time: float = 0.7  # a rank is killed
+    downtime: float = 0.05  # time between the crash and the restart of the run
     save_times: tuple[float, ...] = (0.1, 0.2, 0.32, 0.44, 0.56, 0.66, 0.86, 0.95)  # checkpoints
-    failing_save: float = 0.56  # the checkpoint that fails, a value of `save_times`
-    validation_start: float = 0.36  # start of the validation
+    failing_save_time: float = 0.56  # the checkpoint that fails, a value of `save_times`
+    validation_start: float = 0.36
 
     def to_seconds(self, fraction: float) -> float:
         """Convert a fraction of the duration to seconds since the start of the scenario."""
@@ -56,6 +60,6 @@ class Timeline:
         """Return True if the data loader delivers no batch at this time."""
         return self.to_seconds(self.pause_range[0]) <= seconds < self.to_seconds(self.pause_range[1])
 
-    def is_hot(self, seconds: float) -> bool:
+    def has_straggler(self, seconds: float) -> bool:
         """Return True if heat throttles the straggler's GPU at this time."""
-        return self.to_seconds(self.straggler_start) <= seconds < self.to_seconds(self.crash_start)
+        return self.to_seconds(self.straggler_start) <= seconds < self.to_seconds(self.crash_time)

@@ -201,6 +201,7 @@ class Cluster:
             self._ports[node.name] = free_port()
 
     def _start_exporter(self, node: Node) -> None:
+        """Start the exporter of a node, with the configuration from `_prepare_nodes`."""
         directory = self._directory / node.name
         with (directory / "exporter.log").open("ab") as log:
             self._exporters[node.name] = subprocess.Popen(
@@ -219,6 +220,7 @@ class Cluster:
             )
 
     def _start_rank(self, node: Node, placement: RankPlacement, *, attempt: int) -> None:
+        """Start the process of a rank; *attempt* is 0, or 1 after the restart of the run."""
         run, rank = placement.run, placement.rank
         directory = self._directory / node.name
         world_size = sum(
@@ -266,8 +268,8 @@ class Cluster:
                     timeline.to_seconds(timeline.exporter_down_range[1]),
                     lambda: self._restart_exporter(node_without_gpus),
                 ),
-                (timeline.to_seconds(timeline.crash_start), self._crash_run),
-                (timeline.to_seconds(timeline.crash_start + timeline.restart_duration), self._restart_run),
+                (timeline.to_seconds(timeline.crash_time), self._crash_run),
+                (timeline.to_seconds(timeline.crash_time + timeline.downtime), self._restart_run),
             ],
             key=lambda event: event[0],
         )

@@ -1,8 +1,8 @@
 """Command `python -m dashboards.scenario.job PLAN`: training loop of a rank, with sleeps in place of computations.
 
-`cluster` starts this program for each rank with the environment of a launcher. The program uses the public training API. All
-ranks derive the times of the steps from the wall clock and the plan, and are therefore synchronous without collectives: a
-faster rank waits in `grad_sync` for the slowest rank. The process exits when standard input closes.
+PLAN is a JSON object with the keys of `Rank`. `cluster` starts this program for each rank with the environment of a launcher. The program
+uses the public training API. All ranks derive the times of the steps from the wall clock and the plan, and are therefore synchronous
+without collectives: a faster rank waits in `grad_sync` for the slowest rank. The process exits when standard input is closed or has input.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from dashboards.scenario import Timeline
 from exporter import log, one_logger, training
 
 COMPUTE_SECONDS, SYNC_SECONDS, DATA_SECONDS = 0.21, 0.025, 0.012
-"""Durations of the parts of a step that is not paused."""
+"""Mean durations of the parts of a step of `FAULTY_RUN` without an incident."""
 FORWARD_SHARE, BACKWARD_SHARE, OPTIMIZER_SHARE = 0.31, 0.6, 0.09  # of the compute time
 VARIATION_FACTOR = 1.04  # upper limit of the random variation of the compute time, except for rare steps
 STRAGGLER_FACTOR = 1.42
 SAVE_SECONDS = 0.9
 VALIDATION_STEPS = 8
-STARTUP_SECONDS = 3.0
+STARTUP_SECONDS = (
+    3.0  # from the start of an attempt to its first step; more than the sleeps of the initialization together
+)
 STEP_TARGET = 20_000
 NAN_STEPS = 3
 WORLD_SIZE = 4
@@ -62,7 +64,7 @@ class Rank:
         self._is_baseline: bool = plan["baseline"]
         self._is_straggler: bool = plan["straggler"]
         self._attempt: int = plan["attempt"]
-        self._checkpoint = Path(plan["checkpoint_path"])
+        self._checkpoint_path = Path(plan["checkpoint_path"])
         self._random = random.Random(f"{plan['baseline']} {plan['rank']} {plan['attempt']}")  # noqa: S311  # the values are no secrets
         self._save_offsets = [self._timeline.to_seconds(fraction) for fraction in self._timeline.save_times]
         self._nan_steps_left = 0 if self._is_baseline or self._attempt else NAN_STEPS
@@ -80,10 +82,10 @@ class Rank:
             with training.optimizer_init():
                 self._sleep_or_end(0.2)
             step = 0
-            if self._attempt and self._checkpoint.exists():
+            if self._attempt and self._checkpoint_path.exists():
                 with training.checkpoint_load():
                     self._sleep_or_end(0.7)
-                    step = int(self._checkpoint.read_text(encoding="ascii"))
+                    step = int(self._checkpoint_path.read_text(encoding="ascii"))
             self._train(step)
 
     def _configure(self) -> None:
@@ -112,15 +114,16 @@ class Rank:
         )
 
     def _train(self, step: int) -> None:
+        """Train from the step after *step* until the end of the scenario, with saves and a validation."""
         # All ranks of an attempt start each step at the same time.
         attempt_start = self._scenario_start + self._timeline.to_seconds(
-            self._timeline.crash_start + self._timeline.restart_duration if self._attempt else 0.0
+            self._timeline.crash_time + self._timeline.downtime if self._attempt else 0.0
         )
         step_start = attempt_start + STARTUP_SECONDS
         self._sleep_or_end(step_start - time.time())
         first_step_offset = step_start - self._scenario_start
         validation_offset = self._timeline.to_seconds(self._timeline.validation_start)
-        failing_save_offset = self._timeline.to_seconds(self._timeline.failing_save)
+        failing_save_offset = self._timeline.to_seconds(self._timeline.failing_save_time)
         has_validated = first_step_offset > validation_offset
         self._save_offsets = [offset for offset in self._save_offsets if offset > first_step_offset]
         with training.training_loop(train_iterations_start=step, train_iterations_target_or_fn=STEP_TARGET):
@@ -129,7 +132,9 @@ class Rank:
                 step += 1
                 step_start = self._train_step(step, step_start)
                 if self._save_offsets and elapsed_seconds >= self._save_offsets[0]:
-                    step_start += self._save(step, fails=self._save_offsets.pop(0) == failing_save_offset)
+                    save_offset = self._save_offsets.pop(0)
+                    fails = save_offset == failing_save_offset and not self._is_baseline
+                    step_start += self._save(step, fails=fails)
                 if not has_validated and elapsed_seconds >= validation_offset:
                     has_validated = True
                     step_start += self._validate()
@@ -148,7 +153,7 @@ class Rank:
         mean_compute_seconds = COMPUTE_SECONDS * (BASELINE_FACTOR if self._is_baseline else 1.0)
         compute_seconds = mean_compute_seconds * self._random.lognormvariate(0.0, 0.012)
         slowest_compute_seconds = mean_compute_seconds * VARIATION_FACTOR
-        if self._timeline.is_hot(elapsed_seconds) and not self._is_baseline:
+        if self._timeline.has_straggler(elapsed_seconds) and not self._is_baseline:
             slowest_compute_seconds = mean_compute_seconds * STRAGGLER_FACTOR
             compute_seconds *= STRAGGLER_FACTOR if self._is_straggler else 1.0
         data_seconds = DATA_SECONDS
@@ -191,12 +196,12 @@ class Rank:
         return 0.5 + 1.4 / (1.0 + trained_tokens / 6e5) + self._random.random() * 0.12
 
     def _save(self, step: int, *, fails: bool) -> float:
-        """Save a checkpoint, and return the planned duration in seconds. The save fails if *fails* is true, except in the baseline."""
+        """Save a checkpoint, which fails if *fails* is true, and return the planned duration in seconds."""
         try:
             with training.checkpoint_save(step):
                 self._sleep_or_end(SAVE_SECONDS)
                 # Writing to the path of a directory fails with OSError, like writing to a full disk.
-                path = self._checkpoint.parent if fails and not self._is_baseline else self._checkpoint
+                path = self._checkpoint_path.parent if fails else self._checkpoint_path
                 path.write_text(str(step), encoding="ascii")
         except OSError as error:
             log("checkpoint.failed", str(error), severity="error", step=step)

@@ -13,7 +13,7 @@ from exporter.replay.machine import SHIFT_SECONDS
 
 MACHINE_DIRECTORY = Path(replay.__file__).parent / "described"
 HOT_GPU, MEMORY_ERROR_GPU, LOST_GPU = 1, 5, 6
-"""Index of the straggler's GPU, of the GPU with memory errors, and of the lost GPU."""
+"""Indexes of the GPUs with faults on `node-2`. `HOT_GPU` is the GPU of the straggler; no rank uses the other two."""
 
 GPUS_PER_NODE = 8
 USED_MEMORY_BYTES = 71_400_000_000
@@ -21,6 +21,7 @@ USED_MEMORY_BYTES = 71_400_000_000
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 """Load of a GPU as a fraction: while its run trains, while the run waits for data, and while no run exists."""
 STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
+"""Steps of the load in the notation of the replay, which repeats them."""
 
 
 def h100_machine(
@@ -43,54 +44,54 @@ def h100_machine(
         model_name = f"h100-{index}"
         machine["models"][model_name] = model | {
             "load": {
-                "steps": STEADY_LOAD if is_steady else _load(timeline, index * SHIFT_SECONDS),
-                "ripple": 0.04,
+                "steps": STEADY_LOAD if is_steady else _load_steps(timeline, index * SHIFT_SECONDS),
+                "ripple": 0.04,  # amplitude of a wave around the level
             }
         }
         machine["gpus"].append(
             {"model": model_name, "uuid": f"GPU-{first_gpu_number + index:08d}-5ca1-ab1e-0000-000000000000"}
         )
     if has_faults:
-        machine["timeline"] = _faults(timeline)  # the key of a machine description for changes at a time
+        machine["timeline"] = _faults(timeline)  # changes of the machine at given times
     return machine
 
 
-def _load(timeline: Timeline, shift_seconds: float) -> list[dict[str, Any]]:
-    """Return the load of a GPU over the timeline.
+def _load_steps(timeline: Timeline, shift_seconds: float) -> list[dict[str, Any]]:
+    """Return the steps of a GPU's load over the timeline.
 
-    The replay runs the load of this GPU `shift_seconds` ahead; the first segment is longer by this time, so that all GPUs change
-    their load at the same time.
+    The replay starts the load of this GPU `shift_seconds` after the start of the first step. The first step is longer by this time, so that
+    all GPUs change their load at the same time.
     """
     pause_start, pause_end = timeline.pause_range
-    restart_end = timeline.crash_start + timeline.restart_duration
-    # End of each segment as a fraction of the duration, and the load. The last segment is longer than the rest of the scenario, so that
-    # the load does not start again before the end.
-    segments = (
-        (pause_start, NORMAL_LEVEL),
-        (pause_end, PAUSED_LEVEL),
-        (timeline.crash_start, NORMAL_LEVEL),
-        (restart_end, DOWN_LEVEL),
-        (1.5, NORMAL_LEVEL),
-    )
+    restart_time = timeline.crash_time + timeline.downtime
+    # End of each step as a fraction of the duration, and the load. The last step is longer than the rest of the scenario, so that the
+    # load does not start again before the end.
+    level_by_end = {
+        pause_start: NORMAL_LEVEL,
+        pause_end: PAUSED_LEVEL,
+        timeline.crash_time: NORMAL_LEVEL,
+        restart_time: DOWN_LEVEL,
+        1.5: NORMAL_LEVEL,
+    }
     steps: list[dict[str, Any]] = []
     previous_end = 0.0
-    for segment_end, level in segments:
-        seconds = timeline.to_seconds(segment_end - previous_end) + (0.0 if steps else shift_seconds)
+    for end, level in level_by_end.items():
+        seconds = timeline.to_seconds(end - previous_end) + (0.0 if steps else shift_seconds)
         steps.append({"seconds": _duration(seconds), "level": level})
-        previous_end = segment_end
+        previous_end = end
     return steps
 
 
 def _faults(timeline: Timeline) -> list[dict[str, Any]]:
     """Return the GPU faults of the scenario as the entries of a machine description's `timeline`."""
     straggler_start = _duration(timeline.to_seconds(timeline.straggler_start))
-    crash_start = _duration(timeline.to_seconds(timeline.crash_start))
+    crash_time = _duration(timeline.to_seconds(timeline.crash_time))
     memory_errors_start = _duration(timeline.to_seconds(timeline.memory_errors_start))
     lost_start, lost_end = (_duration(timeline.to_seconds(fraction)) for fraction in timeline.lost_range)
     return [
         {
             "at": straggler_start,
-            "until": crash_start,
+            "until": crash_time,
             "gpus": [HOT_GPU],
             "set": {
                 "clock_sm": {"idle": 345, "busy": 1290},  # MHz
@@ -116,4 +117,5 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _duration(seconds: float) -> str:
+    """Return a duration in the notation of the replay, at least a millisecond."""
     return f"{max(1, round(seconds * 1000))}ms"

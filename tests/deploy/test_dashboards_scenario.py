@@ -318,7 +318,7 @@ def test_an_exporter_that_is_down_is_a_gap_and_not_a_flat_line(cluster: Cluster)
 
 def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
     timeline = cluster.timeline
-    straggler_time = cluster.start_time + timeline.to_seconds(timeline.crash_start) - 2
+    straggler_time = cluster.start_time + timeline.to_seconds(timeline.crash_time) - 2
     values = {"cluster": ".*", "run": FAULTY_RUN, "rank": "3"}
     table_expressions = {
         query.ref_id: fill_variables(
