@@ -76,7 +76,8 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    # Without a value, not 0, if Prometheus has no rules or no run.
+    """Return the panels with the numbers of runs, nodes and GPUs, and with the goodput and the cost of the cluster."""
+    # Absent instead of 0 if Prometheus has no rules or no run.
     zero_runs = f"0 * count({verdict_by_run('@cluster')})"
     active = (
         f"({verdict_by_run('@cluster')} unless on (run)"
@@ -164,12 +165,12 @@ def _goodput() -> Panel:
     In the first hour of the series, the value has no color: the start of the runs, and not a fault, decides the value.
     """
     goodput = "cluster:training_goodput_if_saved:ratio6h{@cluster}"
-    is_old = "cluster:training_goodput_if_saved:ratio6h{@cluster} offset 1h"
+    an_hour_ago = f"{goodput} offset 1h"
     young = "in the first hour"
     return stat(
         "Goodput if work is saved, 6 h",
         instant_query(
-            f'label_replace(min({goodput} and on (cluster) {is_old}), "note", "of the time", "", "")'
+            f'label_replace(min({goodput} and on (cluster) {an_hour_ago}), "note", "of the time", "", "")'
             f' or on () label_replace(min({goodput}), "note", "{young}", "", "")',
             "{{note}}",
         ),
@@ -220,6 +221,7 @@ def _cost_per_hour() -> Panel:
 
 
 def _cost_so_far() -> Panel:
+    """Return the panel with the cost of all runs since their start, by currency."""
     return stat(
         "Cost of all runs so far",
         instant_query("sum by (currency) (run:training_cost:sum{@cluster})", "{{currency}}"),
@@ -232,6 +234,7 @@ def _cost_so_far() -> Panel:
 
 
 def _alert_panels() -> tuple[Panel, ...]:
+    """Return the table of the most urgent alert of each run, node and GPU."""
     return (
         firing_alerts(
             "@cluster",
@@ -252,10 +255,11 @@ def _alert_panels() -> tuple[Panel, ...]:
 
 _RUNS_COMPLETE = "unless on () max(cluster:training_unknown:ratio{@cluster}) > 0.05"
 _GPUS_COMPLETE = "unless on () max(cluster:gpu_power_unknown:ratio{@cluster}) > 0.05"
-"""Conditions of sums over clusters, as in the rules: if more than 5 % is unknown, a sum would look like a smaller load."""
+"""Conditions of sums over clusters, as in the rules: if more than 5 % of the ranks or GPUs are unknown, a sum would look like a smaller load."""
 
 
 def _cluster_panels() -> tuple[Panel, ...]:
+    """Return the plots of the power, the cost and the loss of all runs and GPUs together."""
     return (
         time_series(
             "Power of the cluster",

@@ -19,6 +19,7 @@ class NodeCondition:
 
 
 EXPORTER_UP = "instance:exporter:up{@cluster} == 1"
+"""PromQL with the value 1 for each node whose exporter is up."""
 _LOST_GPUS = "instance:gpu_lost:sum{@cluster}"
 """PromQL for the number of lost GPUs of each node whose exporter is up."""
 _NODE_CONDITIONS = (
@@ -44,7 +45,7 @@ def _conditions_of_nodes(aggregation: str) -> str:
     The value is 0 for a node without a condition.
     """
     factor = "" if aggregation == "sum" else "{severity} * "
-    # Without a label of the condition, `or` would drop all series of a node but the first.
+    # Without the label `condition`, `or` would drop all series of a node but the first.
     terms = (
         f'label_replace({factor.format(severity=severity)}({condition.expression}), "condition", "{severity}", "", "")'
         for severity, condition in _CONDITIONS_WITH_SEVERITY
@@ -53,7 +54,9 @@ def _conditions_of_nodes(aggregation: str) -> str:
 
 
 CONDITION_COUNT_BY_NODE = _conditions_of_nodes("sum")
-WORST_CONDITION = _conditions_of_nodes("max")
+"""PromQL for the number of unhealthy conditions of each node; 0 for a healthy node."""
+WORST_CONDITION_BY_NODE = _conditions_of_nodes("max")
+"""PromQL for the severity of the worst condition of each node; 0 for a healthy node."""
 CONDITION_TEXTS = value_mappings(
     {0: ("no problem", GOOD)}
     | {severity: (condition.text, condition.color) for severity, condition in _CONDITIONS_WITH_SEVERITY}
@@ -76,7 +79,7 @@ def node_panels() -> tuple[Panel, ...]:
                     NODE_LINK,
                 ),
             ),
-            Column(WORST_CONDITION, "Worst problem", decimals=0, width=165, mappings=CONDITION_TEXTS),
+            Column(WORST_CONDITION_BY_NODE, "Worst problem", decimals=0, width=165, mappings=CONDITION_TEXTS),
             Column("run", "Largest run", width=115, links=(RUN_LINK,)),
             Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=60),
             Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=58),

@@ -1,11 +1,16 @@
 """Panels of the dashboard *GPUs*: use, memory, power, heat, clocks, links, MIG instances and inventory.
 
-A plot of a quantity shows outliers, and the devices with the highest or the lowest means in the time range, whichever are bad, at most
-`MAX_LINES` of each. An outlier is a device with a clear difference from the median of the devices of its run in the last two minutes of the
-time range: runs differ by design. The line of an outlier is thick, with the same color in every panel; other lines are thin and gray. The
-devices are those that live ranks hold at the end of the time range, or those that runs held if no live rank holds any, or all devices if no
-run held any. If live ranks hold devices, at most `MAX_FREE_LINES` dashed lines show devices that runs held earlier, without a legend. The
-line of a lost device is thick and red, and ends at the loss.
+The plot of a quantity has these lines, see `_gpu_plot`:
+
+- Outliers, at most `MAX_LINES`: GPUs with a clear difference from the median of the GPUs of their run, in the last two minutes of the time
+  range. The difference is to the own run, because runs differ by design. The lines are thick, with the same color in every panel.
+- The GPUs with the lowest or the highest means in the time range, whichever are bad, at most `MAX_LINES`. The lines are thin and gray.
+- Free GPUs, at most `MAX_FREE_LINES`: GPUs that a run held earlier, while live ranks hold other GPUs. The lines are dashed.
+- Lost GPUs, at most `MAX_LINES`. The lines are thick and red, and end at the loss.
+- The median of each run.
+
+Outliers, means and medians are those of the GPUs that live ranks hold at the end of the time range. If live ranks hold none, they are those
+of the GPUs that runs held; if runs held none, those of all GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ MAX_POINTS = 200
 """Maximum number of points of a line, which limits the samples of a query that compares thousands of GPUs."""
 MAX_MEDIANS = 3
 """Maximum number of runs whose medians a plot shows; runs differ by design."""
-LEGEND = "{{instance}} GPU {{gpu}}"
+GPU_LEGEND = "{{instance}} GPU {{gpu}}"
 OUTLIER_NOTE = ": outlier"
 """Addition to the legend of a GPU that differs from the median of its run at the end of the time range."""
 LOST_NOTE = ": lost"
@@ -49,9 +54,9 @@ _RUN_BY_UUID = (
 )
 """PromQL for a series of value 1 for each GPU, with the run that holds the GPU; a free GPU has no label `run`."""
 MAX_FREE_LINES = 3
-"""Maximum number of lines of GPUs that a run held in the time range and that no live rank holds at the end of it."""
+"""Maximum number of lines of free GPUs."""
 FREE_NOTE = ": no rank"
-"""Addition to the name of a GPU that a run held in the time range, and that responds but is held by no live rank at the end of it."""
+"""Addition to the legend of a free GPU: a run held the GPU in the time range; at its end, no live rank holds the GPU, and the GPU responds."""
 _FREE_OVERRIDE: Override = {
     "matcher": {"id": "byRegexp", "options": f"/{FREE_NOTE}$/"},
     "properties": [
@@ -79,14 +84,17 @@ _NO_LEGEND_OF_GPUS: Override = {
     "matcher": {"id": "byFrameRefID", "options": "A"},
     "properties": [{"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}}],
 }
-"""Override that leaves the lines of the first query, the devices, out of the legend: up to sixteen gray lines would fill the legend."""
+"""Override that leaves the lines of the first query, the GPUs, out of the legend, which the gray lines would fill.
+
+The overrides of outliers and lost GPUs show their lines in the legend again.
+"""
 HARMFUL_REASONS = "thermal|hw_thermal|sw_thermal|hw_slowdown|hw_power_brake"
-"""Regular expression of the reasons below full clock that are heat or the power brake. `hw_slowdown` includes two of the others."""
+"""Regular expression of the reasons for a lower clock that are heat or the power brake. `hw_slowdown` includes two of the others."""
 _GPUS_WITHOUT_SAMPLE = (
     "group by (instance, gpu, uuid) (last_over_time(gpu_up{@gpu}[$__range]))"
     " unless on (instance) group by (instance) (last_over_time(gpu_up{@gpu}[35s]))"
 )
-"""PromQL for the GPUs on nodes without a current sample of any GPU, among the GPUs of the time range; absent if there is none."""
+"""PromQL for the GPUs of the time range on nodes without a current sample of any GPU; absent if there is none."""
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 GPUS_OF_ANY_RUN = gpus_of_runs("@cluster")
 """PromQL for each GPU that any run held in the time range."""
@@ -136,10 +144,10 @@ class GpuQuantity:
 
     expression: str  # PromQL with a series for each GPU, with the labels `instance`, `gpu` and `uuid`
     is_low_bad: bool  # low values are bad, otherwise high values
-    distance: float  # smallest bad difference of an outlier
+    distance: float  # difference above which a GPU is an outlier, in the unit of the quantity or as a share of the median
     is_relative: bool = False  # the distance is a share of the median
     is_compared: bool = (
-        True  # False if each GPU above `distance` is an outlier, whatever the others of its run
+        True  # False compares the value itself with `distance`, instead of the difference from the median
     )
 
     def outliers(self, values: str) -> str:
@@ -169,14 +177,17 @@ def _gpu_plot(
     minimum: float | None = 0,
     links: Sequence[Json] = (),
 ) -> Panel:
-    """Return the plot of a quantity, with outliers, extreme means and the median."""
+    """Return the plot of a quantity, with the lines that the docstring of the module lists, and with *references*.
+
+    Of two kinds of lines for the same GPU, the first in the order lost, outlier, free, extreme is drawn.
+    """
     expression = quantity.expression
+    means_at_end = f"avg_over_time(({expression})[2m:30s] @ end())"
     # The GPUs of a run that has ended are idle, and no outliers.
-    means = f"avg_over_time(({expression})[2m:30s] @ end())"
-    means_in_use = f"({means} and on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END}))"
-    outliers = quantity.outliers(f"({means_in_use} or {means} unless on () {means_in_use})")
+    means_in_use = f"({means_at_end} and on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END}))"
+    outliers = quantity.outliers(f"({means_in_use} or {means_at_end} unless on () {means_in_use})")
     free_gpus = (
-        f"bottomk({MAX_FREE_LINES}, {means} and on (uuid) ({GPUS_OF_ANY_RUN})"
+        f"bottomk({MAX_FREE_LINES}, {means_at_end} and on (uuid) ({GPUS_OF_ANY_RUN})"
         " and on (uuid) last_over_time(gpu_up{@cluster}[2m] @ end()) == 1"
         f" unless on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END}))"
     )
@@ -188,7 +199,7 @@ def _gpu_plot(
     )
     panel = time_series(
         title,
-        Query(lines, f"{LEGEND}{{{{note}}}}"),
+        Query(lines, f"{GPU_LEGEND}{{{{note}}}}"),
         Query(_median_by_run(expression), "median of {{run}}", BLUE, reference=True),
         *references,
         unit=unit,
@@ -222,6 +233,7 @@ def utilization_panels() -> tuple[Panel, ...]:
     """Return the panels about the use of the GPUs: two for each GPU, and one that compares the kinds of use of the median GPU."""
 
     def activity(title: str, expression: str) -> Panel:
+        """Return the plot of a ratio of which low values are bad."""
         quantity = GpuQuantity(expression, is_low_bad=True, distance=0.25, is_relative=True)
         return _gpu_plot(title, quantity, unit="percentunit", maximum=1, w=8, links=(RANKS_LINK,))
 
@@ -274,7 +286,7 @@ def power_panels() -> tuple[Panel, ...]:
     """Return the panels about power, temperature, clocks and throttling."""
 
     def gpus_by_reason(title: str, reasons: str) -> Panel:
-        """Return the plot of the mean number of GPUs below full clock for the reasons that a matcher selects."""
+        """Return the plot of the mean number of GPUs below full clock, by reason. *reasons* is an operator with a regular expression."""
         limited = f"rate(gpu_clocks_event_seconds_total{{@gpu, reason{reasons}}}[$__rate_interval])"
         return time_series(
             title,
@@ -330,14 +342,21 @@ def power_panels() -> tuple[Panel, ...]:
 def link_panels() -> tuple[Panel, ...]:
     """Return the panels about traffic over NVLink and PCIe: the devices with the least traffic in each direction."""
 
+    def lowest_rates(family: str) -> str:
+        """Return PromQL for the rate of the GPUs with the lowest mean rates of a counter."""
+        rate = f"sum by (instance, gpu, uuid) (rate({family}{{@gpu}}[$__rate_interval]))"
+        return _extreme_gpus(rate, lowest=True)
+
     def traffic(title: str, link: str) -> Panel:
-        # `{direction}` is replaced below; the quadruple braces become the braces of the selector.
-        rate = f"sum by (instance, gpu, uuid) (rate(gpu_{link}_{{direction}}_bytes_total{{{{@gpu}}}}[$__rate_interval]))"
-        queries = []
-        for text, direction in (("sent", "transmit"), ("received", "receive")):
-            extreme = _extreme_gpus(rate.format(direction=direction), lowest=True)
-            queries.append(Query(extreme, f"{text}, {LEGEND}", dashed=direction == "receive"))
-        return time_series(title, *queries, unit="Bps", legend="hidden", color=HASHED_COLOR)
+        """Return the plot of the traffic over `nvlink` or `pcie`; received bytes are dashed."""
+        return time_series(
+            title,
+            Query(lowest_rates(f"gpu_{link}_transmit_bytes_total"), f"sent, {GPU_LEGEND}"),
+            Query(lowest_rates(f"gpu_{link}_receive_bytes_total"), f"received, {GPU_LEGEND}", dashed=True),
+            unit="Bps",
+            legend="hidden",
+            color=HASHED_COLOR,
+        )
 
     return traffic("NVLink traffic", "nvlink"), traffic("PCIe traffic", "pcie")
 

@@ -8,8 +8,8 @@ from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL_SORT, RUN, Boa
 from dashboards.cost_and_loss import CLUSTER_COST_PER_HOUR, CLUSTER_LOST_COST_PER_HOUR
 from dashboards.gpu_health import health_panels
 from dashboards.gpu_load import (
+    GPU_LEGEND,
     GPUS_OF_LIVE_RANKS,
-    LEGEND,
     inventory_panels,
     link_panels,
     memory_panels,
@@ -174,7 +174,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         stat(
             "Throttled, 2 min",
-            instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", LEGEND),
+            instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", GPU_LEGEND),
             instant_query(
                 f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}", ALL_GPUS_LEGEND
             ),

@@ -62,9 +62,9 @@ CPU_MODE_COLORS = {
 
 
 _OF_NODE_OR_ITS_RUNS = f'unless (ALERTS{{@cluster, instance=""}} unless on (run) {RUNS_LIVE_ON_NODE})'
-"""Condition of alerts: an alert without a node, such as a NaN loss, counts if the run of the alert has a live process on the node."""
+"""Condition of alerts: an alert without a node, such as that of a NaN loss, counts only if its run has a live process on the node."""
 _CPU_WAIT = "waiting, data is late"
-"""Legend of the share of the time in which a thread waits for a CPU, if a rank on the node waits for data. Only then, the value has a color."""
+"""Legend of the share of the time in which a thread waits for a CPU, if a rank on the node waits for data. Only then does it have a color."""
 UNKNOWN_GPU_COUNT = count_unknown_gpus("@node", "@target")
 """PromQL for the number of GPUs of the node in an unknown state; absent if there is none. No GPU is then up, but some may be lost."""
 _PRESSURE_THRESHOLDS = warn_from(0.5)
@@ -96,6 +96,7 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
+    """Return the panels with the state of the exporter, GPUs, cost, CPU and memory, and the tables of problems, runs, alerts and ranks."""
     cpu_wait = f"max({_pressure_ratio('cpu', '5m')} and on (instance) up{{@target}} == 1)"
     return (
         exporter_state(w=4),
@@ -257,6 +258,7 @@ def _cost_per_hour() -> Panel:
 
 
 def _cpu_panels() -> tuple[Panel, ...]:
+    """Return the panels about the CPUs of the node and of the container, and about the pressure on resources."""
     return (
         time_series(
             "CPUs by mode",
@@ -307,6 +309,7 @@ def _pressure_ratio(resource: str, window: str) -> str:
 
 
 def _pressure_queries() -> Iterator[Query]:
+    """Yield the queries of the pressure on each resource of the node, and on the I/O of the container."""
     for resource, name, color in (
         ("cpu", "CPU", BLUE),
         ("memory", "memory", VERMILION),
@@ -318,6 +321,7 @@ def _pressure_queries() -> Iterator[Query]:
 
 
 def _memory_panels() -> tuple[Panel, ...]:
+    """Return the panels about the memory of the node and of the container, and about swap."""
     return (
         time_series(
             "Memory of the node",

@@ -50,8 +50,8 @@ WHILE_STEPPING = f"and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}"
 SLOWEST_RANK_WHILE_STEPPING = f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO}) {WHILE_STEPPING}"
 """PromQL for the relative speed of the slowest rank, with the labels of `SLOWEST_RANK`, while the run completes steps.
 
-Without a value if the ranks are equal. While ranks are unknown, the result has a value only if a rank is slow: the slowest of all
-ranks may be one of the unknown ranks.
+The result is absent if the ranks are equal. While ranks are unknown, it has a value only if a rank is slow: the slowest of all ranks may be
+one of the unknown ranks.
 """
 LOWEST_SPEED_OF_EQUAL_RANKS = (
     f"{blank_if_incomplete(f'min({SPEED_RATIO_BY_RANK_AND_NODE}) >= {EQUAL_RATIO}')} {WHILE_STEPPING}"
@@ -73,9 +73,11 @@ UP_BY_RANK = "max by (rank) (training_process_up{@run})"
 _ENDED_NORMALLY_IN_RANGE = (
     'max(last_over_time(training_run_state{@run, state=~"finished|stopped"}[$__range])) == 1'
 )
+"""PromQL with a value if the run has finished or was stopped, by its last state in the time range."""
 _ENDED_IN_RANGE = (
     'max(last_over_time(training_run_state{@run, state=~"finished|stopped|failed|lost"}[$__range])) == 1'
 )
+"""PromQL with a value if the run has ended, by its last state in the time range."""
 
 
 RANKS_WITH_SAMPLE = "group by (rank) (training_process_up{@run})"
@@ -118,12 +120,12 @@ def with_number(number: str, start: str, text: str, by: str = "") -> str:
 
 def with_suffix(rows: str, number: str, suffix: str) -> str:
     """Return PromQL that appends *suffix* to the label `problem`, with *number* for `$1`; without a number, the rows are unchanged."""
-    return with_label(
+    return with_suffix_label(
         rows, f'label_replace(count_values("suffix", {number}), "suffix", "{suffix}", "suffix", "(.+)")'
     )
 
 
-def with_label(rows: str, suffixes: str) -> str:
+def with_suffix_label(rows: str, suffixes: str) -> str:
     """Return PromQL that appends the label `suffix` of the single series of *suffixes* to the label `problem`, if there is such a series."""
     # Without a suffix, the label `suffix` is empty. The rows are evaluated once.
     return (
@@ -135,7 +137,10 @@ def with_label(rows: str, suffixes: str) -> str:
 # GPUs of the ranks -------------------------------------------------------------------------------------------
 
 LAST_GPUS_BY_RANK = "max by (instance, rank, gpu, uuid) (rank:training_gpu:info{@run})"
-"""PromQL for the GPUs of each rank, with index and UUID. For a lost GPU, of which the driver lists no processes, the last sample counts."""
+"""PromQL for the GPUs of each rank, by node, rank, index and UUID.
+
+The rule keeps the last GPU of a rank whose GPU is lost, because the driver lists no processes of a lost GPU.
+"""
 _GPU_LOST = "max by (uuid) (gpu_up) == 0"
 """PromQL with a value for each lost GPU, by UUID."""
 LOST_GPU_STARTS = (
@@ -165,7 +170,7 @@ def _xids(matcher: str = "") -> str:
 
 
 def xid_rows(xids: str) -> str:
-    """Return PromQL that adds the GPU and the Xid as the label `problem`: `GPU 3: Xid 79`."""
+    """Return PromQL that adds the label `problem` with the GPU and the Xid to the series of `_xids`: `GPU 3: Xid 79`."""
     return with_text(f'label_join({xids}, "place", ": Xid ", "gpu", "xid")', "GPU $1", "place")
 
 
@@ -215,17 +220,19 @@ _LAST_EXIT_OR_UPDATE = (
 _OF_ENDED_RANKS = f"and on (instance, rank) {UP_BY_RANK_AND_NODE} == 0 unless on (rank) {UP_BY_RANK} == 1 unless on () {_ENDED_NORMALLY_IN_RANGE}"
 """Condition that the process of a rank on a node has ended, no process of the rank is alive, and the run has not ended normally."""
 _KNOWN_EXITS = f"({_LAST_EXIT} {_OF_ENDED_RANKS})"
+"""PromQL for the recorded failed exits of the ended ranks, in Unix seconds."""
 _LATEST_EXITS = f"({_KNOWN_EXITS} > scalar(max({_KNOWN_EXITS})) - {MAX_EXIT_SPREAD_SECONDS})"
 """PromQL for the exits of the last attempt: those at most `MAX_EXIT_SPREAD_SECONDS` before the last exit."""
 _EXITS_AT_FIRST_TIME = f"({_LATEST_EXITS} == scalar(min({_LATEST_EXITS})))"
+"""PromQL for the exits of the last attempt at the time of its first exit: usually one."""
 ENDED_FIRST = (
     f"({_EXITS_AT_FIRST_TIME} and on (instance, rank) last_over_time(run:training_first_exit:timestamp_seconds{{@run}}[5m])"
     f" or on () {_EXITS_AT_FIRST_TIME})"
 )
 """PromQL for the first exit of the last attempt, as on *Fleet*.
 
-An exporter may notice several exits at once. The rank with the oldest step is then first, see the rule. Before its evaluation, and if the
-rule has no exit, all of these ranks are first.
+An exporter may notice several exits at once. The rule `run:training_first_exit:timestamp_seconds` then selects the rank with the oldest
+step. Before the evaluation of the rule, and if it has no exit, all of these ranks are first.
 """
 ENDING_WITHOUT_FAILED_EXIT = f"({_ENDING} unless on () {_KNOWN_EXITS})"
 """PromQL with a value while the processes of the run have ended, the outcome is not decided, and no exit has failed."""
@@ -237,7 +244,10 @@ _ENDED_LATER = (
     f"({_LAST_EXIT_OR_UPDATE} {_OF_ENDED_RANKS} unless on (instance, rank) {ENDED_FIRST}"
     f" unless on (instance, rank) ({_LAST_UPDATE} unless on (instance, rank) {_LAST_EXIT} and on () {_ENDING}))"
 )
-"""PromQL for the exits of all other ended ranks, also of earlier attempts; without an exit, the last update of the feed."""
+"""PromQL for the exits of all other ended ranks, also of earlier attempts.
+
+A rank without a recorded exit has the last update of its feed instead, except while the run is `ending`.
+"""
 FIRST_ENDED_ROWS = with_text(
     f"bottomk({MAX_ROWS}, {ENDED_FIRST})", "ended first: $1", "reason", EXIT_REASON_PATTERN
 )
@@ -252,7 +262,10 @@ FIRST_EXIT = (
     "(max by (instance, rank, reason) (run:training_exit_before_restart:timestamp_seconds{@run}) > time() - $__range_s"
     f" or on () bottomk(1, ({_EXITS_BEFORE_RESTART}) >= scalar(max({_EXITS_BEFORE_RESTART})) - {FOLLOWING_EXITS_SECONDS}))"
 )
-"""PromQL for the first exit before the last restart of the ranks, with node, rank and reason: as on *Fleet*, before the rule from the exits."""
+"""PromQL for the first exit before the last restart of the ranks, with node, rank and reason.
+
+The exit is the recorded one, as on *Fleet*. Before the evaluation of the rule, it is computed from the exits.
+"""
 UNKNOWN_RANKS = (
     "(group by (instance, rank) (last_over_time(training_process_up{@run}[$__range]) == 1)"
     f" unless on (rank) {RANKS_WITH_SAMPLE} unless on (instance) exporter_build_info{{@cluster}}"
@@ -260,7 +273,7 @@ UNKNOWN_RANKS = (
 )
 """PromQL for the ranks without a sample, by rank and by the node on which they last lived, if the exporter of that node has no sample.
 
-Without a value if the run has ended in the time range.
+The result is absent if the run has ended in the time range.
 """
 UNKNOWN_RANK_COUNT_BY_NODE = f"count by (instance) ({UNKNOWN_RANKS})"
 """PromQL for the number of unknown ranks, by the node on which they last lived."""
@@ -270,10 +283,11 @@ LAST_SAMPLE_TIME_BY_NODE = (
 )
 """PromQL for the time of the last sample of each node of the run. The points of the subquery can be before the last sample."""
 _PHASE_START = "max by (instance, rank) (training_phase_active_since_timestamp_seconds{@run})"
+"""PromQL for the start of the current phase of each rank, in Unix seconds."""
 LONG_PHASE_START = f"({_PHASE_START} < time() - {SILENT_SECONDS})"
 """PromQL for the start of the current phase of each rank, by node and rank, if the phase has lasted for more than `SILENT_SECONDS`."""
 LONG_PHASES = f"topk by (instance, rank) (1, max by (instance, rank, phase) (training_phase_active{{@run}} == 1) and on (instance, rank) {LONG_PHASE_START})"
-"""PromQL for a series of value 1 for each such rank, with the phase as a label."""
+"""PromQL for a series of value 1 for each rank of `LONG_PHASE_START`, with the phase as the label `phase`."""
 SILENT_RANKS = (
     f"bottomk({MAX_ROWS}, {_LAST_UPDATE} and on (instance, rank) ({FEED_AGE_SECONDS} > {SILENT_SECONDS})"
     f" and on (instance, rank) {UP_BY_RANK_AND_NODE} == 1)"
@@ -292,20 +306,23 @@ def _with_gpu(rows: str) -> str:
 ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} and on (cluster, run, {HANG_LABELS}) {ODD_GROUP_SIZE} == 1)"
 """PromQL for a series of value 1 for the rank that causes a hang, by the rule of the alert TrainingHang, with the position as labels.
 
-Without a value if a group of several ranks causes the hang, or if several groups may be the cause.
+The result is absent if a group of several ranks causes the hang, or if several groups may be the cause.
 """
 _HANGING_PLACES = (
     f'label_join({ODD_RANK} unless on (instance, rank) ({LOST_GPU_STARTS}), "place", " ", "function", "location")'
     f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1), "place", " ", "function", "location")'
 )
-"""PromQL for the odd rank of a hang, or the position of an odd group, with the line as the label `place`. Ranks with a lost GPU are left out."""
+"""PromQL for the odd rank of a hang, or for the position of an odd group, with the line as the label `place`.
+
+An odd rank with a lost GPU is left out: the row of the lost GPU explains the hang.
+"""
 ODD_PHASE = (
     "(max by (instance, rank, phase) (run:training_odd_phase:info{@run} and on (cluster, run) run:training_standstill:info)"
     " unless on () max(training_hang_info{@run}))"
 )
 """PromQL for the only rank that is in another phase while all other ranks wait in `grad_sync`, by node, rank and phase.
 
-It has a value during a standstill until the stacks of the ranks are known.
+The result has a value only during a standstill, until the stacks of the ranks are known.
 """
 _LAST_PROGRESS_TIME = "max(training_last_progress_timestamp_seconds{@run})"
 """PromQL for the time of the last step or validation batch of any rank, in Unix seconds, without labels."""
@@ -321,7 +338,7 @@ _RANK_IN_ODD_PHASE = with_text(
     "phase",
 )
 ODD_PHASE_ROW = _with_gpu(f"({_RANK_IN_ODD_PHASE}) * 0 + on () group_left () {_LAST_PROGRESS_TIME}")
-"""PromQL for the rank for which all other ranks wait, with the phase in the label `problem`; without a value if the GPU is lost."""
+"""PromQL for the rank for which all other ranks wait, with the phase in the label `problem`; absent if the GPU of the rank is lost."""
 STANDSTILL_START = f"({_LAST_PROGRESS_TIME} and on () {STANDSTILL})"
 """PromQL for the time of the last step or validation batch of a run with an overdue step, or that is stalled or hung."""
 

@@ -38,7 +38,10 @@ FLOPS_UTILIZATION_TEMPLATE = (
     "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops_per_second{{@run}})"
     " / sum(training_peak_flops_per_second{{@run}})"
 )
-"""PromQL for MFU or HFU. The `and` excludes ranks without a known peak, and ended ranks, whose totals are still exported."""
+"""Template of PromQL for the MFU (`{work}`: `model`) or the HFU (`hardware`).
+
+The `and` excludes ranks without a known peak, and ended ranks, whose totals are still exported.
+"""
 
 
 def board() -> Board:
@@ -68,6 +71,7 @@ def board() -> Board:
 
 
 def _utilization_panels() -> tuple[Panel, ...]:
+    """Return the panels of the FLOPs utilization and of the hanging ranks."""
     return (
         time_series(
             "MFU and HFU",
@@ -89,10 +93,12 @@ def _utilization_panels() -> tuple[Panel, ...]:
 
 
 _NAMED_PHASES_PATTERN = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
-"""Regular expression: phases of *Time by phase* that are not part of the series *all other phases*, separated by `|`."""
+"""Regular expression of the phases of *Time by phase* that are not part of the series *all other phases*: names separated by `|`."""
 
 
 def _phase_panels() -> tuple[Panel, ...]:
+    """Return the panel with the shares of the phases in the time of the selected ranks."""
+
     def share(matcher: str, by: str = "") -> str:
         """Return PromQL for the share of phases in the time of the main threads in all phases.
 
@@ -105,13 +111,14 @@ def _phase_panels() -> tuple[Panel, ...]:
         )
         return f"{phase_rate} / ignoring (phase) group_left () sum(rate(training_phase_seconds_total{{@rank}}[$__rate_interval]))"
 
+    saves, others = "checkpoint saves", "all other phases"
     return (
         time_series(
             "Time by phase",
             Query(share(f'phase=~"{WORK_PHASES}"', "phase"), "{{phase}}"),
             Query(share('phase="data_loading"', "phase"), "{{phase}}"),
-            Query(share(f'phase=~"{SAVE_PHASES}"'), "checkpoint saves"),
-            Query(share(f'phase!~"{_NAMED_PHASES_PATTERN}"'), "all other phases"),
+            Query(share(f'phase=~"{SAVE_PHASES}"'), saves),
+            Query(share(f'phase!~"{_NAMED_PHASES_PATTERN}"'), others),
             unit="percentunit",
             maximum=1,
             stacked=True,
@@ -124,7 +131,7 @@ def _phase_panels() -> tuple[Panel, ...]:
                         if name in _NAMED_PHASES_PATTERN.split("|")
                     }
                 ),
-                *fixed_colors_by_name({"checkpoint saves": PURPLE, "all other phases": GREY}),
+                *fixed_colors_by_name({saves: PURPLE, others: GREY}),
                 # `maximum` is a soft limit, which larger values extend. This axis ends at 100 %.
                 {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "max", "value": 1}]},
             ],
@@ -187,6 +194,7 @@ def _optional_panels() -> tuple[Panel, ...]:
 
 
 def _learning_panels() -> tuple[Panel, ...]:
+    """Return the panels of the gradient norm, the learning rate and the loss scale."""
     return (
         time_series(
             "Gradient norm",

@@ -92,6 +92,7 @@ YOUNG_RUN_SECONDS = 3600
 _SINCE_YOUNG_START = "since the start, first hour"
 """Legend of the goodput of a young run."""
 _RUN_HAS_ENDED = 'max(training_run_state{@run, state=~"finished|stopped|failed|lost"}) == 1'
+"""PromQL with a value after the run has ended, for any reason."""
 _LAST_KNOWN_PROGRESS_AGE = (
     f"(time() - max(last_over_time(training_last_progress_timestamp_seconds{{@run}}[{LOOKBACK}])))"
 )
@@ -99,6 +100,7 @@ _LAST_KNOWN_PROGRESS_AGE = (
 _ENDED_NORMALLY_IN_LOOKBACK = (
     f'max(last_over_time(training_run_state{{@run, state=~"finished|stopped"}}[{LOOKBACK}])) == 1'
 )
+"""PromQL with a value if the run has finished or was stopped, by its last state within `LOOKBACK`."""
 GPU_WATTS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
 """PromQL for the power of each GPU of the run in watts, by UUID."""
 
@@ -128,6 +130,7 @@ def overview_panels() -> tuple[Panel, ...]:
 
 def _build_state_panels() -> tuple[Panel, ...]:
     """Return the panels about the state and the progress."""
+    # Ranks are unknown and none is missing: the panel shows *unknown* without *missing*.
     only_unknown = f"{UNKNOWN_RANK_COUNT} > 0 unless on () {MISSING_RANK_COUNT} > 0"
     return (
         stat(
@@ -196,7 +199,7 @@ def _build_start_panel() -> Panel:
         text_mode="value_and_name",
         overrides=[
             {
-                "matcher": {"id": "byFrameRefID", "options": "A"},
+                "matcher": {"id": "byFrameRefID", "options": "A"},  # the only query
                 "properties": [
                     {"id": "mappings", "value": value_mappings({0: ("before this range", NEUTRAL)})}
                 ],
@@ -207,25 +210,30 @@ def _build_start_panel() -> Panel:
     )
 
 
-_STOPPED = f"max by (cause) ({STOPPED_RUN_CAUSES})"
+_CAUSE_OF_STOPPED_RUN = f"max by (cause) ({STOPPED_RUN_CAUSES})"
 """PromQL with the value 0 for a failed or an ending run, with the cause as on *Energy and cost*."""
 _NOTHING_LOST = (
     f'label_replace(0 * max(run:training_live:info{{@run}}) and on () {LIVE_STATE}, "cause", "nothing", "", "")'
     f' or on () label_replace(0 * max(training_run_state{{@run}}) unless on () {LIVE_STATE}, "cause", "ended", "", "")'
     ' or on () label_replace(vector(0), "cause", "unknown", "", "")'
 )
-"""PromQL for a series of value 0 with the text of the row as the label `cause`: of a live run that loses nothing, of a run that has ended, or of a run without a sample or a recorded series."""
+"""PromQL for a series of value 0, the only row of a run without a loss. Its label `cause` is one of
+
+    nothing  the run is live and loses nothing
+    ended    the run is not live
+    unknown  no sample of the run, or no recorded series of a live run
+"""
 
 
 def _build_loss_table(w: int, h: int) -> Panel:
     """Return the table of what the run loses now, by cause, the largest loss first."""
-    # The rule of the losses is evaluated after the step becomes overdue.
+    # From the overdue step on, because the rule of the losses is evaluated later.
     standstill = f'label_replace(0 * {STANDSTILL} + 1, "cause", "standstill", "", "")'
     share = (
         f"({standstill} or on () max by (cause) ({LOST_SHARE_NOW_BY_CAUSE}) > {MIN_DISPLAYED_SHARE} and on () {LIVE_STATE}"
-        f" or on () {_STOPPED} + 1)"
+        f" or on () {_CAUSE_OF_STOPPED_RUN} + 1)"
     )
-    # The slope of the cost has the samples of five minutes, also of a node whose exporter went down since.
+    # The largest number of 15 minutes, so that a node whose exporter went down still counts, as in the cost, which is a slope.
     gpu_hours_per_hour = (
         f"({share}) * on () group_left () max(max_over_time(run:training_gpus:count{{@run}}[15m]))"
     )
@@ -347,7 +355,7 @@ def _add_note(expression: str, condition: str, if_true: str, if_false: str) -> s
 
 
 def _count_events(counter: str, by: str) -> str:
-    """Return PromQL for the number of events in the time range; 0 if the counter does not exist, because the run had no such event.
+    """Return PromQL for the number of events in the time range; 0 if the counter does not exist: the run had no such event.
 
     The arguments are those of `events_in_range`.
     """
@@ -358,7 +366,7 @@ _VALIDATION_STEPS = event_counts(
     'training_steps_total{@run, mode!="train"}', "mode", starts_at_first_event=True
 )
 _WHILE_STEPS_FINISH = "and on () time() - max(training_last_progress_timestamp_seconds{@run}) < 60"
-"""PromQL that ends a line a minute after the last step or validation batch."""
+"""Condition that ends a line a minute after the last step or validation batch."""
 _SAMPLES_PER_SECOND = 'sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))'
 
 
@@ -380,6 +388,7 @@ def _build_time_series_panels() -> tuple[Panel, ...]:
             ],
         }
     ]
+    # C is the third query.
     validation_points: list[Override] = [
         {
             "matcher": {"id": "byFrameRefID", "options": "C"},
@@ -436,7 +445,7 @@ def _build_time_series_panels() -> tuple[Panel, ...]:
                 "tokens",
                 BLUE,
             ),
-            # The samples have the same curve as the tokens.
+            # Without the samples if the run counts tokens: the two curves would have the same shape.
             Query(
                 f"{blank_if_incomplete(_SAMPLES_PER_SECOND)}"
                 ' unless on () max(last_over_time(training_tokens_total{@run, mode="train"}[$__range]))',

@@ -34,29 +34,29 @@ from dashboards.verdicts import Verdict
 WARNING_LEVEL, BAD_LEVEL = 1, 10
 """Levels from which a state is a warning or bad.
 
-The level of a run is a sum: of its state, an overdue step, a cause, missing ranks and alerts. Each part adds 0, `WARNING_LEVEL` or
-`BAD_LEVEL`, so that the warnings of all parts together stay below `BAD_LEVEL`.
+The level of a run is the sum of five parts: its state, an overdue step, a cause, missing ranks, and alerts. Each part adds 0,
+`WARNING_LEVEL` or `BAD_LEVEL`. The warnings of all parts together stay below `BAD_LEVEL`.
 """
 _IS_TRAINING = 'max(training_run_state{@run, state=~"running|stalled|hung"}) == 1'
 """PromQL with a value while the run is `running`, `stalled` or `hung`."""
 STATE_LEGEND = "{{state}}{{overdue}}{{culprit}}{{note}}{{missing}}{{alerts}}{{age}}{{instance}}"
-"""Legend of the state. Each label after `state` is a part of the text with its punctuation, or is absent."""
+"""Legend of the state. Each label after `state` is a part of the text with its punctuation, such as `, no step for 40 s`, or is absent."""
 
 _SAMPLE_AGE_SECONDS = (
     f"round(time() - max(last_over_time(run:training_last_sample:timestamp_seconds{{@run}}[{LOOKBACK}])))"
 )
 """PromQL for the seconds since the last sample of the run, if it is at most `LOOKBACK` old."""
 _CURRENT_STATES = 'run:training_run_state:info{{@run, state=~"{states}"}}'
-"""Template of PromQL for the current state, as on *Fleet*: a run without a sample for a minute has none."""
+"""Template of PromQL for the current state, as on *Fleet*, if it is one of `{states}`. A run without a sample for a minute has none."""
 _LAST_STATES = f'last_over_time(training_run_state{{{{@run, state=~"{{states}}"}}}}[{LOOKBACK}])'
-"""Template of PromQL for the last state within `LOOKBACK`, as series of value 1 and 0."""
+"""Template of PromQL for the last states within `LOOKBACK`: a series for each of `{states}`, of value 1 for the last state, otherwise 0."""
 
 
 def state_query() -> str:
     """Return PromQL for a series with the level of the run and the labels of `STATE_LEGEND`, as far as they apply.
 
     A run without a sample has its last known state, with the age of the last sample and a node. A last state other than `finished` is then
-    at least a warning. Without a value if the run has had no sample within `LOOKBACK`.
+    at least a warning. The result is absent if the run has had no sample within `LOOKBACK`.
     """
     levels = {0: "starting|running|finished", WARNING_LEVEL: "stalled|ending|stopped"}
     silent_levels = {0: "finished", WARNING_LEVEL: "starting|running|stalled|ending|stopped"}
@@ -87,7 +87,7 @@ def _state_with_note(series: str, levels: dict[int, str]) -> str:
         f"{level} * max by (state) ({series.format(states=states)} == 1)"
         for level, states in all_levels.items()
     )
-    # Without staleness markers, as in rebuilt data, the former state remains for a minute beside the current state.
+    # `topk` selects one state: without staleness markers, as in rebuilt data, the former state remains for a minute beside the current one.
     state = f"topk(1, {states})"
     reason = (
         "topk by (state) (1, max by (state, note) (label_replace(label_replace("
@@ -106,11 +106,12 @@ def _overdue() -> str:
     """Return PromQL for the level of an overdue step, with the time since the last step as the label `overdue`.
 
     A step that is overdue in a phase of work is a warning, and bad once the last step is a minute old. The level is 0 in other phases, such
-    as a save, and in the states `stalled` and `hung`, which have levels of their own. The time is that of the panel *Last step*, which
-    Grafana rounds.
+    as a save, and in the states `stalled` and `hung`, which have levels of their own. Without an overdue step, the level is 0 and the label
+    is absent. The time is that of the panel *Last step*, which Grafana rounds.
     """
 
     def text(number: str, unit: str) -> str:
+        """Return PromQL for a series of value 1 with the label `overdue`: `, no step for 40 s`."""
         return f'label_replace(count_values("overdue", round({number})), "overdue", ", no step for $1 {unit}", "overdue", "(.+)")'
 
     age = f"({text(f'{PROGRESS_AGE_SECONDS} < 60', 's')} or on () {text(f'({PROGRESS_AGE_SECONDS} >= 60) / 60', 'min')})"
@@ -132,9 +133,10 @@ def _culprit() -> str:
         a GPU with an Xid of the hardware
         a NaN or infinite loss
         failing saves
-        the causes of a slow run, see `_slow_part`
+        the cause of a slow run, see `_slow_part`
 
-    The value is `WARNING_LEVEL`, or 0 without a cause. A run that does not train has no cause.
+    The value is the level: `WARNING_LEVEL`, `BAD_LEVEL` for a run that loses much time, or 0 without a cause. A run that does not train has
+    no cause.
     """
     return f"{_cause_of_standstill()} or on () {_damage()} or on () {_slow_part()} or on () vector(0)"
 
@@ -174,11 +176,11 @@ def _damage() -> str:
 def _slow_part() -> str:
     """Return PromQL for `WARNING_LEVEL` while a run is slow, `BAD_LEVEL` if it loses much time, with the cause as the label `culprit`.
 
-    The cause is the slowest rank, else the rank that waits longest for data, else the rank with a throttled GPU, else the wait of all ranks
-    for data. Without a value during a standstill, and if the run is not in the state `running`.
+    The cause is the slowest rank, else the rank that waits longest for data, else a rank with a throttled GPU, else the wait of all ranks
+    for data. The result is absent during a standstill, and if the run is not in the state `running`.
     """
     all_wait = f'label_replace({ALL_WAIT_FOR_DATA}, "culprit", ", slowed by waiting for data", "", "")'
-    parts = (
+    ranks_with_text = (
         (f"bottomk(1, {SPEED_RATIO_BY_RANK_AND_NODE} < {SLOW_RATIO})", "slowed by rank $1"),
         (
             f"topk(1, {DATA_WAIT_RATIO_BY_RANK} > {MAX_DATA_WAIT_RATIO} unless on () {ALL_WAIT_FOR_DATA})",
@@ -188,12 +190,12 @@ def _slow_part() -> str:
     )
     texts = " or on () ".join(
         f'label_replace(label_join({rank}, "culprit", " on ", "rank", "instance"), "culprit", ", {text}", "culprit", "(.+)")'
-        for rank, text in parts
+        for rank, text in ranks_with_text
     )
     is_running = 'max(training_run_state{@run, state="running"}) == 1'
-    rows = f"0 * max by (culprit) ({texts} or on () {all_wait})"
+    zero_with_cause = f"0 * max by (culprit) ({texts} or on () {all_wait})"
     loses_much = f"max(run:training_verdict:urgency{{@run}}) == {Verdict.LOSES_MUCH_TIME.value}"
-    level = f"({rows} + {BAD_LEVEL} and on () {loses_much} or on () {rows} + {WARNING_LEVEL})"
+    level = f"({zero_with_cause} + {BAD_LEVEL} and on () {loses_much} or on () {zero_with_cause} + {WARNING_LEVEL})"
     return f"({level} and on () {is_running} unless on () {STANDSTILL_BY_STEP_AGE})"
 
 
@@ -211,6 +213,7 @@ def _alerts() -> str:
     """Return PromQL for the level of the run's firing alerts, with the number of critical alerts, else of warnings, as the label `alerts`."""
 
     def alerts(severity: str, plural: str, level: int) -> str:
+        """Return PromQL for *level* with the number of alerts of a severity as the label `alerts`; absent without such an alert."""
         alert_count_query = f'count(ALERTS{{alertstate="firing", severity="{severity}", @run}})'
         return f"{level} * {_count_as_label('alerts', alert_count_query, severity, plural)}"
 
@@ -219,7 +222,7 @@ def _alerts() -> str:
 
 
 def _count_as_label(label: str, count: str, singular: str, plural: str) -> str:
-    """Return PromQL for a series of value 1 with a count and a noun as a label, such as `, 2 warnings`."""
+    """Return PromQL for a series of value 1 with a count and a noun as a label, such as `, 2 warnings`; absent without a count."""
     with_plural = (
         f'label_replace(count_values("{label}", {count}), "{label}", ", $1 {plural}", "{label}", "(.+)")'
     )
@@ -227,10 +230,11 @@ def _count_as_label(label: str, count: str, singular: str, plural: str) -> str:
 
 
 def _age_and_node() -> str:
-    """Return PromQL for a zero with the age of the last sample and one node of the run as the labels `age` and `instance`."""
+    """Return PromQL for a series of value 0 with the age of the last sample and one node of the run as the labels `age` and `instance`."""
 
-    def age(condition: str, unit: str) -> str:
-        return f'label_replace(count_values("age", {condition}), "age", ", no news for $1 {unit} from ", "age", "(.+)")'
+    def age(number: str, unit: str) -> str:
+        """Return PromQL for a series of value 1 with the label `age`: `, no news for 90 s from `, before the name of the node."""
+        return f'label_replace(count_values("age", {number}), "age", ", no news for $1 {unit} from ", "age", "(.+)")'
 
     seconds = age(f"{_SAMPLE_AGE_SECONDS} < 120", "s")
     minutes = age(f"floor({_SAMPLE_AGE_SECONDS} / 60) >= 2", "min")
