@@ -55,7 +55,7 @@ class ForeignJob:
     status: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
     """Quantities of a job, from the log of the job or from /metrics; None for a quantity without a series."""
 

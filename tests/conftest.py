@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fork_server import DIRECTORY_VARIABLE
+from fork_server import open_session
 from hypothesis import HealthCheck, settings
 from places import TESTS
 from waiting import PATIENCE
@@ -27,9 +27,7 @@ os.environ.pop(
     "PYTHONDONTWRITEBYTECODE", None
 )  # workers and child processes share the compiled modules, as with `make test`
 atexit.register(shutil.rmtree, _FEED_DIRECTORY, ignore_errors=True)
-if DIRECTORY_VARIABLE not in os.environ:  # the workers of pytest-xdist inherit the variable
-    os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="exporter-fork-servers-")
-    atexit.register(shutil.rmtree, os.environ[DIRECTORY_VARIABLE], ignore_errors=True)
+open_session()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 
 # The slowest files start first, because a slow file that starts last would run alone. Files that mostly compute alternate with files

@@ -1,50 +1,55 @@
 """Process that has imported a library, such as torch, and forks the programs of tests, which then need not import the library.
 
-The client, `run_forked`, starts a server per library on demand; all workers of pytest-xdist share it. A program is a process with
-its own id, arguments, environment, working directory, standard streams and exit status, in which only the library was imported
-before. The server has not imported the exporter. Programs whose result depends on a new interpreter or on the order of the imports
-run without the server.
+A program is a process with its own id, arguments, environment, working directory, standard streams and exit status, in which only
+the library was imported before. The server has not imported the exporter. `run_forked` runs a program; `forked_interpreter` is an
+executable for tests whose job starts an interpreter itself. Programs whose result depends on a new interpreter or on the order of
+the imports run without the server.
 
-As a script: `fork_server.py LISTENER MODULE...`, with the descriptor of a listening socket.
+The first request of a test session starts the server of torch, which forks the servers of the other libraries at their first
+request. All workers of pytest-xdist share the servers, which end with the session.
+
+As a script: `fork_server.py OWNER LISTENER=MODULE,MODULE...`, with the process id of the session, and for each library the descriptor
+of a listening socket and the modules to import.
 """
 
 from __future__ import annotations
 
 import array
+import atexit
 import fcntl
 import gc
 import importlib
 import json
 import os
+import runpy
+import select
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import IO
 
-DIRECTORY_VARIABLE = "FORK_SERVER_DIRECTORY"
-"""Environment variable with the directory of the sockets, which is set by conftest.py."""
+import fork_client
+
+DIRECTORY_VARIABLE, OWNER_VARIABLE = "FORK_SERVER_DIRECTORY", "FORK_SERVER_OWNER"
+"""Environment variables with the directory of the sockets, and with the process id of the test session."""
 
 MODULES = {
     "torch": ("torch", "torch._dynamo"),  # the first step of an optimizer imports torch._dynamo
-    "lightning": ("torch", "torch._dynamo", "lightning.pytorch"),
-    "transformers": ("torch", "torch._dynamo", "transformers.trainer"),
+    "lightning": ("lightning.pytorch",),
+    "transformers": ("transformers.trainer",),
 }
-"""Modules that each server imports."""
-
-POLL_SECONDS = 1.0
-"""Interval at which a server checks whether the directory of the sockets still exists, which ends with the test session."""
-
-MAX_IDLE_SECONDS = 600.0
-"""Time without a request after which a server exits, for a session that was killed and has not removed the directory."""
+"""Modules that each server imports. Each server but the first is forked from the first, and thus has imported torch, too."""
 
 _SERVERS: list[subprocess.Popen[bytes]] = []  # `Popen` warns if it is deleted while the process runs
 
@@ -54,7 +59,8 @@ class Program:
     """Program to run, as the arguments of an interpreter.
 
     Attributes:
-        arguments: `-c` and the source text, or the path of a script; then the arguments of the program.
+        arguments: `-c` and the source text, `-m` and a module, or the path of a script; then the arguments of the program. The option
+            `-u` may precede.
         warning_action: Action of `python -W`.
     """
 
@@ -67,33 +73,50 @@ class Program:
 # Client ---------------------------------------------------------------------------------------------------------
 
 
+def open_session() -> None:
+    """Create the directory of the sockets. The servers end with this process. A worker of pytest-xdist inherits the directory."""
+    if DIRECTORY_VARIABLE not in os.environ:
+        os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="exporter-fork-servers-")
+        os.environ[OWNER_VARIABLE] = str(os.getpid())
+        atexit.register(shutil.rmtree, os.environ[DIRECTORY_VARIABLE], ignore_errors=True)
+
+
 def run_forked(library: str, program: Program, timeout: float) -> subprocess.CompletedProcess[str]:
     """Run a program in a process forked by the server of a library. Kills the process and raises TimeoutExpired after *timeout*."""
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as stdout,
         tempfile.TemporaryFile("w+", encoding="utf-8") as stderr,
+        Path(os.devnull).open(encoding="utf-8") as stdin,
         _connect(library) as connection,
-        connection.makefile("r", encoding="utf-8") as answers,
     ):
-        request = json.dumps(asdict(program)).encode()
-        descriptors = array.array("i", [stdout.fileno(), stderr.fileno()])
-        connection.sendmsg(
-            [len(request).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
-        )
-        connection.sendall(request)
-        pid = int(answers.readline())
-        status: int | None = None
-        connection.settimeout(timeout)
-        try:
-            status = int(answers.readline())
-        except TimeoutError as error:
-            raise subprocess.TimeoutExpired(
-                list(program.arguments), timeout, *_texts(stdout, stderr)
-            ) from error
-        finally:
-            if status is None:
-                os.kill(pid, signal.SIGKILL)
+        streams = [file.fileno() for file in (stdin, stdout, stderr)]
+        with fork_client.send_request(connection, asdict(program), streams) as answers:
+            answers.readline()
+            connection.settimeout(timeout)
+            try:
+                status = int(answers.readline())
+            except TimeoutError as error:
+                connection.shutdown(socket.SHUT_WR)  # the server kills the process
+                raise subprocess.TimeoutExpired(
+                    list(program.arguments), timeout, *_texts(stdout, stderr)
+                ) from error
         return subprocess.CompletedProcess(list(program.arguments), status, *_texts(stdout, stderr))
+
+
+def forked_interpreter(library: str) -> str:
+    """Return the path of an executable that runs a program, like `python`, in a process forked by the server of a library.
+
+    The executable understands the arguments of `Program`.
+    """
+    _ensure_server(library)
+    executable = _socket_path(library).with_suffix(".python")
+    if not executable.exists():
+        new_file = executable.with_suffix(f".{os.getpid()}")
+        command = [sys.executable, "-IS", fork_client.__file__, str(_socket_path(library))]
+        new_file.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+        new_file.chmod(0o700)
+        new_file.replace(executable)
+    return str(executable)
 
 
 def _texts(*files: IO[str]) -> list[str]:
@@ -103,33 +126,44 @@ def _texts(*files: IO[str]) -> list[str]:
 
 
 def _connect(library: str) -> socket.socket:
-    """Return a connection to the server of a library. Start the server if it does not run."""
-    path = Path(os.environ[DIRECTORY_VARIABLE]) / library
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError, ConnectionRefusedError):
-            return _connected_socket(path)
-        path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen(100)
-            command = [sys.executable, "-W", "ignore", __file__, str(listener.fileno()), *MODULES[library]]
-            null = subprocess.DEVNULL
-            server = subprocess.Popen(
-                command, env=_server_environment(), pass_fds=[listener.fileno()], stdin=null, stdout=null
-            )
-            _SERVERS.append(server)
-        return _connected_socket(path)
-
-
-def _connected_socket(path: Path) -> socket.socket:
+    """Return a connection to the server of a library."""
+    _ensure_server(library)
     connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(str(path))
-    except OSError:
-        connection.close()
-        raise
+    connection.connect(str(_socket_path(library)))
     return connection
+
+
+def _ensure_server(library: str) -> None:
+    """Start the server at the first call of the session."""
+    with _socket_path("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _socket_path(library).exists():
+            _start_server()
+
+
+def _socket_path(library: str) -> Path:
+    return Path(os.environ[DIRECTORY_VARIABLE]) / library
+
+
+def _start_server() -> None:
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in MODULES]
+        for library, listener in zip(MODULES, listeners, strict=True):
+            listener.bind(str(_socket_path(library)))
+            listener.listen(100)
+        descriptors = [listener.fileno() for listener in listeners]
+        arguments = [
+            f"{descriptor}={','.join(modules)}"
+            for descriptor, modules in zip(descriptors, MODULES.values(), strict=True)
+        ]
+        server = subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__, os.environ[OWNER_VARIABLE], *arguments],
+            env=_server_environment(),
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        _SERVERS.append(server)
 
 
 def _server_environment() -> dict[str, str]:
@@ -142,87 +176,126 @@ def _server_environment() -> dict[str, str]:
 # Server ---------------------------------------------------------------------------------------------------------
 
 
-def _serve(listener: socket.socket, modules: Sequence[str]) -> Program:
-    """Fork a process for each request. Returns the program in the forked process, and never in the server."""
-    directory, last_request_time = Path(listener.getsockname()).parent, time.monotonic()
-    for module in modules:
+@dataclass(frozen=True, slots=True)
+class _Library:
+    listener: socket.socket
+    modules: Sequence[str]
+
+
+def _serve(library: _Library, other_libraries: Sequence[_Library], session: int) -> Program:
+    """Import a library, and fork a process for each request. Returns the program in the forked process, and never in the server.
+
+    The first request for another library forks the server of this library.
+    """
+    for module in library.modules:
         importlib.import_module(module)
     assert "exporter" not in sys.modules
-    assert (
-        len(list(Path("/proc/self/task").iterdir())) == 1
-    )  # a forked process has only the thread that forks
+    # A forked process has only the thread that forks.
+    assert len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
     gc.freeze()
-    listener.settimeout(POLL_SECONDS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes that wait for the programs
-    while directory.exists() and time.monotonic() < last_request_time + MAX_IDLE_SECONDS:
-        with suppress(TimeoutError):
-            connection, _ = listener.accept()
-            last_request_time = time.monotonic()
-            if os.fork() == 0:
-                listener.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                return _fork_program(connection)
-            connection.close()
+    libraries = {each.listener.fileno(): each for each in (library, *other_libraries)}
+    while session not in (ready := select.select([session, *libraries], [], [])[0]):
+        for descriptor in ready:
+            if libraries[descriptor] is library:
+                connection, _ = library.listener.accept()
+                if os.fork() == 0:
+                    _close(libraries.values())
+                    os.close(session)
+                    return _fork_program(connection)
+                connection.close()
+            else:
+                requested_library = libraries.pop(descriptor)
+                if os.fork() == 0:
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    _close(libraries.values())
+                    return _serve(requested_library, (), session)
+                _close([requested_library])
     sys.exit()
 
 
+def _close(libraries: Iterable[_Library]) -> None:
+    for library in libraries:
+        library.listener.close()
+
+
 def _fork_program(connection: socket.socket) -> Program:
-    """Receive a request, fork the process of the program, and answer with its id and exit status. Returns in the forked process."""
-    connection.setblocking(True)
-    size, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(2 * array.array("i").itemsize))
+    """Receive a request, fork the process of the program, and answer with its id and exit status. Returns in the forked process.
+
+    The process is killed if the client closes its side of the connection.
+    """
+    size, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * array.array("i").itemsize))
     descriptors = array.array("i", ancillary[0][2])
     request = b""
     while len(request) < int.from_bytes(size, "big"):
         request += connection.recv(1 << 20)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         connection.close()
-        for target, descriptor in enumerate(descriptors, start=1):
+        for target, descriptor in enumerate(descriptors):
             os.dup2(descriptor, target)
             os.close(descriptor)
         return Program(**json.loads(request))
-    connection.sendall(f"{pid}\n".encode())
+    disconnection_errors = (BrokenPipeError, ConnectionResetError)
+    with suppress(*disconnection_errors):
+        connection.sendall(f"{pid}\n".encode())
+    if connection.fileno() in select.select([connection.fileno(), os.pidfd_open(pid)], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with suppress(BrokenPipeError):  # after a timeout, no client waits
+    with suppress(*disconnection_errors):
         connection.sendall(f"{status}\n".encode())
     os._exit(0)
 
 
-def _prepare(program: Program, library_path: Sequence[str]) -> tuple[CodeType, ModuleType]:
-    """Give this process the environment of a program. Returns the code and the main module of the program."""
+def _prepare(program: Program, library_path: Sequence[str]) -> Callable[[], object]:
+    """Give this process the environment of a program. Returns a function that runs the program."""
     os.chdir(program.directory)
     os.environ.clear()
     os.environ.update(program.environment)
     sys.warnoptions[:] = [program.warning_action]
     warnings.resetwarnings()
     warnings.simplefilter(program.warning_action)  # type: ignore[arg-type]  # the actions are those of `python -W`
+    arguments = list(program.arguments)
+    if arguments[0] == "-u":
+        del arguments[0]
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
     main = ModuleType("__main__")
-    if program.arguments[0] == "-c":
-        source, filename, first_path = program.arguments[1], "<string>", ""
-        sys.argv = ["-c", *program.arguments[2:]]
+    first_path = ""
+    run: Callable[[], object]
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        run = partial(exec, compile(arguments[1], "<string>", "exec"), vars(main))
+    elif arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        run = partial(runpy.run_module, arguments[1], run_name="__main__", alter_sys=True)
+        first_path = program.directory
     else:
-        script = Path(program.arguments[0])
-        source, filename, first_path = (
-            script.read_text(encoding="utf-8"),
-            str(script),
-            str(script.resolve().parent),
-        )
-        sys.argv = list(program.arguments)
-        main.__file__ = filename
+        sys.argv = arguments
+        main.__file__ = arguments[0]
+        script = Path(arguments[0]).resolve()
+        run = partial(exec, compile(script.read_text(encoding="utf-8"), arguments[0], "exec"), vars(main))
+        first_path = str(script.parent)
     search_path = program.environment.get("PYTHONPATH", "")
     sys.path[:] = [first_path, *filter(None, search_path.split(os.pathsep)), *library_path]
     importlib.invalidate_caches()
     sys.modules["__main__"] = main
+    # As the start of an interpreter, in which `run` has added its own module to the search path.
+    sys.modules.pop("sitecustomize", None)
+    with suppress(ImportError):
+        importlib.import_module("sitecustomize")
     if "torch" in sys.modules:
-        importlib.import_module(
-            "torch"
-        )._import_device_backends()  # calls the entry points, as the end of `import torch`
-    return compile(source, filename, "exec"), main
+        # Calls the entry points, as the end of `import torch`.
+        importlib.import_module("torch")._import_device_backends()
+    return run
 
 
 if __name__ == "__main__":
     _library_path = sys.path[1:]
-    _listener = socket.socket(fileno=int(sys.argv[1]))
-    _code, _main = _prepare(_serve(_listener, sys.argv[2:]), _library_path)
-    exec(_code, vars(_main))
+    _owner, *_arguments = sys.argv[1:]
+    _pairs = [argument.split("=") for argument in _arguments]
+    _libraries = [
+        _Library(socket.socket(fileno=int(descriptor)), modules.split(",")) for descriptor, modules in _pairs
+    ]
+    _prepare(_serve(_libraries[0], _libraries[1:], os.pidfd_open(int(_owner))), _library_path)()

@@ -6,6 +6,7 @@ docs/bridges.md has the table of results.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -14,14 +15,14 @@ import pytest
 from bridges_support import needs
 from foreign_jobs import JOBS, table_row
 from foreign_run import Comparison, ForeignJob, JobResult, Numbers, Verdict, measure
+from fork_server import forked_interpreter
 from places import PROJECT
 
 LIBRARIES = {
-    "amp_accumulation": "torch",
     "failing": "torch",
     "ddp": "torch",
     "elastic": "torch",
-    "two_pythons": "torch",
+    "two_pythons": "torch",  # contains the job amp_accumulation
     "fabric": "lightning",
     "ignite": "ignite",
     "keras": "keras",
@@ -30,9 +31,16 @@ LIBRARIES = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(LIBRARIES[name])) for name in LIBRARIES])
-def test_the_page_agrees_with_the_log_of_the_job(name: str, tmp_path: Path) -> None:
+def test_the_page_agrees_with_the_log_of_the_job(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = next(foreign_job for foreign_job in JOBS if foreign_job.name == name)
-    result = measure(job, sys.executable, tmp_path)
+    if name == "two_pythons":
+        python = sys.executable  # a new interpreter, which starts as that of a user
+    else:
+        python = forked_interpreter("lightning" if name == "fabric" else "torch")
+        monkeypatch.setenv("PYTHON_EXEC", python)  # the interpreter of torchrun's ranks
+    result = measure(job, python, tmp_path)
 
     verdicts = {comparison.verdict for comparison in result.comparisons().values()}
     assert Verdict.WRONG not in verdicts, table_row(result, "")
@@ -40,8 +48,17 @@ def test_the_page_agrees_with_the_log_of_the_job(name: str, tmp_path: Path) -> N
 
 
 def test_the_table_separates_equal_quantities_from_those_within_a_tolerance() -> None:
-    log = Numbers("finished", 10, 2.0, 40, 2, 1, 5.0, 0)
-    page = Numbers("finished", 11, 2.0001, 40, None, 1, 6.0, 0)
+    log = Numbers(
+        state="finished",
+        steps=10,
+        loss=2.0,
+        samples=40,
+        epochs=2,
+        checkpoints=1,
+        productive=5.0,
+        interruptions=0,
+    )
+    page = dataclasses.replace(log, steps=11, loss=2.0001, epochs=None, productive=6.0)
     result = JobResult(
         job=ForeignJob(name="x", command=(), absent={"epochs": "no loader"}),
         log_numbers=log,

@@ -6,13 +6,16 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bridges_support import QUIET, create_distribution, needs
+from fork_server import forked_interpreter
 from places import PROJECT, TESTS
 from program_support import sum_by_labels
 from run_support import (
@@ -31,9 +34,9 @@ JOB_DIRECTORY = TESTS / "bridges" / "truth"
 TWO_ATTEMPTS = """
 import subprocess, sys
 from pathlib import Path
-directory = Path(sys.argv[2])
-exit_statuses = [subprocess.run([sys.executable, *sys.argv[1:]]).returncode for _ in range(2)]
-(directory / "ended").write_text(repr(exit_statuses))
+interpreter, script, directory = sys.argv[1:]
+exit_statuses = [subprocess.run([interpreter, script, directory]).returncode for _ in range(2)]
+(Path(directory) / "ended").write_text(repr(exit_statuses))
 """
 """Program that runs a job twice, like a shell loop under one `run`: the first attempt crashes, the second resumes."""
 STEPS = 10
@@ -98,7 +101,9 @@ def truth_of(name: str, directory: Path) -> Truth:
     feed.mkdir(mode=0o700)
     site = create_distribution(directory / "site")
     port = free_port()
-    job = [sys.executable, "-c", TWO_ATTEMPTS, str(JOB_DIRECTORY / f"job_{name}.py"), str(directory)]
+    interpreter = forked_interpreter("lightning" if name == "lightning" else "torch")
+    script = str(JOB_DIRECTORY / f"job_{name}.py")
+    job = [sys.executable, "-c", TWO_ATTEMPTS, interpreter, script, str(directory)]
     command = run_command(feed, job, "--run.name=truth", "--run.linger=30s", port=port)
     stderr_file = directory / "stderr"
     paths = f"{site}:{PROJECT}"
@@ -110,24 +115,25 @@ def truth_of(name: str, directory: Path) -> Truth:
         wait_until(lambda: '"done"' in text_of(directory / "diary") or process.poll() is not None, 150)
         assert '"done"' in text_of(directory / "diary"), stderr_file.read_text()
         wait_until(partial(is_ready, port), 30)
-        wait_until(lambda: sum_by_labels(scrape(port), "training_step") == STEPS, 30)
-        live_page = scrape(port)
+        pages = scraped_pages(port)
+        assert (
+            len(list(islice(pages, 3))) == 3
+        )  # regular scrapes, so that `run` waits for a scrape after the end
+        live_page = next(page for page in pages if sum_by_labels(page, "training_step") == STEPS)
         (directory / "continue").touch()
-        final_page = last_page(port)
+        *_, final_page = pages
         process.wait(WAIT_LIMIT_SECONDS)
     diary = [json.loads(line) for line in text_of(directory / "diary").splitlines()]
     exit_statuses = json.loads((directory / "ended").read_text())
     return Truth(diary, live_page, final_page, exit_statuses, stderr_file.read_text())
 
 
-def last_page(port: int) -> str:
-    """Scrape like a Prometheus with a short interval until the exporter ends, and return its last page."""
-    page = ""
+def scraped_pages(port: int) -> Iterator[str]:
+    """Scrape like a Prometheus with a short interval, and yield the pages until the exporter ends."""
     with contextlib.suppress(OSError):
         while True:
-            page = scrape(port)
+            yield scrape(port)
             time.sleep(0.5)
-    return page
 
 
 def text_of(path: Path) -> str:
