@@ -79,7 +79,7 @@ from dashboards.panels import (
     warn_below,
     warn_from,
 )
-from dashboards.queries import STATE_BY_RUN, instant_query
+from dashboards.queries import STATE_BY_RUN, instant_query, named_values_query
 from dashboards.tables import Column, percent_column, table
 
 CROSSCHECK_RATIO = "max by (instance, device) (exporter_energy_crosscheck{@energy_node})"
@@ -134,7 +134,8 @@ def _build_verdict_tile() -> Panel:
 
     return stat(
         "Runs by verdict",
-        *(instant_query(count, text, text_color(text)) for text, count in RUN_COUNTS_BY_VERDICT.items()),
+        named_values_query(RUN_COUNTS_BY_VERDICT),
+        colors_by_name={text: text_color(text) for text in RUN_COUNTS_BY_VERDICT},
         unit="none",
         decimals=0,
         text_mode="value_and_name",
@@ -165,8 +166,12 @@ def _build_power_tile() -> Panel:
     return stat(
         "GPU power now",
         instant_query(f"sum({GPU_WATTS_BY_RUN}) * on () group_left (gpus) {gpu_count}", "{{gpus}} GPUs"),
-        instant_query(f"{power_of_limited_gpus} / ({limits} > 0)", of_limits),
-        instant_query(f"sum({UNREAD_GPU_COUNT_BY_RUN})", unread),
+        named_values_query(
+            {
+                of_limits: f"{power_of_limited_gpus} / ({limits} > 0)",
+                unread: f"sum({UNREAD_GPU_COUNT_BY_RUN})",
+            }
+        ),
         unit="watt",
         text_mode="value_and_name",
         overrides=[
@@ -210,8 +215,7 @@ def _build_cost_tile() -> Panel:
         "Cost per hour, 5 min",
         instant_query(cost, "{{currency}}"),
         instant_query(f"{LOST_COST_PER_HOUR_BY_CURRENCY} or 0 * {cost}", "{{currency}} lost"),
-        instant_query(share, "{{text}}"),
-        instant_query(f"{unknown_cost} or on () {unknown_count}", "{{text}}"),
+        instant_query(f"({share}) or ({unknown_cost} or on () {unknown_count})", "{{text}}"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -345,16 +349,17 @@ def _build_readings_tile() -> Panel:
     )
     return stat(
         "Energy readings",
-        instant_query(f"{_LOST_GPU_COUNT} and on () {_UNREAD_GPU_COUNT}", "GPUs lost", BAD),
-        instant_query(
-            f"({_UNREAD_GPU_COUNT} - ({_LOST_GPU_COUNT}) or {_UNREAD_GPU_COUNT}) > 0", "GPUs unknown", WARNING
+        named_values_query(
+            {
+                "GPUs lost": f"{_LOST_GPU_COUNT} and on () {_UNREAD_GPU_COUNT}",
+                "GPUs unknown": f"({_UNREAD_GPU_COUNT} - ({_LOST_GPU_COUNT}) or {_UNREAD_GPU_COUNT}) > 0",
+                "suspect": f"count({SUSPECT_DEVICES})",
+                "with gaps": f"count({gaps})",
+                "all devices": f"0 * {devices}"
+                f" unless on () ({_UNREAD_GPU_COUNT} or count({SUSPECT_DEVICES}) or count({gaps}))",
+            }
         ),
-        instant_query(f"count({SUSPECT_DEVICES})", "suspect", BAD),
-        instant_query(f"count({gaps})", "with gaps", WARNING),
-        instant_query(
-            f"0 * {devices} unless on () ({_UNREAD_GPU_COUNT} or count({SUSPECT_DEVICES}) or count({gaps}))",
-            "all devices",
-        ),
+        colors_by_name={"GPUs lost": BAD, "GPUs unknown": WARNING, "suspect": BAD, "with gaps": WARNING},
         unit="none",
         text_mode="value_and_name",
         overrides=[

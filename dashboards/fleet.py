@@ -38,7 +38,7 @@ from dashboards.panels import (
     time_series,
     warn_below,
 )
-from dashboards.queries import Query, instant_query
+from dashboards.queries import Query, instant_query, named_values_query
 from dashboards.tables import Column
 from dashboards.verdicts import ENDING, NO_PROGRESS, UNKNOWN, Verdict, verdict_by_run
 
@@ -87,21 +87,26 @@ def _overview_panels() -> tuple[Panel, ...]:
     return (
         stat(
             "Runs that progress",
-            instant_query(
-                f"count({active} < {Verdict.UNKNOWN} unless on (run) {starting}) or {zero_runs}", "progress"
-            ),
-            instant_query(f"count({active}) or {zero_runs}", "of"),
-            instant_query(f"count({active} == {Verdict.NO_PROGRESS}) or {zero_runs}", NO_PROGRESS, BAD),
-            instant_query(f"count({active} == {Verdict.UNKNOWN}) or {zero_runs}", UNKNOWN, WARNING),
-            instant_query(
-                f"count({active} > {Verdict.STARTING} < {Verdict.UNKNOWN}) or {zero_runs}", "problem", WARNING
-            ),
-            instant_query(f"count({active} == {Verdict.ENDING}) > 0", ENDING, WARNING),
-            instant_query(
-                f"count({active} < {Verdict.UNKNOWN} and on (run) {starting}) > 0", "starting", WARNING
+            named_values_query(
+                {
+                    "progress": f"(count({active} < {Verdict.UNKNOWN} unless on (run) {starting}) or {zero_runs})",
+                    "of": f"(count({active}) or {zero_runs})",
+                    NO_PROGRESS: f"(count({active} == {Verdict.NO_PROGRESS}) or {zero_runs})",
+                    UNKNOWN: f"(count({active} == {Verdict.UNKNOWN}) or {zero_runs})",
+                    "problem": f"(count({active} > {Verdict.STARTING} < {Verdict.UNKNOWN}) or {zero_runs})",
+                    ENDING: f"count({active} == {Verdict.ENDING})",
+                    "starting": f"count({active} < {Verdict.UNKNOWN} and on (run) {starting})",
+                }
             ),
             unit="none",
             text_mode="value_and_name",
+            colors_by_name={
+                NO_PROGRESS: BAD,
+                UNKNOWN: WARNING,
+                "problem": WARNING,
+                ENDING: WARNING,
+                "starting": WARNING,
+            },
             w=10,
             h=3,
         ),
@@ -198,11 +203,13 @@ def _cost_per_hour() -> Panel:
         instant_query(f"sum by (currency) ({CLUSTER_COST_PER_HOUR})", "{{currency}}"),
         instant_query(f"sum by (currency) ({CLUSTER_LOST_COST_PER_HOUR})", "{{currency}} lost"),
         # Weighted by the devices of each run: a hang of a large run costs more than a hang of a small run.
-        instant_query(
-            f"sum({CLUSTER_LOST_SHARE} * on (run) {gpus}) / sum({gpus} and on (run) {CLUSTER_LOST_SHARE})",
-            share,
+        named_values_query(
+            {
+                share: f"sum({CLUSTER_LOST_SHARE} * on (run) {gpus}) / sum({gpus} and on (run) {CLUSTER_LOST_SHARE})",
+                "runs unknown": f"count({UNSEEN_RUNS})",
+            }
         ),
-        instant_query(f"count({UNSEEN_RUNS}) > 0", "runs unknown", BAD),
+        colors_by_name={"runs unknown": BAD},
         unit="locale",
         decimals=0,
         text_mode="value_and_name",

@@ -42,7 +42,7 @@ from dashboards.panels import (
     value_mappings,
     warn_from,
 )
-from dashboards.queries import Query, instant_query
+from dashboards.queries import Query, instant_query, named_values_query
 from dashboards.tables import Column
 
 UID = "training-node"
@@ -102,11 +102,14 @@ def _overview_panels() -> tuple[Panel, ...]:
         exporter_state(w=4),
         stat(
             "GPUs",
-            instant_query("sum(gpu_devices{@node})", "up"),
-            instant_query(
-                f"{count_lost_gpus('@node', '@target')} unless on () {NO_EXPORTER_UP}", "lost", BAD
+            named_values_query(
+                {
+                    "up": "sum(gpu_devices{@node})",
+                    "lost": f"{count_lost_gpus('@node', '@target')} unless on () {NO_EXPORTER_UP}",
+                    "unknown": UNKNOWN_GPU_COUNT,
+                }
             ),
-            instant_query(UNKNOWN_GPU_COUNT, "unknown", WARNING),
+            colors_by_name={"lost": BAD, "unknown": WARNING},
             unit="none",
             text_mode="value_and_name",
             w=5,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.palette import BAD, BLUE, ORANGE, PURPLE, VERMILION
+from dashboards.palette import BAD, BLUE, ORANGE, PURPLE, VERMILION, VIOLET, fixed_colors_by_name
 from dashboards.panels import (
     RUN_LINK,
     Panel,
@@ -13,7 +13,7 @@ from dashboards.panels import (
     value_mappings,
     warn_from,
 )
-from dashboards.queries import Query, instant_query
+from dashboards.queries import Query, instant_query, named_values_query
 from dashboards.tables import Column, table
 
 MAX_CPUS = 8
@@ -87,11 +87,16 @@ def disk_panels() -> tuple[Panel, ...]:
 
 def network_panels() -> tuple[Panel, ...]:
     """Return the panels about Ethernet, TCP and link errors."""
-    rdma_errors = (
-        "sum(rate(host_rdma_receive_errors_total{@node}[$__rate_interval])"
-        " + rate(host_rdma_symbol_errors_total{@node}[$__rate_interval]))"
-    )
-    lost_rdma_links = "sum(rate(host_rdma_link_downed_total{@node}[$__rate_interval]))"
+    errors = {
+        "Ethernet errors": "sum(rate(host_network_receive_errors_total{@node}[$__rate_interval])"
+        " + rate(host_network_transmit_errors_total{@node}[$__rate_interval]))",
+        "Ethernet dropped": "sum(rate(host_network_receive_dropped_total{@node}[$__rate_interval])"
+        " + rate(host_network_transmit_dropped_total{@node}[$__rate_interval]))",
+        "TCP retransmits": "sum(rate(host_tcp_retransmits_total{@node}[$__rate_interval]))",
+        "RDMA errors": "sum(rate(host_rdma_receive_errors_total{@node}[$__rate_interval])"
+        " + rate(host_rdma_symbol_errors_total{@node}[$__rate_interval]))",
+        "RDMA links lost": "sum(rate(host_rdma_link_downed_total{@node}[$__rate_interval]))",
+    }
     return (
         time_series(
             "Ethernet",
@@ -105,26 +110,17 @@ def network_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Network errors",
-            Query(
-                "sum(rate(host_network_receive_errors_total{@node}[$__rate_interval])"
-                " + rate(host_network_transmit_errors_total{@node}[$__rate_interval]))",
-                "Ethernet errors",
-                VERMILION,
-            ),
-            Query(
-                "sum(rate(host_network_receive_dropped_total{@node}[$__rate_interval])"
-                " + rate(host_network_transmit_dropped_total{@node}[$__rate_interval]))",
-                "Ethernet dropped",
-                ORANGE,
-            ),
-            Query("sum(rate(host_tcp_retransmits_total{@node}[$__rate_interval]))", "TCP retransmits", BLUE),
-            Query(
-                f'label_replace({rdma_errors}, "kind", "RDMA errors", "", "")'
-                f' or label_replace({lost_rdma_links}, "kind", "RDMA links lost", "", "")',
-                "{{kind}}",
-                PURPLE,
-            ),
+            named_values_query(errors, instant=False),
             unit="cps",
+            overrides=fixed_colors_by_name(
+                {
+                    "Ethernet errors": VERMILION,
+                    "Ethernet dropped": ORANGE,
+                    "TCP retransmits": BLUE,
+                    "RDMA errors": PURPLE,
+                    "RDMA links lost": VIOLET,
+                }
+            ),
         ),
     )
 
@@ -225,15 +221,10 @@ def optional_panels() -> tuple[Panel, ...]:
             "NFS and Lustre latency",
             Query(
                 "rate(host_nfs_operation_time_seconds_total{@node}[$__rate_interval])"
-                " / (rate(host_nfs_operations_total{@node}[$__rate_interval]) > 0)",
-                "{{mount}} {{operation}}",
-                BLUE,
-            ),
-            Query(
-                "rate(host_lustre_operation_time_seconds_total{@node}[$__rate_interval])"
+                " / (rate(host_nfs_operations_total{@node}[$__rate_interval]) > 0)"
+                " or rate(host_lustre_operation_time_seconds_total{@node}[$__rate_interval])"
                 " / (rate(host_lustre_operations_total{@node}[$__rate_interval]) > 0)",
                 "{{mount}} {{operation}}",
-                ORANGE,
             ),
             unit="s",
             w=8,

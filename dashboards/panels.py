@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from dashboards.palette import (
@@ -242,6 +243,7 @@ def stat(
     color: Json | None = None,
     color_mode: str = "value",
     value_size: int | None = None,
+    colors_by_name: Mapping[str, str] = MappingProxyType({}),
     overrides: Sequence[Override] = (),
 ) -> Panel:
     """Return a stat panel of values at the end of the time range.
@@ -258,6 +260,7 @@ def stat(
         color: Source of the color, such as `fixed_color(BLUE)`; None for the thresholds.
         color_mode: Colored part: `value` for the numbers, or `background` for the tile.
         value_size: Font size of the numbers. None for automatic, which leaves no room for names with two lines.
+        colors_by_name: Colors of series by name, for values from 1 on.
         overrides: Overrides of series; these apply after the colors of the queries.
     """
     defaults = field_defaults(unit, thresholds or NO_THRESHOLDS, None, None, decimals)
@@ -271,13 +274,16 @@ def stat(
     }
     if text_mode == "value_and_name":
         options["text"] = {"titleSize": NAME_SIZE} | ({"valueSize": value_size} if value_size else {})
+    colored = [
+        (_query_matcher(query, index), query.color) for index, query in enumerate(queries) if query.color
+    ]
+    colored += [({"id": "byName", "options": name}, color) for name, color in colors_by_name.items()]
     query_overrides = [
         {
-            "matcher": _query_matcher(query, index),
-            "properties": [{"id": "thresholds", "value": threshold_steps((None, NEUTRAL), (1, query.color))}],
+            "matcher": matcher,
+            "properties": [{"id": "thresholds", "value": threshold_steps((None, NEUTRAL), (1, color))}],
         }
-        for index, query in enumerate(queries)
-        if query.color
+        for matcher, color in colored
     ]
     return build_panel("stat", title, queries, w, h, defaults, [*query_overrides, *overrides], options)
 

@@ -20,6 +20,7 @@ The dashboards use these forms of PromQL again and again:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -432,8 +433,6 @@ The label `gpu_suffix` is `, GPU 3`, or empty if the rank uses several GPUs or n
 """
 EQUAL_RATIO = 0.98
 """Relative speed of the slowest rank from which the panels name no rank: the difference is noise of the measurement."""
-SLOWEST_RANK_LEGEND = "rank {{rank}} on {{instance}}{{gpu_suffix}}"
-"""Legend of `SLOWEST_RANK`."""
 COST_PER_HOUR_BY_CURRENCY = (
     "3600 * sum by (currency) (max by (run, currency) (run:training_cost_held:rate5m{@run}))"
 )
@@ -466,6 +465,15 @@ def blank_if_incomplete(expression: str, by: str = "") -> str:
 def instant_query(expression: str, legend: str = "__auto", color: str | None = None) -> Query:
     """Return a query for values at the end of the time range."""
     return Query(expression, legend, color, instant=True)
+
+
+def named_values_query(values: Mapping[str, str], *, instant: bool = True) -> Query:
+    """Return one query of several series, from {name of the series: PromQL for a single value without labels}.
+
+    A series without a value is absent. With a query for each series, an absent value would be a query without data.
+    """
+    named_values = (f'label_replace({value}, "name", "{name}", "", "")' for name, value in values.items())
+    return Query(" or ".join(named_values), "{{name}}", instant=instant)
 
 
 def table_query(expression: str) -> Query:

@@ -47,16 +47,23 @@ MAX_ROWS = 8
 
 WHILE_STEPPING = f"and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}"
 """Condition that the run is live and completes steps, for the right side of a query."""
-SLOWEST_RANK_WHILE_STEPPING = f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO}) {WHILE_STEPPING}"
+_SLOWEST_RANK_WHILE_STEPPING = f"({blank_if_incomplete(f'{SLOWEST_RANK} < {EQUAL_RATIO}')} or on () {SLOWEST_RANK} < {SLOW_RATIO}) {WHILE_STEPPING}"
 """PromQL for the relative speed of the slowest rank, with the labels of `SLOWEST_RANK`, while the run completes steps.
 
 The result is absent if the ranks are equal. While ranks are unknown, it has a value only if a rank is slow: the slowest of all ranks may be
 one of the unknown ranks.
 """
-LOWEST_SPEED_OF_EQUAL_RANKS = (
+_LOWEST_SPEED_OF_EQUAL_RANKS = (
     f"{blank_if_incomplete(f'min({SPEED_RATIO_BY_RANK_AND_NODE}) >= {EQUAL_RATIO}')} {WHILE_STEPPING}"
 )
 """PromQL for the lowest relative speed, without labels, while the run completes steps and all ranks are known and equal."""
+
+SLOWEST_OR_EQUAL_RANKS = (
+    f'label_join(label_replace(label_replace({_SLOWEST_RANK_WHILE_STEPPING}, "rank_text", "rank $1", "rank", "(.+)"),'
+    ' "node_text", " on $1", "instance", "(.+)"), "who", "", "rank_text", "node_text", "gpu_suffix")'
+    f' or on () label_replace({_LOWEST_SPEED_OF_EQUAL_RANKS}, "who", "all ranks alike", "", "")'
+)
+"""PromQL for the relative speed of the slowest rank or, if all ranks are equal, for their lowest; the label `who` is the text for the reader."""
 
 LOOKBACK = "1h"
 """Time after the last sample for which the last known state is shown."""

@@ -178,10 +178,14 @@ def _optional_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Allocation retries and failures",
-            Query(event_counts("training_gpu_alloc_retries_total{@rank}"), "retries", ORANGE),
-            Query(event_counts("training_gpu_oom_total{@rank}"), "out of memory", VERMILION),
+            Query(
+                f'label_replace({event_counts("training_gpu_alloc_retries_total{@rank}")}, "event", "retries", "", "")'
+                f' or label_replace({event_counts("training_gpu_oom_total{@rank}")}, "event", "out of memory", "", "")',
+                "{{event}}",
+            ),
             unit="none",
             bars=True,
+            overrides=fixed_colors_by_name({"retries": ORANGE, "out of memory": VERMILION}),
         ),
         stat(
             "Free space for checkpoints",

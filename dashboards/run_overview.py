@@ -46,7 +46,6 @@ from dashboards.queries import (
     MEAN_STEP_SECONDS,
     OBSERVED_RATIO,
     PROGRESS_AGE_SECONDS,
-    SLOWEST_RANK_LEGEND,
     STANDSTILL,
     STANDSTILL_BY_STEP_AGE,
     STEP_OVERDUE_IN_WORK,
@@ -55,15 +54,15 @@ from dashboards.queries import (
     blank_if_incomplete,
     event_counts,
     instant_query,
+    named_values_query,
 )
 from dashboards.rank_problems import (
     ENDING_WITHOUT_FAILED_EXIT,
     LIVE_RANK_COUNT,
     LOOKBACK,
-    LOWEST_SPEED_OF_EQUAL_RANKS,
     MISSING_RANK_COUNT,
     SLOW_RATIO,
-    SLOWEST_RANK_WHILE_STEPPING,
+    SLOWEST_OR_EQUAL_RANKS,
     STATE_START,
     UNKNOWN_RANK_COUNT,
     VERY_SLOW_RATIO,
@@ -145,24 +144,28 @@ def _build_state_panels() -> tuple[Panel, ...]:
         _build_start_panel(),
         stat(
             "Ranks",
-            instant_query(f"{LIVE_RANK_COUNT} or 0 * max(training_run_state{{@run}})", "alive"),
-            instant_query("max(training_world_size{@run})", "of"),
-            instant_query(
-                f"{MISSING_RANK_COUNT} unless on () ({only_unknown}) unless on () ({ENDED_NORMALLY} or {ENDING_WITHOUT_FAILED_EXIT})",
-                "missing",
-                BAD,
+            named_values_query(
+                {
+                    "alive": f"{LIVE_RANK_COUNT} or 0 * max(training_run_state{{@run}})",
+                    "of": "max(training_world_size{@run})",
+                    "missing": f"{MISSING_RANK_COUNT} unless on () ({only_unknown})"
+                    f" unless on () ({ENDED_NORMALLY} or {ENDING_WITHOUT_FAILED_EXIT})",
+                    "unknown": f"{UNKNOWN_RANK_COUNT} > 0 unless on () {ENDED_NORMALLY}",
+                }
             ),
-            instant_query(f"{UNKNOWN_RANK_COUNT} > 0 unless on () {ENDED_NORMALLY}", "unknown", WARNING),
+            colors_by_name={"missing": BAD, "unknown": WARNING},
             unit="none",
             text_mode="value_and_name",
             h=3,
         ),
         stat(
             "Last step",
-            instant_query(f"{PROGRESS_AGE_SECONDS} unless on () {ENDED_NORMALLY}", "at the last scrape"),
-            instant_query(
-                f"{_LAST_KNOWN_PROGRESS_AGE} unless on () {PROGRESS_AGE_SECONDS} unless on () {_ENDED_NORMALLY_IN_LOOKBACK}",
-                "exporter silent",
+            named_values_query(
+                {
+                    "at the last scrape": f"{PROGRESS_AGE_SECONDS} unless on () {ENDED_NORMALLY}",
+                    "exporter silent": f"{_LAST_KNOWN_PROGRESS_AGE} unless on () {PROGRESS_AGE_SECONDS}"
+                    f" unless on () {_ENDED_NORMALLY_IN_LOOKBACK}",
+                }
             ),
             unit="s",
             decimals=0,
@@ -277,8 +280,7 @@ def _build_number_panels() -> tuple[Panel, ...]:
     return (
         stat(
             "Slowest rank",
-            instant_query(SLOWEST_RANK_WHILE_STEPPING, SLOWEST_RANK_LEGEND),
-            instant_query(LOWEST_SPEED_OF_EQUAL_RANKS, "all ranks alike"),
+            instant_query(SLOWEST_OR_EQUAL_RANKS, "{{who}}"),
             unit="percentunit",
             decimals=0,
             text_mode="value_and_name",

@@ -52,6 +52,9 @@ energy:
   electricity_price: 0.25
   gpu_hour_price: 2
   lock_dir: {directory}
+collectors:
+  checkpoint_dirs:
+    paths: [{directory}]
 """
 """Configuration of a demo without --config.file. The prices are examples. With its own energy lock, the demo leaves the energy of the real
 machine to the machine's exporter."""

@@ -42,6 +42,8 @@ CHECKPOINT_STEPS = 25
 TARGET_STEPS = 100_000
 FLOPS_PER_TOKEN = 6 * 1.3e9
 """Forward and backward pass of a model with 1.3 billion parameters."""
+HARDWARE_FLOPS_PER_TOKEN = 8 * 1.3e9
+"""The same with a second forward pass, for a job that recomputes the activations."""
 DATA_RATIO, FORWARD_RATIO, BACKWARD_RATIO, OPTIMIZER_RATIO = 0.05, 0.28, 0.52, 0.15
 """Shares of the phases in the compute time of a step."""
 STOP_SECONDS = 5.0
@@ -95,6 +97,7 @@ class SimulatedRank:
             precision="bf16",
             flops_method="6N",
             flops_per_token=FLOPS_PER_TOKEN,
+            hardware_flops_per_token=HARDWARE_FLOPS_PER_TOKEN,
             step_target=TARGET_STEPS,
             world_size=RANKS,
         )
