@@ -59,9 +59,9 @@ _LOWEST_SPEED_OF_EQUAL_RANKS = (
 """PromQL for the lowest relative speed, without labels, while the run completes steps and all ranks are known and equal."""
 
 SLOWEST_OR_EQUAL_RANKS = (
-    f'label_join(label_replace(label_replace({_SLOWEST_RANK_WHILE_STEPPING}, "rank_text", "rank $1", "rank", "(.+)"),'
+    f'max by (who) (label_join(label_replace(label_replace({_SLOWEST_RANK_WHILE_STEPPING}, "rank_text", "rank $1", "rank", "(.+)"),'
     ' "node_text", " on $1", "instance", "(.+)"), "who", "", "rank_text", "node_text", "gpu_suffix")'
-    f' or on () label_replace({_LOWEST_SPEED_OF_EQUAL_RANKS}, "who", "all ranks alike", "", "")'
+    f' or on () label_replace({_LOWEST_SPEED_OF_EQUAL_RANKS}, "who", "all ranks alike", "", ""))'
 )
 """PromQL for the relative speed of the slowest rank or, if all ranks are equal, for their lowest; the label `who` is the text for the reader."""
 

@@ -31,6 +31,7 @@ def assert_panel(
     *,
     query_id: str = "A",
     column: str = "",
+    series_name: str = "",
     factor: int = 1,
     minutes: float = 15,
     selected: dict[str, str] | None = None,
@@ -47,6 +48,7 @@ def assert_panel(
         expected: Expected values by labels, multiplied by *factor* and rounded.
         query_id: Reference of the query in the panel. The first query of a table has its rows.
         column: Name of a column of a table, in place of the reference of its query.
+        series_name: Name of the only checked series of a `named_values_query`; *expected* is then without the label `name`.
         factor: Factor that makes fractions comparable as integers.
         minutes: Evaluation time.
         selected: Values of variables.
@@ -59,6 +61,7 @@ def assert_panel(
         panel,
         series,
         {query_id: expected},
+        series_name=series_name,
         factor=factor,
         minutes=minutes,
         selected=selected,
@@ -72,6 +75,7 @@ def assert_queries(
     series: dict[str, str],
     expected_by_query: Mapping[str, Mapping[str, float]],
     *,
+    series_name: str = "",
     factor: int = 1,
     minutes: float = 15,
     selected: dict[str, str] | None = None,
@@ -95,6 +99,12 @@ def assert_queries(
         )
         for query_id in expected_by_query
     }
+    if series_name:
+        name = f'label_replace(vector(1), "name", "{series_name}", "", "")'
+        expressions = {
+            query_id: f"sum without (name) (({expression}) and on (name) {name})"
+            for query_id, expression in expressions.items()
+        }
     # The queries find an exporter by the last sample of its build information in the time range.
     build_infos = {
         name.replace("up{", "exporter_build_info{", 1): "1 stale" for name in series if name.startswith("up{")

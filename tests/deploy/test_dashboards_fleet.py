@@ -20,14 +20,23 @@ pytestmark = needs_promtool
 def test_the_cost_names_the_number_of_runs_that_are_in_no_rate(tmp_path: Path) -> None:
     series = run_series("run_state", "1x20 stale", labels=',state="running"')
 
-    assert_panel(tmp_path, "training-fleet", "Cost per hour, 5 min", series, {"{}": 1.0}, query_id="D")
+    assert_panel(
+        tmp_path,
+        "training-fleet",
+        "Cost per hour, 5 min",
+        series,
+        {"{}": 1.0},
+        query_id="C",
+        series_name="runs unknown",
+    )
     assert_panel(
         tmp_path,
         "training-fleet",
         "Cost per hour, 5 min",
         run_series("run_state", "1x60", labels=',state="running"'),
         {},
-        query_id="D",
+        query_id="C",
+        series_name="runs unknown",
     )
 
 
@@ -143,7 +152,13 @@ def test_the_cost_of_the_fleet_has_its_lost_part_weighted_by_gpus(tmp_path: Path
         tmp_path, "training-fleet", "Cost per hour, 5 min", series, {'{currency="EUR"}': 12.0}, query_id="B"
     )
     assert_panel(
-        tmp_path, "training-fleet", "Cost per hour, 5 min", series, {"{}": 50.0}, query_id="C", factor=100
+        tmp_path,
+        "training-fleet",
+        "Cost per hour, 5 min",
+        series,
+        {'{name="GPU time lost"}': 50.0},
+        query_id="C",
+        factor=100,
     )
 
 

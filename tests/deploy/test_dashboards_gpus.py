@@ -143,10 +143,13 @@ def test_the_gpus_of_a_driver_that_is_not_read_are_unknown_and_not_lost(
 ) -> None:
     series = _driver_without_reading(last_reading)
 
-    panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
-
-    gpus = {"A": {"{}": up}, "B": {"{}": lost}, "C": {"{}": unknown}}
-    assert_queries(tmp_path, dashboard, panel, series, gpus)
+    if dashboard == "training-node":
+        counts = {'{name="up"}': up, '{name="lost"}': lost, '{name="unknown"}': unknown}
+        assert_panel(tmp_path, dashboard, "GPUs", series, counts)
+    else:
+        panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
+        gpus = {"A": {"{}": up}, "B": {"{}": lost}, "C": {"{}": unknown}}
+        assert_queries(tmp_path, dashboard, panel, series, gpus)
 
 
 @pytest.mark.parametrize(("dashboard", "node"), [("training-gpus", 'instance="n1",'), ("training-node", "")])
@@ -185,11 +188,11 @@ READER_CRASHED = {
 def test_the_other_gpus_are_unknown_and_the_lost_one_is_lost_after_a_crash_of_the_process_that_calls_nvml(
     tmp_path: Path,
 ) -> None:
-    lost_and_unknown = {"B": {"{}": 1}, "C": {"{}": 7}}
-    selected_gpus = {"A": {"{}": 0}} | lost_and_unknown
+    selected_gpus = {"A": {"{}": 0}, "B": {"{}": 1}, "C": {"{}": 7}}
+    gpus_of_node = {'{name="lost"}': 1, '{name="unknown"}': 7}
 
     assert_queries(tmp_path, "training-gpus", "Selected GPUs", READER_CRASHED, selected_gpus)
-    assert_queries(tmp_path, "training-node", "GPUs", READER_CRASHED, lost_and_unknown)
+    assert_panel(tmp_path, "training-node", "GPUs", READER_CRASHED, gpus_of_node)
 
 
 def test_a_crash_of_the_process_that_calls_nvml_does_not_stop_the_run(tmp_path: Path) -> None:
@@ -227,8 +230,10 @@ def test_a_gpu_that_the_driver_does_not_list_is_lost_in_the_tile_and_a_problem_i
     missing = f'{{{node}problem="GPUs not listed by the driver: 1",remedy="{remedy}"}}'
     lost = f'{{{node}gpu="0",problem="GPU does not respond: gpu_is_lost",remedy="drain; reset the GPU or reboot"}}'
 
-    panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
-    assert_panel(tmp_path, dashboard, panel, series, {"{}": 2}, query_id="B")
+    if dashboard == "training-gpus":
+        assert_panel(tmp_path, dashboard, "Selected GPUs", series, {"{}": 2}, query_id="B")
+    else:
+        assert_panel(tmp_path, dashboard, "GPUs", series, {"{}": 2}, series_name="lost")
     assert_panel(
         tmp_path, dashboard, "What is wrong", series, {missing: Impact.POSSIBLE, lost: Impact.NO_RUN}
     )

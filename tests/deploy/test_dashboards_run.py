@@ -473,7 +473,9 @@ def test_the_state_of_a_slow_run_is_a_warning_that_names_the_rank(
     assert_panel(tmp_path, "training-run", "State", RANKS | series, expected)
 
 
-@pytest.mark.parametrize(("state", "expected"), [("running", {"{}": 600}), ("finished", {})])
+@pytest.mark.parametrize(
+    ("state", "expected"), [("running", {'{name="at the last scrape"}': 600}), ("finished", {})]
+)
 def test_only_a_run_that_has_not_finished_has_an_age_of_its_last_step(
     tmp_path: Path, state: str, expected: dict[str, float]
 ) -> None:
@@ -558,7 +560,7 @@ def test_the_start_is_that_of_the_worst_problem_or_of_the_state(
     ("compute", "expected"),
     [
         pytest.param("1x60", {}, id="equal to the only known rank"),
-        pytest.param("1.5x60", {'{instance="n1",rank="1"}': 67}, id="slow among the known ranks"),
+        pytest.param("1.5x60", {'{who="rank 1 on n1"}': 67}, id="slow among the known ranks"),
     ],
 )
 def test_while_ranks_are_unknown_only_a_slow_rank_is_the_slowest(
@@ -678,10 +680,21 @@ MISSED_SCRAPES = (
             },
             id="problems",
         ),
-        pytest.param("Ranks", "A", {"{}": 1}, {}, id="ranks"),
+        pytest.param(
+            "Ranks",
+            "A",
+            {'{name="alive"}': 1, '{name="of"}': 1, '{name="missing"}': 0},
+            {},
+            id="ranks",
+        ),
         pytest.param("Step", "A", {"{}": 59}, {}, id="step"),
-        pytest.param("Last step", "A", {"{}": 3}, {}, id="age of the step at the last scrape"),
-        pytest.param("Last step", "B", {}, {"{}": 108}, id="age of the last known step of a silent exporter"),
+        pytest.param(
+            "Last step",
+            "A",
+            {'{name="at the last scrape"}': 3},
+            {'{name="exporter silent"}': 108},
+            id="age of the last step",
+        ),
     ],
 )
 def test_one_missed_scrape_changes_no_tile_and_seven_make_the_run_silent(

@@ -235,13 +235,13 @@ def test_ranks_of_a_node_without_an_exporter_are_not_seen_rather_than_ended(tmp_
 
 
 @pytest.mark.parametrize(
-    ("gpus", "label"),
-    [((0,), ', gpu_suffix=", GPU 0"'), ((0, 1), "")],
+    ("gpus", "suffix"),
+    [((0,), ", GPU 0"), ((0, 1), "")],
     ids=["one GPU", "two GPUs"],
 )
 @pytest.mark.parametrize("dashboard", ["training-run", "training-ranks"])
 def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
-    tmp_path: Path, dashboard: str, gpus: tuple[int, ...], label: str
+    tmp_path: Path, dashboard: str, gpus: tuple[int, ...], suffix: str
 ) -> None:
     memory = 'training_process_gpu_memory_bytes{{run="a",instance="n2",rank="1",gpu="{0}",uuid="G{0}"}}'
     series = {
@@ -252,7 +252,7 @@ def test_the_slowest_rank_has_the_index_of_its_gpu_if_it_uses_only_one(
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
         **{memory.format(gpu): "1x20" for gpu in gpus},
     }
-    expected = {f'{{instance="n2",rank="1"{label}}}': 50}
+    expected = {f'{{who="rank 1 on n2{suffix}"}}': 50}
 
     assert_panel(tmp_path, dashboard, "Slowest rank", series, expected, factor=100, minutes=4)
 
@@ -286,17 +286,12 @@ def test_ranks_of_one_pipeline_stage_do_not_wait_for_the_slower_ranks_of_another
 
 @pytest.mark.parametrize("dashboard", ["training-run", "training-ranks"])
 @pytest.mark.parametrize(
-    ("seconds", "query_id", "expected"),
-    [
-        ("1.25", "A", {'{instance="n2",rank="1"}': 80}),
-        ("1.25", "B", {}),
-        ("1.01", "A", {}),
-        ("1.01", "B", {"{}": 99}),
-    ],
-    ids=["slow rank", "slow rank, in the other query", "no slow rank", "all ranks alike"],
+    ("seconds", "expected"),
+    [("1.25", {'{who="rank 1 on n2"}': 80}), ("1.01", {'{who="all ranks alike"}': 99})],
+    ids=["slow rank", "all ranks alike"],
 )
 def test_ranks_of_equal_speed_have_no_slowest_rank(
-    tmp_path: Path, dashboard: str, seconds: str, query_id: str, expected: dict[str, float]
+    tmp_path: Path, dashboard: str, seconds: str, expected: dict[str, float]
 ) -> None:
     series = {
         rank_series("rank_compute_seconds", 1, 0): "1x20",
@@ -308,16 +303,14 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
         'training_run_state{run="a",instance="n1",state="running"}': "1x20",
     }
 
-    assert_panel(
-        tmp_path, dashboard, "Slowest rank", series, expected, query_id=query_id, factor=100, minutes=4
-    )
+    assert_panel(tmp_path, dashboard, "Slowest rank", series, expected, factor=100, minutes=4)
 
 
 @pytest.mark.parametrize(
     ("dashboard", "panel", "query_id", "label"),
     [
-        ("training-run", "Slowest rank", "A", 'instance="n1",rank="3"'),
-        ("training-ranks", "Slowest rank", "A", 'instance="n1",rank="3"'),
+        ("training-run", "Slowest rank", "A", 'who="rank 3 on n1"'),
+        ("training-ranks", "Slowest rank", "A", 'who="rank 3 on n1"'),
         ("training-ranks", "Nodes of the run", "F", 'instance="n1"'),
         ("training-fleet", "Speed and progress of the runs", "I", 'run="a"'),
     ],
@@ -343,7 +336,7 @@ def test_all_dashboards_show_the_same_slowest_rank(
 @pytest.mark.parametrize(
     ("dashboard", "panel", "query_id", "labels"),
     [
-        ("training-run", "Last step", "A", "{}"),
+        ("training-run", "Last step", "A", '{name="at the last scrape"}'),
         ("training-node", "Runs on this node", "F", '{run="a"}'),
         ("training-node", "Ranks on this node", "E", '{run="a",rank="0"}'),
         ("training-fleet", "Speed and progress of the runs", "C", '{run="a"}'),
