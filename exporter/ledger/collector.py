@@ -170,7 +170,7 @@ class JobCollector:
         return feed_pass
 
     def _already_counted(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
-        """Return the feed files of running processes that are already part of a base, with the reason `taken`.
+        """Return the feed files of running processes whose totals were already added to the base of a rank, with the reason `taken`.
 
         A copy of an old feed file is such a file.
         """
@@ -290,7 +290,7 @@ class JobCollector:
         processes = []
         now = self._monotonic()
         # Exited processes are included, because the energy of a crashed attempt may be divided after the next attempt has started.
-        for process in (totals for slot in slots for totals in slot.slot.processes):
+        for process in (totals for slot in slots for totals in slot.worker_slot.processes):
             identity, training, is_alive = process.identity, process.training, process.is_alive
             if training is None or identity.rank is None:
                 continue
@@ -342,7 +342,9 @@ class JobCollector:
                 ):
                     self._remove(process_id)
             self._undeletable_ids &= feed_pass.entries.keys()
-        self._ranks.release_exited({slot.slot for slot in slots}, feed_pass.present_ids, feed_pass.moment)
+        self._ranks.release_exited(
+            {slot.worker_slot for slot in slots}, feed_pass.present_ids, feed_pass.moment
+        )
 
     def _remove(self, process_id: str) -> None:
         """Remove the files of a process. A failure is logged once, and the next pass tries again."""
@@ -364,7 +366,7 @@ class JobCollector:
             if process.snapshot is None
             else _job_process(process.snapshot, None, is_alive=False)
             for slot in slots
-            for process in slot.slot.processes
+            for process in slot.worker_slot.processes
             if process.identity.id not in feed_pass.entries
         ]
         self.processes = (*processes_with_feed, *exited_processes)

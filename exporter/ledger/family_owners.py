@@ -15,7 +15,7 @@ from operator import is_
 
 from exporter.ledger.families import IDENTITY_LABELS, bridges, elastic, model, training
 from exporter.ledger.families.training_family import TrainingFamily
-from exporter.ledger.totals import ProcessTotals, StatPlan, StatShape, shape_of
+from exporter.ledger.totals import ProcessTotals, SeriesKey, StatPlan, StatShape, shape_of
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.values import StatDefinition, families_of
 
@@ -53,7 +53,8 @@ def create_plan(definition: StatDefinition) -> StatPlan | None:
         is_refused = any(name in RESERVED or name.startswith(RESERVED_PREFIXES) for name in names)
     if is_refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
         return None
-    return StatPlan(definition, families, names, (families.main, definition.labels), shape_of(definition))
+    key = SeriesKey(families.main, definition.labels)
+    return StatPlan(definition, families, names, key, shape_of(definition))
 
 
 class FamilyOwners:
@@ -83,17 +84,17 @@ class FamilyOwners:
 
     def owner(self, plan: StatPlan) -> FamilyOwner | None:
         """Return the owner of the plan's family, or None if the plan was not admitted."""
-        owner = self._owners.get(plan.key[0])
+        owner = self._owners.get(plan.key.main)
         if owner is None or owner.shape != plan.shape:
             return None
-        return owner if all(name in owner.label_names for name, _ in plan.key[1]) else None
+        return owner if all(name in owner.label_names for name, _ in plan.key.labels) else None
 
     def claim(self, plan: StatPlan) -> bool:
         """Admit a Stat to its family. Return False if a name of the Stat belongs to a different definition."""
-        owner = self._owners.get(plan.key[0]) or FamilyOwner(plan.key[0], plan.shape, plan.definition)
+        owner = self._owners.get(plan.key.main) or FamilyOwner(plan.key.main, plan.shape, plan.definition)
         if owner.shape != plan.shape or any(self._names.get(name, owner) is not owner for name in plan.names):
             return False
-        labels = {*owner.label_names, *[name for name, _ in plan.key[1]]}
+        labels = {*owner.label_names, *[name for name, _ in plan.key.labels]}
         if owner.main not in self._owners or len(labels) > len(owner.label_names):
             owner.label_names = tuple(sorted(labels))
             self.version += 1

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from exporter.ledger.state.codec import decoding, from_json, parse, to_json
-from exporter.ledger.totals import ProcessTotals, StatTotals, WorkerSlot
+from exporter.ledger.totals import ProcessTotals, SeriesKey, StatTotals, WorkerSlot
 from exporter.recording.values import NO_COUNTS, Aggregation, StatDefinition, StatReading, families_of
 
 TotalsT = TypeVar("TotalsT", bound=StatTotals)
@@ -118,13 +118,13 @@ def _totals(
     """Return totals with the readings of their rows. Older releases saved no exponential buckets and no values."""
     totals: TotalsT = from_json(totals_class, body)
     rows = body["series"]
-    exponential_rows = body.get("exponential") or [()] * len(rows)  # older releases do not save these
+    exponential_rows = body.get("exponential") or [()] * len(rows)
     values = body.get("values") or [None] * len(rows)
     for row, buckets_and_counts, value in zip(rows, exponential_rows, values, strict=True):
         index, count, total, buckets, last_sample, rejected_counts, overflows = row
         definition = definitions[index]
         half = len(buckets_and_counts) // 2
-        totals.series[families_of(definition).main, definition.labels] = StatReading(
+        totals.series[SeriesKey(families_of(definition).main, definition.labels)] = StatReading(
             definition,
             from_json(int, count),
             from_json(float | None, total),

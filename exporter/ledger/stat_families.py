@@ -68,7 +68,7 @@ class StatMetrics:
         for slot in slots:
             self._add_running(slot)
         for slot, plan in exited_plans:
-            total, series = slot.slot.total(plan.key), self._series_of(plan, slot)
+            total, series = slot.worker_slot.total(plan.key), self._series_of(plan, slot)
             if total is not None and series is not None:
                 self._add_total(slot, plan, series, total)
         previous, self._cache = self._cache, {}
@@ -79,32 +79,32 @@ class StatMetrics:
             self._cache[name] = family
         return [cached_family.metric for cached_family in self._cache.values()]
 
-    def _add_running(self, visible: VisibleSlot) -> None:
+    def _add_running(self, slot: VisibleSlot) -> None:
         """Add the Stats of the slot's running process, with the totals of the slot's earlier processes."""
-        process, slot = visible.process, visible.slot
+        process, worker_slot = slot.process, slot.worker_slot
         if process.snapshot is None or not process.is_alive:
             return
-        slot_series = self._series_by_slot.get(visible.labels)
+        slot_series = self._series_by_slot.get(slot.labels)
         if slot_series is None or slot_series.plans is not process.admitted_plans:
             series_of_plans = [
-                None if plan is None else self._series_of(plan, visible) for plan in process.admitted_plans
+                None if plan is None else self._series_of(plan, slot) for plan in process.admitted_plans
             ]
-            slot_series = self._series_by_slot[visible.labels] = _SlotSeries(
+            slot_series = self._series_by_slot[slot.labels] = _SlotSeries(
                 process.admitted_plans, series_of_plans
             )
-        other_parts = [part for part in slot.parts() if part is not process and part.series]
+        other_parts = [part for part in worker_slot.parts() if part is not process and part.series]
         readings = process.snapshot.recording.stats
         for plan, stat_series, reading in zip(slot_series.plans, slot_series.series, readings, strict=True):
             if plan is None or stat_series is None or plan.key not in process.series:
                 continue
             total = process.series[plan.key]
             if other_parts and any(plan.key in part.series for part in other_parts):
-                total = slot.total(plan.key) or total
-            self._add_total(visible, plan, stat_series, total)
-            if visible.is_fresh and plan.families.samples:
+                total = worker_slot.total(plan.key) or total
+            self._add_total(slot, plan, stat_series, total)
+            if slot.is_fresh and plan.families.samples:
                 self._add_windows(plan, stat_series, reading.window)
 
-    def _series_of(self, plan: StatPlan, visible: VisibleSlot) -> StatSeries | None:
+    def _series_of(self, plan: StatPlan, slot: VisibleSlot) -> StatSeries | None:
         """Return the series of a Stat, or None if the Stat is not admitted.
 
         Returns None too if only rank 0 provides the family, and the slot is of another rank.
@@ -112,29 +112,27 @@ class StatMetrics:
         owner = self._owners.owner(plan)
         if owner is None:
             return None
-        identity_labels: tuple[str, ...] = visible.labels
+        identity_labels: tuple[str, ...] = slot.labels
         spec = TRAINING_FAMILIES.get(owner.main)
         if spec is not None and "rank" not in spec.labels:
-            if not visible.is_rank_0:
+            if not slot.is_rank_0:
                 return None
             identity_labels = identity_labels[:1]
-        stat_labels = dict(plan.key[1])
+        stat_labels = dict(plan.key.labels)
         return StatSeries(
             owner, (*identity_labels, *[stat_labels.get(name, "") for name in owner.label_names])
         )
 
-    def _add_total(
-        self, visible: VisibleSlot, plan: StatPlan, series: StatSeries, total: StatReading
-    ) -> None:
+    def _add_total(self, slot: VisibleSlot, plan: StatPlan, series: StatSeries, total: StatReading) -> None:
         """Add the total, or the value of a gauge, as far as it may be shown, and the time of the last sample."""
         families, kind = plan.families, plan.definition.kind
         value: float | Distribution | None = None
         if kind == "gauge":
-            if _shows_gauge(families.main, visible):
+            if _shows_gauge(families.main, slot):
                 value = total.value
-        elif visible.is_saved and kind == "counter":
+        elif slot.is_saved and kind == "counter":
             value = total.sum
-        elif visible.is_saved:
+        elif slot.is_saved:
             buckets = tuple(zip(total.definition.buckets, total.bucket_counts, strict=True))
             value = Distribution(total.count, total.sum, buckets, total.exponential)
         if value is not None:
@@ -174,20 +172,20 @@ class StatMetrics:
         samples[series.labels] = value
 
 
-def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
+def _shows_gauge(name: str, slot: VisibleSlot) -> bool:
     """Return True if the lifetime of a gauge permits the value: current, or the last position of an exited process."""
     spec = TRAINING_FAMILIES.get(name)
     lifetime = Lifetime.CURRENT if spec is None else spec.lifetime
     if lifetime is Lifetime.LAST_VALUE:
-        return visible.is_advancing
-    return visible.is_fresh or (lifetime is Lifetime.POSITION and not visible.process.is_alive)
+        return slot.is_advancing
+    return slot.is_fresh or (lifetime is Lifetime.POSITION and not slot.process.is_alive)
 
 
-def _exited_plans(visible: VisibleSlot) -> Iterable[StatPlan]:
+def _exited_plans(slot: VisibleSlot) -> Iterable[StatPlan]:
     """Return the plans of the Stats that processes within the retention time had, and the running process does not have."""
-    running_series = visible.process.series if visible.process.is_alive else {}
+    running_series = slot.process.series if slot.process.is_alive else {}
     definitions = {
-        key: reading.definition for part in visible.lingering_parts for key, reading in part.series.items()
+        key: reading.definition for part in slot.lingering_parts for key, reading in part.series.items()
     }
     return filter(
         None,

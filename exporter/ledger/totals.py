@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.goodput.hang import HangRule
@@ -34,13 +34,17 @@ from exporter.recording.values import (
     TrainingReading,
 )
 
-SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
-"""Main family and labels: the identity of a Stat over restarts and code versions."""
-
 Key = TypeVar("Key", str, int, tuple[str, str])
 
 STEP_TIME_TOLERANCE_SECONDS = 0.01
 """Maximum difference of two reported times of the same step."""
+
+
+class SeriesKey(NamedTuple):
+    """Identity of a Stat over restarts and code versions."""
+
+    main: str  # name of the main family
+    labels: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,8 @@ class ProcessTotals(StatTotals):
         for plan, reading in zip(self.admitted_plans, snapshot.recording.stats, strict=True):
             if plan is not None:
                 self.series[plan.key] = reading
-            else:
-                self.refused_readings += is_newer
+            elif is_newer:
+                self.refused_readings += 1
         self.events, self.dropped_counts = snapshot.recording.events, snapshot.dropped
         self.sequence, self.written_at = snapshot.sequence, snapshot.written
         self.is_final = snapshot.recording.final
@@ -323,7 +327,7 @@ class VisibleSlot:
 
     key: RankKey
     labels: tuple[str, ...]  # values of the labels run, rank, worker, role
-    slot: WorkerSlot
+    worker_slot: WorkerSlot
     process: ProcessTotals  # the running process, otherwise the last process
     is_fresh: bool  # window gauges may be shown
     is_advancing: bool  # last values of the training may be shown
@@ -333,7 +337,7 @@ class VisibleSlot:
     @property
     def is_rank_0(self) -> bool:
         """True for the first worker of rank 0, which provides the values of the whole run."""
-        return self.key.rank == 0 and not self.slot.number and not self.key.role
+        return self.key.rank == 0 and self.worker_slot.number == 0 and not self.key.role
 
 
 def visible_slot(
@@ -349,7 +353,7 @@ def visible_slot(
     return VisibleSlot(
         key=key,
         labels=(key.run, rank, worker, key.role),
-        slot=slot,
+        worker_slot=slot,
         process=process,
         is_fresh=is_fresh,
         is_advancing=is_fresh and rules.overdue_seconds(process, now) is None,

@@ -1,6 +1,6 @@
 """Families of the bridge to torch.monitor and of span exporters, filled by Stats of the job's processes.
 
-The names are reserved, as in `families.training`.
+The names are reserved: a Stat with such a name is refused, unless it has the type, unit and labels of the family.
 """
 
 from __future__ import annotations

@@ -231,47 +231,47 @@ def add_processes(
     """Add the families of the processes that write feeds. *gpu_of* returns the index and the UUID of a process's GPU."""
     names = sorted({name for slot in slots for name, _ in slot.process.identity.labels})
     info = replace(RANK_INFO, labels=RANK_INFO.labels + tuple([f"label_{name}" for name in names]))
-    for visible_slot in slots:
-        process, identity = visible_slot.process, visible_slot.process.identity
-        collected.add(ALIVE, int(process.is_alive), *visible_slot.labels)
-        collected.add(LAST_UPDATE, process.written_at, *visible_slot.labels)
+    for slot in slots:
+        process, identity = slot.process, slot.process.identity
+        collected.add(ALIVE, int(process.is_alive), *slot.labels)
+        collected.add(LAST_UPDATE, process.written_at, *slot.labels)
         local_rank = "" if identity.local_rank is None else str(identity.local_rank)
-        # The label role of other families is empty for a process with a rank.
-        run, rank, worker, _ = visible_slot.labels
+        # Unlike in other families, the label `role` is also set for a process with a rank.
+        run, rank, worker, _ = slot.labels
         rank_labels = (run, rank, worker, identity.role, local_rank, identity.node, identity.version)
         job_labels = dict(identity.labels)
         job_label_values = [job_labels.get(name, "") for name in names]
         collected.add(info, 1, *rank_labels, *(gpu_of(identity.id) or ("", "")), *job_label_values)
-        _add_events(collected, visible_slot)
-        if visible_slot.is_saved:
-            _add_losses(collected, visible_slot)
+        _add_events(collected, slot)
+        if slot.is_saved:
+            _add_losses(collected, slot)
 
 
-def _add_events(collected: Collected, visible: VisibleSlot) -> None:
+def _add_events(collected: Collected, slot: VisibleSlot) -> None:
     """Add the events of a slot, summed over its processes."""
     total = NO_EVENTS
-    for part in visible.slot.parts():
+    for part in slot.worker_slot.parts():
         total = sum_events(total, part.events)
     for type_and_severity, timestamp in total.last.items():
-        collected.add(EVENT_LAST, timestamp, *visible.labels, *type_and_severity)
-    if not visible.is_saved:
+        collected.add(EVENT_LAST, timestamp, *slot.labels, *type_and_severity)
+    if not slot.is_saved:
         return
     for type_and_severity, count in total.counts.items():
-        collected.add(EVENTS, count, *visible.labels, *type_and_severity)
+        collected.add(EVENTS, count, *slot.labels, *type_and_severity)
     for type_and_reason, count in total.suppressed.items():
-        collected.add(EVENTS_SUPPRESSED, count, *visible.labels, *type_and_reason)
+        collected.add(EVENTS_SUPPRESSED, count, *slot.labels, *type_and_reason)
     zero_counts = {(handler, reason): 0 for handler in total.delivered for reason in ("queue_full", "error")}
     for handler, count in total.delivered.items():
-        collected.add(HANDLER_EVENTS, count, *visible.labels, handler)
+        collected.add(HANDLER_EVENTS, count, *slot.labels, handler)
     for handler_and_reason, count in {**zero_counts, **total.dropped}.items():
-        collected.add(HANDLER_DROPPED, count, *visible.labels, *handler_and_reason)
+        collected.add(HANDLER_DROPPED, count, *slot.labels, *handler_and_reason)
 
 
-def _add_losses(collected: Collected, visible: VisibleSlot) -> None:
+def _add_losses(collected: Collected, slot: VisibleSlot) -> None:
     """Add the lost data of a slot, by reason and by Stat."""
     counts_by_stat: Counter[tuple[str, str]] = Counter()  # by Stat and reason
     counts_by_reason: Counter[str] = Counter(dict.fromkeys(ZERO_DROP_REASONS, 0))
-    for part in visible.slot.parts():
+    for part in slot.worker_slot.parts():
         for reading in part.series.values():
             if reading.overflows or reading.rejected:
                 for reason, count in (("overflow", reading.overflows), *reading.rejected.items()):
@@ -282,6 +282,6 @@ def _add_losses(collected: Collected, visible: VisibleSlot) -> None:
             if count:
                 counts_by_reason[reason] += count
     for reason, count in sorted(counts_by_reason.items()):
-        collected.add(DROPPED, count, *visible.labels, reason)
+        collected.add(DROPPED, count, *slot.labels, reason)
     for stat_and_reason, count in counts_by_stat.items():
-        collected.add(REJECTED, count, *visible.labels, *stat_and_reason)
+        collected.add(REJECTED, count, *slot.labels, *stat_and_reason)

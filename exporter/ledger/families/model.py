@@ -1,6 +1,6 @@
-"""Families of loss, checkpoints and allocator memory, filled by Stats of the job's processes.
+"""Families of loss, skipped steps, invalid calls, checkpoints and torch's allocator, filled by Stats of the job's processes.
 
-The names are reserved, as in `families.training`.
+The names are reserved: a Stat with such a name is refused, unless it has the type, unit and labels of the family.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ CHECKPOINT_LAST_STEP = TrainingFamily(
     name="training_checkpoint_last_step",
     type="gauge",
     labels=RUN_LABELS,
-    help="Highest step of the successful saves of the training loop, except local saves.",
+    help="Highest step of a successful save in the current training loop, except local saves.",
     absent=RUN_POSITION_ABSENT,
     source="on_save_checkpoint_success",
+    details=("The latest save may have a lower step, because asynchronous saves may succeed out of order.",),
     lifetime=Lifetime.POSITION,
 )
 CHECKPOINT_LAST_BYTES = TrainingFamily(
@@ -167,6 +168,7 @@ GPU_ALLOC_RETRIES = TrainingFamily(
     help="Allocations that torch retried after it had emptied the allocator's cache.",
     absent=TOTAL_ABSENT,
     source="torch.cuda.memory_stats: num_alloc_retries",
+    details=("If the retry fails, the allocation also counts in `training_gpu_oom_total`.",),
 )
 GPU_OOM = TrainingFamily(
     name="training_gpu_oom_total",

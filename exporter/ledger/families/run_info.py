@@ -183,7 +183,7 @@ def _reporter_order(slot: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
 
     Slots with facts precede slots without facts, then running processes precede exited processes, then lower ranks precede.
     """
-    rank, worker = slot.key.rank, slot.slot.number or 0
+    rank, worker = slot.key.rank, slot.worker_slot.number or 0
     return (not any(_facts(slot)), not slot.process.is_alive, rank is None, rank or 0, worker)
 
 

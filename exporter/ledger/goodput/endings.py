@@ -84,7 +84,7 @@ def find_process_start(
     """
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
-        # The name in brackets may contain any character; the start time is field 22, in ticks.
+        # The name in brackets, field 2, may contain any character. The start time is field 22, the 20th after the name, in ticks.
         ticks = int(stat[stat.rindex(b")") + 1 :].split()[19])
     except (OSError, ValueError, IndexError):
         return recorded_at
@@ -227,7 +227,8 @@ def follows(process: ProcessTotals, launch: str, trained_at: float) -> bool:
     *trained_at* is the start of a training process of the launch. Returns False without a launch.
     """
     identity = process.identity
-    return not process.has_trained and identity.launch == launch != "" and identity.started > trained_at
+    is_same_launch = launch != "" and identity.launch == launch
+    return not process.has_trained and is_same_launch and identity.started > trained_at
 
 
 def exited_peers(

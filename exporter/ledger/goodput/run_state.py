@@ -26,7 +26,7 @@ _STOP_SIGNALS = frozenset({-signal.SIGINT, -signal.SIGTERM})
 _SIGNAL_NAMES = {member.value: member.name for member in signal.Signals}
 
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""Change of the wall clock against the monotonic clock between two passes from which the clock counts as set back."""
+"""Decrease of the wall clock between two passes, relative to the monotonic clock, from which the wall clock counts as set back."""
 
 _ABSENT = "*other node* or *expired*"
 
@@ -113,17 +113,17 @@ class RunState:
 
 def add_rank_exits(collected: Collected, slots: Iterable[VisibleSlot]) -> None:
     """Add the last exit of each rank that did not complete the training."""
-    for visible_slot in slots:
-        if visible_slot.key.rank is None:
+    for slot in slots:
+        if slot.key.rank is None:
             continue
         exits = [
             _final_state(process.outcome, process)
-            for process in visible_slot.slot.processes
+            for process in slot.worker_slot.processes
             if process.outcome is not None and not process.outcome.is_completed
         ]
         if exits:
             last = max(exits, key=lambda state: state.since_timestamp)
-            collected.add(RANK_EXIT, last.since_timestamp, *visible_slot.labels, last.reason)
+            collected.add(RANK_EXIT, last.since_timestamp, *slot.labels, last.reason)
 
 
 class RunStates:
@@ -164,7 +164,7 @@ class RunStates:
                 runs.setdefault(process.identity.run, []).append(process)
         previous, self._runs = self._states_after_clock_change(now), {}
         for run, run_processes in runs.items():
-            if all(process.identity.rank for process in run_processes):
+            if not _includes_rank_0(run_processes):
                 continue
             state = _state_of(run_processes, endings, rules, now)
             # An equal state (the time is not compared) continues since its first pass.
@@ -178,7 +178,7 @@ class RunStates:
             self._runs[run] = state
             if is_owner and state is not self._saved_states.get(run):
                 self._save(run, state)
-            if all(process.identity.rank for process in _trainers(run_processes)):
+            if not _includes_rank_0(_trainers(run_processes)):
                 continue  # on a node without rank 0, the state is used only for the explanation of hangs
             for name in STATES:
                 collected.add(STATE, float(name == state.state), run, name)
@@ -242,6 +242,11 @@ def _state_of(processes: list[ProcessTotals], endings: Endings, rules: GapRules,
     last = max(trainers, key=_recency_key)
     outcome = endings.decide_outcome(last)
     return RunState("ending", last.exited_at or now.wall) if outcome is None else _final_state(outcome, last)
+
+
+def _includes_rank_0(processes: list[ProcessTotals]) -> bool:
+    """Return True if a process has rank 0 or no rank."""
+    return any(not process.identity.rank for process in processes)
 
 
 def _trainers(processes: list[ProcessTotals]) -> list[ProcessTotals]:

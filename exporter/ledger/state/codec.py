@@ -115,7 +115,7 @@ def from_json(annotation: Any, json_value: Any) -> Any:
 def _field_value(field: _SavedField, json_value: Any) -> Any:
     """Return the value of a field. A ValueError names the key."""
     try:
-        return from_json(field.hint, json_value)
+        return from_json(field.annotation, json_value)
     except ValueError as error:
         raise ValueError(f"{field.key}: {error}") from error
 
@@ -131,12 +131,12 @@ class _SavedField:
 
     name: str
     key: str  # in JSON
-    hint: Any
+    annotation: Any
 
 
 @cache
 def _saved_fields(cls: Any) -> tuple[_SavedField, ...]:
     """Return the fields of a dataclass in `SAVED_FIELDS`, or all fields if the class has no such attribute."""
-    hints, keys = get_type_hints(cls), getattr(cls, "JSON_KEYS", {})
+    annotations, keys = get_type_hints(cls), getattr(cls, "JSON_KEYS", {})
     names = getattr(cls, "SAVED_FIELDS", [field.name for field in fields(cls)])
-    return tuple([_SavedField(name, keys.get(name, name), hints[name]) for name in names])
+    return tuple([_SavedField(name, keys.get(name, name), annotations[name]) for name in names])

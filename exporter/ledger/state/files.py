@@ -71,10 +71,11 @@ def read_state_file(path: Path) -> StateFile:
     fields = first_line.split()
     if len(fields) != 3 or len(first_line) >= _MAX_FIRST_LINE_BYTES or fields[0] != _MAGIC:
         raise DamagedFileError("the file is empty or not a state file")
-    if fields[1] != b"%d" % _VERSION:
-        version = fields[1].decode(errors="replace")
-        raise DamagedFileError(f"format version {version} is not supported (supported: {_VERSION})")
-    if fields[2] != b"%08x" % zlib.crc32(body):
+    _, version, checksum = fields
+    if version != b"%d" % _VERSION:
+        version_text = version.decode(errors="replace")
+        raise DamagedFileError(f"format version {version_text} is not supported (supported: {_VERSION})")
+    if checksum != b"%08x" % zlib.crc32(body):
         raise DamagedFileError("the checksum is wrong: the file is incomplete or damaged")
     key_line, _, content = body.partition(b"\n")
     try:

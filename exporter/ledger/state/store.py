@@ -41,8 +41,10 @@ _log = logging.getLogger(__name__)
 
 TIDY_SECONDS = 3600.0
 """Minimum time between two removals of old files, unless many keys were claimed."""
-MAX_AGE_SECONDS, MAX_FILES = 30 * 86_400.0, 5000
-"""Maximum time since the last save, and maximum number of files. A file that a sidecar holds is not removed."""
+MAX_AGE_SECONDS = 30 * 86_400.0
+"""Time since the last save after which a file is removed."""
+MAX_FILES = 5000
+"""Number of files above which the oldest files are removed."""
 
 
 class StateStore:
@@ -181,10 +183,10 @@ class StateStore:
         return keys
 
     def tidy(self) -> None:
-        """Remove files that were not saved for 30 days, and the oldest files above 5,000.
+        """Remove files that were not saved for `MAX_AGE_SECONDS`, and the oldest files above `MAX_FILES`.
 
-        Returns at once unless an hour has passed since the last removal, or 5,000 keys were claimed. Files that a sidecar holds are
-        not removed.
+        Does nothing unless `TIDY_SECONDS` have passed since the last removal, or `MAX_FILES` keys were claimed. Files that a sidecar
+        holds are not removed.
         """
         now = self._clock()
         is_recent = self._tidied_at is not None and 0 <= now - self._tidied_at < TIDY_SECONDS
