@@ -26,10 +26,11 @@ _MAX_NODES = 8
 _TOLERANCE = 1e-4
 """Tolerance for numbers that should be 1: a factor times the number of passes, and the sum of the shares of a mean."""
 _SCALING_NODES = frozenset({"DivBackward0", "MulBackward0"})
+"""Nodes of the autograd graph that multiply or divide by a factor."""
 _REDUCING_NODES = frozenset(
     {"MeanBackward0", "MeanBackward1", "SelectBackward0", "SumBackward0", "SumBackward1"}
 )
-"""Nodes of the autograd graph that do not change the absolute value if their input has a single element."""
+"""Nodes that do not change the absolute value if their input has a single element."""
 _NEUTRAL_NODES = frozenset(
     {
         "AliasBackward0",

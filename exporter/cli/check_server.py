@@ -21,8 +21,10 @@ from exporter.web.listen import bind, parse_address
 from exporter.web.protection import Protection, load_protection
 
 REQUEST_TIMEOUT_SECONDS = 3.0
-MAX_REASON_BYTES, MAX_PAGE_BYTES = 200, 1 << 20
-"""Maximum number of bytes that are read of a health response, and of a page of metrics."""
+MAX_REASON_BYTES = 200
+"""Maximum number of bytes that are read of a health or readiness response."""
+MAX_PAGE_BYTES = 1 << 20
+"""Maximum number of bytes that are read of a page of metrics."""
 _SAMPLE = re.compile(
     r"^(exporter_collector_success|exporter_feed_owner|gpu_nvml_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE
 )

@@ -16,8 +16,10 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
-"""Exit statuses of a shell for a command that does not exist, and for a command that cannot be executed."""
+EXIT_NOT_FOUND = 127
+"""Exit status of a shell for a command that does not exist."""
+EXIT_NOT_EXECUTABLE = 126
+"""Exit status of a shell for a command that cannot be executed."""
 
 # CPython ignores these two signals at startup, and an ignored signal survives exec.
 IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})

@@ -63,8 +63,10 @@ RANK_GPU_USE = {"memory": 73_014_444_032, "sm": 99}
 DIRECTORY_PREFIX = "exporter-demo-"
 LEFTOVER_SECONDS = 86400.0
 """Age from which the next demo removes the directory of a killed demo."""
-# The maximum keeps the windows longer than the minimum of a Stat; at the minimum, a cycle takes ten minutes.
-MIN_SPEED, MAX_SPEED = 0.1, 20.0
+MIN_SPEED = 0.1
+"""Minimum speed of the simulation, at which a cycle takes ten minutes."""
+MAX_SPEED = 20.0
+"""Maximum speed of the simulation. At a higher speed, the windows would be shorter than the minimum window of a Stat."""
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -72,8 +74,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
     If a signal has ended the job, the same signal ends this process.
 
-    Raises ConfigurationError: The command line or the configuration is invalid.
-    Raises ListenError: An address cannot be bound.
+    Raises:
+        ConfigurationError: The command line or the configuration is invalid.
+        ListenError: An address cannot be bound.
     """
     parser = Parser(f"{PROGRAM} demo", DESCRIPTION)
     add_flags(parser)

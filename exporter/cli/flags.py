@@ -19,8 +19,12 @@ PROGRAM = "training-exporter"
 DEFAULT_ADDRESS = ":20909"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 
-EXIT_FAILED, EXIT_REFUSED, EXIT_JOINED = 1, 2, 3
-"""Exit statuses: of a failure, of a refused start, and of the sidecar of `run` if another sidecar serves the directory."""
+EXIT_FAILED = 1
+"""Exit status after a failure."""
+EXIT_REFUSED = 2
+"""Exit status if the command cannot start, for example because of an invalid command line."""
+EXIT_JOINED = 3
+"""Exit status of the sidecar of `run` if another sidecar serves the feed directory."""
 
 FLAGS: Mapping[str, tuple[str, str]] = {
     "--config.file": ("FILE", "read the configuration from this YAML file (default: none)"),

@@ -124,8 +124,9 @@ class Otlp:
     def put(self, page: bytes) -> None:
         """Send a page.
 
-        Raises OSError: The endpoint does not accept the page. OpenTelemetry logs the reason.
-        Raises ValueError: The page is not in the text format, or a count is not finite.
+        Raises:
+            OSError: The endpoint does not accept the page. OpenTelemetry logs the reason.
+            ValueError: The page is not in the text format, or a count is not finite.
         """
         sdk, now_ns = self._sdk, time.time_ns()
         self._starts.begin_push(now_ns)

@@ -217,7 +217,7 @@ class JobSupervisor:
             self._end_probe()
             if registration is not None:
                 registration.release()
-            return error.status << 8
+            return error.status << 8  # as a wait status, whose second byte is the exit status
         self._job = Job(pid, plan.run, started_at, launch=plan.environment.get(LAUNCH_ID, ""))
         if registration is not None:
             registration.write_job(self._job)

@@ -31,10 +31,20 @@ from exporter.cli.child import own_command
 RANKS = 2
 CYCLE_STEPS = 200
 """Period of the simulated incidents: about a minute at speed 1."""
-PAUSE_STEP, NONFINITE_STEP, VALIDATION_STEP, CRASH_STEP = 60, 90, 110, 140
-"""Steps of a cycle with an incident. In this order: all ranks wait for data, the loss is NaN, a validation, the slow rank crashes."""
-PAUSE_SECONDS, RESTART_SECONDS, WINDOW_SECONDS = 12.0, 3.0, 2.0
-"""Durations at speed 1 of the wait for data, of the pause before a restart, and of the windows of the Stats."""
+PAUSE_STEP = 60
+"""Step of a cycle in which all ranks wait for data."""
+NONFINITE_STEP = 90
+"""Step of a cycle whose loss is NaN."""
+VALIDATION_STEP = 110
+"""Step of a cycle that a validation follows."""
+CRASH_STEP = 140
+"""Step of a cycle in which the slow rank crashes."""
+PAUSE_SECONDS = 12.0
+"""Duration of the wait for data at speed 1."""
+RESTART_SECONDS = 3.0
+"""Time between a crash and the restart of the ranks at speed 1."""
+WINDOW_SECONDS = 2.0
+"""Length of the Stats' windows at speed 1."""
 MEAN_STEP_SECONDS = 0.22
 """Mean duration of a step at speed 1, without the incidents."""
 SLOW_RANK = 1
@@ -166,7 +176,8 @@ class SimulatedRank:
         """Return the compute time of a rank in a step: about 0.19 s, 0.21 s on the slow rank, 2.5 times as long in 3 % of steps."""
         generator = self._random("step", rank, step)
         slowdown = 2.5 if generator.random() < 0.03 else 1.0
-        return (0.19 + 0.02 * (rank == SLOW_RANK)) * generator.lognormvariate(0.0, 0.08) * slowdown
+        mean_seconds = 0.21 if rank == SLOW_RANK else 0.19
+        return mean_seconds * generator.lognormvariate(0.0, 0.08) * slowdown
 
     def _random(self, purpose: str, rank: int, step: int) -> random.Random:
         """Return a generator that is seeded with the purpose, the rank and the step."""
@@ -186,6 +197,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _resident_bytes() -> int:
+    """Return the resident memory of this process, the second field of `statm`."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -135,8 +135,12 @@ def list_directory(directory: Path) -> list[str]:
 
 def named_counts(text: str) -> dict[str, int]:
     """Parse lines with a name and a number, such as `pgfault 12` and `MemTotal: 12 kB`. Other lines are ignored."""
-    pairs = (line.replace(":", " ", 1).split() for line in text.split("\n"))
-    return {fields[0]: int(fields[1]) for fields in pairs if len(fields) > 1 and fields[1].isdecimal()}
+    counts: dict[str, int] = {}
+    for line in text.split("\n"):
+        name, number, *_ = (*line.replace(":", " ", 1).split(), "", "")
+        if number.isdecimal():
+            counts[name] = int(number)
+    return counts
 
 
 def counts_in(path: Path, *required: str) -> dict[str, int]:

@@ -62,8 +62,10 @@ MAX_AGGREGATIONS = 64
 """Maximum number of aggregations of a Stat, including aggregations of later versions."""
 MAX_REASONS = 32
 """Maximum number of reasons for rejected samples of a Stat."""
-STAT_BYTES, PART_BYTES = 4_000, 700
-"""Estimated memory of a Stat in the sidecar, from the snapshot to the series, and of each aggregation or bucket."""
+STAT_BYTES = 4_000
+"""Estimated memory of a Stat in the sidecar, from the snapshot to the series, without aggregations and buckets."""
+PART_BYTES = 700
+"""Estimated memory of an aggregation or bucket of a Stat in the sidecar."""
 BUCKET_BYTES = 100
 """Estimated memory of an exponential bucket."""
 ITEM_BYTES = 200

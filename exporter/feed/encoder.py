@@ -96,7 +96,8 @@ class Encoder:
         self._windows = _Column(lambda window: None if window is None else _body(window))
         self._totals = _Column(_total)
         self._intervals = _Column(lambda group: group, batch=1)
-        self._process: tuple[ProcessIdentity, bytes] | None = None
+        self._process: ProcessIdentity | None = None
+        self._process_json = b""  # of `_process`
 
     def encode(self, snapshot: Snapshot) -> bytes:
         """Return the bytes of a snapshot. Raises `FeedFormatError` for invalid Unicode and for values outside the contract."""
@@ -140,9 +141,10 @@ class Encoder:
 
     def _process_text(self, process: ProcessIdentity) -> bytes:
         """Return the JSON object of the identity, rendered again only for a new object."""
-        if self._process is None or self._process[0] is not process:
-            self._process = process, _dumps(_body(process, "id")).encode()  # the id is in the header
-        return self._process[1]
+        if self._process is not process:
+            self._process = process
+            self._process_json = _dumps(_body(process, "id")).encode()  # the id is in the header
+        return self._process_json
 
 
 class _Column:
@@ -169,7 +171,8 @@ class _Column:
                 has_rendered = True
                 batch_and_text = batch, _dumps([self._to_json(value) for value in batch])[1:-1]
             self._batches[key] = batch_and_text
-            texts.append(batch_and_text[1])
+            _, text = batch_and_text
+            texts.append(text)
         return ",".join(texts).encode()
 
 

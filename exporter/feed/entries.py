@@ -149,14 +149,14 @@ def _alternative(path: str, uid: int) -> str:
     return f"{stem}-{uid}{suffix}"
 
 
-def _alternatives(path: str, uid: str, also_trusted: Collection[int] = ()) -> list[str]:
+def _alternatives(path: str, uid_pattern: str, also_trusted: Collection[int] = ()) -> list[str]:
     """Return the paths of the existing alternatives of trusted users, sorted.
 
-    *uid* is a regular expression for the user id in the name.
+    *uid_pattern* is a regular expression for the user id in the name.
     """
     directory, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
-    alternative = re.compile(rf"{re.escape(stem)}-{uid}(-[0-9a-f]{{16}})?{re.escape(suffix)}")
+    alternative = re.compile(rf"{re.escape(stem)}-{uid_pattern}(-[0-9a-f]{{16}})?{re.escape(suffix)}")
     try:
         names = sorted(filter(alternative.fullmatch, os.listdir(directory)))
     except OSError:

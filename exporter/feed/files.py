@@ -30,9 +30,9 @@ OWNER_LOCK = "owner.lock"
 OVERRIDES = "overrides.json"
 
 OWN_MODE = 0o600
-"""Permissions in the user's default directory."""
+"""Permissions of files in the user's default directory."""
 SHARED_MODE = 0o644
-"""Permissions in a configured directory, less the umask: readable for sidecars of other users."""
+"""Permissions of files in a configured directory, less the umask: readable for sidecars of other users."""
 _FLOCK = struct.Struct("@hhqqi0q")
 """struct flock of the kernel, padding included: type, whence, start, length (0: to the end), pid."""
 _PROCESS_BY_LOCK: dict[tuple[int, int], int] = {}
@@ -45,7 +45,10 @@ def is_process_id(text: str) -> bool:
 
 
 def parse_process_id(name: str) -> str | None:
-    """Return the id of the process to which a feed, lock or temporary file belongs, or None for other file names."""
+    """Return the id of the process to which a feed, lock or temporary file belongs, or None for other file names.
+
+    A stacks file names no process here, because it never remains alone: `remove_process` removes it before the lock file.
+    """
     stem, dot, suffix = name.rpartition(".")
     if dot + suffix == TEMPORARY:
         stem = stem.partition("-")[0]  # `replace_file` may add a random suffix
@@ -116,7 +119,9 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
 
 
 class RecordLock:
-    """POSIX record lock, held until `release` or the exit of this process. A query of the holder does not lock.
+    """POSIX record lock, held until `release` or the exit of this process.
+
+    To ask for the holder without locking the file, use `find_lock_holder`.
 
     `flock` and open-file-description locks would survive in every forked worker that inherited the descriptor; a forked child does
     not inherit a record lock. POSIX drops the record locks of a process on a file when the process closes *any* descriptor of the
@@ -166,7 +171,10 @@ class RecordLock:
             return False
 
     def mark(self, *, is_outdated: bool) -> None:
-        """Mark the last snapshot as outdated (modification time 0) or current, which also works on a full disk."""
+        """Mark the last snapshot as outdated, by a modification time of 0 of the lock file, or as current.
+
+        The modification time can be set on a full disk, too, on which no snapshot can be written.
+        """
         if self._is_own():
             os.utime(self._descriptor, (0, 0) if is_outdated else None)
 
@@ -202,7 +210,7 @@ def find_lock_holder(path: str, *, directory: int | None = None) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        # A query for a read lock finds the holder's write lock, and needs only permission to read.
+        # F_GETLK reports the lock that would prevent this read lock: the write lock of the holder.
         query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         lock_type, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
     finally:
@@ -210,8 +218,8 @@ def find_lock_holder(path: str, *, directory: int | None = None) -> int | None:
     return None if lock_type == fcntl.F_UNLCK else max(pid, 0)
 
 
-def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
-    """Remove the files of an exited process if *if_true* returns True. Return True if neither a feed file nor a lock file is left.
+def remove_process(directory: str, process_id: str, *, condition: Callable[[], bool] = lambda: True) -> bool:
+    """Remove the files of an exited process if *condition* returns True. Return True if neither a feed file nor a lock file is left.
 
     A job that has closed all its descriptors has lost the lock, although it still runs, and may restore it. To prevent that between the
     check and the removal, the lock is held during the removal, and a missing lock file is created.
@@ -226,7 +234,7 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
             # The lock file belongs to another user, or the disk is full. The kernel still reports the holder, and the permissions
             # of the directory decide about the removal.
             is_held = find_lock_holder(stem + LOCK) is not None
-        if is_held or not if_true():
+        if is_held or not condition():
             return False
         # The lock file is removed last, because it identifies the remaining files after a crash.
         for suffix in (TEMPORARY, STACKS):

@@ -116,9 +116,10 @@ def converter(hint: Any) -> Convert:
     return converter_by_type[hint]
 
 
-def field_converters(kind: Any, *omitted: str) -> dict[str, Convert]:
-    """Return a converter for each field of a dataclass, except the omitted fields."""
-    return {name: converter(hint) for name, hint in get_type_hints(kind).items() if name not in omitted}
+def field_converters(contract_type: Any, *omitted: str) -> dict[str, Convert]:
+    """Return a converter for each field of a dataclass or named tuple, except the omitted fields."""
+    hints = get_type_hints(contract_type)
+    return {name: converter(hint) for name, hint in hints.items() if name not in omitted}
 
 
 def convert_fields(body: Mapping[str, Any], converter_by_field: Mapping[str, Convert]) -> dict[str, Any]:

@@ -36,9 +36,11 @@ from exporter.feed.stacks import REQUEST
 
 MAX_FILES = 4096
 """Maximum number of feed files that are read. Further files are refused."""
-FIRST_PASS_BYTES, PASS_BYTES = 16 << 20, 4 << 20
-"""Bytes of changed files that the first pass and each later pass read. The other files wait for a later pass. All snapshots that
-fit into memory together have about 3 MiB of content."""
+PASS_BYTES = 4 << 20
+"""Bytes of changed files that a pass reads. The other files wait for a later pass. All snapshots that fit into memory together have about
+3 MiB of content."""
+FIRST_PASS_BYTES = 16 << 20
+"""Bytes of files that the first pass reads, which finds all files changed."""
 USER_STATS_LIMIT_BYTES = 52 << 20
 """Memory of all snapshots above which a further snapshot receives only `MIN_SNAPSHOT_MEMORY_BYTES`. Stats of users that do not fit are ignored
 and counted."""
@@ -177,7 +179,7 @@ class FeedReader:
         file = self._files.get(name)
         if file is not None and not self._has_exited(file):
             return False
-        return remove_process(self._directory, process_id, if_true=lambda: self._is_as_read(name))
+        return remove_process(self._directory, process_id, condition=lambda: self._is_as_read(name))
 
     def _find_foreign_entries(self) -> Iterator[ForeignEntry]:
         """Yield the foreign entries under the exporter's names, for which the exporter uses alternative names."""
@@ -406,7 +408,7 @@ class FeedReader:
         for process_id, noticed_at in list(self._leftovers.items()):
             if now - noticed_at >= LEFTOVER_SECONDS:
                 is_unchanged = partial(self._is_as_read, process_id + FEED)
-                remove_process(self._directory, process_id, if_true=is_unchanged)
+                remove_process(self._directory, process_id, condition=is_unchanged)
                 # Files that are left belong to other users: the next attempt is later.
                 self._leftovers[process_id] = now
 

@@ -291,7 +291,8 @@ def _documents(feed_directory: Path, suffix: str) -> Iterator[tuple[Path, dict[s
     """Yield the path and the JSON object of each file with a suffix. Unreadable and invalid files are skipped."""
     for path in _files(feed_directory, suffix):
         try:
-            body = json.loads(read_file(os.fspath(path), MAX_BYTES)[0])
+            data, _ = read_file(os.fspath(path), MAX_BYTES)
+            body = json.loads(data)
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(body, dict):

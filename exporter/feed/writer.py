@@ -213,17 +213,19 @@ class FeedWriter:
 
     def _remove_old_files(self) -> None:
         """Remove the files of exited processes that did not change for `RETENTION_SECONDS`."""
-        latest_by_process: dict[str, float] = {}
+        modified_at_by_id: dict[str, float] = {}  # Unix time of the last change of any file of the process
         try:
             for name in os.listdir(self.directory)[:MAX_CHECKED_NAMES]:
-                process = parse_process_id(name)
-                if process is not None and process != self.identity.id:
+                process_id = parse_process_id(name)
+                if process_id is not None and process_id != self.identity.id:
                     with suppress(FileNotFoundError):  # a different process removes files too
-                        status = os.lstat(os.path.join(self.directory, name))
-                        latest_by_process[process] = max(latest_by_process.get(process, 0.0), status.st_mtime)
-            for process, modified_at in latest_by_process.items():
+                        modified_at = os.lstat(os.path.join(self.directory, name)).st_mtime
+                        modified_at_by_id[process_id] = max(
+                            modified_at_by_id.get(process_id, 0.0), modified_at
+                        )
+            for process_id, modified_at in modified_at_by_id.items():
                 if self._clock() - modified_at > RETENTION_SECONDS:
-                    remove_process(self.directory, process)
+                    remove_process(self.directory, process_id)
         except OSError:
             return  # permissions are missing
 
@@ -238,8 +240,9 @@ def _conflicting_pid(directory: str, name: str, identity: ProcessIdentity) -> in
         if find_lock_holder(path.removesuffix(FEED) + LOCK) is None:
             return None
         data, _ = files.read_file(path, MAX_BYTES)
-        section = data[HEADER.size :][: HEADER.unpack_from(data)[-3]]
-        other_process = json.loads(section)["process"]
+        *_, definitions_length, _, _ = HEADER.unpack_from(data)
+        definitions = data[HEADER.size : HEADER.size + definitions_length]
+        other_process = json.loads(definitions)["process"]
         is_same_rank = (other_process["run"], other_process["rank"], other_process.get("trains")) == (
             identity.run,
             identity.rank,

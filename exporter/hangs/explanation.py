@@ -240,15 +240,18 @@ def _suspicion_key(group: RankGroup) -> tuple[bool, float, bool, int]:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Return ranks as ranges, such as `0-2, 4-7`. After `MAX_SHOWN_RANGES` ranges, the number of the remaining ranks follows."""
-    ranges: list[list[int]] = []
+    ranges: list[list[int]] = []  # consecutive ranks
     for rank in ranks:
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1][1] = rank
+        if ranges and ranges[-1][-1] == rank - 1:
+            ranges[-1].append(rank)
         else:
-            ranges.append([rank, rank])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+            ranges.append([rank])
+    texts = [
+        f"{consecutive[0]}-{consecutive[-1]}" if len(consecutive) > 1 else str(consecutive[0])
+        for consecutive in ranges
+    ]
     if len(texts) > MAX_SHOWN_RANGES:
-        hidden_ranks = sum(last - first + 1 for first, last in ranges[MAX_SHOWN_RANGES:])
+        hidden_ranks = sum(map(len, ranges[MAX_SHOWN_RANGES:]))
         texts = [*texts[:MAX_SHOWN_RANGES], f"and {hidden_ranks} more"]
     return ", ".join(texts)
 

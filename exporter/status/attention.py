@@ -98,10 +98,10 @@ class FindingGroup:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """Summary of the findings: number and start, and as details subjects and cost."""
+    """Summary of the findings."""
 
-    text: str
-    details: str
+    text: str  # number and start of the findings
+    details: str  # subjects of the findings, and cost of the affected runs
     is_urgent: bool
 
 

@@ -31,13 +31,16 @@ def age(timestamp: float, now: float) -> str:
 
 def ranges(numbers: Iterable[int]) -> str:
     """Return whole numbers as ranges, such as "0-2, 4, 6-7"."""
-    intervals: list[list[int]] = []
+    starts: list[int] = []
+    ends: list[int] = []
     for number in sorted(set(numbers)):
-        if intervals and intervals[-1][1] == number - 1:
-            intervals[-1][1] = number
+        if ends and ends[-1] == number - 1:
+            ends[-1] = number
         else:
-            intervals.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in intervals)
+            starts.append(number)
+            ends.append(number)
+    intervals = zip(starts, ends, strict=True)
+    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in intervals)
 
 
 def rank_names(ranks: Iterable[int]) -> str:
@@ -57,12 +60,12 @@ def _three_digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def size(count: float) -> str:
+def size(byte_count: float) -> str:
     """Return a number of bytes in binary units, such as "1.5 GiB"."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= 1024**power:
-            return f"{_three_digits(count / 1024**power)} {unit}"
-    return f"{count:.0f} B"
+        if byte_count >= 1024**power:
+            return f"{_three_digits(byte_count / 1024**power)} {unit}"
+    return f"{byte_count:.0f} B"
 
 
 def number(value: float, unit: str = "") -> str:

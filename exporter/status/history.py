@@ -25,8 +25,9 @@ PLOT_SECONDS = 3600.0
 RECENT_SECONDS = 60.0
 """Time range of the rates in the numbers and plots of the page."""
 STEP_RATE_SECONDS = 300.0
+"""Time range of the current rate that the alert RunSlower compares with the usual rate."""
 BASELINE_OFFSET_SECONDS = 900.0
-"""Time ranges of the alert RunSlower, which compares the last five minutes with the hour that ended 15 minutes ago."""
+"""Time since the end of the hour whose rate is the usual rate of RunSlower."""
 RETENTION_SECONDS = BASELINE_OFFSET_SECONDS + PLOT_SECONDS + STEP_RATE_SECONDS
 MAX_TRACKS = 600
 """Maximum number of tracks; a page with eight GPUs and eight ranks needs about 200. Tracks that end make room for new tracks."""
@@ -232,18 +233,19 @@ class History:
         as a save, may determine a short trend.
         """
         points = self._points(track, None, seconds)
-        offsets = [  # seconds from the last point, and number
-            (point.unix_seconds - points[-1].unix_seconds, point.number)
-            for point in points
-            if point.number is not None
+        numbers = [point.number for point in points if point.number is not None]
+        offsets = [  # seconds from the last point; negative for earlier points
+            point.unix_seconds - points[-1].unix_seconds for point in points if point.number is not None
         ]
-        if len(offsets) < 2 or offsets[-1][0] - offsets[0][0] < min_seconds:
+        if len(offsets) < 2 or offsets[-1] - offsets[0] < min_seconds:
             return None
-        mean_offset = sum(offset for offset, _ in offsets) / len(offsets)
-        mean_number = sum(number for _, number in offsets) / len(offsets)
-        variance = sum((offset - mean_offset) ** 2 for offset, _ in offsets)
-        slope = sum((offset - mean_offset) * (number - mean_number) for offset, number in offsets) / variance
-        return mean_number + slope * (ahead_seconds - mean_offset)
+        mean_offset, mean_number = sum(offsets) / len(offsets), sum(numbers) / len(numbers)
+        variance = sum((offset - mean_offset) ** 2 for offset in offsets)
+        covariance = sum(
+            (offset - mean_offset) * (number - mean_number)
+            for offset, number in zip(offsets, numbers, strict=True)
+        )
+        return mean_number + covariance / variance * (ahead_seconds - mean_offset)
 
     def compute_increase(
         self,

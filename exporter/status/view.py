@@ -19,9 +19,11 @@ from exporter.training.phases import PHASES
 SILENT_AFTER_SECONDS = 15.0
 """Snapshot age above which a living process is silent: it is probably stopped, or blocked in the kernel. If a run has silent ranks and has
 completed no step for this time, the silent ranks are the cause."""
-LATE_SECONDS, LATE_STEPS = 60.0, 5.0
-"""A step is late if it takes longer than both: these seconds, and this multiple of the longest of the last 100 steps. While a rank
-is in a phase of `PAUSING_CAUSES`, a step is late after `LATE_STEPS` times that limit."""
+LATE_SECONDS = 60.0
+"""Minimum time without a finished step after which a step is late."""
+LATE_STEPS = 5.0
+"""Multiple of the longest of the last 100 steps that a late step must also exceed. While a rank is in a phase of `PAUSING_CAUSES`, the
+limit is longer by this factor again."""
 PAUSING_CAUSES = frozenset({"init", "compile", "checkpoint_load", "checkpoint_save", "validation"})
 """Causes of badput whose phases delay a step without a problem."""
 THERMAL_REASON = "thermal"

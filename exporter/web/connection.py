@@ -31,7 +31,7 @@ class ServerState:
 
     guard: ConnectionGuard
     limits: Limits
-    config: WebConfigFile
+    config_file: WebConfigFile
     router: Router
     counts: Counts = field(default_factory=Counts)
     is_closing: bool = False  # True while the server stops; every response then closes the connection
@@ -125,7 +125,7 @@ class Connection:
 
     async def _open(self) -> Wire | None:
         """Return the byte stream of the peer, after the TLS handshake if TLS is enabled, or None if the peer is refused."""
-        tls = (await self._server.config.current()).tls
+        tls = (await self._server.config_file.current()).tls
         if tls is None:
             return Wire(self._sock, self._progress)
         wire = TlsWire(self._sock, tls.context, self._progress)

@@ -121,7 +121,7 @@ class MetricsEndpoint:
         body_format = negotiate(request.header("accept"))
         use_gzip = accepts_gzip(request.header("accept-encoding"))
         try:
-            names = _names(request.query)
+            names = _family_names(request.query)
         except ValueError as error:
             return text_response(400, str(error))
 
@@ -208,7 +208,7 @@ class ReloadEndpoint:
         self._workers.stop()
 
 
-def _names(query: str) -> frozenset[str]:
+def _family_names(query: str) -> frozenset[str]:
     """Return the values of `name[]`, the parameter of the client libraries. Raises ValueError for other parameters."""
     names = []
     parameters = [parameter for parameter in query.split("&") if parameter]  # as in `name[]=x&`

@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 class Router:
     """Dispatcher of requests to endpoints."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], config: WebConfigFile, limits: Limits) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], config_file: WebConfigFile, limits: Limits) -> None:
         self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
-        self._config = config
+        self._config_file = config_file
         self._passwords = Passwords(limits)
         self._limits = limits
         self._failing_subjects: set[str] = set()  # paths, and `passwords`, whose last failure was logged
@@ -33,7 +33,7 @@ class Router:
     async def respond(self, request: Request, peer: str) -> Response:
         """Return the response to a request. `peer` is the client's IP address. Never raises."""
         deadline = asyncio.get_running_loop().time() + self._budget_seconds(request)
-        protection = await self._config.current()
+        protection = await self._config_file.current()
         endpoint = self._endpoints.get(request.path)
         response = await self._refusal(protection, request, peer, deadline)
         if response is None:

@@ -53,8 +53,10 @@ class Server:
         self.urls: tuple[str, ...] = ()  # in the order of `listen`, without a path; empty before the start
         self._listen = tuple(listen)
         self._limits = limits = limits or Limits()
-        config = WebConfigFile(web_config, limits)
-        self._state = ServerState(ConnectionGuard(limits), limits, config, Router(endpoints, config, limits))
+        config_file = WebConfigFile(web_config, limits)
+        self._state = ServerState(
+            ConnectionGuard(limits), limits, config_file, Router(endpoints, config_file, limits)
+        )
         self._listeners: list[socket.socket] = []
         self._thread: threading.Thread | None = None
         self._wake: Callable[[], object] = lambda: None
@@ -77,7 +79,7 @@ class Server:
         try:
             for address in addresses:
                 self._listeners.append(bind(address, self._limits.backlog))
-            tls = self._state.config.uses_tls
+            tls = self._state.config_file.uses_tls
             self.urls = tuple(url(listener, tls=tls) for listener in self._listeners)
             for listener in self._listeners:
                 address_url = url(listener, tls=tls, is_destination=False)
@@ -109,8 +111,8 @@ class Server:
             {(state.value,): len(guard.members(state)) for state in ConnectionState}
         )
         families = [*self._state.counts.families(), connections]
-        if self._state.config.path is not None:
-            families.append(RELOAD_SUCCESSFUL.family({(): int(not self._state.config.failure)}))
+        if self._state.config_file.path is not None:
+            families.append(RELOAD_SUCCESSFUL.family({(): int(not self._state.config_file.failure)}))
         return families
 
     def _run(self, start_done: threading.Event) -> None:
@@ -127,7 +129,7 @@ class Server:
         finally:
             self._close_listeners()
             self._state.router.stop()
-            self._state.config.stop()
+            self._state.config_file.stop()
             start_done.set()  # a failed start must not wait forever
 
     async def _serve(self, start_done: threading.Event) -> None:

@@ -87,7 +87,7 @@ class EnergyCounter:
             expected_wraps = round((self.watts * seconds - increase_joules) / self.range_joules)
             max_wraps = int((max_joules - increase_joules) / self.range_joules)
             extra_wraps = max(0, min(expected_wraps, max_wraps))
-        self.corrections["wrap"] += has_fallen + extra_wraps
+        self.corrections["wrap"] += extra_wraps + (1 if has_fallen else 0)
         return increase_joules + extra_wraps * self.range_joules
 
 

@@ -46,9 +46,9 @@ INTERFACES = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
 """Kernel drivers of RAPL, the preferred driver first."""
 MICROS_PER_UNIT = 1e6
 
-_ZONE = re.compile(r"(intel-rapl(?:-tpmi|-mmio)?)((?::[0-9]{1,4}){1,3})", re.ASCII)
+_ZONE = re.compile(r"(?P<interface>intel-rapl(?:-tpmi|-mmio)?)(?P<numbers>(?::[0-9]{1,4}){1,3})", re.ASCII)
 _PACKAGE = re.compile(r"package-([0-9]{1,4}(?:-die-[0-9]{1,4})?)", re.ASCII)
-_METER = re.compile(r"(CPU|SysIO) Power Socket ([0-9]{1,3})", re.ASCII)
+_METER = re.compile(r"(?P<part>CPU|SysIO) Power Socket (?P<socket>[0-9]{1,3})", re.ASCII)
 
 
 @dataclass(slots=True, eq=False)
@@ -185,7 +185,7 @@ def _find_meters(root: Path) -> list[PowerMeter]:
     ):
         match = _METER.fullmatch(read_optional(path / "power1_oem_info") or "")
         if match:
-            name, is_cpu, socket = match[0], match[1] == "CPU", match[2]
+            name, is_cpu, socket = match[0], match["part"] == "CPU", match["socket"]
             meters[name] = PowerMeter(
                 key=name,
                 path=path,
@@ -202,7 +202,12 @@ def _find_meters(root: Path) -> list[PowerMeter]:
 def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[RaplZone]:
     """Return the RAPL registers of the packages and of their memory. A register that several drivers show is that of the preferred driver."""
     zones = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
-    zones.sort(key=lambda zone: (INTERFACES.index(zone[1]), [int(part) for part in zone[2].split(":")[1:]]))
+    zones.sort(
+        key=lambda zone: (
+            INTERFACES.index(zone["interface"]),
+            [int(number) for number in zone["numbers"].removeprefix(":").split(":")],
+        )
+    )
     if not zones:
         collected.unsupported.append(
             f"no energy registers in {root} (a virtual machine, or no driver for this CPU)"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from exporter.collectors.gpu.counters import CounterRule, MonotonicCounter
 from exporter.collectors.job import EnergyPoint, EnergyReading
@@ -38,8 +39,12 @@ CLOCK_STEP_SECONDS = 5.0
 # No GPU draws 10 kW: a counter that grows faster does not count energy.
 _RULE = CounterRule(scale=0.001, max_per_second=10_000.0, starts_at_zero=True)
 
-PowerSample = tuple[float, float]
-"""Unix time on the driver's clock, and the mean power in watts since the previous sample."""
+
+class DriverPowerSample(NamedTuple):
+    """Power of a GPU as the driver has sampled it."""
+
+    unix_time: float  # on the driver's clock
+    watts: float  # mean since the previous sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class GpuEnergy:
     gap_seconds: float = 0.0  # time of outages, including the current outage up to `_gap_end`
     gap_joules: float = 0.0  # energy of outages, measured by the counter
     new_gap_joules: float = 0.0  # part of gap_joules that is not logged yet
-    power_samples: deque[PowerSample] = field(default_factory=deque)  # oldest first
+    power_samples: deque[DriverPowerSample] = field(default_factory=deque)  # oldest first
     history: deque[EnergyPoint] = field(default_factory=deque)  # totals, oldest first
     _counter: MonotonicCounter | None = None
     _integral_joules: float = 0.0  # of the power, over all children
@@ -224,11 +229,11 @@ class GpuEnergy:
         )
         return bool(self.joules) and is_recent
 
-    def samples_after(self, after: float) -> list[PowerSample]:
+    def samples_after(self, after: float) -> list[DriverPowerSample]:
         """Return the power samples after a Unix time, or all samples if the wall clock was set back."""
-        if self.power_samples and after > self.power_samples[-1][0] + CLOCK_STEP_SECONDS:
+        if self.power_samples and after > self.power_samples[-1].unix_time + CLOCK_STEP_SECONDS:
             after = 0.0
-        return [sample for sample in self.power_samples if sample[0] > after]
+        return [sample for sample in self.power_samples if sample.unix_time > after]
 
     def _record_reading(self, time: float) -> None:
         """Record the time of an accepted reading, and an outage if the previous reading is at least `outage_seconds` older."""
@@ -258,14 +263,14 @@ class GpuEnergy:
         if not pass_power.step_microseconds:
             return
         newest_time = (microseconds + sum(pass_power.step_microseconds)) / 1e6
-        if samples and newest_time < samples[-1][0] - CLOCK_STEP_SECONDS:
+        if samples and newest_time < samples[-1].unix_time - CLOCK_STEP_SECONDS:
             samples.clear()
-        last_time = samples[-1][0] if samples else 0.0
+        last_time = samples[-1].unix_time if samples else 0.0
         for step_microseconds, milliwatts in zip(
             pass_power.step_microseconds, pass_power.milliwatts, strict=True
         ):
             microseconds += step_microseconds
             if microseconds / 1e6 > last_time:  # the previous child may have sent earlier samples
-                samples.append((microseconds / 1e6, milliwatts / 1000))
-        while samples[0][0] < newest_time - POWER_SAMPLES_SECONDS:
+                samples.append(DriverPowerSample(microseconds / 1e6, milliwatts / 1000))
+        while samples[0].unix_time < newest_time - POWER_SAMPLES_SECONDS:
             samples.popleft()

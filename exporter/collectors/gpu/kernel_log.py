@@ -73,4 +73,5 @@ class KernelLog:
             domain, bus, device, xid = match.groups()
             # NVML writes 00000000:3B:00.0.
             xids = self._counts.setdefault(f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.0", {})
-            xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._clock())
+            count, _ = xids.get(xid, (0, 0.0))
+            xids[xid] = (count + 1, self._clock())

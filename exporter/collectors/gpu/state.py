@@ -17,9 +17,9 @@ from exporter.collectors.gpu.counters import MonotonicCounter
 from exporter.collectors.gpu.energy import (
     HISTORY_SECONDS,
     OUTAGE_SECONDS,
+    DriverPowerSample,
     GpuEnergy,
     PassPower,
-    PowerSample,
 )
 from exporter.collectors.gpu.families import ALTERNATIVE_LINK_READINGS, COUNTER_RULES
 from exporter.collectors.gpu.family import CHILD_COUNTER
@@ -281,7 +281,7 @@ class GpuRegistry:
         with self.lock:
             return tuple(gpu.energy_reading() for gpu in self.gpus.values() if gpu.uuid)
 
-    def power_samples(self, since_by_uuid: Mapping[str, float]) -> dict[str, list[PowerSample]]:
+    def power_samples(self, since_by_uuid: Mapping[str, float]) -> dict[str, list[DriverPowerSample]]:
         """Return the power samples of each GPU by UUID, oldest first, after the Unix times in `since_by_uuid`.
 
         The driver takes a sample every 20 ms; without a sample buffer, there is one sample per pass. The samples of the

@@ -18,8 +18,10 @@ from typing import Any
 from exporter.collectors.gpu.child_process import NvmlChild, SlowCall
 from exporter.collectors.gpu.nvml import ProtocolError
 
-STARTING, DETACHED = "starting", "detached"
-"""Reasons for which NVML is not up although no failure is known: no recent sample has arrived, or NVML was detached."""
+STARTING = "starting"
+"""Reason for which NVML is not up: no recent sample has arrived, and no failure is known."""
+DETACHED = "detached"
+"""Reason for which NVML is not up: NVML was detached on request."""
 
 IMMEDIATE_RESTARTS = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
 """Exit reasons after which the next child starts immediately, unless an earlier child failed shortly before."""
@@ -31,9 +33,10 @@ consecutive hangs stays skipped."""
 _LONGEST_WAIT_SECONDS = 60.0
 """Wait of the thread if no deadline is nearer. A message of a child and `_wake` end the wait."""
 
-CRASHED, HUNG = "crashed", "hung"
-"""Reasons for which NVML is not up: the child could not be started, ended without a reason or sent an invalid message; or the child
-does not answer."""
+CRASHED = "crashed"
+"""Reason for which NVML is not up: the child could not be started, ended without a reason or sent an invalid message."""
+HUNG = "hung"
+"""Reason for which NVML is not up: the child does not answer."""
 
 RESTART_REASONS = (CRASHED, HUNG, *sorted({*IMMEDIATE_RESTARTS, "driver_not_loaded", "unknown"}))
 """Values of the label `reason` of restarts; all other reasons are counted as `unknown`."""

@@ -131,8 +131,10 @@ def _parse_section(section: str) -> NfsCounts:
     """Parse the statistics of a mount. nfsiostat(8) documents the columns of the lines after `per-op statistics`."""
     general, _, operations = section.partition("per-op statistics")
     [bytes_line] = [line for line in general.splitlines() if line.strip().startswith("bytes:")]
-    normal_read, normal_write, direct_read, direct_write = map(int, bytes_line.split()[1:5])
-    counts = NfsCounts(normal_read + direct_read, normal_write + direct_write)
+    _, normal_read, normal_write, direct_read, direct_write, *_ = bytes_line.split()
+    counts = NfsCounts(
+        read_bytes=int(normal_read) + int(direct_read), written_bytes=int(normal_write) + int(direct_write)
+    )
     for line in operations.splitlines():
         name, *fields = line.split() or [""]
         if len(fields) >= 8:

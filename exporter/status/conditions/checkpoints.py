@@ -17,8 +17,12 @@ FAILED_SECONDS = 3600.0
 SAVE_PHASES = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
 NEARLY_FULL_RATIO = 0.2
 """Free share of a file system below which its trend is predicted."""
-TREND_SECONDS, MIN_TREND_SECONDS, PREDICTED_SECONDS = 3600.0, 900.0, 14400.0
-"""Time range of the trend, minimum time that its points cover, and time after which the prediction is compared with zero."""
+TREND_SECONDS = 3600.0
+"""Time range of the trend of the free space."""
+MIN_TREND_SECONDS = 900.0
+"""Minimum time between the first and the last point of the trend."""
+PREDICTED_SECONDS = 14400.0
+"""Time after which the predicted free space is compared with zero."""
 MIN_FREE_CHECKPOINTS = 2.0
 """Number of checkpoints for which a file system must have room."""
 

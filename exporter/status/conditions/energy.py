@@ -10,8 +10,10 @@ from exporter.status.view import View
 
 MIN_RATIO, MAX_RATIO = 0.8, 1.25
 """Range of the ratio between an energy counter and the integral of the power, outside of which the counter is suspect."""
-RANGE_SECONDS, MAX_GAP_SECONDS = 3600.0, 60.0
-"""Time range, and time without a reading in it above which the energy has a gap."""
+RANGE_SECONDS = 3600.0
+"""Time range of the gaps in the readings."""
+MAX_GAP_SECONDS = 60.0
+"""Time without a reading in `RANGE_SECONDS` above which the gaps need attention."""
 STALE_INTENSITY_SECONDS = 7200.0
 """Age above which a carbon intensity is stale."""
 

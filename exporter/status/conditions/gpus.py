@@ -12,6 +12,7 @@ from exporter.status.thresholds import GPU_IDLE_RATIO, GPU_STRAGGLER_RATIO
 from exporter.status.view import THERMAL_REASON, Gpu, View, clock_event_ratio
 from exporter.status.xids import with_meaning
 
+# The Xids of the alerts GpuXidCritical and GpuXidWarning; the alerts have the reasons.
 CRITICAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 WARNING_XIDS = frozenset({94, *range(144, 151)})
 EVENT_SECONDS = 600.0
@@ -39,6 +40,7 @@ RECOVERY_ACTIONS = {
     6: "reset the bus",
     7: "reboot the system",
 }
+"""Text of each value of `gpu_recovery_action`, from NVML's `nvmlDeviceGpuRecoveryAction_t`."""
 
 
 def _nvml_down(view: View) -> Iterator[Match]:
@@ -82,9 +84,8 @@ def _xids(view: View, codes: frozenset[int]) -> Iterator[Match]:
         for labels, timestamp in view.samples.select("gpu_xid_last_timestamp_seconds")
     }
     titles = {gpu.uuid: gpu.title for gpu in view.gpus}
-    for uuid, xid in sorted(
-        {*last_times, *((owner[0], owner[1]) for owner in view.history.list_owners("xid"))}
-    ):
+    counted_xids = [(uuid, xid) for uuid, xid in view.history.list_owners("xid")]
+    for uuid, xid in sorted({*last_times, *counted_xids}):
         if not xid.isdecimal() or int(xid) not in codes or uuid not in titles:
             continue
         increase = view.history.compute_increase("xid", uuid, xid, seconds=EVENT_SECONDS + KEPT_SECONDS)
@@ -154,9 +155,8 @@ def _heat_throttled_gpus(view: View) -> Iterator[Match]:
     for gpu in view.gpus:
         ratio_by_reason = {reason: _clock_event_ratio(view, gpu, reason) for reason in MAX_HEAT_RATIOS}
         if ratio_by_reason["sw_thermal"] is not None:
-            ratio_by_reason[THERMAL_REASON] = (
-                None  # covers the specific reasons, which have thresholds of their own
-            )
+            # The driver reports the specific reasons, which have their own thresholds and are part of the general reason.
+            ratio_by_reason[THERMAL_REASON] = None
         exceeded_ratios = {
             reason: ratio
             for reason, ratio in ratio_by_reason.items()

@@ -14,10 +14,14 @@ RATE_SECONDS = 300.0
 """Time range of rates."""
 EVENT_SECONDS = 600.0
 """Time range of OOM kills and of link failures."""
-WAITING_RATIO, ACTIVE_RATIO = 0.3, 0.3
-"""Limits of the finding that the storage is too slow: the job waits for I/O for a larger share of the time, and the GPUs are less active."""
-AT_LIMIT_RATIO, HALF_RATIO = 0.95, 0.5
-"""Used shares of the memory limit: above the first, an OOM kill is near; above the second, the trend of the memory is predicted."""
+WAITING_RATIO = 0.3
+"""Share of the time above which the job waits for the storage too long."""
+ACTIVE_RATIO = 0.3
+"""Mean activity of the GPUs below which the wait for the storage needs attention."""
+AT_LIMIT_RATIO = 0.95
+"""Used share of the memory limit above which an OOM kill is near."""
+MIN_TREND_RATIO = 0.5
+"""Used share of the memory limit above which the trend of the memory is predicted."""
 MIN_TREND_SECONDS = 540.0
 """Minimum time between the first and the last point of a trend. Nine minutes suffice for a range of ten: no point is exactly at the start."""
 PREDICTED_SECONDS = 3600.0
@@ -74,11 +78,14 @@ def _memory_near_limit(view: View) -> Iterator[Match]:
 
 
 def _will_exceed_memory_limit(view: View) -> bool:
-    """Return True if the trends of both 30 and 10 minutes exceed the limit, and more than half of the limit was used for 10 minutes."""
+    """Return True if the trends of both 30 and 10 minutes exceed the limit within `PREDICTED_SECONDS`.
+
+    In the last 10 minutes, the job must always have used more than `MIN_TREND_RATIO` of the limit.
+    """
     limit_bytes = _memory_limit_bytes(view)
     recent_levels = view.history.read_levels("working set", seconds=600.0)
     recent_bytes = [level for _, level in recent_levels if level is not None]
-    if limit_bytes is None or not recent_bytes or min(recent_bytes) <= HALF_RATIO * limit_bytes:
+    if limit_bytes is None or not recent_bytes or min(recent_bytes) <= MIN_TREND_RATIO * limit_bytes:
         return False
     predictions = (
         view.history.predict(

@@ -11,17 +11,18 @@ from exporter.status.view import PAUSING_CAUSES, SILENT_AFTER_SECONDS, Rank, Vie
 from exporter.training.phases import PHASES
 
 STUCK_SECONDS = 3600.0
-"""Time in a long phase, or in a validation without a batch, above which the phase counts as stuck."""
+"""Time in one of `STEPLESS_PHASES`, or in a validation without a batch, above which the phase counts as stuck."""
 LOST_SECONDS = 120.0
 """Age of the snapshot of a living process above which its feed counts as lost."""
 RETRY_SECONDS = 600.0
 """Time range of the retries of PyTorch's allocator."""
-LONG_PHASES = frozenset(
+STEPLESS_PHASES = frozenset(
     {
         *("init", "rendezvous", "model_init", "optimizer_init", "dataloader_init", "compile"),
         *("checkpoint_load", "checkpoint_save_sync", "checkpoint_save_async", "restart"),
     }
 )
+"""Phases in which a rank finishes neither steps nor batches, so that only the time in the phase shows a stuck rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +127,10 @@ def _silent_match(affected: AffectedRanks) -> Match:
 
 def _stuck_phases(view: View) -> Iterator[Match]:
     def last_progress_at(rank: Rank) -> float | None:
-        """Return the start of a long phase, or the time of the last batch of a validation; None in other phases."""
-        if rank.alive == 0 or rank.phase not in LONG_PHASES | {"validation"}:
+        """Return the start of a phase without steps, or the time of the last batch of a validation; None in other phases."""
+        if rank.alive == 0 or rank.phase not in STEPLESS_PHASES | {"validation"}:
             return None
-        return rank.phase_since if rank.phase in LONG_PHASES else rank.progress_at
+        return rank.phase_since if rank.phase in STEPLESS_PHASES else rank.progress_at
 
     def is_stuck(rank: Rank) -> bool:
         progress_at = last_progress_at(rank)

@@ -14,10 +14,14 @@ PHASE_RATE_SECONDS = 300.0
 """Time range in which the share of the waits for data is computed."""
 NONFINITE_SECONDS = 900.0
 """Time for which a nonfinite loss counts as current."""
-GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
-"""Time range, and share of the steps in this range above which nonfinite gradients need attention. A loss scaler causes a few."""
-RESTART_SECONDS, MAX_RESTARTS = 3600.0, 3
-"""Time range, and number of restarts in this range above which the run is in a restart loop."""
+GRADIENT_SECONDS = 600.0
+"""Time range of nonfinite gradients."""
+GRADIENT_RATIO = 0.1
+"""Share of the steps above which nonfinite gradients need attention. A loss scaler causes a few."""
+RESTART_SECONDS = 3600.0
+"""Time range in which restarts are counted."""
+MAX_RESTARTS = 3
+"""Number of restarts within `RESTART_SECONDS` above which the run is in a restart loop."""
 ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
 LOST_GPU_REMEDY = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i {index}) or reboot the node"
 NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"

@@ -9,12 +9,16 @@ from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.formatting import share
 from exporter.status.view import View
 
-STALE_INTERVALS, STALE_SECONDS = 3.0, 60.0
-"""A collector is stale if its last success is older than both: this number of its intervals, and these seconds."""
+STALE_INTERVALS = 3.0
+"""Number of a collector's intervals since its last success after which the collector is stale."""
+STALE_SECONDS = 60.0
+"""Minimum time since the last success after which a collector is stale, however short its interval is."""
 RATE_SECONDS = 300.0
 """Time range of rates."""
-CORE_RATIO, CORE_RATIO_PER_RANK = 0.02, 0.002
-"""Share of a CPU core that the exporter may use, and the addition for each living rank."""
+CORE_RATIO = 0.02
+"""Share of a CPU core that the exporter may use without ranks."""
+CORE_RATIO_PER_RANK = 0.002
+"""Addition to `CORE_RATIO` for each living rank."""
 MAX_NAMED_FAMILIES = 3
 """Maximum number of families in the sentence about omitted series."""
 CAP_REMEDY = (
@@ -36,7 +40,7 @@ def _silent_jobs(view: View) -> Iterator[Match]:
 
 
 def _stale_collectors(view: View) -> Iterator[Match]:
-    """Yield a match for each collector without a success for the time of `STALE_INTERVALS`, or whose first pass has failed."""
+    """Yield a match for each collector whose last success is too old, or which has failed without any success."""
     intervals = {
         labels["collector"]: value
         for labels, value in view.samples.select("exporter_collector_interval_seconds")

@@ -215,6 +215,7 @@ def _loading_error() -> str:
 
 def _own_cost() -> dict[str, float]:
     """Return the CPU time and the resident memory of this process."""
-    statm = Path("/proc/self/statm")
+    statm, times = Path("/proc/self/statm"), os.times()
+    # The second field of statm is the resident memory.
     pages = int(statm.read_text(encoding="ascii").split()[1]) if statm.exists() else 0
-    return {"cpu_seconds": sum(os.times()[:2]), "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+    return {"cpu_seconds": times.user + times.system, "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}

@@ -65,12 +65,12 @@ class SampleIntegral:
         newest = self.newest_microseconds
         if newest is not None and newest > latest_time:
             newest = None  # the wall clock was set back
-        new_samples = sorted(sample for sample in samples if (newest or 0) < sample[0] <= latest_time)
+        new_samples = sorted((time, value) for time, value in samples if (newest or 0) < time <= latest_time)
         if newest is None:
             # The samples are older than this child: the recent ones are returned, but not integrated.
             self.newest_microseconds = wall_microseconds
             earliest_time = wall_microseconds - self._max_gap_microseconds
-            return [sample for sample in new_samples if sample[0] > earliest_time]
+            return [(time, value) for time, value in new_samples if time > earliest_time]
         for time, value in new_samples:
             newest = self._add(newest, time, value)
         if instantaneous is not None and wall_microseconds - newest > _MAX_DELAY_MICROSECONDS:
@@ -105,7 +105,7 @@ class DriverSamples:
         newest_microseconds = self._power.newest_microseconds
         if new_samples is None or newest_microseconds is None:
             return
-        start_microseconds = new_samples[0][0] if new_samples else newest_microseconds
+        start_microseconds = min((time for time, _ in new_samples), default=newest_microseconds)
         readings.power = {
             "integral_joules": self._power.integral,
             "end_time": self._device.pass_time - (wall - newest_microseconds / 1e6),

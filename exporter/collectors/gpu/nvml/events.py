@@ -145,7 +145,8 @@ class NvmlEvents:
             if index is not None and event.eventType == XID:
                 xids, xid = self._xids.setdefault(index, {}), str(event.eventData)
                 if xid in xids or len(xids) < _MAX_XIDS:
-                    xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._wall())
+                    count, _ = xids.get(xid, (0, 0.0))
+                    xids[xid] = (count + 1, self._wall())
         return ""
 
 

@@ -166,4 +166,4 @@ class NvLinks:
     def _read_by_link(self, field: int, links: list[int]) -> dict[Labels, float]:
         """Return the values of a field by the label of the link, such as ("3",). Links without a value are omitted."""
         counts = self._device.read_counts([(field, link) for link in links])
-        return {(str(scope[1]),): count for scope, count in counts.items() if isinstance(scope, tuple)}
+        return {(str(link),): counts[field, link] for link in links if (field, link) in counts}

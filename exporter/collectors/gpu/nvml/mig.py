@@ -46,8 +46,10 @@ class Mig:
     def list_instances(self) -> None:
         """Read the list of MIG devices."""
         previous_uuids = self.uuids()
-        mode = self._device.query("mig_mode", "nvmlDeviceGetMigMode", convert=lambda pair: flag(pair[0]))
-        self._instances, self.is_outdated = list(self._list_instances()) if mode else [], False
+        # NVML returns the current mode, and the mode after the next reset.
+        mode = self._device.query("mig_mode", "nvmlDeviceGetMigMode", convert=lambda modes: flag(modes[0]))
+        self._instances = list(self._list_instances()) if mode else []
+        self.is_outdated = False
         if self.uuids() != previous_uuids:  # the samples may be of GPU instances that no longer exist
             self._sm_activity.clear()
             for metrics in self._metrics.values():

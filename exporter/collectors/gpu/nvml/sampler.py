@@ -147,7 +147,7 @@ class AttachedGpu:
 
 
 @dataclass(slots=True)
-class Slot:
+class GpuSlot:
     """GPU in NVML's list, with its state in the sampler."""
 
     index: int  # NVML index
@@ -189,7 +189,7 @@ class NvmlSampler:
         for gpu, call in start.get("avoid", ()):
             self._avoided_calls.setdefault(gpu, set()).add(call)
         self._progress = progress
-        self._slots: list[Slot] = []
+        self._slots: list[GpuSlot] = []
         self._queries_by_tier: Mapping[Tier, tuple[Query, ...]] = {}
         self._cost_due_at = 0.0
 
@@ -206,7 +206,7 @@ class NvmlSampler:
         cuda = self._text("nvmlSystemGetCudaDriverVersion_v2")
         self._queries_by_tier = queries.queries_of(driver)
         count = min(self._library.call("nvmlDeviceGetCount"), MAX_GPUS)
-        self._slots = [Slot(index, index) for index in range(count)]
+        self._slots = [GpuSlot(index, index) for index in range(count)]
         for slot in self._slots:
             self._attach(slot, now)
         self._select(now)
@@ -261,7 +261,7 @@ class NvmlSampler:
         with suppress(CallFailedError):  # NVML is not initialized, or is unloaded
             self._library.call("nvmlShutdown")
 
-    def _entry(self, slot: Slot, now: float, wall: float, started_at: float) -> dict[str, Any]:
+    def _entry(self, slot: GpuSlot, now: float, wall: float, started_at: float) -> dict[str, Any]:
         """Read a GPU, or retry a lost GPU that is due, and return the entry of the GPU in the message.
 
         Args:
@@ -290,7 +290,7 @@ class NvmlSampler:
             entry["failure"] = slot.failure
         return entry
 
-    def _attach(self, slot: Slot, now: float) -> None:
+    def _attach(self, slot: GpuSlot, now: float) -> None:
         """Create the readers of a GPU. Mark a GPU that is skipped or does not answer as down.
 
         The caller resets `current_gpu` of the library afterwards.
@@ -320,13 +320,14 @@ class NvmlSampler:
         device.pass_time = now
         slot.attached_gpu = AttachedGpu(device, self._options, self._queries_by_tier, now=now)
 
-    def _lose(self, slot: Slot, reason: str, now: float) -> None:
+    def _lose(self, slot: GpuSlot, reason: str, now: float) -> None:
         """Mark a GPU as down, and schedule a retry.
 
         Raises RestartError after `MAX_RETRIES` failed retries, unless the permission is missing.
         """
         was_lost = slot.attached_gpu is None and slot.failure != ""
-        slot.failed_retries += was_lost
+        if was_lost:
+            slot.failed_retries += 1
         slot.attached_gpu, slot.failure = None, reason
         slot.retry_at = now + self._options.retry
         if slot.failed_retries >= MAX_RETRIES and reason != NO_PERMISSION:
