@@ -288,7 +288,8 @@ class Collected(list[Metric]):
 
     def fail(self, error: CollectError) -> None:
         """Record a problem, up to `MAX_PROBLEMS_PER_REASON` for each reason."""
-        if sum(reason == error.reason for reason, _ in self.problems) < MAX_PROBLEMS_PER_REASON:
+        reasons = [reason for reason, _ in self.problems]
+        if reasons.count(error.reason) < MAX_PROBLEMS_PER_REASON:
             self.problems.append((error.reason, str(error)))
 
 

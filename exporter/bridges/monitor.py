@@ -13,7 +13,7 @@ from time import monotonic_ns, time
 from typing import Any
 
 from exporter.bridges.periodic import Periodic
-from exporter.elastic.families import metric_name
+from exporter.elastic.families import find_stat_name
 from exporter.errors import DefinitionError
 from exporter.recording.event_values import RawEvent, check_data
 from exporter.recording.events import EVENTS
@@ -127,19 +127,19 @@ def _raw_event(name: str, event: Any) -> RawEvent:
 def _series(key: str) -> Callable[[float], None] | None:
     """Return the function that records a value under the key `STAT.AGGREGATION` of a window, or None for an invalid key."""
     name, _, aggregation = key.rpartition(".")
-    family = metric_name(None, name)
-    if family is None or aggregation not in _WINDOW_AGGREGATIONS | _TOTALS.keys():
+    stat_name = find_stat_name(None, name)
+    if stat_name is None or aggregation not in _WINDOW_AGGREGATIONS | _TOTALS.keys():
         return None
-    factor = 1.0 if aggregation == "count" else family.factor
-    unit = None if aggregation == "count" else family.unit
+    factor = 1.0 if aggregation == "count" else stat_name.factor
+    unit = None if aggregation == "count" else stat_name.unit
     try:
         if aggregation in _TOTALS:
             add = create_series(
-                "counter", f"{family.stat}.{_TOTALS[aggregation]}", unit=unit, is_exporter_family=False
+                "counter", f"{stat_name.stat}.{_TOTALS[aggregation]}", unit=unit, is_exporter_family=False
             )
         else:
             text = f"The {aggregation} of each window of a torch.monitor Stat."
-            add = Stat(f"{family.stat}.{aggregation}", ["value"], unit=unit, help=text).add
+            add = Stat(f"{stat_name.stat}.{aggregation}", ["value"], unit=unit, help=text).add
     except DefinitionError:
         return None
     return lambda value: add(value * factor)

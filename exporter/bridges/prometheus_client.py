@@ -13,7 +13,7 @@ from functools import cache
 from math import inf, isfinite
 from operator import lt, sub
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.bridges.periodic import Periodic
 from exporter.errors import DefinitionError
@@ -34,8 +34,13 @@ MAX_SERIES = 2000
 _SIDECAR_PREFIXES = ("python_", "process_")
 """Prefixes of families that are not exported, because the sidecar has metrics of the job's processes."""
 
-Key = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Kind, name without the suffix of the kind, and labels of a series."""
+
+class SeriesKey(NamedTuple):
+    """Identity of a series."""
+
+    kind: str
+    name: str  # without the suffix of the kind
+    labels: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class _Poll:
 
     collector_id: int  # `id()`
     started_at: float  # monotonic
-    gauges: set[Key] = field(default_factory=set)  # exported so far
+    gauges: set[SeriesKey] = field(default_factory=set)  # exported so far
 
 
 class _Series:
@@ -77,11 +82,12 @@ class _Series:
             self._subtracted_totals = totals if self._is_forked else (0.0,) * len(totals)
         elif self._state.foreign_reading is None:
             self._subtracted_totals = previous  # the recording has restarted with a new identity
-        elif any(map(lt, counts or totals, previous[1:] or previous)):
-            # The job has reset the counter.
+        elif _is_reset(previous, totals):
             self._subtracted_totals = tuple(map(sub, self._subtracted_totals, previous))
-        elif value_sum < previous[0]:  # after a negative observation
-            self._is_summable = False
+        else:
+            previous_sum, *_ = previous
+            if value_sum < previous_sum:  # after a negative observation
+                self._is_summable = False
         value_sum, *remaining_counts = map(sub, totals, self._subtracted_totals)
         count, *buckets = remaining_counts or (value_sum > 0,)  # a counter has no count
         is_valid = self._is_summable and isfinite(value_sum) and value_sum >= 0
@@ -92,13 +98,24 @@ class _Series:
         self._last_totals, self._is_forked = None, True
 
 
+def _is_reset(previous: tuple[float, ...], totals: tuple[float, ...]) -> bool:
+    """Return True if the job has reset a counter, a summary or a histogram since the previous totals.
+
+    A smaller sum of a summary or histogram is no reset, because negative observations lower the sum.
+    """
+    (previous_sum, *previous_counts), (value_sum, *counts) = previous, totals
+    return any(map(lt, counts, previous_counts)) if counts else value_sum < previous_sum
+
+
 class Registries(Periodic):
     """Poller of the collectors of the job's registries."""
 
     def __init__(self) -> None:
         self._registries: list[Any] = []
-        self._series: dict[Key, _Series | None] = {}
-        self._gauges: dict[int, set[Key]] = {}  # gauges exported at the latest poll, by id of the collector
+        self._series: dict[SeriesKey, _Series | None] = {}
+        self._gauges: dict[
+            int, set[SeriesKey]
+        ] = {}  # gauges exported at the latest poll, by id of the collector
         self._hung_ids: set[int] = set()  # of collectors
         self._poll: _Poll | None = None
         self._is_forked = False
@@ -169,14 +186,14 @@ class Registries(Periodic):
         self._hide(self._gauges.pop(poll.collector_id, set()) | poll.gauges)
         self.restart()
 
-    def _hide(self, gauges: set[Key]) -> None:
+    def _hide(self, gauges: set[SeriesKey]) -> None:
         """Remove gauges from the export until they are set again."""
         for key in gauges:
             series = self._series[key]
             if series is not None:
                 series.set(None)
 
-    def _record(self, family: Any, gauges: set[Key]) -> None:
+    def _record(self, family: Any, gauges: set[SeriesKey]) -> None:
         """Export the samples of a family, and add the exported gauges to *gauges*.
 
         Gauge histograms, `_created` samples, and samples that do not fit the type of the family are not exported.
@@ -189,7 +206,7 @@ class Registries(Periodic):
             if is_counter != sample.name.endswith("_total") or sample.name.endswith("_created"):
                 continue
             name = sample.name.removesuffix("_total")
-            key = ("counter" if is_counter else "gauge", name, _labels(sample))
+            key = SeriesKey("counter" if is_counter else "gauge", name, _labels(sample))
             series = self._series_of(key, family.documentation)
             if series is None:
                 continue
@@ -212,12 +229,14 @@ class Registries(Periodic):
         for labels, values in values_by_labels.items():
             bounds = sorted(bound for bound in values if isinstance(bound, float) and bound < inf)
             count = values.get("count", values.get(inf))
-            series = self._series_of((family.type, family.name, labels), family.documentation, bounds)
+            series = self._series_of(
+                SeriesKey(family.type, family.name, labels), family.documentation, bounds
+            )
             if series is not None and count is not None:
                 buckets = [values[bound] for bound in bounds]
                 series.set_totals(values.get("sum", 0.0), count, *buckets)
 
-    def _series_of(self, key: Key, documentation: str, bounds: Iterable[float] = ()) -> _Series | None:
+    def _series_of(self, key: SeriesKey, documentation: str, bounds: Iterable[float] = ()) -> _Series | None:
         """Return a series, created on first use. Return None for a series that is invalid or above the limit of series."""
         if key not in self._series:
             if len(self._series) >= MAX_SERIES:
@@ -228,14 +247,14 @@ class Registries(Periodic):
             self._series[key] = self._create_series(key, help_text, tuple(bounds))
         return self._series[key]
 
-    def _create_series(self, key: Key, help_text: str, bounds: tuple[float, ...]) -> _Series | None:
+    def _create_series(self, key: SeriesKey, help_text: str, bounds: tuple[float, ...]) -> _Series | None:
         """Return a new series, or None, which is logged once, if the name, the labels or the buckets are invalid."""
-        kind, name, labels = key
-        kind = "summary" if kind == "histogram" and not bounds else kind
+        name = key.name
+        kind = "summary" if key.kind == "histogram" and not bounds else key.kind
         aggregations = {Aggregation.HISTOGRAM} if bounds else set[Aggregation]()
         try:
             definition = check_definition(
-                name, aggregations, help=help_text, labels=dict(labels), buckets=bounds or None
+                name, aggregations, help=help_text, labels=dict(key.labels), buckets=bounds or None
             )
             state = RECORDER.stats.get_or_create(definition.replace(kind=kind))
         except DefinitionError as error:

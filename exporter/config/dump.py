@@ -21,7 +21,7 @@ def to_plain(hint: Any, value: Any) -> Any:
     if value is None:
         return None
     if annotation_of(hint, Secret):
-        return value and "<secret>"
+        return value and "<secret>"  # an empty text is not a secret: it says that nothing is set
     if is_union(base):
         return to_plain(next(member for member in get_args(base) if member is not NoneType), value)
     if dataclasses.is_dataclass(value):
@@ -32,14 +32,15 @@ def to_plain(hint: Any, value: Any) -> Any:
             if option.default is not UNCHANGED
         }
     if isinstance(value, Mapping):
-        value_hint = get_args(base)[1]
+        _, value_hint = get_args(base)
         return {key: to_plain(value_hint, inner) for key, inner in value.items()}
     if notation is not None:
         return notation.format(value)
-    if isinstance(value, frozenset):
-        value = tuple(sorted(value, key=list(get_args(base)[0]).index))
-    if isinstance(value, tuple):
-        return [to_plain(get_args(base)[0], item) for item in value]
+    if isinstance(value, frozenset | tuple):
+        item_hint, *_ = get_args(base)
+        # The order of a set varies from run to run. The members of an enumeration have an order.
+        items = sorted(value, key=list(item_hint).index) if isinstance(value, frozenset) else value
+        return [to_plain(item_hint, item) for item in items]
     if isinstance(value, enum.Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value

@@ -132,7 +132,7 @@ class _Conversion:
         return _INVALID
 
     def _report_mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
-        """Report a node of a different type or out of range, with a hint for common mistakes. Secrets are not shown."""
+        """Report a node of a different type or out of range, with advice for common mistakes. Secrets are not shown."""
         base, _ = unwrap(hint)
         description = "<secret>" if annotation_of(hint, Secret) else self._describe(node)
         message = f"expected {expectation(hint)}, found {description}"
@@ -168,10 +168,11 @@ class _Conversion:
 
     def _convert_sequence(self, node: yaml.SequenceNode, base: Any, path: str) -> Any:
         """Return a list as a tuple, list or frozenset. An item that is twice in a frozenset is a problem."""
-        item, origin = get_args(base)[0], get_origin(base)
+        item_hint, *_ = get_args(base)
+        origin = get_origin(base)
         values: list[Any] = []
         for index, child in enumerate(node.value):
-            value = self.convert(child, item, f"{path}[{index}]", REQUIRED)
+            value = self.convert(child, item_hint, f"{path}[{index}]", REQUIRED)
             if origin is frozenset and value is not _INVALID and value in values:
                 value = self._report(child, f"{path}[{index}]", "is listed twice")
             values.append(value)
@@ -179,7 +180,8 @@ class _Conversion:
 
     def _convert_mapping(self, node: yaml.MappingNode, hint: Any, path: str) -> Any:
         """Return a mapping with any keys as a dict, whose values have the type of the hint."""
-        value_hint = get_args(unwrap(hint)[0])[1]
+        base, _ = unwrap(hint)
+        _, value_hint = get_args(base)
         return {  # contains `_INVALID` after a problem; `load` then raises
             key: self.convert(child, value_hint, join(path, key), REQUIRED)
             for key, (_, child) in self._entries(node, path).items()
@@ -195,7 +197,8 @@ class _Conversion:
                 continue
             key = key_node.value
             if key in entries:
-                first_line = entries[key][0].start_mark.line + 1
+                first_key_node, _ = entries[key]
+                first_line = first_key_node.start_mark.line + 1  # PyYAML counts from 0
                 self._report(key_node, join(path, key), f"duplicate key, first set on line {first_line}")
             else:
                 entries[key] = key_node, value_node

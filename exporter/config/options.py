@@ -39,8 +39,9 @@ class Range:
 
     def contains(self, value: float) -> bool:
         """Return True if a value is within the bounds."""
-        low = -float("inf") if self.minimum is None else self.minimum
-        return low <= value <= (float("inf") if self.maximum is None else self.maximum)
+        is_below = self.minimum is not None and value < self.minimum
+        is_above = self.maximum is not None and value > self.maximum
+        return not (is_below or is_above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +49,23 @@ class Secret:
     """Annotation of a value that messages and the printed configuration must not contain."""
 
 
-# Milliseconds by unit.
-_UNITS_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_MILLISECONDS_BY_UNIT = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 # Each unit at most once, from the longest to the shortest, as in Prometheus. Nine digits keep the sum exact in a float.
-_DURATION_PATTERN = rf"^(0|(?=[0-9]){''.join(f'([0-9]{{1,9}}{unit})?' for unit in _UNITS_MILLISECONDS)})$"
+_DURATION_PATTERN = rf"^(0|(?=[0-9]){''.join(f'([0-9]{{1,9}}{unit})?' for unit in _MILLISECONDS_BY_UNIT)})$"
 
 
 def _seconds(text: str) -> float:
     """Return the seconds of a text that matches the pattern of durations."""
     # The sum of whole milliseconds makes 1s100ms equal to 1.1.
     parts = re.findall(r"([0-9]+)(ms|[wdhms])", text)
-    return sum(int(count) * _UNITS_MILLISECONDS[unit] for count, unit in parts) / 1000
+    return sum(int(count) * _MILLISECONDS_BY_UNIT[unit] for count, unit in parts) / 1000
 
 
 def format_duration(seconds: float) -> str:
     """Return the shortest text that `parse_duration` parses to the same duration, with a resolution of 1 ms."""
     remaining_milliseconds = round(seconds * 1000)
     text = ""
-    for unit, unit_milliseconds in _UNITS_MILLISECONDS.items():
+    for unit, unit_milliseconds in _MILLISECONDS_BY_UNIT.items():
         count, remaining_milliseconds = divmod(remaining_milliseconds, unit_milliseconds)
         text += f"{count}{unit}" if count else ""
     return text or "0s"

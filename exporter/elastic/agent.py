@@ -19,7 +19,7 @@ from exporter.recording.identity import LAUNCH_ID, clean_text
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import create_series
 
-Record = Callable[[object], None]
+RecordValue = Callable[[object], None]
 """Function that records a value of a metric, or ignores a value that is no valid number."""
 
 _MAX_METRIC_VALUE = 1e15
@@ -57,7 +57,7 @@ class AgentMetrics:
     def __init__(self) -> None:
         self.role = "default"
 
-    def recorder(self, name: object) -> Record | None:
+    def recorder(self, name: object) -> RecordValue | None:
         """Return the function that records the values of one of torchelastic's metrics, or None for other names."""
         if not isinstance(name, str):
             return None
@@ -80,7 +80,7 @@ class AgentMetrics:
         _series("counter", "failure_restarts", worker_role=self.role)
         return self.role
 
-    def _function_recorder(self, function: str, field: str) -> Record | None:
+    def _function_recorder(self, function: str, field: str) -> RecordValue | None:
         """Return the function that records a field of a function of the agent, such as `SimpleElasticAgent.run` and `success`."""
         if function not in _FUNCTIONS or field not in {"duration.ms", "success", "failure"}:
             return None
@@ -106,7 +106,7 @@ class AgentMetrics:
 
         return record
 
-    def _worker_recorder(self, role: str, field: str) -> Record | None:
+    def _worker_recorder(self, role: str, field: str) -> RecordValue | None:
         """Return the function that records a field of the workers of a role, such as `remaining_restarts`."""
         outcome = field.removeprefix("run_")
         if (
@@ -129,7 +129,7 @@ class AgentMetrics:
         return _numbers_only(lambda value: runs(1) if value == 1 else None)
 
 
-def _numbers_only(add: Callable[[float], None]) -> Record:
+def _numbers_only(add: Callable[[float], None]) -> RecordValue:
     """Return the function that passes numbers below `_MAX_METRIC_VALUE` to *add*, and ignores other values."""
 
     def record(value: object) -> None:
@@ -139,7 +139,7 @@ def _numbers_only(add: Callable[[float], None]) -> Record:
     return record
 
 
-def _restart_recorder(worker_role: str) -> Record:
+def _restart_recorder(worker_role: str) -> RecordValue:
     """Return the function that records the remaining restarts, and counts each decrease as restarts after a failure."""
     gauge = _series("gauge", "remaining_restarts", worker_role=worker_role)
     failure_restarts = _series("counter", "failure_restarts", worker_role=worker_role)
@@ -161,6 +161,7 @@ AGENT_METRICS = AgentMetrics()
 
 # Events --------------------------------------------------------------------------------------------------------
 
+# Prefixes of the types of events; a state follows.
 WORKER_STATUS = "torchelastic.worker.status."
 AGENT_STATUS = "torchelastic.agent.status."
 RENDEZVOUS = "torchelastic.rendezvous."
@@ -168,7 +169,9 @@ RENDEZVOUS = "torchelastic.rendezvous."
 MAX_ERROR_CHARACTERS = 2000
 """Maximum length of an error text. Only the end of a longer text is kept, because a traceback ends with the exception."""
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
+"""Severities of events by the state that they report; `info` for other states."""
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
+"""Values of the label `result` by the last state of a worker."""
 _MAX_MILLISECONDS = 1e14
 """Limit of Unix times in milliseconds: the year 5138. Larger numbers are not times."""
 _MAX_PID_DIGITS = 10
@@ -192,7 +195,8 @@ def record_event(
         type_ = AGENT_STATUS + state if source == "AGENT" and state else name
         if state and source == "WORKER":
             _count_worker(state, metadata)
-        _record(type_, None, state, {"source": source, **metadata}, timestamp_ms, origin)
+        data = {"source": source, **metadata}
+        _record(type_, state, data, message=None, timestamp_ms=timestamp_ms, origin=origin)
     except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
         pass
 
@@ -204,22 +208,36 @@ def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> No
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
         excluded_keys = {"message", "node_state"}
         data = {key: value for key, value in fields.items() if key not in excluded_keys and value != ""}
-        _record(RENDEZVOUS + clean_text(state), to_str(fields.get("message", "")), state, data, 0, origin)
+        message = to_str(fields.get("message", ""))
+        # torch's events of a rendezvous have no timestamp.
+        _record(
+            RENDEZVOUS + clean_text(state), state, data, message=message, timestamp_ms=None, origin=origin
+        )
     except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
         pass
 
 
 def _record(
-    type_: str, message: str | None, state: str, data: Mapping[str, Any], timestamp_ms: Any, origin: object
+    type_: str,
+    state: str,
+    data: Mapping[str, Any],
+    *,
+    message: str | None,
+    timestamp_ms: object,
+    origin: object,
 ) -> None:
-    """Record an event with the severity of its state, and wait for the handlers. Does nothing for a disabled type."""
+    """Record an event with the severity of its state, and wait for the handlers. Does nothing for a disabled type.
+
+    A *timestamp_ms* that is not a Unix time in milliseconds is replaced by the current time.
+    """
     type_ = type_ or "unnamed"
     severity = _SEVERITIES.get(state, "info")
     kind = EVENTS.kind(type_, severity)
     if kind.enabled:
         now = time()
-        has_timestamp = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _MAX_MILLISECONDS
-        event_time = timestamp_ms / 1000 if has_timestamp else now
+        event_time = now
+        if isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _MAX_MILLISECONDS:
+            event_time = timestamp_ms / 1000
         truncated_errors = {
             key: str(data[key])[-MAX_ERROR_CHARACTERS:]
             for key in ("raw_error", "error_trace")
@@ -257,7 +275,10 @@ def _write_worker_end(code: str, worker_id: str) -> None:
 
 
 def _exit_code(metadata: Mapping[object, object]) -> str:
-    """Return the exit code of a worker as a label value. torch stores it as a list in nested JSON."""
+    """Return the exit code of a worker as a label value, or `unknown`. torch stores the code as a list in nested JSON.
+
+    A negative code is the number of a signal. Other numbers than those of exit codes and signals would be unlimited label values.
+    """
     try:
         (code,) = json.loads(str(metadata["metadata"]))["exit_code"]
     except (KeyError, TypeError, ValueError):

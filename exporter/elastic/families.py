@@ -9,7 +9,7 @@ import sys
 from functools import cache
 from typing import NamedTuple
 
-from exporter.elastic.agent import AGENT_METRICS, GROUP, Record
+from exporter.elastic.agent import AGENT_METRICS, GROUP, RecordValue
 from exporter.errors import DefinitionError
 from exporter.recording.conversion import class_name
 from exporter.recording.identity import clean_text
@@ -41,8 +41,8 @@ _UNITS: dict[str, tuple[str, float]] = {
 """Base unit and factor by the suffix of a metric's name. Ambiguous suffixes (`min`, `mb`) are not units."""
 
 
-class MetricName(NamedTuple):
-    """Name of the Stat of a (group, name) pair."""
+class StatName(NamedTuple):
+    """Name and unit of the Stat of a (group, name) pair."""
 
     stat: str  # name of the Stat, without unit
     unit: str | None  # base unit; None for a plain number
@@ -54,7 +54,7 @@ class MetricName(NamedTuple):
         return self.stat.replace(".", "_"), self.unit
 
 
-def metric_name(group: object, name: object) -> MetricName | None:
+def find_stat_name(group: object, name: object) -> StatName | None:
     """Return the name of a pair's Stat, or None if no valid name remains or the name is too long."""
     if any(isinstance(text, str) and len(text) > MAX_METRIC_NAME_CHARACTERS for text in (group, name)):
         return None
@@ -70,7 +70,7 @@ def metric_name(group: object, name: object) -> MetricName | None:
         stat = f"{stat}_value"
     if not any(character in _NAME_CHARACTERS for character in stat) or len(stat) > MAX_METRIC_NAME_CHARACTERS:
         return None
-    return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, factor)
+    return StatName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, factor)
 
 
 def _name_parts(text: object) -> list[str]:
@@ -101,7 +101,7 @@ class MetricStats:
     """Stats of the (group, name) pairs of a process."""
 
     def __init__(self) -> None:
-        self._records: dict[Pair, Record] = {}
+        self._records: dict[Pair, RecordValue] = {}
         self._families: dict[tuple[str, str | None], _Family] = {}
 
     def record(self, group: object, name: object, value: object) -> None:
@@ -112,26 +112,27 @@ class MetricStats:
         except Exception:  # noqa: BLE001  # an unhashable group or name
             refusal_recorder("name")(value)
 
-    def _resolve(self, pair: Pair) -> Record:
+    def _resolve(self, pair: Pair) -> RecordValue:
         """Return the function that records or refuses the values of a new pair. Later calls for the pair record in the same Stat."""
-        record = AGENT_METRICS.recorder(pair[1]) if pair[0] == GROUP else None
+        group, name = pair
+        record = AGENT_METRICS.recorder(name) if group == GROUP else None
         if record is None:
             if len(self._records) >= MAX_METRICS:
                 return refusal_recorder("too_many")
-            stat_name = metric_name(*pair)
+            stat_name = find_stat_name(group, name)
             if stat_name is None:
                 return refusal_recorder("name")  # not stored, because the name may be of any length
             try:
                 record = self._recorder(stat_name, pair)
             except DefinitionError as error:
                 # The family belongs to the exporter or to another Stat.
-                message = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
+                message = f"the metric {text_of(name)} of group {text_of(group)} is not recorded"
                 log_once(message, f"{message}: {error}")
                 record = refusal_recorder("collision")
         self._records[pair] = record
         return record
 
-    def _recorder(self, stat_name: MetricName, pair: Pair) -> Record:
+    def _recorder(self, stat_name: StatName, pair: Pair) -> RecordValue:
         """Return the function that records the values of a pair. The second and later pairs of a family get labels."""
         group, name = map(text_of, pair)
         is_duration = stat_name.unit == "seconds"
@@ -161,7 +162,7 @@ class _Family(Value):
     stats: dict[tuple[str, str], Stat]  # by group and name as text
 
 
-def _recorder_of(stat: Stat, factor: float) -> Record:
+def _recorder_of(stat: Stat, factor: float) -> RecordValue:
     """Return the function that records values, multiplied by *factor*, in a Stat."""
     add = stat.add
 
@@ -185,7 +186,7 @@ STATS = MetricStats()
 
 
 @cache
-def refusal_recorder(reason: str) -> Record:
+def refusal_recorder(reason: str) -> RecordValue:
     """Return the function that counts a refused value, or an exception of a handler, in `training_elastic_refused_total`."""
     add = create_series("counter", "training.elastic.refused", labels={"reason": reason})
     return lambda _value: add(1)

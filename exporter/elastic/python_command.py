@@ -29,7 +29,7 @@ def parse_python_command(command: Sequence[str]) -> PythonProgram:
         elif not argument.startswith("--"):
             # A group of options such as `-uX dev` or `-Bmtrain`: the first option with a value ends the group.
             option = next((letter for letter in argument[1:] if letter in "cmWX"), "")
-            value = argument.partition(option)[2] if option else ""
+            _, _, value = argument.partition(option) if option else ("", "", "")
             if option and not value:
                 value = next(arguments, "")
             if option == "c":

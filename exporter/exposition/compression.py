@@ -28,6 +28,7 @@ class CompressedPart:
     """
 
     def __init__(self, data: bytes) -> None:
+        # A negative size of the window means deflate blocks without a header.
         compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits=-zlib.MAX_WBITS)
         self.data = data
         self.blocks = compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH) if data else b""
@@ -35,6 +36,7 @@ class CompressedPart:
 
 def compress(body: bytes) -> bytes:
     """Return the body compressed with gzip."""
+    # 16 added to the size of the window means the header and trailer of gzip.
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits=zlib.MAX_WBITS | 16)
     return compressor.compress(body) + compressor.flush()
 

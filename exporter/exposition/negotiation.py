@@ -33,6 +33,7 @@ _CACHED_HEADERS = 16
 """Number of cached headers: a scraper sends the same headers each time."""
 
 _PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfamily", "delimited")
+"""Name and parameters `proto` and `encoding` of the protobuf format, in lower case."""
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)
@@ -42,6 +43,7 @@ def negotiate(accept: str | None) -> Format:
     Protobuf is chosen only for clients that accept OpenMetrics too, such as Prometheus: other clients that accept protobuf,
     such as Telegraf, read classic histograms only. Repeated headers are joined by commas.
     """
+    # In the order of preference: of equal weights, `max` returns the first.
     weights = {Format.PROTOBUF: 0.0, Format.OPENMETRICS: 0.0, Format.TEXT: 0.0}
     for element in _elements(accept):
         name, parameters = element.name, element.parameters

@@ -29,15 +29,15 @@ class ProtobufType:
     field: int
 
 
-_COUNTER = ProtobufType(0, 3)
-_GAUGE = ProtobufType(1, 2)
-_UNTYPED = ProtobufType(3, 5)
-_HISTOGRAM = ProtobufType(4, 7)
+_COUNTER = ProtobufType(number=0, field=3)
+_GAUGE = ProtobufType(number=1, field=2)
+_UNTYPED = ProtobufType(number=3, field=5)
+_HISTOGRAM = ProtobufType(number=4, field=7)
 
 
 @dataclass(slots=True)
 class BucketSpan:
-    """Run of consecutive buckets. The buckets 2, 3 and 7 are the spans (2, 2) and (3, 1)."""
+    """Consecutive buckets. For example, the buckets 2, 3 and 7 are two spans, with offset 2 and length 2, and offset 3 and length 1."""
 
     offset: int  # number of buckets between the previous span and this span; index of the first bucket for the first span
     length: int  # number of buckets
@@ -95,28 +95,28 @@ def _native_histogram(distribution: Distribution) -> bytes:
     if distribution.count > _MAX_COUNT:
         return b""
     spans: list[BucketSpan] = []
-    deltas = []
-    end, previous = 0, 0
+    deltas = []  # each count minus the count of the bucket before it
+    end, previous_count = 0, 0  # end of the last span
     for bucket, count in sorted(counts.items()):
         if bucket > LOWEST_BUCKET:
             if not spans or bucket != end:
-                spans.append(BucketSpan(bucket - end, 0))
+                spans.append(BucketSpan(offset=bucket - end, length=0))
             spans[-1].length += 1
-            deltas.append(_varint(_zigzag(count - previous)))
-            end, previous = bucket + 1, count
+            deltas.append(_varint(_zigzag(count - previous_count)))
+            end, previous_count = bucket + 1, count
     return b"".join(
         [
-            _integer(1, distribution.count),
-            _double(2, distribution.sum),
-            _integer(5, _zigzag(SCHEMA)),
-            _double(6, upper_bound(LOWEST_BUCKET)),
-            _integer(7, counts.get(LOWEST_BUCKET, 0)),
-            # A span without buckets distinguishes an empty native histogram from a classic histogram.
+            _integer(1, distribution.count),  # sample_count
+            _double(2, distribution.sum),  # sample_sum
+            _integer(5, _zigzag(SCHEMA)),  # schema
+            _double(6, upper_bound(LOWEST_BUCKET)),  # zero_threshold
+            _integer(7, counts.get(LOWEST_BUCKET, 0)),  # zero_count
+            # positive_span. A span without buckets distinguishes an empty native histogram from a classic histogram.
             *[
                 _bytes(12, _integer(1, _zigzag(span.offset)) + _integer(2, span.length))
-                for span in spans or [BucketSpan(0, 0)]
+                for span in spans or [BucketSpan(offset=0, length=0)]
             ],
-            _bytes(13, b"".join(deltas)),
+            _bytes(13, b"".join(deltas)),  # positive_delta
         ]
     )
 

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
@@ -57,10 +58,10 @@ def compute_quotas(
     quotas: dict[tuple[str, str], int] = {}
     capacity = max_series
     for demands_by_run in _count_series(watched_families, published_families).values():
-        demands = {run: families.total() for run, families in demands_by_run.items()}
+        demands = {run: count_by_family.total() for run, count_by_family in demands_by_run.items()}
         shares = _allocate(demands, capacity)
-        for run, families in demands_by_run.items():
-            for name, quota in _allocate(families, shares.get(run, demands[run])).items():
+        for run, count_by_family in demands_by_run.items():
+            for name, quota in _allocate(count_by_family, shares.get(run, demands[run])).items():
                 previous_quota = previous_quotas.get((run, name), 0)
                 is_steady = previous_quota <= quota <= previous_quota * _GROWTH_RATIO
                 quotas[run, name] = previous_quota if is_steady else quota
@@ -77,10 +78,7 @@ def cut_family(metric: Metric, name: str, quotas: Quotas) -> Metric:
     has_common_quota = ("", name) in quotas
     capacities: dict[str, float] = {}
     kept_samples = []
-    for _, group in itertools.groupby(
-        metric.samples,
-        lambda sample: [label for label in _labels_of(sample).items() if label[0] not in PART_LABELS],
-    ):
+    for _, group in itertools.groupby(metric.samples, _labels_of_series):
         samples = list(group)
         run = "" if has_common_quota else _run_of(samples[0])
         capacity = capacities.get(run, quotas.get((run, name), math.inf))
@@ -144,6 +142,11 @@ def _labels_of(sample: Sample) -> Mapping[str, str]:
     return labels if isinstance(labels, Mapping) else {}
 
 
+def _labels_of_series(sample: Sample) -> list[tuple[str, Any]]:
+    """Return the labels that the samples of a series of a histogram or summary have in common."""
+    return [(name, value) for name, value in _labels_of(sample).items() if name not in PART_LABELS]
+
+
 def _allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
     """Divide a capacity fairly among demands, the smallest demand first.
 
@@ -152,7 +155,8 @@ def _allocate(demands: Mapping[str, int], capacity: int) -> dict[str, int]:
     """
     shares: dict[str, int] = {}
     remaining_count = len(demands)
-    for name, demand in sorted(demands.items(), key=lambda item: (item[1], item[0])):
+    for name in sorted(demands, key=lambda name: (demands[name], name)):
+        demand = demands[name]
         # Rounded up, so that the capacity is used if it is below the number of demands.
         share = math.ceil(capacity / remaining_count)
         if demand > share:

@@ -178,7 +178,11 @@ def _series_text(sample: Sample, sample_names: frozenset[str]) -> str:
         raise RefusedError("name")
     labels = sample.labels
     label_text = ",".join(
-        [f'{key}="{_escape(labels[key])}"' for key in _sorted_keys(tuple(labels)) if labels[key] != ""]
+        [
+            f'{name}="{_escape(labels[name])}"'
+            for name in _sorted_label_names(tuple(labels))
+            if labels[name] != ""  # Prometheus does not distinguish an empty label from an absent label
+        ]
     )
     return f"{sample.name}{{{label_text}}}" if label_text else sample.name
 
@@ -274,17 +278,17 @@ def _openmetrics_body(metric: Metric, lines: Mapping[str, str], samples: Sequenc
 def _series_key(sample: Sample) -> _SeriesKey | None:
     """Return the labels that identify a series of a histogram or summary, or None if the labels cannot be compared."""
     try:
-        return frozenset([label for label in sample.labels.items() if label[0] not in PART_LABELS])
+        return frozenset([(name, value) for name, value in sample.labels.items() if name not in PART_LABELS])
     except (AttributeError, TypeError):
         return None
 
 
 @lru_cache(maxsize=2048)
-def _sorted_keys(keys: tuple[str, ...]) -> list[str]:
+def _sorted_label_names(names: tuple[str, ...]) -> list[str]:
     """Return sorted names of labels. Raises RefusedError for too many names and for an invalid name."""
-    if len(keys) > MAX_SERIES_LABELS or not all(map(_LABEL_NAME.fullmatch, keys)):
+    if len(names) > MAX_SERIES_LABELS or not all(map(_LABEL_NAME.fullmatch, names)):
         raise RefusedError("labels")
-    return sorted(keys)
+    return sorted(names)
 
 
 @lru_cache(maxsize=2048)

@@ -72,8 +72,8 @@ def _to_plain(value: Any) -> Any:
     """Return bytes as str, and scalars of numpy as Python values. torch accepts both."""
     if isinstance(value, bytes):
         return value.decode()
-    is_scalar = type(value).__module__ == "numpy" and not getattr(value, "shape", (1,))
-    return to_scalar(value) if is_scalar else value
+    is_numpy_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    return to_scalar(value) if is_numpy_scalar else value
 
 
 def _field(

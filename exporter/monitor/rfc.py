@@ -95,7 +95,7 @@ def log(
     """
     if isinstance(event, str):
         event = Event(event, message, metadata=metadata, severity="info" if severity is None else severity)
-    elif not isinstance(event, Event) or (message, severity) != (None, None) or metadata:
+    elif not isinstance(event, Event) or message is not None or severity is not None or metadata:
         raise TypeError(f"log takes an Event alone, or a type with a message and metadata, not {event!r}")
     if not isinstance(event.metadata, Mapping):
         raise TypeError(f"the metadata of an event must be a mapping, not {event.metadata!r}")

@@ -71,8 +71,10 @@ class SpanFilter:
 
     def accepts(self, name: SpanName) -> bool:
         """Return True if spans of this name are exported."""
-        is_whitelist = self.mode is ExportCustomizationMode.WHITELIST_SPANS
-        return self.mode is ALL or (to_name(name) in self.names) is is_whitelist
+        if self.mode is ALL:
+            return True
+        is_listed = to_name(name) in self.names
+        return is_listed if self.mode is ExportCustomizationMode.WHITELIST_SPANS else not is_listed
 
 
 class Delivery:
@@ -255,14 +257,14 @@ class ExportQueue:
         self._rewrite_at = inf  # monotonic time of the next `write_out` after a failure
         self._count_delivered = _counter("records", exporter=name)
         self._count_error = _counter("errors", exporter=name)
-        self._count_dropped = {
+        self._drop_counters = {
             reason: _counter("dropped", exporter=name, reason=reason) for reason in DROP_REASONS
         }
 
     def put(self, call: ExportCall) -> None:
         """Queue a call without waiting. The call is dropped if the queue is full or closing."""
         if self._closing.is_set():
-            self._count_dropped["exit"](1)
+            self._drop_counters["exit"](1)
         elif self.worker.put(call):
             self._accepted_records.bump()
         else:
@@ -277,7 +279,7 @@ class ExportQueue:
     def _count_drop(self, reason: str) -> None:
         """Count a dropped record. The next delivered record is followed by a notice about the dropped records."""
         self._dropped_records.bump()
-        self._count_dropped[reason](1)
+        self._drop_counters[reason](1)
 
     def finish(self) -> Callable[[float], None]:
         """Close the queue, and request the end of the thread after the queued calls.
@@ -296,7 +298,7 @@ class ExportQueue:
             unprocessed_count = self._accepted_records.read() - self._processed_records
             if unprocessed_count > 0:
                 self._processed_records += unprocessed_count
-                self._count_dropped["exit"](unprocessed_count)
+                self._drop_counters["exit"](unprocessed_count)
 
         return wait
 
@@ -337,7 +339,7 @@ class ExportQueue:
         """Count the records that a buffering exporter has discarded since the last call."""
         dropped_records = getattr(self.exporter, "dropped_records", 0)  # absent from exporters of one-logger
         if isinstance(dropped_records, int) and dropped_records > self._rejected_records:
-            self._count_dropped["rejected"](dropped_records - self._rejected_records)
+            self._drop_counters["rejected"](dropped_records - self._rejected_records)
             self._rejected_records = dropped_records
 
     def _send(self, call: ExportCall) -> None:
@@ -389,7 +391,8 @@ class ExportQueue:
 
     def _pause_seconds(self) -> float:
         """Return the pause before the next attempt, after `_failures` failed calls."""
-        return min(self._first_pause_seconds * 2.0 ** min(self._failures - 1, 20), MAX_PAUSE_SECONDS)
+        doublings = min(self._failures - 1, 20)  # limited, because a large power of 2.0 raises OverflowError
+        return min(self._first_pause_seconds * 2.0**doublings, MAX_PAUSE_SECONDS)
 
     def _attempt(self, call: ExportCall) -> bool:
         """Call a method of the exporter. Return False if the method raised, which is counted, and logged once per method."""

@@ -312,8 +312,11 @@ def _parsed(text: str, position: int) -> dict[str, Any]:
         for part in path:
             inner = inner.setdefault(part, {})
         value, position = _DECODER.raw_decode(text, match.end())
-        inner.update({name: value})
+        inner.update(
+            {name: value}
+        )  # raises AttributeError if the outer key has a value that is not a mapping
         if text.startswith("]", position):
             return record
-        position += len(_SEPARATOR) * text.startswith(_SEPARATOR, position)
+        if text.startswith(_SEPARATOR, position):
+            position += len(_SEPARATOR)
     raise ValueError(text)

@@ -232,7 +232,7 @@ class SaveFigures:
         self._attempts = dict.fromkeys(CheckPointStrategy, 0)
         self._blocking_durations = {strategy: MetricSummarizer[float]() for strategy in CheckPointStrategy}
         self._successes = 0
-        self._first_success: float | None = None
+        self._first_success: float | None = None  # Unix time
         self._furthest_save: CheckpointFigures | None = None
 
     def loop_began(self) -> None:
@@ -243,12 +243,17 @@ class SaveFigures:
         """Count the start of a save and return the new save, which replaces an unconfirmed save of the same step."""
         self._attempts[strategy] += 1
         save = CheckpointFigures(
-            step, strategy, snapshot, sum(self._attempts.values()), self._attempts[strategy]
+            step=step,
+            strategy=strategy,
+            snapshot=snapshot,
+            number=sum(self._attempts.values()),
+            attempt=self._attempts[strategy],
         )
-        self._pending_saves.pop(step, None)
+        self._pending_saves.pop(step, None)  # so that the new save is the last of the mapping
         self._pending_saves[step] = save
         if len(self._pending_saves) > MAX_PENDING_SAVES:
-            del self._pending_saves[next(iter(self._pending_saves))]
+            oldest_step = next(iter(self._pending_saves))
+            del self._pending_saves[oldest_step]
         return save
 
     def end(

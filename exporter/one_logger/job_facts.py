@@ -37,7 +37,9 @@ class JobFacts:
         self._training = training
         TRAINING.set_save_policy(self._save_policy)
         names = (
-            *("global_batch_size_or_fn", "seq_length_or_fn", "flops_per_sample_or_fn"),
+            "global_batch_size_or_fn",
+            "seq_length_or_fn",
+            "flops_per_sample_or_fn",
             "is_log_throughput_enabled_or_fn",
         )
         has_training_callables = any(training.is_callable(name) for name in names)

@@ -153,8 +153,8 @@ def _replacement(module: str) -> str:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the file of a module below `exporter.one_logger`."""
-    path = PACKAGE.joinpath(*module.split(".")[2:])
+    """Return the file of `exporter.one_logger` or of a module in it; None if the file does not exist."""
+    path = PACKAGE.joinpath(*module.removeprefix(PACKAGE_NAME).split("."))
     files = (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file())
     return next(files, None)
 

@@ -349,10 +349,12 @@ class OneLoggerObserver:
             if kind is kinds.VALIDATION_ITERATION:
                 self._figures.validations.add_value(seconds)
             elif kind in kinds.ITERATIONS:
-                self._training_iteration_ended(kind, seconds, time() + (end_time - monotonic()))
+                # The end of the iteration is a monotonic time; one-logger exports Unix times.
+                end_unix_seconds = time() + (end_time - monotonic())
+                self._training_iteration_ended(kind, seconds, end_unix_seconds)
 
-    def _training_iteration_ended(self, kind: BlockKind, seconds: float, end_time: float) -> None:
-        """Count a training iteration that ended at the Unix time *end_time*. An iteration outside of a loop is misuse."""
+    def _training_iteration_ended(self, kind: BlockKind, seconds: float, end_unix_seconds: float) -> None:
+        """Count a training iteration. An iteration outside of a loop is misuse, unless a bridge has inferred the iteration."""
         training, figures = self.training, self._figures
         if training is None:
             if not kind.is_inferred:
@@ -363,7 +365,7 @@ class OneLoggerObserver:
             if not kind.is_inferred and not self._in_earlier_loop:
                 self.misuse(kind.end_name, "outside_training_loop", "to be inside a training loop")
             return
-        figures.iteration_ended(seconds, end_time, self._facts.world_size)
+        figures.iteration_ended(seconds, end_unix_seconds, self._facts.world_size)
         if figures.completed_iterations % training.log_every_n_train_iterations == 0:
             self._export_event(self._loop, EventName.TRAINING_METRICS_UPDATE, figures.update())
 

@@ -38,8 +38,11 @@ TEXT_KEYS = {
 
 MEMORY_INFO_V2 = 0x02000028
 """Version of nvmlMemory_v2_t. Not imported from the queries of the NVML child, so that a test detects a wrong version."""
-DOUBLE, UNSIGNED_INT, UNSIGNED_LONG_LONG, SIGNED_LONG_LONG = 0, 1, 3, 4
-"""Types of a value, as NVML numbers them (nvmlValueType_t)."""
+# Types of a value, as NVML numbers them (nvmlValueType_t).
+DOUBLE = 0
+UNSIGNED_INT = 1
+UNSIGNED_LONG_LONG = 3
+SIGNED_LONG_LONG = 4
 MEMORY_NOT_AVAILABLE = (1 << 64) - 1
 """Memory of a process if the driver does not report it."""
 PROCESS_SAMPLE_CAPACITY = 72
@@ -58,6 +61,10 @@ class CallContext:
     moment: float  # seconds on the timeline
     wall: float  # Unix seconds
     driver: str  # version of the driver
+
+    def moment_of(self, unix_microseconds: int) -> float:
+        """Return a Unix time as seconds on the timeline."""
+        return self.moment - (self.wall - unix_microseconds / 1e6)
 
     def optional_reading(self, name: str) -> float | None:
         """Return the current value of a reading, or None if the GPU does not support the reading."""
@@ -263,10 +270,13 @@ def _process_utilization(context: CallContext, array: Any, count: Any, since: An
     If *since* is 0, fill only the oldest sample of each process.
     Raises ReplayedError if there are no samples, or if the array is too small.
     """
-    times = _sample_times(context.wall, to_int(since), interval_seconds=1.0, capacity=PROCESS_SAMPLE_CAPACITY)
-    times = times if to_int(since) else times[:1]
+    since_microseconds = to_int(since)
+    times = _sample_times(
+        context.wall, since_microseconds, interval_seconds=1.0, capacity=PROCESS_SAMPLE_CAPACITY
+    )
+    filled_times = times if since_microseconds else times[:1]
     processes = [process for process in context.gpu.processes(context.moment) if process["sm"] is not None]
-    samples = [(time, process) for time in times for process in processes]
+    samples = [(time, process) for time in filled_times for process in processes]
     if not samples:
         raise ReplayedError("not_found")
     capacity = target_of(count).value
@@ -274,7 +284,7 @@ def _process_utilization(context: CallContext, array: Any, count: Any, since: An
     if array is None or capacity < len(samples):
         raise ReplayedError("insufficient_size")
     for position, (time, process) in enumerate(samples):
-        level = context.gpu.readings.load.level_at(context.moment - (context.wall - time / 1e6))
+        level = context.gpu.readings.load.level_at(context.moment_of(time))
         array[position].pid = process["pid"]
         array[position].timeStamp = time
         array[position].smUtil = int(process["sm"] * level)
@@ -297,8 +307,7 @@ def _samples(
     if array is not None:
         times = times[: len(array)]
         for position, time in enumerate(times):
-            moment = context.moment - (context.wall - time / 1e6)
-            number = context.gpu.readings.value_at(buffer.reading, moment)
+            number = context.gpu.readings.value_at(buffer.reading, context.moment_of(time))
             array[position].timeStamp, array[position].sampleValue.uiVal = time, int(number or 0)
     write_number(count, len(times))
 
@@ -307,10 +316,10 @@ def _sample_times(
     wall: float, since_microseconds: int, *, interval_seconds: float, capacity: int
 ) -> list[int]:
     """Return the times of the samples that a ring buffer has after a time, in Unix microseconds."""
-    interval = int(interval_seconds * 1e6)
-    newest_index = int(wall * 1e6) // interval
-    oldest_index = max(newest_index - capacity + 1, ceil((since_microseconds + 1) / interval))
-    return [index * interval for index in range(oldest_index, newest_index + 1)]
+    interval_microseconds = int(interval_seconds * 1e6)
+    newest_index = int(wall * 1e6) // interval_microseconds
+    oldest_index = max(newest_index - capacity + 1, ceil((since_microseconds + 1) / interval_microseconds))
+    return [index * interval_microseconds for index in range(oldest_index, newest_index + 1)]
 
 
 CALLS: dict[str, Call] = {

@@ -30,12 +30,11 @@ from exporter.replay.calls import (
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
 from exporter.replay.readings import SAMPLE_BUFFERS
 
-# First addresses of the handles of GPUs, of MIG instances, and of event sets and GPM samples.
-_GPU_BASE = 0x1000
-_INSTANCE_BASE = 0x100000
-_EVENT_SET_AND_SAMPLE_BASE = 0x10000000
-_INSTANCES_PER_GPU = 0x100  # number of addresses for the instances of a GPU
-_MAX_INSTANCES = 7  # smallest number of possible MIG devices that a GPU reports
+_GPU_BASE = 0x1000  # address of the handle of GPU 0
+_INSTANCE_BASE = 0x100000  # address of the handle of the first MIG instance of GPU 0
+_INSTANCE_ADDRESSES_PER_GPU = 0x100
+_EVENT_SET_AND_SAMPLE_BASE = 0x10000000  # the handles of event sets and GPM samples have higher addresses
+_MIN_INSTANCE_COUNT = 7  # a GPU reports at least this number of possible MIG devices
 _POLL_SECONDS = 0.05  # interval in which a waiting or hanging call checks the timeline
 
 _OTHER_CALLS = "*"
@@ -66,7 +65,7 @@ _GPU_METHODS = {
     "nvmlGpmSampleGet": "sample_gpu",
     "nvmlGpmMigSampleGet": "sample_instance",
 }
-"""Methods of `ReplayLibrary` (without `_`) for functions of a GPU; `calls` has more."""
+"""Methods of `ReplayLibrary` (without `_`) for functions of a GPU. `CALLS` has the other functions of a GPU."""
 
 SYMBOLS = frozenset({*CALLS, *_LIBRARY_METHODS, *_GPU_METHODS, "nvmlErrorString"})
 """Names of the C functions that a replay has."""
@@ -156,12 +155,14 @@ class ReplayLibrary:
         """Return the CPU time of a call: the sum over the fields of a field query, or the cost of the function."""
         default_cost = self._costs.get(_OTHER_CALLS, 0.0)
         if symbol == "nvmlDeviceGetFieldValues":
-            values = target_of(arguments[2])[: to_int(arguments[1])]
+            _, count, array = arguments
+            values = target_of(array)[: to_int(count)]
             return sum(self._costs.get(str(value.fieldId), default_cost) for value in values)
         if symbol == "nvmlDeviceGetSamples":
             # pynvml calls this function twice: without an array for the number of samples, and with an array. Only the latter has a cost.
-            buffer = SAMPLE_BUFFERS.get(to_int(arguments[1]))
-            if arguments[5] is None or buffer is None:
+            _, sample_type, *_, array = arguments
+            buffer = SAMPLE_BUFFERS.get(to_int(sample_type))
+            if array is None or buffer is None:
                 return 0.0
             return self._costs.get(f"{symbol}/{buffer.reading}", default_cost)
         return self._costs.get(symbol, default_cost)
@@ -190,12 +191,13 @@ class ReplayLibrary:
             return
         moment = self._moment
         context = CallContext(gpu, moment, self._clock.wall(), self._machine.driver(moment))
+        _, *other_arguments = arguments
         if instance is not None:
-            self._call_instance(symbol, instance, context, arguments[1])
+            self._call_instance(symbol, instance, context, other_arguments[0])
         elif symbol in CALLS:
-            CALLS[symbol](context, *arguments[1:])
+            CALLS[symbol](context, *other_arguments)
         else:
-            getattr(self, f"_{_GPU_METHODS[symbol]}")(context, *arguments[1:])
+            getattr(self, f"_{_GPU_METHODS[symbol]}")(context, *other_arguments)
 
     def _apply_faults(self, symbol: str, index: int | None) -> None:
         """Apply the faults of the timeline to a call: crash, hang, delay or error."""
@@ -221,7 +223,7 @@ class ReplayLibrary:
         address, gpus = _address(handle), self._machine.gpus
         if _GPU_BASE <= address < _GPU_BASE + len(gpus):
             return gpus[address - _GPU_BASE], None
-        index, position = divmod(address - _INSTANCE_BASE, _INSTANCES_PER_GPU)
+        index, position = divmod(address - _INSTANCE_BASE, _INSTANCE_ADDRESSES_PER_GPU)
         if 0 <= index < len(gpus) and position < len(gpus[index].all_instances):
             return gpus[index], gpus[index].all_instances[position]
         raise ReplayedError("invalid_argument")
@@ -260,14 +262,14 @@ class ReplayLibrary:
 
     def _write_instance_count(self, context: CallContext, result: Any) -> None:
         context.reading("mig_mode")
-        write_number(result, max(_MAX_INSTANCES, len(context.gpu.instances(context.moment))))
+        write_number(result, max(_MIN_INSTANCE_COUNT, len(context.gpu.instances(context.moment))))
 
     def _write_instance_handle(self, context: CallContext, position: Any, result: Any) -> None:
         instances = context.gpu.instances(context.moment)
         if not 0 <= to_int(position) < len(instances):
             raise ReplayedError("not_found")
         instance_index = context.gpu.all_instances.index(instances[to_int(position)])
-        _point(result, _INSTANCE_BASE + context.gpu.index * _INSTANCES_PER_GPU + instance_index)
+        _point(result, _INSTANCE_BASE + context.gpu.index * _INSTANCE_ADDRESSES_PER_GPU + instance_index)
 
     def _call_instance(
         self, symbol: str, instance: dict[str, Any], context: CallContext, result: Any
@@ -378,8 +380,10 @@ def _instance_uuid(gpu: ReplayedGpu, instance: dict[str, Any]) -> str:
     suffix = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
     # An instance of the timeline may have the ids of an earlier instance.
     later_count = gpu.all_instances.index(instance) - len(gpu.description["mig"]) + 1
-    prefix = f"{later_count:08x}" if later_count > 0 else gpu.description["uuid"][4:12]
-    return f"MIG-{prefix}{gpu.description['uuid'][12:-4]}{suffix}"
+    # Of the GPU's UUID, `GPU-` and eight digits, then the part that all its instances have, then four digits.
+    gpu_prefix, common_part = gpu.description["uuid"][4:12], gpu.description["uuid"][12:-4]
+    prefix = f"{later_count:08x}" if later_count > 0 else gpu_prefix
+    return f"MIG-{prefix}{common_part}{suffix}"
 
 
 def _point(reference: Any, address: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import cos, inf, nan, pi, sin
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 EVERY_CALL = "*"
 """Name for all functions of a GPU, in the faults of the timeline."""
@@ -21,14 +21,22 @@ SHIFT_SECONDS = 1.7
 """Seconds by which the load of each GPU runs ahead of the previous GPU's load."""
 
 _NAMED_VALUES = {"nan": nan, "infinity": inf}
+"""Values that JSON cannot represent as numbers, by their names in a description."""
+
+
+class LoadStep(NamedTuple):
+    """Part of the load's cycle."""
+
+    seconds: float
+    level: float  # load from 0 to 1, without the ripple
 
 
 class LoadCurve:
     """Load of a GPU, from 0 to 1: a repeated cycle of steps, plus a sine wave (ripple). The cycle starts `shift_seconds` ahead."""
 
     def __init__(self, description: dict[str, Any], *, shift_seconds: float) -> None:
-        self._steps = [(step["seconds"], step["level"]) for step in description["steps"]] or [(1.0, 0.0)]
-        self._cycle_seconds = sum(seconds for seconds, _ in self._steps)
+        self._steps = [LoadStep(**step) for step in description["steps"]] or [LoadStep(1.0, 0.0)]
+        self._cycle_seconds = sum(step.seconds for step in self._steps)
         self._ripple = description["ripple"]
         self._shift_seconds = shift_seconds
 
@@ -40,7 +48,7 @@ class LoadCurve:
             if position < seconds:
                 return float(level + self._amplitude(level) * sin(2 * pi * position / _RIPPLE_SECONDS))
             position -= seconds
-        return float(self._steps[-1][1])
+        return float(self._steps[-1].level)  # the differences above were rounded
 
     def total(self, moment: float) -> float:
         """Return the integral of the load, in seconds at full load, from the start of the timeline to a time."""
@@ -221,6 +229,15 @@ class ReplayedMachine:
                 yield fault
 
 
+class XidDelivery(NamedTuple):
+    """Xid of a fault that an event set has delivered."""
+
+    event_set: int
+    gpu_index: int
+    fault_index: int
+    xid_index: int  # position in the Xids of the fault
+
+
 class ReplayedEvents:
     """Delivery of Xid events to event sets.
 
@@ -231,8 +248,7 @@ class ReplayedEvents:
     def __init__(self, machine: ReplayedMachine) -> None:
         self._machine = machine
         self._registrations: dict[int, list[tuple[ReplayedGpu, float]]] = {}  # GPU and time, by event set
-        # Event set, and the index of the GPU, of the fault and of the Xid in the fault.
-        self._delivered_xids: set[tuple[int, int, int, int]] = set()
+        self._deliveries: set[XidDelivery] = set()
 
     def register(self, gpu: ReplayedGpu, moment: float, *, event_set: int) -> None:
         """Register an event set for the Xids of a GPU after a time."""
@@ -245,9 +261,9 @@ class ReplayedEvents:
         for gpu, since in self._registrations.get(event_set, ()):
             for fault_index, fault in enumerate(gpu.faults):
                 for xid_index, xid in enumerate(fault.xids if since < fault.start <= end else ()):
-                    key = (event_set, gpu.index, fault_index, xid_index)
-                    if key not in self._delivered_xids:
-                        self._delivered_xids.add(key)
+                    delivery = XidDelivery(event_set, gpu.index, fault_index, xid_index)
+                    if delivery not in self._deliveries:
+                        self._deliveries.add(delivery)
                         return gpu, xid
         return None
 

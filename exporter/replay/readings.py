@@ -31,9 +31,15 @@ INDEXED_NUMBERS = {
 """Functions with one number as their result, selected by an index argument; "" for an index that the exporter does not read."""
 
 NUMBER_LISTS = {
-    "nvmlDeviceGetMigMode": ("mig_mode", "mig_mode"),
+    "nvmlDeviceGetMigMode": (
+        "mig_mode",
+        "mig_mode",
+    ),  # the current mode, and the mode after a reset of the GPU
     "nvmlDeviceGetRemappedRows": (
-        *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
+        "remapped_correctable",
+        "remapped_uncorrectable",
+        "remapping_pending",
+        "remapping_failed",
     ),
 }
 """Functions with several numbers as their result. A function is supported if its first reading is. The first reading also replaces missing
@@ -44,7 +50,7 @@ VOLATILE = 0
 MEMORY_ERRORS = {
     (error_type, VOLATILE, location): f"ecc_{error_name}_{location_name}"
     for error_type, error_name in enumerate(("corrected", "uncorrected"))
-    for location, location_name in ((2, "dram"), (7, "sram"))
+    for location, location_name in ((2, "dram"), (7, "sram"))  # NVML's numbers of the locations
 }
 """Readings by type of error, kind of counter and location. The exporter reads no counters over the lifetime of the GPU."""
 
@@ -119,9 +125,9 @@ class SampleBuffer:
 
 
 SAMPLE_BUFFERS = {
-    0: SampleBuffer("power", 0.02, 119),
-    1: SampleBuffer("utilization", 0.2, 71),
-    2: SampleBuffer("memory_utilization", 0.2, 71),
+    0: SampleBuffer("power", interval_seconds=0.02, capacity=119),
+    1: SampleBuffer("utilization", interval_seconds=0.2, capacity=71),
+    2: SampleBuffer("memory_utilization", interval_seconds=0.2, capacity=71),
 }
 """Sample buffers by NVML's number of the kind of samples."""
 

@@ -38,7 +38,7 @@ class NodeState(str, Enum):
 class _Serialized:
     """Serialization of both classes of events."""
 
-    _enumeration: ClassVar[tuple[str, type[Enum]]]
+    _enumeration: ClassVar[tuple[str, type[Enum]]]  # name and type of the field that JSON has as text
 
     def __str__(self) -> str:
         return self.serialize()

@@ -82,7 +82,7 @@ class PrometheusMetricHandler(MetricHandler):
     def emit(self, metric_data: MetricData) -> None:
         """Record a value, unless the bridge is installed and records it."""
         if not bridge.CompatibilityHandlers.is_installed:
-            STATS.record(*metric_data[1:])
+            STATS.record(metric_data.group_name, metric_data.name, metric_data.value)
 
 
 Handlers = MetricHandler | Sequence[MetricHandler] | None

@@ -113,7 +113,8 @@ class OTelExporter(BaseExporter):
             ExportError: The backend rejected the spans, which are dropped and counted.
         """
         while self._open_spans:
-            self._end(self._open_spans.popitem()[1])
+            _, latest_span = self._open_spans.popitem()
+            self._end(latest_span)
         try:
             self.write_out()
             self._exporter.force_flush()
