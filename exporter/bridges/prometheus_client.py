@@ -35,7 +35,7 @@ _SIDECAR_PREFIXES = ("python_", "process_")
 """Prefixes of families that are not exported, because the sidecar has metrics of the job's processes."""
 
 
-class SeriesKey(NamedTuple):
+class ForeignSeriesKey(NamedTuple):
     """Identity of a series."""
 
     kind: str
@@ -49,7 +49,7 @@ class _Poll:
 
     collector_id: int  # `id()`
     started_at: float  # monotonic
-    gauges: set[SeriesKey] = field(default_factory=set)  # exported so far
+    gauges: set[ForeignSeriesKey] = field(default_factory=set)  # exported so far
 
 
 class _Series:
@@ -112,9 +112,9 @@ class Registries(Periodic):
 
     def __init__(self) -> None:
         self._registries: list[Any] = []
-        self._series: dict[SeriesKey, _Series | None] = {}
+        self._series: dict[ForeignSeriesKey, _Series | None] = {}
         self._gauges: dict[
-            int, set[SeriesKey]
+            int, set[ForeignSeriesKey]
         ] = {}  # gauges exported at the latest poll, by id of the collector
         self._hung_ids: set[int] = set()  # of collectors
         self._poll: _Poll | None = None
@@ -186,14 +186,14 @@ class Registries(Periodic):
         self._hide(self._gauges.pop(poll.collector_id, set()) | poll.gauges)
         self.restart()
 
-    def _hide(self, gauges: set[SeriesKey]) -> None:
+    def _hide(self, gauges: set[ForeignSeriesKey]) -> None:
         """Remove gauges from the export until they are set again."""
         for key in gauges:
             series = self._series[key]
             if series is not None:
                 series.set(None)
 
-    def _record(self, family: Any, gauges: set[SeriesKey]) -> None:
+    def _record(self, family: Any, gauges: set[ForeignSeriesKey]) -> None:
         """Export the samples of a family, and add the exported gauges to *gauges*.
 
         Gauge histograms, `_created` samples, and samples that do not fit the type of the family are not exported.
@@ -206,7 +206,7 @@ class Registries(Periodic):
             if is_counter != sample.name.endswith("_total") or sample.name.endswith("_created"):
                 continue
             name = sample.name.removesuffix("_total")
-            key = SeriesKey("counter" if is_counter else "gauge", name, _labels(sample))
+            key = ForeignSeriesKey("counter" if is_counter else "gauge", name, _labels(sample))
             series = self._series_of(key, family.documentation)
             if series is None:
                 continue
@@ -230,13 +230,15 @@ class Registries(Periodic):
             bounds = sorted(bound for bound in values if isinstance(bound, float) and bound < inf)
             count = values.get("count", values.get(inf))
             series = self._series_of(
-                SeriesKey(family.type, family.name, labels), family.documentation, bounds
+                ForeignSeriesKey(family.type, family.name, labels), family.documentation, bounds
             )
             if series is not None and count is not None:
                 buckets = [values[bound] for bound in bounds]
                 series.set_totals(values.get("sum", 0.0), count, *buckets)
 
-    def _series_of(self, key: SeriesKey, documentation: str, bounds: Iterable[float] = ()) -> _Series | None:
+    def _series_of(
+        self, key: ForeignSeriesKey, documentation: str, bounds: Iterable[float] = ()
+    ) -> _Series | None:
         """Return a series, created on first use. Return None for a series that is invalid or above the limit of series."""
         if key not in self._series:
             if len(self._series) >= MAX_SERIES:
@@ -247,7 +249,9 @@ class Registries(Periodic):
             self._series[key] = self._create_series(key, help_text, tuple(bounds))
         return self._series[key]
 
-    def _create_series(self, key: SeriesKey, help_text: str, bounds: tuple[float, ...]) -> _Series | None:
+    def _create_series(
+        self, key: ForeignSeriesKey, help_text: str, bounds: tuple[float, ...]
+    ) -> _Series | None:
         """Return a new series, or None, which is logged once, if the name, the labels or the buckets are invalid."""
         name = key.name
         kind = "summary" if key.kind == "histogram" and not bounds else key.kind
