@@ -138,7 +138,9 @@ class FakeNvml:
 
 
 @contextmanager
-def running_collector(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0) -> Iterator[GpuCollector]:
+def fake_nvml_collector(
+    fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0
+) -> Iterator[GpuCollector]:
     """Run a collector of the machine, and yield it after its first readings."""
     environment = dict(os.environ)
     os.environ.update(fake.environment)

@@ -218,7 +218,7 @@ def replay(description: MachineDescription | str, seconds: float, **options: Any
 
 
 @contextlib.contextmanager
-def running_collector(
+def replaying_collector(
     file: str, *, options: GpuOptions | None = None, **arguments: Any
 ) -> Iterator[GpuCollector]:
     """Run a collector over a machine in real time, with ten passes a second."""

@@ -18,10 +18,10 @@ NOBODY = 65534
 
 
 def command_as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
-    """Return a command that runs another command as an unprivileged user.
+    """Return a command that runs another command as an unprivileged user, in a mount namespace of its own.
 
-    The interpreter may be below a directory that only root can enter, such as /root. The command then has a mount namespace in which the
-    interpreter's directory is reachable.
+    The interpreter may be below a directory that other users cannot enter, such as /root. In the mount namespace, an empty directory that
+    they can enter then replaces this directory, with only the interpreter's directory in it.
     """
     prefix = Path(sys.base_prefix).resolve()
     closed_parent = next(
@@ -29,10 +29,12 @@ def command_as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[st
     )
     mounts = "true"
     if closed_parent is not None:
-        inner, outer = shlex.quote(str(prefix)), shlex.quote(str(closed_parent))
+        quoted_prefix, quoted_parent = shlex.quote(str(prefix)), shlex.quote(str(closed_parent))
+        # $copy keeps the interpreter's directory reachable while the tmpfs hides it.
         mounts = (
-            f"copy=$(mktemp -d) && mount --bind {inner} $copy && mount -t tmpfs -o mode=755 tmpfs {outer}"
-            f" && mkdir -p {inner} && mount --bind $copy {inner} && umount $copy && rmdir $copy"
+            f"copy=$(mktemp -d) && mount --bind {quoted_prefix} $copy"
+            f" && mount -t tmpfs -o mode=755 tmpfs {quoted_parent}"
+            f" && mkdir -p {quoted_prefix} && mount --bind $copy {quoted_prefix} && umount $copy && rmdir $copy"
         )
     identity = f"--reuid={uid} --regid={uid} --clear-groups"
     script = f'{mounts} && exec setpriv {identity} -- "$@"'
@@ -54,7 +56,7 @@ def reason_to_skip() -> str:
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """Run a block as the effective user `nobody`, who cannot read files of root. Skip the test unless it runs as root."""
+    """Run a block as the effective user `nobody`, who cannot read private files of root. Skip the test unless it runs as root."""
     if os.geteuid() != 0:
         pytest.skip("only root can change to another user")
     os.seteuid(NOBODY)

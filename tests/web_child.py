@@ -1,8 +1,17 @@
 """Web server in a child process, for tests with hostile clients; `web_support.ServerProcess` starts and controls this program.
 
-The only argument is a JSON object with options. The program first writes a JSON line with the addresses of the server. It then reads
-commands from standard input, one per line. The reply to a command is a JSON line with the samples that the server exports about itself,
-and with the resources of the process. Commands:
+The only argument is a JSON object. All of its keys are optional:
+
+- `series`: number of series on the page, 2000 by default.
+- `listen`: address of the server, a free port of 127.0.0.1 by default.
+- `web_config`: path of a web.config.yml.
+- `limits`: arguments of `Limits`.
+- `max_files`: limit of open descriptors of the process.
+- `max_memory_bytes`: limit of the address space of the process. The garbage collector then has the thresholds of the sidecar.
+
+The program first writes a JSON line with the addresses of the server. It then reads commands from standard input, one per line. The
+reply to a command is a JSON line with the samples that the server exports about itself, the number of renderings, and the resources of the
+process. Commands:
 
 - `measure` changes nothing.
 - `slow SECONDS` delays each rendering.
@@ -34,11 +43,6 @@ from exporter.web.http import Limits
 from exporter.web.server import Server
 
 
-def endpoints_of(page: Page) -> list[Endpoint]:
-    """Return the endpoints that serve a page of synthetic series."""
-    return [MetricsEndpoint(page.render), HealthEndpoint(), ReadinessEndpoint()]
-
-
 class Page:
     """Page of *series* synthetic series, whose rendering can be delayed or blocked."""
 
@@ -49,14 +53,19 @@ class Page:
         self.rendering_allowed = threading.Event()
         self.rendering_allowed.set()
 
-    def render(self, form: Format, _names: frozenset[str]) -> bytes:
+    def render(self, output_format: Format, _names: frozenset[str]) -> bytes:
         """Return the page in the text format or in OpenMetrics."""
         self.render_count += 1
         self.rendering_allowed.wait()
         time.sleep(self.render_delay_seconds)
         lines = [f'load{{unit="{index}"}} {index}' for index in range(self._series)]
-        end = "# EOF\n" if form is Format.OPENMETRICS else ""
+        end = "# EOF\n" if output_format is Format.OPENMETRICS else ""
         return ("# TYPE load gauge\n" + "\n".join(lines) + "\n" + end).encode()
+
+
+def endpoints_of(page: Page) -> list[Endpoint]:
+    """Return the endpoints that serve a page of synthetic series."""
+    return [MetricsEndpoint(page.render), HealthEndpoint(), ReadinessEndpoint()]
 
 
 def sample_values(server: Server) -> dict[str, float]:
@@ -76,7 +85,7 @@ def main() -> None:
         hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (options["max_files"], hard_limit))
     if "max_memory_bytes" in options:
-        gc.set_threshold(10_000, 20, 20)  # the thresholds of the sidecar
+        gc.set_threshold(10_000, 20, 20)  # the thresholds of the sidecar, on which its memory depends
         resource.setrlimit(resource.RLIMIT_AS, (options["max_memory_bytes"],) * 2)
     page = Page(options.get("series", 2000))
     web_config = options.get("web_config")
@@ -87,7 +96,7 @@ def main() -> None:
         limits=Limits(**options.get("limits", {})),
     )
 
-    finishes_late = False
+    finishes_late = False  # SIGTERM ends the blocking of the rendering half a second later
 
     def terminate(_signal_number: int, _frame: object) -> None:
         if finishes_late:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_nvml_support import FakeNvml, Load, needs_fake_nvml, play_constant_load, running_collector
+from fake_nvml_support import FakeNvml, Load, fake_nvml_collector, needs_fake_nvml, play_constant_load
 from gpu_support import gpus_up, value, values
 from waiting import wait_until
 
@@ -63,7 +63,7 @@ def cpu_seconds(collector: GpuCollector) -> float:
 def test_rates_over_15_seconds_at_constant_load_are_within_five_percent(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake, Load(received_mebibytes_per_second=FAST_LINK))
-    with running_collector(fake) as collector:
+    with fake_nvml_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[BUSY_SECONDS] > 1)
         samples = []
         start_time = time.monotonic()
@@ -90,7 +90,7 @@ def test_refused_readings_are_absent_and_their_energy_is_a_gap(
 ) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake)
-    with running_collector(fake) as collector:
+    with fake_nvml_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[BUSY_SECONDS] > 1)
         fault_time = time.time()
         fake.fail(
@@ -114,7 +114,7 @@ def test_refused_readings_are_absent_and_their_energy_is_a_gap(
 def test_a_gpu_without_nvlink_has_no_nvlink_bytes(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake)
-    with running_collector(fake) as collector:
+    with fake_nvml_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[RECEIVE_BYTES] > 0)
 
         assert value(collector, "gpu_nvlink_transmit_bytes_total") is None
@@ -125,7 +125,7 @@ def test_a_gpu_that_is_lost_before_the_start_is_expected(tmp_path: Path) -> None
     fake = FakeNvml(tmp_path / "nvml", count=2)
     play_constant_load(fake)
     fake.fail("* 1 15 0 1e12")  # GPU_IS_LOST
-    with running_collector(fake) as collector:
+    with fake_nvml_collector(fake) as collector:
         assert value(collector, "gpu_devices_expected") == 2
         assert value(collector, "gpu_devices") == 1
         assert gpus_up(collector) == {"0": 1, "1": 0}
@@ -137,7 +137,7 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters(
     caplog.set_level("INFO", logger="exporter.collectors.gpu")
     fake = FakeNvml(tmp_path / "nvml", count=2)
     play_constant_load(fake)
-    with running_collector(fake, retry=0.5) as collector:
+    with fake_nvml_collector(fake, retry=0.5) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         initial_joules = value(collector, ENERGY_JOULES, "1") or 0.0
         fault_time = time.time()
@@ -161,7 +161,7 @@ def test_xids_of_the_only_gpu_are_counted_after_it_was_lost_at_the_start(tmp_pat
     play_constant_load(fake)
     return_time = time.time() + 4
     fake.fail(f"* 0 15 0 {return_time}")  # GPU_IS_LOST
-    with running_collector(fake, retry=0.5) as collector:
+    with fake_nvml_collector(fake, retry=0.5) as collector:
         assert gpus_up(collector) == {"0": 0}
         wait_until(lambda: gpus_up(collector) == {"0": 1})
         fake.report_xid(time.time() + 1, 0, 31)
@@ -175,7 +175,7 @@ def test_an_xid_is_counted_once_while_the_event_thread_waits_for_the_previous_ev
     fake = FakeNvml(tmp_path / "nvml", count=2)
     play_constant_load(fake)
     fake.fail(f"* 1 15 0 {time.time() + 1000}")  # GPU_IS_LOST
-    with running_collector(fake, retry=0.5) as collector:
+    with fake_nvml_collector(fake, retry=0.5) as collector:
         assert gpus_up(collector) == {"0": 1, "1": 0}
         fake.fail()
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})  # both GPUs are in a new event set
@@ -190,7 +190,7 @@ def test_an_xid_is_counted_once_while_the_event_thread_waits_for_the_previous_ev
 def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     play_constant_load(fake)
-    with running_collector(fake) as collector:
+    with fake_nvml_collector(fake) as collector:
         wait_until(lambda: value(collector, "gpu_processes") == 0)
         fake.hold((4_190_001, 0), (4_190_002, 0))
         wait_until(lambda: any(process.ratios for process in collector.registry.processes()))
@@ -211,7 +211,7 @@ def test_the_calls_of_a_gpu_cost_at_most_0_2_percent_of_a_core(tmp_path: Path) -
     machines = [FakeNvml(tmp_path / f"nvml{cost}", count=8, state={"costs": cost}) for cost in (0, 1)]
     for machine in machines:
         play_constant_load(machine)
-    with running_collector(machines[0]) as without_cost, running_collector(machines[1]) as with_cost:
+    with fake_nvml_collector(machines[0]) as without_cost, fake_nvml_collector(machines[1]) as with_cost:
         initial_seconds = [cpu_seconds(collector) for collector in (without_cost, with_cost)]
         start_time = time.monotonic()
         time.sleep(20)
@@ -232,7 +232,7 @@ def test_a_slow_call_on_one_gpu_causes_no_gap_and_no_lost_busy_time_of_the_other
     fake = FakeNvml(tmp_path / "nvml", count=2)
     play_constant_load(fake)
     families_with_gaps = set[str]()
-    with running_collector(fake) as collector:
+    with fake_nvml_collector(fake) as collector:
         wait_until(lambda: (value(collector, BUSY_SECONDS, "1") or 0) > 0)
         fault_time = time.time()
         fake.fail(f"nvmlDeviceGetTotalEnergyConsumption 0 0 {fault_time} {fault_time + SLOW_SECONDS} 3")
@@ -258,7 +258,7 @@ def test_a_gpu_is_up_while_any_call_answers(tmp_path: Path) -> None:
     play_constant_load(fake)
     call_names = ("UtilizationRates", "MemoryInfo", "MemoryInfo_v2", "PowerUsage")
     fake.fail(*(f"nvmlDeviceGet{name} 0 3 0 1e12" for name in call_names))  # NOT_SUPPORTED
-    with running_collector(fake) as collector:
+    with fake_nvml_collector(fake) as collector:
         wait_until(lambda: counter_values(collector)[ENERGY_JOULES] > 0)
 
         assert value(collector, "gpu_up") == 1
@@ -275,7 +275,7 @@ def test_energy_follows_the_load(tmp_path: Path) -> None:
         (play_time + 8, Load(watts=700)),
         (play_time + 16, Load(watts=100)),
     )
-    with running_collector(fake) as collector:
+    with fake_nvml_collector(fake) as collector:
         wait_until(lambda: time.time() > play_time + 4)
         initial = collector.registry.energies()[0]
         wait_until(lambda: time.time() > play_time + 24)

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import SHORT_TIMINGS, gpus_up, running_collector, small_machine, value, values, write_machine
+from gpu_support import (
+    SHORT_TIMINGS,
+    gpus_up,
+    replaying_collector,
+    small_machine,
+    value,
+    values,
+    write_machine,
+)
 from run_support import is_alive
 from waiting import WAIT_LIMIT_SECONDS, wait_until
 
@@ -89,7 +97,7 @@ def test_a_missing_library_is_a_failure_only_if_gpus_are_expected(
 
 
 def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> None:
-    with running_collector(write_machine(tmp_path)) as collector:
+    with replaying_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: (value(collector, ENERGY_JOULES, "0") or 0) > 50)
         first_pid, first_joules = collector.child_pid, value(collector, ENERGY_JOULES, "0")
         assert first_pid is not None
@@ -108,7 +116,7 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
 
 
 def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
-    with running_collector(write_machine(tmp_path)) as collector:
+    with replaying_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
         stopped_pid = collector.child_pid
         assert stopped_pid is not None
@@ -132,7 +140,7 @@ def test_a_hanging_gpu_is_skipped_until_its_call_returns(tmp_path: Path) -> None
     hang = 'at: 1s, until: 17s, gpus: [1], hang: ["*"]'
     # Long enough for a new process on a busy machine.
     timings = dataclasses.replace(SHORT_TIMINGS, deadline_seconds=8.0)
-    with running_collector(write_machine(tmp_path, hang), timings=timings) as collector:
+    with replaying_collector(write_machine(tmp_path, hang), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         other_readings = [value(collector, "gpu_power_watts", "0")]
         while gpus_up(collector).get("1") != 0:
@@ -151,7 +159,7 @@ def test_a_gpu_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> N
     hang = "at: 3s, gpus: [1], hang: [nvmlDeviceGetPowerUsage]"
     # Long enough for a pass on a busy machine.
     timings = dataclasses.replace(SHORT_TIMINGS, deadline_seconds=4.0)
-    with running_collector(write_machine(tmp_path, loss, hang), timings=timings) as collector:
+    with replaying_collector(write_machine(tmp_path, loss, hang), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         reasons: set[str] = set()
         gpu_reasons: set[str] = set()
@@ -169,7 +177,7 @@ def test_other_gpus_have_readings_while_a_gpu_hangs_repeatedly(tmp_path: Path) -
     timings = dataclasses.replace(
         SHORT_TIMINGS, deadline_seconds=3.0, first_backoff_seconds=5.0, max_backoff_seconds=5.0
     )
-    with running_collector(write_machine(tmp_path, *hangs), timings=timings) as collector:
+    with replaying_collector(write_machine(tmp_path, *hangs), timings=timings) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         other_readings: list[float | None] = []
         while value(collector, CHILD_RESTARTS, "hung") != 2 or gpus_up(collector) != {"0": 1, "1": 0}:
@@ -183,7 +191,7 @@ def test_other_gpus_have_readings_while_a_gpu_hangs_repeatedly(tmp_path: Path) -
 def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
     # Without persistence mode, every GPU is initialized again, also by the replacement for a new driver.
     delay = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
-    with running_collector(write_machine(tmp_path, delay, 'at: 3s, driver: "590.44.01"')) as collector:
+    with replaying_collector(write_machine(tmp_path, delay, 'at: 3s, driver: "590.44.01"')) as collector:
         wait_until(lambda: nvml_up(collector))
         wait_until(lambda: value(collector, CHILD_RESTARTS, "lib_rm_version_mismatch") == 1)
         wait_until(lambda: any("590.44.01" in labels for labels in values(collector.collect(), "gpu_info")))
@@ -202,7 +210,7 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
         first_backoff_seconds=0.1,
         max_backoff_seconds=0.1,
     )
-    with running_collector(write_machine(tmp_path, hang), timings=timings) as collector:
+    with replaying_collector(write_machine(tmp_path, hang), timings=timings) as collector:
         wait_until(lambda: reason(collector) == "hung")
         end_time, max_children = time.monotonic() + 3, 0
         while time.monotonic() < end_time:
@@ -217,7 +225,7 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
 
 def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
     crash = "at: 1s, until: 6s, gpus: [1], crash: [nvmlDeviceGetPowerUsage]"
-    with running_collector(write_machine(tmp_path, crash)) as collector:
+    with replaying_collector(write_machine(tmp_path, crash)) as collector:
         wait_until(lambda: reason(collector) == "crashed")
         assert "SIGSEGV" in collector.collect().problems[0][1]
 
@@ -228,7 +236,7 @@ def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
 def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
     update = 'at: 3s, driver: "590.44.01"'
     # Long enough for a new process on a busy machine.
-    with running_collector(
+    with replaying_collector(
         write_machine(tmp_path, update), timings=dataclasses.replace(SHORT_TIMINGS, deadline_seconds=8.0)
     ) as collector:
         wait_until(lambda: nvml_up(collector))
@@ -246,14 +254,14 @@ def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_nvml_no_longer_lists_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with running_collector(write_machine(tmp_path, "at: 1s, gpus: [1], removed: true")) as collector:
+    with replaying_collector(write_machine(tmp_path, "at: 1s, gpus: [1], removed: true")) as collector:
         wait_until(lambda: value(collector, CHILD_RESTARTS, "devices_changed") == 1)
         wait_until(lambda: list(gpus_up(collector)) == ["0"])
         wait_until(lambda: "NVML no longer lists GPU 1" in caplog.messages)
 
 
 def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
-    with running_collector(write_machine(tmp_path)) as collector:
+    with replaying_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
         pid = collector.child_pid
         assert pid is not None
@@ -276,7 +284,7 @@ def test_a_detached_child_that_hangs_is_not_polled(tmp_path: Path) -> None:
         clock_reads += 1
         return time.monotonic()
 
-    with running_collector(write_machine(tmp_path), monotonic=counting_monotonic) as collector:
+    with replaying_collector(write_machine(tmp_path), monotonic=counting_monotonic) as collector:
         wait_until(lambda: nvml_up(collector))
         pid = collector.child_pid
         assert pid is not None
@@ -295,7 +303,7 @@ def test_a_detached_child_that_hangs_is_not_polled(tmp_path: Path) -> None:
 def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
     with (tmp_path / "secret").open("w") as secret:
         os.set_inheritable(secret.fileno(), True)
-        with running_collector(write_machine(tmp_path)) as collector:
+        with replaying_collector(write_machine(tmp_path)) as collector:
             wait_until(lambda: nvml_up(collector))
             descriptors = Path(f"/proc/{collector.child_pid}/fd")
             links = sorted(str(entry.readlink()).partition(":")[0] for entry in descriptors.iterdir())
@@ -307,7 +315,7 @@ def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
 
 
 def test_the_child_is_small_and_the_sidecar_does_not_load_nvml() -> None:
-    with running_collector(str(PACKAGE_DIRECTORY / "h100.yaml"), options=GpuOptions()) as collector:
+    with replaying_collector(str(PACKAGE_DIRECTORY / "h100.yaml"), options=GpuOptions()) as collector:
         wait_until(lambda: value(collector, "exporter_nvml_child_resident_memory_bytes"))
         assert (value(collector, "exporter_nvml_child_resident_memory_bytes") or 0) <= 48 * 2**20
 
@@ -378,7 +386,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, is_stoppe
 def test_a_child_that_fails_to_start_or_sends_garbage_is_reported_with_the_reason(
     tmp_path: Path, command: list[str], message: str
 ) -> None:
-    with running_collector(write_machine(tmp_path), command=command) as collector:
+    with replaying_collector(write_machine(tmp_path), command=command) as collector:
         wait_until(lambda: reason(collector) == "crashed")
 
         # A failure, although no GPUs are expected: on a machine without GPUs, the child ends with a reason.
@@ -408,7 +416,7 @@ def test_xids_come_from_the_kernel_log_without_nvml_events(tmp_path: Path) -> No
     log.write_text("6,1,1,-;NVRM: Xid (PCI:0000:10:00): 31, before the start\n")
     kernel_log = KernelLog(path=log, clock=lambda: 1234.0)
     kernel_log.open()
-    with running_collector(write_machine(tmp_path), kernel_log=kernel_log) as collector:
+    with replaying_collector(write_machine(tmp_path), kernel_log=kernel_log) as collector:
         wait_until(lambda: nvml_up(collector))
         with log.open("a") as file:
             file.write("4,2,2,-;NVRM: Xid (PCI:0000:10:00): 79, pid=7, GPU has fallen off the bus.\n")
@@ -429,7 +437,7 @@ def test_modules_in_the_current_directory_do_not_replace_the_child(
     (tmp_path / shadow).write_text("raise SystemExit('the file of the user')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ".")
-    with running_collector(write_machine(tmp_path)) as collector:
+    with replaying_collector(write_machine(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
 
         assert value(collector, CHILD_RESTARTS, "crashed") == 0

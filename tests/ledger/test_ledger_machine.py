@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -38,16 +39,25 @@ class SidecarKilled(BaseException):
     """SIGKILL of the sidecar within a pass."""
 
 
-class KillingFeed(MemoryFeed):
-    """Feed that kills the sidecar at the removal of a file. `kill_moment` is "before remove" or "after remove"; other texts kill nothing."""
+class KillMoment(enum.Enum):
+    """Moment of a pass at which the sidecar is killed."""
 
-    kill_moment = ""
+    BEFORE_SAVE = enum.auto()
+    AFTER_SAVE = enum.auto()
+    BEFORE_REMOVE = enum.auto()
+    AFTER_REMOVE = enum.auto()
+
+
+class KillingFeed(MemoryFeed):
+    """Feed that kills the sidecar before or after the removal of a file, if `kill_moment` requires it."""
+
+    kill_moment: KillMoment | None = None
 
     def remove(self, process_id: str) -> bool:
-        if self.kill_moment == "before remove":
+        if self.kill_moment is KillMoment.BEFORE_REMOVE:
             raise SidecarKilled
         is_removed = super().remove(process_id)
-        if self.kill_moment == "after remove":
+        if self.kill_moment is KillMoment.AFTER_REMOVE:
             raise SidecarKilled
         return is_removed
 
@@ -62,7 +72,9 @@ class RecordedProcess:
     samples: list[float] = field(default_factory=list)
     written_samples: list[float] = field(default_factory=list)
     sequence: int = 0
-    read_count: int = 0  # written samples that the current sidecar has read
+    read_count: int = (
+        0  # written samples that the current sidecar has read, or loaded from a state file at its start
+    )
     saved_count: int = 0  # written samples that a state file has
 
 
@@ -109,16 +121,17 @@ class LedgerMachine(RuleBasedStateMachine):
         if process.is_running:
             process.sequence += 1
             process.written_samples = list(process.samples)
+            # The count of rejected samples grows with each snapshot: a further counter for `check_monotonicity`.
             reading = make_reading(LOSS_STAT, process.written_samples, rejected={"nan": process.sequence})
             self.feed.publish(make_snapshot(process.identity, reading, sequence=process.sequence))
 
-    @rule(process=consumes(processes), is_orderly=st.booleans())
-    def end_process(self, process: RecordedProcess, is_orderly: bool) -> None:
-        if is_orderly:
+    @rule(process=consumes(processes), flushes_first=st.booleans())
+    def end_process(self, process: RecordedProcess, flushes_first: bool) -> None:
+        if flushes_first:
             self.flush(process)
         process.is_running = False
         if process.identity.id in self.feed.files:
-            self.feed.kill(process.identity)
+            self.feed.kill(process.identity)  # marks the process as not alive
 
     @rule(process=processes, collects_first=st.booleans())
     def delete_feed_file(self, process: RecordedProcess, collects_first: bool) -> None:
@@ -147,16 +160,16 @@ class LedgerMachine(RuleBasedStateMachine):
             self.record_saves()
             self.check_totals(page)
 
-    @rule(moment=st.sampled_from(["before save", "after save", "before remove", "after remove"]))
-    def kill_sidecar_within_pass(self, moment: str) -> None:
+    @rule(moment=st.sampled_from(KillMoment))
+    def kill_sidecar_within_pass(self, moment: KillMoment) -> None:
         state = self.sidecar.state
         original_save = state.save
 
         def save(key: tuple[str, ...], content: bytes) -> None:
-            if moment == "before save":
+            if moment is KillMoment.BEFORE_SAVE:
                 raise SidecarKilled
             original_save(key, content)
-            if moment == "after save":
+            if moment is KillMoment.AFTER_SAVE:
                 raise SidecarKilled
 
         state.save = save  # type: ignore[method-assign]  # the sidecar is killed between two files
@@ -167,14 +180,15 @@ class LedgerMachine(RuleBasedStateMachine):
             page = self.sidecar.collect()
         except SidecarKilled:
             page = None
-        self.feed.kill_moment = ""
+        self.feed.kill_moment = None
         self.record_reads(initial_files)
-        if "remove" in moment and not self.is_state_broken:
+        is_killed_at_removal = moment in {KillMoment.BEFORE_REMOVE, KillMoment.AFTER_REMOVE}
+        if is_killed_at_removal and not self.is_state_broken:
             self.record_saves()  # a pass saves all ranks before it removes a file
         if page is not None:
             self.check_monotonicity(page)
         self.restart_sidecar()
-        if moment == "after save" and not self.is_state_broken:
+        if moment is KillMoment.AFTER_SAVE and not self.is_state_broken:
             self.run_pass()  # some ranks may be unsaved: a complete pass saves them
 
     @rule()
@@ -186,7 +200,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_state_broken)
     @rule()
     def break_the_state(self) -> None:
-        (self.directory / "ledger").mkdir(exist_ok=True)
+        (self.directory / "ledger").mkdir(
+            exist_ok=True
+        )  # before the first save, there is no directory to replace
         self.sidecar.replace_state_by_file()
         self.is_state_broken = True
 
@@ -226,7 +242,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert bucket_count == sum(sample <= bound for sample in expected_samples)
 
     def total(self, page: Page, name: str, rank: int, **labels: str) -> float:
-        """Return the sum of the values of a family over the series of a rank with *labels*."""
+        """Return the sum of the values of a sample name, such as `loss_count`, over the series of a rank with *labels*."""
         expected_labels = {("rank", str(rank)), *labels.items()}
         return sum(
             value for series_labels, value in page.all(name).items() if expected_labels <= set(series_labels)

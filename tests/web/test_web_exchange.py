@@ -1,4 +1,4 @@
-"""HTTP on a connection without sockets: parsing of any bytes, and responses."""
+"""HTTP exchanges on an `HttpConnection` without sockets: the parser accepts any bytes, and a client parses the responses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def connection_with(data: bytes = b"") -> HttpConnection:
     return connection
 
 
-def parse_chunks(*chunks: bytes) -> Request | int | None:
-    """Return the request in the chunks, the status of the error response, or None if the request is incomplete."""
+def parse(*received_parts: bytes) -> Request | int | None:
+    """Return the request in bytes that arrive in parts, the status of the error response, or None if the request is incomplete."""
     connection = connection_with()
-    for chunk in chunks:
-        connection.feed(chunk)
+    for part in received_parts:
+        connection.feed(part)
         try:
             request = connection.request()
         except MalformedError as error:
@@ -40,18 +40,21 @@ NOISE = st.lists(
 
 @given(NOISE)
 def test_any_bytes_are_a_request_an_error_or_incomplete(received_bytes: bytes) -> None:
-    request_or_status = parse_chunks(received_bytes)
+    request_or_status = parse(received_bytes)
 
-    if request_or_status is not None and not isinstance(request_or_status, Request):
+    if isinstance(request_or_status, int):
         assert request_or_status in {400, 413, 431}
 
 
 @given(NOISE, st.data())
-def test_the_result_does_not_depend_on_the_chunking_of_bytes(noise: bytes, data: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_a_split_of_the_received_bytes(
+    noise: bytes, data: st.DataObject
+) -> None:
+    # At most 200 bytes of noise, so that most requests are below the limit of 1,024 bytes.
     sent_bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + noise[:200] + b"\r\n\r\n"
     split = data.draw(st.integers(0, len(sent_bytes)))
 
-    assert parse_chunks(sent_bytes[:split], sent_bytes[split:]) == parse_chunks(sent_bytes)
+    assert parse(sent_bytes[:split], sent_bytes[split:]) == parse(sent_bytes)
 
 
 @given(
@@ -59,7 +62,7 @@ def test_the_result_does_not_depend_on_the_chunking_of_bytes(noise: bytes, data:
     st.binary(max_size=300),
     st.sampled_from([b"GET", b"HEAD", b"POST"]),
 )
-def test_responses_are_parsed_by_a_client_in_order(status: int, body: bytes, method: bytes) -> None:
+def test_a_client_parses_two_responses_on_one_connection(status: int, body: bytes, method: bytes) -> None:
     connection, client = connection_with(), h11.Connection(h11.CLIENT)
     for _ in range(2):
         connection.feed(
@@ -100,6 +103,7 @@ def test_responses_are_parsed_by_a_client_in_order(status: int, body: bytes, met
     ],
 )
 def test_the_path_is_parsed_from_every_form_of_target(target: bytes, path: str) -> None:
+    # Empty lines before a request are ignored.
     request = connection_with(b"\r\n\r\nGET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n").request()
 
     assert request is not None
