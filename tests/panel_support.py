@@ -1,4 +1,8 @@
-"""Support for tests of panels: values of a panel's query for synthetic series, evaluated by promtool."""
+"""Support for tests of panels: values of a panel's query for synthetic series, evaluated by promtool.
+
+A series has a sample every 15 s from Unix time 0 on, in promtool's notation: `1x20 0x40` is 21 samples with the value 1, until 5 min, and
+then 41 samples with the value 0. Columns with a clock time have Unix milliseconds.
+"""
 
 from __future__ import annotations
 

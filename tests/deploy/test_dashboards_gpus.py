@@ -142,14 +142,10 @@ def test_the_gpus_of_a_driver_that_is_not_read_are_unknown_and_not_lost(
     tmp_path: Path, dashboard: str, last_reading: int, up: int, lost: int, unknown: int
 ) -> None:
     series = _driver_without_reading(last_reading)
+    panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
+    gpus = {"A": {"{}": up}, "B": {"{}": lost}, "C": {"{}": unknown}}
 
-    if dashboard == "training-node":
-        counts = {'{name="up"}': up, '{name="lost"}': lost, '{name="unknown"}': unknown}
-        assert_panel(tmp_path, dashboard, "GPUs", series, counts)
-    else:
-        panel = "Selected GPUs" if dashboard == "training-gpus" else "GPUs"
-        gpus = {"A": {"{}": up}, "B": {"{}": lost}, "C": {"{}": unknown}}
-        assert_queries(tmp_path, dashboard, panel, series, gpus)
+    assert_queries(tmp_path, dashboard, panel, series, gpus)
 
 
 @pytest.mark.parametrize(("dashboard", "node"), [("training-gpus", 'instance="n1",'), ("training-node", "")])
@@ -539,7 +535,7 @@ def test_the_selected_run_limits_the_number_of_gpus(tmp_path: Path, run: str, gp
 
 
 @pytest.mark.parametrize(("run", "gpus"), [(".*", {"{}": 3}), ("a", {"{}": 1}), ("b", {})])
-def test_the_selected_run_limits_the_gpus_and_the_problems(
+def test_the_selected_run_limits_the_number_of_unknown_gpus(
     tmp_path: Path, run: str, gpus: dict[str, float]
 ) -> None:
     lost = {

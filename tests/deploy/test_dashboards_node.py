@@ -67,53 +67,48 @@ NOTHING_WRONG = '{problem="no problem"}'
 
 
 @pytest.mark.parametrize(
-    ("column", "series", "factor", "expected"),
+    ("column", "series", "expected"),
     [
-        pytest.param("Impact", SLOW_HERE, 1, {SLOW_ROW: Impact.LOSES_TIME}, id="slow rank"),
+        pytest.param("Impact", SLOW_HERE, {SLOW_ROW: Impact.LOSES_TIME}, id="slow rank"),
         pytest.param(
-            "Impact", SLOW_HERE | HOT_GPU, 1, {HOT_ROW: Impact.LOSES_TIME}, id="hot GPU before its slow rank"
+            "Impact", SLOW_HERE | HOT_GPU, {HOT_ROW: Impact.LOSES_TIME}, id="hot GPU before its slow rank"
         ),
         pytest.param(
-            "Impact", _run() | BRAKED_GPU, 1, {BRAKED_ROW: Impact.LOSES_TIME}, id="GPU with the power brake"
+            "Impact", _run() | BRAKED_GPU, {BRAKED_ROW: Impact.LOSES_TIME}, id="GPU with the power brake"
         ),
-        pytest.param(
-            "Impact", SLOW_ELSEWHERE, 1, {NOTHING_WRONG: NO_PROBLEM}, id="slow rank on another node"
-        ),
+        pytest.param("Impact", SLOW_ELSEWHERE, {NOTHING_WRONG: NO_PROBLEM}, id="slow rank on another node"),
         pytest.param(
             "Impact",
             _run() | NAN_ALERT,
-            1,
             {NAN_ROW: Impact.ENDANGERS_WORK},
             id="alert of a run without a node",
         ),
-        pytest.param("Since", _run() | NAN_ALERT, 1, {'{run="a"}': 240_000}, id="start of the alert"),
+        pytest.param("Since", _run() | NAN_ALERT, {'{run="a"}': 240_000}, id="start of the alert"),
         pytest.param(
             "Since",
             _run()
             | NAN_ALERT
             | {'training_nonfinite_total{run="a",instance="n1",kind="loss",value="nan"}': "0x14 3x46"},
-            1,
             {'{run="a"}': 210_000},
             id="last evaluation without a NaN",
         ),
-        pytest.param("Since", SLOW_HERE, 1, {'{gpu="0",run="a",rank="0"}': 315_000}, id="start"),
+        pytest.param("Since", SLOW_HERE, {'{gpu="0",run="a",rank="0"}': 315_000}, id="start"),
         pytest.param(
             "Since",
             SLOW_HERE | HOT_GPU,
-            1,
             {'{gpu="0",run="a",rank="0"}': 315_000},
             id="start of the throttling, not of the slow rank before",
         ),
-        pytest.param("Lost/h here", SLOW_HERE, 1, {'{run="a"}': 12}, id="loss on this node"),
+        pytest.param("Lost/h here", SLOW_HERE, {'{run="a"}': 12}, id="loss on this node"),
         pytest.param(
-            "Others", SLOW_HERE | HOT_GPU, 1, {'{gpu="0",run="a",rank="0"}': 1}, id="other problems"
+            "Others", SLOW_HERE | HOT_GPU, {'{gpu="0",run="a",rank="0"}': 1}, id="number of other problems"
         ),
     ],
 )
-def test_a_rank_that_slows_its_run_is_a_problem_of_its_node(
-    tmp_path: Path, column: str, series: dict[str, str], factor: int, expected: dict[str, float]
+def test_a_problem_of_a_run_on_the_node_has_its_impact_start_loss_and_the_number_of_others(
+    tmp_path: Path, column: str, series: dict[str, str], expected: dict[str, float]
 ) -> None:
-    assert_panel(tmp_path, "training-node", "What is wrong", series, expected, column=column, factor=factor)
+    assert_panel(tmp_path, "training-node", "What is wrong", series, expected, column=column)
 
 
 _CPU_SECONDS = f'training_process_cpu_seconds_total{{{RANK_LABELS.format(rank=0, node=1)},role="trainer"}}'
@@ -420,17 +415,19 @@ EXPORTER_DOWN = {
     'rank:training_straggler_score:ratio{run="a",instance="n1",rank="0"}': "1x60",
 }
 """Series of a run on n1 and n2 whose exporter on n1 is down from 7.5 min on."""
+UNKNOWN = -1
+"""Value that the columns of *Runs on this node* show as *unknown*."""
 
 
 @pytest.mark.parametrize(
-    ("panel", "query_id", "expected"),
+    ("panel", "column", "expected"),
     [
-        ("Cost per hour, 5 min", "A", {'{currency="unknown"}': 0}),
-        ("Runs on this node", "A", {'{run="a",state="running, here unknown",user="u"}': 1}),
-        ("Runs on this node", "D", {'{run="a"}': -1}),
-        ("Runs on this node", "G", {'{run="a"}': -1}),
-        ("Runs on this node", "I", {'{run="a"}': -1}),
-        ("GPUs", "A", {'{name="unknown"}': 1}),
+        ("Cost per hour, 5 min", "", {'{currency="unknown"}': 0}),
+        ("Runs on this node", "", {'{run="a",state="running, here unknown",user="u"}': 1}),
+        ("Runs on this node", "Alive", {'{run="a"}': UNKNOWN}),
+        ("Runs on this node", "Slowest here", {'{run="a"}': UNKNOWN}),
+        ("Runs on this node", "Cost/h here", {'{run="a"}': UNKNOWN}),
+        ("GPUs", "", {'{name="unknown"}': 1}),
     ],
     ids=[
         "cost",
@@ -442,9 +439,9 @@ EXPORTER_DOWN = {
     ],
 )
 def test_without_its_exporter_the_runs_and_costs_of_a_node_are_unknown(
-    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+    tmp_path: Path, panel: str, column: str, expected: dict[str, float]
 ) -> None:
-    assert_panel(tmp_path, "training-node", panel, EXPORTER_DOWN, expected, query_id=query_id)
+    assert_panel(tmp_path, "training-node", panel, EXPORTER_DOWN, expected, column=column)
 
 
 def test_the_cost_of_a_node_is_that_of_five_minutes_also_while_a_gpu_is_lost(tmp_path: Path) -> None:
