@@ -40,7 +40,15 @@ from dashboards.panels import (
 )
 from dashboards.queries import Query, instant_query, named_values_query
 from dashboards.tables import Column
-from dashboards.verdicts import ENDING, NO_PROGRESS, UNKNOWN, Verdict, verdict_by_run
+from dashboards.verdicts import (
+    ENDING,
+    NO_PROBLEM,
+    NO_PROGRESS,
+    STARTING,
+    UNKNOWN,
+    Verdict,
+    verdict_by_run,
+)
 
 UID = "training-fleet"
 
@@ -83,19 +91,18 @@ def _overview_panels() -> tuple[Panel, ...]:
         f"({verdict_by_run('@cluster')} unless on (run)"
         ' run:training_run_state:info{@cluster, state=~"finished|stopped"})'
     )
-    starting = 'run:training_run_state:info{@cluster, state="starting"}'
     return (
         stat(
-            "Runs that progress",
+            "Runs",
             named_values_query(
                 {
-                    "progress": f"(count({active} < {Verdict.UNKNOWN} unless on (run) {starting}) or {zero_runs})",
-                    "of": f"(count({active}) or {zero_runs})",
+                    NO_PROBLEM: f"(count({active} == {Verdict.NO_PROBLEM}) or {zero_runs})",
+                    "problem": f"(count({active} > 0 < {Verdict.UNKNOWN} != {Verdict.STARTING}) or {zero_runs})",
                     NO_PROGRESS: f"(count({active} == {Verdict.NO_PROGRESS}) or {zero_runs})",
                     UNKNOWN: f"(count({active} == {Verdict.UNKNOWN}) or {zero_runs})",
-                    "problem": f"(count({active} > {Verdict.STARTING} < {Verdict.UNKNOWN}) or {zero_runs})",
                     ENDING: f"count({active} == {Verdict.ENDING})",
-                    "starting": f"count({active} < {Verdict.UNKNOWN} and on (run) {starting})",
+                    STARTING: f"count({active} == {Verdict.STARTING})",
+                    "of": f"(count({active}) or {zero_runs})",
                 }
             ),
             unit="none",
@@ -105,7 +112,7 @@ def _overview_panels() -> tuple[Panel, ...]:
                 UNKNOWN: WARNING,
                 "problem": WARNING,
                 ENDING: WARNING,
-                "starting": WARNING,
+                STARTING: WARNING,
             },
             w=10,
             h=3,

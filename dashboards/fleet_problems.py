@@ -22,6 +22,7 @@ from dashboards.cost_and_loss import (
     lost_share_by_cause,
     standstill_by_run,
 )
+from dashboards.gpu_problems import MAX_THROTTLED_RATIO, THROTTLED_RATIO_FAMILY
 from dashboards.queries import RECORDED_LAST_PROGRESS_TIME
 from dashboards.rank_problems import EXIT_REASON_PATTERN, MAX_DATA_WAIT_RATIO, SLOW_RATIO
 from dashboards.verdicts import Verdict, verdict_by_run
@@ -176,10 +177,19 @@ def _slowdown_problems() -> str:
         with_text = f'max by (run, instance, rank, gpu, alertname) (label_replace({with_percent}, "alertname", "{text}", "percent", "(.+)"))'
         return f"0 * {with_text} + on (run) group_left () max by (run) ({start})"
 
+    throttled_rank = (
+        f"max by (run, instance, rank) (max by (run, instance, rank, uuid) (rank:training_gpu:info{{@cluster}} and on (run, instance, rank) {_SLOW_RANK})"
+        f" * on (uuid) group_left () max by (uuid) ({THROTTLED_RATIO_FAMILY}{{@cluster}}) > {MAX_THROTTLED_RATIO})"
+    )
     slow_start = "run:training_slow_start:timestamp_seconds{@cluster}"
     wait_start = "run:training_data_wait_start:timestamp_seconds{@cluster}"
     return " or on (run) ".join(
         (
+            problem(
+                f"({_SLOW_RANK} and on (run, instance, rank) {throttled_rank})",
+                "computes at $1 % of the fastest rank; GPU throttled",
+                slow_start,
+            ),
             problem(_SLOW_RANK, "computes at $1 % of the fastest rank", slow_start),
             problem(_DATA_WAIT_RANK, "waits for data $1 % of the time", wait_start),
             problem(_ALL_WAIT_FOR_DATA, "all ranks wait for data: $1 %", wait_start),
@@ -301,9 +311,12 @@ def _failing_save_problems() -> str:
 def main_problem() -> str:
     """Return PromQL for the main problem of each run that has a problem: the first of the list that the run has.
 
-    The texts are those of *What is wrong* on *Run*. An alert has its name, and an alert about an Xid the Xid, in place of a text.
+    The texts are those of *What is wrong* on *Run*. An alert has its name, and an alert about an Xid the Xid, in place of a text. A slow
+    rank and a wait for data precede an alert of severity warning, which has no number: the text is the same before and after the alert
+    fires.
     """
     alerts = with_xid(_alert_problems(), "alertname")
+    has_critical_alert = 'max by (run) (ALERTS{@cluster, alertstate="firing", severity="critical"})'
     problems = (
         f"{_driver_down_problems()} unless on (run) ({NO_PROGRESS_RUNS})",
         f"({alerts} and on (run) {_RUNS_WITH_HARDWARE_ALERT})",
@@ -311,8 +324,8 @@ def main_problem() -> str:
         _standstill_problems(),
         _nonfinite_loss_problems(),
         _failing_save_problems(),
+        f"({_slowdown_problems()}) unless on (run) {has_critical_alert}",
         f"{alerts} unless on (run) ({_EXITED_WITHOUT_CAUSE})",
-        _slowdown_problems(),
         _restart_problems(),
         _largest_loss_problems(),
         _unknown_rank_problems(),

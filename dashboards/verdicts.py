@@ -34,6 +34,7 @@ class Verdict(enum.IntEnum):
 
 # Texts of verdicts that other modules use too.
 NO_PROGRESS = "no progress"
+STARTING = "starting"
 ENDING = "ending"
 UNKNOWN = "unknown"
 ENDANGERS_WORK = "endangers work"
@@ -50,7 +51,7 @@ VERDICT_TEXTS = {
     Verdict.LOSES_TIME: (LOSES_TIME, WARNING),
     Verdict.ENDANGERED_WORK: (ENDANGERS_WORK, BAD),
     Verdict.WARNING: ("warning", WARNING),
-    Verdict.STARTING: ("starting", WARNING),
+    Verdict.STARTING: (STARTING, WARNING),
     Verdict.RESTARTED: ("restarted", WARNING),
     Verdict.ENDED_EARLY: ("ended early", WARNING),
     Verdict.LOSES_A_LITTLE: (LOSES_TIME, WARNING),
@@ -65,7 +66,7 @@ TIMELINE_MAPPINGS = value_mappings(
     {verdict.value: text_and_color for verdict, text_and_color in VERDICT_TEXTS.items()}
     | {
         Verdict.NO_PROBLEM.value: (NO_PROBLEM, GOOD),
-        Verdict.STARTING.value: ("starting", NEUTRAL),
+        Verdict.STARTING.value: (STARTING, NEUTRAL),
         Verdict.ENDING.value: (ENDING, NEUTRAL),
     }
 )

@@ -162,6 +162,28 @@ def test_the_cost_of_the_fleet_has_its_lost_part_weighted_by_gpus(tmp_path: Path
     )
 
 
+def test_the_goodput_of_the_fleet_is_weighted_by_gpu_time_and_a_run_without_gpus_counts_as_one(
+    tmp_path: Path,
+) -> None:
+    # Run a has 3 GPUs and loses half of its time, run b has no GPU and loses nothing.
+    series = {
+        f'training_{name}{{run="{run}",instance="n1"{labels}}}': values
+        for run, lost_seconds in (("a", 7.5), ("b", 0))
+        for name, labels, values in (
+            ("wall_seconds_total", "", "0+15x60"),
+            ("badput_seconds_total", ',cause="data_stall"', f"0+{lost_seconds}x60"),
+            ("run_state", ',state="running"', "1x60"),
+            ("last_progress_timestamp_seconds", ',rank="0"', "0+15x60"),
+        )
+    } | {
+        f'training_rank_info{{run="a",instance="n1",rank="{rank}",uuid="G{rank}"}}': "1x60"
+        for rank in range(3)
+    }
+    goodput = {'{note="in the first hour"}': 63}  # (3 * 0.5 + 1) / 4, rounded
+
+    assert_panel(tmp_path, "training-fleet", "Goodput if work is saved, 6 h", series, goodput, factor=100)
+
+
 @pytest.mark.parametrize("uid", ["training-fleet", "training-run", "training-node"])
 def test_each_critical_xid_has_its_meaning_in_the_table_of_alerts(uid: str) -> None:
     model = json.loads((PROJECT / f"dashboards/json/{uid}.json").read_text(encoding="utf-8"))

@@ -20,10 +20,10 @@ STOPPED = {'{run="b"}': Verdict.NO_PROGRESS, '{run="c"}': Verdict.NO_PROGRESS}
 
 def test_the_number_of_runs_without_progress_is_that_of_the_table(tmp_path: Path) -> None:
     verdicts = {'{run="a"}': Verdict.NO_PROBLEM} | STOPPED
-    counts = {"progress": 1, "of": 3, "no progress": 2, "unknown": 0, "problem": 0}
+    counts = {"no problem": 1, "problem": 0, "no progress": 2, "unknown": 0, "of": 3}
     series = {f'{{name="{name}"}}': count for name, count in counts.items()}
 
-    assert_panel(tmp_path, "training-fleet", "Runs that progress", THREE_RUNS, series)
+    assert_panel(tmp_path, "training-fleet", "Runs", THREE_RUNS, series)
     assert_runs(tmp_path, THREE_RUNS, verdicts, column="Verdict")
 
 
@@ -137,6 +137,36 @@ def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_pat
         column="Lost",
         factor=100,
     )
+
+
+@pytest.mark.parametrize(
+    ("throttled", "suffix"), [({}, ""), ({"clocks_event_seconds_total": "0+9x60"}, "; GPU throttled")]
+)
+def test_the_text_of_a_slow_rank_does_not_change_when_a_warning_fires(
+    tmp_path: Path, throttled: dict[str, str], suffix: str
+) -> None:
+    gpu = 'instance="n2",gpu="3",uuid="G3"'
+    series = (
+        THREE_RUNS
+        | STRAGGLER
+        | {
+            f'training_rank_info{{run="a",instance="n2",rank="1",{gpu[14:]}}}': "1x60",
+            f"gpu_up{{{gpu}}}": "1x60",
+        }
+        | {f'gpu_{name}{{{gpu},reason="hw_thermal"}}': values for name, values in throttled.items()}
+    )
+    text = f"computes at 67 % of the fastest rank{suffix}"
+    row = f'{{run="a",user="u",state="running",alertname="{text}",instance="n2",rank="1",gpu="3"}}'
+    warnings = {
+        name.replace('severity="critical"', 'severity="warning"'): values
+        for name, values in _alerts(
+            'alertname="TrainingStraggler",run="a",instance="n2",rank="1"',
+            'alertname="GpuThermalThrottle",run="a",instance="n2",gpu="3"',
+        ).items()
+    }
+
+    assert_runs(tmp_path, series, OTHER_ROWS | {row: 1.0})
+    assert_runs(tmp_path, series | warnings, OTHER_ROWS | {row: 1.0})
 
 
 def test_an_alert_about_a_gpu_has_no_rank_that_uses_another_gpu_and_explains_a_hang(tmp_path: Path) -> None:
@@ -554,7 +584,7 @@ def test_a_run_that_no_exporter_reports_is_unknown_with_the_age_and_node(tmp_pat
 
     assert_runs(tmp_path, series, {row: 1})
     assert_runs(tmp_path, series, {'{run="a"}': Verdict.UNKNOWN}, column="Verdict")
-    assert_panel(tmp_path, "training-fleet", "Runs that progress", series, {"{}": 1}, series_name="unknown")
+    assert_panel(tmp_path, "training-fleet", "Runs", series, {"{}": 1}, series_name="unknown")
 
 
 def test_a_run_that_starts_after_an_exit_has_restarted_since_the_exit(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def minutes(seconds: float) -> str:
             "All runs, rates over 5 min",
             f"more than {percent(cost_and_loss.MIN_LOSS_SHARE)} of its time ({percent(cost_and_loss.MIN_LARGE_LOSS_SHARE)}: red)",
         ),
-        ("training-fleet", "Runs that progress", minutes(losses_now.RUNNING_WITHOUT_PROGRESS_SECONDS)),
+        ("training-fleet", "Runs", minutes(losses_now.RUNNING_WITHOUT_PROGRESS_SECONDS)),
         (
             "training-run",
             "Losses now, by cause",
