@@ -556,7 +556,7 @@ def test_an_alert_has_the_start_of_its_problem_in_both_tables(
     )
 
 
-def test_the_first_of_equally_urgent_alerts_keeps_the_row(tmp_path: Path) -> None:
+def test_the_first_of_equally_urgent_alerts_is_the_problem_of_the_run(tmp_path: Path) -> None:
     names = {"TrainingCheckpointOverdue": 400, "RunSlower": 500, "TrainingStartupSlow": 600}
     series = THREE_RUNS | {
         f'{name}{{run="a",alertname="{alert}",{labels}}}': values

@@ -11,6 +11,7 @@ from panel_support import assert_panel, assert_queries, run_series
 from rules_support import needs_promtool
 from run_panel_support import SLOW_RANK
 
+from dashboards.energy_overview import UNKNOWN_WATTS
 from dashboards.verdicts import ENDANGERS_WORK, LOSES_TIME, NO_PROBLEM, NO_PROGRESS, Verdict
 
 pytestmark = needs_promtool
@@ -79,7 +80,7 @@ def test_the_loss_per_hour_counts_a_standstill_a_stall_and_a_slow_rank(
     assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | series, by_cause, column="Lost/h")
 
 
-def test_a_usual_loss_has_no_start(tmp_path: Path) -> None:
+def test_a_planned_loss_has_no_start(tmp_path: Path) -> None:
     saves = COSTLY_RUN | run_series("badput_seconds_total", "0+1.2x60", labels=',cause="checkpoint_save"')
 
     assert_panel(tmp_path, "training-energy", "Losses now", saves, {}, column="Since")
@@ -168,45 +169,43 @@ KILLED_RUN = (
 
 
 @pytest.mark.parametrize(
-    ("panel", "column", "factor", "expected"),
+    ("panel", "query", "factor", "expected"),
     [
-        ("Losses now", "Lost", 1, {'{run="a",cause="failed"}': 6}),
-        ("Cost per hour, 5 min", "A", 1, {'{currency="EUR"}': 36}),
-        ("Cost per hour, 5 min", "B", 1, {'{currency="EUR"}': 36}),
-        ("Cost per hour, 5 min", "C", 1, {'{text="of it lost"}': 1}),
-        ("GPU power now", "A", 1, {'{gpus="1"}': 70}),
-        ("Cost and loss of each run", "GPU power", 1, {'{run="a"}': 70}),
-        ("Cost and loss of each run", "Lost now", 100, {'{run="a"}': 100}),
-        ("Cost and loss of each run", "Lost, range", 1, {'{run="a"}': 6}),
-        ("Cost and loss of each run", "Cost, range", 1, {'{run="a"}': 9}),
-        ("Lost in this time range", "A", 1, {'{currency="EUR"}': 6}),
+        ("Losses now", {"column": "Lost"}, 1, {'{run="a",cause="failed"}': 6}),
+        ("Cost per hour, 5 min", {"query_id": "A"}, 1, {'{currency="EUR"}': 36}),
+        ("Cost per hour, 5 min", {"query_id": "B"}, 1, {'{currency="EUR"}': 36}),
+        ("Cost per hour, 5 min", {"query_id": "C"}, 1, {'{text="of it lost"}': 1}),
+        ("GPU power now", {"query_id": "A"}, 1, {'{gpus="1"}': 70}),
+        ("Cost and loss of each run", {"column": "GPU power"}, 1, {'{run="a"}': 70}),
+        ("Cost and loss of each run", {"column": "Lost now"}, 100, {'{run="a"}': 100}),
+        ("Cost and loss of each run", {"column": "Lost, range"}, 1, {'{run="a"}': 6}),
+        ("Cost and loss of each run", {"column": "Cost, range"}, 1, {'{run="a"}': 9}),
+        ("Lost in this time range", {"query_id": "A"}, 1, {'{currency="EUR"}': 6}),
         (
             "Where time, energy and money went, in this time range",
-            "Cost",
+            {"column": "Cost"},
             1,
             {'{cause="downtime"}': 3, '{cause="lost_progress"}': 3, '{cause="progress"}': 3},
         ),
         (
             "Where time, energy and money went, in this time range",
-            "Energy",
+            {"column": "Energy"},
             36,
             {'{cause="lost_progress"}': 3000, '{cause="progress"}': 3000},
         ),
     ],
 )
 def test_a_killed_run_costs_its_usual_rate_draws_idle_power_and_has_lost_its_unsaved_work(
-    tmp_path: Path, panel: str, column: str, factor: int, expected: dict[str, float]
+    tmp_path: Path, panel: str, query: dict[str, str], factor: int, expected: dict[str, float]
 ) -> None:
-    is_query = len(column) == 1
-
     assert_panel(
         tmp_path,
         "training-energy",
         panel,
         KILLED_RUN,
         expected,
-        query_id=column if is_query else "A",
-        column="" if is_query else column,
+        query_id=query.get("query_id", "A"),
+        column=query.get("column", ""),
         factor=factor,
     )
 
@@ -447,7 +446,7 @@ HELD_GPU = run_series("rank_info", "1x60", labels=',rank="0",gpu="0",uuid="G0"')
 }
 
 
-def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> None:
+def test_a_standstill_has_its_cost_since_the_start(tmp_path: Path) -> None:
     series = (
         COSTLY_RUN
         | run_series("last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"')
@@ -455,9 +454,8 @@ def test_a_loss_has_its_power_and_its_cost_since_the_start(tmp_path: Path) -> No
         | HELD_GPU
     )
 
-    for column, value in (("Lost", 6),):
-        row = {'{run="a",cause="standstill"}': value}
-        assert_panel(tmp_path, "training-energy", "Losses now", series, row, column=column)
+    row = {'{run="a",cause="standstill"}': 6}
+    assert_panel(tmp_path, "training-energy", "Losses now", series, row, column="Lost")
 
 
 NO_EXPORTER = {name: values.replace("x60", "x20 stale") for name, values in COSTLY_RUN.items()} | run_series(
@@ -501,14 +499,13 @@ def test_the_power_of_a_run_is_unknown_while_a_gpu_has_no_power(tmp_path: Path) 
         'gpu_up{instance="n1",gpu="0",uuid="G0"}': "1x40 0x20",
     }
     stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
-    unknown = {'{run="a"}': -1}
-
-    for panel, column, expected in (("Cost and loss of each run", "GPU power", unknown),):
-        assert_panel(
-            tmp_path, "training-energy", panel, COSTLY_RUN | stall | lost_gpu, expected, column=column
-        )
-    series = COSTLY_RUN | lost_gpu
+    series = COSTLY_RUN | stall | lost_gpu
+    unknown = {'{run="a"}': UNKNOWN_WATTS}
     unread = {'{name="GPUs unknown"}': 1}
+
+    assert_panel(
+        tmp_path, "training-energy", "Cost and loss of each run", series, unknown, column="GPU power"
+    )
     assert_panel(tmp_path, "training-energy", "GPU power now", series, unread, query_id="B")
 
 
@@ -584,11 +581,11 @@ def test_each_run_counts_with_its_worst_verdict(tmp_path: Path, series: dict[str
     assert_panel(tmp_path, "training-energy", "Runs by verdict", running, {f'{{name="{verdict}"}}': 1})
 
 
-def test_the_start_of_a_run_is_usual(tmp_path: Path) -> None:
+def test_the_start_of_a_run_is_a_loss_and_no_problem(tmp_path: Path) -> None:
     starting = {name.replace('"running"', '"starting"'): values for name, values in COSTLY_RUN.items()}
 
     panel = "Losses now"
-    share, verdict = {'{run="a",cause="init"}': 1}, {'{run="a",cause="init"}': 0}
+    share, verdict = {'{run="a",cause="init"}': 1}, {'{run="a",cause="init"}': Verdict.NO_PROBLEM}
     assert_panel(tmp_path, "training-energy", panel, starting, share, column="Lost now")
     assert_panel(tmp_path, "training-energy", panel, starting, verdict, column="Verdict")
 

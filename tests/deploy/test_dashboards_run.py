@@ -192,18 +192,22 @@ FINISHED = (
 
 
 @pytest.mark.parametrize(
-    ("panel", "query_id", "expected"),
+    ("panel", "column", "expected"),
     [
-        ("Ranks alive", "C", {'{end="finished"}': 1}),
-        ("Nodes of the run", "C", {'{instance="n1"}': 0}),
-        ("All ranks, the worst first", "K", {}),
+        ("Nodes of the run", "Ended", {'{instance="n1"}': 0}),
+        ("All ranks, the worst first", "Feed age", {}),
     ],
-    ids=["finished", "missing", "age of the feed"],
 )
 def test_ranks_of_a_finished_run_are_no_problem(
-    tmp_path: Path, panel: str, query_id: str, expected: dict[str, float]
+    tmp_path: Path, panel: str, column: str, expected: dict[str, float]
 ) -> None:
-    assert_panel(tmp_path, "training-ranks", panel, FINISHED, expected, query_id=query_id)
+    assert_panel(tmp_path, "training-ranks", panel, FINISHED, expected, column=column)
+
+
+def test_ranks_of_a_finished_run_have_finished(tmp_path: Path) -> None:
+    finished = {'{end="finished"}': 1}
+
+    assert_panel(tmp_path, "training-ranks", "Ranks alive", FINISHED, finished, query_id="C")
 
 
 def test_live_ranks_of_a_node_without_an_exporter_are_unknown(tmp_path: Path) -> None:
@@ -304,7 +308,7 @@ def test_a_stopped_run_loses_all_of_its_time_and_a_run_without_a_loss_says_why(
         (300, "B", 6, '{currency="EUR"}'),
     ],
 )
-def test_unsaved_work_has_a_cost_and_is_bad_after_seven_intervals(
+def test_unsaved_work_has_a_cost_and_its_save_is_overdue_after_three_intervals(
     tmp_path: Path, interval_seconds: int, query_id: str, value: float, labels: str
 ) -> None:
     series = (

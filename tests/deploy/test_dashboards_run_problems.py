@@ -338,7 +338,7 @@ def test_both_dashboards_name_the_same_problems() -> None:
     assert run == ranks
 
 
-def test_problems_that_stop_the_run_are_first(tmp_path: Path) -> None:
+def test_problems_that_stop_the_run_have_a_larger_impact_than_a_wait_for_data(tmp_path: Path) -> None:
     waiting = run_series("phase_seconds_total", "0x20 7.5+7.5x39", labels=',rank="1",phase="data_loading"')
     effects = {
         problem_row(f'problem="holds up the others: read data.py:40",{RANK_1}'): 0,
@@ -349,7 +349,7 @@ def test_problems_that_stop_the_run_are_first(tmp_path: Path) -> None:
     assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects, factor=0)
 
 
-def test_the_rank_that_ended_first_is_above_the_ranks_that_follow(tmp_path: Path) -> None:
+def test_the_rank_that_ended_first_has_a_larger_impact_than_the_ranks_that_follow(tmp_path: Path) -> None:
     effects = {
         problem_row(f'problem="ended first: signal SIGKILL",{RANK_1}'): 0,
         problem_row('problem="ended: exit status 1",instance="n1",rank="0"'): 0,

@@ -307,16 +307,16 @@ def test_ranks_of_equal_speed_have_no_slowest_rank(
 
 
 @pytest.mark.parametrize(
-    ("dashboard", "panel", "query_id", "label"),
+    ("dashboard", "panel", "column", "label"),
     [
-        ("training-run", "Slowest rank", "A", 'who="rank 3 on n1"'),
-        ("training-ranks", "Slowest rank", "A", 'who="rank 3 on n1"'),
-        ("training-ranks", "Nodes of the run", "F", 'instance="n1"'),
-        ("training-fleet", "Speed and progress of the runs", "I", 'run="a"'),
+        ("training-run", "Slowest rank", "", 'who="rank 3 on n1"'),
+        ("training-ranks", "Slowest rank", "", 'who="rank 3 on n1"'),
+        ("training-ranks", "Nodes of the run", "Slowest rank", 'instance="n1"'),
+        ("training-fleet", "Speed and progress of the runs", "Slowest", 'run="a"'),
     ],
 )
 def test_all_dashboards_show_the_same_slowest_rank(
-    tmp_path: Path, dashboard: str, panel: str, query_id: str, label: str
+    tmp_path: Path, dashboard: str, panel: str, column: str, label: str
 ) -> None:
     state = {STATE_SERIES.format("running"): "1x60"}
     live = {rank_series("process_up", 1, 3): "1x60"}
@@ -327,23 +327,23 @@ def test_all_dashboards_show_the_same_slowest_rank(
         panel,
         STAGES | state | live,
         {f"{{{label}}}": 67},
-        query_id=query_id,
+        column=column,
         factor=100,
         minutes=4,
     )
 
 
 @pytest.mark.parametrize(
-    ("dashboard", "panel", "query_id", "labels"),
+    ("dashboard", "panel", "column", "labels"),
     [
-        ("training-run", "Last step", "A", '{name="at the last scrape"}'),
-        ("training-node", "Runs on this node", "F", '{run="a"}'),
-        ("training-node", "Ranks on this node", "E", '{run="a",rank="0"}'),
-        ("training-fleet", "Speed and progress of the runs", "C", '{run="a"}'),
+        ("training-run", "Last step", "", '{name="at the last scrape"}'),
+        ("training-node", "Runs on this node", "Last step", '{run="a"}'),
+        ("training-node", "Ranks on this node", "Last step", '{run="a",rank="0"}'),
+        ("training-fleet", "Speed and progress of the runs", "Last step", '{run="a"}'),
     ],
 )
 def test_all_dashboards_show_the_age_of_the_last_step_at_the_last_scrape(
-    tmp_path: Path, dashboard: str, panel: str, query_id: str, labels: str
+    tmp_path: Path, dashboard: str, panel: str, column: str, labels: str
 ) -> None:
     series = {
         'training_run_state{job="training",run="a",instance="n1",state="running"}': "1x60",
@@ -353,7 +353,7 @@ def test_all_dashboards_show_the_age_of_the_last_step_at_the_last_scrape(
         'up{job="training",instance="n1"}': "1x60",
     }
 
-    assert_panel(tmp_path, dashboard, panel, series, {labels: 3}, query_id=query_id, minutes=10 + 1 / 6)
+    assert_panel(tmp_path, dashboard, panel, series, {labels: 3}, column=column, minutes=10 + 1 / 6)
 
 
 def test_the_state_of_a_run_names_its_critical_alerts(tmp_path: Path) -> None:
