@@ -42,7 +42,9 @@ class Variable:
     all_value: str | None = ".+"  # regular expression for All; None joins all values
     regex: str = ""  # extracts the value from a query result; "" for the whole result
     sort: int = ALPHABETICAL_SORT
-    hidden: bool = False  # no drop-down list, for variables that follow from other variables
+    hidden: bool = (
+        False  # no drop-down list; for a value or a regular expression that follows from other variables
+    )
     description: str = ""  # tooltip of the label
 
     def model(self) -> Json:
@@ -191,7 +193,9 @@ class Board:
         Raises:
             KeyError: A panel has no text.
         """
-        single_value_names = [variable.name for variable in self.variables if not variable.multi]
+        single_value_names = [
+            variable.name for variable in self.variables if not variable.multi and not variable.hidden
+        ]
         model: Json = _compare_single_values_literally(self._model(), single_value_names)
         texts = read_texts(self.uid)
         for panel in all_panels(model):

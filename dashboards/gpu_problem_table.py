@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.cost_and_loss import CLUSTER_LOST_COST_PER_HOUR, standstill_by_run
 from dashboards.gpu_problems import (
-    ALL_GPUS,
     ERROR_TEXTS,
-    EXPORTER_IS_UP,
-    GPU_PROBLEMS,
-    GPUS_AND_LAST_RANKS,
     IMPACT_NAMES,
     IMPACT_TEXTS,
-    LAST_RANK_BY_GPU,
     NO_PROBLEM,
     NO_PROBLEM_VALUE,
     NO_RESPONSE_PREFIX,
@@ -22,12 +17,12 @@ from dashboards.gpu_problems import (
     PRIORITIES_PER_IMPACT,
     PROBLEMS_TITLE,
     RUNS_ON_NODES,
-    SELECTED_GPUS,
     SELECTED_NODES,
     Impact,
     Problem,
-    add_last_rank,
     query_start_of_worst,
+    recorded_gpu_problems,
+    with_remedies_of_gpus,
 )
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
@@ -46,17 +41,24 @@ _RUNS_WITHOUT_PROGRESS = (
     f"({standstill_by_run('@cluster')}"
     ' or on (run) max by (run) (training_run_state{@cluster, state=~"stalled|hung|failed|lost"}) == 1)'
 )
-"""PromQL for the runs that stand still, are stalled, hung or lost, or have failed.
+"""PromQL for the runs that stand still, are stalled, hung or lost, or have failed: a driver that does not respond stops only these runs."""
+_RECORDED_NO_PROGRESS = "max by (run) (run:training_no_progress:info{@run})"
+"""PromQL for the selected runs that have a row for the run.
 
-In other runs, and on nodes without a run, `query_worst_problems` lowers the impact of a problem that can stop a run.
+Unlike `_RUNS_WITHOUT_PROGRESS`, the rule counts runs that remain `ending`, and live runs after five minutes without a step.
 """
-
-
-_RUNS_WITHOUT_PROGRESS_ROW = "max by (run) (run:training_no_progress:info{@run})"
+_SELECTED_GPUS = '@gpu_any_run, run=~"$run"'
+"""Selector of recorded problems of GPUs. `.*`, the value of All, also selects GPUs without a run."""
+_WITH_RUN, _WITHOUT_RUN = ', run!=""', ', run=""'
+"""Matchers of problems of GPUs that a rank used in the last hour, or that no rank used."""
+_WORST_GPU_PROBLEMS = f"topk by (instance, gpu) (1, {recorded_gpu_problems(_SELECTED_GPUS)})"
+"""PromQL for the worst problem of each selected GPU, with the last run and rank."""
+NO_KNOWN_RUN = f"({recorded_gpu_problems(_SELECTED_GPUS + _WITHOUT_RUN)})"
+"""PromQL for the problems of selected GPUs that no rank used in the last hour, as far as the ranks report their GPUs."""
 
 
 def _standstill_ranks(cause_matcher: str) -> str:
-    """Return PromQL for the rank that causes the standstill of each run, with the line or the phase as the label `cause`."""
+    """Return PromQL for the rank that causes the standstill of each run. The label `cause` is the line, the phase, or `GPU lost`."""
     selector = f"@run, cause{cause_matcher}"
     return f"max by (instance, gpu, run, rank, cause) (run:training_standstill_rank:info{{{selector}}})"
 
@@ -65,68 +67,83 @@ _FIRST_EXITS = (
     "(0 * max by (instance, run, rank, reason) (run:training_first_exit:timestamp_seconds{@run})"
     f" unless on (run) {standstill_by_run('@run')})"
 )
+"""PromQL for the rank of each run that ended first, if no rank runs. The value is 0 instead of the time, to add a number to it."""
 _GPUS_OF_RANKS = (
     "topk by (instance, run, rank) (1, 0 * max by (instance, gpu, run, rank) (rank:training_gpu:info{@run}))"
 )
+"""PromQL with the value 0 for each rank, with one of its GPUs."""
 _FIRST_EXITS_WITH_GPU = f"({_FIRST_EXITS} + on (instance, run, rank) group_left (gpu) {_GPUS_OF_RANKS} or on (run) {_FIRST_EXITS})"
+"""PromQL as `_FIRST_EXITS`, with a GPU of the rank if one is known."""
 
 
-def _stopped_row(runs: str, text: str, remedy: str, label: str = "run", pattern: str = "(.+)") -> str:
-    """Return PromQL for rows of runs without progress; `$1` in the text is the first group of *pattern* in the value of *label*."""
-    value = f"0 * {runs} + {PRIORITIES_PER_IMPACT * Impact.NO_PROGRESS}"
+def _no_progress_row(
+    runs_or_ranks: str, *, text: str, remedy: str, label: str = "run", pattern: str = "(.+)"
+) -> str:
+    """Return PromQL for a row of each run or rank of an expression, with the impact *no progress*.
+
+    Args:
+        runs_or_ranks: PromQL for the runs or ranks.
+        text: Text of the problem; `$1` is the first group of *pattern* in the value of *label*.
+        remedy: Remedy of the problem.
+        label: Label whose value is part of the text.
+        pattern: Regular expression of the value of the label.
+    """
+    value = f"0 * {runs_or_ranks} + {PRIORITIES_PER_IMPACT * Impact.NO_PROGRESS}"
     return f'label_replace(label_replace({value}, "problem", "{text}", "{label}", "{pattern}"), "remedy", "{remedy}", "", "")'
 
 
-_STOPPED_ROWS = (
-    _stopped_row(
+_NO_PROGRESS_ROWS = (
+    _no_progress_row(
         _standstill_ranks('!~"phase .+|GPU lost"'),
-        "no rank finishes a step: $1",
-        "read this line of the job; restart the run",
-        "cause",
+        text="no rank finishes a step: $1",
+        remedy="read this line of the job; restart the run",
+        label="cause",
     ),
-    _stopped_row(
+    _no_progress_row(
         _standstill_ranks('=~"phase .+"'),
-        "no rank finishes a step: $1",
-        "run training-exporter stacks on the node",
-        "cause",
+        text="no rank finishes a step: $1",
+        remedy="run training-exporter stacks on the node",
+        label="cause",
     ),
-    _stopped_row(
+    _no_progress_row(
         _FIRST_EXITS_WITH_GPU,
-        "no rank runs; ended first: $1",
-        "read the log of this rank first",
-        "reason",
-        EXIT_REASON_PATTERN,
+        text="no rank runs; ended first: $1",
+        remedy="read the log of this rank first",
+        label="reason",
+        pattern=EXIT_REASON_PATTERN,
     ),
-    _stopped_row(_RUNS_WITHOUT_PROGRESS_ROW, "no rank finishes a step", "What is wrong on Run has the cause"),
+    _no_progress_row(
+        _RECORDED_NO_PROGRESS, text="no rank finishes a step", remedy="What is wrong on Run has the cause"
+    ),
 )
-_LOST_GPU_STOPS = f"max by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) gpu_up{{@cluster}} == 0)"
-_ROWS_OF_STOPPED_RUNS = f"(({' or on (run) '.join(_STOPPED_ROWS)}) unless on (run) {_LOST_GPU_STOPS})"
+_RUNS_STOPPED_BY_LOST_GPU = (
+    f'max by (run) (gpu:gpu_problem:urgency{{@cluster, run!="", problem=~"{NO_RESPONSE_PREFIX}.+"}})'
+)
+_ROWS_OF_STOPPED_RUNS = (
+    f"(({' or on (run) '.join(_NO_PROGRESS_ROWS)}) unless on (run) {_RUNS_STOPPED_BY_LOST_GPU})"
+)
 """PromQL for the rows of the runs without progress, except those that a lost GPU stops."""
 _START_OF_RUN_PROBLEM = " or on (run) ".join(
     (
         f"max by (run) (run:training_first_exit:timestamp_seconds{{@run}} unless on (run) {standstill_by_run('@run')})",
-        f"max by (run) (run:training_last_progress:timestamp_seconds{{@run}} and on (run) {_RUNS_WITHOUT_PROGRESS_ROW})",
+        f"max by (run) (run:training_last_progress:timestamp_seconds{{@run}} and on (run) {_RECORDED_NO_PROGRESS})",
         "max by (run) (run:training_data_wait_start:timestamp_seconds{@run})",
     )
 )
 """PromQL for the start of each row of a run: the first exit, the last step, or the start of the wait for data."""
+_START_OF_WORST_GPU_PROBLEM = (
+    "max by (instance, gpu) (max by (instance, gpu, problem) (gpu:gpu_problem_start:timestamp_seconds{@gpu_any_run})"
+    f" and on (instance, gpu, problem) {_WORST_GPU_PROBLEMS})"
+)
+"""PromQL for the start of the worst problem of each selected GPU, in Unix seconds."""
 _TARGET_EXISTS = "max(up{@gpu_target})"
 """PromQL with a value if Prometheus has a target of a selected node. Without such a target, the panels are empty."""
 
 
-def _join_problem_rows(problems: Sequence[Problem]) -> str:
-    """Return PromQL for a series for each current problem. The value is the impact and the priority of the problem as one number.
-
-    The labels are those of the problem's condition, `problem` and `remedy`. The first of the problems has the highest priority.
-    """
-    return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
-
-
-def _join_problem_starts(problems: Sequence[Problem]) -> str:
-    """Return PromQL for the start of each current problem in Unix seconds, with the labels `instance`, `gpu` and `priority`."""
-    return " or ".join(
-        problem.row_start(len(problems) - index, "instance, gpu") for index, problem in enumerate(problems)
-    )
+_RUNS_OF_SELECTED_GPUS = (
+    "max by (run) (gpu:training_last_rank:info{@run} and on (uuid) last_over_time(gpu_up{@gpu_any_run}[5m]))"
+)
+"""PromQL for the runs that used a selected GPU in the last hour."""
 
 
 def current_problems_table() -> Panel:
@@ -136,67 +153,65 @@ def current_problems_table() -> Panel:
     return panel
 
 
-def _query_gpu_problems() -> str:
-    """Return PromQL for a series for each current problem of a selected GPU, with the value and the labels of `_join_problem_rows`.
+def _numbered(problems: Sequence[Problem]) -> Iterator[tuple[int, Problem]]:
+    """Yield each problem with its priority. The first has the highest."""
+    for index, problem in enumerate(problems):
+        yield len(problems) - index, problem
 
-    GPUs of a node without an exporter that is up have no series: their recorded series still show a problem for minutes, and the node has a
-    series of `_query_node_problems`.
-    """
-    return f"(({_join_problem_rows(GPU_PROBLEMS)}) and {SELECTED_GPUS} and on (instance) {EXPORTER_IS_UP})"
+
+_NODE_PROBLEM_ROWS = f"(({' or '.join(problem.row(priority) for priority, problem in _numbered(NODE_PROBLEMS))}) and {SELECTED_NODES})"
+"""PromQL for each current problem of a selected node: impact and priority as one number, with the labels `problem` and `remedy`."""
 
 
 def _query_node_problems() -> str:
-    """Return PromQL for a series for each current problem of a selected node, with the value and the labels of `_join_problem_rows`."""
-    return f"(({_join_problem_rows(NODE_PROBLEMS)}) and {SELECTED_NODES})"
+    """Return PromQL for the worst problem of each selected node, with the labels `instance`, `run`, `problem` and `remedy`.
 
-
-def _query_run_problems() -> str:
-    """Return PromQL for a series for each selected run that makes no progress, or whose ranks all wait for data.
-
-    The value is the impact as in `_join_problem_rows`. The labels are `run`, `problem` and `remedy`. A run without progress also has the
-    labels `instance`, `rank` and `gpu` of the rank that causes the standstill, or that ended first, if the rank is known. A run that a lost GPU
-    stops has the row of the GPU.
+    The label `run` is one of the runs on the node, if there is one. The impact *no progress* becomes *endangers work* unless this run makes
+    no progress.
     """
-    share = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
-    counted = f'count_values by (run) ("share", round(100 * ({share})))'
-    waiting_rows = (
-        f'label_replace(0 * {counted} + {PRIORITIES_PER_IMPACT * Impact.LOSES_TIME}, "problem",'
-        ' "all ranks wait for data: at least $1 %, 2 min", "share", "(.+)")'
-    )
-    remedies = f"topk by (run) (1, {data_wait_remedies('@run', '@cluster')})"
-    waiting_rows = f"{waiting_rows} + on (run) group_left (remedy) 0 * {remedies} unless on (run) {_RUNS_WITHOUT_PROGRESS_ROW}"
-    rows = f"max by (instance, gpu, run, rank, problem, remedy) ({_ROWS_OF_STOPPED_RUNS} or {waiting_rows})"
-    return f"({rows} and on (run) ({GPUS_AND_LAST_RANKS}))"
-
-
-def query_worst_problems() -> str:
-    """Return PromQL for one series for each node and GPU with a problem, and for each run of `_query_run_problems`.
-
-    The series of a node or a GPU is its worst problem. The value is the impact and the priority as one number, see
-    `PRIORITIES_PER_IMPACT`. The labels are `instance`, `problem` and `remedy`. A problem of a GPU also has the label `gpu`, and the labels `run` and `rank` of the last rank on the GPU. If no rank used
-    the GPU in the time range, these labels are absent and the impact is `Impact.NO_RUN`. A problem of a node has the label `run` with one of the
-    runs on the node, if there is one. The impact *no progress* is lowered to *endangers work* if no run without progress has the label
-    `run`: the run makes progress, or no run is known.
-    """
-    gpu_problems, node_problems = _query_gpu_problems(), _query_node_problems()
-    labels_in_texts = ", ".join(
-        sorted({problem.label for problem in (*GPU_PROBLEMS, *NODE_PROBLEMS)} - {"instance"})
-    )
     # A join drops nodes without a match, so a node without a run needs a series too.
     run_by_node = (
         f"(0 * topk by (instance) (1, {RUNS_ON_NODES})"
-        " or on (instance) 0 * max by (instance) (last_over_time(up{@target}[$__range])))"
+        " or on (instance) 0 * max by (instance) (last_over_time(up{@node}[$__range])))"
     )
-    problems = (
-        f"({add_last_rank(gpu_problems, LAST_RANK_BY_GPU, ALL_GPUS)}"
-        f" or ({node_problems}) + on (instance) group_left (run) {run_by_node})"
-    )
-    downgraded_problems = (
+    problems = f"max by (instance, run, problem, remedy) ({_NODE_PROBLEM_ROWS} + on (instance) group_left (run) {run_by_node})"
+    lowered = (
         f"({problems} >= {PRIORITIES_PER_IMPACT * Impact.NO_PROGRESS})"
         f" - {PRIORITIES_PER_IMPACT * (Impact.NO_PROGRESS - Impact.ENDANGERS_WORK)} unless on (run) {_RUNS_WITHOUT_PROGRESS}"
     )
-    worst = f"topk by (instance, gpu) (1, {downgraded_problems} or {problems})"
-    return f"(max without ({labels_in_texts}) ({worst}) or {_query_run_problems()})"
+    return f"topk by (instance) (1, {lowered} or {problems})"
+
+
+def _query_run_problems() -> str:
+    """Return PromQL for the rows of the runs that used a selected GPU in the last hour. The value is 100 times the impact.
+
+    The labels are:
+
+    - `run`, `problem` and `remedy` for a run whose ranks all wait for data
+    - also `instance`, `rank` and `gpu` for a run without progress whose cause, or first exit, is known
+
+    A run that a lost GPU stops has no row, because its GPU has one.
+    """
+    share = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
+    # The share becomes a label, which is part of the text.
+    shares_as_label = f'count_values by (run) ("share", round(100 * ({share})))'
+    waiting_rows = (
+        f'label_replace(0 * {shares_as_label} + {PRIORITIES_PER_IMPACT * Impact.LOSES_TIME}, "problem",'
+        ' "all ranks wait for data: at least $1 %, 2 min", "share", "(.+)")'
+    )
+    remedies = f"topk by (run) (1, {data_wait_remedies('@run', '@cluster')})"
+    waiting_rows = f"{waiting_rows} + on (run) group_left (remedy) 0 * {remedies} unless on (run) {_RECORDED_NO_PROGRESS}"
+    rows = f"max by (instance, gpu, run, rank, problem, remedy) ({_ROWS_OF_STOPPED_RUNS} or {waiting_rows})"
+    return f"({rows} and on (run) {_RUNS_OF_SELECTED_GPUS})"
+
+
+def query_runs_with_problem() -> str:
+    """Return PromQL for a series of each row of the table whose run is known, with the label `run`."""
+    runs_on_nodes = f"{RUNS_ON_NODES} and on (instance) {_NODE_PROBLEM_ROWS}"
+    return (
+        f"(group by (run) ({recorded_gpu_problems(_SELECTED_GPUS + _WITH_RUN)}) or group by (run) ({runs_on_nodes})"
+        f" or group by (run) ({_query_run_problems()}))"
+    )
 
 
 def query_problem_counts_by_impact() -> str:
@@ -205,7 +220,8 @@ def query_problem_counts_by_impact() -> str:
     The label `impact` is the impact in words. If there is no problem, the only series has the impact *no problem* and the value 0.
     Without a target of the selected nodes, the result is absent.
     """
-    impacts = f"floor({query_worst_problems()} / {PRIORITIES_PER_IMPACT})"
+    worst = f"({_WORST_GPU_PROBLEMS} or {_query_node_problems()} or {_query_run_problems()})"
+    impacts = f"floor({worst} / {PRIORITIES_PER_IMPACT})"
     counts = f'count_values("impact", {impacts})'
     for impact, text in IMPACT_NAMES.items():
         counts = f'label_replace({counts}, "impact", "{text}", "impact", "{impact.value}")'
@@ -217,22 +233,26 @@ def _problem_columns() -> tuple[Column, ...]:
 
     If there is no problem, each column of values has one row with `NO_PROBLEM_VALUE`, so that Grafana joins the columns to a single row.
     """
-    gpu_problems, node_problems = _query_gpu_problems(), _query_node_problems()
-    # With all labels of the rows: Grafana joins the columns on equal labels, and the row of a run has no GPU.
-    start = query_start_of_worst(
-        f"{_join_problem_starts(GPU_PROBLEMS)} or {_join_problem_starts(NODE_PROBLEMS)}",
-        query_worst_problems(),
-        "instance, gpu",
-        "run, rank, problem, remedy",
+    gpu_rows = with_remedies_of_gpus(_WORST_GPU_PROBLEMS, "@gpu_any_run")
+    node_rows, run_rows = _query_node_problems(), _query_run_problems()
+    # Grafana joins the columns on equal labels, so that each start has all labels of its row.
+    gpu_start = f"0 * {gpu_rows} + on (instance, gpu) group_left () {_START_OF_WORST_GPU_PROBLEM}"
+    node_start = query_start_of_worst(
+        " or ".join(
+            problem.row_start(priority, "instance") for priority, problem in _numbered(NODE_PROBLEMS)
+        ),
+        node_rows,
+        "instance",
+        "run, problem, remedy",
     )
-    run_start = f"(0 * {_query_run_problems()} + on (run) group_left () ({_START_OF_RUN_PROBLEM}))"
+    run_start = f"0 * {run_rows} + on (run) group_left () ({_START_OF_RUN_PROBLEM})"
     no_problem = (
         f'label_replace(0 * {_TARGET_EXISTS} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
-        f" unless on () ({gpu_problems} or {node_problems} or {_query_run_problems()})"
+        f" unless on () ({_WORST_GPU_PROBLEMS} or {_NODE_PROBLEM_ROWS} or {run_rows})"
     )
     return (
         Column(
-            f"floor(({query_worst_problems()}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
+            f"floor(({gpu_rows} or {node_rows} or {run_rows}) / {PRIORITIES_PER_IMPACT}) or {no_problem}",
             "Impact",
             decimals=0,
             width=130,
@@ -244,7 +264,7 @@ def _problem_columns() -> tuple[Column, ...]:
         Column("rank", "Rank", width=70),
         Column("problem", "Problem", mappings=PROBLEM_TEXTS),
         Column(
-            f"{start} * 1000 or {run_start} * 1000 or {no_problem}",
+            f"1000 * ({gpu_start} or {node_start} or {run_start}) or {no_problem}",
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,
@@ -253,7 +273,7 @@ def _problem_columns() -> tuple[Column, ...]:
             ),
         ),
         Column(
-            f"sum by (run) ({CLUSTER_LOST_COST_PER_HOUR}) and on (run) ({query_worst_problems()}) or {no_problem}",
+            f"sum by (run) ({CLUSTER_LOST_COST_PER_HOUR}) and on (run) {query_runs_with_problem()} or {no_problem}",
             "Run lost/h",
             decimals=2,
             width=100,

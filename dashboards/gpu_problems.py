@@ -31,28 +31,11 @@ XID_PROBLEM_SECONDS = 3600
 """Time after an Xid for which the Xid counts as a problem."""
 LAST_XID_BY_UUID = f"topk by (uuid) (1, max by (uuid, xid) (gpu_xid_last_timestamp_seconds) > time() - {XID_PROBLEM_SECONDS}) * 0 + 1"
 """PromQL for the last Xid of each GPU as a label, if the Xid occurred in the last `XID_PROBLEM_SECONDS`."""
-_ZERO_FOR_EACH_GPU = (
-    "(0 * gpu_up{@gpu_any_run} or on (instance, gpu) 0 * last_over_time(gpu_up{@gpu_any_run}[$__range]))"
-)
-"""PromQL with the value 0 for each GPU of the time range, except former GPUs whose index another GPU has now."""
-_LOCAL_RANKS = 'label_replace(last_over_time(training_rank_info{@cluster, uuid="", local_rank!=""}[$__range]), "gpu", "$1", "local_rank", "(.+)")'
-"""PromQL for the ranks without the UUID of a GPU, with the local rank as the label `gpu`."""
 LAST_RANK_BY_GPU = (
-    f"topk by (instance, gpu) (1, max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (uuid) group_left (run, rank)"
-    ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
-    f" or on (instance, gpu) max by (instance, gpu, run, rank) ({_ZERO_FOR_EACH_GPU} * on (instance, gpu) group_left (run, rank)"
-    f" topk by (instance, gpu) (1, {_LOCAL_RANKS})))"
+    "max by (instance, gpu, run, rank) (0 * last_over_time(gpu_up{@gpu_any_run}[1h])"
+    " * on (uuid) group_left (run, rank) max by (uuid, run, rank) (gpu:training_last_rank:info{@cluster}))"
 )
-"""PromQL with the value 0 for each GPU that a rank used in the time range, with the labels `instance` and `gpu`, and the last `run` and `rank`.
-
-The UUID of the rank's GPU decides. The local rank decides if no rank reported the UUID of the GPU.
-
-Each index has one result, also if several GPUs had the index in the time range, or if the exporters of a node number the GPUs differently.
-"""
-SELECTED_GPUS = "on (instance, gpu) last_over_time(gpu_up{@gpu}[$__range])"
-"""Right operand of `and` that keeps the series of the GPUs of the selected runs."""
-GPUS_AND_LAST_RANKS = f"({LAST_RANK_BY_GPU} or on (instance, gpu) max by (instance, gpu) ({_ZERO_FOR_EACH_GPU})) and {SELECTED_GPUS}"
-"""PromQL for each GPU of the selected runs in the time range, with the last run and rank if a rank used the GPU."""
+"""PromQL with the value 0 for each GPU that a rank used in the last hour, with the labels `instance` and `gpu`, and the last `run` and `rank`."""
 SELECTED_NODES = f"on (instance) ({NODES_OF_RUN})"
 """Right operand of `and` that keeps the series of the nodes of the selected runs."""
 
@@ -122,8 +105,8 @@ ERROR_TEXTS = {
     "gpu_not_found": "GPU lost: the driver does not list it",
 }
 """Texts shown instead of the names of some NVML errors."""
-RUNS_ON_NODES = "group by (instance, run) (last_over_time(training_process_up{@cluster}[$__range]))"
-"""PromQL with the value 1 for each node and each run that had a process on the node in the time range."""
+RUNS_ON_NODES = "group by (instance, run) (last_over_time(instance:training_ranks:count{@cluster}[1h]))"
+"""PromQL with the value 1 for each node and each run that had a process on the node in the last hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,31 +159,6 @@ def query_start_of_worst(starts: str, worst: str, by: str, text_labels: str = ""
     return f"max by ({by}) (({starts}) and on ({by}, priority) {priorities})"
 
 
-def _nonzero_gpu_problem(selector: str, name: str, remedy: str, impact: Impact) -> Problem:
-    """Return the problem of a GPU that begins when a value of the selected series becomes larger than 0."""
-    value = f"max by (instance, gpu) ({selector})"
-    return Problem(
-        name, condition=f"{value} > 0", start=last_time(f"{value} == bool 0"), remedy=remedy, impact=impact
-    )
-
-
-def _xid_problem(name: str, operator: str, remedy: str, impact: Impact) -> Problem:
-    """Return the problem of recent Xids, which starts at their last occurrence.
-
-    Args:
-        name: Name of the problem.
-        operator: `=~` selects the critical Xids, `!~` all others.
-        remedy: Remedy of the problem.
-        impact: Impact of the problem.
-    """
-    critical_xids = "|".join(str(xid) for xid in sorted(CRITICAL_XIDS))
-    last = f'max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu_any_run, xid{operator}"{critical_xids}"}})'
-    recent = f"({last} > time() - {XID_PROBLEM_SECONDS})"
-    return Problem(
-        name, condition=recent, start=recent, remedy=remedy, impact=impact, label="xid", text="Xid $1"
-    )
-
-
 def only_power_brake(by: str, selector: str = "") -> str:
     """Return PromQL for the GPUs that the external power brake throttles, and that no heat throttles, over five minutes.
 
@@ -214,21 +172,6 @@ def only_power_brake(by: str, selector: str = "") -> str:
     return f"({brake} unless on ({by}) {heat})"
 
 
-_THROTTLED = f"max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu_any_run}}) > {MAX_THROTTLED_RATIO}"
-"""PromQL for the throttled share of the time of each GPU for which it is above `MAX_THROTTLED_RATIO`."""
-_THROTTLING_START = f"min by (instance, gpu) ({THROTTLED_START_FAMILY}{{@gpu_any_run}})"
-"""PromQL for the start of the throttling of each GPU, in Unix seconds."""
-_ONLY_POWER_BRAKE = only_power_brake("instance, gpu", "@gpu_any_run")
-_THROTTLED_BY_HEAT = f"({_THROTTLED} unless on (instance, gpu) {_ONLY_POWER_BRAKE})"
-_THROTTLED_BY_HEAT_WITH_TEMPERATURE = (
-    'label_replace(count_values by (instance, gpu) ("temperature",'
-    ' max by (instance, gpu) (gpu_temperature_celsius{@gpu_any_run, sensor="gpu"})'
-    f' and on (instance, gpu) {_THROTTLED_BY_HEAT}), "temperature", ", $1 °C", "temperature", "(.+)")'
-)
-"""PromQL for the GPUs that heat throttles, with the end of the text as the label `temperature`: `, 86 °C`."""
-_ECC_ERRORS = 'gpu_ecc_errors_total{@gpu_any_run, kind="uncorrected"}'
-_UNCORRECTED = f"sum by (instance, gpu) ({_ECC_ERRORS})"
-"""PromQL for the number of uncorrected memory errors of each GPU."""
 _LAST_DRIVER_READING = "max by (instance) (max_over_time(timestamp(gpu_devices{@node})[1m:5s]))"
 """PromQL for the time of the last reading of each node's driver within a minute, in Unix seconds."""
 _TWO_SCRAPES = "35s"
@@ -319,77 +262,79 @@ NODE_PROBLEMS = (
     ),
     *_EXPORTER_PROBLEMS,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProblem:
+    """Problem of a GPU in the rule `gpu:gpu_fault:urgency`, which has its condition. Its number follows from impact and position."""
+
+    name: str  # the label `problem`, or its beginning
+    remedy: str
+    impact: Impact  # on a run that uses the GPU
+    pattern: str = ""  # regular expression of the label `problem`; empty if it is the name
+
+    @property
+    def matcher(self) -> str:
+        """Regular expression of the label `problem`."""
+        return self.pattern or self.name
+
+
+_CRITICAL_XID_PATTERN = f"Xid ({'|'.join(str(xid) for xid in sorted(CRITICAL_XIDS))})"
+_RESET_GPU = "drain; reset the GPU or reboot"
 GPU_PROBLEMS = (
-    Problem(
-        "GPU does not respond",
-        condition="max by (instance, gpu, reason) (gpu_error_info{@gpu_any_run})"
-        f' unless on (instance, reason) label_replace({DRIVER_NOT_READ}, "reason", "hung", "", "")',
-        start="min by (instance, gpu) (gpu:gpu_lost_start:timestamp_seconds{@gpu_any_run})",
-        remedy="drain; reset the GPU or reboot",
-        impact=Impact.NO_PROGRESS,
-        label="reason",
-        text=f"{NO_RESPONSE_PREFIX}$1",
+    GpuProblem("GPU does not respond", _RESET_GPU, Impact.ENDANGERS_WORK, pattern=f"{NO_RESPONSE_PREFIX}.+"),
+    GpuProblem("critical Xid", _RESET_GPU, Impact.ENDANGERS_WORK, pattern=_CRITICAL_XID_PATTERN),
+    GpuProblem(
+        "uncorrected memory errors", "resume from an older save; reset the GPU", Impact.ENDANGERS_WORK
     ),
-    _xid_problem(
-        "critical Xid",
-        operator="=~",
-        remedy="drain; reset the GPU or reboot",
-        impact=Impact.ENDANGERS_WORK,
+    GpuProblem("a memory row could not be remapped", "replace the GPU", Impact.ENDANGERS_WORK),
+    GpuProblem(
+        "the driver requests a recovery", "drain, then do what the driver requests", Impact.ENDANGERS_WORK
     ),
-    Problem(
-        "uncorrected memory errors",
-        condition=f"{_UNCORRECTED} > 0",
-        start=last_time(f"{_UNCORRECTED} < bool sum by (instance, gpu) ({_ECC_ERRORS} @ end())"),
-        remedy="resume from an older save; reset the GPU",
-        impact=Impact.ENDANGERS_WORK,
-    ),
-    _nonzero_gpu_problem(
-        selector="gpu_remapped_rows_failed{@gpu_any_run}",
-        name="a memory row could not be remapped",
-        remedy="replace the GPU",
-        impact=Impact.ENDANGERS_WORK,
-    ),
-    _nonzero_gpu_problem(
-        selector="gpu_recovery_action{@gpu_any_run}",
-        name="the driver requests a recovery",
-        remedy="drain, then do what the driver requests",
-        impact=Impact.ENDANGERS_WORK,
-    ),
-    Problem(
-        "throttled by heat",
-        condition=f"({_THROTTLED_BY_HEAT_WITH_TEMPERATURE} or on (instance, gpu) {_THROTTLED_BY_HEAT})",
-        start=_THROTTLING_START,
-        remedy=CHECK_COOLING,
-        impact=Impact.LOSES_TIME,
-        label="temperature",
-        text="throttled by heat$1",
-    ),
-    Problem(
-        "throttled by the power brake",
-        condition=f"{_THROTTLED} and on (instance, gpu) {_ONLY_POWER_BRAKE}",
-        start=_THROTTLING_START,
-        remedy=CHECK_POWER_SUPPLY,
-        impact=Impact.LOSES_TIME,
-    ),
-    _nonzero_gpu_problem(
-        selector='gpu_nvlink_links{@gpu_any_run, state="inactive"}',
-        name="NVLinks are down",
-        remedy="reset the GPU; check the links",
-        impact=Impact.LOSES_TIME,
-    ),
-    _xid_problem(
-        "other Xid",
-        operator="!~",
-        remedy="read the job's log; reset if repeated",
-        impact=Impact.POSSIBLE,
-    ),
-    _nonzero_gpu_problem(
-        selector="gpu_remapped_rows_pending{@gpu_any_run}",
-        name="a memory row waits for a reset",
-        remedy="reset the GPU when free",
-        impact=Impact.POSSIBLE,
-    ),
+    GpuProblem("throttled by heat", CHECK_COOLING, Impact.LOSES_TIME, pattern="throttled by heat.*"),
+    GpuProblem("throttled by the power brake", CHECK_POWER_SUPPLY, Impact.LOSES_TIME),
+    GpuProblem("NVLinks are down", "reset the GPU; check the links", Impact.LOSES_TIME),
+    GpuProblem("other Xid", "read the job's log; reset if repeated", Impact.POSSIBLE, pattern="Xid .+"),
+    GpuProblem("a memory row waits for a reset", "reset the GPU when free", Impact.POSSIBLE),
 )
+"""Problems of GPUs, the worst first. Of several that match a label, the first counts."""
+
+
+def gpu_problem_values() -> dict[int, GpuProblem]:
+    """Return the problems of GPUs by their number in the rule `gpu:gpu_fault:urgency`, the worst first."""
+    count = len(GPU_PROBLEMS)
+    return {
+        PRIORITIES_PER_IMPACT * problem.impact + count - index: problem
+        for index, problem in enumerate(GPU_PROBLEMS)
+    }
+
+
+def recorded_gpu_problems(selector: str) -> str:
+    """Return PromQL for the recorded problems of GPUs: impact and priority as one number, by node, GPU, last run and rank, and problem."""
+    return f"max by (instance, gpu, run, rank, problem) (gpu:gpu_problem:urgency{{{selector}}})"
+
+
+def with_remedies_of_gpus(rows: str, selector: str) -> str:
+    """Return PromQL that adds the label `remedy` to problems of GPUs, and the temperature to the text of hot GPUs.
+
+    Args:
+        rows: PromQL for series with the labels of `recorded_gpu_problems`.
+        selector: Matchers of the GPUs.
+    """
+    celsius = f"max by (instance, gpu) (gpu:gpu_throttled_temperature:celsius{{{selector}}})"
+    temperatures = (
+        f'label_replace(label_replace(count_values by (instance, gpu) ("celsius", {celsius}), "celsius", "$1 °C", "celsius", "(.+)"),'
+        ' "problem", "throttled by heat", "", "")'
+    )
+    same_problem = "on (instance, gpu, problem)"
+    texts = (
+        f'label_join({rows} + {same_problem} group_left (celsius) 0 * {temperatures}, "problem", ", ", "problem", "celsius")'
+        f" or {rows} unless {same_problem} {temperatures}"
+    )
+    for problem in reversed(GPU_PROBLEMS):
+        texts = f'label_replace({texts}, "remedy", "{problem.remedy}", "problem", "{problem.matcher}")'
+    return f"max by (instance, gpu, run, rank, problem, remedy) ({texts})"
+
 
 NODES_WITH_EXPORTER_DOWN = f"({' or '.join(problem.condition for problem in _EXPORTER_PROBLEMS)})"
 """PromQL for the nodes with an exporter that is down or not scraped any more: some of their runs or GPUs are unknown."""
@@ -421,7 +366,7 @@ def count_lost_gpus(selector: str, target_selector: str) -> str:
 
 
 def count_unknown_gpus(selector: str, target_selector: str) -> str:
-    """Return PromQL for the number of GPUs of the time range whose state is unknown, without labels; absent if there is none.
+    """Return PromQL for the number of GPUs of the last hour whose state is unknown, without labels; absent if there is none.
 
     The state of a GPU that is not lost is unknown if no exporter of its node is up, and on the nodes of `DRIVER_NOT_READ` and `_NVML_DOWN`.
     """
@@ -430,7 +375,7 @@ def count_unknown_gpus(selector: str, target_selector: str) -> str:
         f" unless on (instance) {_NVML_DOWN})"
     )
     return (
-        f"count(group by (instance, gpu) (last_over_time(gpu_up{{{selector}}}[$__range])) unless on (instance) {read_nodes}"
+        f"count(group by (instance, gpu) (last_over_time(gpu_up{{{selector}}}[1h])) unless on (instance) {read_nodes}"
         f" unless on (instance, gpu) (gpu_up{{{selector}}} == 0 and on (instance) up{{{target_selector}}} == 1))"
     )
 
@@ -439,58 +384,34 @@ EXPORTER_IS_UP = "up{@target} == 1"
 """PromQL for the exporters that are up. The state of a GPU is unknown if no exporter of its node is up."""
 
 
-def add_last_rank(gpus: str, last_ranks: str, all_gpus: str) -> str:
-    """Return PromQL that adds the labels `run` and `rank` of the last rank on the GPU to problems of GPUs.
-
-    A GPU that no rank used has no such labels, and its impact becomes `NO_RUN`, which is 0. One operation does both, `%`: divided by
-    `PRIORITIES_PER_IMPACT`, the remainder of a value is its priority. For a GPU with a rank, the divisor is above all values, so that the
-    remainder is the value itself.
-
-    Args:
-        gpus: PromQL for impact and priority of problems of GPUs.
-        last_ranks: PromQL with the value 0 for each GPU that a rank used, with run and rank.
-        all_gpus: PromQL with the value 0 for each GPU.
-    """
-    no_remainder = PRIORITIES_PER_IMPACT * (max(Impact) + 1)
-    divisors = f"({last_ranks} + {no_remainder} or on (instance, gpu) {all_gpus} + {PRIORITIES_PER_IMPACT})"
-    return f"({gpus}) % on (instance, gpu) group_left (run, rank) {divisors}"
-
-
 UNKNOWN_GPU_VALUE = PRIORITIES_PER_IMPACT * Impact.UNKNOWN
 """Value of the table *Health of each GPU* for a GPU that is not read: no exporter of the node is up, or NVML is not up."""
 MAX_GPUS = 200
 """Number of GPUs above which the table *Health of each GPU* omits GPUs in a known state without a problem."""
-ALL_GPUS = f"(max by (instance, gpu) ({_ZERO_FOR_EACH_GPU}) and {SELECTED_GPUS})"
-"""PromQL with the value 0 for each GPU of the selected runs in the time range."""
+_GPUS_OF_LAST_HOUR = "max by (instance, gpu) (0 * last_over_time(gpu_up{@gpu}[1h]))"
+"""PromQL with the value 0 for each GPU of the selected runs in the last hour."""
 
 
 def query_worst_gpu_problems() -> str:
     """Return PromQL for one series for each GPU with a problem or an unknown state, with the labels `instance` and `gpu`.
 
-    The value is the impact and the priority of the worst problem as one number. While no exporter of the node is up, the value is
-    `UNKNOWN_GPU_VALUE`, whatever the GPU's last problem. While NVML is not up, a GPU without a problem has this value.
+    The value is:
+
+    - the number of the worst problem in the rule `gpu:gpu_fault:urgency`
+    - `UNKNOWN_GPU_VALUE` for a GPU without a known problem while NVML is not up
+    - `UNKNOWN_GPU_VALUE` for every GPU of the last hour while no exporter of the node is up
     """
-    conditions = (
-        f"max by (instance, gpu) (0 * ({problem.condition}) + {value})"
-        for value, problem in _gpu_problem_values().items()
-    )
-    unknown = f"{ALL_GPUS} + {UNKNOWN_GPU_VALUE} unless on (instance) {EXPORTER_IS_UP}"
-    not_read = f"{ALL_GPUS} + {UNKNOWN_GPU_VALUE} and on (instance) {_NVML_DOWN}"
-    known = f"({' or on (instance, gpu) '.join(conditions)}) and {SELECTED_GPUS}"
-    return f"({unknown} or on (instance, gpu) {known} or on (instance, gpu) {not_read})"
+    read_nodes = f"({EXPORTER_IS_UP} unless on (instance) {_NVML_DOWN})"
+    known = f"max by (instance, gpu) (gpu:gpu_fault:urgency{{@gpu}}) and on (instance) {EXPORTER_IS_UP}"
+    unknown = f"{_GPUS_OF_LAST_HOUR} + {UNKNOWN_GPU_VALUE} unless on (instance) {read_nodes}"
+    return f"({known} or on (instance, gpu) {unknown})"
 
 
-def _gpu_problem_values() -> dict[int, Problem]:
-    """Return the problems of GPUs by impact and priority, the worst first."""
-    count = len(GPU_PROBLEMS)
-    return {
-        PRIORITIES_PER_IMPACT * problem.impact + count - index: problem
-        for index, problem in enumerate(GPU_PROBLEMS)
-    }
-
-
-GPUS_OF_HEALTH_TABLE = f"({query_worst_gpu_problems()} or on (instance, gpu) {ALL_GPUS} unless on () count({ALL_GPUS}) > {MAX_GPUS})"
+_UP_GPUS = "max by (instance, gpu) (0 * gpu_up{@gpu})"
+GPUS_OF_HEALTH_TABLE = f"({query_worst_gpu_problems()} or on (instance, gpu) {_UP_GPUS} unless on () count({_UP_GPUS}) > {MAX_GPUS})"
 """PromQL for the rows of the table *Health of each GPU*: GPUs with a problem or an unknown state, and all others unless there are too many."""
+GPUS_AND_LAST_RANKS = f"({LAST_RANK_BY_GPU} or on (instance, gpu) {_GPUS_OF_LAST_HOUR})"
+"""PromQL with the value 0 for each GPU of the selected runs in the last hour, with the last run and rank if a rank used the GPU."""
 
 
 def xid_color(xid: int) -> str:
@@ -507,7 +428,7 @@ XID_TEXTS = value_mappings(
 WORST_PROBLEM_TEXTS = value_mappings(
     {
         value: (problem.name, BAD if problem.impact >= Impact.ENDANGERS_WORK else WARNING)
-        for value, problem in _gpu_problem_values().items()
+        for value, problem in gpu_problem_values().items()
     }
     | {0: (NO_VALUE, NEUTRAL), UNKNOWN_GPU_VALUE: ("unknown: no reading", WARNING)}
 )

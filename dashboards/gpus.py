@@ -18,15 +18,15 @@ from dashboards.gpu_load import (
     utilization_panels,
 )
 from dashboards.gpu_problem_table import (
+    NO_KNOWN_RUN,
     current_problems_table,
     query_problem_counts_by_impact,
-    query_worst_problems,
+    query_runs_with_problem,
 )
 from dashboards.gpu_problems import (
     EXPORTER_IS_UP,
     IMPACT_COLORS,
     IMPACT_NAMES,
-    LAST_RANK_BY_GPU,
     NODES_WITH_EXPORTER_DOWN,
     RUNS_ON_NODES,
     SELECTED_NODES,
@@ -54,6 +54,16 @@ RUN_VARIABLE = Variable(
     all_value=".*",
     description="Selects the GPUs of the ranks of the run; All selects every GPU of the nodes.",
 )
+ALL_RUNS_VARIABLE = Variable(
+    "all_runs",
+    "All runs",
+    'query_result(label_replace(label_replace(label_replace(vector(1), "all_runs", "-", "", ""),'
+    ' "selected", "$run", "", ""), "all_runs", ".*", "selected", "[.][*]"))',
+    multi=False,
+    regex='/all_runs="([^"]+)"/',
+    hidden=True,
+    description="`.*` if all runs are selected, otherwise `-`: the queries then limit the GPUs to those of the runs.",
+)
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
@@ -74,14 +84,14 @@ _ALERTS_ON_NODES_OF_RUN = dataclasses.replace(
 """Annotation of the alerts on the nodes of the selected runs."""
 GPUS_IN_USE_LEGEND = "GPUs in use"
 """Legend of the mean SM activity of the GPUs that live ranks hold."""
-ALL_GPUS_LEGEND = "selected GPUs"
+SELECTED_GPUS_LEGEND = "selected GPUs"
 """Legend of the panel *Throttled, 2 min* if no GPU is throttled for more than `NEGLIGIBLE_THROTTLING`."""
 NEGLIGIBLE_THROTTLING = 0.01
 """Share of the time up to which the panel *Throttled, 2 min* names no GPU."""
 MAX_ROWS_PER_KIND = 6
 """Maximum number of rows of each kind in the timeline of failures: exporter, driver and GPU."""
-_NO_RUN_VALUE = -1
-"""Value of the panel *Loss of the runs listed below* if the table lists no live run and every exporter is up."""
+_NO_LOSS_VALUE = -1
+"""Loss in the panel *Loss of the runs listed below* if no live run has a problem and every exporter is up."""
 _UNKNOWN_RUNS_LEGEND = "runs unknown"
 """Legend of the number of unknown runs in the panel *Loss of the runs listed below*."""
 
@@ -92,7 +102,7 @@ def board() -> Board:
         uid=UID,
         title="Training / GPUs",
         description="Problems, use, memory, power, heat, clocks and links of each GPU of a run, or of some nodes.",
-        variables=(JOB, RUN_VARIABLE, NODE_VARIABLE, GPU_VARIABLE),
+        variables=(JOB, RUN_VARIABLE, ALL_RUNS_VARIABLE, NODE_VARIABLE, GPU_VARIABLE),
         rows=(
             Row("At a glance", _overview_panels()),
             Row("Health", health_panels()),
@@ -114,15 +124,14 @@ def _overview_panels() -> tuple[Panel, ...]:
     throttled = (
         f"(max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) and on (instance) {EXPORTER_IS_UP})"
     )
-    seen_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[$__range])))"
-    seen_gpus_of_nodes = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu_node}[$__range])))"
+    seen_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[1h])))"
     up_gpus = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({seen_gpus}))"
     unknown_gpus = f"({count_unknown_gpus('@gpu', '@gpu_target')} or 0 * ({seen_gpus}))"
-    # If all GPUs of the nodes are selected: the expected GPUs that are not present, also those that the driver does not list. If only some
-    # are selected: those seen in the time range that are neither up nor unknown.
+    # A driver may not list a lost GPU, so that the number of expected GPUs counts, if all GPUs of the nodes are selected.
+    some_gpus_selected = "count(group by (instance, gpu) (gpu_up{@gpu})) < on () count(group by (instance, gpu) (gpu_up{@gpu_node}))"
     lost_gpus = (
-        f"({count_lost_gpus('@gpu_node', '@gpu_target')} unless on () {seen_gpus} < on () {seen_gpus_of_nodes})"
-        f" or on () clamp_min({seen_gpus} - {up_gpus} - {unknown_gpus}, 0)"
+        f"({count_lost_gpus('@gpu_node', '@gpu_target')} unless on () {some_gpus_selected})"
+        f" or on () count(group by (instance, gpu) (gpu_up{{@gpu}} == 0)) or 0 * ({seen_gpus})"
     )
     return (
         stat(
@@ -176,7 +185,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             "Throttled, 2 min",
             instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", GPU_LEGEND),
             instant_query(
-                f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}", ALL_GPUS_LEGEND
+                f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}",
+                SELECTED_GPUS_LEGEND,
             ),
             unit="percentunit",
             decimals=0,
@@ -184,7 +194,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             thresholds=warn_from(NEGLIGIBLE_THROTTLING, 0.1),
             overrides=[
                 {
-                    "matcher": {"id": "byName", "options": ALL_GPUS_LEGEND},
+                    "matcher": {"id": "byName", "options": SELECTED_GPUS_LEGEND},
                     "properties": [{"id": "mappings", "value": value_mappings({0: ("none", NEUTRAL)})}],
                 }
             ],
@@ -218,39 +228,38 @@ def _query_mean_sm_activity() -> str:
 def _loss_of_listed_runs_panel() -> Panel:
     """Return the panel with the loss and the cost of the runs in the table of problems, and the number of unknown runs.
 
-    If no live run has a problem and the exporters of all selected nodes are up, the panel has `_NO_RUN_VALUE`. The loss and the cost are absent if a GPU
-    with a problem may belong to a run that is not known, because the ranks on the node report neither their GPU nor their local rank.
-    A run that has not ended is unknown if it had a process on a node whose exporter is down, or if its ranks report neither GPU nor local
-    rank and run on a node that has a GPU with a problem and without a known rank.
+    The loss is:
+
+    - the sum over the runs with a row
+    - `_NO_LOSS_VALUE` if no live run has a row and the exporters of all selected nodes are up
+    - absent while the run of a GPU with a problem is unknown
+
+    The cost is the sum over the same runs, or absent.
+
+    A run that has not ended is unknown in these cases:
+
+    - It had a process on a node whose exporter is down.
+    - Its ranks report neither GPU nor local rank, and a GPU of their node has a problem and no known rank.
     """
-    problems = query_worst_problems()
+    runs_with_problem = query_runs_with_problem()
     live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
-    live_runs_with_a_problem = f"({live_runs} and on (run) {problems})"
-    no_cost = (
-        f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) + {_NO_RUN_VALUE} and on () max(up{{@gpu_target}})"
-        f" unless on () ({live_runs_with_a_problem} or on () {NODES_WITH_EXPORTER_DOWN})"
-    )
     ranks_without_gpu = 'training_rank_info{@cluster, uuid="", local_rank=""}'
-    # A problem of a node has no label `gpu`, so only problems of GPUs match.
-    problems_without_known_run = (
-        f"({problems} and on (gpu) gpu_up{{@gpu_any_run}} unless on (instance, gpu) {LAST_RANK_BY_GPU}"
-        f" and on (instance) {ranks_without_gpu})"
+    problems_without_known_run = f"({NO_KNOWN_RUN} and on (instance) {ranks_without_gpu})"
+    no_loss = (
+        f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) + {_NO_LOSS_VALUE} and on () max(up{{@gpu_target}})"
+        f" unless on () (({live_runs} and on (run) {runs_with_problem}) or on () {NODES_WITH_EXPORTER_DOWN})"
     )
-
-    def of_known_runs(expression: str, otherwise: str = "") -> str:
-        """Return PromQL for the sum over the runs with a problem, by currency, or *otherwise*; absent if a run may not be known."""
-        total = f"sum by (currency) ({expression} and on (run) {problems})"
-        return f"({f'{total} or ({otherwise})' if otherwise else total}) unless on () {problems_without_known_run}"
-
+    loss = f"sum by (currency) ({CLUSTER_LOST_COST_PER_HOUR} and on (run) {runs_with_problem}) or ({no_loss})"
+    cost = f"sum by (currency) ({CLUSTER_COST_PER_HOUR} and on (run) {runs_with_problem})"
     unknown_runs = (
         f"group by (run) ({RUNS_ON_NODES} and on (instance) {NODES_WITH_EXPORTER_DOWN}"
         f" or {ranks_without_gpu} and on (instance) {problems_without_known_run})"
-        ' unless on (run) last_over_time(training_run_state{@cluster, state=~"stopped|finished|failed|lost"}[$__range]) == 1'
+        ' unless on (run) last_over_time(training_run_state{@cluster, state=~"stopped|finished|failed|lost"}[1h]) == 1'
     )
     return stat(
         "Loss of the runs listed below",
-        instant_query(of_known_runs(CLUSTER_LOST_COST_PER_HOUR, no_cost), "{{currency}}/h lost"),
-        instant_query(of_known_runs(CLUSTER_COST_PER_HOUR), "{{currency}}/h cost"),
+        instant_query(f"({loss}) unless on () {problems_without_known_run}", "{{currency}}/h lost"),
+        instant_query(f"({cost}) unless on () {problems_without_known_run}", "{{currency}}/h cost"),
         instant_query(f"count({unknown_runs}) or 0 * max(up{{@gpu_target}})", _UNKNOWN_RUNS_LEGEND),
         unit="none",
         decimals=2,
@@ -260,7 +269,7 @@ def _loss_of_listed_runs_panel() -> Panel:
                 "matcher": {"id": "byRegexp", "options": "/ lost$/"},
                 "properties": [
                     {"id": "thresholds", "value": warn_from(0.01, 0.01)},
-                    {"id": "mappings", "value": value_mappings({_NO_RUN_VALUE: ("no problem", NEUTRAL)})},
+                    {"id": "mappings", "value": value_mappings({_NO_LOSS_VALUE: ("no problem", NEUTRAL)})},
                 ],
             },
             {
@@ -275,35 +284,52 @@ def _loss_of_listed_runs_panel() -> Panel:
 def _query_failures() -> str:
     """Return PromQL for a series for each exporter, driver and GPU that failed in the time range. The value is 1 while up and 0 while down.
 
-    The label `subject` is the name of the row. Of each kind (exporter, driver, GPU), the `MAX_ROWS_PER_KIND` with the most failed scrapes have
-    a series. A single failed scrape is no failure: a new target often fails its first scrape. If nothing failed, the only series has
-    the subject `no failure`. A driver counts only on a node with expected GPUs.
+    The label `subject` is the name of the row:
+
+    - the exporters and drivers with the most failed scrapes, at most `MAX_ROWS_PER_KIND` of each; a driver on a node with expected GPUs
+    - the GPUs that were lost for the longest time, at most `MAX_ROWS_PER_KIND`
+    - `no failure`, if nothing failed
+
+    A single failed scrape is no failure: a new target often fails its first scrape.
     """
-
-    def failed_scrapes(series: str) -> str:
-        """Return PromQL for the number of scrapes at which each series, which is 1 or 0, was 0, if there are at least two."""
-        return f"count_over_time({series}[$__range] @ end()) - sum_over_time({series}[$__range] @ end()) > 1"
-
-    def failed(series: str, labels: str) -> str:
-        """Return PromQL for the `MAX_ROWS_PER_KIND` series with the most failed scrapes, by labels. *series* is 1 while up and 0 while down."""
-        most_failed = f"topk({MAX_ROWS_PER_KIND}, max by ({labels}) ({failed_scrapes(series)}))"
-        value = f"min by ({labels}) ({series})"
-        # The first scrapes of a new target may fail, which is no failure: they have no earlier sample.
-        first_failures = f"({value} == 0 unless on ({labels}) {series} offset 1m)"
-        return f"({value} unless {first_failures}) and on ({labels}) {most_failed}"
-
     has_gpus = "max by (instance) (gpu_devices_expected{@gpu_node}) > 0"
-    drivers = f"{failed('gpu_nvml_up{@gpu_node}', 'instance')} and on (instance) {has_gpus}"
+    exporters = _rows_of_failed("up{@gpu_target}")
+    drivers = f"{_rows_of_failed('gpu_nvml_up{@gpu_node}')} and on (instance) {has_gpus}"
     failures = " or ".join(
         (
-            f'label_replace({failed("up{@gpu_target}", "instance")}, "subject", "$1 exporter", "instance", "(.+)")',
+            f'label_replace({exporters}, "subject", "$1 exporter", "instance", "(.+)")',
             f'label_replace({drivers}, "subject", "$1 driver", "instance", "(.+)")',
-            f'label_join({failed("gpu_up{@gpu}", "instance, gpu")}, "subject", " GPU ", "instance", "gpu")',
+            f'label_join({_rows_of_lost_gpus()}, "subject", " GPU ", "instance", "gpu")',
         )
     )
     any_failure = (
-        f"({failed_scrapes('up{@gpu_target}')} or {failed_scrapes('gpu_up{@gpu}')}"
-        f" or {failed_scrapes('gpu_nvml_up{@gpu_node}')} and on (instance) {has_gpus})"
+        f"({_failed_scrapes('up{@gpu_target}')} or {_LOST_SAMPLES} > 1"
+        f" or {_failed_scrapes('gpu_nvml_up{@gpu_node}')} and on (instance) {has_gpus})"
     )
     no_failure = f'label_replace(0 * min(up{{@gpu_target}}) + 1, "subject", "no failure", "", "") unless on () {any_failure}'
     return f"{failures} or {no_failure}"
+
+
+def _failed_scrapes(series: str) -> str:
+    """Return PromQL for the number of scrapes at which each series was 0, if there are at least two scrapes. *series* is 1 while up."""
+    return f"count_over_time({series}[$__range] @ end()) - sum_over_time({series}[$__range] @ end()) > 1"
+
+
+def _rows_of_failed(series: str) -> str:
+    """Return PromQL for the `MAX_ROWS_PER_KIND` series with the most failed scrapes, by node. *series* is 1 while up and 0 while down."""
+    most_failed = f"topk({MAX_ROWS_PER_KIND}, max by (instance) ({_failed_scrapes(series)}))"
+    value = f"min by (instance) ({series})"
+    # The first scrapes of a new target may fail, which is no failure: they have no earlier sample.
+    first_failures = f"({value} == 0 unless on (instance) {series} offset 1m)"
+    return f"({value} unless {first_failures}) and on (instance) {most_failed}"
+
+
+_LOST_SAMPLES = "count_over_time(gpu:gpu_lost:timestamp_seconds{@gpu}[$__range] @ end())"
+"""PromQL for the number of samples with which each GPU was recorded as lost. The series exists only while the GPU is lost."""
+
+
+def _rows_of_lost_gpus() -> str:
+    """Return PromQL for the `MAX_ROWS_PER_KIND` GPUs that were lost for the longest time: 0 while lost, 1 while their driver is read."""
+    lost_longest = f"topk({MAX_ROWS_PER_KIND}, max by (instance, gpu) ({_LOST_SAMPLES} > 1))"
+    lost = "0 * max by (instance, gpu) (gpu:gpu_lost:timestamp_seconds{@gpu})"
+    return f"({lost} or on (instance, gpu) 0 * {lost_longest} + 1 and on (instance) gpu_nvml_up{{@gpu_node}} == 1) and on (instance, gpu) {lost_longest}"

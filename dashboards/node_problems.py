@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, titles
 from dashboards.availability import NO_EXPORTER_UP, last_time
 from dashboards.cost_and_loss import standstill_by_run
 from dashboards.gpu_problems import (
     ERROR_TEXTS,
-    GPU_PROBLEMS,
     IMPACT_TEXTS,
-    LAST_RANK_BY_GPU,
     NO_PROBLEM,
     NO_PROBLEM_VALUE,
     NO_RESPONSE_PREFIX,
@@ -22,8 +19,9 @@ from dashboards.gpu_problems import (
     PROBLEMS_TITLE,
     Impact,
     Problem,
-    add_last_rank,
     query_start_of_worst,
+    recorded_gpu_problems,
+    with_remedies_of_gpus,
 )
 from dashboards.node_cost import NODE_LOST_PER_HOUR, RUNS_LIVE_ON_NODE
 from dashboards.palette import GOOD, NEUTRAL
@@ -264,7 +262,7 @@ def _alert_of_run(names: str, remedy: str, impact: Impact, recorded_start: str =
 
 _CAUSE_ON_NODE = (
     "(run:training_standstill_rank:info{@node_run_any_job}"
-    f" or on (run) max by (run) ({LAST_RANK_BY_GPU} and on (instance, gpu) gpu_up{{@node}} == 0))"
+    f' or on (run) max by (run) (gpu:gpu_problem:urgency{{@node, problem=~"{NO_RESPONSE_PREFIX}.+"}}))'
 )
 """PromQL with a value for each run whose standstill has a cause on this node: a rank or a lost GPU. The cause has its own row."""
 _CAUSE_ELSEWHERE = (
@@ -346,21 +344,6 @@ _ADAPTED_NODE_PROBLEMS = (
     *_COLLECTOR_PROBLEMS,
 )
 """Problems of the node. A driver that does not respond stops a run only if the run makes no step."""
-_NO_RESPONSE_PROBLEM, *_OTHER_GPU_PROBLEMS = GPU_PROBLEMS
-_OF_RUN_WITHOUT_PROGRESS = f"on (instance, gpu) ({LAST_RANK_BY_GPU} and on (run) {_RUNS_WITHOUT_PROGRESS})"
-"""Right operand of `and` and `unless`: the run that last used the GPU stands still or has died."""
-_ADAPTED_GPU_PROBLEMS = (
-    dataclasses.replace(
-        _NO_RESPONSE_PROBLEM, condition=f"{_NO_RESPONSE_PROBLEM.condition} and {_OF_RUN_WITHOUT_PROGRESS}"
-    ),
-    dataclasses.replace(
-        _NO_RESPONSE_PROBLEM,
-        condition=f"{_NO_RESPONSE_PROBLEM.condition} unless {_OF_RUN_WITHOUT_PROGRESS}",
-        impact=Impact.ENDANGERS_WORK,
-    ),
-    *_OTHER_GPU_PROBLEMS,
-)
-"""Problems of GPUs. A lost GPU stops a run only if the run makes no step."""
 _PRIORITY_OF_GPUS = 20
 """Priority added to problems of GPUs, more than the number of problems of ranks: the hot GPU of a slow rank is the cause."""
 _PROBLEM_TEXTS = value_mappings(
@@ -374,15 +357,25 @@ _DASHES = value_mappings({0: (NO_VALUE, NEUTRAL), NO_PROBLEM_VALUE: (NO_VALUE, N
 """Value mappings of the column *Others*: a dash for no other problem and for the row *no problem*."""
 
 
-_ZERO_FOR_EACH_GPU = "0 * max by (instance, gpu) (last_over_time(gpu_up{@node}[$__range]))"
-"""PromQL with the value 0 for each GPU of the node in the time range."""
-_RANK_BY_GPU = f"({LAST_RANK_BY_GPU} or on (instance, gpu) {_ZERO_FOR_EACH_GPU})"
-"""PromQL with the value 0 for each GPU of the node, with the last run and rank if a rank used the GPU."""
+_LAST_RANK_BY_GPU = (
+    "topk by (instance, gpu) (1, 0 * max by (instance, gpu, run, rank) (rank:training_gpu:info{@node_run_any_job}"
+    " or on (instance, gpu) last_over_time(rank:training_gpu:info{@node_run_any_job}[$__range])))"
+)
+"""PromQL with the value 0 for each GPU that a rank on the node used in the time range, with the last run and rank."""
 _GPU_BY_RANK = (
-    f"(topk by (run, rank) (1, {LAST_RANK_BY_GPU})"
+    f"(topk by (run, rank) (1, {_LAST_RANK_BY_GPU})"
     " or on (run, rank) 0 * max by (run, rank) (last_over_time(training_process_up{@node_run}[$__range])))"
 )
 """PromQL with the value 0 for each rank on the node in the time range, with one GPU of the rank if a GPU is known."""
+_GPU_PROBLEMS = recorded_gpu_problems("@node")
+"""PromQL for the recorded problems of the GPUs of the node."""
+_GPU_ROWS = f"({with_remedies_of_gpus(_GPU_PROBLEMS, '@node')} + {_PRIORITY_OF_GPUS})"
+"""PromQL for impact and priority of the problems of GPUs as one number, above those of ranks with the same impact."""
+_GPU_STARTS = (
+    f'(0 * count_values by (instance, gpu, run, rank, problem) ("priority", {_GPU_PROBLEMS} % {PRIORITIES_PER_IMPACT} + {_PRIORITY_OF_GPUS})'
+    " + on (instance, gpu, problem) group_left () max by (instance, gpu, problem) (gpu:gpu_problem_start:timestamp_seconds{@node}))"
+)
+"""PromQL for the start of each problem of a GPU in Unix seconds, with the priority of its row as the label `priority`."""
 
 
 def _with_gpus(ranks: str) -> str:
@@ -390,42 +383,29 @@ def _with_gpus(ranks: str) -> str:
     return f"({ranks}) + on (run, rank) group_left (gpu) {_GPU_BY_RANK}"
 
 
-def _with_priorities(problems: Sequence[Problem]) -> Iterator[tuple[int, Problem]]:
-    """Yield each problem with its priority: the first has the highest, and all problems of GPUs are above those of ranks."""
-    first_priority = _PRIORITY_OF_GPUS if problems is _ADAPTED_GPU_PROBLEMS else 0
-    for index, problem in enumerate(problems):
-        yield first_priority + len(problems) - index, problem
-
-
 def _rows(problems: Sequence[Problem], _by: str) -> str:
-    """Return PromQL for the impact and priority of all current problems as one number. Problems of GPUs have their last run and rank.
+    """Return PromQL for the impact and priority of all current problems as one number. The first has the highest priority.
 
     The unused parameter gives `_rows` and `_starts` the same signature, for `_union_of_problems`.
     """
-    rows = " or ".join(problem.row(priority) for priority, problem in _with_priorities(problems))
-    if problems is not _ADAPTED_GPU_PROBLEMS:
-        return rows
-    return add_last_rank(rows, LAST_RANK_BY_GPU, _ZERO_FOR_EACH_GPU)
+    return " or ".join(problem.row(len(problems) - index) for index, problem in enumerate(problems))
 
 
 def _starts(problems: Sequence[Problem], by: str) -> str:
-    """Return PromQL for the starts of the problems in Unix seconds, by labels and priority. Starts of GPUs have their last run and rank."""
-    starts = " or ".join(problem.row_start(priority, by) for priority, problem in _with_priorities(problems))
-    if problems is not _ADAPTED_GPU_PROBLEMS:
-        return starts
-    return f"({starts}) + on (instance, gpu) group_left (run, rank) {_RANK_BY_GPU}"
+    """Return PromQL for the starts of all current problems in Unix seconds, by labels and priority."""
+    return " or ".join(problem.row_start(len(problems) - index, by) for index, problem in enumerate(problems))
 
 
-def _union_of_problems(build_rows: Callable[[Sequence[Problem], str], str]) -> str:
+def _union_of_problems(gpus: str, build_rows: Callable[[Sequence[Problem], str], str]) -> str:
     """Return PromQL for the union of the rows of all problems, with `gpu`, `run` and `rank` where known.
 
     While no exporter is up, the rows of GPUs and ranks are omitted, because recorded series keep a problem for minutes. The node itself then
     has the row *exporter down*.
 
     Args:
+        gpus: PromQL for the rows of the problems of GPUs.
         build_rows: `_rows` or `_starts`.
     """
-    gpus = build_rows(_ADAPTED_GPU_PROBLEMS, "instance, gpu")
     gpus_and_ranks = f"{gpus} or {_with_gpus(build_rows(_RANK_PROBLEMS, 'run, rank'))}"
     return " or ".join(
         (
@@ -436,7 +416,7 @@ def _union_of_problems(build_rows: Callable[[Sequence[Problem], str], str]) -> s
     )
 
 
-_PROBLEM_ROWS = f"max by (gpu, run, rank, problem, remedy) ({_union_of_problems(_rows)})"
+_PROBLEM_ROWS = f"max by (gpu, run, rank, problem, remedy) ({_union_of_problems(_GPU_ROWS, _rows)})"
 """PromQL for all current problems, with impact and priority as one number."""
 _PROBLEM_COUNT = f"count by (gpu, run, rank) ({_PROBLEM_ROWS})"
 """PromQL for the number of problems of each row of the table: of a GPU, of a rank, of a run, or of the node."""
@@ -451,7 +431,7 @@ _ROW_IF_NO_PROBLEM = f"{_NO_PROBLEM_ROW} unless on () ({_PROBLEM_COUNT})"
 def problems_of_node() -> Panel:
     """Return the table of the problems on a single node: the worst problem of each GPU, rank and run, and of the node itself."""
     worst = f"topk by (gpu, run, rank) (1, {_PROBLEM_ROWS})"
-    start = query_start_of_worst(_union_of_problems(_starts), worst, "gpu, run, rank")
+    start = query_start_of_worst(_union_of_problems(_GPU_STARTS, _starts), worst, "gpu, run, rank")
     columns = (
         Column(
             f"floor({worst} / {PRIORITIES_PER_IMPACT}) or on () {_NO_PROBLEM_ROW}",
@@ -491,7 +471,7 @@ def problems_of_node() -> Panel:
     )
     panel = table(
         PROBLEMS_TITLE,
-        *(dataclasses.replace(column, source=_on_single_node(column.source)) for column in columns),
+        *columns,
         sort="Impact",
         w=24,
         h=5,
@@ -499,22 +479,3 @@ def problems_of_node() -> Panel:
     )
     panel.body["options"]["sortBy"].append({"displayName": "Since", "desc": False})
     return panel
-
-
-_LAST_RANK_BY_RECORDED_GPU = (
-    "topk by (instance, gpu) (1, 0 * max by (instance, gpu, run, rank) (rank:training_gpu:info{@node_run_any_job}"
-    " or on (instance, gpu) last_over_time(rank:training_gpu:info{@node_run_any_job}[$__range])))"
-)
-"""PromQL for the GPUs that a rank on the node used in the time range, with the last run and rank.
-
-The text is shorter than `LAST_RANK_BY_GPU`, which occurs many times in the queries of the table.
-"""
-
-
-def _on_single_node(expression: str) -> str:
-    """Return PromQL for the dashboard *Node* from PromQL for the dashboard *GPUs*.
-
-    The selectors of *GPUs* limit the nodes by a condition, which a single node does not need.
-    """
-    expression = expression.replace(LAST_RANK_BY_GPU, _LAST_RANK_BY_RECORDED_GPU)
-    return re.sub(r"@gpu(_any_run)?\b", "@node", expression)

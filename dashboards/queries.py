@@ -19,6 +19,7 @@ The dashboards use these forms of PromQL again and again:
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,20 +61,20 @@ _RANGE_FUNCTION_OR_SERIES = (
 
 
 def gpus_of_runs(selector: str) -> str:
-    """Return PromQL for each GPU that a run held in the time range, as in the rules `run_gpu:…`."""
-    return (
-        f'last_over_time(training_rank_info{{{selector}, uuid!=""}}[$__range] @ end())'
-        f" or last_over_time(training_process_gpu_memory_bytes{{{selector}}}[$__range] @ end())"
-        f' or label_replace(last_over_time(training_energy_share_ratio{{{selector}, component="gpu"}}[$__range] @ end()) > 0,'
-        ' "uuid", "$1", "device", "(.+)")'
-    )
+    """Return PromQL for each GPU that a run held in the time range."""
+    return f"last_over_time(run_gpu:training_gpu_held:group{{{selector}}}[$__range] @ end())"
 
 
-GPUS_OF_RUN = gpus_of_runs("@run")
-"""PromQL for each GPU that a selected run held in the time range."""
+GPUS_OF_RUN = gpus_of_runs('@run, instance!~"$all_runs"')
+"""PromQL for each GPU that a selected run held in the time range; without a value if all runs are selected.
+
+The hidden variable `all_runs` of *GPUs* is `.*` if all runs are selected, and otherwise no name of a node. A selector with the matcher
+`instance!~"$all_runs"` then reads nothing, so that the GPUs of all runs are not compared with all GPUs.
+"""
 NODES_OF_RUN = (
     'last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range] @ end())'
-    f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range] @ end()) and on (uuid) ({GPUS_OF_RUN})'
+    ' or last_over_time(gpu_up{@cluster, job=~"$job", instance!~"$all_runs"}[$__range] @ end())'
+    f" and on (uuid) ({GPUS_OF_RUN})"
 )
 """PromQL for series with the labels `job` and `instance` of the nodes of the selected runs.
 
@@ -95,8 +96,8 @@ SAME_WORK_RUNS_TEMPLATE = (
 """PromQL for the runs with the selected `perf_tag`, and for the runs without `perf_tag` whose model is the selected value."""
 _CONDITIONS = {
     "compared_run": f"on (run) {SAME_WORK_RUNS_TEMPLATE.format(extra_matchers='')}",
-    # `.*`, the value of All, also matches series without the label `run`.
-    "gpu": f'on (uuid) (last_over_time(gpu_up{{@node, run=~"$run"}}[$__range] @ end()) or {GPUS_OF_RUN})',
+    "gpu": 'on (uuid) (last_over_time(gpu_up{@gpu_any_run, run=~"$run", instance!~"$all_runs"}[$__range] @ end())'
+    f" or {GPUS_OF_RUN})",
     "gpu_node": f"on (instance) ({NODES_OF_RUN})",
     "gpu_target": f"on (job, instance) ({NODES_OF_RUN})",
     # `up` has series of every target of Prometheus.
@@ -133,6 +134,20 @@ def bridge_missed_scrape(expression: str) -> str:
     return _CURRENT_SERIES_OF_RUN.sub(r"(\g<0> or last_over_time(\g<0>[35s]))", expression)
 
 
+def _limited(condition: str, series: re.Match[str]) -> str:
+    """Return a series that a condition limits."""
+    return f"({series[0]} and {condition})"
+
+
+def _of_all_runs_or_limited(condition: str, series: re.Match[str]) -> str:
+    """Return a series of GPUs: without a condition if all runs are selected, otherwise with the condition. One operand reads nothing."""
+    of_all_runs, of_selected_runs = (
+        re.sub(r"@gpu\b", f'@gpu_any_run, instance{operator}"$all_runs"', series[0])
+        for operator in ("=~", "!~")
+    )
+    return f"({of_all_runs} or {of_selected_runs} and {condition})"
+
+
 def expand(expression: str) -> str:
     """Return an expression with expanded selectors and their conditions.
 
@@ -147,8 +162,9 @@ def expand(expression: str) -> str:
     for name, condition in _CONDITIONS.items():
         if f"@{name}" not in deduplicated_expression:
             continue  # saves a slow search: the pattern would be tried at each word
+        limit = _of_all_runs_or_limited if name == "gpu" else _limited
         deduplicated_expression = _CONDITIONAL_SERIES[name].sub(
-            rf"(\g<0> and {condition})", deduplicated_expression
+            functools.partial(limit, condition), deduplicated_expression
         )
     return _SELECTOR.sub(lambda match: SELECTORS[match["name"]], deduplicated_expression)
 

@@ -93,8 +93,10 @@ def fill_variables(
     values: Mapping[str, str] = SELECTED_VALUES,
     builtin_values: Mapping[str, str] = BUILTIN_VALUES,
 ) -> str:
-    """Replace variables by values, as Grafana does."""
-    return re.sub(r"\$\{?([a-z_]\w*)\}?", lambda match: {**values, **builtin_values}[match[1]], expression)
+    """Replace variables by values, as Grafana does. `all_runs` follows from `run`, as on *GPUs*."""
+    all_runs = ".*" if values.get("run") == ".*" else "-"
+    all_values = {"all_runs": all_runs, **values, **builtin_values}
+    return re.sub(r"\$\{?([a-z_]\w*)\}?", lambda match: all_values[match[1]], expression)
 
 
 def escape_value(value: str) -> str:

@@ -146,7 +146,7 @@ def test_every_name_and_label_in_a_query_exists(uid: str) -> None:
             query.expression,
         )
 
-        assert query_selectors, str(query)
+        assert query_selectors or query.panel == "$all_runs", str(query)
         for selector in query_selectors:
             assert selector.name in names, (
                 f"{query}: {selector.name} is neither in docs/METRICS.md nor recorded by a rule"
@@ -200,7 +200,14 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_data_wait_start:timestamp_seconds",
     "rank:training_slow_start:timestamp_seconds",
     "gpu:gpu_xid:timestamp_seconds",
+    "gpu:gpu_fault:urgency",
+    "gpu:gpu_lost:timestamp_seconds",
     "gpu:gpu_lost_start:timestamp_seconds",
+    "gpu:gpu_problem:urgency",
+    "gpu:gpu_problem_start:timestamp_seconds",
+    "gpu:gpu_throttled_temperature:celsius",
+    "gpu:training_last_rank:info",
+    "instance:training_ranks:count",
     "gpu:gpu_throttled:ratio2m",
     "gpu:training_run:group",
     "gpu:gpu_throttled_start:timestamp_seconds",
@@ -236,8 +243,10 @@ def test_a_single_value_variable_is_compared_literally_and_a_multi_value_one_as_
     is_multi = {variable["name"]: variable["multi"] for variable in variables}
     for query in all_queries(uid):
         for operator, name in re.findall(r'(=~|=)"\$(\w+)"', query.expression):
-            # A run may be called lr+wd(3).
-            assert (operator == "=~") == is_multi[name], f"{query}: ${name} is compared with {operator}"
+            # A run may be called lr+wd(3). The value of `all_runs` is a regular expression.
+            assert (operator == "=~") == (is_multi[name] or name == "all_runs"), (
+                f"{query}: ${name} is compared with {operator}"
+            )
 
 
 @every_board
@@ -251,6 +260,24 @@ def test_a_query_is_short_even_for_a_thousand_nodes(uid: str) -> None:
     for query in all_queries(uid):
         # The names alone have 14,000 characters, and a query may contain them several times.
         assert len(fill_variables(query.expression, values)) < 100_000, str(query)
+
+
+MAX_QUERY_BYTES = {
+    "training-energy": 75_000,
+    "training-fleet": 80_000,
+    "training-gpus": 32_000,
+    "training-node": 75_000,
+    "training-ranks": 90_000,
+    "training-run": 90_000,
+}
+"""Budget of the longest query of each dashboard, with one pattern for the values of each variable. Prometheus parses the text at each refresh."""
+
+
+@every_board
+def test_no_query_is_longer_than_the_budget_of_its_dashboard(uid: str) -> None:
+    sizes = {str(query): len(fill_variables(query.expression).encode()) for query in all_queries(uid)}
+
+    assert {name: size for name, size in sizes.items() if size > MAX_QUERY_BYTES[uid]} == {}
 
 
 @every_board

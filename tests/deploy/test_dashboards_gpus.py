@@ -289,7 +289,7 @@ def test_nodes_and_gpus_with_a_problem_are_counted_by_impact(
 
 
 LOSS_PANEL = "Loss of the runs listed below"
-NO_RUN_VALUE = -1
+NO_LOSS_VALUE = -1
 """Value of the loss in `LOSS_PANEL` if no live run has a problem and all exporters are up."""
 
 
@@ -349,7 +349,7 @@ def test_the_tile_names_the_most_throttled_gpu_or_none(
     [
         ('uuid="G0"', {"A": {'{currency="EUR"}': 9}, "B": {'{currency="EUR"}': 36}, "C": {"{}": 0}}),
         ('local_rank="0"', {"A": {'{currency="EUR"}': 9}, "B": {'{currency="EUR"}': 36}, "C": {"{}": 0}}),
-        ('uuid="G7"', {"A": {'{currency="EUR"}': NO_RUN_VALUE}, "B": {}, "C": {"{}": 0}}),
+        ('uuid="G7"', {"A": {'{currency="EUR"}': NO_LOSS_VALUE}, "B": {}, "C": {"{}": 0}}),
         ('gpu=""', {"A": {}, "B": {}, "C": {"{}": 1}}),
     ],
     ids=["UUID of the GPU", "local rank of the GPU", "another GPU", "unknown GPU"],

@@ -40,7 +40,7 @@ COMPUTED_LABELS = {
     "alerts-energy.yml": {"uuid"},
     "alerts-gpu.yml": {"signal"},
     "recording-fleet.yml": {"cause"},
-    "recording-gpu.yml": {"uuid", "action"},
+    "recording-gpu.yml": {"uuid", "action", "problem"},
     "recording-training.yml": {"label_stage", "cause", "steps", "target"},
 }
 """Labels created by label_replace in a rule, or by exporter.configure(labels=...) in a job."""
