@@ -49,6 +49,15 @@ def rank_names(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(distinct_ranks) > 1 else ''} {ranges(distinct_ranks)}"
 
 
+def exit_text(reason: str) -> str:
+    """Return the exit reason of a process as a participle, such as "killed by SIGKILL"; other reasons are unchanged."""
+    if reason == "inferred: the process was killed or crashed":
+        return "killed or crashed, signal unknown"
+    if reason.startswith("signal "):
+        return f"killed by {reason.removeprefix('signal ')}"
+    return reason.removeprefix("inferred: the process ")
+
+
 def clock(timestamp: float) -> str:
     """Return a timestamp as the time of day in UTC, with the date if it is more than 12 hours ago."""
     time_format = "%H:%M:%S UTC" if time.time() - timestamp < 43200 else "%Y-%m-%d %H:%M UTC"

@@ -71,6 +71,8 @@ def _badges(view: View, run: Run) -> list[StyledText]:
     now, attempt = view.exporter.now, view.samples.value("training_attempt", run=run.name)
     state_style = "warn" if run.last_step_before_delay is not None else _STATE_STYLES.get(run.state, "good")
     badges = [StyledText(run.state, state_style)] if run.state else []
+    if not run.state and run.is_ended and run.failed_at is not None:
+        badges = [StyledText("ended early", "bad"), StyledText(age(run.failed_at, now), "dim")]
     if run.state and run.state_since is not None:
         seconds = max(0.0, now - run.state_since)
         badges.append(

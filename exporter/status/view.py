@@ -19,6 +19,8 @@ from exporter.training.phases import PHASES
 SILENT_AFTER_SECONDS = 15.0
 """Snapshot age above which a living process is silent: it is probably stopped, or blocked in the kernel. If a run has silent ranks and has
 completed no step for this time, the silent ranks are the cause."""
+EXIT_TOLERANCE_SECONDS = 1.0
+"""Time by which the exit of a process may precede its last snapshot, because the exit is estimated."""
 LATE_SECONDS = 60.0
 """Minimum time without a finished step after which a step is late."""
 LATE_STEPS = 5.0
@@ -34,6 +36,16 @@ SPECIFIC_THROTTLE_REASONS = ("hw_thermal", "sw_thermal", "hw_power_brake")
 """Reasons for throttling by heat or by the power supply that drivers from 575 on report separately."""
 ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
 """States of a run without processes."""
+STOP_REASONS = frozenset(
+    {
+        "signal SIGINT",
+        "signal SIGTERM",
+        "reported: user",
+        "reported: preemption",
+        "exception KeyboardInterrupt",
+    }
+)
+"""Exit reasons of a process that the user or the scheduler has stopped."""
 PROCESS_STATE_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
 """States of a process that need attention, with their position in the table of the ranks."""
 _RANK_FAMILIES = {
@@ -102,6 +114,9 @@ class Run:
     ranks: tuple[int, ...]  # ranks of this node
     reporting_count: int  # number of these ranks that report; sums and rates do not cover the other ranks
     world_size: int | None
+    failed_at: float | None = (
+        None  # Unix time of the first failure of a rank of this node whose process has not restarted
+    )
     # Unix time of the last completed step if the next step is late; otherwise None
     last_step_before_delay: float | None = None
 
@@ -135,12 +150,23 @@ class Rank:
     progress_at: float | None = None  # time of the last step
     compute_seconds: float | None = None  # compute time per step, without waits for other ranks
     conflict_count: float = 0.0  # number of other living processes with the same run and rank
+    exited_at: float | None = None  # last exit without completing the training
+    exit_reason: str = ""  # reason of that exit; "" without such an exit
     process_state: str = "unknown"  # unknown, alive, ended (with the run), or a key of `PROCESS_STATE_ORDER`
     is_slow: bool = False
 
     def reports(self, now: float) -> bool:
         """Return True if the process is alive and its snapshot is at most `SILENT_AFTER_SECONDS` old, or of unknown age."""
         return self.alive == 1 and (self.updated_at is None or now - self.updated_at <= SILENT_AFTER_SECONDS)
+
+    @property
+    def failed_at(self) -> float | None:
+        """Time at which the latest process was killed, crashed or failed; None if it lives, was stopped or completed the training."""
+        if self.alive != 0 or self.exited_at is None or self.exit_reason in STOP_REASONS:
+            return None
+        # An exit before the last snapshot is the exit of an earlier process of the rank.
+        is_earlier = self.updated_at is not None and self.exited_at < self.updated_at - EXIT_TOLERANCE_SECONDS
+        return None if is_earlier else self.exited_at
 
     @property
     def phase_seconds(self) -> float | None:
@@ -241,6 +267,7 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
         reporting_count=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
         world_size=_rounded(samples.value("training_world_size", run=name)),
+        failed_at=min((rank.failed_at for rank in own_ranks if rank.failed_at is not None), default=None),
         last_step_before_delay=_last_step_before_delay(name, samples, own_ranks, now)
         if state == "running"
         else None,
@@ -339,6 +366,9 @@ def _ranks(samples: SampleIndex) -> list[Rank]:
     for labels, value in samples.select("training_phase_active"):
         if value == 1:
             find_or_add(labels).phase = labels["phase"]
+    for labels, value in samples.select("training_rank_last_exit_timestamp_seconds"):
+        rank = find_or_add(labels)
+        rank.exited_at, rank.exit_reason = value, labels["reason"]
     for labels, value in samples.select("training_phase_active_since_timestamp_seconds"):
         find_or_add(labels).phase_since = value
     return sorted(ranks.values(), key=lambda rank: (rank.run, rank.rank.zfill(12), rank.worker, rank.role))
@@ -350,7 +380,9 @@ def _process_state(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
     if not rank.alive:
         if rank.alive is None:
             return "unknown"
-        return "ended early" if rank.rank and run is not None and not run.is_ended else "ended"
+        has_failed_elsewhere = rank.failed_at is not None and run is not None and not run.has_rank_zero
+        is_early = run is not None and (not run.is_ended or has_failed_elsewhere)
+        return "ended early" if rank.rank and is_early else "ended"
     if not rank.reports(now):
         return "silent"
     if run is not None and run.state == "hung" and rank.progress_at is not None:

@@ -187,6 +187,63 @@ def test_many_ranks_with_the_same_problem_are_one_finding() -> None:
     assert finding_texts(ranks) == ["Ranks 60-63 of night ended before the other ranks."]
 
 
+def exit_of_rank_1(reason: str, exited_seconds: float = 30.0) -> Rows:
+    """Return the families of a node that has rank 1 of two, whose process exited some time ago and wrote its feed until 30 s ago."""
+    return {
+        "training_feed_alive": run_sample(0.0, rank="1"),
+        "training_feed_last_update_timestamp_seconds": run_sample(NOW - 30, rank="1"),
+        "training_rank_last_exit_timestamp_seconds": run_sample(
+            NOW - exited_seconds, rank="1", reason=reason
+        ),
+        "training_world_size": run_sample(2.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("signal SIGKILL", "killed by SIGKILL"),
+        ("inferred: the process was killed or crashed", "killed or crashed, signal unknown"),
+        ("exit status 1, RuntimeError", "exit status 1, RuntimeError"),
+    ],
+)
+def test_a_killed_rank_is_urgent_on_its_node_while_rank_0_is_on_another_node(reason: str, text: str) -> None:
+    rows = exit_of_rank_1(reason)
+
+    (finding,) = finding_views_of(rows)
+    page = status_page(rows)
+
+    assert finding.is_urgent
+    assert finding.text.startswith(f"Rank 1 of night ended without completing the training: {text}. ")
+    assert finding.time_text.startswith("for 30 s (")
+    assert "night ended early 30 s ago" in page.visible_text
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(exit_of_rank_1("signal SIGTERM"), id="stopped"),
+        pytest.param(exit_of_rank_1("signal SIGKILL", 500.0), id="an earlier process of the rank"),
+    ],
+)
+def test_a_rank_whose_last_process_did_not_fail_is_not_urgent_on_its_node(rows: Rows) -> None:
+    assert finding_texts(rows) == []
+
+
+def test_a_rank_that_ended_before_the_other_ranks_has_the_signal() -> None:
+    rows = (
+        JOB
+        | RANK_1_ENDED
+        | {
+            "training_rank_last_exit_timestamp_seconds": run_sample(
+                NOW - 2, rank="1", reason="signal SIGKILL"
+            )
+        }
+    )
+
+    assert finding_texts(rows) == ["Rank 1 of night ended before the other ranks: killed by SIGKILL."]
+
+
 def saving_ranks(*ranks: str) -> Rows:
     samples = [
         sample for rank in ranks for sample in run_sample(1.0, rank=rank, phase="checkpoint_save_sync")

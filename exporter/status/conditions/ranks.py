@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.formatting import duration, rank_names
+from exporter.status.formatting import duration, exit_text, rank_names
 from exporter.status.view import PAUSING_CAUSES, SILENT_AFTER_SECONDS, Rank, View
 from exporter.training.phases import PHASES
 
@@ -61,10 +61,32 @@ def _early_ends(view: View) -> Iterator[Match]:
 
     for affected in _affected_ranks(view, has_ended_early):
         if not view.runs[affected.run].is_ended:
-            start = min(
-                (rank.updated_at for rank in affected.ranks if rank.updated_at is not None), default=None
-            )
-            yield Match((affected.run,), {"ranks": affected.title}, start=start)
+            yield _end_match(affected)
+
+
+def _remote_ends(view: View) -> Iterator[Match]:
+    """Yield a match for each run whose ranks of this node have all ended, some of them by a failure, and whose rank 0 is elsewhere.
+
+    The state of such a run is known only on the node of rank 0.
+    """
+    for affected in _affected_ranks(view, lambda rank: bool(rank.rank) and rank.failed_at is not None):
+        run = view.runs[affected.run]
+        if run.is_ended and not run.has_rank_zero:
+            yield _end_match(affected)
+
+
+def _end_match(affected: AffectedRanks) -> Match:
+    """Return the match of ended ranks, with the reasons if they are known. The start is the first exit, or else the oldest snapshot."""
+    exits = [rank for rank in affected.ranks if rank.failed_at is not None]
+    start = min(
+        (rank.failed_at for rank in exits if rank.failed_at is not None),
+        default=min(
+            (rank.updated_at for rank in affected.ranks if rank.updated_at is not None), default=None
+        ),
+    )
+    reasons = "; ".join(dict.fromkeys(exit_text(rank.exit_reason) for rank in exits))
+    facts = {"ranks": affected.title, "reasons": f": {reasons}" if reasons else ""}
+    return Match((affected.run,), facts, start=start)
 
 
 def _silent_seconds(rank: Rank, view: View) -> float:
@@ -188,10 +210,20 @@ CONDITIONS = (
     Condition(
         criterion="the process of a rank ended while other ranks of the run live",
         severity=AlertSeverity.CRITICAL,
-        sentence="{ranks} ended before the other ranks",
-        remedy="read the log of the rank; the other ranks wait in the next collective",
+        sentence="{ranks} ended before the other ranks{reasons}",
+        remedy="read the log of the rank; the next collective of the other ranks does not complete",
         is_cause=True,
         find_matches=_early_ends,
+    ),
+    Condition(
+        criterion="the process of a rank was killed, crashed or failed, and rank 0 of the run is on a different node",
+        severity=AlertSeverity.CRITICAL,
+        sentence=(
+            "{ranks} ended without completing the training{reasons}. The page of the node of rank 0 shows the state of the run"
+        ),
+        remedy="read the log of the rank; the next collective of the other ranks does not complete",
+        is_cause=True,
+        find_matches=_remote_ends,
     ),
     Condition(
         criterion="a living process without a new snapshot for more than 15 s, and no step of the run for more than 15 s",
