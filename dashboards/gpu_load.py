@@ -4,6 +4,8 @@ The plot of a quantity has these lines, see `_gpu_plot`:
 
 - Outliers, at most `MAX_LINES`: GPUs with a clear difference from the median of the GPUs of their run, in the last two minutes of the time
   range. The difference is to the own run, because runs differ by design. The lines are thick, with the same color in every panel.
+- Fallen GPUs, at most `MAX_LINES`, if low values are bad: GPUs with a clear difference from their own earlier value, in the same two
+  minutes, such as all GPUs of a run that waits for data. The lines are those of outliers.
 - The GPUs with the lowest or the highest means in the time range, whichever are bad, at most `MAX_LINES`. The lines are thin and gray.
 - Free GPUs, at most `MAX_FREE_LINES`: GPUs that a run held earlier, while live ranks hold other GPUs. The lines are dashed.
 - Lost GPUs, at most `MAX_LINES`. The lines are thick and red, and end at the loss.
@@ -45,6 +47,10 @@ MAX_MEDIANS = 3
 GPU_LEGEND = "{{instance}} GPU {{gpu}}"
 OUTLIER_NOTE = ": outlier"
 """Addition to the legend of a GPU that differs from the median of its run at the end of the time range."""
+FALLEN_NOTE = ": fell"
+"""Addition to the legend of a GPU that differs from its own earlier value at the end of the time range."""
+EARLIER_QUANTILE = 0.75
+"""Quantile of the values of a GPU in the time range that is its earlier value: the time after a fall is the smaller part of most ranges."""
 LOST_NOTE = ": lost"
 """Addition to the legend of a GPU that is lost at the end of the time range."""
 _LOST_GPUS = "last_over_time(gpu_up{@gpu}[2m] @ end()) == 0"
@@ -73,7 +79,7 @@ _LOST_OVERRIDE: Override = {
     ],
 }
 _OUTLIER_OVERRIDE: Override = {
-    "matcher": {"id": "byRegexp", "options": f"/{OUTLIER_NOTE}$/"},
+    "matcher": {"id": "byRegexp", "options": f"/({OUTLIER_NOTE}|{FALLEN_NOTE})$/"},
     "properties": [
         {"id": "color", "value": HASHED_COLOR},
         {"id": "custom.lineWidth", "value": 3},
@@ -166,6 +172,18 @@ class GpuQuantity:
         )
         return f"topk({MAX_LINES}, {difference} > {limit})"
 
+    def fallen(self, values: str) -> str:
+        """Return PromQL for the GPUs whose value among *values* fell most since earlier in the time range; at most `MAX_LINES`."""
+        earlier = f"quantile_over_time({EARLIER_QUANTILE}, ({self.expression})[$__range:$__interval] @ end())"
+        return f"topk({MAX_LINES}, 1 - {values} / {earlier} > {self.distance})"
+
+
+def _marked(expression: str, gpus: str, note: str) -> str:
+    """Return PromQL for the series of some GPUs, with the run in brackets and *note* as the label `note`, for the legend."""
+    with_run = f"({expression}) and on (instance, gpu) {gpus}"
+    with_run = f"({with_run}) * on (uuid) group_left (run) {_RUN_BY_UUID}"
+    return f'label_replace(label_replace({with_run}, "note", "{note}", "", ""), "note", " ($1){note}", "run", "(.+)")'
+
 
 def _gpu_plot(
     title: str,
@@ -179,7 +197,7 @@ def _gpu_plot(
 ) -> Panel:
     """Return the plot of a quantity, with the lines that the docstring of the module lists, and with *references*.
 
-    Of two kinds of lines for the same GPU, the first in the order lost, outlier, free, extreme is drawn.
+    Of two kinds of lines for the same GPU, the first in the order lost, outlier, fallen, free, extreme is drawn.
     """
     expression = quantity.expression
     means_at_end = f"avg_over_time(({expression})[2m:30s] @ end())"
@@ -191,15 +209,20 @@ def _gpu_plot(
         " and on (uuid) last_over_time(gpu_up{@cluster}[2m] @ end()) == 1"
         f" unless on (uuid) ({_GPUS_OF_LIVE_RANKS_AT_END}))"
     )
-    lines = (
-        f'label_replace(({expression}) and on (instance, gpu) topk({MAX_LINES}, {_LOST_GPUS}), "note", "{LOST_NOTE}", "", "")'
-        f' or on (instance, gpu) label_replace(({expression}) and on (instance, gpu) {outliers}, "note", "{OUTLIER_NOTE}", "", "")'
-        f' or on (instance, gpu) label_replace(({expression}) and on (instance, gpu) {free_gpus}, "note", "{FREE_NOTE}", "", "")'
-        f" or on (instance, gpu) {_extreme_gpus(expression, lowest=quantity.is_low_bad)}"
-    )
+    lines = [
+        _marked(expression, f"topk({MAX_LINES}, {_LOST_GPUS})", LOST_NOTE),
+        _marked(expression, outliers, OUTLIER_NOTE),
+        *(
+            [_marked(expression, quantity.fallen(means_in_use), FALLEN_NOTE)]
+            if quantity.is_low_bad and quantity.is_relative
+            else []
+        ),
+        f'label_replace(({expression}) and on (instance, gpu) {free_gpus}, "note", "{FREE_NOTE}", "", "")',
+        _extreme_gpus(expression, lowest=quantity.is_low_bad),
+    ]
     panel = time_series(
         title,
-        Query(lines, f"{GPU_LEGEND}{{{{note}}}}"),
+        Query(" or on (instance, gpu) ".join(lines), f"{GPU_LEGEND}{{{{note}}}}"),
         Query(_median_by_run(expression), "median of {{run}}", BLUE, reference=True),
         *references,
         unit=unit,
@@ -214,12 +237,15 @@ def _gpu_plot(
     return panel
 
 
+_MANY_RUNS = f"(count(count by (run) ({_RUN_BY_UUID} and on (uuid) gpu_up{{@gpu}})) > {MAX_MEDIANS})"
+"""PromQL with a value if the selected GPUs have more than `MAX_MEDIANS` runs."""
+
+
 def _median_by_run(expression: str) -> str:
     """Return PromQL for the median of the GPUs in use of each run, if the selected GPUs have at most `MAX_MEDIANS` runs."""
     in_use = _of_gpus_in_use(expression)
     by_run = f"({in_use}) * on (uuid) group_left (run) ({_RUN_BY_UUID} or on (uuid) group by (uuid) ({expression}))"
-    runs = f"count by (run) ({_RUN_BY_UUID} and on (uuid) gpu_up{{@gpu}})"
-    return f"quantile by (run) (0.5, {by_run}) unless on () count({runs}) > {MAX_MEDIANS}"
+    return f"quantile by (run) (0.5, {by_run}) unless on () {_MANY_RUNS}"
 
 
 def _extreme_gpus(expression: str, *, lowest: bool) -> str:
@@ -238,16 +264,17 @@ def utilization_panels() -> tuple[Panel, ...]:
         return _gpu_plot(title, quantity, unit="percentunit", maximum=1, w=8, links=(RANKS_LINK,))
 
     def median(expression: str) -> str:
-        """Return PromQL for the median of the GPUs in use."""
-        return f"quantile(0.5, {_of_gpus_in_use(expression)})"
+        """Return PromQL for the median of the GPUs in use of each run, or of all runs if `_MANY_RUNS` are selected."""
+        of_all_runs = f"quantile(0.5, {_of_gpus_in_use(expression)}) and on () {_MANY_RUNS}"
+        return f'{_median_by_run(expression)} or label_replace({of_all_runs}, "run", "all runs", "", "")'
 
     busy = "clamp_max(rate(gpu_utilization_busy_seconds_total{@gpu}[$__rate_interval]), 1)"
     kinds_of_use = time_series(
         "Kinds of use, median GPU",
-        Query(median(busy), "a kernel runs", GREY),
-        Query(median("gpu_sm_activity_ratio{@gpu}"), "SMs active", BLUE),
-        Query(median("gpu_tensor_activity_ratio{@gpu}"), "tensor cores active", GREEN),
-        Query(median("gpu_dram_activity_ratio{@gpu}"), "memory bandwidth in use", ORANGE),
+        Query(median(busy), "a kernel runs, {{run}}", GREY),
+        Query(median("gpu_sm_activity_ratio{@gpu}"), "SMs active, {{run}}", BLUE),
+        Query(median("gpu_tensor_activity_ratio{@gpu}"), "tensor cores active, {{run}}", GREEN),
+        Query(median("gpu_dram_activity_ratio{@gpu}"), "memory bandwidth in use, {{run}}", ORANGE),
         unit="percentunit",
         maximum=1,
         w=8,

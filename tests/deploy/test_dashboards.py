@@ -265,7 +265,7 @@ def test_a_query_is_short_even_for_a_thousand_nodes(uid: str) -> None:
 MAX_QUERY_BYTES = {
     "training-energy": 75_000,
     "training-fleet": 80_000,
-    "training-gpus": 32_000,
+    "training-gpus": 36_000,
     "training-node": 75_000,
     "training-ranks": 90_000,
     "training-run": 90_000,

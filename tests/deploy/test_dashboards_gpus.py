@@ -750,15 +750,37 @@ def test_a_gpu_is_an_outlier_of_its_own_run_and_a_lost_gpu_keeps_its_line(tmp_pa
         series[f'training_rank_info{{{rank},uuid="G{gpu}"}}'] = "1x60"
         series[f"training_process_up{{{rank}}}"] = "1x60"
     labels = 'instance="n1",job="training"'
-    notes = {4: ',note=": outlier"'}
+    notes = {4: ',run="trains",note=" (trains): outlier"'}
     expected = {
         f'{{{labels},gpu="{gpu}",uuid="G{gpu}"{notes.get(gpu, "")}}}': value
         for gpu, value in enumerate((40, 40, 80, 80, 30))
     }
-    lost = {f'{{{labels},gpu="5",uuid="G5",note=": lost"}}': 80}
+    lost = {f'{{{labels},gpu="5",uuid="G5",run="trains",note=" (trains): lost"}}': 80}
 
     assert_panel(tmp_path, "training-gpus", "SM activity", series, expected)
     assert_panel(tmp_path, "training-gpus", "SM activity", series, expected | lost, minutes=12)
+
+
+def test_all_gpus_of_a_run_that_fell_are_named_with_the_run_and_the_medians_are_those_of_the_runs(
+    tmp_path: Path,
+) -> None:
+    series: dict[str, str] = {}
+    for gpu in range(4):
+        rank = f'run="{"waits" if gpu < 2 else "trains"}",rank="{gpu}",instance="n1"'
+        series |= gpu_series("up", "1x60", gpu=gpu)
+        series |= gpu_series("sm_activity_ratio", "80x40 40x20" if gpu < 2 else "80x60", gpu=gpu)
+        series[f'training_rank_info{{{rank},uuid="G{gpu}"}}'] = "1x60"
+        series[f"training_process_up{{{rank}}}"] = "1x60"
+    labels = 'instance="n1",job="training"'
+    fell = ',run="waits",note=" (waits): fell"'
+    lines = {
+        f'{{{labels},gpu="{gpu}",uuid="G{gpu}"{fell if gpu < 2 else ""}}}': value
+        for gpu, value in enumerate((40, 40, 80, 80))
+    }
+    medians = {'{run="waits"}': 40, '{run="trains"}': 80}
+
+    assert_panel(tmp_path, "training-gpus", "SM activity", series, lines)
+    assert_panel(tmp_path, "training-gpus", "Kinds of use, median GPU", series, medians, query_id="B")
 
 
 def test_the_timeline_omits_failed_scrapes_before_the_first_successful_one(tmp_path: Path) -> None:
